@@ -1,0 +1,56 @@
+# Two commands: `make demo` and `make test`. Each sets up what it needs; a second run installs nothing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c requirements.lock
+OUT := out
+
+.PHONY: help demo test check bench docs lock clean
+
+help: ## Say what can be made
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
+
+demo: $(VENV)/.base ## Fit the manifold on data that scikit-learn carries; a table and a picture
+	$(BIN)/python -m nearveil.study.demo --out $(OUT)
+
+test: $(VENV)/.dev ## Run all tests and every example of the documentation
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev ## Style, types, rooms, examples of the documentation
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q src docs README.md CONTRIBUTING.md
+
+bench: $(VENV)/.bench ## Measure; a table, JSON and a picture
+	$(BIN)/python bench/graph.py --out $(OUT)/bench
+
+docs: $(VENV)/.dev ## Build the documentation
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs $(OUT)/docs
+	@echo "open $(OUT)/docs/index.html"
+
+lock: $(VENV)/.base ## Choose the pinned versions anew
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet pip-tools==7.6.2
+	$(BIN)/pip-compile --quiet --upgrade --all-extras --strip-extras --allow-unsafe --no-emit-index-url \
+		--no-emit-find-links --no-header --no-annotate --output-file requirements.lock pyproject.toml
+	sed -i -E '/^pip==/d; s/^(torch==[0-9.]+)\+cpu$$/\1/' requirements.lock
+
+clean: ## Remove the environment and everything made
+	rm -rf $(VENV) $(OUT) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(VENV)/.base: pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "nearveil needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "setting up $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP) -e ".[torch,dev]"
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) -e ".[bench]" || echo "pyKeOps does not install here: the bench goes without it"
+	@touch $@

@@ -1,0 +1,94 @@
+"""The Gaussian graph in linear time: a polynomial in the inner products.
+
+With ``p(t) = c_0 + c_1 t + t^2 (c_2 + c_3 t)`` the product ``sum_j p(x_i.x_j) z_j`` needs the rows
+x_j only through sums over all of them: ``sum z_j`` and ``sum x_j z_j`` for the first two terms, and
+
+    T[f, a] = sum_j right(x_j)_f x_ja z_j,     sum_a x_ia <left(x_i), T[:, a]>
+
+for the rest, where ``<left(x), right(y)> = c_2 (x.y) + c_3 (x.y)^2`` takes the features x and, for
+degree three, their pairs. One pass over the rows collects these moments and a second one applies
+them: O(n d^m k) time for degree m, where the exact graph needs O(n^2 (d + k)).
+"""
+
+from nearveil.graph._arrays import Array, is_host, namespace
+from nearveil.graph._base import GaussianGraph
+from nearveil.graph._polynomial import KernelPolynomial
+
+HOST_BLOCK = 1 << 19  # numbers in a block of rows: 4 MiB of doubles, so that a block stays in cache
+DEVICE_BLOCK = 1 << 27
+MOMENTS_LIMIT = 1 << 27  # numbers in the moments of one column: 1 GiB of doubles
+
+
+def n_moments(degree: int, d: int) -> int:
+    """Return how many moments a series needs for each column of Z."""
+    return 1 + d + (d * _n_features(degree, d) if degree > 1 else 0)
+
+
+def _n_features(degree: int, d: int) -> int:
+    """Return the length of the features of one row that stand for ``c_2 t + c_3 t^2``."""
+    return d if degree == 2 else d + d * (d + 1) // 2
+
+
+class SeriesGraph(GaussianGraph):
+    """Weights ``p(x_i.x_j)`` for a polynomial p of certified relative error."""
+
+    method = "series"
+
+    def __init__(self, X: Array, bandwidth: float, polynomial: KernelPolynomial) -> None:
+        super().__init__(X, bandwidth)
+        self.polynomial = polynomial
+        self.error_bound = polynomial.error_bound
+
+    def _product(self, Z: Array) -> Array:
+        xp = namespace(Z)
+        own = xp.vecdot(self._X, self._X)
+        weight = own * 0
+        for coefficient in reversed(self.polynomial.coefficients):
+            weight = weight * own + coefficient
+        return self._cross_product(self._X, Z) - weight[:, None] * Z
+
+    def _cross_product(self, X: Array, Z: Array) -> Array:
+        xp = namespace(Z)
+        constant, linear, *higher = (*self.polynomial.coefficients, 0.0)[: max(2, self.polynomial.degree + 1)]
+        sums = constant * xp.sum(Z, axis=0, dtype=xp.float64)
+        product = xp.matmul(X, linear * xp.matmul(self._X.T, Z)) + xp.astype(sums, Z.dtype)
+        if higher:
+            moments = xp.astype(self._moments(Z), Z.dtype)
+            for rows in self._blocks(X, Z.shape[1]):
+                block = X[rows]
+                applied = xp.reshape(xp.matmul(self._left(block), moments), (-1, Z.shape[1], X.shape[1]))
+                product[rows] += xp.vecdot(applied, block[:, None, :])
+        return product
+
+    def _moments(self, Z: Array) -> Array:
+        """Collect ``T[f, c * d + a] = sum_j right(x_j)_f x_ja z_jc``, in double precision."""
+        xp = namespace(Z)
+        d, k = self._X.shape[1], Z.shape[1]
+        total = xp.zeros((_n_features(self.polynomial.degree, d), k * d), dtype=xp.float64, device=Z.device)
+        for rows in self._blocks(self._X, k):
+            block = self._X[rows]
+            weighted = xp.reshape(block[:, None, :] * Z[rows][:, :, None], (-1, k * d))
+            total += xp.matmul(self._right(block).T, weighted)
+        return total
+
+    def _right(self, X: Array) -> Array:
+        """Features x and, for degree three, their pairs."""
+        if self.polynomial.degree == 2:
+            return X
+        return namespace(X).concat([X, *(X[:, a : a + 1] * X[:, a:] for a in range(X.shape[1]))], axis=1)
+
+    def _left(self, X: Array) -> Array:
+        """The same features times their coefficients; a pair of two different ones counts twice."""
+        quadratic, *cubic = self.polynomial.coefficients[2:]
+        features = [quadratic * X]
+        for a in range(X.shape[1]) if cubic else ():
+            scaled = (2 * cubic[0]) * X[:, a : a + 1]
+            features += [0.5 * scaled * X[:, a : a + 1], scaled * X[:, a + 1 :]]
+        return namespace(X).concat(features, axis=1)
+
+    def _blocks(self, X: Array, k: int) -> list[slice]:
+        """Cut the rows so that the widest thing made of a block fits in cache, or on the device."""
+        d = X.shape[1]
+        width = max(k * d, _n_features(self.polynomial.degree, d))
+        step = max(64, (HOST_BLOCK if is_host(X) else DEVICE_BLOCK) // width)
+        return [slice(start, start + step) for start in range(0, X.shape[0], step)]

@@ -1,0 +1,1 @@
+"""Tables and figures: the papers' and ours, one command each."""

@@ -1,0 +1,24 @@
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nearveil.study.data import DataMissingError, FeatureSet, load_features
+
+
+@pytest.fixture(params=["numpy", "torch"])
+def convert(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
+    """Turn a NumPy array into one of the library under test, so that every test runs on both."""
+    if request.param == "numpy":
+        return np.asarray
+    torch = pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
+    return lambda array: torch.from_numpy(np.ascontiguousarray(array))
+
+
+@pytest.fixture(scope="session")
+def birds() -> FeatureSet:
+    try:
+        return load_features("cub200_cropped_lite0")
+    except DataMissingError as missing:
+        pytest.skip(str(missing))

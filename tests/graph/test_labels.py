@@ -1,0 +1,94 @@
+"""The label graph against dense references."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nearveil.graph import _labels, label_graph
+from tests.reference import dense_label_weights, laplacian, unit_rows
+
+Convert = Callable[[Any], Any]
+
+
+@pytest.mark.parametrize("encoding", ["integer", "one-hot"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_it_equals_dense(convert: Convert, encoding: Any, dtype: type) -> None:
+    y = np.random.default_rng(0).integers(-1, 7, size=90)
+    Z = unit_rows(90, 3, seed=1).astype(dtype)
+    weights = dense_label_weights(y, 2.5, encoding)
+    graph = label_graph(convert(y), 2.5, encoding)
+    rounding = 1e-12 if dtype == np.float64 else 1e-4
+    np.testing.assert_allclose(graph.degree, weights.sum(axis=1), atol=1e-12)
+    np.testing.assert_allclose(graph.matmul(convert(Z)), weights @ Z, atol=rounding)
+    np.testing.assert_allclose(graph.laplacian_matmul(convert(Z)), laplacian(weights) @ Z, atol=rounding)
+    assert np.asarray(graph.matmul(convert(Z))).dtype == dtype
+    assert graph.error_bound == 0
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    y=st.lists(st.integers(-1, 40), min_size=1, max_size=40),
+    bandwidth=st.floats(0.05, 50),
+    encoding=st.sampled_from(["integer", "one-hot"]),
+)
+def test_every_weight_is_exact(y: list[int], bandwidth: float, encoding: Any) -> None:
+    graph = label_graph(y, bandwidth, encoding)
+    np.testing.assert_allclose(
+        graph.matmul(np.eye(len(y))), dense_label_weights(y, bandwidth, encoding), rtol=1e-12, atol=1e-13
+    )
+
+
+def test_labels_of_numpy_serve_values_of_torch(convert: Convert) -> None:
+    y = [0, 1, 1, -1]
+    Z = unit_rows(4, 2)
+    np.testing.assert_allclose(label_graph(y).matmul(convert(Z)), dense_label_weights(y, 1.0) @ Z, atol=1e-15)
+
+
+def test_many_classes_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    y, Z = np.arange(30), unit_rows(30, 2)
+    whole = label_graph(y, 3.0).matmul(Z)
+    monkeypatch.setattr(_labels, "_KERNEL_BLOCK", 7)
+    np.testing.assert_allclose(label_graph(y, 3.0).matmul(Z), whole, rtol=1e-13)
+
+
+def test_names_are_classes() -> None:
+    graph = label_graph(["wren", "crow", "wren"], 1.0, "one-hot")
+    assert list(graph.classes) == ["crow", "wren"]
+    np.testing.assert_allclose(graph.degree, [1 + np.exp(-1), 2 * np.exp(-1), 1 + np.exp(-1)])
+
+
+def test_without_any_label_there_are_no_edges() -> None:
+    graph = label_graph([-1, -1, -1])
+    assert np.all(graph.degree == 0)
+    assert np.all(graph.laplacian_matmul(np.ones((3, 2))) == 0)
+
+
+@pytest.mark.parametrize(
+    ("y", "parameters", "message"),
+    [
+        ([0, 1, -2], {}, "labels from 0 upwards, or -1"),
+        ([0.5, 1.0], {}, "has fractions"),
+        ([0.0, np.nan], {}, "y holds NaN or infinity: mark rows without label with -1"),
+        ([[0, 1]], {}, "y must be a 1-D array"),
+        ([], {}, "y must be a 1-D array"),
+        (["a", "b"], {}, 'use encoding="one-hot" for names'),
+        ([1j, 2j], {}, "Unknown label type"),
+        ([0, 1], {"bandwidth": 0.0}, "bandwidth must be a finite number above 0"),
+        ([0, 1], {"encoding": "two-hot"}, 'encoding must be "integer" or "one-hot"'),
+    ],
+)
+def test_bad_input_is_named(y: Any, parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        label_graph(y, **parameters)
+
+
+@pytest.mark.parametrize("Z", [np.ones((2, 1)), np.ones(3), np.array([[1.0], [np.nan], [1.0]])])
+def test_bad_columns_are_named(Z: Any) -> None:
+    graph = label_graph([0, 1, 2])
+    for operation in (graph.matmul, graph.laplacian_matmul):
+        with pytest.raises(ValueError, match=r"Z must have shape|Z holds NaN"):
+            operation(Z)
