@@ -1,6 +1,7 @@
 """The certificates of the polynomials, attacked on a grid in extended precision."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def test_no_point_exceeds_the_certificate_and_some_reach_it(bandwidth: float, de
 def test_it_beats_chebyshev_which_beats_taylor(bandwidth: float, degree: int) -> None:
     sharpness = bandwidth**-2
     ours = best_polynomial(sharpness, degree).error_bound
-    interpolant = np.polynomial.chebyshev.chebinterpolate(lambda t: np.exp(sharpness * (t - 1)), degree)
+    interpolant: Any = np.polynomial.chebyshev.chebinterpolate(lambda t: np.exp(sharpness * (t - 1)), degree)
     chebyshev = worst_error(tuple(np.polynomial.chebyshev.cheb2poly(interpolant)), sharpness)
     taylor = worst_error(
         tuple(math.exp(-sharpness) * sharpness**power / math.factorial(power) for power in range(degree + 1)), sharpness

@@ -32,7 +32,7 @@ def namespace(*arrays: Array) -> Any:
     return array_namespace(*arrays)
 
 
-def as_array(values: object) -> Array:
+def as_array(values: Any) -> Array:
     """Return `values` unchanged if it is an array of a known library, else as a NumPy array."""
     if isinstance(values, np.ndarray):
         return values
@@ -101,7 +101,7 @@ def segment_sum(values: Array, codes: Array, n_segments: int) -> Array:
     return values.new_zeros((n_segments, values.shape[1])).index_add_(0, codes, values)
 
 
-def check_unit_rows(X: object, name: str = "X", least: int = 2) -> Array:
+def check_unit_rows(X: Array, name: str = "X", least: int = 2) -> Array:
     """Check that the rows of `X` are finite and of norm one, and make the norm exact.
 
     Parameters
@@ -154,7 +154,7 @@ def check_unit_rows(X: object, name: str = "X", least: int = 2) -> Array:
     return X
 
 
-def check_columns(Z: object, n: int, model: Array, name: str = "Z") -> Array:
+def check_columns(Z: Array, n: int, model: Array, name: str = "Z") -> Array:
     """Check that `Z` is a finite (n, k) array and bring it to the dtype of `model`.
 
     Parameters

@@ -63,7 +63,7 @@ def gaussian_graph(
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
     X = check_unit_rows(X)
-    n, d = X.shape
+    n = X.shape[0]
     if not 1e-100 < bandwidth < 1e100:
         raise ValueError(f"bandwidth {bandwidth:g} is out of range: unit rows are at most 2 apart")
     if method == "neighbors":

@@ -1,6 +1,6 @@
 """The graph of labels: exact, through the sums of each class."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,9 @@ class LabelGraph(Graph):
         0: the weights are exact.
     """
 
-    def __init__(self, y: Array, codes: NDArray[np.int64], classes: NDArray[np.generic], bandwidth: float,
-                 encoding: Encoding):
+    def __init__(
+        self, y: Array, codes: NDArray[np.int64], classes: NDArray[np.generic], bandwidth: float, encoding: Encoding
+    ):
         super().__init__(y, y.shape[0])
         self.classes = classes
         self.bandwidth = bandwidth
@@ -119,27 +120,32 @@ def label_graph(y: Array, bandwidth: float = 1.0, encoding: Encoding = "integer"
     if encoding not in ("integer", "one-hot"):
         raise ValueError(f'encoding must be "integer" or "one-hot"; got {encoding!r}')
     y = as_array(y)
-    host = to_numpy(y)
-    if host.ndim != 1 or host.shape[0] == 0:
-        raise ValueError(f"y must be a 1-D array with a label for each row; got shape {host.shape}")
-    if host.dtype.kind == "O":  # numbers or names in a box of objects
-        host = np.asarray(host.tolist())
-    if host.dtype.kind not in "fiubUS":
-        raise ValueError(f"Unknown label type: y has dtype {host.dtype}; use whole numbers or names")
-    if host.dtype.kind == "f":
-        if not np.all(np.isfinite(host)):
-            raise ValueError("y holds NaN or infinity: mark rows without label with -1")
-        if np.any(host != np.round(host)):
-            raise ValueError("y must hold class labels, but it has fractions")
-        host = host.astype(np.int64)
-    if encoding == "integer":
-        if host.dtype.kind not in "iub":
-            raise ValueError('y must hold whole numbers where encoding="integer"; use encoding="one-hot" for names')
-        host = host.astype(np.int64)
-        if np.any(host < UNLABELLED):
-            raise ValueError("y must hold labels from 0 upwards, or -1 for a row without label")
+    host = _checked_labels(to_numpy(y), encoding)
     labelled = host != UNLABELLED if host.dtype.kind in "iu" else np.ones(host.shape, dtype=bool)
     classes, codes_of_labelled = np.unique(host[labelled], return_inverse=True)
     codes = np.full(host.shape, len(classes), dtype=np.int64)
     codes[labelled] = codes_of_labelled
     return LabelGraph(y, codes, classes, bandwidth, encoding)
+
+
+def _checked_labels(y: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
+    """Return the labels as integers or names, or raise."""
+    if y.ndim != 1 or y.shape[0] == 0:
+        raise ValueError(f"y must be a 1-D array with a label for each row; got shape {y.shape}")
+    if y.dtype.kind == "O":  # numbers or names in a box of objects
+        y = np.asarray(y.tolist())
+    if y.dtype.kind not in "fiubUS":
+        raise ValueError(f"Unknown label type: y has dtype {y.dtype}; use whole numbers or names")
+    if y.dtype.kind == "f":
+        if not np.all(np.isfinite(y)):
+            raise ValueError("y holds NaN or infinity: mark rows without label with -1")
+        if np.any(y != np.round(y)):
+            raise ValueError("y must hold class labels, but it has fractions")
+        y = y.astype(np.int64)
+    if encoding == "integer":
+        if y.dtype.kind not in "iub":
+            raise ValueError('y must hold whole numbers where encoding="integer"; use encoding="one-hot" for names')
+        y = y.astype(np.int64)
+        if np.any(y < UNLABELLED):
+            raise ValueError("y must hold labels from 0 upwards, or -1 for a row without label")
+    return y

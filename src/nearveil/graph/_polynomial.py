@@ -6,7 +6,7 @@ with all n^2 weights into sums of moments. Two facts make the best p and its err
 
 * Minimising ``max |r|`` is a linear Chebyshev problem, so Remez' exchange solves it.
 * ``r'(t) = (p'(t) - u p(t)) / w(t)``: the extrema of r inside the interval are the roots of a
-  polynomial of the same degree. With them and the two ends the maximum of \\|r\\| is *evaluated*, not
+  polynomial of the same degree. With them and the two ends the largest error is *evaluated*, not
   estimated on a grid. That is the certificate.
 """
 
@@ -92,7 +92,7 @@ def _relative_error(polynomial: Polynomial, sharpness: float, t: NDArray[np.floa
 
 def _extrema(polynomial: Polynomial, sharpness: float, end: float) -> NDArray[np.float64]:
     """Return the ends of the interval and, between them, all roots of p' - u p, in order."""
-    roots = (polynomial.deriv() - sharpness * polynomial).roots()
+    roots = np.asarray((polynomial.deriv() - sharpness * polynomial).roots(), dtype=np.complex128)
     # A double root may come out as a pair just off the real line: its real part is the extremum.
     inside = [root.real for root in roots if abs(root.imag) < 1e-3 and -end < root.real < end]
     return np.array([-end, *sorted(inside), end])

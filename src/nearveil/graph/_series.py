@@ -72,13 +72,13 @@ class SeriesGraph(GaussianGraph):
         return total
 
     def _right(self, X: Array) -> Array:
-        """Features x and, for degree three, their pairs."""
+        """Return the features x and, for degree three, their pairs."""
         if self.polynomial.degree == 2:
             return X
         return namespace(X).concat([X, *(X[:, a : a + 1] * X[:, a:] for a in range(X.shape[1]))], axis=1)
 
     def _left(self, X: Array) -> Array:
-        """The same features times their coefficients; a pair of two different ones counts twice."""
+        """Return the same features times their coefficients; a pair of two different ones counts twice."""
         quadratic, *cubic = self.polynomial.coefficients[2:]
         features = [quadratic * X]
         for a in range(X.shape[1]) if cubic else ():

@@ -1,10 +1,41 @@
 """One step of the supervised manifold learning query, and the objective it lowers."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from nearveil.graph import GaussianGraph, LabelGraph
 
 Array = Any  # a NumPy array or a torch tensor, whichever the graph was built of
+
+
+@dataclass(frozen=True)
+class Query:
+    """The two graphs and the weight between them: all that the objective depends on."""
+
+    graph: GaussianGraph
+    labels: LabelGraph | None
+    label_weight: float
+
+    def gradient(self, Z: Array) -> Array:
+        """Return ``(L_X - alpha L_Y) Z``, half the gradient of the objective."""
+        attraction = self.graph.laplacian_matmul(Z)
+        if self.labels is None or self.label_weight == 0:
+            return attraction
+        return attraction - self.label_weight * self.labels.laplacian_matmul(Z)
+
+    def objective(self, Z: Array) -> float:
+        """Return ``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)``."""
+        return float((Z * self.gradient(Z)).sum())
+
+    def step(self, Z: Array) -> tuple[Array, float]:
+        """Return where eq. 4 moves `Z`, and v(Z) before it."""
+        gradient = self.gradient(Z)
+        return Z - gradient / (2 * self.graph.degree[:, None]), float((Z * gradient).sum())
+
+    def mean(self, Z: Array) -> Array:
+        """Return the mean of the rows weighted by their degree, which a step leaves unchanged."""
+        degree = self.graph.degree
+        return (degree[:, None] * Z).sum(axis=0) / degree.sum()
 
 
 def smlq_step(
@@ -36,7 +67,7 @@ def smlq_step(
 
     Examples
     --------
-    Two rows of which one is drawn half-way to the other:
+    Two rows that attract each other meet half-way:
 
     >>> import numpy as np
     >>> from nearveil.graph import gaussian_graph
@@ -47,7 +78,4 @@ def smlq_step(
     >>> round(objective, 4)
     0.3679
     """
-    gradient = graph.laplacian_matmul(Z)
-    if labels is not None and label_weight:
-        gradient = gradient - label_weight * labels.laplacian_matmul(Z)
-    return Z - gradient / (2 * graph.degree[:, None]), float((Z * gradient).sum())
+    return Query(graph, labels, label_weight).step(Z)

@@ -10,9 +10,9 @@ from sklearn.utils._array_api import get_namespace
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from nearveil.graph import GaussianGraph, LabelGraph, gaussian_graph, label_graph
-from nearveil.manifold._solvers import SOLVERS
-from nearveil.manifold._step import Array
+from nearveil.graph import Encoding, LabelGraph, Method, gaussian_graph, label_graph
+from nearveil.manifold._solvers import SOLVERS, to_kind_of
+from nearveil.manifold._step import Array, Query
 
 
 class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -117,12 +117,12 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         n_iter: int = 20,
         init: Any = "random",
         rescale: bool = True,
-        graph: str = "auto",
+        graph: Method = "auto",
         tolerance: float = 1e-6,
         random_state: Any = None,
         solver: str = "majorize",
         n_neighbors: int = 15,
-        label_encoding: str = "integer",
+        label_encoding: Encoding = "integer",
         label_bandwidth: float | None = None,
     ) -> None:
         self.n_components = n_components
@@ -139,7 +139,7 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self.label_encoding = label_encoding
         self.label_bandwidth = label_bandwidth
 
-    @_fit_context(prefer_skip_nested_validation=True)
+    @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def fit(self, X: Array, y: Array | None = None) -> Self:
         """Embed the rows of `X`.
 
@@ -163,11 +163,10 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         graph = gaussian_graph(
             _unit_rows(X), self.bandwidth, method=self.graph, tolerance=self.tolerance, n_neighbors=self.n_neighbors
         )
-        start = self._start(X, graph)
+        query = Query(graph, labels, self.label_weight)
+        start = self._start(X, query)
         with np.errstate(over="ignore", invalid="ignore"):  # the solvers look for it and say what to do
-            embedding, history = SOLVERS[self.solver](
-                graph, labels, start, self.label_weight, self.n_iter, self.rescale
-            )
+            embedding, history = SOLVERS[self.solver](query, start, self.n_iter, self.rescale)
         self.graph_ = graph
         self.embedding_ = embedding
         self.objective_history_ = history
@@ -220,7 +219,7 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             raise ValueError("y has one class only, so its labels tell no rows apart: give at least 2, or y=None")
         return labels
 
-    def _start(self, X: Array, graph: GaussianGraph) -> Array:
+    def _start(self, X: Array, query: Query) -> Array:
         n = X.shape[0]
         if not isinstance(self.init, str):
             start = np.asarray(self.init, dtype=np.float64)
@@ -228,9 +227,9 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
                 raise ValueError(f"init must have shape ({n}, {self.n_components}); got {start.shape}")
             if not np.isfinite(start).all():
                 raise ValueError("init holds NaN or infinity")
-            return _like(start, X)
-        start = _like(check_random_state(self.random_state).normal(size=(n, self.n_components)), X)
-        return start - (graph.degree[:, None] * start).sum(axis=0) / graph.degree.sum()
+            return to_kind_of(start, X)
+        start = to_kind_of(check_random_state(self.random_state).normal(size=(n, self.n_components)), X)
+        return start - query.mean(start)
 
     @property
     def _n_features_out(self) -> int:
@@ -247,12 +246,6 @@ def _float_dtypes(X: Array) -> list[Any]:
     """Return the dtypes that are kept: those of NumPy, or of the library that scikit-learn dispatches to."""
     xp, _ = get_namespace(X)
     return [xp.float64, xp.float32]
-
-
-def _like(values: Any, model: Array) -> Array:
-    if isinstance(model, np.ndarray):
-        return values.astype(model.dtype, copy=False)
-    return model.new_tensor(values)
 
 
 def _unit_rows(X: Array) -> Array:

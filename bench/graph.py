@@ -1,0 +1,308 @@
+"""Measure the graphs: time, memory, error and growth, against the dense way and named rivals.
+
+Every figure comes from a process of its own, so that its peak memory is its own. A step is what the
+manifold needs of a graph: build the operator, then one product with the Laplacian, degrees included.
+"""
+
+import argparse
+import json
+import math
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FEATURES, COLUMNS, BANDWIDTH, TOLERANCE = 64, 2, 6.0, 1e-6
+CPU_SIZES = (2_000, 5_000, 20_000, 100_000, 1_000_000)
+CUDA_SIZES = (131_072, 1_048_576, 10_000_000)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to take a step, and the sizes that it is asked for."""
+
+    name: str
+    dtype: str
+    largest: int
+    step: Callable[[Any, Any], Any]
+
+
+def dense(X: Any, Z: Any) -> Any:
+    """Form distances, weights and Laplacian as n x n matrices: the authors' way."""
+    from scipy.spatial.distance import cdist
+
+    weights = np.exp(cdist(X, X, "sqeuclidean") / (-2 * BANDWIDTH**2))
+    np.fill_diagonal(weights, 0)
+    return (np.diag(weights.sum(axis=1)) - weights) @ Z
+
+
+def row_tiles(X: Any, Z: Any) -> Any:
+    """Do what comes to mind first without n x n: strips of rows, no symmetry, one thread for exp."""
+    out, ones = np.empty_like(Z), np.ones(len(X), dtype=X.dtype)
+    for start in range(0, len(X), 1024):
+        strip = slice(start, start + 1024)
+        weights = np.exp((X[strip] @ X.T - 1) / X.dtype.type(BANDWIDTH**2))
+        weights[np.arange(len(weights)), np.arange(start, start + len(weights))] = 0
+        out[strip] = (weights @ ones)[:, None] * Z[strip] - weights @ Z
+    return out
+
+
+def ours(method: Any) -> Callable[[Any, Any], Any]:
+    """Take the step with one of our operators."""
+
+    def step(X: Any, Z: Any) -> Any:
+        from nearveil.graph import gaussian_graph
+
+        return gaussian_graph(X, BANDWIDTH, method=method, tolerance=TOLERANCE).laplacian_matmul(Z)
+
+    return step
+
+
+def attention(X: Any, Z: Any) -> Any:
+    """Use PyTorch's fused attention; degrees come from its log-sum-exp, the self-term is subtracted."""
+    import torch
+
+    on_host = isinstance(X, np.ndarray)
+    rows, values = (torch.from_numpy(X), torch.from_numpy(Z)) if on_host else (X, Z)
+    padded = torch.nn.functional.pad(values.to(rows.dtype), (0, FEATURES - COLUMNS))
+    q, v, scale = rows[None, None], padded[None, None], BANDWIDTH**-2
+    if on_host:
+        out, log_sum, *_ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, v, 0.0, False, scale=scale)
+    else:
+        out, log_sum, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, q, v, 0.0, False, scale=scale)
+    full = torch.exp(log_sum[0, 0] - scale).to(values.dtype)[:, None]
+    product = full * out[0, 0, :, :COLUMNS].to(values.dtype) - values
+    step = (full - 1) * values - product
+    return step.numpy() if on_host else step
+
+
+def device_tiles(X: Any, Z: Any) -> Any:
+    """Multiply 32-bit tiles on the GPU with library products, weights through memory."""
+    from nearveil.graph import _exact
+
+    sums = _exact._symmetric(X, _with_ones(Z), BANDWIDTH**-2, _exact.DEVICE_TILE)
+    return sums[:, :1] * Z - sums[:, 1:]
+
+
+def keops(X: Any, Z: Any) -> Any:
+    """Use KeOps' lazy tensors, compiled for this formula."""
+    from pykeops.numpy import LazyTensor
+
+    squares = ((LazyTensor(X[:, None, :]) - LazyTensor(X[None, :, :])) ** 2).sum(-1)
+    sums = (-squares / (2 * BANDWIDTH**2)).exp() @ np.hstack([np.ones_like(Z[:, :1]), Z])
+    return (sums[:, :1] - 1) * Z - (sums[:, 1:] - Z)
+
+
+CPU = (
+    Contender("dense NumPy (the authors' way)", "float64", 20_000, dense),
+    Contender("row tiles, NumPy", "float64", 20_000, row_tiles),
+    Contender("row tiles, NumPy", "float32", 20_000, row_tiles),
+    Contender("exact (ours, NumPy)", "float64", 100_000, ours("exact")),
+    Contender("exact (ours, NumPy)", "float32", 100_000, ours("exact")),
+    Contender("fused attention, torch", "float64", 20_000, attention),
+    Contender("fused attention, torch", "float32", 20_000, attention),
+    Contender("pyKeOps", "float32", 20_000, keops),
+    Contender("series (ours)", "float64", 1_000_000, ours("series")),
+    Contender("series (ours)", "float32", 1_000_000, ours("series")),
+)
+CUDA = (
+    Contender("fused attention, torch", "bfloat16", 1_048_576, attention),
+    Contender("fused attention, torch", "float16", 1_048_576, attention),
+    Contender("32-bit tiles, torch", "float32", 1_048_576, device_tiles),
+    Contender("exact (ours)", "float16", 1_048_576, ours("exact")),
+    Contender("exact (ours)", "float32", 1_048_576, ours("exact")),
+    Contender("series (ours)", "float32", 10_000_000, ours("series")),
+)
+
+
+def _with_ones(Z: Any) -> Any:
+    import torch
+
+    return torch.cat([torch.ones_like(Z[:, :1]), Z], dim=1)
+
+
+def rows_and_values(n: int) -> tuple[Any, Any]:
+    """Draw unit rows and values, the same for every contender."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, FEATURES)).astype(np.float32)
+    X /= np.linalg.norm(X, axis=1, keepdims=True)
+    return X, rng.normal(size=(n, COLUMNS)).astype(np.float32)
+
+
+def true_error(result: Any, X: Any, Z: Any, sample: int = 64) -> float:
+    """Return the largest error of sampled rows of the Laplacian product, per degree and value."""
+    step = max(1, len(X) // sample)
+    chosen, exact = np.arange(0, len(X), step), X.astype(np.float64)
+    weights = np.exp((exact[chosen] @ exact.T - 1) / BANDWIDTH**2)
+    weights[np.arange(len(chosen)), chosen] = 0
+    degree = weights.sum(axis=1, keepdims=True)
+    error = np.abs(result[chosen] - (degree * Z[chosen] - weights @ Z.astype(np.float64)))
+    return float(np.max(error / (degree * np.abs(Z[chosen]) + weights @ np.abs(Z.astype(np.float64)))))
+
+
+def measure(index: int, n: int, device: str) -> dict[str, Any]:
+    """Time one contender at one size, in this process."""
+    contender = (CUDA if device == "cuda" else CPU)[index]
+    rows, values = rows_and_values(n)
+    if device == "cuda":
+        import torch
+
+        X, Z = torch.from_numpy(rows).cuda(), torch.from_numpy(values).cuda()
+        X = torch.nn.functional.normalize(X.double(), dim=1).to(getattr(torch, contender.dtype))
+        before = 0.0
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        X, Z = rows.astype(contender.dtype), values.astype(contender.dtype)
+        X /= np.linalg.norm(X, axis=1, keepdims=True)
+        before = _resident()
+    times: list[float] = []
+    while len(times) < 2 or (len(times) < 7 and sum(times) < 3):
+        start = time.perf_counter()
+        result = contender.step(X, Z)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+        if times[0] > 60:
+            break
+    if device == "cuda":
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        result = result.double().cpu().numpy()
+    else:
+        peak = _resident() - before
+    bound = None
+    if contender.name.startswith("series"):
+        from nearveil.graph import gaussian_graph
+
+        bound = gaussian_graph(rows[:2], BANDWIDTH, method="series", tolerance=TOLERANCE).error_bound
+    return {
+        "name": contender.name,
+        "dtype": contender.dtype,
+        "n": n,
+        "seconds": sorted(times[1:] or times)[len(times[1:] or times) // 2],
+        "first_seconds": times[0],
+        "peak_gib_above_data": peak,
+        "error": true_error(result, X if device == "cpu" else rows, values),
+        "certified_error": bound,
+    }
+
+
+def _resident() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def label_seconds() -> float:
+    """Time a Laplacian product of the label graph: a million rows, 200 classes, built from scratch."""
+    from nearveil.graph import label_graph
+
+    rng = np.random.default_rng(0)
+    y, Z = rng.integers(0, 200, 1_000_000), rng.normal(size=(1_000_000, COLUMNS))
+    start = time.perf_counter()
+    label_graph(y, BANDWIDTH).laplacian_matmul(Z)
+    return time.perf_counter() - start
+
+
+def exponent(records: Sequence[dict[str, Any]]) -> float:
+    """Fit the slope of log time over log n, from 20,000 rows on where there are several."""
+    large = [r for r in records if r["n"] >= 20_000]
+    points = large if len(large) > 1 else records
+    return float(np.polyfit([math.log(r["n"]) for r in points], [math.log(r["seconds"]) for r in points], 1)[0])
+
+
+def collect(device: str, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Run every contender at every size that it is asked for, each in a new process."""
+    from rich.progress import Progress
+
+    jobs = [
+        (index, contender, n)
+        for index, contender in enumerate(CUDA if device == "cuda" else CPU)
+        for n in sizes
+        if n <= contender.largest
+    ]
+    records = []
+    with Progress(transient=True) as progress:
+        task = progress.add_task("measuring", total=len(jobs))
+        for index, contender, n in jobs:
+            progress.update(task, description=f"{contender.name} {contender.dtype} {n:,}")
+            command = [sys.executable, __file__, "--one", str(index), str(n), "--device", device]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+                print(f"{contender.name} {contender.dtype} at {n:,} did not run: {reason}")
+            else:
+                records.append(json.loads(done.stdout.splitlines()[-1]))
+            progress.advance(task)
+    return records
+
+
+def show(records: Sequence[dict[str, Any]], rival: str) -> None:
+    """Print the table: each row with its ratio to `rival` at the same size, from the same run."""
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(title=f"One step: unit rows, d={FEATURES}, bandwidth {BANDWIDTH:g}, {COLUMNS} columns")
+    grid.add_column("way", no_wrap=True)
+    for heading in ("dtype", "rows", "seconds", f"times faster than {rival}", "peak GiB", "error", "growth"):
+        grid.add_column(heading, justify="right")
+    base = {r["n"]: r["seconds"] for r in reversed(records) if r["name"].startswith(rival)}
+    for r in records:
+        family = [other for other in records if (other["name"], other["dtype"]) == (r["name"], r["dtype"])]
+        faster = f"{base[r['n']] / r['seconds']:.3g}" if r["n"] in base else ""
+        growth = f"n^{exponent(family):.2f}" if r is family[-1] and len(family) > 1 else ""
+        grid.add_row(
+            r["name"], r["dtype"], f"{r['n']:,}", f"{r['seconds']:.4f}", faster,
+            f"{r['peak_gib_above_data']:.2f}", f"{r['error']:.1e}", growth,
+        )  # fmt: skip
+    Console(width=150).print(grid)
+
+
+def picture(records: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw time over rows, a line for each way."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5.5), layout="constrained")
+    axes = figure.subplots()
+    for name, dtype in dict.fromkeys((r["name"], r["dtype"]) for r in records):
+        family = [r for r in records if (r["name"], r["dtype"]) == (name, dtype)]
+        style = "--" if dtype == "float64" else "-"
+        color = f"C{list(dict.fromkeys(r['name'] for r in records)).index(name)}"
+        axes.loglog([r["n"] for r in family], [r["seconds"] for r in family], style, marker="o", color=color,
+                    label=f"{name}, {dtype}")  # fmt: skip
+    axes.set(xlabel="rows", ylabel="seconds for one step", title=f"d={FEATURES}, bandwidth {BANDWIDTH:g}")
+    axes.grid(which="both", alpha=0.25)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Measure, print, draw and keep."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the JSON and the picture")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--sizes", type=int, nargs="+", help="rows to measure at")
+    parser.add_argument("--one", type=int, nargs=2, metavar=("CONTENDER", "ROWS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        index, n = options.one
+        print(json.dumps(measure(index, n, options.device)))
+        return
+    records = collect(options.device, options.sizes or (CUDA_SIZES if options.device == "cuda" else CPU_SIZES))
+    show(records, "dense" if options.device == "cpu" else "fused attention")
+    labels = label_seconds()
+    print(f"label graph, 1,000,000 rows, 200 classes, built and multiplied: {labels:.3f} s")
+    options.out.mkdir(parents=True, exist_ok=True)
+    name = f"graph-{options.device}"
+    summary = {"machine": platform.machine(), "records": records, "label_graph_seconds": labels}
+    (options.out / f"{name}.json").write_text(json.dumps(summary, indent=1) + "\n")
+    picture(records, options.out / f"{name}.png")
+    print(f"kept in {options.out / name}.json and .png")
+
+
+if __name__ == "__main__":
+    main()
