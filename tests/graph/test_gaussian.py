@@ -67,13 +67,13 @@ def test_tiny_degrees_keep_their_digits() -> None:
 
 
 def test_exact_never_forms_the_matrix() -> None:
-    n = 5000
+    n = 12_000  # the matrix would take 1.2 GB
     X, Z = unit_rows(n, 8), unit_rows(n, 2, seed=1)
     tracemalloc.start()
     gaussian_graph(X, 6.0, method="exact").laplacian_matmul(Z)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < n * n * 8 / 5
+    assert peak < n * n * 8 / 8
 
 
 @pytest.mark.parametrize("method", ["exact", "neighbors"])
@@ -313,7 +313,7 @@ import sys
 from importlib.metadata import packages_distributions
 allowed = {"numpy", "scipy", "sklearn", "joblib", "cloudpickle", "threadpoolctl", "narwhals", "nearveil"}
 blocked = set(packages_distributions()) - allowed
-assert {"faiss", "matplotlib", "array_api_compat"} <= blocked
+assert "matplotlib" in blocked
 class Filter:
     def __init__(self, finder):
         self.finder = finder

@@ -23,7 +23,7 @@ from nearveil.graph._base import GaussianGraph
 
 HOST_TILE = 512  # a tile of doubles is 2 MiB: it stays in the second-level cache
 DEVICE_TILE = 8192
-FUSED_FEATURES = 256  # beyond these a block of rows no longer fits next to the arithmetic units
+FUSED_FEATURES = 128  # beyond these the tiles of the kernel no longer fit into shared memory
 _BLAS = ThreadpoolController()
 
 

@@ -30,7 +30,7 @@ def product(A: Any, B: Any, Z: Any, sharpness: float, *, skip_diagonal: bool) ->
     Parameters
     ----------
     A : tensor of shape (m, d)
-        On a CUDA device, float32, float16 or bfloat16, with d at most 256.
+        On a CUDA device, float32, float16 or bfloat16, with d at most 128.
     B : tensor of shape (n, d)
         Of the dtype of `A`.
     Z : tensor of shape (n, k), float32
