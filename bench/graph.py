@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,34 @@ def label_seconds() -> float:
     return time.perf_counter() - start
 
 
+def rates() -> tuple[float, float]:
+    """Return what this machine can do at most: 32-bit tile products (FLOP/s) and exponentials (1/s)."""
+    from nearveil.graph import _exact
+
+    cores, tile, repeats = _exact._cores(), _exact.HOST_TILE, 300
+    rows = np.full((tile, FEATURES), 0.1, dtype=np.float32)
+
+    def products(_: int) -> None:
+        out = np.empty((tile, tile), dtype=np.float32)
+        for _ in range(repeats):
+            np.matmul(rows, rows[::-1].T, out=out)
+
+    def exponentials(_: int) -> None:
+        out = np.full((tile, tile), -0.01, dtype=np.float32)
+        for _ in range(repeats):
+            np.exp(out, out=out)
+
+    seconds = []
+    with _exact._BLAS.limit(limits=1, user_api="blas"), ThreadPoolExecutor(cores) as pool:
+        for work in (products, exponentials):
+            list(pool.map(work, range(cores)))
+            start = time.perf_counter()
+            list(pool.map(work, range(cores)))
+            seconds.append(time.perf_counter() - start)
+    tiles = cores * repeats * tile**2
+    return 2 * FEATURES * tiles / seconds[0], tiles / seconds[1]
+
+
 def exponent(records: Sequence[dict[str, Any]]) -> float:
     """Fit the slope of log time over log n, from 20,000 rows on where there are several."""
     large = [r for r in records if r["n"] >= 20_000]
@@ -290,9 +319,18 @@ def main() -> None:
     show(records, "dense" if options.device == "cpu" else "fused attention")
     labels = label_seconds()
     print(f"label graph, 1,000,000 rows, 200 classes, built and multiplied: {labels:.3f} s")
+    summary = {"machine": platform.machine(), "records": records, "label_graph_seconds": labels}
+    if options.device == "cpu":
+        flops, exponentials = rates()
+        summary |= {"tile_flop_per_second": flops, "exponentials_per_second": exponentials}
+        pairs = 20_000**2
+        print(
+            f"this machine, all cores, float32: {flops / 1e9:.0f} GFLOP/s in tile products, {exponentials:.2g} "
+            f"exponentials/s. Floor at 20,000 rows: {pairs * FEATURES / flops + pairs / 2 / exponentials:.2f} s with "
+            f"symmetry (ours), {4 * pairs * FEATURES / flops + pairs / exponentials:.2f} s for fused attention"
+        )
     options.out.mkdir(parents=True, exist_ok=True)
     name = f"graph-{options.device}"
-    summary = {"machine": platform.machine(), "records": records, "label_graph_seconds": labels}
     (options.out / f"{name}.json").write_text(json.dumps(summary, indent=1) + "\n")
     picture(records, options.out / f"{name}.png")
     print(f"kept in {options.out / name}.json and .png")

@@ -129,6 +129,25 @@ def test_series_bound_holds_edge_by_edge(n: int, d: int, bandwidth: float, toler
     np.testing.assert_allclose(np.diag(approximate), 0, atol=1e-12)
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    n=st.integers(2, 40), bandwidth=st.floats(0.8, 5), tolerance=st.floats(1e-4, 0.9), seed=st.integers(0, 2**32 - 1)
+)
+def test_an_average_moves_by_no_more_than_theorem_2_allows(
+    n: int, bandwidth: float, tolerance: float, seed: int
+) -> None:
+    X, new, Q = unit_rows(n, 2, seed), unit_rows(20, 2, seed + 1), np.random.default_rng(seed).normal(size=(n, 2))
+    X[-1] = -new[0]
+    try:
+        graph = gaussian_graph(X, bandwidth, method="series", tolerance=tolerance)
+    except ValueError:
+        return
+    exact = gaussian_graph(X, bandwidth, method="exact").interpolate(new, Q)
+    moved = np.linalg.norm(graph.interpolate(new, Q) - exact, axis=1).max()
+    diameter = np.linalg.norm(Q[:, None] - Q[None], axis=2).max()
+    assert moved <= graph.error_bound / (2 * (1 - graph.error_bound)) * diameter + 1e-12
+
+
 def test_series_bound_is_tight() -> None:
     """If the certificate were halved, opposite rows would break it."""
     X = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [np.sqrt(0.75), 0.5]])

@@ -73,7 +73,7 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     n_iter_ : int
         Steps taken.
     n_features_in_ : int
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (d,)
         Where the features had names.
 
     See Also
