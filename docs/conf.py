@@ -7,7 +7,7 @@ author = "The nearveil authors"
 copyright = "The nearveil authors, Apache-2.0"
 release = version = nearveil.__version__
 
-extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx-mathjax-offline", "sphinx.ext.viewcode"]
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
 html_theme = "furo"
