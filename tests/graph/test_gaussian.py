@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -64,6 +64,82 @@ def test_tiny_degrees_keep_their_digits() -> None:
     assert weights.sum(axis=1).max() < 1e-16
     graph = gaussian_graph(X, bandwidth, method="exact")
     np.testing.assert_allclose(graph.degree, weights.sum(axis=1), rtol=1e-12)
+
+
+@pytest.mark.parametrize("bandwidth", [0.2, 0.1, 0.01])
+@pytest.mark.parametrize("method", ["exact", "neighbors"])
+def test_float32_rows_meet_the_tolerance_at_small_bandwidths(convert: Convert, method: Any, bandwidth: float) -> None:
+    """There the rounding of a 32-bit inner product, times 1 / bandwidth^2, would exceed it."""
+    rng = np.random.default_rng(0)
+    X = np.repeat(unit_rows(60, 7), 2, axis=0) + 0.3 * bandwidth * rng.normal(size=(120, 7))
+    X = (X / np.linalg.norm(X, axis=1, keepdims=True)).astype(np.float32)
+    exact = X.astype(np.float64) / np.linalg.norm(X.astype(np.float64), axis=1, keepdims=True)
+    graph = gaussian_graph(convert(X), bandwidth, method=method, n_neighbors=119)
+    assert np.asarray(graph.degree).dtype == np.float32
+    np.testing.assert_allclose(graph.degree, dense_weights(exact, bandwidth).sum(axis=1), rtol=1e-6)
+
+
+def test_a_sum_over_many_rows_keeps_its_digits_in_float32(convert: Convert) -> None:
+    """Rows with a common direction: nothing cancels, so a 32-bit running sum would lose three digits."""
+    rng = np.random.default_rng(0)
+    X = (0.05 * rng.normal(size=(300_000, 8)) + np.eye(8)[0]).astype(np.float32)
+    X /= np.linalg.norm(X, axis=1, keepdims=True)
+    graph = gaussian_graph(convert(X), 6.0, method="series")
+    sample = X[:20].astype(np.float64)
+    expected = np.exp((sample @ X.T.astype(np.float64) - 1) / 36).sum(axis=1) - 1
+    np.testing.assert_allclose(np.asarray(graph.degree)[:20], expected, rtol=graph.error_bound + 4e-7)
+
+
+def test_an_exact_sum_over_many_tiles_keeps_its_digits_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_exact, "HOST_TILE", 16)
+    X = np.repeat(unit_rows(2, 3), 3000, axis=0).astype(np.float32)
+    graph = gaussian_graph(X, 6.0, method="exact")
+    weight = np.exp((float(X[0].astype(float) @ X[-1].astype(float)) - 1) / 36)
+    np.testing.assert_allclose(graph.degree, 2999 + 3000 * weight, rtol=1.5e-7)
+
+
+def test_one_row_leaves_the_edges_of_others_alone() -> None:
+    X = unit_rows(6, 3).astype(np.float32)
+    moved = X.copy()
+    moved[0] *= np.float32(1 + 5e-6)
+    first, second = (
+        gaussian_graph(rows, 0.5, method="exact").matmul(np.eye(6, dtype=np.float32)) for rows in (X, moved)
+    )
+    np.testing.assert_array_equal(first[1:, 1:], second[1:, 1:])
+
+
+def test_changing_the_rows_or_the_degree_afterwards_changes_nothing() -> None:
+    X = unit_rows(10, 3)
+    graph = gaussian_graph(X, 1.0)
+    before = graph.matmul(np.eye(10))
+    X[:] = 0
+    with pytest.raises(ValueError, match="read-only"):
+        graph.degree[0] = 0
+    np.testing.assert_array_equal(graph.matmul(np.eye(10)), before)
+
+
+@pytest.mark.parametrize("method", ["exact", "series", "neighbors"])
+def test_no_columns_give_no_columns(convert: Convert, method: Any) -> None:
+    graph = gaussian_graph(convert(unit_rows(10, 3)), 6.0, method=method, n_neighbors=3)
+    for operation in (graph.matmul, graph.laplacian_matmul, graph.matmul):
+        assert tuple(operation(convert(np.ones((10, 0)))).shape) == (10, 0)
+
+
+@pytest.mark.parametrize("method", ["exact", "series", "neighbors"])
+def test_tensors_are_cut_off_from_their_gradients(method: Any) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
+    rows = torch.from_numpy(unit_rows(10, 3)).requires_grad_()
+    graph = gaussian_graph(rows, 6.0, method=method, n_neighbors=3)
+    assert not graph.matmul(torch.ones(10, 1, requires_grad=True)).requires_grad
+
+
+def test_a_degree_that_has_lost_digits_to_underflow_raises() -> None:
+    X = np.array([[1.0, 0.0], [0.0, 1.0]])
+    bandwidth = np.sqrt(
+        -1 / np.log(2e-307)
+    )  # a weight of 2e-307: above the least normal number, with few digits to spare
+    with pytest.raises(ValueError, match="underflows"):
+        gaussian_graph(X, bandwidth, method="exact")
 
 
 def test_exact_never_forms_the_matrix() -> None:
@@ -213,6 +289,14 @@ def test_neighbors_among_duplicates_are_other_rows() -> None:
     matrix = graph.matmul(np.eye(30))
     assert np.all(np.diag(matrix) == 0)
     assert np.all((matrix > 0).sum(axis=1) >= 3)
+    assert np.sum(matrix > 0) <= 2 * 30 * 3  # no row asked for more than three
+
+
+def test_numpy_integers_count_neighbours() -> None:
+    assert (
+        gaussian_graph(unit_rows(9, 3), 1.0, method="neighbors", n_neighbors=cast("int", np.int64(3))).method
+        == "neighbors"
+    )
 
 
 def test_faiss_and_scikit_learn_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,8 +346,15 @@ def bad_rows(value: float) -> Any:
 @pytest.mark.parametrize(
     ("X", "parameters", "message"),
     [
-        (bad_rows(np.nan), {}, r"X holds NaN or infinity \(first in row 2\)"),
-        (bad_rows(np.inf), {}, r"X holds NaN or infinity \(first in row 2\)"),
+        (bad_rows(np.nan), {}, r"X holds NaN, infinity or a huge number \(first in row 2\)"),
+        (bad_rows(np.inf), {}, r"X holds NaN, infinity or a huge number \(first in row 2\)"),
+        (bad_rows(1e-3), {}, r"rows of norm 1 \(row 2 has not\)"),
+        (unit_rows(5, 3) * (1 + 1e-3), {}, "rows of norm 1"),
+        (unit_rows(5, 3), {"bandwidth": unit_rows(5, 3)}, "bandwidth must be a number above 0; got ndarray$"),
+        (unit_rows(5, 3), {"method": unit_rows(5, 3)}, "method must be one of"),
+        (unit_rows(5, 3), {"method": "neighbors", "n_neighbors": True}, "n_neighbors must be a whole number"),
+        (np.eye(3, dtype=np.float16), {"method": "neighbors", "n_neighbors": 1}, "float16.*convert it to float32"),
+        (unit_rows(5, 3), {"bandwidth": 1e-9}, "bandwidth 1e-09 is too small: the rounding"),
         (bad_rows(0.0), {}, r"X holds a row of zeros \(row 2\), which has no direction"),
         (bad_rows(3.0), {}, r"rows of norm 1 \(row 2 has not\): divide each row by its norm"),
         (unit_rows(1, 3), {}, r"X has 1 row\(s\); it needs at least 2"),
@@ -277,7 +368,7 @@ def bad_rows(value: float) -> Any:
         (unit_rows(5, 3), {"bandwidth": -1.0}, "bandwidth must be a finite number above 0"),
         (unit_rows(5, 3), {"bandwidth": np.nan}, "bandwidth must be a finite number above 0"),
         (unit_rows(5, 3), {"bandwidth": np.inf}, "bandwidth must be a finite number above 0"),
-        (unit_rows(5, 3), {"bandwidth": "wide"}, "bandwidth must be a number above 0"),
+        (unit_rows(5, 3), {"bandwidth": "wide"}, "bandwidth must be a number above 0; got str"),
         (unit_rows(5, 3), {"bandwidth": 1e-200}, "out of range"),
         (unit_rows(5, 3), {"tolerance": 0.0}, "tolerance must be a finite number above 0"),
         (unit_rows(5, 3), {"method": "magic"}, "method must be one of auto, exact, series, neighbors"),
@@ -296,6 +387,8 @@ def test_bad_input_is_named(X: Any, parameters: dict[str, Any], message: str) ->
         (np.ones((4, 2)), r"Z must have shape \(5, k\)"),
         (np.ones(5), r"Z must have shape \(5, k\)"),
         (np.full((5, 1), np.nan), "Z holds NaN or infinity"),
+        (np.full((5, 1), 1j), "Z must hold real numbers"),
+        (np.full((5, 1), "a"), "Z must hold real numbers"),
     ],
 )
 def test_bad_columns_are_named(Z: Any, message: str) -> None:
@@ -310,6 +403,13 @@ def test_mixed_libraries_are_named() -> None:
     graph = gaussian_graph(unit_rows(5, 3), 1.0)
     with pytest.raises(ValueError, match="Z is a Tensor but the graph holds ndarray"):
         graph.matmul(torch.ones(5, 1))
+
+
+def test_new_rows_of_another_library_are_named() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
+    graph = gaussian_graph(torch.from_numpy(unit_rows(5, 3)), 1.0)
+    with pytest.raises(ValueError, match="X is a ndarray but the graph holds Tensor"):
+        graph.interpolate(unit_rows(2, 3), torch.ones(5, 1))
 
 
 def test_new_rows_of_another_width_are_named() -> None:

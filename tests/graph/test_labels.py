@@ -61,6 +61,44 @@ def test_names_are_classes() -> None:
     np.testing.assert_allclose(graph.degree, [1 + np.exp(-1), 2 * np.exp(-1), 1 + np.exp(-1)])
 
 
+@pytest.mark.parametrize("encoding", ["integer", "one-hot"])
+def test_small_weights_between_classes_are_not_lost(encoding: Any) -> None:
+    """Subtracting a self-term of 1 would leave nothing of a degree of 1e-17."""
+    weights = dense_label_weights(np.arange(6), 0.16, encoding)
+    assert weights.max() < 1e-8
+    np.testing.assert_allclose(label_graph(np.arange(6), 0.16, encoding).degree, weights.sum(axis=1), rtol=1e-12)
+
+
+def test_large_labels_keep_their_differences() -> None:
+    small, large = label_graph([0, 1, 3], 0.7), label_graph([10**15, 10**15 + 1, 10**15 + 3], 0.7)
+    np.testing.assert_array_equal(large.degree, small.degree)
+
+
+def test_whole_numbers_are_multiplied_as_such(convert: Convert) -> None:
+    expected = dense_label_weights([0, 0, 1], 1.0) @ np.array([[1.0], [2.0], [3.0]])
+    np.testing.assert_allclose(label_graph([0, 0, 1]).matmul(convert(np.array([[1], [2], [3]]))), expected)
+
+
+def test_a_large_class_is_summed_in_double(convert: Convert) -> None:
+    n = 1_000_000
+    ones = convert(np.full((n, 1), 0.1, dtype=np.float32))
+    np.testing.assert_allclose(
+        label_graph(np.zeros(n, dtype=int)).matmul(ones)[:3], (n - 1) * np.float32(0.1), rtol=2e-7
+    )
+
+
+@pytest.mark.parametrize("y", [["a", "b", -1], ["a", "b", "-1"], np.array(["a", "b", -1], dtype=object)])
+def test_minus_one_among_names_is_no_class(y: Any) -> None:
+    graph = label_graph(y, 1.0, "one-hot")
+    assert list(graph.classes) == ["a", "b"]
+    assert graph.degree[2] == 0
+
+
+def test_no_columns_give_no_columns(convert: Convert) -> None:
+    for operation in (label_graph([0, 1]).matmul, label_graph([0, 1]).laplacian_matmul):
+        assert tuple(operation(convert(np.ones((2, 0)))).shape) == (2, 0)
+
+
 def test_without_any_label_there_are_no_edges() -> None:
     graph = label_graph([-1, -1, -1])
     assert np.all(graph.degree == 0)
@@ -77,6 +115,9 @@ def test_without_any_label_there_are_no_edges() -> None:
         ([], {}, "y must be a 1-D array"),
         (["a", "b"], {}, 'use encoding="one-hot" for names'),
         ([1j, 2j], {}, "Unknown label type"),
+        (np.array([0, 2**64 - 1], dtype=np.uint64), {}, "labels up to 9007199254740992"),
+        ([1e300, 2e300], {}, "labels up to 9007199254740992"),
+        ([0, 1], {"bandwidth": 1e-200}, "bandwidth 1e-200 is out of range"),
         ([0, 1], {"bandwidth": 0.0}, "bandwidth must be a finite number above 0"),
         ([0, 1], {"encoding": "two-hot"}, 'encoding must be "integer" or "one-hot"'),
     ],

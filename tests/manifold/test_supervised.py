@@ -20,6 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from nearveil import SupervisedManifold
 from nearveil.graph import gaussian_graph, label_graph
 from nearveil.manifold import smlq_step
+from nearveil.manifold._step import Query
 from nearveil.study.data import FeatureSet
 from tests.reference import dense_label_weights, dense_objective, dense_step, dense_weights, laplacian, unit_rows
 
@@ -123,7 +124,7 @@ def test_with_negative_alpha_the_theorem_would_fail() -> None:
     Z = np.random.default_rng(0).normal(size=(20, 2))
     history = []
     for _ in range(8):
-        Z, objective = smlq_step(Z, graph, labels, -8.0)
+        Z, objective = Query(graph, labels, -8.0).step(Z)
         history.append(objective)
     assert np.any(np.diff(history) > 0)
 
@@ -226,6 +227,84 @@ def test_spectral_is_the_minimum_under_orthonormal_columns(bandwidth: float, lab
     assert least <= dense_objective(np.linalg.qr(other - other.mean(axis=0))[0], W, V, label_weight)
 
 
+def test_a_start_with_a_tiny_mean_is_left_as_it_is() -> None:
+    X, y, Q = problem()
+    W, V = dense_weights(X, 1.0), dense_label_weights(y, 1.0)
+    degree = W.sum(axis=1)
+    tiny = Q - (degree @ Q) / degree.sum() + 5e-7
+    uneven = np.column_stack([Q[:, 0] + 0.5, 1e7 * Q[:, 1]])
+    for start in (tiny, uneven):
+        fit = SupervisedManifold(bandwidth=1.0, n_iter=1, init=start, rescale=False, graph="exact").fit(X, y)
+        expected = dense_step(start, W, V, 0.6)
+        assert np.max(np.abs(fit.embedding_ - expected) / np.abs(start).max(axis=0)) < 1e-12
+
+
+@pytest.mark.parametrize("solver", ["majorize", "cccp", "spectral"])
+@pytest.mark.parametrize("rescale", [True, False])
+def test_the_objective_is_that_of_the_embedding(solver: str, rescale: bool) -> None:
+    X, y, Q = problem()
+    fit = SupervisedManifold(
+        bandwidth=1.0, label_weight=0.3, n_iter=3, init=Q, solver=solver, rescale=rescale, graph="exact"
+    ).fit(X, y)
+    expected = dense_objective(fit.embedding_, dense_weights(X, 1.0), dense_label_weights(y, 1.0), 0.3)
+    assert fit.objective_ == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("solver", ["majorize", "cccp", "spectral"])
+@pytest.mark.parametrize("n", [40, 600])
+def test_every_solver_takes_float32(solver: str, n: int) -> None:
+    X, y, Q = problem(n)
+    single, double = (
+        SupervisedManifold(bandwidth=1.0, label_weight=0.3, n_iter=3, init=Q, solver=solver).fit(rows, y).embedding_
+        for rows in (X.astype(np.float32), X)
+    )
+    assert single.dtype == np.float32
+    np.testing.assert_allclose(single, double, atol=2e-3)
+
+
+def test_the_label_bandwidth_is_the_labels() -> None:
+    X, y, Q = problem()
+    fit = SupervisedManifold(bandwidth=1.0, label_bandwidth=3.0, n_iter=1, init=Q, rescale=False).fit(X, y)
+    np.testing.assert_allclose(
+        fit.embedding_, dense_step(Q, dense_weights(X, 1.0), dense_label_weights(y, 3.0), 0.6), atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200, 1e-160])
+def test_the_length_of_rows_does_not_matter(scale: float) -> None:
+    X, y, Q = problem()
+    np.testing.assert_allclose(
+        SupervisedManifold(init=Q).fit(scale * X, y).embedding_,
+        SupervisedManifold(init=Q).fit(X, y).embedding_,
+        atol=1e-9,
+    )
+
+
+@pytest.mark.parametrize(
+    "X",
+    [
+        np.array([[1j, 2], [3, 4]]) * 987.5,
+        [["Alice Smith", 1.0], ["b", 2.0]],
+        np.full((4, 2), 987.5)[:, 0],
+    ],
+)
+def test_errors_hold_no_values_of_the_rows(X: Any) -> None:
+    with pytest.raises(ValueError, match=r"Complex data|text or objects|Expected 2D array") as caught:
+        SupervisedManifold().fit(X)
+    assert not any(value in str(caught.value) for value in ("987", "Alice"))
+
+
+def test_rows_that_meet_in_one_point_are_named() -> None:
+    with pytest.raises(ValueError, match="rows have met in one point"):
+        SupervisedManifold(random_state=0).fit([[1.0, 0.0], [0.0, 2.0]])
+
+
+@pytest.mark.parametrize("label_weight", [-1.0, np.nan])
+def test_a_step_refuses_a_weight_that_its_theorem_excludes(label_weight: float) -> None:
+    with pytest.raises(ValueError, match="label_weight must be at least 0"):
+        smlq_step(np.eye(3), gaussian_graph(np.eye(3), 1.0), None, label_weight)
+
+
 @pytest.mark.parametrize("solver", ["majorize", "cccp", "spectral"])
 def test_seeds_repeat_and_none_differs(solver: str) -> None:
     X, y, _ = problem()
@@ -305,12 +384,15 @@ def rows_with(value: float) -> Any:
         (unit_rows(6, 3), None, {"n_iter": 0}, "'n_iter' parameter"),
         (unit_rows(6, 3), None, {"init": np.ones((5, 2))}, r"init must have shape \(6, 2\); got \(5, 2\)"),
         (unit_rows(6, 3), None, {"init": np.full((6, 2), np.nan)}, "init holds NaN or infinity"),
-        (unit_rows(6, 3), None, {"init": np.zeros((6, 2))}, "cannot be rescaled: it is zero everywhere"),
+        (unit_rows(6, 3), None, {"init": np.zeros((6, 2))}, "cannot be rescaled: its rows have met in one point"),
         (unit_rows(6, 3), None, {"solver": "cccp"}, 'solver="cccp" needs labels'),
         (unit_rows(6, 3), None, {"graph": "series"}, 'use method="exact"'),
         (unit_rows(6, 3), None, {"graph": "neighbors", "n_neighbors": 6}, "n_neighbors must be a whole number"),
         (unit_rows(6, 3), [0, 1] * 3, {"rescale": False, "label_weight": 1e9, "n_iter": 99}, "the embedding overflows"),
         (np.eye(3), None, {"bandwidth": 0.01}, "degree of 3 row.* underflows"),
+        (unit_rows(6, 3), [0, 1] * 3, {"solver": "cccp", "n_iter": 400, "label_weight": 9.0}, "eq. 6 overflows"),
+        (unit_rows(6, 3), [0, 1] * 3, {"solver": "cccp", "init": np.zeros((6, 2))}, "eq. 6 gives zero everywhere"),
+        (unit_rows(6, 3), None, {"init": np.full((6, 2), 1e-310)}, "cannot be rescaled"),
     ],
 )
 def test_bad_input_is_named(X: Any, y: Any, parameters: dict[str, Any], message: str) -> None:

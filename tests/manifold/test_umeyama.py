@@ -12,6 +12,8 @@ from scipy.stats import ortho_group
 
 from nearveil.manifold import umeyama
 
+SQUARE = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
+
 
 @settings(deadline=None)
 @given(
@@ -54,6 +56,24 @@ def test_without_reflection_the_determinant_is_one() -> None:
     mirrored = source * [1, 1, -1]
     assert np.linalg.det(umeyama(source, mirrored).rotation) == pytest.approx(1)
     assert np.linalg.det(umeyama(source, mirrored, reflection=True).rotation) == pytest.approx(-1)
+    assert umeyama(source, mirrored).scale < umeyama(source, mirrored, reflection=True).scale == pytest.approx(1)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-160, 1e200])
+def test_units_do_not_matter(size: float) -> None:
+    source = np.random.default_rng(0).normal(size=(20, 2))
+    assert umeyama(size * source, size * source).scale == pytest.approx(1, rel=1e-12)
+
+
+def test_a_very_thin_cloud_still_determines_a_rotation() -> None:
+    source = np.random.default_rng(0).normal(size=(50, 3)) * [1, 1e-5, 1e-5]
+    turn = Rotation.from_rotvec([0.3, 0.2, 0.1]).as_matrix()
+    np.testing.assert_allclose(umeyama(source, source @ turn.T).rotation, turn, atol=1e-9)
+
+
+def test_points_of_another_width_are_named() -> None:
+    with pytest.raises(ValueError, match="points must have 3 columns"):
+        umeyama(np.eye(3), np.eye(3)).apply(np.ones((2, 2)))
 
 
 def test_without_scale_lengths_stay() -> None:
@@ -86,6 +106,11 @@ def test_the_transform_is_frozen() -> None:
         (np.outer(np.arange(5.0), [1, 1, 1]), np.outer(np.arange(5.0), [1, 0, 1]), "leave the rotation open"),
         (np.eye(3)[:1], np.eye(3)[:1], "all points of source lie on one spot"),
         (np.eye(3)[:2], np.eye(3)[:2], "leave the rotation open"),
+        (np.array([[0.0], [1.0], [2.0]]), np.array([[2.0], [1.0], [0.0]]), "one mirrors the other"),
+        (SQUARE, SQUARE * [1, -1], "one mirrors the other"),
+        (np.full((1000, 2), 0.1), np.full((1000, 2), 0.1), "all points of source lie on one spot"),
+        (np.array([["Alice", "b"]]), np.ones((1, 2)), "source must hold real numbers"),
+        (np.array([[1j, 2]]), np.ones((1, 2)), "source must hold real numbers"),
         (np.ones((5, 2)), np.ones((4, 2)), "must have one shape"),
         (np.ones(5), np.ones(5), r"source must have shape \(points, dimensions\)"),
         (np.empty((0, 2)), np.empty((0, 2)), "neither of them 0"),

@@ -5,6 +5,7 @@ Everything in this room is written against the array API standard. NumPy 2 follo
 work with NumPy, SciPy and scikit-learn alone.
 """
 
+from numbers import Real
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,12 +34,15 @@ def namespace(*arrays: Array) -> Any:
 
 
 def as_array(values: Any) -> Array:
-    """Return `values` unchanged if it is an array of a known library, else as a NumPy array."""
+    """Return `values` as an array: of its own library where it has one, else of NumPy.
+
+    Tensors are cut off from their gradient graph: no operator here has a derivative.
+    """
     if isinstance(values, np.ndarray):
         return values
-    if hasattr(values, "__dlpack__"):
-        return values
-    return np.asarray(values)
+    if hasattr(values, "detach"):
+        return values.detach()
+    return values if hasattr(values, "__dlpack__") else np.asarray(values)
 
 
 def is_host(array: Array) -> bool:
@@ -50,9 +54,7 @@ def to_numpy(array: Array) -> Any:
     """Return `array` as a NumPy array, sharing memory where it lies on the host."""
     if isinstance(array, np.ndarray):
         return array
-    if hasattr(array, "detach"):  # torch refuses to hand out memory that is part of a gradient graph
-        array = array.detach().cpu()
-    return np.asarray(array)
+    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)
 
 
 def like(values: Array, model: Array) -> Array:
@@ -98,11 +100,12 @@ def segment_sum(values: Array, codes: Array, n_segments: int) -> Array:
     if isinstance(values, np.ndarray):
         sums = [np.bincount(codes, weights=column, minlength=n_segments) for column in values.T]
         return np.stack(sums, axis=1).astype(values.dtype, copy=False)
-    return values.new_zeros((n_segments, values.shape[1])).index_add_(0, codes, values)
+    doubles = values.double()
+    return doubles.new_zeros((n_segments, values.shape[1])).index_add_(0, codes, doubles).to(values.dtype)
 
 
 def check_unit_rows(X: Array, name: str = "X", least: int = 2) -> Array:
-    """Check that the rows of `X` are finite and of norm one, and make the norm exact.
+    """Check that the rows of `X` are finite and of norm one up to rounding, and take the rounding out.
 
     Parameters
     ----------
@@ -115,7 +118,7 @@ def check_unit_rows(X: Array, name: str = "X", least: int = 2) -> Array:
     Returns
     -------
     array of shape (n, d)
-        `X`, or a copy whose rows were divided by their norm where rounding had moved it.
+        A copy, each row divided by its norm: what is made of one row depends on no other.
 
     Raises
     ------
@@ -134,24 +137,24 @@ def check_unit_rows(X: Array, name: str = "X", least: int = 2) -> Array:
         raise ValueError(f"{name} must hold floating-point numbers; got dtype {X.dtype}: convert it first")
     if X.shape[0] == 0:
         return X
-    norms = xp.sqrt(xp.vecdot(X, X))
+    wide = X if xp.finfo(X.dtype).bits >= 32 else xp.astype(X, xp.float32)
+    norms = xp.sqrt(xp.vecdot(wide, wide))
     if not bool(xp.all(xp.isfinite(norms))):
         row = int(xp.argmin(xp.astype(xp.isfinite(norms), xp.int8)))
-        raise ValueError(f"{name} holds NaN or infinity (first in row {row}): remove or repair such rows")
+        raise ValueError(
+            f"{name} holds NaN, infinity or a huge number (first in row {row}): remove or repair such rows"
+        )
     if bool(xp.any(norms == 0)):
         row = int(xp.argmin(norms))
         raise ValueError(f"{name} holds a row of zeros (row {row}), which has no direction: remove it")
     off = xp.abs(norms - 1)
-    eps = epsilon_of(X)
-    if float(xp.max(off)) > max(1e-4, 8 * eps):
+    if float(xp.max(off)) > max(1e-4, 8 * epsilon_of(X)):
         row = int(xp.argmax(off))
         raise ValueError(
             f"{name} must have rows of norm 1 (row {row} has not): divide each row by its norm, "
             "as sklearn.preprocessing.normalize does"
         )
-    if float(xp.max(off)) > 8 * eps:
-        return X / norms[:, None]
-    return X
+    return xp.astype(wide / norms[:, None], X.dtype, copy=False)
 
 
 def check_columns(Z: Array, n: int, model: Array, name: str = "Z") -> Array:
@@ -171,25 +174,47 @@ def check_columns(Z: Array, n: int, model: Array, name: str = "Z") -> Array:
     array of shape (n, k)
     """
     Z = as_array(Z)
-    if isinstance(Z, np.ndarray) != isinstance(model, np.ndarray):
-        raise ValueError(
-            f"{name} is a {type(Z).__name__} but the graph holds {type(model).__name__}: convert one of them"
-        )
+    check_same_library(Z, model, name)
     xp = namespace(Z)
     if Z.ndim != 2 or Z.shape[0] != n:
         raise ValueError(f"{name} must have shape ({n}, k), a row for each row of the graph; got {tuple(Z.shape)}")
-    Z = xp.astype(Z, model.dtype, copy=False)
+    Z = xp.astype(check_real(Z, name), model.dtype, copy=False)
     if not bool(xp.all(xp.isfinite(Z))):
         raise ValueError(f"{name} holds NaN or infinity")
     return Z
 
 
-def check_positive(value: float, name: str) -> float:
+def check_same_library(array: Array, model: Array, name: str) -> None:
+    """Raise unless `array` is of the library of `model`."""
+    if isinstance(array, np.ndarray) != isinstance(model, np.ndarray):
+        raise ValueError(
+            f"{name} is a {type(array).__name__} but the graph holds {type(model).__name__}: convert one of them"
+        )
+
+
+def check_real(array: Array, name: str) -> Array:
+    """Return `array` in floating point; complex numbers, text and objects raise."""
+    xp = namespace(array)
+    if isinstance(array, np.ndarray) and array.dtype.kind not in "fiub":
+        raise ValueError(f"{name} must hold real numbers; got dtype {array.dtype}")
+    if xp.isdtype(array.dtype, "complex floating"):
+        raise ValueError(f"{name} must hold real numbers; got dtype {array.dtype}")
+    return array if xp.isdtype(array.dtype, "real floating") else xp.astype(array, xp.float64)
+
+
+def check_positive(value: Any, name: str) -> float:
     """Return `value` as a float if it is finite and above zero, else raise with `name`."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be a number above 0; got {value!r}") from None
+    if not isinstance(value, Real):  # whatever it is, it may hold data: say its type alone
+        raise ValueError(f"{name} must be a number above 0; got {type(value).__name__}")
+    number = float(value)
     if not (np.isfinite(number) and number > 0):
-        raise ValueError(f"{name} must be a finite number above 0; got {value!r}")
+        raise ValueError(f"{name} must be a finite number above 0; got {number!r}")
     return number
+
+
+def check_bandwidth(value: float) -> float:
+    """Return a bandwidth as a float if its square neither overflows nor vanishes, else raise."""
+    bandwidth = check_positive(value, "bandwidth")
+    if not 1e-100 < bandwidth < 1e100:
+        raise ValueError(f"bandwidth {bandwidth:g} is out of range: use one between 1e-100 and 1e100")
+    return bandwidth

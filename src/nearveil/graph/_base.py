@@ -1,10 +1,16 @@
 """What every graph of this room can be asked."""
 
 from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
 
 from nearveil.graph._arrays import (
     Array,
+    as_array,
     check_columns,
+    check_real,
+    check_same_library,
     check_unit_rows,
     column_of_ones,
     epsilon_of,
@@ -25,9 +31,10 @@ class Graph(ABC):
 
     error_bound: float = 0.0
 
-    def __init__(self, model: Array, n: int) -> None:
-        self._model = model
+    def __init__(self, model: Array, n: int, work_dtype: Any) -> None:
+        self._model = model  # an array whose library, device and dtype the results have
         self._n = n
+        self._work_dtype = work_dtype  # of the arithmetic
         self._degree: Array | None = None
 
     @property
@@ -37,7 +44,7 @@ class Graph(ABC):
 
     @property
     def degree(self) -> Array:
-        """Sum of the weights of each row, shape (n,)."""
+        """Sum of the weights of each row, shape (n,). Not to be written to."""
         if self._degree is None:
             self._product_and_degree(namespace(self._model).zeros_like(self._model[:, :0]))
         return self._degree
@@ -53,7 +60,7 @@ class Graph(ABC):
         -------
         array of shape (n, k)
         """
-        return self._product(check_columns(Z, self._n, self._model))
+        return self._apply(check_columns(Z, self._n, self._model))
 
     def laplacian_matmul(self, Z: Array) -> Array:
         """Multiply the Laplacian, degree minus weights, with `Z`.
@@ -73,18 +80,27 @@ class Graph(ABC):
     def _product_and_degree(self, Z: Array) -> tuple[Array, Array]:
         """Return weights times `Z` and the degree, in one pass over the edges."""
         if self._degree is not None:
-            return self._product(Z), self._degree
+            return self._apply(Z), self._degree
         xp = namespace(Z)
-        product = self._product(xp.concat([column_of_ones(self._model), Z], axis=1))
-        self._degree = self._checked_degree(product[:, 0])
+        product = self._apply(xp.concat([column_of_ones(self._model), Z], axis=1))
+        self._degree = self._checked_degree(xp.asarray(product[:, 0], copy=True))
+        if isinstance(self._degree, np.ndarray):
+            self._degree.setflags(write=False)
         return product[:, 1:], self._degree
+
+    def _apply(self, Z: Array) -> Array:
+        """Multiply in the precision of the arithmetic and return that of the model."""
+        xp = namespace(Z)
+        if Z.shape[1] == 0:
+            return Z
+        return xp.astype(self._product(xp.astype(Z, self._work_dtype, copy=False)), self._model.dtype, copy=False)
 
     def _checked_degree(self, degree: Array) -> Array:
         return degree
 
     @abstractmethod
     def _product(self, Z: Array) -> Array:
-        """Multiply the weights with a `Z` that was checked."""
+        """Multiply the weights with a `Z` of the working dtype that was checked and has a column."""
 
 
 class GaussianGraph(Graph):
@@ -103,8 +119,9 @@ class GaussianGraph(Graph):
 
     method: str
 
-    def __init__(self, X: Array, bandwidth: float, model: Array | None = None) -> None:
-        super().__init__(X if model is None else model, X.shape[0])
+    def __init__(self, X: Array, bandwidth: float, model: Array) -> None:
+        half = namespace(X).finfo(X.dtype).bits < 32  # rows of 16 bits are multiplied as they are, sums kept in 32
+        super().__init__(model, X.shape[0], model.dtype if half else X.dtype)
         self._X = X
         self.bandwidth = bandwidth
 
@@ -139,16 +156,17 @@ class GaussianGraph(Graph):
         array([[0.965]])
         """
         Z = check_columns(Z, self._n, self._model)
-        X = check_unit_rows(X, least=0)
+        X = as_array(X)
+        check_same_library(X, self._model, "X")
+        X = check_unit_rows(namespace(X).astype(check_real(X, "X"), self._X.dtype, copy=False), least=0)
         if X.shape[1] != self._X.shape[1]:
             raise ValueError(f"X has {X.shape[1]} features, but the graph was built with {self._X.shape[1]}")
         if X.shape[0] == 0:
             return Z[:0, :]
         xp = namespace(Z)
-        sums = self._cross_product(
-            xp.astype(X, self._X.dtype, copy=False), xp.concat([column_of_ones(self._model), Z], axis=1)
-        )
-        return sums[:, 1:] / self._checked_degree(sums[:, 0])[:, None]
+        values = xp.astype(xp.concat([column_of_ones(self._model), Z], axis=1), self._work_dtype, copy=False)
+        sums = self._cross_product(X, values)
+        return xp.astype(sums[:, 1:] / self._checked_degree(sums[:, 0])[:, None], self._model.dtype, copy=False)
 
     def _checked_degree(self, degree: Array) -> Array:
         xp = namespace(degree)

@@ -32,13 +32,10 @@ class ExactGraph(GaussianGraph):
 
     method = "exact"
 
-    def __init__(self, X: Array, bandwidth: float) -> None:
-        xp = namespace(X)
-        half = xp.finfo(X.dtype).bits < 32
-        if half and not _has_fused_kernel(X):
+    def __init__(self, X: Array, bandwidth: float, model: Array) -> None:
+        if namespace(X).finfo(X.dtype).bits < 32 and not _has_fused_kernel(X):
             raise ValueError(f"X has dtype {X.dtype}, too coarse for this device and width: convert it to float32")
-        # Rows of 16 bits are multiplied as they are, but sums are kept in 32.
-        super().__init__(X, bandwidth, xp.astype(X[:, :1], xp.float32) if half else X)
+        super().__init__(X, bandwidth, model)
         if 2 * self._sharpness > -np.log(tiny_of(self._model)) / 2:
             _ = self.degree  # weights may underflow: say so now, not at the first product
 
@@ -48,10 +45,8 @@ class ExactGraph(GaussianGraph):
 
             return _fused.product(self._X, self._X, Z, self._sharpness, skip_diagonal=True)
         if is_host(self._X):
-            total = like(_symmetric_on_threads(to_numpy(self._X), to_numpy(Z), self._sharpness), Z)
-        else:
-            total = _symmetric(self._X, Z, self._sharpness, DEVICE_TILE)
-        return namespace(Z).astype(total, Z.dtype)
+            return like(_symmetric_on_threads(to_numpy(self._X), to_numpy(Z), self._sharpness), Z)
+        return _symmetric(self._X, Z, self._sharpness, DEVICE_TILE)
 
     def _cross_product(self, X: Array, Z: Array) -> Array:
         if _has_fused_kernel(self._X):
@@ -129,5 +124,5 @@ def _rectangular(A: Array, B: Array, Z: Array, sharpness: float, tile: int) -> A
         total = xp.zeros((rows.shape[0], Z.shape[1]), dtype=xp.float64, device=Z.device)
         for j in range(0, B.shape[0], tile):
             total += xp.matmul(_weights(rows, B[j : j + tile], sharpness), Z[j : j + tile])
-        strips.append(xp.astype(total, Z.dtype))
+        strips.append(total)
     return xp.concat(strips)

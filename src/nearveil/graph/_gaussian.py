@@ -1,8 +1,17 @@
 """The one door to the Gaussian graphs, and the choice between them."""
 
-from typing import Literal
+import sys
+from numbers import Integral
+from typing import Any, Literal
 
-from nearveil.graph._arrays import Array, check_positive, check_unit_rows, namespace
+from nearveil.graph._arrays import (
+    Array,
+    as_array,
+    check_bandwidth,
+    check_positive,
+    check_unit_rows,
+    namespace,
+)
 from nearveil.graph._base import GaussianGraph
 from nearveil.graph._exact import ExactGraph
 from nearveil.graph._neighbors import NeighborsGraph
@@ -24,18 +33,19 @@ def gaussian_graph(
     Parameters
     ----------
     X : array-like of shape (n, d)
-        Rows of norm one, as a NumPy array or a torch tensor on any device. Its dtype is the
-        precision of the arithmetic.
+        Rows of norm one, as a NumPy array or a torch tensor on any device; they are copied. Results
+        have their dtype (float32 where it is shorter); the arithmetic is done in float64 where
+        float32 would miss the tolerance.
     bandwidth : float
         The s of ``w_ij = exp(-|x_i - x_j|^2 / (2 s^2))``.
     method : {"auto", "exact", "series", "neighbors"}, default="auto"
         "exact": every weight, O(n^2) time, O(n) memory. "series": a polynomial of degree at most 3
         in the inner products, O(n d^degree) time; the least degree that meets `tolerance`.
-        "neighbors": the weights to the nearest neighbours alone. "auto": the cheapest of them that
-        meets `tolerance`.
+        "neighbors": the weights to the nearest neighbours alone. "auto": the cheaper of the first two
+        within `tolerance`, which a graph of neighbours never meets.
     tolerance : float, default=1e-6
-        Largest ``|w~ - w| / w`` that an edge may have; see ``error_bound`` of the result. Graphs of
-        neighbours are exempt when asked for by name: they drop edges by design.
+        Largest ``|w~ - w| / w`` that an edge may have; see ``error_bound`` of the result. Rounding is
+        kept below it too, or an error says that it cannot be.
     n_neighbors : int, default=15
         Edges that each row asks for, for "neighbors"; the graph is symmetric, so it may get more.
 
@@ -58,29 +68,62 @@ def gaussian_graph(
     >>> bool(np.max(np.abs(graph.degree / exact.degree - 1)) <= graph.error_bound)
     True
     """
-    bandwidth = check_positive(bandwidth, "bandwidth")
+    bandwidth = check_bandwidth(bandwidth)
     tolerance = check_positive(tolerance, "tolerance")
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
-    X = check_unit_rows(X)
-    n = X.shape[0]
-    if not 1e-100 < bandwidth < 1e100:
-        raise ValueError(f"bandwidth {bandwidth:g} is out of range: unit rows are at most 2 apart")
+    if not (isinstance(method, str) and method in METHODS):
+        raise ValueError(f"method must be one of {', '.join(METHODS)}")
+    rows = check_unit_rows(_precise_enough(X, bandwidth, tolerance))
+    model = _model(as_array(X))
     if method == "neighbors":
-        if not (isinstance(n_neighbors, int) and 1 <= n_neighbors < n):
-            raise ValueError(f"n_neighbors must be a whole number from 1 to {n - 1}, one less than the rows")
-        return NeighborsGraph(X, bandwidth, n_neighbors)
+        return NeighborsGraph(_at_least_single(rows), bandwidth, model, _checked_neighbors(n_neighbors, rows.shape[0]))
+    if sys.float_info.epsilon * bandwidth**-2 > tolerance:
+        raise ValueError(
+            f"bandwidth {bandwidth:g} is too small: the rounding of inner products would move weights by more than "
+            f'tolerance {tolerance:g}. Use a larger bandwidth or tolerance, or method="neighbors"'
+        )
     polynomial = None if method == "exact" else least_polynomial(bandwidth**-2, tolerance)
     if method == "series":
-        return SeriesGraph(X, bandwidth, _checked(polynomial, X, bandwidth, tolerance))
-    if method == "auto" and polynomial is not None and _series_pays(polynomial, X):
-        return SeriesGraph(X, bandwidth, polynomial)
-    return ExactGraph(X, bandwidth)
+        return SeriesGraph(_at_least_single(rows), bandwidth, model, _checked(polynomial, rows, bandwidth, tolerance))
+    if method == "auto" and polynomial is not None and _series_pays(polynomial, rows):
+        return SeriesGraph(rows, bandwidth, model, polynomial)
+    return ExactGraph(rows, bandwidth, model)
+
+
+def _precise_enough(X: Array, bandwidth: float, tolerance: float) -> Array:
+    """Return the rows in a dtype in which rounding stays below `tolerance`.
+
+    An inner product is rounded by about one epsilon of the dtype, and the weight multiplies that by
+    ``1 / bandwidth^2``. Where 32 bits would not do, the arithmetic is done in 64; results have the
+    dtype of the rows all the same.
+    """
+    X = as_array(X)
+    xp = namespace(X)
+    single = float(xp.finfo(xp.float32).eps)  # rows of 16 bits are multiplied exactly, in 32 bits
+    if xp.isdtype(X.dtype, "real floating") and single * max(1.0, bandwidth**-2) > tolerance:
+        return xp.astype(X, xp.float64, copy=False)
+    return X
+
+
+def _model(X: Array) -> Array:
+    """Return a column of the dtype of the results: that of the rows, and float32 for rows of 16 bits."""
+    xp = namespace(X)
+    return xp.astype(X[:, :1], X.dtype if xp.finfo(X.dtype).bits >= 32 else xp.float32, copy=True)
+
+
+def _at_least_single(X: Array) -> Array:
+    if namespace(X).finfo(X.dtype).bits < 32:
+        raise ValueError(f"X has dtype {X.dtype}, too coarse for this method: convert it to float32")
+    return X
+
+
+def _checked_neighbors(n_neighbors: Any, n: int) -> int:
+    whole = isinstance(n_neighbors, Integral) and not isinstance(n_neighbors, bool)
+    if not (whole and 1 <= n_neighbors < n):
+        raise ValueError(f"n_neighbors must be a whole number from 1 to {n - 1}, one less than the rows")
+    return int(n_neighbors)
 
 
 def _checked(polynomial: KernelPolynomial | None, X: Array, bandwidth: float, tolerance: float) -> KernelPolynomial:
-    if namespace(X).finfo(X.dtype).bits < 32:
-        raise ValueError(f"X has dtype {X.dtype}, too coarse for a series: convert it to float32")
     if polynomial is None:
         nearest = best_polynomial(bandwidth**-2, MAX_DEGREE).error_bound
         raise ValueError(

@@ -1,14 +1,16 @@
 """The graph of labels: exact, through the sums of each class."""
 
+import math
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.graph._arrays import Array, as_array, check_positive, like, namespace, segment_sum, to_numpy
+from nearveil.graph._arrays import Array, as_array, check_bandwidth, check_real, like, namespace, segment_sum, to_numpy
 from nearveil.graph._base import Graph
 
 UNLABELLED = -1
+_LARGEST_LABEL = 2**53  # beyond it a floating-point label may have been rounded to its neighbour
 _KERNEL_BLOCK = 4096  # classes whose kernel rows are made at a time
 
 Encoding = Literal["integer", "one-hot"]
@@ -29,10 +31,8 @@ class LabelGraph(Graph):
         0: the weights are exact.
     """
 
-    def __init__(
-        self, y: Array, codes: NDArray[np.int64], classes: NDArray[np.generic], bandwidth: float, encoding: Encoding
-    ):
-        super().__init__(y, y.shape[0])
+    def __init__(self, y: Array, codes: NDArray[np.int64], classes: NDArray[Any], bandwidth: float, encoding: Encoding):
+        super().__init__(y, y.shape[0], np.float64)
         self.classes = classes
         self.bandwidth = bandwidth
         self.encoding = encoding
@@ -56,7 +56,7 @@ class LabelGraph(Graph):
         return degree[:, None] * Z - self._product(Z)
 
     def _check(self, Z: Array) -> Array:
-        Z = as_array(Z)
+        Z = check_real(as_array(Z), "Z")
         xp = namespace(Z)
         if Z.ndim != 2 or Z.shape[0] != self._n:
             raise ValueError(f"Z must have shape ({self._n}, k), a row for each label; got {tuple(Z.shape)}")
@@ -66,22 +66,29 @@ class LabelGraph(Graph):
 
     def _product(self, Z: Array) -> Array:
         xp = namespace(Z)
+        if Z.shape[1] == 0:
+            return Z
         n_classes = len(self.classes)
         codes = like(self._codes, Z)
         sums = segment_sum(Z, codes, n_classes + 1)[:n_classes, :]
-        of_class = xp.concat([self._kernel_times(sums), xp.zeros_like(Z[:1, :])])
+        none = xp.zeros_like(Z[:1, :])
+        of_own_class = xp.take(xp.concat([sums, none]), codes, axis=0)
+        of_other_classes = xp.take(xp.concat([self._kernel_times(sums), none]), codes, axis=0)
         labelled = xp.astype(codes < n_classes, Z.dtype)
-        return xp.take(of_class, codes, axis=0) - labelled[:, None] * Z
+        return of_other_classes + (of_own_class - labelled[:, None] * Z)
 
     def _kernel_times(self, sums: Array) -> Array:
+        """Multiply the kernel between different classes with their sums; within a class it is 1 and left out.
+
+        Left out, not subtracted later: at small bandwidths nothing would remain of the other classes.
+        """
         xp = namespace(sums)
-        if self.encoding == "one-hot":  # two values: 1 within a class, and one more for all other classes
-            other = float(np.exp(-(self.bandwidth**-2)))
-            return other * xp.sum(sums, axis=0)[None, :] + (1 - other) * sums
-        classes = self.classes.astype(np.float64) / self.bandwidth
+        if self.encoding == "one-hot":  # one value for any two classes
+            return math.exp(-(self.bandwidth**-2)) * (xp.sum(sums, axis=0)[None, :] - sums)
         parts = []
-        for start in range(0, len(classes), _KERNEL_BLOCK):
-            kernel = np.exp(-0.5 * (classes[start : start + _KERNEL_BLOCK, None] - classes[None, :]) ** 2)
+        for start in range(0, len(self.classes), _KERNEL_BLOCK):
+            apart = self.classes[start : start + _KERNEL_BLOCK, None] - self.classes[None, :]
+            kernel = np.exp(-0.5 * (apart / self.bandwidth) ** 2) * (apart != 0)
             parts.append(xp.matmul(xp.astype(like(kernel, sums), sums.dtype), sums))
         return xp.concat(parts) if parts else sums
 
@@ -92,7 +99,7 @@ def label_graph(y: Array, bandwidth: float = 1.0, encoding: Encoding = "integer"
     Parameters
     ----------
     y : array-like of shape (n,)
-        Labels. -1 means unlabelled: that row has no edges.
+        Labels. -1 (among names, also "-1") means unlabelled: that row has no edges.
     bandwidth : float, default=1.0
         The s of ``exp(-|y_i - y_j|^2 / (2 s^2))``.
     encoding : {"integer", "one-hot"}, default="integer"
@@ -116,12 +123,12 @@ def label_graph(y: Array, bandwidth: float = 1.0, encoding: Encoding = "integer"
            [0.607, 0.607, 0.   , 0.   ],
            [0.   , 0.   , 0.   , 0.   ]])
     """
-    bandwidth = check_positive(bandwidth, "bandwidth")
+    bandwidth = check_bandwidth(bandwidth)
     if encoding not in ("integer", "one-hot"):
         raise ValueError(f'encoding must be "integer" or "one-hot"; got {encoding!r}')
     y = as_array(y)
     host = _checked_labels(to_numpy(y), encoding)
-    labelled = host != UNLABELLED if host.dtype.kind in "iu" else np.ones(host.shape, dtype=bool)
+    labelled = host != (UNLABELLED if host.dtype.kind in "iub" else np.array(str(UNLABELLED)).astype(host.dtype.kind))
     classes, codes_of_labelled = np.unique(host[labelled], return_inverse=True)
     codes = np.full(host.shape, len(classes), dtype=np.int64)
     codes[labelled] = codes_of_labelled
@@ -136,12 +143,8 @@ def _checked_labels(y: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
         y = np.asarray(y.tolist())
     if y.dtype.kind not in "fiubUS":
         raise ValueError(f"Unknown label type: y has dtype {y.dtype}; use whole numbers or names")
-    if y.dtype.kind == "f":
-        if not np.all(np.isfinite(y)):
-            raise ValueError("y holds NaN or infinity: mark rows without label with -1")
-        if np.any(y != np.round(y)):
-            raise ValueError("y must hold class labels, but it has fractions")
-        y = y.astype(np.int64)
+    if y.dtype.kind in "fu":
+        y = _whole_numbers(y)
     if encoding == "integer":
         if y.dtype.kind not in "iub":
             raise ValueError('y must hold whole numbers where encoding="integer"; use encoding="one-hot" for names')
@@ -149,3 +152,14 @@ def _checked_labels(y: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
         if np.any(y < UNLABELLED):
             raise ValueError("y must hold labels from 0 upwards, or -1 for a row without label")
     return y
+
+
+def _whole_numbers(y: NDArray[Any]) -> NDArray[np.int64]:
+    """Return floating-point or unsigned labels as signed integers, or raise where one would change."""
+    if not np.all(np.isfinite(y)):
+        raise ValueError("y holds NaN or infinity: mark rows without label with -1")
+    if np.any(y != np.round(y)):
+        raise ValueError("y must hold class labels, but it has fractions")
+    if np.any(np.abs(y) > _LARGEST_LABEL):
+        raise ValueError(f"y must hold labels up to {_LARGEST_LABEL}: number the classes from 0")
+    return y.astype(np.int64)

@@ -10,6 +10,7 @@ with all n^2 weights into sums of moments. Two facts make the best p and its err
   estimated on a grid. That is the certificate.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,7 +63,7 @@ def best_polynomial(sharpness: float, degree: int) -> KernelPolynomial:
     True
     """
     if sharpness > _HOPELESS:
-        return KernelPolynomial((0.0,) * (degree + 1), 1.0)
+        return KernelPolynomial((0.0,) * (degree + 1), math.inf)
     end = 1 + _MARGIN
     points = end * np.cos(np.pi * np.arange(degree + 2) / (degree + 1))[::-1]
     best: tuple[float, Polynomial] | None = None

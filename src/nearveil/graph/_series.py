@@ -34,8 +34,8 @@ class SeriesGraph(GaussianGraph):
 
     method = "series"
 
-    def __init__(self, X: Array, bandwidth: float, polynomial: KernelPolynomial) -> None:
-        super().__init__(X, bandwidth)
+    def __init__(self, X: Array, bandwidth: float, model: Array, polynomial: KernelPolynomial) -> None:
+        super().__init__(X, bandwidth, model)
         self.polynomial = polynomial
         self.error_bound = polynomial.error_bound
 
@@ -51,7 +51,10 @@ class SeriesGraph(GaussianGraph):
         xp = namespace(Z)
         constant, linear, *higher = (*self.polynomial.coefficients, 0.0)[: max(2, self.polynomial.degree + 1)]
         sums = constant * xp.sum(Z, axis=0, dtype=xp.float64)
-        product = xp.matmul(X, linear * xp.matmul(self._X.T, Z)) + xp.astype(sums, Z.dtype)
+        slopes = xp.zeros((X.shape[1], Z.shape[1]), dtype=xp.float64, device=Z.device)
+        for rows in self._blocks(self._X, Z.shape[1]):
+            slopes += xp.matmul(self._X[rows].T, Z[rows])
+        product = xp.matmul(X, xp.astype(linear * slopes, Z.dtype)) + xp.astype(sums, Z.dtype)
         if higher:
             moments = xp.astype(self._moments(Z), Z.dtype)
             for rows in self._blocks(X, Z.shape[1]):

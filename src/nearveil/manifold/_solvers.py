@@ -14,7 +14,9 @@ from nearveil.manifold._step import Array, Query
 
 Result = tuple[Array, list[float]]
 
-_ROUNDING = 1e-6  # of the largest entry: a mean below it comes from rounding, in float32 too
+_TINY = 1e-35  # what divides by less would overflow float32
+
+_ROUNDING = 16  # epsilons of the mean size of a column: a mean below that is what rounding left of none
 
 
 def majorize(query: Query, start: Array, n_iter: int, rescale: bool) -> Result:
@@ -26,7 +28,7 @@ def majorize(query: Query, start: Array, n_iter: int, rescale: bool) -> Result:
     """
     Z = start * _factor_to_norm(start) if rescale else start
     mean = query.mean(Z)
-    mean = mean * (abs(mean) > _ROUNDING * abs(Z).max())
+    mean = mean * (abs(mean) > _ROUNDING * _finfo(Z).eps * query.mean(abs(Z)))
     history = []
     for _ in range(n_iter):
         moved, objective = query.step(Z)
@@ -58,26 +60,36 @@ def cccp(query: Query, start: Array, n_iter: int, rescale: bool) -> Result:
     laplacian = _operator(n * k, lambda z: _host(query.graph.laplacian_matmul(to_kind_of(z.reshape(n, k), start))))
     jacobi = _operator(n * k, lambda z: z.reshape(n, k) / degree)
     Z, history = start, [query.objective(start)]
-    rtol = 1e-13 if degree.dtype == _host(start).dtype else 1e-6
+    rtol = max(1e-13, 100 * _finfo(start).eps)
+    too_far = 1e-6 * math.sqrt(_finfo(start).max)  # the squares of such numbers, summed, would overflow
     for _ in range(n_iter):
         right = _host(query.label_weight * (query.labels.laplacian_matmul(Z) - pull))
         if not np.isfinite(right).all():
             raise ValueError("the iteration of eq. 6 overflows: use a smaller label_weight or fewer n_iter")
+        if not np.any(right):
+            raise ValueError("eq. 6 gives zero everywhere: init and labels leave nothing to embed")
         solved, failed = cg(laplacian, (right - right.mean(axis=0)).ravel(), rtol=rtol, maxiter=10 * n, M=jacobi)
         if failed:
-            raise ValueError("eq. 6 cannot be solved: the graph is nearly disconnected; use a larger bandwidth")
+            raise ValueError(
+                "eq. 6 cannot be solved: the graph falls apart, or nearly; use a larger bandwidth or more neighbours"
+            )
         solved = solved.reshape(n, k)
         Z = to_kind_of(solved - solved.mean(axis=0), start)
+        if not np.isfinite(solved).all() or np.abs(solved).max() > too_far:
+            raise ValueError("the iteration of eq. 6 overflows: use a smaller label_weight or fewer n_iter")
         history.append(query.objective(Z))
-    return (Z * _factor_to_norm(Z) if rescale else Z), history
+    if rescale:
+        Z = Z * _factor_to_norm(Z)
+        history[-1] = query.objective(Z)
+    return Z, history
 
 
 def spectral(query: Query, start: Array, n_iter: int, rescale: bool) -> Result:
     """Minimise v under ``Z' Z = I`` and columns of mean zero: eigenvectors of ``L_X - alpha L_Y``.
 
     The papers take the largest; the minimum of their eq. 3 is at the smallest. The constant vector,
-    which tells no row from another, is moved to the other end of the spectrum. `n_iter` plays no
-    part: the eigenvectors are found to full precision.
+    which tells no row from another, is moved to the other end of the spectrum. Neither `n_iter` nor
+    the values of `start` play a part: the eigenvectors are found to full precision.
     """
     del n_iter
     n, k = start.shape
@@ -88,7 +100,7 @@ def spectral(query: Query, start: Array, n_iter: int, rescale: bool) -> Result:
         n, lambda z: _host(query.gradient(to_kind_of(z.reshape(n, 1), start))).ravel() + beyond * z.mean()
     )
     try:
-        _, vectors = eigsh(matrix, k=k, which="SA", v0=_host(start[:, 0]))
+        _, vectors = eigsh(matrix, k=k, which="SA", v0=np.random.default_rng(0).standard_normal(n))
     except ArpackNoConvergence:
         raise ValueError("the eigenvectors did not converge: use a larger bandwidth or another solver") from None
     peaks = vectors[np.argmax(np.abs(vectors), axis=0), np.arange(k)]
@@ -103,10 +115,18 @@ SOLVERS = {"majorize": majorize, "cccp": cccp, "spectral": spectral}
 def _factor_to_norm(Z: Array) -> float:
     """Return what brings `Z` to Frobenius norm sqrt(n)."""
     largest = float(abs(Z).max())  # divide by it first, so that squares neither overflow nor vanish
-    if not 0 < largest < math.inf:
-        raise ValueError("the embedding cannot be rescaled: it is zero everywhere or has overflowed")
+    if not _TINY < largest < math.inf:
+        raise ValueError(
+            "the embedding cannot be rescaled: its rows have met in one point, or overflowed. Start elsewhere (init), "
+            "give labels or more rows, or take fewer n_iter"
+        )
     scaled = Z / largest
     return math.sqrt(Z.shape[0] / float((scaled * scaled).sum())) / largest
+
+
+def _finfo(array: Array) -> Any:
+    """Return the limits of the floating-point dtype of an array or tensor."""
+    return np.finfo(str(array.dtype).removeprefix("torch."))
 
 
 def _operator(size: int, product: Any) -> Any:

@@ -78,4 +78,6 @@ def smlq_step(
     >>> round(objective, 4)
     0.3679
     """
+    if not label_weight >= 0:
+        raise ValueError(f"label_weight must be at least 0; got {label_weight!r}")
     return Query(graph, labels, label_weight).step(Z)

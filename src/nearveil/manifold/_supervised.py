@@ -36,10 +36,12 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     label_weight : float, default=0.6
         The alpha: how strongly labels repel. 0 ignores them.
     n_iter : int, default=20
-        Steps to take. More is not better: in the end all columns are multiples of one eigenvector.
+        Steps to take ("spectral" takes none). More is not better: in the end all columns lie in the
+        space of one eigenvalue, and mostly are multiples of one vector.
     init : "random" or array-like of shape (n, n_components), default="random"
         Where to start. "random" draws from the standard normal distribution and takes out the mean
-        that the steps would keep.
+        that the steps would keep, weighted by the degrees: such a start depends on the rows, so the
+        sensitivity bounds do not cover it. Give a public array where privacy is at stake.
     rescale : bool, default=True
         Scale the embedding to Frobenius norm sqrt(n) after each step; without it the rows collapse
         to a point or run away.
@@ -67,7 +69,8 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     objective_ : float
         v of the embedding.
     objective_history_ : list of float
-        v of the start and of each iterate. It never rises where ``rescale=False``.
+        v of the start and of each iterate. It never rises where ``rescale=False`` and the solver is
+        "majorize".
     graph_ : GaussianGraph
         The graph of the features.
     n_iter_ : int
@@ -155,7 +158,7 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         SupervisedManifold
             The fitted estimator.
         """
-        X = validate_data(self, X, dtype=_float_dtypes(X), ensure_min_samples=2)
+        X = self._checked(X, ensure_min_samples=2)
         n = X.shape[0]
         if self.n_components > n:
             raise ValueError(f"n_components={self.n_components} must be at most the number of rows, {n}")
@@ -206,8 +209,20 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         array of shape (m, n_components)
         """
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=_float_dtypes(X))
+        X = self._checked(X, reset=False)
         return self.graph_.interpolate(_unit_rows(X), self.embedding_)
+
+    def _checked(self, X: Array, **options: Any) -> Array:
+        """Let scikit-learn check the rows, and keep what it says free of their values."""
+        xp, _ = get_namespace(X)
+        try:
+            return validate_data(self, X, dtype=[xp.float64, xp.float32], **options)
+        except ValueError as error:
+            first, *rest = str(error).splitlines()
+            if first.startswith("could not convert"):
+                first = "X holds text or objects where numbers are expected"
+            advice = [line for line in rest if line.startswith("Reshape your data")]
+            raise ValueError(" ".join([first, *advice])) from None
 
     def _label_graph(self, y: Array | None, n: int) -> LabelGraph | None:
         if y is None:
@@ -242,16 +257,12 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return tags
 
 
-def _float_dtypes(X: Array) -> list[Any]:
-    """Return the dtypes that are kept: those of NumPy, or of the library that scikit-learn dispatches to."""
-    xp, _ = get_namespace(X)
-    return [xp.float64, xp.float32]
-
-
 def _unit_rows(X: Array) -> Array:
     """Divide each row by its norm; a zero row has no direction and raises."""
-    norms = (X * X).sum(axis=1) ** 0.5
-    if not bool((norms > 0).all()):
-        row = int(norms.argmin())
+    largest = abs(X).max(axis=1)
+    largest = getattr(largest, "values", largest)  # torch returns where it is, too
+    if not bool((largest > 0).all()):
+        row = int(largest.argmin())
         raise ValueError(f"X holds a row of zeros (row {row}), which has no direction: remove it")
-    return X / norms[:, None]
+    X = X / largest[:, None]  # so that squares neither overflow nor vanish
+    return X / ((X * X).sum(axis=1) ** 0.5)[:, None]

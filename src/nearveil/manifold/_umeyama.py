@@ -7,6 +7,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
+_FLAT = 1e-14  # singular values of clouds of size one below this are rounding
+
 
 @dataclass(frozen=True, eq=False)
 class SimilarityTransform:
@@ -25,12 +27,17 @@ class SimilarityTransform:
     translation: Floats
 
     def __post_init__(self) -> None:
-        for array in (self.rotation, self.translation):
-            array.setflags(write=False)
+        for name in ("rotation", "translation"):
+            own = np.array(getattr(self, name), dtype=np.float64)
+            own.setflags(write=False)
+            object.__setattr__(self, name, own)
 
     def apply(self, points: ArrayLike) -> Floats:
         """Map `points` of shape (n, d), or one point of shape (d,)."""
-        moved: Floats = self.scale * np.asarray(points, dtype=np.float64) @ self.rotation.T + self.translation
+        given = _numbers(points, "points")
+        if given.ndim not in (1, 2) or given.shape[-1] != len(self.translation):
+            raise ValueError(f"points must have {len(self.translation)} columns; got shape {given.shape}")
+        moved: Floats = self.scale * given @ self.rotation.T + self.translation
         return moved
 
 
@@ -75,13 +82,12 @@ def umeyama(
     if source_.shape != target_.shape:
         raise ValueError(f"source and target must have one shape; got {source_.shape} and {target_.shape}")
     n, d = source_.shape
-    source_mean, target_mean = source_.mean(axis=0), target_.mean(axis=0)
-    # Centred clouds of size one: the singular values below are then free of the units.
-    source_, source_size = _centred(source_, source_mean, "source")
-    target_, target_size = _centred(target_, target_mean, "target")
+    # Clouds of mean zero and size one: the singular values below are then free of the units.
+    source_, source_mean, source_size = _centred(source_, "source")
+    target_, target_mean, target_size = _centred(target_, "target")
     left, spread, right = np.linalg.svd(target_.T @ source_)
-    needed = d if reflection else d - 1
-    if np.sum(spread > spread[0] * d * 1e-14) < needed or spread[0] < 1e-14:
+    needed = d if reflection else max(d - 1, 1)
+    if np.sum(spread > _FLAT) < needed:
         raise ValueError(
             f"source and target leave the rotation open: {n} points that together span fewer than {needed} "
             f"of {d} dimensions; use more points, or points in general position"
@@ -89,13 +95,25 @@ def umeyama(
     signs = np.ones(d)
     if not reflection and np.linalg.det(left) * np.linalg.det(right) < 0:
         signs[-1] = -1
+        if np.sum(spread * signs) <= _FLAT or (d > 1 and spread[-2] - spread[-1] <= _FLAT):
+            raise ValueError(
+                "source and target leave the rotation open: one mirrors the other and no turn comes closest; "
+                "use reflection=True, or points in general position"
+            )
     rotation = (left * signs) @ right
-    factor = float(np.sum(spread * signs)) * target_size / source_size if scale else 1.0
+    factor = float(np.sum(spread * signs)) * (target_size / source_size) if scale else 1.0
     return SimilarityTransform(factor, rotation, target_mean - factor * rotation @ source_mean)
 
 
+def _numbers(points: ArrayLike, name: str) -> Floats:
+    array = np.asarray(points)
+    if array.dtype.kind not in "fiub":  # text or complex numbers; the values are nobody's business
+        raise ValueError(f"{name} must hold real numbers; got dtype {array.dtype}")
+    return array.astype(np.float64)
+
+
 def _cloud(points: ArrayLike, name: str) -> Floats:
-    cloud = np.asarray(points, dtype=np.float64)
+    cloud = _numbers(points, name)
     if cloud.ndim != 2 or 0 in cloud.shape:
         raise ValueError(f"{name} must have shape (points, dimensions), neither of them 0; got {cloud.shape}")
     if not np.all(np.isfinite(cloud)):
@@ -103,9 +121,14 @@ def _cloud(points: ArrayLike, name: str) -> Floats:
     return cloud
 
 
-def _centred(cloud: Floats, mean: Floats, name: str) -> tuple[Floats, float]:
-    centred = cloud - mean
-    size = float(np.linalg.norm(centred))
-    if size <= 1e-14 * float(np.linalg.norm(cloud)) or size == 0:
+def _centred(cloud: Floats, name: str) -> tuple[Floats, Floats, float]:
+    """Return the cloud shifted to mean zero and scaled to size one, its mean, and its size."""
+    shifted = cloud - cloud[0]  # points on one spot are then exactly zero
+    largest = float(np.max(np.abs(shifted)))
+    if largest <= 4 * np.finfo(float).eps * float(np.max(np.abs(cloud))):
         raise ValueError(f"all points of {name} lie on one spot, which leaves rotation and scale open")
-    return centred / size, size
+    shifted = shifted / largest
+    mean = shifted.mean(axis=0)
+    centred = shifted - mean
+    size = float(np.linalg.norm(centred))
+    return centred / size, cloud[0] + largest * mean, largest * size
