@@ -312,7 +312,7 @@ def picture(records: Sequence[dict[str, Any]], path: Path) -> None:
     axes = figure.subplots()
     for name, dtype in dict.fromkeys((r["name"], r["dtype"]) for r in records):
         family = [r for r in records if (r["name"], r["dtype"]) == (name, dtype)]
-        style = "--" if dtype == "float64" else "-"
+        style = {"float64": "--", "float32": "-", "float16": ":", "bfloat16": "-."}[dtype]
         color = f"C{list(dict.fromkeys(r['name'] for r in records)).index(name)}"
         axes.loglog([r["n"] for r in family], [r["seconds"] for r in family], style, marker="o", color=color,
                     label=f"{name}, {dtype}")  # fmt: skip

@@ -1,0 +1,5 @@
+"""What is promised, to whom, and why it is true: guarantees, sensitivity, noise, accountants."""
+
+from nearveil.privacy._guarantee import Basis, Guarantee
+
+__all__ = ["Basis", "Guarantee"]
