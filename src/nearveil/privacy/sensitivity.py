@@ -1,0 +1,309 @@
+"""How far one record can move the first step of the supervised manifold learning query.
+
+The step is eq. 4 of the 2022 paper, ``f(Q) = Q + 1/2 Diag(L_X)^-1 (alpha L_Y - L_X) Q``, on unit rows,
+from a start Q that never depends on private data. A *sound* bound holds for every pair of neighbours;
+each function returns the smallest that is proved in ``docs/theory/sensitivity.md``. The published
+bounds are here for comparison and for audits: they are not sound.
+"""
+
+from decimal import Decimal
+from typing import Any, Literal
+
+import numpy as np
+
+from nearveil.graph import Encoding
+from nearveil.privacy import _sensitivity_published as published
+from nearveil.privacy import _sensitivity_replace as replace
+from nearveil.privacy import _sensitivity_target as target
+from nearveil.privacy._sensitivity_common import (
+    MARGIN,
+    Floats,
+    Norm,
+    checked_choice,
+    checked_count,
+    checked_error_bound,
+    checked_number,
+    checked_start,
+    label_floor,
+    total,
+)
+from nearveil.privacy._sensitivity_published import Variant
+
+__all__ = ["Norm", "Variant", "published_2021", "published_2022", "replace_one", "target_only"]
+
+_NORM_TOLERANCE = 1e-4  # single precision is off by 1e-7; anything beyond this is not a rounding
+
+
+def target_only(
+    anchors: Any,
+    anchor_labels: Any,
+    start: Any,
+    *,
+    bandwidth: float,
+    label_weight: float,
+    label_encoding: Encoding = "integer",
+    label_bandwidth: float | None = None,
+    released: Literal["all", "target"] = "all",
+    norm: Norm = "l2",
+    error_bound: float = 0.0,
+) -> float:
+    """Bound what replacing one private, unlabelled target changes, all else being public.
+
+    Theorems A and A' of ``docs/theory/sensitivity.md``: for the target's row and for the anchors' rows
+    the smaller of both. Attacked by ``test_no_target_passes_the_bound``. Anchors, their labels and the
+    start are public, so the bound may be computed from them and published.
+
+    Parameters
+    ----------
+    anchors : array-like of shape (m, d)
+        Public unit rows. Norms that are off by rounding are repaired; others are refused, because
+        the bound is false for them.
+    anchor_labels : array-like of shape (m,) or None
+        -1 means unlabelled, None that all are.
+    start : array-like of shape (m + 1, k)
+        Where the rows start; row 0 is the target's.
+    bandwidth : float
+        The s of ``w_ij = exp(-|x_i - x_j|^2 / (2 s^2))``.
+    label_weight : float
+        The alpha of the query, at least 0.
+    label_encoding : {"integer", "one-hot"}, default="integer"
+    label_bandwidth : float, optional
+        That of the features unless given.
+    released : {"all", "target"}, default="all"
+        Whether all rows of the step are released, or the target's alone.
+    norm : {"l2", "l1"}, default="l2"
+        L2 (Frobenius) for Gaussian noise, L1 for Laplace noise.
+    error_bound : float, default=0.0
+        That of the graph which computes the step; what it may add is added (Theorem E).
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> anchors = rng.normal(size=(200, 16))
+    >>> anchors /= np.linalg.norm(anchors, axis=1, keepdims=True)
+    >>> start = rng.normal(size=(201, 2))
+    >>> setting = {"bandwidth": 6.0, "label_weight": 0.6}
+    >>> round(target_only(anchors, None, start, released="target", **setting), 4)
+    0.0027
+    >>> round(target_only(anchors, None, start, **setting), 4)
+    0.0028
+    """
+    bandwidth, label_weight, label_bandwidth = _checked_query(bandwidth, label_weight, label_bandwidth)
+    checked_choice(label_encoding, "label_encoding", Encoding)
+    checked_choice(released, "released", Literal["all", "target"])
+    checked_choice(norm, "norm", Norm)
+    error_bound = checked_error_bound(error_bound)
+    rows = _checked_anchors(anchors)
+    if anchor_labels is not None and np.shape(anchor_labels) != (len(rows),):
+        raise ValueError(f"anchor_labels must have shape ({len(rows)},), one for each anchor; -1 means unlabelled")
+    starts = checked_start(start, rows=len(rows) + 1)
+
+    public = target.collect(
+        rows,
+        anchor_labels,
+        starts,
+        bandwidth=bandwidth,
+        label_weight=label_weight,
+        label_encoding=label_encoding,
+        label_bandwidth=label_bandwidth,
+        norm=norm,
+    )
+    own = min(target.target_a(public), target.target_a_prime(public))
+    own_error = target.target_error(public, error_bound)
+    if released == "target":
+        return MARGIN * (own + 2 * own_error)
+    change = total(np.array([own, min(target.anchors_a(public), target.anchors_a_prime(public))]), norm)
+    error = total(np.array([own_error, target.anchors_error(public, error_bound)]), norm)
+    return MARGIN * (change + 2 * error)
+
+
+def replace_one(
+    start: Any,
+    *,
+    bandwidth: float,
+    label_weight: float,
+    n_classes: int,
+    labels: Literal["private", "public"] = "private",
+    label_encoding: Encoding = "integer",
+    label_bandwidth: float | None = None,
+    may_be_unlabelled: bool = False,
+    norm: Norm = "l2",
+    error_bound: float = 0.0,
+) -> float:
+    """Bound what replacing any one record changes, where every row is private.
+
+    The smaller of Theorems B and B' of ``docs/theory/sensitivity.md``. Attacked by
+    ``test_no_data_set_passes_the_bound``. Only the start, the number of classes and the parameters
+    enter, so the bound is the same for all data sets.
+
+    Parameters
+    ----------
+    start : array-like of shape (n, k)
+        Where the rows start; public.
+    bandwidth, label_weight, label_encoding, label_bandwidth, norm, error_bound
+        As for :func:`target_only`.
+    n_classes : int
+        Labels are 0 to ``n_classes - 1``.
+    labels : {"private", "public"}, default="private"
+        Whether the label is replaced with the record, or is public and stays.
+    may_be_unlabelled : bool, default=False
+        Whether a record may come without a label; for private labels it may then lose or gain it.
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> start = np.random.default_rng(0).normal(size=(1000, 2))
+    >>> setting = {"bandwidth": 6.0, "label_weight": 0.6, "n_classes": 98}
+    >>> round(replace_one(start, **setting), 2)
+    1.25
+    >>> round(replace_one(start, labels="public", **setting), 3)
+    0.067
+    """
+    bandwidth, label_weight, label_bandwidth = _checked_query(bandwidth, label_weight, label_bandwidth)
+    n_classes = checked_count(n_classes, "n_classes", least=1)
+    checked_choice(labels, "labels", Literal["private", "public"])
+    checked_choice(label_encoding, "label_encoding", Encoding)
+    checked_choice(norm, "norm", Norm)
+    error_bound = checked_error_bound(error_bound)
+    starts = checked_start(start)
+    if bandwidth**-2 > 300:
+        raise ValueError(f"bandwidth {bandwidth:g} is too small: the weights, and with them the bound, leave all range")
+    floor = label_floor(n_classes, label_encoding, label_bandwidth, may_be_unlabelled)
+    box = replace.Box(float(np.exp(-2 * bandwidth**-2)), floor, label_weight, labels == "private")
+    change = min(
+        replace.theorem_b(starts, box, bandwidth, norm),
+        replace.theorem_b_prime(starts, box, bandwidth, norm),
+    )
+    return MARGIN * (change + 2 * replace.replace_error(starts, box, error_bound, norm))
+
+
+def published_2022(start: Any, *, bandwidth: float, label_weight: float, n_classes: int) -> float:
+    """Return the bound of Theorem 2 of the 2022 paper, with M of its Lemma 1 as printed. Not sound.
+
+    ``M sqrt(n + 1) / 2 |Q|_F`` with n the rows of `start`. Lemma 1 bounds ``|M_i|^2`` and uses it as
+    ``|M_i|``: ``test_the_bound_of_2022_is_passed`` shows a pair of data sets that it does not cover.
+
+    Parameters
+    ----------
+    start : array-like of shape (n, k)
+    bandwidth : float
+    label_weight : float
+    n_classes : int
+        Labels are 0 to ``n_classes - 1``; the paper's c is ``n_classes - 1``.
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> start = np.random.default_rng(0).normal(size=(1000, 2))
+    >>> round(published_2022(start, bandwidth=6.0, label_weight=0.6, n_classes=98))
+    572
+    """
+    bandwidth, label_weight, _ = _checked_query(bandwidth, label_weight, None)
+    n_classes = checked_count(n_classes, "n_classes", least=1)
+    checked_start(start)
+    n = len(start)
+    bound = published.lemma_1(n, bandwidth, label_weight, n_classes)
+    return bound * float(np.sqrt(n + 1)) / 2 * float(np.linalg.norm(np.asarray(start, dtype=np.float64)))
+
+
+def published_2021(
+    n_rows: int,
+    n_columns: int,
+    start_scale: float,
+    *,
+    bandwidth: float,
+    label_weight: float,
+    n_classes: int,
+    beta: float | Decimal,
+    label_encoding: Encoding = "one-hot",
+    variant: Variant = "printed",
+) -> float:
+    """Return the bound of Corollary 1.1 of the 2021 paper. Not sound.
+
+    It is about a start of independent normal entries and is said to hold "with probability 1 - sum
+    beta" over all pairs of neighbours, of which there are uncountably many. Its condition on beta
+    depends on the data; here beta has to meet it whatever the data, ``beta <= exp(-4 k n)``.
+
+    Parameters
+    ----------
+    n_rows, n_columns : int
+        The n and k of the paper.
+    start_scale : float
+        The standard deviation of the start, the paper's sigma_q.
+    bandwidth : float
+    label_weight : float
+    n_classes : int
+        Labels are 0 to ``n_classes - 1``; not used for one-hot labels.
+    beta : float or Decimal
+        No float is small enough where ``4 k n`` passes 744: use ``decimal.Decimal``.
+    label_encoding : {"one-hot", "integer"}, default="one-hot"
+    variant : {"printed", "derived"}, default="printed"
+        The constants of Appendix E, or those of the derivation in Appendix A.1.
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> from decimal import Decimal
+    >>> setting = {"bandwidth": 6.0, "label_weight": 0.6, "n_classes": 98, "beta": Decimal("1e-3500")}
+    >>> round(published_2021(1000, 2, 1.0, variant="derived", **setting))
+    166
+    """
+    n = checked_count(n_rows, "n_rows", least=2)
+    columns = checked_count(n_columns, "n_columns", least=1)
+    start_scale = checked_number(start_scale, "start_scale", least=0, above=True)
+    bandwidth, label_weight, _ = _checked_query(bandwidth, label_weight, None)
+    n_classes = checked_count(n_classes, "n_classes", least=1)
+    checked_choice(label_encoding, "label_encoding", Encoding)
+    checked_choice(variant, "variant", Variant)
+    entries = published.appendix(n, bandwidth, label_weight, n_classes, label_encoding, variant)
+    return published.corollary_1_1(entries, n, columns, start_scale, published.log_beta(beta, n, columns))
+
+
+def _checked_query(bandwidth: float, label_weight: float, label_bandwidth: float | None) -> tuple[float, float, float]:
+    bandwidth = checked_number(bandwidth, "bandwidth", least=0, above=True)
+    if not 1e-100 < bandwidth < 1e100:
+        raise ValueError(f"bandwidth {bandwidth:g} is out of range: unit rows are at most 2 apart")
+    if label_bandwidth is None:
+        label_bandwidth = bandwidth
+    return (
+        bandwidth,
+        checked_number(label_weight, "label_weight", least=0),
+        checked_number(label_bandwidth, "label_bandwidth", least=0, above=True),
+    )
+
+
+def _checked_anchors(anchors: Any) -> Floats:
+    """Return the anchors as unit rows in double precision, or raise; names no value."""
+    try:
+        rows = np.asarray(anchors, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError("anchors must be a 2-D array of numbers (rows, features)") from None
+    if rows.ndim != 2 or 0 in rows.shape:
+        raise ValueError(f"anchors must be a 2-D array with at least one row and one feature; got shape {rows.shape}")
+    if not np.all(np.isfinite(rows)):
+        raise ValueError("anchors hold NaN or infinity: remove or repair such rows")
+    norms = np.linalg.norm(rows, axis=1)
+    if np.max(np.abs(norms - 1)) > _NORM_TOLERANCE:
+        row = int(np.argmax(np.abs(norms - 1)))
+        raise ValueError(
+            f"anchors must have rows of norm 1 (row {row} has not), or the bound is false: divide each row by its "
+            "norm, as sklearn.preprocessing.normalize does"
+        )
+    unit: Floats = rows / norms[:, None]
+    return unit
