@@ -1,5 +1,6 @@
 """What is promised, to whom, and why it is true: guarantees, sensitivity, noise, accountants."""
 
+from nearveil.privacy._compose import compose
 from nearveil.privacy._guarantee import Basis, Guarantee
 
-__all__ = ["Basis", "Guarantee"]
+__all__ = ["Basis", "Guarantee", "compose"]

@@ -1,0 +1,5 @@
+"""``python -m nearveil.cli``."""
+
+from nearveil.cli import app
+
+app()

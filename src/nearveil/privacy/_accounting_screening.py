@@ -1,0 +1,288 @@
+"""Noisy screening: what one question costs, and what many cost together.
+
+With t the max-vote of the sample and Phi the normal distribution function, a screening passes with probability
+``Phi((t - threshold) / noise)``. One record, kept by the Poisson sample with probability `sampling_rate`, turns
+t into t - 1, t or t + 1. A sample may hold fewer than `n_neighbors` records, so t runs from 0.
+The direction "remove" compares the database with the record to the one without it, "add" the other way round.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import log_ndtr, logsumexp, ndtr
+from scipy.stats import binom
+
+from nearveil.privacy._accounting_binary import Moves, PrivacyCurve, compose_binary
+from nearveil.privacy._accounting_checks import (
+    MAX_EPSILON,
+    check_count,
+    check_delta,
+    check_epsilon,
+    check_order,
+    check_rate,
+)
+from nearveil.privacy.events import NoisyScreening
+
+Direction = Literal["add", "remove"]
+_DIRECTIONS: tuple[Direction, Direction] = ("add", "remove")
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    """A maximum over neighbouring databases, and where it is attained.
+
+    Attributes
+    ----------
+    value : float
+    pairs : tuple of (int, int)
+        All pairs (t, t') of max-votes, of the first distribution and the second, that attain it up to rounding. Where
+        a record is sampled, t is the max-vote without it and t' with it.
+    """
+
+    value: float
+    pairs: tuple[tuple[int, int], ...]
+
+
+def binary_rdp(order: float, log_p: NDArray[np.float64], log_q: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the Renyi divergence of P from Q, both on two outcomes, without cancellation.
+
+    Parameters
+    ----------
+    order : float
+    log_p, log_q : ndarray of shape (2, n_pairs)
+        Logarithms of the probabilities of both outcomes.
+
+    Returns
+    -------
+    ndarray of shape (n_pairs,)
+
+    Examples
+    --------
+    >>> f"{binary_rdp(2.0, np.log([[0.75], [0.25]]), np.log([[0.5], [0.5]]))[0]:.6f}"  # log(1.25)
+    '0.223144'
+    """
+    check_order(order)
+    ratio = log_p - log_q
+    # sum_o Q(o) (P/Q - 1) = 0, so its multiple may be taken out: what is left are positive terms alone.
+    near = np.clip(ratio, -1 / order, 1 / order)
+    small = np.sum(np.exp(log_q) * (np.expm1(order * near) - order * np.expm1(near)), axis=0)
+    large = logsumexp(log_q + order * ratio, axis=0)
+    divergence = np.where(np.all(near == ratio, axis=0), np.log1p(small), large)
+    return np.asarray(np.maximum(divergence, 0) / (order - 1))
+
+
+def screening_rdp(
+    order: float, screening: NoisyScreening, *, sampling_rate: float = 1.0, least_votes: int = 0
+) -> WorstCase:
+    """Return the Renyi divergence of one screening, the largest over both directions and all max-votes.
+
+    Exact: the outcomes are two, and Renyi's divergence is quasi-convex, so that the mixture over all samples costs no
+    more than its worst sample (``docs/theory/accounting.md``, Theorem 3; ``test_screening.py`` has it to 12 digits).
+
+    Parameters
+    ----------
+    order : float
+        Any real number above 1.
+    screening : NoisyScreening
+    sampling_rate : float, default=1.0
+        Chance of a record to be in the Poisson sample.
+    least_votes : int, default=0
+        Only for comparison with the supplement, which starts at n_neighbors / n_classes: a Poisson sample can hold
+        fewer records than that.
+
+    Returns
+    -------
+    WorstCase
+
+    Examples
+    --------
+    >>> worst = screening_rdp(300, NoisyScreening(noise=85, threshold=210, n_neighbors=300))
+    >>> f"{worst.value:.6e}", worst.pairs
+    ('1.624567e-02', ((1, 0),))
+    """
+    base, moved, votes = _log_pairs(screening, sampling_rate, least_votes)
+    values = np.concatenate([binary_rdp(order, base, moved), binary_rdp(order, moved, base)])
+    # Without sampling the second direction repeats the first with t and t' exchanged.
+    swapped = votes[:, ::-1] if sampling_rate == 1 else votes
+    return _worst(values, np.concatenate([votes, swapped]))
+
+
+def screening_delta(
+    epsilon: float, screening: NoisyScreening, *, sampling_rate: float = 1.0, direction: Direction | None = None
+) -> WorstCase:
+    """Return the hockey-stick divergence of one screening at ``exp(epsilon)``.
+
+    Parameters
+    ----------
+    epsilon : float
+    screening : NoisyScreening
+    sampling_rate : float, default=1.0
+    direction : {"add", "remove"}, optional
+        The larger of both by default.
+
+    Returns
+    -------
+    WorstCase
+
+    Examples
+    --------
+    >>> worst = screening_delta(0.01, NoisyScreening(noise=75, threshold=180, n_neighbors=300))
+    >>> f"{worst.value:.6e}", (124, 123) in worst.pairs
+    ('1.757614e-03', True)
+    """
+    check_epsilon(epsilon)
+    base, moved, votes = _log_pairs(screening, sampling_rate, 0)
+    values, pairs = [], []
+    for name, p, q in (("add", base, moved), ("remove", moved, base)):
+        if direction in (None, name):
+            values.append(np.sum(np.exp(p) * np.maximum(-np.expm1(epsilon + q - p), 0), axis=0))
+            pairs.append(votes[:, ::-1] if name == "remove" and sampling_rate == 1 else votes)
+    if not values:
+        raise ValueError('direction must be "add", "remove" or None')
+    return _worst(np.concatenate(values), np.concatenate(pairs))
+
+
+@lru_cache(maxsize=64)
+def screening_curve(n: int, screening: NoisyScreening, *, sampling_rate: float = 1.0) -> PrivacyCurve:
+    """Return delta over epsilon for `n` adaptively chosen screenings, each with a fresh Poisson sample.
+
+    An upper bound (``docs/theory/accounting.md``, Theorem 4), attacked by ``test_screening.py``: exact values of all
+    strategies for small n, of fixed ones for large n.
+
+    Parameters
+    ----------
+    n : int
+    screening : NoisyScreening
+    sampling_rate : float, default=1.0
+
+    Returns
+    -------
+    PrivacyCurve
+        ``.epsilon(delta)``, ``.delta(epsilon)``, and ``.privacy_loss(interval)`` for convolution with other
+        mechanisms, in whatever order they are asked.
+    """
+    return compose_binary(_moves(screening, check_rate(sampling_rate)), check_count(n, "n"))
+
+
+def screening_epsilon(
+    n: int, *, sampling_rate: float, noise: float, threshold: float, n_neighbors: int, delta: float
+) -> float:
+    """Return the epsilon of `n` adaptively chosen screenings, by Bellman's equation, from above.
+
+    Parameters
+    ----------
+    n : int
+    sampling_rate : float
+    noise : float
+        Standard deviation of the noise on the max-vote.
+    threshold : float
+    n_neighbors : int
+    delta : float
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> e = screening_epsilon(10, sampling_rate=0.15, noise=75, threshold=180, n_neighbors=300, delta=1e-5)
+    >>> f"{e:.5f}"
+    '0.01346'
+    """
+    check_delta(delta)
+    screening = NoisyScreening(noise=noise, threshold=threshold, n_neighbors=n_neighbors)
+    return screening_curve(n, screening, sampling_rate=sampling_rate).epsilon(delta)
+
+
+def fixed_pair_epsilon(
+    n: int,
+    screening: NoisyScreening,
+    pair: tuple[int, int],
+    *,
+    sampling_rate: float,
+    delta: float,
+    direction: Direction,
+) -> float:
+    """Return the exact epsilon of `n` screenings of one pair of max-votes: a lower bound on any accountant.
+
+    Parameters
+    ----------
+    n : int
+    screening : NoisyScreening
+    pair : (int, int)
+        The max-vote without the record, and with it where it is sampled.
+    sampling_rate : float
+    delta : float
+    direction : {"add", "remove"}
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> screening = NoisyScreening(noise=75, threshold=180, n_neighbors=300)
+    >>> f"{fixed_pair_epsilon(1000, screening, (180, 181), sampling_rate=0.15, delta=1e-5, direction='add'):.6f}"
+    '0.161520'
+    """
+    n, rate, delta = check_count(n, "n"), check_rate(sampling_rate), check_delta(delta)
+    if direction not in _DIRECTIONS:
+        raise ValueError('direction must be "add" or "remove"')
+    without, sampled = (float(ndtr((t - screening.threshold) / screening.noise)) for t in pair)
+    with_record = without + rate * (sampled - without)
+    p, q = (without, with_record) if direction == "add" else (with_record, without)
+    passes = np.arange(n + 1)
+    log_p, log_q = binom.logpmf(passes, n, p), binom.logpmf(passes, n, q)
+    log_p, log_q = log_p[log_p > -np.inf], log_q[log_p > -np.inf]
+
+    def surplus(epsilon: float) -> float:
+        return float(np.sum(np.exp(log_p) * np.maximum(-np.expm1(np.minimum(epsilon + log_q - log_p, 0)), 0))) - delta
+
+    if surplus(0.0) <= 0:
+        return 0.0
+    highest = min(float(np.max(log_p - log_q)) + 1e-9, MAX_EPSILON)
+    return float(brentq(surplus, 0.0, highest, xtol=1e-13)) if surplus(highest) < 0 else math.inf
+
+
+def _log_pairs(
+    screening: NoisyScreening, sampling_rate: float, least_votes: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """Return log-probabilities of (pass, fail) without the record and with it, each (2, n_pairs), and the votes."""
+    rate, least = check_rate(sampling_rate), check_count(least_votes, "least_votes")
+    if least >= screening.n_neighbors:
+        raise ValueError("least_votes must be below n_neighbors")
+    votes = np.arange(least, screening.n_neighbors + 1)
+    score = (votes - screening.threshold) / screening.noise
+    logs = np.stack([log_ndtr(score), log_ndtr(-score)])
+    low, high = np.arange(len(votes) - 1), np.arange(1, len(votes))
+    start, end = np.concatenate([low, high]), np.concatenate([high, low])
+    base, step = logs[:, start], logs[:, end] - logs[:, start]
+    # Two forms of log(1 - rate + rate * exp(step)): the first keeps all digits, the second cannot overflow.
+    with np.errstate(divide="ignore", over="ignore"):
+        near = np.log1p(rate * np.expm1(np.minimum(step, 1.0)))
+        far = np.logaddexp(np.log1p(-rate), np.log(rate) + step)
+    moved = base + (step if rate == 1 else np.where(step < 1, near, far))
+    return base, moved, np.stack([votes[start], votes[end]], axis=1)
+
+
+def _moves(screening: NoisyScreening, sampling_rate: float) -> Moves:
+    score = (np.arange(screening.n_neighbors + 1) - screening.threshold) / screening.noise
+    passes, fails = ndtr(score), ndtr(-score)
+    # The difference of two probabilities, taken on the side where both are small and have all their digits.
+    gap = sampling_rate * np.where(score[1:] < 0, np.diff(passes), -np.diff(fails))
+    return Moves(
+        rising=np.concatenate([passes[:-1], fails[1:]]),
+        falling=np.concatenate([fails[:-1], passes[1:]]),
+        gain=np.concatenate([gap, gap]),
+    )
+
+
+def _worst(values: NDArray[np.float64], pairs: NDArray[np.int64]) -> WorstCase:
+    value = float(np.max(values))
+    ties = values >= value * (1 - 1e-12) if np.isfinite(value) else values == value
+    return WorstCase(value, tuple(sorted({(int(t), int(other)) for t, other in pairs[ties]})))

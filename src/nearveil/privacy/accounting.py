@@ -1,0 +1,54 @@
+"""What it costs: accountants, all with one interface, and what inverts or caps them.
+
+* :class:`RdpAccountant`: Renyi divergences add up, and a conversion gives (epsilon, delta);
+* :class:`PldAccountant`: privacy loss distributions are convolved, screenings by Bellman's equation; the tightest;
+* :class:`AdditionAccountant`: basic composition, for comparison;
+* :class:`RenyiFilter`: a budget for mechanisms that are chosen after seeing earlier answers;
+* :func:`calibrate`: the least noise, or the largest count, for a budget.
+
+The first three take mechanisms whose parameters are *fixed beforehand*; the queries may depend on earlier answers.
+Where noise or number depend on earlier answers too, only the filter's promise holds. An event is priced as one
+change of the relation that its sensitivity was computed for; Poisson sampling and votes mean "add or remove one
+record". Proofs: ``docs/theory/accounting.md``.
+"""
+
+from nearveil.privacy._accounting_accountants import Accountant, AdditionAccountant, PldAccountant, RdpAccountant
+from nearveil.privacy._accounting_binary import PrivacyCurve
+from nearveil.privacy._accounting_budget import BudgetExceededError, RenyiFilter, calibrate
+from nearveil.privacy._accounting_pate import (
+    AsymptoticCost,
+    DataDependentCost,
+    gaussian_max_rdp,
+    laplace_max_rdp,
+    private_knn_asymptotic,
+)
+from nearveil.privacy._accounting_screening import (
+    WorstCase,
+    fixed_pair_epsilon,
+    screening_curve,
+    screening_delta,
+    screening_epsilon,
+    screening_rdp,
+)
+
+__all__ = [
+    "Accountant",
+    "AdditionAccountant",
+    "AsymptoticCost",
+    "BudgetExceededError",
+    "DataDependentCost",
+    "PldAccountant",
+    "PrivacyCurve",
+    "RdpAccountant",
+    "RenyiFilter",
+    "WorstCase",
+    "calibrate",
+    "fixed_pair_epsilon",
+    "gaussian_max_rdp",
+    "laplace_max_rdp",
+    "private_knn_asymptotic",
+    "screening_curve",
+    "screening_delta",
+    "screening_epsilon",
+    "screening_rdp",
+]
