@@ -25,6 +25,7 @@ check: $(VENV)/.dev ## Style, types, rooms, examples of the documentation
 
 bench: $(VENV)/.bench ## Measure; a table, JSON and a picture
 	$(BIN)/python bench/graph.py --out $(OUT)/bench
+	$(BIN)/python bench/noise.py --out $(OUT)/bench
 
 docs: $(VENV)/.dev ## Build the documentation
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs $(OUT)/docs
