@@ -55,16 +55,14 @@ def test_parts_are_composed() -> None:
         ["ax1"],
         ["1x1", "--delta", "0"],
         ["1x1", "--delta", "2"],
+        ["1x1", "--delta", "1e-20"],
+        ["1x1e-9"],
     ],
 )
 def test_what_makes_no_sense_is_refused(words: list[str]) -> None:
     result = run("cost", *words)
     assert result.exit_code == 2
-    assert (
-        "such as 500x0.5" in result.output.replace("\n", " ")
-        or "between 0 and 1" in result.output
-        or "No such option" in result.output
-    )
+    assert any(why in result.output for why in ("500x0.5", "between 0 and 1", "no accountant", "No such option"))
 
 
 def test_version_and_help() -> None:

@@ -41,9 +41,11 @@ def test_parameters_chosen_along_the_way_have_the_promise_of_their_filter() -> N
         compose(guarantees, within=gate)
     for guarantee in guarantees:
         gate.spend(guarantee.events[0])
-    whole = compose(guarantees, within=gate, extra_delta=1e-9)
+    whole = compose(guarantees, within=gate)
     assert whole.epsilon == 3.0
-    assert whole.delta == pytest.approx(1e-5 + 1e-9)
+    assert whole.delta == 1e-5
+    with pytest.raises(AttributeError):
+        gate.epsilon = 0.01  # type: ignore[misc]
     assert compose(guarantees[::-1], within=gate).epsilon == 3.0
     assert whole.epsilon > compose(guarantees, delta=1e-5).epsilon
     assert "chosen along the way" in whole.basis.name
@@ -56,10 +58,12 @@ def test_one_way_to_compose_must_be_named() -> None:
 
 
 def test_what_samplers_cost_is_taken_out_of_delta() -> None:
-    guarantees = [promise(0.1, events=(GaussianDpEvent(10.0),))]
-    half = compose(guarantees, delta=1e-5, extra_delta=5e-6)
-    assert half.epsilon == pytest.approx(compose(guarantees, delta=5e-6).epsilon)
-    assert half.delta == 1e-5
+    costly = promise(0.1, events=(GaussianDpEvent(10.0),), delta=5e-6, extra_delta=2.5e-6)
+    free = replace(costly, extra_delta=0.0)
+    whole = compose([costly] * 2, delta=1e-5)
+    assert whole.epsilon == pytest.approx(compose([free] * 2, delta=5e-6).epsilon)
+    assert (whole.delta, whole.extra_delta) == (1e-5, 5e-6)
+    assert compose([replace(costly, events=(GaussianDpEvent(0.05),))], delta=1e-5).epsilon == float("inf")
 
 
 def test_one_that_is_not_sound_makes_the_whole_unsound() -> None:

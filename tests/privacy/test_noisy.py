@@ -1,11 +1,20 @@
 """What a release with noise promises."""
 
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nearveil.privacy import noise_guarantee
-from nearveil.privacy.noise import calibrate_gaussian, calibrate_laplace, secure_source, unsafe_seeded
+from nearveil.privacy.noise import (
+    GaussianNoise,
+    add_noise,
+    calibrate_gaussian,
+    calibrate_laplace,
+    secure_source,
+    unsafe_seeded,
+)
 
 STATED: dict[str, Any] = {"protects": "query", "unit": "image", "relation": "replace"}
 NOISES: list[Any] = [
@@ -20,7 +29,24 @@ def test_the_promise_is_what_the_noise_was_calibrated_for(noise: Any) -> None:
     assert promise.epsilon == pytest.approx(1.0, abs=2e-4)
     assert promise.sound
     assert promise.events == (noise.event,)
-    assert promise == noise_guarantee(noise, delta=1e-5, **STATED)
+    assert promise.extra_delta == noise.extra_delta > 0
+
+
+def test_beyond_what_is_proved_of_the_sampler_nothing_is_promised() -> None:
+    weak = GaussianNoise(sensitivity=1.0, scale=0.06, size=1, grid=2.0**-30)
+    assert noise_guarantee(weak, delta=1e-5, source=secure_source(), **STATED).epsilon == float("inf")
+
+
+@pytest.mark.parametrize("narrow", [np.float16, np.float32])
+def test_narrow_numbers_cost_as_much_as_wide_ones(narrow: Any) -> None:
+    sensitivity = narrow(1.2607)
+    for calibrate in (partial(calibrate_gaussian, 2.39, 1e-5), partial(calibrate_laplace, 2.39)):
+        assert calibrate(sensitivity=sensitivity, size=3) == calibrate(sensitivity=float(sensitivity), size=3)
+
+
+def test_masked_values_are_not_released() -> None:
+    with pytest.raises(ValueError, match="must not be masked"):
+        add_noise(np.ma.masked_array([1.0] * 64, mask=[True] * 64), NOISES[0])
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -33,4 +59,4 @@ def test_a_seed_voids_the_promise(noise: Any) -> None:
 @pytest.mark.parametrize("delta", [0.0, 1.0, float("nan"), NOISES[0].extra_delta / 2])
 def test_a_delta_that_the_sampler_exceeds_is_refused(delta: float) -> None:
     with pytest.raises(ValueError, match="delta must lie between"):
-        noise_guarantee(NOISES[0], delta=delta, **STATED)
+        noise_guarantee(NOISES[0], delta=delta, source=secure_source(), **STATED)

@@ -527,7 +527,7 @@ def test_the_error_of_a_series_hardly_shows() -> None:
         ({"bandwidth": math.nan}, "bandwidth must be a finite number above 0"),
         ({"bandwidth": "wide"}, "bandwidth must be a finite number above 0"),
         ({"bandwidth": 1e200}, "bandwidth 1e.200 is out of range"),
-        ({"bandwidth": 0.05}, "bandwidth 0.05 is too small"),
+        ({"bandwidth": 0.05}, "bandwidth 0.05 is out of range"),
         ({"label_weight": -0.1}, "label_weight must be a finite number of at least 0"),
         ({"label_weight": math.inf}, "label_weight must be a finite number of at least 0"),
         ({"n_classes": 0}, "n_classes must be a whole number of at least 1"),
@@ -564,7 +564,7 @@ def test_what_cannot_be_bounded_is_named(wrong: dict[str, Any], message: str) ->
         ({"released": "anchors"}, "released must be one of 'all', 'target'"),
         ({"norm": "l3"}, "norm must be one of"),
         ({"label_weight": -1}, "label_weight must be"),
-        ({"bandwidth": 0.01}, "at bandwidth 0.01 they have no neighbour within reach"),
+        ({"bandwidth": 0.01}, "bandwidth 0.01 is out of range"),
         ({"error_bound": 2}, "error_bound must be below 1"),
     ],
     ids=str,
@@ -823,3 +823,18 @@ def test_the_study_prints_published_proved_and_found(
     ratios = [float(number) for number in re.findall(r"(\d\.\d\d) │\n", printed)]
     assert len(ratios) == 4
     assert all(1 <= ratio < 1.15 for ratio in ratios)
+
+
+@pytest.mark.parametrize("size", [1e-160, 1e160])
+def test_a_start_whose_squares_leave_all_range_is_refused(size: float) -> None:
+    start = size * np.random.default_rng(0).normal(size=(5, 2))
+    with pytest.raises(ValueError, match="between 1e-60 and 1e60"):
+        replace_one(start, bandwidth=1.0, label_weight=0.6, n_classes=3)
+
+
+@pytest.mark.parametrize("changes", [{"label_weight": 1e300}, {"label_bandwidth": 1e-200}, {"bandwidth": 0.05}])
+def test_parameters_that_leave_all_range_are_refused(changes: dict[str, Any]) -> None:
+    start = np.random.default_rng(0).normal(size=(5, 2))
+    parameters: dict[str, Any] = {"bandwidth": 1.0, "label_weight": 0.6, "n_classes": 3, **changes}
+    with pytest.raises(ValueError, match=r"out of range|at most 1e50|leaves all range"):
+        replace_one(start, **parameters)

@@ -1,7 +1,6 @@
 """The command line: words for what the library does."""
 
 import json
-import math
 import re
 from enum import StrEnum
 from typing import Annotated
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 import nearveil
+from nearveil.privacy._guarantee import factor, rounded_up
 from nearveil.privacy.accounting import Accountant, AdditionAccountant, PldAccountant, RdpAccountant
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import analytic_gaussian_scale
@@ -19,6 +19,9 @@ from nearveil.privacy.noise import analytic_gaussian_scale
 app = typer.Typer(
     help="Nearest neighbours with a privacy promise that you can check.", no_args_is_help=True, rich_markup_mode="rich"
 )
+
+
+_LEAST_DELTA = 1e-12
 
 
 class Mechanism(StrEnum):
@@ -69,6 +72,10 @@ def cost(
     parts = [_part(text) for text in plan]
     if not 0 < delta < 1:
         raise typer.BadParameter("must lie between 0 and 1", param_hint="--delta")
+    if delta < _LEAST_DELTA:
+        raise typer.BadParameter(
+            f"must be at least {_LEAST_DELTA:g}: no accountant resolves less", param_hint="--delta"
+        )
     accountants: dict[str, Accountant] = {
         "addition": AdditionAccountant(),
         "RDP": RdpAccountant(),
@@ -83,10 +90,10 @@ def cost(
         typer.echo(json.dumps({"releases": releases, "mechanism": mechanism, "delta": delta, "epsilon": prices}))
         return
     grid = Table(title=f"{releases:,} releases about one record, {mechanism}: {' + '.join(plan)}; delta {delta:g}")
-    for heading in ("composed by", "epsilon", "odds change by at most a factor of"):
+    for heading in ("composed by", "epsilon", "e^epsilon, at most"):
         grid.add_column(heading, justify="left" if heading == "composed by" else "right")
     for name, epsilon in prices.items():
-        grid.add_row(name, f"{epsilon:.4f}", f"{math.exp(epsilon):.3g}" if epsilon < 100 else "beyond counting")
+        grid.add_row(name, rounded_up(epsilon, 5), factor(epsilon) if epsilon < 14 else "beyond a million")
     console = Console()
     console.print(grid)
     console.print(f"PLD is what an account is charged: {prices['PLD'] / prices['addition']:.1%} of plain addition.")
@@ -96,10 +103,10 @@ def _part(text: str) -> tuple[int, float]:
     """Read COUNTxEPSILON."""
     match = re.fullmatch(r"(\d+)x(\d*\.?\d+(?:e-?\d+)?)", text.strip().lower())
     count, epsilon = (int(match[1]), float(match[2])) if match else (0, 0.0)
-    if not (1 <= count <= 10**9 and 0 < epsilon <= 100):
+    if not (1 <= count <= 10**9 and 1e-6 <= epsilon <= 50):
         raise typer.BadParameter(
-            f"{text!r} is not COUNTxEPSILON with a count from 1 to a thousand million and an epsilon above 0 and up to "
-            "100, such as 500x0.5",
+            f"{text!r} is not COUNTxEPSILON with a count from 1 to a thousand million and an epsilon from 1e-6 to "
+            "50, such as 500x0.5",
             param_hint="PLAN",
         )
     return count, epsilon

@@ -27,7 +27,7 @@ class RenyiFilter:
     Parameters
     ----------
     epsilon : float
-        The promise, however the budget is spent; kept as an attribute.
+        The promise, however the budget is spent.
     delta : float
         Likewise.
     orders : tuple of float
@@ -44,7 +44,7 @@ class RenyiFilter:
     def __init__(self, epsilon: float, delta: float, orders: tuple[float, ...] = FILTER_ORDERS) -> None:
         if check_epsilon(epsilon) == 0:
             raise ValueError("epsilon must be positive: a budget of 0 buys nothing")
-        self.epsilon, self.delta = epsilon, delta
+        self._promise = (epsilon, delta)
         self._accountant = RdpAccountant(orders=orders)
         alpha = np.array(self._accountant.orders)
         share = check_delta(delta) / len(alpha)
@@ -52,6 +52,16 @@ class RenyiFilter:
         self._budget = epsilon - np.log1p(-1 / alpha) + np.log(share * alpha) / (alpha - 1)
         if np.all(self._budget < 0):
             raise ValueError("orders leave no budget at this epsilon and delta: offer larger ones")
+
+    @property
+    def epsilon(self) -> float:
+        """The epsilon that holds, however the budget is spent."""
+        return self._promise[0]
+
+    @property
+    def delta(self) -> float:
+        """The delta that holds, however the budget is spent."""
+        return self._promise[1]
 
     @property
     def spent(self) -> Spent:

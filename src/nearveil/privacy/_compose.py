@@ -1,5 +1,6 @@
 """How guarantees become one: through an accountant, never by hand."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ from dp_accounting import ComposedDpEvent, DpEvent
 
 from nearveil.privacy._guarantee import Basis, Guarantee
 from nearveil.privacy.accounting import AdditionAccountant, PldAccountant, RenyiFilter
+from nearveil.privacy.noise import LARGEST_EPSILON
 
 
 def compose(
@@ -14,7 +16,6 @@ def compose(
     *,
     delta: float | None = None,
     within: RenyiFilter | None = None,
-    extra_delta: float = 0.0,
 ) -> Guarantee:
     """Return what several releases about the same record promise together.
 
@@ -22,16 +23,13 @@ def compose(
     ----------
     guarantees : sequence of Guarantee
         Of one record: they must protect the same thing, in the same unit and relation, and say what
-        happened (`events`).
+        happened (`events`). What their samplers cost (`extra_delta`) is added up.
     delta : float, optional
         The delta of the whole, where the parameters of all releases were fixed before the first; they
         are composed by privacy loss distributions.
     within : RenyiFilter, optional
         The filter that let the releases pass, where parameters were chosen along the way. Its own
         epsilon and delta are then the promise; an epsilon computed afterwards would not be one.
-    extra_delta : float, default=0.0
-        What samplers of finite precision add (``extra_delta`` of a noise): taken out of `delta`, or
-        added to the filter's.
 
     Returns
     -------
@@ -58,6 +56,7 @@ def compose(
     if (delta is None) == (within is None):
         raise ValueError("give delta (parameters fixed beforehand) or within (chosen along the way), one of the two")
     events = tuple(event for guarantee in guarantees for event in guarantee.events)
+    extra_delta = sum(guarantee.extra_delta for guarantee in guarantees)
     reasons = list(dict.fromkeys(guarantee.reason for guarantee in guarantees if not guarantee.sound))
     epsilon, whole_delta, name = (
         _fixed(events, delta, extra_delta) if within is None else _filtered(events, within, extra_delta)
@@ -70,16 +69,20 @@ def compose(
         sound=not reasons,
         reason="; ".join(reasons),
         events=events,
+        extra_delta=extra_delta,
     )
 
 
 def _fixed(events: Sequence[DpEvent], delta: float | None, extra_delta: float) -> tuple[float, float, str]:
     if delta is None or not 0 <= extra_delta < delta < 1:
-        raise ValueError("delta must lie between extra_delta and 1")
+        raise ValueError("delta must lie between 0, or what the samplers cost, and 1")
     accountant = PldAccountant()
     for event in events:
         accountant.compose(event)
-    return accountant.epsilon(delta - extra_delta), delta, "PLD accountant, parameters fixed beforehand"
+    epsilon = accountant.epsilon(delta - extra_delta)
+    if extra_delta and epsilon > LARGEST_EPSILON:  # beyond it the samplers' extra delta is not proved
+        epsilon = math.inf
+    return epsilon, delta, "PLD accountant, parameters fixed beforehand"
 
 
 def _filtered(events: Sequence[DpEvent], within: RenyiFilter, extra_delta: float) -> tuple[float, float, str]:

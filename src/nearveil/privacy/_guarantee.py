@@ -2,14 +2,18 @@
 
 import math
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal
 from typing import Literal, NoReturn, get_args
 
-from dp_accounting import DpEvent
+from dp_accounting import DpEvent, PoissonSampledDpEvent
+
+from nearveil.privacy.events import ClippedVotes, NoisyScreening, VoteHistogram
 
 Protects = Literal["query", "database"]
 Relation = Literal["replace", "add-remove"]
 
 _DOCUMENTATION = "docs/theory/"
+_PRECISE = Context(prec=40)
 _FAR = 1e6  # whose odds may change by more than this may as well be certain
 
 
@@ -59,6 +63,8 @@ class Guarantee:
         Why the promise is not sound.
     events : tuple of dp_accounting.DpEvent, default=()
         What happened, for accountants.
+    extra_delta : float, default=0.0
+        The part of `delta` that no event tells of: what samplers of finite precision cost.
 
     Examples
     --------
@@ -78,6 +84,7 @@ class Guarantee:
     sound: bool = True
     reason: str = ""
     events: tuple[DpEvent, ...] = ()
+    extra_delta: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.epsilon >= 0:
@@ -92,8 +99,20 @@ class Guarantee:
             raise ValueError('unit must say what one record is, such as "image" or "person with all images"')
         if not isinstance(self.basis, Basis):
             raise ValueError("basis must be a Basis: the name of a theorem or accountant, and a link")
-        if self.sound == bool(self.reason):
-            raise ValueError("reason must say why the guarantee is not sound, and only then")
+        self._check_soundness_and_events()
+
+    def _check_soundness_and_events(self) -> None:
+        if not isinstance(self.sound, bool) or self.sound == bool(self.reason.strip()):
+            raise ValueError("sound must be True, or False with a reason that says why")
+        if not 0 <= self.extra_delta <= self.delta:
+            raise ValueError("extra_delta must be a part of delta")
+        object.__setattr__(self, "events", tuple(self.events))
+        if not all(isinstance(event, DpEvent) for event in self.events):
+            raise ValueError("events must be dp-accounting events, or nearveil's own")
+        if self.relation == "replace" and any(_needs_add_remove(event) for event in self.events):
+            raise ValueError(
+                'relation must be "add-remove": sampling, votes and screenings are priced for one record more or less'
+            )
 
     def __add__(self, other: object) -> NoReturn:
         raise TypeError("guarantees are not added by hand: nearveil.privacy.compose([...]) asks an accountant")
@@ -109,17 +128,15 @@ class Guarantee:
                 f"{observer} may be next to certain about {self._secret}: "
                 "a factor of more than a million protects nothing."
             )
-        if self.epsilon == 0:
-            sentence = f"{observer} learns nothing about {self._secret}"
-        else:
-            factor = (
-                1 + _rounded_up(math.expm1(self.epsilon))
-                if self.epsilon < math.log(2)
-                else _rounded_up(math.exp(self.epsilon))
+        if self.delta == 0:
+            if self.epsilon == 0:
+                return f"{observer} learns nothing about {self._secret}."
+            return (
+                f"{observer} can change their odds about {self._secret} by at most a factor of {factor(self.epsilon)}."
             )
-            sentence = f"{observer} can change their odds about {self._secret} by at most a factor of {factor:.7g}"
-        return sentence + (
-            f", except with a probability of at most {_rounded_up(self.delta):.2g}." if self.delta else "."
+        return (
+            f"{observer} comes to any conclusion about {self._secret} with at most {factor(self.epsilon)} times the "
+            f"probability that it would have otherwise, plus {rounded_up(self.delta)}."
         )
 
     @property
@@ -132,7 +149,22 @@ class Guarantee:
         return f"whether any one {self.unit} is in the database"
 
 
-def _rounded_up(number: float) -> float:
-    """Keep two digits of a positive number, rounded up: against the promise."""
-    exponent = math.floor(math.log10(number)) - 1
-    return float(f"{math.ceil(round(number / 10.0**exponent, 6)) * 10.0**exponent:.2g}")
+def factor(epsilon: float) -> str:
+    """Write e^epsilon, rounded up: against the promise. Near 1, two digits of what exceeds 1."""
+    exact = Decimal(repr(float(epsilon))).exp(_PRECISE)
+    return f"{1 + Decimal(rounded_up(exact - 1)) if exact < 2 else Decimal(rounded_up(exact)):f}"
+
+
+def rounded_up(number: float | Decimal, digits: int = 2) -> str:
+    """Write a number with a few digits, rounded up."""
+    exact = number if isinstance(number, Decimal) else Decimal(repr(float(number)))
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).plus(exact)
+    return f"{rounded:f}" if exact == 0 or 1e-4 <= exact < 1e7 else f"{rounded:.{digits - 1}e}"
+
+
+def _needs_add_remove(event: DpEvent) -> bool:
+    """Say whether an event, or one inside it, is priced for one record more or less alone."""
+    if isinstance(event, PoissonSampledDpEvent | NoisyScreening | VoteHistogram | ClippedVotes):
+        return True
+    inside = [*getattr(event, "events", ()), *([event.event] if hasattr(event, "event") else [])]
+    return any(_needs_add_remove(one) for one in inside)

@@ -1,7 +1,9 @@
 """How much Gaussian noise a promise needs: the analytic answer, and the classical one as published."""
 
 import math
+from typing import Any
 
+import numpy as np
 from dp_accounting import get_sigma_gaussian
 from scipy.special import log_ndtr
 
@@ -18,6 +20,11 @@ def up(value: float) -> float:
 def down(value: float) -> float:
     """Return a little less (four units in the last place)."""
     return value * (1 - 4 * _ULP)
+
+
+def plain(value: Any) -> Any:
+    """Return a NumPy or Python number as a double; anything else as it is, for the checks to refuse."""
+    return float(value) if isinstance(value, int | float | np.floating | np.integer) else value
 
 
 def check_epsilon(epsilon: float) -> None:
@@ -99,6 +106,7 @@ def analytic_gaussian_scale(sensitivity: float, epsilon: float, delta: float) ->
     >>> f"{analytic_gaussian_scale(1.0, 1.0, 1e-5):.6f}"
     '3.730632'
     """
+    sensitivity, epsilon, delta = plain(sensitivity), plain(epsilon), plain(delta)
     check_positive("sensitivity", sensitivity)
     check_epsilon(epsilon)
     check_delta(delta)

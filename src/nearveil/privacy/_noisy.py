@@ -1,8 +1,10 @@
 """The promise of a release that added noise."""
 
+import math
+
 from nearveil.privacy._guarantee import Basis, Guarantee, Protects, Relation
 from nearveil.privacy.accounting import PldAccountant
-from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source
+from nearveil.privacy.noise import LARGEST_EPSILON, GaussianNoise, LaplaceNoise, Source
 
 _SEEDED = "the noise came from a seed, so whoever knows the seed can take it away"
 
@@ -14,7 +16,7 @@ def noise_guarantee(
     protects: Protects,
     unit: str,
     relation: Relation,
-    source: Source | None = None,
+    source: Source,
 ) -> Guarantee:
     """Return what a release of values with `noise` promises.
 
@@ -28,9 +30,9 @@ def noise_guarantee(
     unit : str
     relation : {"replace", "add-remove"}
         That of the sensitivity.
-    source : Source, optional
-        Where the randomness came from; the operating system where it is not given. One that is not
-        sound makes a guarantee that is not.
+    source : Source
+        Where the randomness of the release came from: the one that `add_noise` was given. One that
+        is not sound makes a guarantee that is not.
 
     Returns
     -------
@@ -38,10 +40,10 @@ def noise_guarantee(
 
     Examples
     --------
-    >>> from nearveil.privacy.noise import calibrate_gaussian, unsafe_seeded
+    >>> from nearveil.privacy.noise import calibrate_gaussian, secure_source, unsafe_seeded
     >>> noise = calibrate_gaussian(1.0, 1e-5, sensitivity=2.0, size=64)
     >>> stated = {"delta": 1e-5, "protects": "query", "unit": "image", "relation": "replace"}
-    >>> promise = noise_guarantee(noise, **stated)
+    >>> promise = noise_guarantee(noise, source=secure_source(), **stated)
     >>> f"{promise.epsilon:.3f}", promise.sound
     ('1.000', True)
     >>> print(noise_guarantee(noise, source=unsafe_seeded(7), **stated))
@@ -49,15 +51,16 @@ def noise_guarantee(
     """
     if not noise.extra_delta < delta < 1:
         raise ValueError(f"delta must lie between {noise.extra_delta:.1g}, which the sampler costs, and 1")
-    sound = source is None or source.sound
+    epsilon = PldAccountant().compose(noise.event).epsilon(delta - noise.extra_delta)
     return Guarantee(
-        epsilon=PldAccountant().compose(noise.event).epsilon(delta - noise.extra_delta),
+        epsilon=epsilon if epsilon <= LARGEST_EPSILON else math.inf,  # beyond it the extra delta is not proved
         delta=delta,
         protects=protects,
         unit=unit,
         relation=relation,
         basis=Basis(f"{type(noise).__name__}, rounded, by its privacy loss", "docs/theory/noise.md"),
-        sound=sound,
-        reason="" if sound else _SEEDED,
+        sound=bool(source.sound),
+        reason="" if source.sound else _SEEDED,
         events=(noise.event,),
+        extra_delta=noise.extra_delta,
     )

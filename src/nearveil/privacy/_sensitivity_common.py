@@ -74,7 +74,17 @@ def checked_start(start: Any, rows: int | None = None, least: int = 2) -> Floats
     if not np.all(np.isfinite(array)):
         raise ValueError("start holds NaN or infinity")
     centred: Floats = array - array.mean(axis=0)
+    largest = float(np.max(np.abs(centred)))
+    if largest and not 1e-60 < largest < 1e60:  # its squares would lose digits, and the bound with them
+        raise ValueError("start must have entries between 1e-60 and 1e60 in size: the query is linear in it, rescale")
     return centred
+
+
+def checked_result(bound: float) -> float:
+    """Return a bound, or raise where the parameters drove it out of range: no bound is better than a wrong one."""
+    if not np.isfinite(bound):
+        raise ValueError("the bound leaves all range: use a larger bandwidth, or a smaller label_weight")
+    return float(bound)
 
 
 def lengths(rows: Floats, norm: Norm) -> Floats:

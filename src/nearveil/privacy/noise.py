@@ -20,6 +20,7 @@ from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 from numpy.typing import ArrayLike, NDArray
 
 from nearveil.privacy._noise_calibration import (
+    EPSILONS,
     analytic_gaussian_scale,
     check_delta,
     check_epsilon,
@@ -27,12 +28,14 @@ from nearveil.privacy._noise_calibration import (
     classical_gaussian_scale,
     down,
     gaussian_delta,
+    plain,
     up,
 )
 from nearveil.privacy._noise_samplers import gaussian_integers, laplace_integers
 from nearveil.privacy._noise_sources import Source, secure_source, unsafe_seeded
 
 __all__ = [
+    "LARGEST_EPSILON",
     "GaussianNoise",
     "LaplaceNoise",
     "Source",
@@ -48,6 +51,7 @@ __all__ = [
     "unsafe_seeded",
 ]
 
+LARGEST_EPSILON = EPSILONS[1]  # up to which what finite tables add to delta is proved
 _GRID_COST = 2.0**-16  # a default grid raises the sensitivity by at most this share of it
 _DELTA_PER_VALUE = 2.0**-100  # (1 + e^64) 2^-195, rounded up generously
 _ROUNDING_VARIANCE = 7  # in grid steps squared: what the rounding kernel takes of Gaussian noise
@@ -89,6 +93,7 @@ class GaussianNoise:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be sampled."""
+        _as_floats(self)
         _check(self)
 
     @property
@@ -148,6 +153,7 @@ class LaplaceNoise:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be sampled."""
+        _as_floats(self)
         _check(self)
 
     @property
@@ -241,6 +247,7 @@ def calibrate_gaussian(
     >>> f"{calibrate_gaussian(1.0, 1e-5, sensitivity=1.0, size=1).scale:.4f}"
     '3.7307'
     """
+    epsilon, delta, sensitivity = plain(epsilon), plain(delta), plain(sensitivity)
     check_epsilon(epsilon)
     check_delta(delta)
     step = gaussian_grid(sensitivity, size) if grid is None else grid
@@ -280,6 +287,7 @@ def calibrate_laplace(epsilon: float, *, sensitivity: float, size: int, grid: fl
     >>> f"{calibrate_laplace(0.1, sensitivity=1.0, size=1).scale:.3f}"
     '10.000'
     """
+    epsilon, sensitivity = plain(epsilon), plain(sensitivity)
     check_epsilon(epsilon)
     step = laplace_grid(sensitivity, size) if grid is None else grid
     draft = LaplaceNoise(sensitivity=sensitivity, scale=_draft_scale(step), size=size, grid=step)
@@ -320,7 +328,15 @@ def add_noise(
     return (steps + drawn.reshape(steps.shape)).astype(np.float64) * noise.grid
 
 
+def _as_floats(noise: "GaussianNoise | LaplaceNoise") -> None:
+    """Turn NumPy scalars into plain floats: in a narrow type the costs of rounding would be rounded away."""
+    for name in ("sensitivity", "scale", "grid"):
+        object.__setattr__(noise, name, plain(getattr(noise, name)))
+
+
 def _on_grid(values: ArrayLike, noise: GaussianNoise | LaplaceNoise) -> NDArray[np.int64]:
+    if np.ma.isMaskedArray(values):
+        raise ValueError("values must not be masked: masked entries would be released")
     given = np.asarray(values)
     # A cast that rounds would move the values by more than the grid accounts for.
     too_wide = given.dtype.kind in "iu" and bool(np.any((given > _EXACT_INTEGERS) | (given < -_EXACT_INTEGERS)))

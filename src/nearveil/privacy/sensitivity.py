@@ -23,6 +23,7 @@ from nearveil.privacy._sensitivity_common import (
     checked_count,
     checked_error_bound,
     checked_number,
+    checked_result,
     checked_start,
     label_floor,
     total,
@@ -116,10 +117,10 @@ def target_only(
     own = min(target.target_a(public), target.target_a_prime(public))
     own_error = target.target_error(public, error_bound)
     if released == "target":
-        return MARGIN * (own + 2 * own_error)
+        return checked_result(MARGIN * (own + 2 * own_error))
     change = total(np.array([own, min(target.anchors_a(public), target.anchors_a_prime(public))]), norm)
     error = total(np.array([own_error, target.anchors_error(public, error_bound)]), norm)
-    return MARGIN * (change + 2 * error)
+    return checked_result(MARGIN * (change + 2 * error))
 
 
 def replace_one(
@@ -175,15 +176,13 @@ def replace_one(
     checked_choice(norm, "norm", Norm)
     error_bound = checked_error_bound(error_bound)
     starts = checked_start(start)
-    if bandwidth**-2 > 300:
-        raise ValueError(f"bandwidth {bandwidth:g} is too small: the weights, and with them the bound, leave all range")
     floor = label_floor(n_classes, label_encoding, label_bandwidth, may_be_unlabelled)
     box = replace.Box(float(np.exp(-2 * bandwidth**-2)), floor, label_weight, labels == "private")
     change = min(
         replace.theorem_b(starts, box, bandwidth, norm),
         replace.theorem_b_prime(starts, box, bandwidth, norm),
     )
-    return MARGIN * (change + 2 * replace.replace_error(starts, box, error_bound, norm))
+    return checked_result(MARGIN * (change + 2 * replace.replace_error(starts, box, error_bound, norm)))
 
 
 def published_2022(start: Any, *, bandwidth: float, label_weight: float, n_classes: int) -> float:
@@ -277,15 +276,17 @@ def published_2021(
 
 def _checked_query(bandwidth: float, label_weight: float, label_bandwidth: float | None) -> tuple[float, float, float]:
     bandwidth = checked_number(bandwidth, "bandwidth", least=0, above=True)
-    if not 1e-100 < bandwidth < 1e100:
-        raise ValueError(f"bandwidth {bandwidth:g} is out of range: unit rows are at most 2 apart")
+    if not 0.06 <= bandwidth < 1e100:
+        raise ValueError(f"bandwidth {bandwidth:g} is out of range: the weights, and with them the bound, would be")
+    label_weight = checked_number(label_weight, "label_weight", least=0)
+    if label_weight > 1e50:
+        raise ValueError("label_weight must be at most 1e50")
     if label_bandwidth is None:
-        label_bandwidth = bandwidth
-    return (
-        bandwidth,
-        checked_number(label_weight, "label_weight", least=0),
-        checked_number(label_bandwidth, "label_bandwidth", least=0, above=True),
-    )
+        return bandwidth, label_weight, bandwidth
+    label_bandwidth = checked_number(label_bandwidth, "label_bandwidth", least=0, above=True)
+    if not 1e-50 < label_bandwidth < 1e100:
+        raise ValueError(f"label_bandwidth {label_bandwidth:g} is out of range")
+    return bandwidth, label_weight, label_bandwidth
 
 
 def _checked_anchors(anchors: Any) -> Floats:
