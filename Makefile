@@ -49,7 +49,7 @@ $(VENV)/.base: pyproject.toml requirements.lock
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) -e ".[torch,dev]"
+	$(PIP) -e ".[torch,postgres,dev]"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
