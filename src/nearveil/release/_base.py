@@ -1,0 +1,264 @@
+"""The one interface of all releases: fit on what is public, release what is private, rank what the server holds."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import NotFittedError
+
+from nearveil.privacy import Guarantee
+from nearveil.privacy.noise import Source, secure_source
+from nearveil.release._message import Message, MessageError
+
+Floats = NDArray[np.float64]
+
+CODE_BYTES = 72  # of a candidate in an answer: an 8-byte id and a 64-byte code to re-rank by
+
+
+class Release(BaseEstimator, ABC):  # type: ignore[misc]
+    """A mechanism that tells a server about a private record no more than its guarantee says.
+
+    Both sides fit the same public rows, so that both have the same features, anchors and map. The client
+    calls :meth:`release` and sends the message; the server calls :meth:`rank`. Features are centred by the
+    public mean and brought to norm one before anything else happens to them.
+
+    Subclasses implement :meth:`_fit`, :meth:`_release`, :meth:`_rank` and :attr:`guarantee`; all of
+    them pass the conformance suite of ``tests/release/conformance.py``.
+    """
+
+    name: ClassVar[str]
+
+    def fit(self, public_X: ArrayLike, public_y: ArrayLike | None = None) -> Self:
+        """Learn what both sides share. Never give it private rows: they would be in the open.
+
+        Parameters
+        ----------
+        public_X : array-like of shape (n, d)
+            Public rows.
+        public_y : array-like of shape (n,), optional
+            Their labels.
+
+        Returns
+        -------
+        Release
+        """
+        rows = checked_rows(public_X, "public_X")
+        labels = None if public_y is None else checked_labels(public_y, len(rows), "public_y")
+        self.n_features_in_ = rows.shape[1]
+        self.mean_ = rows.mean(axis=0)
+        # Of what was given, not of what is computed from it: sums differ in their last bits between machines.
+        self._public_digest = fingerprint(rows, labels)
+        self._fit(self.features(rows, "public_X", lenient=True), labels)
+        return self
+
+    def features(self, X: ArrayLike, name: str = "X", *, lenient: bool = False) -> Floats:
+        """Centre rows by the public mean and bring them to norm one.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        name : str, default="X"
+            What an error calls them.
+        lenient : bool, default=False
+            Whether a row that equals the public mean, which has no direction, becomes a row of zeros
+            instead of an error. For public rows alone.
+
+        Returns
+        -------
+        ndarray of shape (n, d)
+        """
+        self._check_fitted()
+        rows = checked_rows(X, name)
+        if rows.shape[1] != self.n_features_in_:
+            raise ValueError(f"{name} must have {self.n_features_in_} columns, as public_X had")
+        rows = rows - self.mean_
+        # Scaled first: squares of tiny or huge numbers leave the range of a float.
+        largest = np.abs(rows).max(axis=1, keepdims=True)
+        if not lenient and (largest == 0).any():
+            raise ValueError(f"{name} must not hold a row that equals the public mean: it has no direction")
+        np.divide(rows, largest, out=rows, where=largest > 0)
+        norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
+        np.divide(rows, norms, out=rows, where=norms > 0)
+        return rows
+
+    def release(self, X: ArrayLike, *, rng: Source | None = None) -> Any:
+        """Make a message of a private row, or one of each row of a batch.
+
+        Each call spends the guarantee once more for every row.
+
+        Parameters
+        ----------
+        X : array-like of shape (d,) or (n, d)
+            Private.
+        rng : Source, optional
+            Where randomness comes from: the operating system, unless a test or a study asks for
+            :func:`nearveil.privacy.noise.unsafe_seeded`, which voids the promise.
+
+        Returns
+        -------
+        Message or list of Message
+            One for a single row, a list for a batch.
+        """
+        self._check_fitted()
+        source = secure_source() if rng is None else checked_source(rng)
+        rows = np.asarray(X)
+        single = rows.ndim == 1
+        found = self._release(self.features(rows[None] if single else rows), source)
+        return found[0] if single else found
+
+    def rank(self, message: Message, gallery: ArrayLike) -> Floats:
+        """Score the server's items by what the message tells.
+
+        Parameters
+        ----------
+        message : Message
+            Of this mechanism, fitted on the same public rows.
+        gallery : array-like of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            The higher, the nearer.
+        """
+        self._check_fitted()
+        self._check_message(message)
+        return self._rank(message, self.features(gallery, "gallery", lenient=True))
+
+    def answer_bytes(self, n: int) -> int:
+        """Return the size of an answer that holds `n` candidates for each target of a message.
+
+        Parameters
+        ----------
+        n : int
+
+        Returns
+        -------
+        int
+        """
+        return CODE_BYTES * n
+
+    @property
+    @abstractmethod
+    def guarantee(self) -> Guarantee:
+        """What one message promises."""
+
+    @property
+    def public_id(self) -> str:
+        """The fingerprint of all that both sides must share. Messages carry it."""
+        self._check_fitted()
+        return fingerprint(self.name, self._public_digest, *self._public_parts())
+
+    @abstractmethod
+    def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
+        """Learn from public features of norm one (or zero)."""
+
+    @abstractmethod
+    def _release(self, features: Floats, source: Source) -> list[Message]:
+        """Make a message of each row; rows have norm one."""
+
+    @abstractmethod
+    def _rank(self, message: Message, features: Floats) -> Floats:
+        """Score gallery features of norm one (or zero)."""
+
+    @abstractmethod
+    def _public_parts(self) -> tuple[object, ...]:
+        """Return parameters and public arrays, other than the fitted rows, that a message's meaning depends on."""
+
+    def _message(self, source: Source, **arrays: NDArray[Any]) -> Message:
+        return Message(self.name, self.public_id, arrays, seeded=not source.sound)
+
+    def _check_message(self, message: Message) -> None:
+        if not isinstance(message, Message):
+            raise MessageError("message must be a Message; Message.from_bytes reads one")
+        if message.mechanism != self.name:
+            raise MessageError(f"message must come from {self.name!r}; it comes from {message.mechanism!r}")
+        if message.public_id != self.public_id:
+            raise MessageError("message was made with other public rows, parameters or map: fetch the map and ask anew")
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "mean_"):
+            raise NotFittedError(f"{type(self).__name__} must be fitted on public rows first: call fit(public_X)")
+
+
+def checked_rows(X: ArrayLike, name: str) -> Floats:
+    """Return rows as floats, or say what is wrong with them without showing a value.
+
+    Parameters
+    ----------
+    X : array-like of shape (n, d)
+    name : str
+        What an error calls them.
+
+    Returns
+    -------
+    ndarray of shape (n, d), float64
+    """
+    try:
+        rows = np.asarray(X, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be an array of numbers") from None
+    if rows.ndim != 2:
+        raise ValueError(f"{name} must have rows and columns; it has {rows.ndim} dimensions")
+    if 0 in rows.shape:
+        raise ValueError(f"{name} must have at least one row and one column")
+    if not np.isfinite(rows).all():
+        raise ValueError(f"{name} must be finite: it holds NaN or infinity")
+    return rows
+
+
+def checked_labels(y: ArrayLike, n_rows: int, name: str) -> NDArray[np.int64]:
+    """Return integer labels, one a row.
+
+    Parameters
+    ----------
+    y : array-like of shape (n,)
+    n_rows : int
+    name : str
+        What an error calls them.
+
+    Returns
+    -------
+    ndarray of shape (n,), int64
+    """
+    labels = np.asarray(y)
+    if labels.shape != (n_rows,):
+        raise ValueError(f"{name} must hold one label for each of the {n_rows} rows")
+    if labels.dtype.kind not in "iu":
+        raise ValueError(f"{name} must be integers; numpy.unique(..., return_inverse=True) numbers names")
+    return labels.astype(np.int64)
+
+
+def checked_source(rng: Source) -> Source:
+    """Return the source, or refuse what is none."""
+    if not (hasattr(rng, "words") and hasattr(rng, "sound")):
+        raise ValueError("rng must be secure_source(), or unsafe_seeded(seed) where a test asks for it")
+    return rng
+
+
+def fingerprint(*parts: object) -> str:
+    """Return 32 hexadecimal digits that stand for arrays, numbers and text, on every machine alike.
+
+    Parameters
+    ----------
+    *parts : ndarray, int, float, str, bool or None
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> fingerprint("cells", 1.5) == fingerprint("cells", 1.5) != fingerprint("cells", 2.5)
+    True
+    """
+    total = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            small = np.ascontiguousarray(part, dtype=part.dtype.newbyteorder("<"))
+            total.update(f"{small.dtype.str}{small.shape};".encode() + small.tobytes())
+        else:
+            total.update(f"{type(part).__name__}:{part!r};".encode())
+    return total.hexdigest()[:32]
