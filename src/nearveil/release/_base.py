@@ -1,6 +1,7 @@
 """The one interface of all releases: fit on what is public, release what is private, rank what the server holds."""
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Self
 
@@ -9,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
-from nearveil.privacy import Guarantee
+from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.release._message import Message, MessageError
 
@@ -71,10 +72,10 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         ndarray of shape (n, d)
         """
         self._check_fitted()
-        rows = checked_rows(X, name)
-        if rows.shape[1] != self.n_features_in_:
+        checked = checked_rows(X, name)
+        if checked.shape[1] != self.n_features_in_:
             raise ValueError(f"{name} must have {self.n_features_in_} columns, as public_X had")
-        rows = rows - self.mean_
+        rows: Floats = checked - self.mean_
         # Scaled first: squares of tiny or huge numbers leave the range of a float.
         largest = np.abs(rows).max(axis=1, keepdims=True)
         if not lenient and (largest == 0).any():
@@ -146,6 +147,18 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         """What one message promises."""
 
     @property
+    def gallery_guarantee(self) -> Guarantee:
+        """What the server's items are promised: nothing. Answers, and the public map, are made of them."""
+        return Guarantee(
+            epsilon=math.inf,
+            delta=0.0,
+            protects="database",
+            unit="item",
+            relation="replace",
+            basis=Basis("an open gallery", "docs/theory/covers.md"),
+        )
+
+    @property
     def public_id(self) -> str:
         """The fingerprint of all that both sides must share. Messages carry it."""
         self._check_fitted()
@@ -167,8 +180,13 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
     def _public_parts(self) -> tuple[object, ...]:
         """Return parameters and public arrays, other than the fitted rows, that a message's meaning depends on."""
 
-    def _message(self, source: Source, **arrays: NDArray[Any]) -> Message:
-        return Message(self.name, self.public_id, arrays, seeded=not source.sound)
+    def _messages(self, source: Source, **batches: NDArray[Any]) -> list[Message]:
+        """Make one message of the first entries of all batches, one of the second, and so on."""
+        public_id = self.public_id
+        rows = zip(*batches.values(), strict=True)
+        return [
+            Message(self.name, public_id, dict(zip(batches, row, strict=True)), seeded=not source.sound) for row in rows
+        ]
 
     def _check_message(self, message: Message) -> None:
         if not isinstance(message, Message):

@@ -1,0 +1,320 @@
+"""Sets of a gallery, learned for the very channel that will name them.
+
+Items of the gallery act as queries, each without itself. Every query has a good set, the one that covers
+most of its neighbours; every set holds the items that are in greatest demand, given how often the channel
+names it for each query. The two steps alternate and neither lowers the recall. All of it is public, so the
+random choices here need no secrecy; they are seeded, and a gallery has one map.
+"""
+
+from dataclasses import dataclass
+
+import faiss
+import numpy as np
+import scipy.sparse
+from numpy.typing import NDArray
+
+Rows = NDArray[np.float32]
+Lists = NDArray[np.int32]
+Sets = NDArray[np.float32]  # (n_sets, n_items), ones and zeros
+
+RANKS = 48  # neighbours that count, with weights exp(-rank / DECAY): wider than the top 8, lest sets fit noise
+DECAY = 16.0
+_CHOICE_RANKS, _CHOICE_DECAY = 24, 8.0  # as the client chooses
+_TOP = 8
+_EXACT = 20_000  # items up to which neighbours are searched exactly, and the number of sets on all of them
+_SOFTNESS = np.geomspace(3.0, 100.0, 24)
+_MOST_PASSES = 30
+_SEED = 0
+_MOST_SETS = 512
+_GROWTH = 1.25
+_RESTARTS = 8
+
+
+def neighbor_lists(features: Rows, ranks: int = RANKS) -> Lists:
+    """Return each item's nearest others, nearest first; exact up to 20,000 items, by inverted lists above.
+
+    Parameters
+    ----------
+    features : ndarray of shape (n, d)
+    ranks : int
+
+    Returns
+    -------
+    ndarray of shape (n, min(ranks, n - 1)), int32
+    """
+    n, d = features.shape
+    count = min(ranks, n - 1)
+    index = faiss.IndexFlatIP(d) if n <= _EXACT else _inverted(features)
+    index.add(features)
+    _, found = index.search(features, count + 1)
+    # An item is its own nearest, unless another has the same features or a list ran out (-1).
+    own = found == np.arange(n)[:, None]
+    own[~own.any(axis=1), -1] = True
+    lists = found[~own].reshape(n, count).astype(np.int32)
+    return np.where(lists < 0, np.roll(np.arange(n, dtype=np.int32), 1)[:, None], lists)
+
+
+def _inverted(features: Rows) -> faiss.IndexIVFFlat:
+    """Return an empty index of inverted lists that has learned where rows lie."""
+    n, d = features.shape
+    n_lists = int(2 * np.sqrt(n))
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(d), d, n_lists, faiss.METRIC_INNER_PRODUCT)
+    index.nprobe = 8
+    index.cp.min_points_per_centroid = 1
+    index.train(_some(features, 64 * n_lists))
+    return index
+
+
+@dataclass(frozen=True)
+class Demand:
+    """How much each query wants each item, by two kinds of weights.
+
+    Attributes
+    ----------
+    wanted : csr array of shape (n_queries, n_items)
+        For learning: exp(-rank / 16).
+    wanted_by : csr array of shape (n_items, n_queries)
+        Its transpose.
+    chosen_by : csr array of shape (n_queries, n_items)
+        As the client chooses.
+    top : csr array of shape (n_queries, n_items)
+        The nearest 8 alike: what is measured.
+    """
+
+    wanted: scipy.sparse.csr_array
+    wanted_by: scipy.sparse.csr_array
+    chosen_by: scipy.sparse.csr_array
+    top: scipy.sparse.csr_array
+
+    @classmethod
+    def of(cls, lists: Lists, n_items: int) -> "Demand":
+        """Weigh lists of neighbours, shape (n_queries, ranks)."""
+        wanted = _weighted(lists, n_items, np.exp(-np.arange(RANKS) / DECAY))
+        return cls(
+            wanted=wanted,
+            wanted_by=wanted.T.tocsr(),
+            chosen_by=_weighted(lists, n_items, np.exp(-np.arange(_CHOICE_RANKS) / _CHOICE_DECAY)),
+            top=_weighted(lists, n_items, np.ones(_TOP)),
+        )
+
+
+def _weighted(lists: Lists, n_items: int, weights: NDArray[np.float64]) -> scipy.sparse.csr_array:
+    ranks = min(lists.shape[1], len(weights))
+    share = (weights[:ranks] / weights[:ranks].sum()).astype(np.float32)
+    starts = np.arange(0, len(lists) * ranks + 1, ranks)
+    parts = (np.tile(share, len(lists)), np.ascontiguousarray(lists[:, :ranks]).ravel(), starts)
+    return scipy.sparse.csr_array(parts, shape=(len(lists), n_items))
+
+
+def naming(coverage: NDArray[np.float32], epsilon: float, softness: float | None = None) -> NDArray[np.float32]:
+    """Return how often the channel names each set for each query.
+
+    Parameters
+    ----------
+    coverage : ndarray of shape (n, n_sets)
+    epsilon : float
+    softness : float, optional
+        Shares the part of the good set among those that cover about as much; None gives it to the best.
+
+    Returns
+    -------
+    ndarray of shape (n, n_sets)
+        Rows sum to one.
+    """
+    odds = np.exp(epsilon)
+    if softness is None:
+        good = np.zeros_like(coverage)
+        good[np.arange(len(good)), coverage.argmax(axis=1)] = 1
+    else:
+        good = np.exp(softness * (coverage - coverage.max(axis=1, keepdims=True)))
+        good /= good.sum(axis=1, keepdims=True)
+    return np.asarray((1 + (odds - 1) * good) / (odds + coverage.shape[1] - 1), dtype=np.float32)
+
+
+def most_wanted(demand: NDArray[np.float32], set_size: int) -> Sets:
+    """Return the sets of the items in greatest demand.
+
+    Parameters
+    ----------
+    demand : ndarray of shape (n_sets, n_items)
+    set_size : int
+
+    Returns
+    -------
+    ndarray of shape (n_sets, n_items)
+        Ones and zeros.
+    """
+    sets = np.zeros(demand.shape, dtype=np.float32)
+    kept = np.argpartition(demand, -set_size, axis=1)[:, -set_size:]
+    np.put_along_axis(sets, kept, 1, axis=1)
+    return sets
+
+
+def learn(demand: Demand, start: NDArray[np.int64], n_sets: int, set_size: int, epsilon: float) -> Sets:
+    """Alternate between good sets and demand, first softly and then until nothing is gained.
+
+    Parameters
+    ----------
+    demand : Demand
+    start : ndarray of shape (n_queries,)
+        A first good set of each query.
+    n_sets, set_size : int
+    epsilon : float
+
+    Returns
+    -------
+    ndarray of shape (n_sets, n_items)
+    """
+    first = np.zeros((len(start), n_sets), dtype=np.float32)
+    first[np.arange(len(start)), start] = 1
+    sets = most_wanted((demand.wanted_by @ naming(first, epsilon)).T, set_size)
+    for softness in _SOFTNESS if len(start) <= _EXACT else _SOFTNESS[::3]:
+        named = naming(demand.wanted @ sets.T, epsilon, softness)
+        sets = most_wanted((demand.wanted_by @ named).T, set_size)
+    best, best_sets = -1.0, sets
+    for _ in range(_MOST_PASSES):
+        coverage = demand.wanted @ sets.T
+        named = naming(coverage, epsilon)
+        reached = float(np.einsum("ij,ij->", named, coverage, dtype=np.float64)) / len(start)
+        if reached <= best + 1e-5:
+            break
+        best, best_sets = reached, sets
+        sets = most_wanted((demand.wanted_by @ named).T, set_size)
+    return best_sets
+
+
+def recall(sets: Sets, demand: Demand, epsilon: float) -> float:
+    """Return the expected NN-recall@8 of queries, whose good sets are chosen as a client would.
+
+    Parameters
+    ----------
+    sets : ndarray of shape (n_sets, n_items)
+    demand : Demand
+    epsilon : float
+
+    Returns
+    -------
+    float
+    """
+    named = naming(demand.chosen_by @ sets.T, epsilon)
+    return float(np.einsum("ij,ij->", named, demand.top @ sets.T, dtype=np.float64)) / len(named)
+
+
+def clustering(features: Rows, n_sets: int, seed: int) -> NDArray[np.int64]:
+    """Return the nearest of `n_sets` k-means centroids of each row.
+
+    Parameters
+    ----------
+    features : ndarray of shape (n, d)
+    n_sets, seed : int
+
+    Returns
+    -------
+    ndarray of shape (n,)
+    """
+    centroids = centres(features, n_sets, seed)
+    index = faiss.IndexFlatL2(features.shape[1])
+    index.add(centroids)
+    return np.asarray(index.search(features, 1)[1][:, 0], dtype=np.int64)
+
+
+def centres(features: Rows, count: int, seed: int, passes: int = 15) -> Rows:
+    """Return k-means centroids of (at most 256 times as many) rows.
+
+    Parameters
+    ----------
+    features : ndarray of shape (n, d)
+    count, seed, passes : int
+
+    Returns
+    -------
+    ndarray of shape (count, d)
+    """
+    means = faiss.Kmeans(
+        features.shape[1], count, niter=passes, seed=seed, min_points_per_centroid=1, max_points_per_centroid=256
+    )
+    means.train(features)
+    return np.asarray(means.centroids)
+
+
+def best_number(features: Rows, lists: Lists, set_size: int, epsilon: float) -> int:
+    """Return the number of sets with the best recall on a fifth of the queries that was held out.
+
+    It is near ``2 + 0.11 exp(epsilon / 2) / f``, f the part of the items in a set: the search starts there and climbs.
+
+    Parameters
+    ----------
+    features : ndarray of shape (n, d)
+    lists : ndarray of shape (n, ranks)
+    set_size : int
+    epsilon : float
+
+    Returns
+    -------
+    int
+    """
+    n = len(features)
+    held_out = np.zeros(n, dtype=bool)
+    held_out[np.random.default_rng(_SEED).permutation(n)[: max(1, n // 5)]] = True
+    taught, tested = Demand.of(lists[~held_out], n), Demand.of(lists[held_out], n)
+    most = min(_MOST_SETS, n)
+    tried: dict[int, float] = {}
+
+    def score(n_sets: int) -> float:
+        if n_sets not in tried:
+            runs = [
+                recall(
+                    learn(taught, clustering(features, n_sets, seed)[~held_out], n_sets, set_size, epsilon),
+                    tested,
+                    epsilon,
+                )
+                for seed in range(2)
+            ]
+            tried[n_sets] = float(np.mean(runs))
+        return tried[n_sets]
+
+    best = int(min(max(2, round(2 + 0.11 * np.exp(epsilon / 2) * n / set_size)), most))
+    while True:
+        larger = min(max(best + 1, round(best * _GROWTH)), most)
+        smaller = max(min(best - 1, round(best / _GROWTH)), 2)
+        better = max((best, larger, smaller), key=score)
+        if better == best:
+            return best
+        best = better
+
+
+def learned_sets(features: Rows, set_size: int, epsilon: float, n_sets: int | None) -> Sets:
+    """Return the best sets found.
+
+    Parameters
+    ----------
+    features : ndarray of shape (n, d)
+        Of the gallery, of norm one.
+    set_size : int
+        Items of every set.
+    epsilon : float
+    n_sets : int, optional
+        Chosen on held-out items where it is not given; on 20,000 items where there are more.
+
+    Returns
+    -------
+    ndarray of shape (n_sets, n_items)
+    """
+    lists = neighbor_lists(features)
+    if n_sets is None:
+        few = _some(features, _EXACT)
+        few_lists = lists if len(few) == len(features) else neighbor_lists(few)
+        n_sets = best_number(few, few_lists, max(1, set_size * len(few) // len(features)), epsilon)
+    demand = Demand.of(lists, len(features))
+    found = (
+        learn(demand, clustering(features, n_sets, seed), n_sets, set_size, epsilon)
+        for seed in range(_RESTARTS if len(features) <= _EXACT else 1)
+    )
+    return max(found, key=lambda sets: recall(sets, demand, epsilon))
+
+
+def _some(features: Rows, count: int) -> Rows:
+    """Return a fixed random choice of rows."""
+    if len(features) <= count:
+        return features
+    return features[np.sort(np.random.default_rng(_SEED).choice(len(features), count, replace=False))]

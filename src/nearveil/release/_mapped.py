@@ -1,0 +1,242 @@
+"""What cells and covers share: a public map, a channel that names sets, and an answer of a fixed size."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Self
+
+import faiss
+import numpy as np
+import scipy.sparse
+from numpy.typing import ArrayLike, NDArray
+from sklearn.exceptions import NotFittedError
+
+from nearveil.privacy import Basis, Guarantee
+from nearveil.privacy.events import PureDp
+from nearveil.privacy.noise import Source
+from nearveil.release._base import Floats, Release
+from nearveil.release._channel import RandomizedResponse, SubsetSelection, checked_epsilon
+from nearveil.release._learning import Rows, centres
+from nearveil.release._map import MapError, PublicMap
+from nearveil.release._message import Message, MessageError
+
+PROTOTYPES = 8192  # a gallery up to this size stands for itself
+_RULE_DIMENSIONS = 64
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Sets of a gallery, and how a client shall choose among them.
+
+    Attributes
+    ----------
+    members : csr array of shape (n_sets, n_items)
+        Ones where an item is in a set.
+    prototypes : ndarray of shape (m, d)
+        Features that stand for the gallery.
+    coverage : ndarray of shape (m, n_sets)
+        The share of what lies around a prototype that a set holds.
+    """
+
+    members: scipy.sparse.csr_array
+    prototypes: Rows
+    coverage: NDArray[np.float32]
+
+
+class MappedRelease(Release):
+    """A message names sets of a public map; the server answers with their items, at most floor(f N) of them."""
+
+    epsilon: float
+    candidates: float
+
+    def index(self, gallery: ArrayLike) -> Self:
+        """Build the public map of a gallery: the server's part, done once and published.
+
+        Parameters
+        ----------
+        gallery : array-like of shape (n, d)
+
+        Returns
+        -------
+        MappedRelease
+        """
+        features = self.features(gallery, "gallery", lenient=True).astype(np.float32)
+        if len(features) < 2:
+            raise ValueError("gallery must hold at least two items")
+        size = self._set_size(len(features))
+        grouping = self._group(features, size)
+        self.members_ = grouping.members
+        self.map_ = _published(features, grouping, size)
+        return self
+
+    def use_map(self, public_map: PublicMap) -> Self:
+        """Take the map that a server published: the client's part. The promise holds for any map.
+
+        Parameters
+        ----------
+        public_map : PublicMap
+
+        Returns
+        -------
+        MappedRelease
+        """
+        self._check_fitted()
+        if not isinstance(public_map, PublicMap):
+            raise MapError("public_map must be a PublicMap; PublicMap.from_bytes reads one")
+        if len(public_map.components) != self.n_features_in_:
+            raise MapError(f"public_map must be for {self.n_features_in_} features, as public_X had")
+        self.map_ = public_map
+        return self
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What one message promises: pure epsilon, whatever the map."""
+        epsilon = checked_epsilon(self.epsilon)
+        return Guarantee(
+            epsilon=epsilon,
+            delta=0.0,
+            protects="query",
+            unit="record",
+            relation="replace",
+            basis=Basis("exact odds of a channel that names sets", "docs/theory/covers.md"),
+            events=(PureDp(epsilon),),
+        )
+
+    def log_density(self, messages: list[Message], X: ArrayLike) -> Floats:
+        """Return how likely each message is for each row.
+
+        Parameters
+        ----------
+        messages : list of Message
+        X : array-like of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (len(messages), n)
+            Logarithms, up to a constant of the channel.
+        """
+        good = self._map().choose(self.features(X))
+        named = np.stack([self._named(message) for message in messages])
+        odds = float(self._channel().odds)
+        return np.where((named[:, None, :] == good[None, :, None]).any(axis=2), np.log(odds), 0.0)
+
+    def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
+        del features, labels  # the public mean is all that both sides need; the map carries the rest
+        checked_epsilon(self.epsilon)
+        checked_fraction(self.candidates)
+
+    def _release(self, features: Floats, source: Source) -> list[Message]:
+        named = self._channel().sample(self._map().choose(features), source).astype(np.int32)
+        return self._messages(source, sets=named.reshape(len(features), -1))
+
+    def _rank(self, message: Message, features: Floats) -> Floats:
+        named = self._named(message)
+        if not hasattr(self, "members_"):
+            raise NotFittedError(f"{type(self).__name__} must index its gallery first: call index(gallery)")
+        if len(features) != self.members_.shape[1]:
+            raise ValueError(f"gallery must be the one that was indexed, of {self.members_.shape[1]} items")
+        return np.asarray(self.members_[named].sum(axis=0) > 0, dtype=np.float64)
+
+    def _named(self, message: Message) -> NDArray[np.int64]:
+        """Return the sets that a message names, checked."""
+        self._check_message(message)
+        channel = self._channel()
+        size = channel.size if isinstance(channel, SubsetSelection) else 1
+        named = message["sets"]
+        if named.dtype != np.int32 or named.shape != (size,) or ((named < 0) | (named >= channel.n_sets)).any():
+            raise MessageError(f"message must name {size} of the {channel.n_sets} sets")
+        return named.astype(np.int64)
+
+    def _public_parts(self) -> tuple[object, ...]:
+        return (float(self.epsilon), self._map().map_id)
+
+    def _map(self) -> PublicMap:
+        if not hasattr(self, "map_"):
+            raise NotFittedError(
+                f"{type(self).__name__} needs a map: call index(gallery) at the server, use_map(map) at the client"
+            )
+        return self.map_
+
+    def _set_size(self, n_items: int) -> int:
+        size = int(checked_fraction(self.candidates) * n_items)
+        if size < 1:
+            raise ValueError(f"candidates must be at least one of the {n_items} items of the gallery")
+        return size
+
+    @abstractmethod
+    def _channel(self) -> RandomizedResponse | SubsetSelection:
+        """Return the channel for the map."""
+
+    @abstractmethod
+    def _group(self, features: Rows, set_size: int) -> Grouping:
+        """Make the sets of a gallery, features of norm one (or zero)."""
+
+
+def membership(sets: NDArray[np.float32]) -> scipy.sparse.csr_array:
+    """Return sets of ones and zeros, shape (n_sets, n_items), as a sparse array."""
+    return scipy.sparse.csr_array(sets.astype(np.uint8))
+
+
+def standing_for(features: Rows, members: scipy.sparse.csr_array) -> tuple[Rows, NDArray[np.float32]]:
+    """Return prototypes of a gallery and what the sets cover around each.
+
+    A small gallery stands for itself; a large one has k-means centroids, with the mean of their items.
+
+    Parameters
+    ----------
+    features : ndarray of shape (n, d)
+    members : csr array of shape (n_sets, n)
+
+    Returns
+    -------
+    prototypes : ndarray of shape (m, d)
+    coverage : ndarray of shape (m, n_sets)
+    """
+    if len(features) <= PROTOTYPES:
+        return features, members.toarray().T.astype(np.float32)
+    found = centres(features[:: max(1, len(features) // (64 * PROTOTYPES))], PROTOTYPES, seed=0, passes=5)
+    index = faiss.IndexFlatL2(features.shape[1])
+    index.add(found)
+    nearest = index.search(features, 1)[1][:, 0]
+    one = np.ones(len(features), dtype=np.float32)
+    around = scipy.sparse.csr_array((one, (nearest, np.arange(len(features)))), shape=(PROTOTYPES, len(features)))
+    counts = np.maximum(around.sum(axis=1), 1)
+    return found, np.asarray((around @ members.T.astype(np.float32)).toarray() / counts[:, None], dtype=np.float32)
+
+
+def checked_fraction(candidates: float) -> float:
+    """Return the fraction of a gallery that an answer may hold, or say what is wrong with it."""
+    if isinstance(candidates, bool) or not isinstance(candidates, (int, float, np.integer, np.floating)):
+        raise ValueError("candidates must be a number: the fraction of the gallery that an answer holds")
+    if not 0 < candidates < 1:
+        raise ValueError("candidates must be between 0 and 1: the fraction of the gallery that an answer holds")
+    return float(candidates)
+
+
+def projection(features: Rows, dimensions: int) -> NDArray[np.float32]:
+    """Return the leading directions of features around their origin, shape (d, r).
+
+    Parameters
+    ----------
+    features : ndarray of shape (n, d)
+    dimensions : int
+
+    Returns
+    -------
+    ndarray of shape (d, min(d, dimensions))
+    """
+    _, vectors = np.linalg.eigh(features.T @ features)
+    return np.ascontiguousarray(vectors[:, ::-1][:, :dimensions])
+
+
+def _published(features: Rows, grouping: Grouping, size: int) -> PublicMap:
+    components = projection(features, _RULE_DIMENSIONS).astype(np.float16)
+    placed = grouping.prototypes @ components.astype(np.float32)
+    largest = np.abs(placed).max(axis=1, keepdims=True)
+    scaled = np.divide(127 * placed, largest, out=np.zeros_like(placed), where=largest > 0)
+    return PublicMap(
+        components=components,
+        prototypes=np.rint(scaled).astype(np.int8),
+        coverage=np.rint(255 * grouping.coverage).astype(np.uint8),
+        n_items=len(features),
+        set_size=size,
+    )
