@@ -52,7 +52,11 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         self.mean_ = rows.mean(axis=0)
         # Of what was given, not of what is computed from it: sums differ in their last bits between machines.
         self._public_digest = fingerprint(rows, labels)
-        self._fit(self.features(rows, "public_X", lenient=True), labels)
+        try:
+            self._fit(self.features(rows, "public_X", lenient=True), labels)
+        except BaseException:
+            del self.mean_  # half fitted is not fitted
+            raise
         return self
 
     def features(self, X: ArrayLike, name: str = "X", *, lenient: bool = False) -> Floats:
@@ -75,7 +79,10 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         checked = checked_rows(X, name)
         if checked.shape[1] != self.n_features_in_:
             raise ValueError(f"{name} must have {self.n_features_in_} columns, as public_X had")
-        rows: Floats = checked - self.mean_
+        with np.errstate(over="ignore"):
+            rows: Floats = checked - self.mean_
+        if not np.isfinite(rows).all():
+            raise ValueError(f"{name} holds numbers so large that their differences overflow: scale them down")
         # Scaled first: squares of tiny or huge numbers leave the range of a float.
         largest = np.abs(rows).max(axis=1, keepdims=True)
         if not lenient and (largest == 0).any():

@@ -1,0 +1,218 @@
+"""PrivateMail as published: two papers and one program. None of them keeps its promise."""
+
+import math
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from sklearn.metrics.pairwise import rbf_kernel
+
+from nearveil.graph import gaussian_graph, label_graph
+from nearveil.privacy.noise import (
+    GaussianNoise,
+    LaplaceNoise,
+    Source,
+    add_noise,
+    classical_gaussian_scale,
+    gaussian_grid,
+    laplace_grid,
+)
+from nearveil.privacy.sensitivity import published_2021, published_2022
+from nearveil.release._privatemail_code import CentredDistances, code_scale, code_sensitivity
+
+Floats = NDArray[np.float64]
+Labels = NDArray[np.int64]
+Version = Literal["2022", "2021", "2022-code"]
+
+_NO_DIVISION_BY_ZERO = 1e-9  # the program adds it to every degree
+
+REASONS: dict[Version, str] = {
+    "2022": "its sensitivity bound is false (Lemma 1 bounds a square and is used as its root) and the target's own "
+    "label is used after the noise, which is not post-processing",
+    "2021": "its sensitivity bound holds with a probability that is vacuous, feeds an L2 bound to Laplace noise, is "
+    "reused for later iterations that it does not cover, and the target's own label is used after the noise",
+    "2022-code": "the program adds noise with a variance for its deviation and uses the target's true label in every "
+    "iteration after it: the label is what comes out",
+}
+
+
+class LabelLaplacian(Protocol):
+    """What repels: a Laplacian of labels."""
+
+    def laplacian_matmul(self, Z: Floats) -> Floats:
+        """Multiply with `Z` of shape (n, k)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a publication does, in its own words.
+
+    Attributes
+    ----------
+    version : {"2022", "2021", "2022-code"}
+    epsilon, delta : float
+        As it states them for the whole.
+    sigma : float
+        Its bandwidth.
+    label_weight : float
+    start_scale : float
+    n_classes : int
+        Labels are 0 to ``n_classes - 1``.
+    private_steps : int
+        For "2021"; the others take one.
+    public_steps : int
+    """
+
+    version: Version
+    epsilon: float
+    delta: float
+    sigma: float
+    label_weight: float
+    start_scale: float
+    n_classes: int
+    private_steps: int
+    public_steps: int
+
+    @property
+    def bandwidth(self) -> float:
+        """The s of ``exp(-d^2 / (2 s^2))``; the program has ``exp(-d^2 / sigma^2)``."""
+        return self.sigma / math.sqrt(2) if self.version == "2022-code" else self.sigma
+
+    @property
+    def rescales(self) -> bool:
+        """Whether an embedding is brought to Frobenius norm sqrt(rows) after each step without noise."""
+        return self.version == "2022-code"
+
+    @property
+    def server_steps(self) -> int:
+        """Steps of the server, from its own start: as many as the client's in 2021, T in 2022 (Algorithm 1)."""
+        return self.public_steps + (self.private_steps if self.version == "2021" else 0)
+
+    def labels(self, labels: Labels) -> LabelLaplacian:
+        """Return the Laplacian of labels: integers in 2022, one-hot in 2021 (Corollary 1.1)."""
+        if self.version == "2022-code":
+            return CentredDistances(labels)
+        return label_graph(labels, self.sigma, "integer" if self.version == "2022" else "one-hot")
+
+    def noise(self, start: Floats) -> GaussianNoise | LaplaceNoise:
+        """Return the noise of one private step."""
+        if self.version == "2021":
+            return self._laplace(start)
+        setting: Any = {"bandwidth": self.sigma, "label_weight": self.label_weight, "n_classes": self.n_classes}
+        if self.version == "2022":
+            change = published_2022(start, **setting)
+            scale = classical_gaussian_scale(change, self.epsilon, self.delta)
+        else:
+            change = code_sensitivity(start, **setting)
+            scale = code_scale(change, self.epsilon, self.delta)
+        grid = gaussian_grid(min(change, scale), start.size)
+        return GaussianNoise(sensitivity=change, scale=scale, size=start.size, grid=grid)
+
+    def _laplace(self, start: Floats) -> LaplaceNoise:
+        n, k = start.shape
+        change = published_2021(
+            n,
+            k,
+            self.start_scale,
+            bandwidth=self.sigma,
+            label_weight=self.label_weight,
+            n_classes=self.n_classes,
+            beta=Decimal(10) ** -math.ceil(4 * k * n / math.log(10)),  # the largest power of ten that it allows
+        )
+        scale = change / step_epsilon(self.epsilon, self.private_steps, self.delta)
+        return LaplaceNoise(sensitivity=change, scale=scale, size=start.size, grid=laplace_grid(change, start.size))
+
+
+def strong_composition(epsilon: float, steps: int, delta: float) -> float:
+    """Return the budget that the 2021 paper states for `steps` iterations of `epsilon` each.
+
+    ``epsilon sqrt(2 k ln(1/delta')) + k epsilon (e^epsilon - 1)/(e^epsilon + 1)``, delta' being the whole
+    delta, because Laplace noise has none of its own.
+
+    Parameters
+    ----------
+    epsilon : float
+    steps : int
+    delta : float
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> round(strong_composition(0.1, 2, 1e-5), 4)
+    0.6886
+    """
+    return epsilon * math.sqrt(2 * steps * math.log(1 / delta)) + steps * epsilon * math.tanh(epsilon / 2)
+
+
+def step_epsilon(total: float, steps: int, delta: float) -> float:
+    """Return the epsilon of one iteration for which `strong_composition` states `total`."""
+    return float(brentq(lambda epsilon: strong_composition(epsilon, steps, delta) - total, 0, total + 1, xtol=1e-15))
+
+
+def client_embedding(
+    recipe: Recipe, among: Floats, border: Floats, labels: Labels, start: Floats, source: Source
+) -> Floats:
+    """Embed the client's rows, targets before anchors, and add the publication's noise.
+
+    Parameters
+    ----------
+    recipe : Recipe
+    among : ndarray of shape (m, m)
+        Feature weights between anchors, without diagonal.
+    border : ndarray of shape (t, t + m)
+        Feature weights from the targets to all rows, without diagonal.
+    labels : ndarray of shape (t + m,)
+        The targets' own included: that is what leaks.
+    start : ndarray of shape (t + m, k)
+    source : Source
+
+    Returns
+    -------
+    ndarray of shape (t + m, k)
+    """
+    t = len(border)
+    weights = np.empty((len(start), len(start)))
+    weights[t:, t:], weights[:t], weights[t:, :t] = among, border, border[:, t:].T
+    repel, noise, Z = recipe.labels(labels), recipe.noise(start), start
+    degree = weights.sum(axis=1)
+    for _ in range(recipe.private_steps if recipe.version == "2021" else 1):
+        Z = add_noise(_step(recipe, weights, degree, repel, Z), noise, source=source)
+    rebuilt = kernel(Z, Z, recipe.bandwidth)
+    np.fill_diagonal(rebuilt, 0)
+    degree = rebuilt.sum(axis=1)
+    for _ in range(recipe.public_steps):
+        Z = _rescaled(recipe, _step(recipe, rebuilt, degree, repel, Z))
+    return Z
+
+
+def server_embedding(recipe: Recipe, rows: Floats, labels: Labels, start: Floats) -> Floats:
+    """Embed the server's rows, gallery before anchors, with all their labels and no noise."""
+    # Single precision is off by 1e-7 of a weight, as the program itself is, and takes half the time.
+    graph, repel, Z = gaussian_graph(rows.astype(np.float32), recipe.bandwidth), recipe.labels(labels), start
+    for _ in range(recipe.server_steps):
+        pull = recipe.label_weight * repel.laplacian_matmul(Z) - graph.laplacian_matmul(Z.astype(np.float32))
+        Z = _rescaled(recipe, Z + pull / (2 * (graph.degree[:, None] + _NO_DIVISION_BY_ZERO)))
+    return Z
+
+
+def kernel(rows: Floats, others: Floats, bandwidth: float) -> Floats:
+    """Return Gaussian weights between rows of any norm."""
+    found: Floats = rbf_kernel(rows, others, gamma=1 / (2 * bandwidth**2))
+    return found
+
+
+def _step(recipe: Recipe, weights: Floats, degree: Floats, repel: LabelLaplacian, Z: Floats) -> Floats:
+    pull = recipe.label_weight * repel.laplacian_matmul(Z) - (degree[:, None] * Z - weights @ Z)
+    moved: Floats = Z + pull / (2 * (degree[:, None] + _NO_DIVISION_BY_ZERO))
+    return moved
+
+
+def _rescaled(recipe: Recipe, Z: Floats) -> Floats:
+    return Z * (math.sqrt(len(Z)) / np.linalg.norm(Z)) if recipe.rescales else Z
