@@ -34,7 +34,7 @@ class Words:
 def test_odds_never_pass_the_promise(epsilon: float, n_sets: int, data: Any) -> None:
     size = data.draw(st.integers(1, n_sets - 1))
     with mpmath.workprec(300):
-        most = mpmath.e ** mpmath.mpf(epsilon)
+        most = mpmath.e ** mpmath.mpf(repr(epsilon))
         for channel in (RandomizedResponse(epsilon, n_sets), SubsetSelection(epsilon, n_sets, size)):
             odds = mpmath.mpf(channel.odds.numerator) / channel.odds.denominator
             assert odds <= most

@@ -68,6 +68,16 @@ class RenyiFilter:
         """The single mechanisms paid for so far, and how often each ran."""
         return self._accountant.spent
 
+    @property
+    def orders(self) -> tuple[float, ...]:
+        """The orders of Renyi divergence that it watches."""
+        return self._accountant.orders
+
+    @property
+    def budgets(self) -> tuple[float, ...]:
+        """What each order may spend; one may go on while the total of at least one is within. Negative: never."""
+        return tuple(map(float, self._budget))
+
     def may_spend(self, event: DpEvent, count: int = 1) -> bool:
         """Return whether the budget covers the event too.
 

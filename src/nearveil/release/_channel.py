@@ -173,5 +173,5 @@ def checked_epsilon(epsilon: float) -> float:
 
 
 def _exp(epsilon: float) -> Decimal:
-    """Return e^epsilon to 50 digits, rounded down."""
-    return _DECIMAL.multiply(Decimal(float(epsilon)).exp(Context(prec=60)), 1 - Decimal("1e-50"))
+    """Return e^epsilon to 50 digits, rounded down; epsilon is the decimal number that is written, as in the ledger."""
+    return _DECIMAL.multiply(Decimal(repr(float(epsilon))).exp(Context(prec=60)), 1 - Decimal("1e-50"))

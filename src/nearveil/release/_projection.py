@@ -8,7 +8,7 @@ row itself.
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-import joblib  # type: ignore[import-untyped]
+import joblib
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA

@@ -1,0 +1,47 @@
+"""Budgets that last: accounts, debits, history. "May I?", before anything is released."""
+
+from nearveil.ledger._account import Account
+from nearveil.ledger._chain import Receipt
+from nearveil.ledger._core import new_key
+from nearveil.ledger._figures import Balance, Preview
+from nearveil.ledger._history import Entry
+from nearveil.ledger._ledger import Ledger
+from nearveil.ledger._spending import Debit
+from nearveil.ledger._verify import Problem, Verification
+from nearveil.ledger.errors import (
+    AccountError,
+    BudgetExceededError,
+    CorruptLedgerError,
+    KeyConflictError,
+    KeySpentError,
+    LedgerError,
+    LedgerFullError,
+    LedgerUnavailableError,
+    NewerLedgerError,
+    OverBudgetError,
+    RolledBackError,
+)
+
+__all__ = [
+    "Account",
+    "AccountError",
+    "Balance",
+    "BudgetExceededError",
+    "CorruptLedgerError",
+    "Debit",
+    "Entry",
+    "KeyConflictError",
+    "KeySpentError",
+    "Ledger",
+    "LedgerError",
+    "LedgerFullError",
+    "LedgerUnavailableError",
+    "NewerLedgerError",
+    "OverBudgetError",
+    "Preview",
+    "Problem",
+    "Receipt",
+    "RolledBackError",
+    "Verification",
+    "new_key",
+]

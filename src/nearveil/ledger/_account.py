@@ -1,0 +1,274 @@
+"""An account: a handle that is copied freely, on one budget that never is."""
+
+import secrets
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import sqlalchemy as sa
+
+from nearveil.ledger._budget import Budget, FilterBudget, PlanBudget, PureBudget, RefusedError, pld_epsilon
+from nearveil.ledger._chain import Receipt
+from nearveil.ledger._core import Core, check_text, new_key
+from nearveil.ledger._events import Events, canonical_json, charge_of
+from nearveil.ledger._figures import Balance, Preview, balance_of, preview_of
+from nearveil.ledger._history import Entry, entry_of
+from nearveil.ledger._spending import Debit, spend
+from nearveil.ledger._store import Book, Held, all_entries, append, find_quota, insert_quota, load_book, load_quota
+from nearveil.ledger.errors import AccountError
+from nearveil.privacy._guarantee import Protects, Relation
+
+if TYPE_CHECKING:
+    from nearveil.ledger._ledger import Ledger
+
+
+class Account:
+    """A budget that lasts, and the way to spend it. Made by :class:`Ledger`, never directly.
+
+    Copies, deep copies, pickles and scikit-learn clones are handles on the same account.
+    """
+
+    def __init__(self, ledger: "Ledger", name: str) -> None:
+        self._ledger, self.name = ledger, name
+
+    @property
+    def owner(self) -> str:
+        """Whose account it is."""
+        return str(self._about["owner"])
+
+    @property
+    def protects(self) -> Protects:
+        """Whose record is protected, "query" or "database"."""
+        return cast("Protects", self._about["protects"])
+
+    @property
+    def unit(self) -> str:
+        """What one record is."""
+        return str(self._about["unit"])
+
+    @property
+    def relation(self) -> Relation:
+        """How two inputs that shall look alike differ, "replace" or "add-remove"."""
+        return cast("Relation", self._about["relation"])
+
+    @property
+    def kind(self) -> str:
+        """Plan, filter or pure."""
+        return self._budget.kind
+
+    @property
+    def epsilon(self) -> float:
+        """The budget."""
+        return self._budget.epsilon
+
+    @property
+    def delta(self) -> float:
+        """The budget."""
+        return self._budget.delta
+
+    def balance(self, *, client: str | None = None) -> Balance:
+        """Return what is spent and what is left, of the account or of a client's quota.
+
+        Parameters
+        ----------
+        client : str, optional
+
+        Returns
+        -------
+        Balance
+        """
+        return balance_of(self.name, client, self._held(client))
+
+    def preview(self, events: Events, *, client: str | None = None) -> Preview:
+        """Return what a spend would cost and leave, spending nothing.
+
+        Parameters
+        ----------
+        events : DpEvent, or iterable of DpEvent or (DpEvent, int)
+        client : str, optional
+            Whose quota would pay, too. The figures are of whichever refuses, else of the quota.
+
+        Returns
+        -------
+        Preview
+        """
+        charge = charge_of(events, self.relation)
+        whole = preview_of(self.name, None, self._held(None), charge)
+        if client is None or not whole.allowed:
+            return whole
+        return preview_of(self.name, client, self._held(client), charge)
+
+    def spend(self, events: Events, key: str | None = None, *, client: str | None = None) -> Debit:
+        """Pay, *before* the mechanism runs: when this returns, the debit is durable and stays.
+
+        Parameters
+        ----------
+        events : DpEvent, or iterable of DpEvent or (DpEvent, int)
+            What is about to be released.
+        key : str, optional
+            Names this release; :func:`new_key` by default. The same key with the same events never pays twice: it
+            gives back the stored message. Never derive it from the record: keys are kept and sent in the clear.
+        client : str, optional
+            Whose quota pays as well, in the same transaction.
+
+        Returns
+        -------
+        Debit
+            A context; see there.
+
+        Raises
+        ------
+        OverBudgetError
+            With figures; nothing is spent.
+        KeySpentError
+            The key was spent and no message stored.
+        KeyConflictError
+            The key was used for something else.
+        LedgerUnavailableError
+            Whether a debit stands is not known; release nothing.
+        """
+        key = new_key() if key is None else check_text(key, "key")
+        if client is not None:
+            check_text(client, "client")
+        charge = charge_of(events, self.relation)
+        return spend(self._core, self.name, charge, key, client, self._book.held.terms)
+
+    def quota(
+        self,
+        client: str,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        plan: Events | None = None,
+    ) -> Balance:
+        """Give a client a part of the budget. Quotas may add up to more than the account: its own limit always holds.
+
+        Parameters
+        ----------
+        client : str
+        epsilon : float, optional
+            Of accounts without a plan.
+        delta : float, optional
+            Likewise; the account's by default.
+        plan : events, optional
+            Of accounts with a plan: a part of it.
+
+        Returns
+        -------
+        Balance
+            Of the quota.
+        """
+        check_text(client, "client")
+        part = self._part(epsilon, delta, plan)
+        if not self._budget.contains(part):
+            raise ValueError("quota must be a part of the account's budget: smaller, and at no larger delta")
+        nonce, core = secrets.token_hex(16), self._core
+
+        def work(connection: sa.Connection) -> tuple[Held, Receipt | None]:
+            book = load_book(connection, self.name, core.witness, lock=True)
+            there = find_quota(connection, self.name, client)
+            if there is not None:
+                if there.terms == part.terms():
+                    return there, book.receipt  # given already, perhaps by an attempt of ours whose answer was lost
+                raise AccountError(f"client {client!r} has another quota already: quotas do not change")
+            held = insert_quota(connection, self.name, client, part.terms())
+            payload = canonical_json({"terms": part.terms()})
+            book = append(
+                connection, book, kind="quota", time=core.now(), nonce=nonce, payload=payload, client=client, quota=held
+            )
+            return held, book.receipt
+
+        return balance_of(self.name, client, core.write(work))
+
+    def receipt(self) -> Receipt:
+        """Return how far the account has come, to be kept elsewhere and shown to :meth:`Ledger.verify`.
+
+        Returns
+        -------
+        Receipt
+        """
+        return self._load().receipt
+
+    def history(self) -> list[Entry]:
+        """Return all entries, in their order.
+
+        Returns
+        -------
+        list of Entry
+        """
+        return self._core.read(lambda connection: [entry_of(*line) for line in all_entries(connection, self.name)])
+
+    @property
+    def _core(self) -> Core:
+        return self._ledger._core
+
+    @cached_property
+    def _book(self) -> Book:
+        """The account when it was first asked for; only what never changes is read from it."""
+        return self._load()
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        return self._book.about
+
+    @property
+    def _budget(self) -> Budget:
+        return self._book.held.budget
+
+    def _load(self) -> Book:
+        # What a reader finds out of step with the witness is told by verify; only spending is refused.
+        return self._core.read(lambda connection: load_book(connection, self.name, None))
+
+    def _held(self, client: str | None) -> Held:
+        if client is None:
+            return self._load().held
+        name = check_text(client, "client")
+        return self._core.read(lambda connection: load_quota(connection, self.name, name))
+
+    def _part(self, epsilon: float | None, delta: float | None, plan: Events | None) -> Budget:
+        if isinstance(self._budget, PlanBudget):
+            if plan is None or epsilon is not None or delta is not None:
+                raise ValueError("quota of an account with a plan must be a part of it: give plan, and nothing else")
+            return PlanBudget.open(self.epsilon, self.delta, charge_of(plan, self.relation))
+        if plan is not None or epsilon is None:
+            raise ValueError("quota of an account without a plan must have an epsilon, and no plan")
+        return open_budget(epsilon, self.delta if delta is None else delta, None, self.relation)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., "Account"], tuple[Any, ...]]:
+        return _reopened, (self._ledger, self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Account) and (self.name, self._ledger) == (other.name, other._ledger)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self._ledger))
+
+    def __repr__(self) -> str:
+        return f"Account({self.name!r} of {self._ledger!r})"
+
+
+def _reopened(ledger: "Ledger", name: str) -> Account:
+    return Account(ledger, name)
+
+
+def open_budget(epsilon: float, delta: float, plan: Events | None, relation: Relation) -> Budget:
+    """Return the budget of an account: a plan, a filter, or pure epsilons."""
+    if plan is not None:
+        return PlanBudget.open(epsilon, delta, charge_of(plan, relation))
+    return PureBudget.open(epsilon) if delta == 0 else FilterBudget.open(epsilon, delta)
+
+
+def plan_cost(budget: Budget) -> float | None:
+    """Return what a plan costs at its delta, by PLD; None where there is no plan."""
+    if not isinstance(budget, PlanBudget):
+        return None
+    try:
+        return pld_epsilon(tuple(zip(budget.plan, budget.limits, strict=True)), budget.delta)
+    except RefusedError as refused:
+        raise ValueError(f"plan cannot be composed: {refused}") from refused

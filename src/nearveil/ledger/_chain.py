@@ -1,0 +1,103 @@
+"""Entries and their hash chain: an entry's hash covers all of it and the hash before it."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nearveil.ledger._events import canonical_json
+
+GENESIS = "0" * 64
+"""What the first entry of an account has before it."""
+
+
+def digest(*texts: str) -> str:
+    """Return the SHA-256 of texts, in hexadecimal; where one ends and the next begins counts."""
+    return hashlib.sha256(canonical_json(texts).encode()).hexdigest()
+
+
+def slot_of(account: str, key: str | None, kind: str) -> str | None:
+    """Return what is unique to the debit, and to the message, of a key; None for entries without a key."""
+    return None if key is None else digest(account, key, kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One entry as it is kept. Nothing in it is private.
+
+    Attributes
+    ----------
+    account : str
+    sequence : int
+        1, 2, 3, ... in every account.
+    kind : {"opened", "quota", "debit", "message"}
+    time : str
+        UTC, for people; nothing is decided by it.
+    key : str or None
+    client : str or None
+    nonce : str
+        Random; tells whose attempt wrote it.
+    payload : str
+        JSON: terms, charge and price, or message.
+    state : str
+        Digest of the account's terms and totals after the entry.
+    client_state : str or None
+        Likewise for the client's quota, where the entry is about one.
+    slot : str or None
+        What `slot_of` gives; no two entries have the same.
+    """
+
+    account: str
+    sequence: int
+    kind: str
+    time: str
+    key: str | None
+    client: str | None
+    nonce: str
+    payload: str
+    state: str
+    client_state: str | None
+    slot: str | None
+
+    def hash(self, previous: str) -> str:
+        """Return the entry's hash, given the one before it."""
+        return hashlib.sha256(canonical_json({**asdict(self), "previous": previous}).encode()).hexdigest()
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The payload, read."""
+        return dict(json.loads(self.payload))
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What to keep elsewhere, to be shown to :meth:`Ledger.verify` one day.
+
+    Attributes
+    ----------
+    account : str
+    sequence : int
+    hash : str
+    """
+
+    account: str
+    sequence: int
+    hash: str
+
+    def __str__(self) -> str:
+        return f"{self.sequence}:{self.hash}:{self.account}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Receipt":
+        """Return the receipt that was written as `text`.
+
+        Examples
+        --------
+        >>> Receipt.parse(str(Receipt("images", 3, "0" * 64))).sequence
+        3
+        """
+        sequence, _, rest = text.strip().partition(":")
+        value, _, account = rest.partition(":")
+        if not (sequence.isdecimal() and len(value) == len(GENESIS) and account):
+            raise ValueError("receipt must be SEQUENCE:HASH:ACCOUNT, as it was printed")
+        return cls(account, int(sequence), value)

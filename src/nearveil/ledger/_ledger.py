@@ -1,0 +1,328 @@
+"""The ledger: budgets that survive crashes and cannot be raced."""
+
+import secrets
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, get_args
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL
+
+from nearveil.ledger._account import Account, open_budget, plan_cost
+from nearveil.ledger._amounts import shown_up
+from nearveil.ledger._chain import Receipt
+from nearveil.ledger._core import Clock, Core, check_text, utc_now
+from nearveil.ledger._database import Database, database_url
+from nearveil.ledger._events import Events, canonical_json
+from nearveil.ledger._history import Entry, entry_of, exported
+from nearveil.ledger._schema import is_current, migrate
+from nearveil.ledger._store import all_entries, append, entry_at, insert_book, witnessed_book
+from nearveil.ledger._verify import Verification, account_names, verify, witness_problems
+from nearveil.ledger._witness import Witness
+from nearveil.ledger.errors import AccountError, LedgerError, OverBudgetError, RolledBackError
+from nearveil.privacy._guarantee import Protects, Relation
+
+
+class Ledger:
+    """Accounts in a database: a SQLite file, or PostgreSQL.
+
+    Parameters
+    ----------
+    url : str, Path or sqlalchemy.URL, default="nearveil.db"
+        A path, or a URL such as ``postgresql://user@host/database``.
+    witness : str or Path, optional
+        A file outside the database that notices an old copy put back. Beside a SQLite file by default
+        (``nearveil.db.witness``); none for PostgreSQL unless given.
+    clock : callable, optional
+        Returns the time, with its zone. Informative only.
+    timeout : float, default=30.0
+        Seconds to wait for locks, or for a database that went away.
+    read_only : bool, default=False
+        For looking and verifying only: works where spending is refused, writes nothing, makes no file.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from nearveil.privacy.events import PureDp
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with Ledger(Path(folder.name) / "budget.db") as ledger:
+    ...     account = ledger.open_account(
+    ...         "camera", owner="me", protects="query", unit="image", relation="replace", epsilon=1.0, delta=0.0
+    ...     )
+    ...     with account.spend(PureDp(0.25)) as debit:
+    ...         debit.store(b"what is sent")
+    ...     print(account.balance())
+    account camera: budget epsilon 1 at delta 0, spent 0.25, left 0.75
+    >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        url: str | Path | URL = "nearveil.db",
+        *,
+        witness: str | Path | None = None,
+        clock: Clock = utc_now,
+        timeout: float = 30.0,
+        read_only: bool = False,
+    ) -> None:
+        if not timeout > 0:
+            raise ValueError("timeout must be a positive number of seconds")
+        where = database_url(url)
+        database = Database(where, timeout)
+        if witness is None and database.is_sqlite:
+            witness = f"{database.path}.witness"
+        watching = None if witness is None else Witness(Path(witness).expanduser().absolute())
+        self._core = Core(database, watching, clock, read_only)
+        try:
+            self._check_place()
+            if read_only:
+                self._check_version()
+            else:
+                self._prepare()
+        except BaseException:
+            database.close()
+            raise
+
+    def open_account(
+        self,
+        name: str,
+        *,
+        owner: str,
+        protects: Protects,
+        unit: str,
+        relation: Relation,
+        epsilon: float,
+        delta: float,
+        plan: Events | None = None,
+    ) -> Account:
+        """Open an account; its terms never change.
+
+        Parameters
+        ----------
+        name : str
+        owner : str
+        protects : {"query", "database"}
+            Whose record it is.
+        unit : str
+            What one record is: "image", "person with all images".
+        relation : {"replace", "add-remove"}
+            How two inputs that shall look alike differ.
+        epsilon : float
+        delta : float
+            Above 0: a plan composed by PLD, or without one a Renyi filter, for parameters chosen along the way.
+            0: pure epsilons are added up.
+        plan : DpEvent, or iterable of DpEvent or (DpEvent, int), optional
+            Everything that may ever be spent, in any order.
+
+        Returns
+        -------
+        Account
+
+        Raises
+        ------
+        OverBudgetError
+            If the plan costs more than the budget.
+        AccountError
+            If there is an account of that name.
+        """
+        check_text(name, "name")
+        opening = canonical_json(_opening(owner, protects, unit, relation))
+        budget = open_budget(epsilon, delta, plan, relation)
+        cost = plan_cost(budget)
+        if cost is not None and cost > budget.epsilon:
+            raise OverBudgetError(
+                f"plan costs epsilon {shown_up(cost)} at delta {budget.delta:g}, which is more than the budget of "
+                f"{budget.epsilon:g}; no account was opened",
+                epsilon=budget.epsilon,
+                spent=0.0,
+                cost=cost,
+                left=budget.epsilon,
+            )
+        nonce, core, terms = secrets.token_hex(16), self._core, budget.terms()
+
+        def work(connection: sa.Connection) -> tuple[None, Receipt | None]:
+            book = witnessed_book(connection, name, core.witness, lock=True)
+            if book is not None:
+                first = entry_at(connection, name, 1)
+                if first is not None and first.nonce == nonce:
+                    return None, book.receipt
+                raise AccountError(f"account {name!r} exists already: account() returns it")
+            book = insert_book(connection, name, opening, terms)
+            payload = canonical_json({"opening": opening, "terms": terms, "cost": cost})
+            return None, append(connection, book, kind="opened", time=core.now(), nonce=nonce, payload=payload).receipt
+
+        core.write(work)
+        return self.account(name)
+
+    def account(self, name: str) -> Account:
+        """Return an account.
+
+        Parameters
+        ----------
+        name : str
+
+        Returns
+        -------
+        Account
+        """
+        account = Account(self, check_text(name, "name"))
+        account._load()
+        return account
+
+    def accounts(self) -> list[Account]:
+        """Return all accounts, by name.
+
+        Returns
+        -------
+        list of Account
+        """
+        return [Account(self, name) for name in self._core.read(account_names)]
+
+    def verify(self, account: str | None = None, *, receipts: Sequence[Receipt] = ()) -> Verification:
+        """Recompute everything: hashes, totals, budgets; compare with the witness and with receipts.
+
+        Parameters
+        ----------
+        account : str, optional
+            All accounts by default.
+        receipts : sequence of Receipt
+            Kept elsewhere, from :meth:`Account.receipt`.
+
+        Returns
+        -------
+        Verification
+            True in a condition if all is well; lists what is not.
+        """
+        return verify(self._core, None if account is None else check_text(account, "account"), receipts)
+
+    def history(self) -> list[Entry]:
+        """Return the entries of all accounts, account by account.
+
+        Returns
+        -------
+        list of Entry
+        """
+        return self._core.read(
+            lambda connection: [
+                entry_of(*line) for name in account_names(connection) for line in all_entries(connection, name)
+            ]
+        )
+
+    def export(self, format: Literal["json", "csv"] = "json") -> str:  # noqa: A002
+        """Return everything as text: all entries of all accounts, with their hashes.
+
+        Parameters
+        ----------
+        format : {"json", "csv"}
+
+        Returns
+        -------
+        str
+        """
+        rows = self._core.read(
+            lambda connection: [line for name in account_names(connection) for line in all_entries(connection, name)]
+        )
+        return exported(rows, format)
+
+    def backup(self, path: str | Path) -> None:
+        """Copy a SQLite ledger to a new file, consistently, while others spend.
+
+        A backup is for the day the disk dies. It is no second ledger: what is spent in one is not spent in the other.
+
+        Parameters
+        ----------
+        path : str or Path
+            Must not exist.
+        """
+        if not self._core.database.is_sqlite:
+            raise LedgerError("PostgreSQL is backed up by its own tools: pg_dump; export() gives the entries as text")
+        self._core.database.copy_to(Path(path).expanduser().absolute())
+
+    def close(self) -> None:
+        """Close the connections. The ledger opens new ones if it is used again."""
+        self._core.database.close()
+
+    def _check_place(self) -> None:
+        database = self._core.database
+        if not database.is_sqlite:
+            return
+        if not database.path.parent.is_dir():
+            raise LedgerError(f"ledger {database.path}: its directory does not exist; make it, or give another path")
+        if database.path.is_dir():
+            raise LedgerError(f"ledger {database.path}: this is a directory; give the path of a file")
+        if self._core.read_only and not database.path.exists():
+            raise LedgerError(f"ledger {database.path}: there is none, and read_only makes none")
+
+    def _prepare(self) -> None:
+        """Make the tables, or bring them up to date; then compare with the witness."""
+        database, witness = self._core.database, self._core.witness
+        if witness is not None and not witness.exists():
+            if not database.is_sqlite or not database.path.exists() or not self._has_accounts():
+                witness.create()
+            else:
+                raise RolledBackError(
+                    f"witness {witness.path} is missing: without it, an old copy of the database would not be noticed. "
+                    "Put it back beside the database; an empty file in its place accepts the database as it is"
+                )
+        if not database.read(is_current):
+            database.write(migrate)
+        # The witness is read before the database: it must not have seen more than we shall see.
+        problems = [] if witness is None else witness_problems(self._core, witness.known())
+        if problems:
+            raise RolledBackError(
+                f"{'; '.join(problems)}: an old or another copy of the database was put here. Put the newest one back. "
+                "Ledger(..., read_only=True).verify() says more"
+            )
+
+    def _has_accounts(self) -> bool:
+        return self._core.read(lambda connection: is_current(connection) and bool(account_names(connection)))
+
+    def _check_version(self) -> None:
+        if not self._core.read(is_current):
+            raise LedgerError(f"{self!r} holds no ledger of this version: open it once without read_only")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        core, url = self._core, self._core.database.url
+        where = core.database.path if core.database.is_sqlite else url.render_as_string(hide_password=False)
+        witness = None if core.witness is None else core.witness.path
+        return _reopened, (where, witness, core.clock, core.database.timeout, core.read_only)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ledger) and self._core.database.url == other._core.database.url
+
+    def __hash__(self) -> int:
+        return hash(self._core.database.url)
+
+    def __repr__(self) -> str:
+        return f"Ledger({self._core.database.url.render_as_string(hide_password=True)!r})"
+
+
+@lru_cache(maxsize=64)
+def _reopened(where: str | Path, witness: Path | None, clock: Clock, timeout: float, read_only: bool) -> Ledger:
+    """Return the ledger of a pickle; all pickles of one ledger share one in a process."""
+    return Ledger(where, witness=witness, clock=clock, timeout=timeout, read_only=read_only)
+
+
+def _opening(owner: str, protects: Protects, unit: str, relation: Relation) -> dict[str, str]:
+    if protects not in get_args(Protects):
+        raise ValueError('protects must be "query" or "database"')
+    if relation not in get_args(Relation):
+        raise ValueError('relation must be "replace" or "add-remove"')
+    owner, unit = check_text(owner, "owner"), check_text(unit, "unit")
+    return {"owner": owner, "protects": protects, "unit": unit, "relation": relation}

@@ -1,0 +1,200 @@
+"""The debit: durable before the mechanism runs, and there to stay."""
+
+import base64
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import sqlalchemy as sa
+from dp_accounting import DpEvent
+
+from nearveil.ledger._budget import RefusedError, add
+from nearveil.ledger._chain import Receipt, Row
+from nearveil.ledger._core import Core
+from nearveil.ledger._events import Charge, canonical_json, charge_events
+from nearveil.ledger._figures import preview_of, refusal
+from nearveil.ledger._store import Book, Held, append, entry_with_key, load_book, load_quota
+from nearveil.ledger.errors import KeyConflictError, KeySpentError, LedgerError
+
+LARGEST_MESSAGE = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one call of `spend` asks for. The nonce is its own, however often it is tried."""
+
+    account: str
+    charge: Charge
+    key: str
+    client: str | None
+    nonce: str
+
+
+class Debit:
+    """A spend that stands. Use it as a context; run the mechanism inside, then `store` the message, then send it.
+
+    Attributes
+    ----------
+    key : str
+    client : str or None
+    events : tuple of (DpEvent, int)
+        The single mechanisms that were paid for.
+    repeated : bool
+        Whether the key was spent before. Then run nothing: `message` is what was released.
+    message : bytes or None
+        The public message: of an earlier spend with this key, or as stored here.
+    receipt : Receipt
+        How far the account had come.
+    """
+
+    def __init__(
+        self, core: Core, request: Request, receipt: Receipt, message: bytes | None, *, repeated: bool
+    ) -> None:
+        self.key, self.client = request.key, request.client
+        self.repeated, self.message, self.receipt = repeated, message, receipt
+        self._core, self._request, self._process, self._open = core, request, os.getpid(), True
+
+    @property
+    def events(self) -> tuple[tuple[DpEvent, int], ...]:
+        """The single mechanisms that were paid for."""
+        return charge_events(self._request.charge)
+
+    def store(self, message: bytes) -> None:
+        """Keep the public message, durably, so that the same key returns it. Store first, then send.
+
+        Parameters
+        ----------
+        message : bytes
+            What is released, and nothing else: the ledger keeps it as it is, readable by whoever reads the ledger.
+        """
+        if not isinstance(message, bytes) or len(message) > LARGEST_MESSAGE:
+            raise ValueError(f"message must be bytes, at most {LARGEST_MESSAGE} of them")
+        if self.repeated or self.message is not None:
+            raise LedgerError("a message is stored already for this key; a key releases one message, once")
+        if not self._open or os.getpid() != self._process:
+            raise LedgerError("only who holds the debit stores its message: inside the context, in the same process")
+        payload = canonical_json({"message": base64.b64encode(message).decode("ascii")})
+        self.receipt = self._core.write(
+            lambda connection: _append_message(connection, self._core, self._request, payload)
+        )
+        self.message = message
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False  # the debit stays, whatever happened inside
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a debit belongs to the process that made it: it is not copied or sent")
+
+    def __repr__(self) -> str:
+        return f"Debit(key={self.key!r}, repeated={self.repeated}, entry={self.receipt.sequence})"
+
+
+class _RefusedSpendError(Exception):
+    """Leaves a transaction without a trace; the figures are computed outside, where nobody waits."""
+
+    def __init__(self, client: str | None, held: Held) -> None:
+        super().__init__()
+        self.client, self.held = client, held
+
+
+def spend(core: Core, account: str, charge: Charge, key: str, client: str | None, terms: str) -> Debit:
+    """Debit an account durably, or find the debit of the same key.
+
+    Parameters
+    ----------
+    core : Core
+    account : str
+    charge : Charge
+    key : str
+    client : str or None
+    terms : str
+        Of the account, to price the charge before anybody is made to wait.
+    """
+    request = Request(account, charge, key, client, secrets.token_hex(16))
+    with suppress(RefusedError):
+        Held(terms, (), 0).budget.price(charge)
+    try:
+        return core.write(lambda connection: _debit(connection, core, request))
+    except _RefusedSpendError as refused:
+        held, client = refused.held, refused.client
+    raise refusal(preview_of(account, client, held, charge))
+
+
+def _debit(connection: sa.Connection, core: Core, request: Request) -> tuple[Debit, Receipt | None]:
+    book = load_book(connection, request.account, core.witness, lock=True)
+    earlier = entry_with_key(connection, request.account, request.key, "debit")
+    if earlier is not None and earlier.nonce == request.nonce:
+        # Our own: the connection died after the commit, before it could say so.
+        return Debit(core, request, book.receipt, None, repeated=False), book.receipt
+    quota = None if request.client is None else load_quota(connection, request.account, request.client)
+    if earlier is not None:
+        message = _stored(connection, request, earlier)
+        return Debit(core, request, book.receipt, message, repeated=True), None
+    held, price = _pay(book.held, request.charge, None)
+    paid = {"charge": request.charge, "price": price}
+    if quota is not None:
+        quota, paid["client_price"] = _pay(quota, request.charge, request.client)
+    book = append(
+        connection,
+        replace(book, held=held),
+        kind="debit",
+        time=core.now(),
+        nonce=request.nonce,
+        payload=canonical_json(paid),
+        key=request.key,
+        client=request.client,
+        quota=quota,
+    )
+    return Debit(core, request, book.receipt, None, repeated=False), book.receipt
+
+
+def _pay(held: Held, charge: Charge, client: str | None) -> tuple[Held, Any]:
+    try:
+        price = held.budget.price(charge)
+    except RefusedError:
+        raise _RefusedSpendError(client, held) from None
+    totals = add(held.totals, price)
+    if not held.budget.allows(totals):
+        raise _RefusedSpendError(client, held)
+    return replace(held, totals=totals), price
+
+
+def _stored(connection: sa.Connection, request: Request, earlier: Row) -> bytes:
+    """Return the message of a key that was spent before."""
+    charged = tuple((text, times) for text, times in earlier.content["charge"])
+    if earlier.client != request.client or charged != request.charge:
+        # One sentence for both: whoever tries another's key learns nothing more.
+        raise KeyConflictError("key was used before, for something else: take a new one (new_key())")
+    message = entry_with_key(connection, request.account, request.key, "message")
+    if message is None:
+        raise KeySpentError(
+            "key was spent and its message never stored: it is spent. Release nothing for it; to release, spend again "
+            "with a new key"
+        )
+    return base64.b64decode(message.content["message"])
+
+
+def _append_message(
+    connection: sa.Connection, core: Core, request: Request, payload: str
+) -> tuple[Receipt, Receipt | None]:
+    book: Book = load_book(connection, request.account, core.witness, lock=True)
+    debit = entry_with_key(connection, request.account, request.key, "debit")
+    if debit is None or debit.nonce != request.nonce:
+        raise LedgerError("this debit is no longer in the ledger: release nothing, and verify the ledger")
+    stored = entry_with_key(connection, request.account, request.key, "message")
+    if stored is not None and stored.payload == payload:
+        return book.receipt, book.receipt  # our own, whose answer was lost: nobody else holds the debit
+    if stored is not None:
+        raise LedgerError("another message is stored already for this key; a key releases one message, once")
+    book = append(
+        connection, book, kind="message", time=core.now(), nonce=request.nonce, payload=payload, key=request.key
+    )
+    return book.receipt, book.receipt

@@ -1,0 +1,1 @@
+"""The ledger's tables, version by version."""

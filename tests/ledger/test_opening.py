@@ -1,0 +1,192 @@
+"""Opening: what is no ledger says so, and what to do."""
+
+import builtins
+import os
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from nearveil.ledger import CorruptLedgerError, Ledger, LedgerError, LedgerFullError, NewerLedgerError
+from nearveil.ledger._database import database_url
+from nearveil.privacy.events import PureDp
+
+from .conftest import ABOUT
+
+
+@pytest.mark.parametrize("url", ["", ":memory:", "sqlite://", "sqlite:///:memory:", "mysql://host/x", "a://b c://"])
+def test_places_where_no_ledger_can_be_are_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="url must"):
+        Ledger(url)
+
+
+def test_paths_that_cannot_be_are_told(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="directory does not exist"):
+        Ledger(tmp_path / "no" / "l.db")
+    with pytest.raises(LedgerError, match="is a directory"):
+        Ledger(tmp_path)
+    with pytest.raises(LedgerError, match="there is none"):
+        Ledger(tmp_path / "l.db", read_only=True)
+    with pytest.raises(ValueError, match="timeout"):
+        Ledger(tmp_path / "l.db", timeout=0.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_ways_to_name_a_file_lead_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "with space, 100% & #?.db"
+    with Ledger(path) as ledger:
+        ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
+    for url in (str(path), path.name, database_url(path)):
+        with Ledger(url) as ledger:
+            assert [account.name for account in ledger.accounts()] == ["images"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [path.name, f"{path.name}.witness"]
+
+
+def test_what_is_no_database_is_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database, and longer than the header of one\n" * 100)
+    with pytest.raises(CorruptLedgerError, match="no SQLite database"):
+        Ledger(path)
+    assert path.read_text().startswith("not a database")
+
+
+def test_a_damaged_file_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "l.db"
+    with Ledger(path) as ledger:
+        account = ledger.open_account("images", **ABOUT, epsilon=100.0, delta=0.0)
+        for _ in range(100):
+            account.spend(PureDp(0.125))
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\xff" * (len(content) - 4096)
+    path.write_bytes(content)
+    with pytest.raises(CorruptLedgerError, match="damaged"):
+        Ledger(path)
+
+
+def test_a_ledger_of_a_newer_version_is_left_alone(url: str, tmp_path: Path) -> None:
+    Ledger(url, witness=tmp_path / "w").close()
+    Ledger(url, witness=tmp_path / "w").close()
+    engine = sa.create_engine(database_url(url))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE nearveil_ledger_version SET version_num = '9999'")
+    engine.dispose()
+    for read_only in (False, True):
+        with pytest.raises(NewerLedgerError, match="install a newer nearveil"):
+            Ledger(url, witness=tmp_path / "w", read_only=read_only)
+
+
+def test_a_database_without_a_ledger_is_not_changed_by_looking(postgres_url: str) -> None:
+    with pytest.raises(LedgerError, match="no ledger of this version"):
+        Ledger(postgres_url, read_only=True)
+    engine = sa.create_engine(database_url(postgres_url))
+    assert sa.inspect(engine).get_table_names() == []
+    engine.dispose()
+
+
+def test_postgresql_without_its_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *rest: Any, **more: Any) -> Any:
+        if name.partition(".")[0] == "psycopg":
+            raise ModuleNotFoundError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(LedgerError, match=r"pip install nearveil\[postgres\]"):
+        Ledger("postgresql://nowhere/x")
+
+
+def test_a_database_that_does_not_exist_is_told_at_once(postgres_url: str) -> None:
+    with pytest.raises(LedgerError, match="check its address") as error:
+        Ledger(postgres_url.replace("postgres@", "postgres:secret@") + "&dbname=nowhere")
+    assert "secret" not in str(error.value)
+
+
+def test_passwords_are_not_shown(postgres_url: str) -> None:
+    with Ledger(postgres_url.replace("postgres@", "postgres:secret@")) as ledger:
+        assert "secret" not in repr(ledger)
+        assert "postgres:***@" in repr(ledger)
+
+
+def test_a_full_disk_spends_nothing_and_the_ledger_lives_on(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l.db") as ledger:
+        account = ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
+        engine = ledger._core.database.engine
+        account.spend(PureDp(0.125), "before")
+
+        def limited(connection: sqlite3.Connection, *_: object) -> None:
+            pages = connection.execute("PRAGMA page_count").fetchone()[0]
+            connection.execute(f"PRAGMA max_page_count = {pages}")
+
+        sa.event.listen(engine, "checkout", limited)
+        with account.spend(PureDp(0.125), "small") as debit, pytest.raises(LedgerFullError, match="make room"):
+            debit.store(b"x" * 100_000)
+        sa.event.remove(engine, "checkout", limited)
+        engine.dispose()
+        assert [entry.key for entry in account.history()] == [None, "before", "small"]
+        account.spend(PureDp(0.125), "after")
+        assert ledger.verify()
+
+
+def test_commits_are_durable_whatever_the_database_would_do_by_itself(url: str, tmp_path: Path) -> None:
+    if url.startswith("postgresql"):
+        url = url.replace("options=", "options=-csynchronous_commit%3Doff%20")
+    with Ledger(url, witness=tmp_path / "w") as ledger:
+        database = ledger._core.database
+
+        def told(connection: sa.Connection) -> list[Any]:
+            names = ("synchronous", "journal_mode") if database.is_sqlite else ("synchronous_commit",)
+            word = "PRAGMA" if database.is_sqlite else "SHOW"
+            return [connection.exec_driver_sql(f"{word} {name}").scalar() for name in names]
+
+        assert database.write(told) == ([2, "wal"] if database.is_sqlite else ["on"])
+        assert database.is_sqlite or database.read(told) == ["off"]
+
+
+def as_somebody_else(work: Callable[[], str]) -> str:
+    """Return what `work` returns in a child process that has no special rights."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            os.write(writing, work().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        text = told.read()
+    os.waitpid(child, 0)
+    return text
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_directory_that_may_not_be_written_is_told() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        Ledger(folder / "l.db").close()
+        (folder / "l.db").chmod(0o444)
+        folder.chmod(0o555)
+
+        def opened(file: str) -> str:
+            try:
+                Ledger(folder / file)
+            except LedgerError as error:
+                return str(error)
+            return "opened"
+
+        try:
+            old, new = (as_somebody_else(partial(opened, file)) for file in ("l.db", "new.db"))
+        finally:
+            folder.chmod(0o755)
+    assert "read-only" in old or "cannot be opened" in old
+    assert "cannot be created" in new
