@@ -10,7 +10,8 @@ OUT := out
 help: ## Say what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
 
-demo: $(VENV)/.base ## Fit the manifold on data that scikit-learn carries; a table and a picture
+demo: $(VENV)/.base ## Search digits privately, from a budget; tables and pictures
+	$(BIN)/python -m nearveil.study.search --out $(OUT)
 	$(BIN)/python -m nearveil.study.demo --out $(OUT)
 
 test: $(VENV)/.dev ## Run all tests and every example of the documentation
@@ -26,6 +27,8 @@ check: $(VENV)/.dev ## Style, types, rooms, examples of the documentation
 bench: $(VENV)/.bench ## Measure; a table, JSON and a picture
 	$(BIN)/python bench/graph.py --out $(OUT)/bench
 	$(BIN)/python bench/noise.py --out $(OUT)/bench
+	$(BIN)/python bench/ledger.py --out $(OUT)/bench
+	$(BIN)/python bench/release.py --out $(OUT)/bench
 
 docs: $(VENV)/.dev ## Build the documentation
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs $(OUT)/docs

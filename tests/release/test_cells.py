@@ -106,9 +106,9 @@ def _best(distances: NDArray[np.float32], sizes: NDArray[np.int64]) -> float:
         ({"n_cells": 1}, "n_cells must"),
         ({"n_cells": 3, "kind": "balanced"}, "n_cells must"),
         ({"candidates": 0.0}, "candidates must"),
-        ({"candidates": 1.0}, "candidates must"),
+        ({"candidates": 1.5}, "candidates must"),
         ({"candidates": "a"}, "candidates must"),
-        ({"candidates": 0.0001}, "at least one"),
+        ({"candidates": 0.0001}, "at least 1/403"),
     ],
 )
 def test_bad_parameters(rows: Floats, parameters: dict[str, Any], words: str) -> None:

@@ -16,7 +16,8 @@ from nearveil.release._message import Message, MessageError
 
 Floats = NDArray[np.float64]
 
-CODE_BYTES = 72  # of a candidate in an answer: an 8-byte id and a 64-byte code to re-rank by
+CODE_BYTES = 128  # of a candidate in an answer with compact codes, its id included
+_ROUNDING = 1e-9  # 0.29 of 100 items is 29 of them, though the product of the floats is below
 
 
 class Release(BaseEstimator, ABC):  # type: ignore[misc]
@@ -133,7 +134,7 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         """
         self._check_fitted()
         self._check_message(message)
-        return self._rank(message, self.features(gallery, "gallery", lenient=True))
+        return self._rank(message, self._prepare(self.features(gallery, "gallery", lenient=True)))
 
     def answer_bytes(self, n: int) -> int:
         """Return the size of an answer that holds `n` candidates for each target of a message.
@@ -179,9 +180,13 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
     def _release(self, features: Floats, source: Source) -> list[Message]:
         """Make a message of each row; rows have norm one."""
 
+    def _prepare(self, features: Floats) -> Any:
+        """Return what a server computes once of its gallery, features of norm one (or zero), for :meth:`_rank`."""
+        return features
+
     @abstractmethod
-    def _rank(self, message: Message, features: Floats) -> Floats:
-        """Score gallery features of norm one (or zero)."""
+    def _rank(self, message: Message, prepared: Any) -> Floats:
+        """Score the items of a gallery that was prepared."""
 
     @abstractmethod
     def _public_parts(self) -> tuple[object, ...]:
@@ -206,6 +211,39 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
     def _check_fitted(self) -> None:
         if not hasattr(self, "mean_"):
             raise NotFittedError(f"{type(self).__name__} must be fitted on public rows first: call fit(public_X)")
+
+
+def candidate_count(candidates: float, items: int) -> int:
+    """Return floor(f N): how many candidates an answer holds.
+
+    Parameters
+    ----------
+    candidates : float
+        The fraction f, above 0 and at most 1.
+    items : int
+        The size N of the gallery.
+
+    Returns
+    -------
+    int
+        At least 1; it is an error if f is too small for that.
+
+    Examples
+    --------
+    >>> candidate_count(0.29, 100)
+    29
+    """
+    count = math.floor(checked_fraction(candidates) * items + _ROUNDING)
+    if count < 1:
+        raise ValueError(f"candidates must be at least 1/{items}, one item of this gallery")
+    return count
+
+
+def checked_fraction(candidates: float) -> float:
+    """Return the fraction of a gallery that an answer holds, or say what is wrong with it."""
+    if isinstance(candidates, bool) or not isinstance(candidates, (int, float, np.number)) or not 0 < candidates <= 1:
+        raise ValueError("candidates must be a fraction of the gallery, above 0 and at most 1")
+    return float(candidates)
 
 
 def checked_rows(X: ArrayLike, name: str) -> Floats:

@@ -2,10 +2,7 @@
 
 from nearveil.release._channel import RandomizedResponse
 from nearveil.release._learning import Rows, learned_sets
-from nearveil.release._mapped import Grouping, MappedRelease, membership, projection, standing_for
-
-_LEARNED_DIMENSIONS = 128  # of galleries so large that neighbours are searched approximately
-_LARGE = 20_000
+from nearveil.release._mapped import Grouping, MappedRelease, membership, standing_for
 
 
 class Covers(MappedRelease):
@@ -57,9 +54,6 @@ class Covers(MappedRelease):
     def _group(self, features: Rows, set_size: int) -> Grouping:
         if self.n_sets is not None and not 2 <= self.n_sets <= len(features):
             raise ValueError("n_sets must be at least 2 and at most the number of items in the gallery")
-        small = features
-        if len(features) > _LARGE and features.shape[1] > _LEARNED_DIMENSIONS:
-            small = features @ projection(features, _LEARNED_DIMENSIONS)
-        members = membership(learned_sets(small, set_size, self.epsilon, self.n_sets))
+        members = membership(learned_sets(features, set_size, self.epsilon, self.n_sets))
         prototypes, coverage = standing_for(features, members)
         return Grouping(members, prototypes, coverage)

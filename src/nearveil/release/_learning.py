@@ -22,6 +22,7 @@ DECAY = 16.0
 _CHOICE_RANKS, _CHOICE_DECAY = 24, 8.0  # as the client chooses
 _TOP = 8
 _EXACT = 20_000  # items up to which neighbours are searched exactly, and the number of sets on all of them
+_DIMENSIONS = 128  # where clusters are looked for, and neighbours of larger galleries
 _SOFTNESS = np.geomspace(3.0, 100.0, 24)
 _MOST_PASSES = 30
 _SEED = 0
@@ -300,17 +301,35 @@ def learned_sets(features: Rows, set_size: int, epsilon: float, n_sets: int | No
     -------
     ndarray of shape (n_sets, n_items)
     """
-    lists = neighbor_lists(features)
+    n = len(features)
+    small = features if features.shape[1] <= _DIMENSIONS else features @ projection(features, _DIMENSIONS)
+    lists = neighbor_lists(features if n <= _EXACT else small)
     if n_sets is None:
-        few = _some(features, _EXACT)
-        few_lists = lists if len(few) == len(features) else neighbor_lists(few)
-        n_sets = best_number(few, few_lists, max(1, set_size * len(few) // len(features)), epsilon)
-    demand = Demand.of(lists, len(features))
+        few = _some(small, _EXACT)
+        few_lists = lists if len(few) == n else neighbor_lists(few)
+        n_sets = best_number(few, few_lists, max(1, set_size * len(few) // n), epsilon)
+    demand = Demand.of(lists, n)
     found = (
-        learn(demand, clustering(features, n_sets, seed), n_sets, set_size, epsilon)
-        for seed in range(_RESTARTS if len(features) <= _EXACT else 1)
+        learn(demand, clustering(small, n_sets, seed), n_sets, set_size, epsilon)
+        for seed in range(_RESTARTS if n <= _EXACT else 1)
     )
     return max(found, key=lambda sets: recall(sets, demand, epsilon))
+
+
+def projection(features: Rows, dimensions: int) -> Rows:
+    """Return the leading directions of features around their origin, shape (d, r).
+
+    Parameters
+    ----------
+    features : ndarray of shape (n, d)
+    dimensions : int
+
+    Returns
+    -------
+    ndarray of shape (d, min(d, dimensions))
+    """
+    _, vectors = np.linalg.eigh(features.T @ features)
+    return np.ascontiguousarray(vectors[:, ::-1][:, :dimensions])
 
 
 def _some(features: Rows, count: int) -> Rows:

@@ -13,9 +13,9 @@ from sklearn.exceptions import NotFittedError
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
-from nearveil.release._base import Floats, Release
+from nearveil.release._base import Floats, Release, candidate_count, checked_fraction
 from nearveil.release._channel import RandomizedResponse, SubsetSelection, checked_epsilon
-from nearveil.release._learning import Rows, centres
+from nearveil.release._learning import Rows, centres, projection
 from nearveil.release._map import MapError, PublicMap
 from nearveil.release._message import Message, MessageError
 
@@ -62,7 +62,7 @@ class MappedRelease(Release):
         features = self.features(gallery, "gallery", lenient=True).astype(np.float32)
         if len(features) < 2:
             raise ValueError("gallery must hold at least two items")
-        size = self._set_size(len(features))
+        size = candidate_count(self.candidates, len(features))
         grouping = self._group(features, size)
         self.members_ = grouping.members
         self.map_ = _published(features, grouping, size)
@@ -128,11 +128,11 @@ class MappedRelease(Release):
         named = self._channel().sample(self._map().choose(features), source).astype(np.int32)
         return self._messages(source, sets=named.reshape(len(features), -1))
 
-    def _rank(self, message: Message, features: Floats) -> Floats:
+    def _rank(self, message: Message, prepared: Floats) -> Floats:
         named = self._named(message)
         if not hasattr(self, "members_"):
             raise NotFittedError(f"{type(self).__name__} must index its gallery first: call index(gallery)")
-        if len(features) != self.members_.shape[1]:
+        if len(prepared) != self.members_.shape[1]:
             raise ValueError(f"gallery must be the one that was indexed, of {self.members_.shape[1]} items")
         return np.asarray(self.members_[named].sum(axis=0) > 0, dtype=np.float64)
 
@@ -155,12 +155,6 @@ class MappedRelease(Release):
                 f"{type(self).__name__} needs a map: call index(gallery) at the server, use_map(map) at the client"
             )
         return self.map_
-
-    def _set_size(self, n_items: int) -> int:
-        size = int(checked_fraction(self.candidates) * n_items)
-        if size < 1:
-            raise ValueError(f"candidates must be at least one of the {n_items} items of the gallery")
-        return size
 
     @abstractmethod
     def _channel(self) -> RandomizedResponse | SubsetSelection:
@@ -201,31 +195,6 @@ def standing_for(features: Rows, members: scipy.sparse.csr_array) -> tuple[Rows,
     around = scipy.sparse.csr_array((one, (nearest, np.arange(len(features)))), shape=(PROTOTYPES, len(features)))
     counts = np.maximum(around.sum(axis=1), 1)
     return found, np.asarray((around @ members.T.astype(np.float32)).toarray() / counts[:, None], dtype=np.float32)
-
-
-def checked_fraction(candidates: float) -> float:
-    """Return the fraction of a gallery that an answer may hold, or say what is wrong with it."""
-    if isinstance(candidates, bool) or not isinstance(candidates, (int, float, np.integer, np.floating)):
-        raise ValueError("candidates must be a number: the fraction of the gallery that an answer holds")
-    if not 0 < candidates < 1:
-        raise ValueError("candidates must be between 0 and 1: the fraction of the gallery that an answer holds")
-    return float(candidates)
-
-
-def projection(features: Rows, dimensions: int) -> NDArray[np.float32]:
-    """Return the leading directions of features around their origin, shape (d, r).
-
-    Parameters
-    ----------
-    features : ndarray of shape (n, d)
-    dimensions : int
-
-    Returns
-    -------
-    ndarray of shape (d, min(d, dimensions))
-    """
-    _, vectors = np.linalg.eigh(features.T @ features)
-    return np.ascontiguousarray(vectors[:, ::-1][:, :dimensions])
 
 
 def _published(features: Rows, grouping: Grouping, size: int) -> PublicMap:

@@ -86,9 +86,15 @@ class EmbeddingServer(Release):
             gallery = self.embed_gallery(gallery, gallery_labels, steps=self._engine.read(message)[2])
         return self._scores(message, gallery)
 
-    def _rank(self, message: Message, features: Floats) -> Floats:
+    def _prepare(self, features: Floats) -> tuple[Floats, GalleryEmbedding]:
+        return features, self._engine.embed_gallery(features, None, self.n_public_steps)
+
+    def _rank(self, message: Message, prepared: tuple[Floats, GalleryEmbedding]) -> Floats:
+        features, embedded = prepared
         steps = self._engine.read(message)[2]
-        scores: Floats = self._scores(message, self._engine.embed_gallery(features, None, steps)).max(axis=0)
+        if embedded.steps != steps:  # somebody continued the message
+            embedded = self._engine.embed_gallery(features, None, steps)
+        scores: Floats = self._scores(message, embedded).max(axis=0)
         return scores
 
     def _scores(self, message: Message, server: GalleryEmbedding) -> Floats:

@@ -136,8 +136,11 @@ class PrivUnit(Release):
         public_id = self.public_id
         return [Message(self.name, public_id, {"vector": row}, seeded=not source.sound) for row in cells]
 
-    def _rank(self, message: Message, features: Floats) -> Floats:
-        return np.asarray(self.projection_(features) @ self._vector(message))
+    def _prepare(self, features: Floats) -> Floats:
+        return self.projection_(features)
+
+    def _rank(self, message: Message, prepared: Floats) -> Floats:
+        return np.asarray(prepared @ self._vector(message))
 
     def _vector(self, message: Message) -> Floats:
         """Return the middle of a message's cells."""

@@ -1,0 +1,78 @@
+"""The client's half: from a private row to a message, and from an answer to neighbours."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nearveil.privacy.noise import Source
+from nearveil.release import Message, Release
+from nearveil.retrieval._answer import Answer, AnswerError
+from nearveil.retrieval._codes import Codes, Singles
+
+
+class Client:
+    """Makes messages, and chooses among the candidates that come back by the true feature.
+
+    Parameters
+    ----------
+    mechanism : Release
+        Fitted on the public rows, with the server's public map where it has one.
+    codes : Codes
+        The server's public table.
+    """
+
+    def __init__(self, mechanism: Release, codes: Codes) -> None:
+        self._mechanism = mechanism
+        self._codes = codes
+
+    def ask(self, X: ArrayLike, *, rng: Source | None = None) -> Any:
+        """Return the message of a row, or a list of them for a batch. Each spends the guarantee once.
+
+        Parameters
+        ----------
+        X : array-like of shape (d,) or (n, d)
+        rng : Source, optional
+
+        Returns
+        -------
+        Message or list of Message
+        """
+        found: Message | list[Message] = self._mechanism.release(X, rng=rng)
+        return found
+
+    def choose(self, X: ArrayLike, answers: Sequence[Answer], k: int) -> NDArray[np.int64]:
+        """Return the k best candidates of each row's answer. Local: nothing is sent, nothing is fetched.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        answers : sequence of n Answer
+        k : int
+
+        Returns
+        -------
+        ndarray of shape (n, k), int64
+            Gallery positions, best first.
+        """
+        queries = self._mechanism.features(X).astype(np.float32)
+        if len(answers) != len(queries):
+            raise ValueError(f"answers must be {len(queries)}, one for each row of X")
+        chosen = np.empty((len(queries), k), np.int64)
+        groups: dict[int, list[int]] = {}
+        for row, answer in enumerate(answers):
+            groups.setdefault(id(answer), []).append(row)
+        for rows in groups.values():
+            chosen[rows] = self._best(queries[rows], answers[rows[0]], k)
+        return chosen
+
+    def _best(self, queries: Singles, answer: Answer, k: int) -> NDArray[np.int64]:
+        if answer.codes.shape[1] != self._codes.width:
+            raise AnswerError(f"answer must have codes of {self._codes.width} bytes: fetch the public table anew")
+        if len(answer.ids) < k:
+            raise AnswerError(f"answer must hold at least k = {k} candidates; it holds {len(answer.ids)}")
+        scores = self._codes.scores(queries, answer.codes)
+        if not np.isfinite(scores).all():
+            raise AnswerError("answer has codes that stand for no number")
+        return answer.ids[np.argsort(-scores, axis=1, kind="stable")[:, :k]].astype(np.int64)

@@ -1,0 +1,168 @@
+"""``make demo``: a private search among the digits that scikit-learn carries.
+
+A client asks a server's gallery for the nearest matches of a private image. Its budget is debited first, the
+server sees the name of one set, the client re-ranks the answer at home. Then the same for many queries: what is
+found, between the floor, which asks nothing, and the ceiling, which nothing private can pass.
+"""
+
+import argparse
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from sklearn.datasets import load_digits
+
+from nearveil.ledger import Ledger, OverBudgetError, new_key
+from nearveil.release import default
+from nearveil.retrieval import Evaluation, Retriever, evaluate
+
+EPSILON, CANDIDATES, BUDGET = 4.0, 0.1, 18.0
+EPSILONS = (1.0, 2.0, 4.0, 6.0)
+PUBLIC, QUERIES = 300, 200
+SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Scikit-learn's 1,797 handwritten digits: public rows, a gallery, and private queries.
+
+    Attributes
+    ----------
+    public, gallery, queries : ndarray of shape (n, 64)
+    gallery_y, query_y : ndarray of shape (n,)
+    """
+
+    public: NDArray[np.float64]
+    gallery: NDArray[np.float64]
+    gallery_y: NDArray[np.int64]
+    queries: NDArray[np.float64]
+    query_y: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One private query: what was asked, what came back, and what a search without privacy finds."""
+
+    query: NDArray[np.float64]
+    found: NDArray[np.int64]
+    true: NDArray[np.int64]
+
+
+def digits() -> Digits:
+    """Split the digits by a fixed shuffle."""
+    X, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(X))
+    X, y = X[order], y[order].astype(np.int64)
+    end = len(X) - QUERIES
+    return Digits(X[:PUBLIC], X[PUBLIC:end], y[PUBLIC:end], X[end:], y[end:])
+
+
+def ask(data: Digits, retriever: Retriever, console: Console) -> list[Asked]:
+    """Ask until the budget is spent; every debit stands before its message exists."""
+    asked: list[Asked] = []
+    rows = retriever.mechanism.features(data.queries)
+    truth = np.argsort(-(rows @ retriever.features.T), axis=1)[:, :8]
+    with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "budget.db") as ledger:
+        account = ledger.open_account(
+            "demo", owner="client", protects="query", unit="record", relation="replace", epsilon=BUDGET, delta=0.0
+        )
+        console.print(f"[bold]The promise of one query.[/bold] {retriever.guarantee}")
+        for number, query in enumerate(data.queries):
+            try:
+                with account.spend(retriever.guarantee.events, key=new_key()):
+                    found = retriever.nearest(query, k=8)
+            except OverBudgetError as refused:
+                console.print(f"query {number + 1} refused: {refused}")
+                break
+            asked.append(Asked(query, found, truth[number]))
+            hits = len(set(found.tolist()) & set(truth[number].tolist()))
+            console.print(f"query {number + 1}: {hits} of the true 8 found; {account.balance()}")
+        console.print(str(ledger.verify()))
+    return asked
+
+
+def curve(data: Digits) -> dict[float, Evaluation]:
+    """Evaluate the default release at several epsilons."""
+    found = {}
+    for epsilon in track(EPSILONS, "epsilons"):
+        retriever = Retriever(default(epsilon, CANDIDATES)).fit(data.public).index(data.gallery, data.gallery_y)
+        found[epsilon] = evaluate(retriever, data.queries, data.query_y, repeats=5)
+    return found
+
+
+def table(found: dict[float, Evaluation]) -> Table:
+    """Return what was found at each epsilon."""
+    shown = Table(title=f"NN-recall@8 of {QUERIES} private digits; each answer holds {CANDIDATES:.0%} of the gallery")
+    for heading in ("epsilon", "found", "ceiling", "floor", "share of the ceiling", "bytes out", "bytes back"):
+        shown.add_column(heading, justify="right")
+    for epsilon, one in found.items():
+        shares = (one.nn_recall.value, one.ceiling.value, one.floor.value, one.share.value)
+        sizes = (f"{one.message_bytes:,}", f"{one.answer_bytes:,}")
+        shown.add_row(f"{epsilon:g}", *(f"{share:.3f}" for share in shares), *sizes)
+    return shown
+
+
+def picture(data: Digits, asked: list[Asked], found: dict[float, Evaluation], path: Path) -> None:
+    """Draw the first queries with what they found, and the curve under the ceiling."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure = plt.figure(figsize=(10, 3.6), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(1.5, 1), squeeze=False)[0]
+    grid = left.subplots(min(SHOWN, len(asked)), 9, squeeze=False)
+    for panels, one in zip(grid, asked, strict=False):
+        _digit(panels[0], one.query, "black")
+        for panel, item in zip(panels[1:], one.found, strict=True):
+            _digit(panel, data.gallery[item], "tab:blue" if item in one.true else "0.8")
+    left.suptitle("private image, then the eight found at epsilon 4 (blue frame: one of the true eight)", fontsize=9)
+    _curve(right.subplots(), found)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _digit(panel: Any, row: NDArray[np.float64], frame: str) -> None:
+    panel.imshow(row.reshape(8, 8), cmap="gray_r")
+    panel.set(xticks=[], yticks=[])
+    for side in panel.spines.values():
+        side.set(color=frame, linewidth=2.5)
+
+
+def _curve(panel: Any, found: dict[float, Evaluation]) -> None:
+    ceiling = [one.ceiling.value for one in found.values()]
+    recall = [one.nn_recall for one in found.values()]
+    panel.fill_between(list(found), ceiling, 1, color="0.85", label="impossible: above the ceiling")
+    spread = [[r.value - r.low for r in recall], [r.high - r.value for r in recall]]
+    panel.errorbar(list(found), [r.value for r in recall], yerr=spread, fmt="o-", capsize=2, label="found")
+    floor = next(iter(found.values())).floor.value
+    panel.axhline(floor, color="black", linewidth=1, linestyle=(0, (1, 3)), label="floor: asks nothing")
+    panel.set(xlabel="epsilon of one query", ylabel="NN-recall@8", ylim=(0, 1), xticks=list(found))
+    panel.legend(loc="lower right", bbox_to_anchor=(1, 0.22), fontsize=8)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Search, measure, print, and draw."""
+    parser = argparse.ArgumentParser(description="A private search among scikit-learn's digits.")
+    parser.add_argument("--out", type=Path, default=Path("out"))
+    chosen = parser.parse_args(arguments)
+    console = Console()
+    data = digits()
+    retriever = Retriever(default(EPSILON, CANDIDATES)).fit(data.public).index(data.gallery, data.gallery_y)
+    asked = ask(data, retriever, console)
+    found = curve(data)
+    console.print(table(found))
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    path = chosen.out / "search.png"
+    picture(data, asked, found, path)
+    console.print(f"picture: {path}")
+
+
+if __name__ == "__main__":
+    main()
