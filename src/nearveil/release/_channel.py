@@ -8,6 +8,7 @@ just approached (``docs/theory/covers.md``, Theorem 1; attacked by ``tests/relea
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,7 @@ class RandomizedResponse:
         if not 2 <= self.n_sets < 1 << 20:
             raise ValueError("n_sets must be from 2 to a million")
 
-    @property
+    @cached_property
     def _miss(self) -> int:
         """Return how many words name one particular other set; rounded up, so that the odds of the good one fall."""
         return int(Decimal(_WORD) / (_exp(self.epsilon) + self.n_sets - 1)) + 1
@@ -107,7 +108,7 @@ class SubsetSelection:
         if not 1 <= self.size < self.n_sets:
             raise ValueError("size must be from 1 to n_sets - 1")
 
-    @property
+    @cached_property
     def _threshold(self) -> int:
         """Return how many words mean that the good cell is in; rounded down."""
         weight = self.size * _exp(self.epsilon)
@@ -172,6 +173,7 @@ def checked_epsilon(epsilon: float) -> float:
     return float(epsilon)
 
 
+@lru_cache(maxsize=256)
 def _exp(epsilon: float) -> Decimal:
     """Return e^epsilon to 50 digits, rounded down; epsilon is the decimal number that is written, as in the ledger."""
     return _DECIMAL.multiply(Decimal(repr(float(epsilon))).exp(Context(prec=60)), 1 - Decimal("1e-50"))

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
+import faiss
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,7 +13,7 @@ from nearveil.release._message import Message, MessageError
 
 _NAME = "map"
 _MOST_SETS = 4096
-_CHUNK = 1024  # rows whose similarities to all prototypes are held at once
+_CHUNK = 4096  # rows whose nearest prototypes' coverage is held at once
 RULE_NEIGHBORS = 24
 RULE_DECAY = 8.0
 
@@ -97,30 +98,32 @@ class PublicMap:
         """
         if features.shape[1] != len(self.components):
             raise MapError(f"the map is for {len(self.components)} features; X has {features.shape[1]}")
-        return np.concatenate(
-            [self._scores(features[start : start + _CHUNK]).argmax(1) for start in range(0, len(features), _CHUNK)]
-        )
-
-    def _scores(self, features: Floats) -> NDArray[np.float32]:
         projected = features.astype(np.float32) @ self._components
-        similar = projected @ self._prototypes
-        count = min(RULE_NEIGHBORS, similar.shape[1])
-        near = np.argpartition(similar, -count, axis=1)[:, -count:]
-        order = np.argsort(np.take_along_axis(similar, near, axis=1), axis=1)[:, ::-1]
-        near = np.take_along_axis(near, order, axis=1)
-        weights = np.exp(-np.arange(count) / RULE_DECAY).astype(np.float32)
-        return np.asarray(np.einsum("nkl,k->nl", self.coverage[near], weights, dtype=np.float32))
+        count = min(RULE_NEIGHBORS, len(self.prototypes))
+        _, near = self._nearest.search(projected, count)
+        good = np.zeros(len(features), dtype=np.int64)
+        for start in range(0, len(features), _CHUNK):
+            some = slice(start, start + _CHUNK)
+            # -1 where the projections are so large that no similarity is a number: then any prototype will do.
+            good[some] = (self._weights[:count] @ self.coverage[np.maximum(near[some], 0)]).argmax(axis=1)
+        return good
 
     @cached_property
     def _components(self) -> NDArray[np.float32]:
         return self.components.astype(np.float32)
 
     @cached_property
-    def _prototypes(self) -> NDArray[np.float32]:
+    def _nearest(self) -> faiss.IndexFlatIP:
         rows = self.prototypes.astype(np.float32)
         norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
         np.divide(rows, norms, out=rows, where=norms > 0)
-        return np.ascontiguousarray(rows.T)
+        index = faiss.IndexFlatIP(rows.shape[1])
+        index.add(rows)
+        return index
+
+    @cached_property
+    def _weights(self) -> NDArray[np.float32]:
+        return np.exp(-np.arange(RULE_NEIGHBORS) / RULE_DECAY).astype(np.float32)
 
     def to_bytes(self) -> bytes:
         """Return the map as bytes, in the form of messages."""

@@ -129,8 +129,8 @@ class Message:
 def _frozen(name: str, values: NDArray[Any]) -> NDArray[Any]:
     """Return a read-only, little-endian copy."""
     copy = np.array(values, order="C")
-    if copy.dtype.kind in "iuf":
-        copy = copy.astype(copy.dtype.newbyteorder("<"), copy=False)
+    if copy.dtype.byteorder == ">":
+        copy = copy.astype(copy.dtype.newbyteorder("<"))
     if copy.dtype.str not in _TYPES:
         raise MessageError(f"arrays: {name!r} must hold integers or floats of up to 64 bits")
     if copy.dtype.kind == "f" and not np.isfinite(copy).all():
