@@ -533,3 +533,23 @@ def test_the_filter_refuses_nonsense() -> None:
 def test_bad_parameters_are_named(make: Callable[[], Any], field: str) -> None:
     with pytest.raises(ValueError, match=rf"^{field} must"):
         make()
+
+
+@pytest.mark.parametrize(
+    ("event", "count", "least"),
+    [
+        (dp.PoissonSampledDpEvent(0.30323446194999565, dp.GaussianDpEvent(50212083.92265192)), 2**62, 50.0),
+        (dp.PoissonSampledDpEvent(0.06072948305952279, dp.GaussianDpEvent(34486732.21684461)), 866010516915910656, 7.0),
+        (dp.RandomizedResponseDpEvent(0.9999999999642936, 1720), 171609984421775360, 3.0),
+    ],
+)
+def test_divergences_below_the_rounding_of_the_library_are_not_free(
+    event: dp.DpEvent, count: int, least: float
+) -> None:
+    """The lower ends are estimates by the central limit theorem; a curve of rounding errors would say 0 or 1."""
+    assert RdpAccountant().compose(event, count).epsilon(1e-5) > least
+    assert not RenyiFilter(1.0, 1e-5).may_spend(event, count)
+
+
+def test_counts_are_not_rounded() -> None:
+    assert AdditionAccountant().compose(PureDp(1.0), 2**53 + 1).spent == ((PureDp(1.0), 2**53 + 1),)

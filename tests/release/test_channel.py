@@ -1,6 +1,7 @@
 """Theorem 1 of docs/theory/covers.md: the odds of a channel are integers, and never above e^epsilon."""
 
 from collections import Counter
+from decimal import ROUND_UP, localcontext
 from fractions import Fraction
 from itertools import combinations
 from typing import Any
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release._channel import RandomizedResponse, SubsetSelection
+from nearveil.release._channel import RandomizedResponse, SubsetSelection, _exp
 
 
 class Words:
@@ -86,7 +87,7 @@ def test_equal_keys_are_drawn_anew() -> None:
     assert channel.sample(np.array([0]), source).tolist() == [[1]]
 
 
-@pytest.mark.parametrize("epsilon", [0, -1, float("nan"), 41, True, "1"])
+@pytest.mark.parametrize("epsilon", [0, -1, 1e-7, float("nan"), 41, True, "1"])
 def test_absurd_epsilons(epsilon: Any) -> None:
     with pytest.raises(ValueError, match="epsilon must"):
         RandomizedResponse(epsilon, 5)
@@ -99,3 +100,25 @@ def test_absurd_sizes(n_sets: int, size: int, words: str) -> None:
     if words == "n_sets":
         with pytest.raises(ValueError, match=words):
             RandomizedResponse(1.0, n_sets)
+
+
+@pytest.mark.parametrize("digits", [3, 9, 28])
+def test_the_decimal_context_of_an_application_changes_nothing(digits: int) -> None:
+    usual = [RandomizedResponse(0.7, 300).odds, SubsetSelection(0.7, 10, 3).odds]
+    _exp.cache_clear()
+    with localcontext(prec=digits, rounding=ROUND_UP):
+        assert [RandomizedResponse(0.7, 300).odds, SubsetSelection(0.7, 10, 3).odds] == usual
+    _exp.cache_clear()
+
+
+@given(st.floats(1e-6, 1e-3), st.integers(2, 5000))
+def test_the_good_set_is_never_the_less_likely_by_more_than_the_promise(epsilon: float, n_sets: int) -> None:
+    assert 1 / RandomizedResponse(epsilon, n_sets).odds <= Fraction(epsilon) + 1
+    assert 1 / SubsetSelection(epsilon, n_sets, max(1, n_sets // 3)).odds <= Fraction(epsilon) + 1
+
+
+@pytest.mark.parametrize("good", [-1, 5])
+def test_a_good_set_out_of_range_is_refused_before_anything_is_drawn(good: int) -> None:
+    for channel in (RandomizedResponse(1.0, 5), SubsetSelection(1.0, 5, 2)):
+        with pytest.raises(ValueError, match="one of the 5 sets"):
+            channel.sample(np.array([0, good]), Words([]))

@@ -29,7 +29,7 @@ def _recall(release: Release, gallery: Floats, queries: Floats) -> float:
     top = np.argsort(-rows @ items.T, axis=1)[:, :8]
     coverage = release.members_.toarray()[:, top].mean(axis=2).T
     good = release.map_.choose(rows)
-    hit, n_sets = release._channel().hit, release.map_.n_sets
+    hit, n_sets = release._channel(release.map_).hit, release.map_.n_sets
     own = coverage[np.arange(len(rows)), good]
     return float(np.mean(hit * own + (1 - hit) / (n_sets - 1) * (coverage.sum(axis=1) - own)))
 
@@ -200,6 +200,34 @@ def test_strange_bytes_are_no_map(digits: tuple[Floats, Floats, Floats]) -> None
         Covers(1.0).fit(digits[0]).use_map(good)
     with pytest.raises(MapError, match="must be a PublicMap"):
         Covers(1.0).fit(digits[0]).use_map(good.to_bytes())  # type: ignore[arg-type]
+
+
+def test_prototypes_do_not_tell_which_item_they_are(digits: tuple[Floats, Floats, Floats]) -> None:
+    """A map whose prototypes stood in the gallery's order would be the gallery's codes with their ids."""
+    public, gallery, _ = digits
+    first = Covers(2.0, 0.2, n_sets=5).fit(public).index(gallery)
+    turned = Covers(2.0, 0.2, n_sets=5).fit(public).index(gallery[::-1])
+    apart = first.map_.prototypes.astype(int) - turned.map_.prototypes.astype(int)
+    assert np.abs(apart).max() <= 1  # sums in another order
+
+
+def test_a_map_that_changes_during_a_release_is_read_once(
+    digits: tuple[Floats, Floats, Floats], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    public, gallery, queries = digits
+    client = Covers(2.0, 0.2, n_sets=9).fit(public).index(gallery)
+    wide, narrow = client.map_, Covers(2.0, 0.2, n_sets=2).fit(public).index(gallery).map_
+    choose = PublicMap.choose
+
+    def slowly(self: PublicMap, features: Floats) -> NDArray[np.int64]:
+        client.map_ = narrow  # another thread refreshes the map just now
+        return choose(self, features)
+
+    monkeypatch.setattr(PublicMap, "choose", slowly)
+    messages = client.release(queries, rng=unsafe_seeded(0))
+    client.map_ = wide
+    assert {message.public_id for message in messages} == {client.public_id}
+    assert {int(message["sets"][0]) for message in messages} == set(range(9))
 
 
 def test_the_default_is_covers() -> None:

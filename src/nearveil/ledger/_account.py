@@ -10,12 +10,13 @@ import sqlalchemy as sa
 from nearveil.ledger._budget import Budget, FilterBudget, PlanBudget, PureBudget, RefusedError, pld_epsilon
 from nearveil.ledger._chain import Receipt
 from nearveil.ledger._core import Core, check_text, new_key
-from nearveil.ledger._events import Events, canonical_json, charge_of
+from nearveil.ledger._events import Charge, Events, canonical_json, charge_of, guarantee_charge
 from nearveil.ledger._figures import Balance, Preview, balance_of, preview_of
 from nearveil.ledger._history import Entry, entry_of
 from nearveil.ledger._spending import Debit, spend
 from nearveil.ledger._store import Book, Held, all_entries, append, find_quota, insert_quota, load_book, load_quota
 from nearveil.ledger.errors import AccountError
+from nearveil.privacy import Guarantee
 from nearveil.privacy._guarantee import Protects, Relation
 
 if TYPE_CHECKING:
@@ -79,12 +80,12 @@ class Account:
         """
         return balance_of(self.name, client, self._held(client))
 
-    def preview(self, events: Events, *, client: str | None = None) -> Preview:
+    def preview(self, events: Events | Guarantee, *, client: str | None = None) -> Preview:
         """Return what a spend would cost and leave, spending nothing.
 
         Parameters
         ----------
-        events : DpEvent, or iterable of DpEvent or (DpEvent, int)
+        events : Guarantee, DpEvent, or iterable of DpEvent or (DpEvent, int)
         client : str, optional
             Whose quota would pay, too. The figures are of whichever refuses, else of the quota.
 
@@ -92,19 +93,19 @@ class Account:
         -------
         Preview
         """
-        charge = charge_of(events, self.relation)
+        charge = self._charge(events)
         whole = preview_of(self.name, None, self._held(None), charge)
         if client is None or not whole.allowed:
             return whole
         return preview_of(self.name, client, self._held(client), charge)
 
-    def spend(self, events: Events, key: str | None = None, *, client: str | None = None) -> Debit:
+    def spend(self, events: Events | Guarantee, key: str | None = None, *, client: str | None = None) -> Debit:
         """Pay, *before* the mechanism runs: when this returns, the debit is durable and stays.
 
         Parameters
         ----------
-        events : DpEvent, or iterable of DpEvent or (DpEvent, int)
-            What is about to be released.
+        events : Guarantee, DpEvent, or iterable of DpEvent or (DpEvent, int)
+            What is about to be released. A guarantee is checked too: it must be sound and about what is protected.
         key : str, optional
             Names this release; :func:`new_key` by default. The same key with the same events never pays twice: it
             gives back the stored message. Never derive it from the record: keys are kept and sent in the clear.
@@ -130,8 +131,13 @@ class Account:
         key = new_key() if key is None else check_text(key, "key")
         if client is not None:
             check_text(client, "client")
-        charge = charge_of(events, self.relation)
+        charge = self._charge(events)
         return spend(self._core, self.name, charge, key, client, self._book.held.terms)
+
+    def _charge(self, events: Events | Guarantee) -> Charge:
+        if isinstance(events, Guarantee):
+            return guarantee_charge(events, self.protects, self.relation)
+        return charge_of(events, self.relation)
 
     def quota(
         self,

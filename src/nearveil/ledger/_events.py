@@ -8,10 +8,11 @@ from typing import Any, TypeAlias
 import dp_accounting as dp
 from dp_accounting import DpEvent
 
+from nearveil.privacy import Guarantee
 from nearveil.privacy import events as own
 from nearveil.privacy._accounting_checks import check_count, check_finite
 from nearveil.privacy._accounting_leaves import SampledScreening, leaves
-from nearveil.privacy._guarantee import Relation, _needs_add_remove
+from nearveil.privacy._guarantee import Protects, Relation, _needs_add_remove
 
 Events: TypeAlias = DpEvent | Iterable[DpEvent | tuple[DpEvent, int]]
 """One event, or several, each perhaps with how often it happens."""
@@ -139,6 +140,29 @@ def charge_of(events: Events, relation: Relation) -> Charge:
     if max(counts.values()) > _MOST:
         raise ValueError("events: a count is larger than any ledger holds")
     return tuple(sorted(counts.items()))
+
+
+def guarantee_charge(promise: Guarantee, protects: Protects, relation: Relation) -> Charge:
+    """Return what a promise costs an account, after checking that it is about what the account protects.
+
+    Parameters
+    ----------
+    promise : Guarantee
+    protects : {"query", "database"}
+    relation : {"replace", "add-remove"}
+        Both of the account.
+
+    Returns
+    -------
+    tuple of (str, int)
+    """
+    if not promise.sound:
+        raise ValueError("events: the guarantee is not sound, so no budget covers it")
+    if promise.protects != protects:
+        raise ValueError(f"events: the guarantee protects a {promise.protects}, this account a {protects}")
+    if promise.relation != relation:
+        raise ValueError(f'events: the guarantee is for "{promise.relation}", this account for "{relation}"')
+    return charge_of(promise.events, relation)
 
 
 def _pairs(events: Events) -> list[tuple[DpEvent, int]]:

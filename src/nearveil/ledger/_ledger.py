@@ -259,7 +259,7 @@ class Ledger:
         """Make the tables, or bring them up to date; then compare with the witness."""
         database, witness = self._core.database, self._core.witness
         if witness is not None and not witness.exists():
-            if not database.is_sqlite or not database.path.exists() or not self._has_accounts():
+            if (database.is_sqlite and not database.path.exists()) or not self._has_accounts():
                 witness.create()
             else:
                 raise RolledBackError(

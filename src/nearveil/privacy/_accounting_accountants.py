@@ -26,6 +26,7 @@ DEFAULT_ORDERS: tuple[float, ...] = tuple(
     sorted({*map(float, _LIBRARY_ORDERS), *map(float, range(64, 128, 4)), *map(float, range(144, 512, 32))})
 )
 _FFT_NOISE, _FFT_ROUNDING = 1e-13, 1e-6  # what the rounding of the convolutions may hide, added to every delta
+LIBRARY_ROUNDING = 2.0**-47  # of one divergence that dp-accounting computes
 _LARGEST_LOSS = 50.0  # of one mechanism, in a privacy loss distribution
 
 
@@ -250,8 +251,9 @@ class RdpAccountant(Accountant):
 
     def _library_curve(self, leaf: DpEvent, relation: dp.NeighboringRelation) -> NDArray[np.float64]:
         curve = dp_rdp.RdpAccountant(self.orders, relation).compose(leaf).rdp
-        # Where rounding has made a divergence negative the library would read it as perfect privacy.
-        return np.asarray(np.where(curve < 0, np.inf, curve))
+        # Where rounding has made a divergence negative the library would read it as perfect privacy. Where the truth is
+        # below its rounding, some 1e-15, it may say anything, also 0: so that much is added, against the spender.
+        return np.asarray(np.where(curve < 0, np.inf, curve + LIBRARY_ROUNDING))
 
 
 @dataclass

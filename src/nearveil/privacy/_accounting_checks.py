@@ -27,7 +27,8 @@ def check_count(value: int, name: str, least: int = 0) -> int:
     number = _number(value, name)
     if not (math.isfinite(number) and number == int(number) and number >= least):
         raise ValueError(f"{name} must be a whole number of at least {least}")
-    return int(number)
+    # Through a float, a count above 2^53 would be rounded, perhaps down.
+    return int(value)
 
 
 def check_rate(value: float, name: str = "sampling_rate") -> float:

@@ -166,5 +166,8 @@ def _needs_add_remove(event: DpEvent) -> bool:
     """Say whether an event, or one inside it, is priced for one record more or less alone."""
     if isinstance(event, PoissonSampledDpEvent | NoisyScreening | VoteHistogram | ClippedVotes):
         return True
-    inside = [*getattr(event, "events", ()), *([event.event] if hasattr(event, "event") else [])]
+    inside = [
+        *getattr(event, "events", ()),
+        *(getattr(event, part) for part in ("event", "screening") if hasattr(event, part)),
+    ]
     return any(_needs_add_remove(one) for one in inside)

@@ -192,9 +192,9 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
     def _public_parts(self) -> tuple[object, ...]:
         """Return parameters and public arrays, other than the fitted rows, that a message's meaning depends on."""
 
-    def _messages(self, source: Source, **batches: NDArray[Any]) -> list[Message]:
+    def _messages(self, source: Source, public_id: str | None = None, /, **batches: NDArray[Any]) -> list[Message]:
         """Make one message of the first entries of all batches, one of the second, and so on."""
-        public_id = self.public_id
+        public_id = self.public_id if public_id is None else public_id
         rows = zip(*batches.values(), strict=True)
         return [
             Message(self.name, public_id, dict(zip(batches, row, strict=True)), seeded=not source.sound) for row in rows

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from nearveil.release._channel import RandomizedResponse, SubsetSelection
 from nearveil.release._learning import Rows, centres, most_wanted
+from nearveil.release._map import PublicMap
 from nearveil.release._mapped import Grouping, MappedRelease, membership
 
 Kind = Literal["kmeans", "balanced"]
@@ -20,7 +21,7 @@ class Cells(MappedRelease):
     Parameters
     ----------
     epsilon : float
-        Above 0, at most 40. Pure: delta is 0.
+        From 1e-6 to 40. Pure: delta is 0.
     candidates : float, default=0.1
         The fraction f of the gallery that each answer holds at most.
     kind : {"kmeans", "balanced"}, default="kmeans"
@@ -57,8 +58,7 @@ class Cells(MappedRelease):
         self.response = response
         self.n_cells = n_cells
 
-    def _channel(self) -> RandomizedResponse | SubsetSelection:
-        public_map = self._map()
+    def _channel(self, public_map: PublicMap) -> RandomizedResponse | SubsetSelection:
         if self.response == "randomized":
             return RandomizedResponse(self.epsilon, public_map.n_sets)
         largest = -(-public_map.n_items // public_map.n_sets)

@@ -6,7 +6,7 @@ just approached (``docs/theory/covers.md``, Theorem 1; attacked by ``tests/relea
 """
 
 from dataclasses import dataclass
-from decimal import ROUND_FLOOR, Context, Decimal
+from decimal import Context
 from fractions import Fraction
 from functools import cached_property, lru_cache
 
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from nearveil.privacy.noise import Source
 
 _WORD = 1 << 64
-_DECIMAL = Context(prec=60, rounding=ROUND_FLOOR)
+_DECIMAL = Context(prec=60)
 _LARGEST_EPSILON = 40.0  # e^40 words still fit between two thresholds of a 64-bit word
+_LEAST_EPSILON = 1e-6  # below 1e-12 a rounded word would weigh more than epsilon
 
 Indices = NDArray[np.int64]
 
@@ -29,7 +30,7 @@ class RandomizedResponse:
     Parameters
     ----------
     epsilon : float
-        Above 0, at most 40.
+        From 1e-6 to 40.
     n_sets : int
         At least 2.
 
@@ -51,7 +52,7 @@ class RandomizedResponse:
     @cached_property
     def _miss(self) -> int:
         """Return how many words name one particular other set; rounded up, so that the odds of the good one fall."""
-        return int(Decimal(_WORD) / (_exp(self.epsilon) + self.n_sets - 1)) + 1
+        return _WORD // (_exp(self.epsilon) + self.n_sets - 1) + 1
 
     @property
     def odds(self) -> Fraction:
@@ -66,6 +67,8 @@ class RandomizedResponse:
     def sample(self, good: Indices, source: Source) -> Indices:
         """Name one set for each row.
 
+        A good set that the channel does not know would name itself by being out of range, so it is refused first.
+
         Parameters
         ----------
         good : ndarray of shape (n,)
@@ -76,6 +79,7 @@ class RandomizedResponse:
         -------
         ndarray of shape (n,)
         """
+        _check_good(good, self.n_sets)
         words = source.words(len(good))
         first = np.uint64(_WORD - (self.n_sets - 1) * self._miss)
         others = ((words - first) // np.uint64(self._miss)).astype(np.int64)  # wraps around where a word is a hit
@@ -91,7 +95,7 @@ class SubsetSelection:
     Parameters
     ----------
     epsilon : float
-        Above 0, at most 40.
+        From 1e-6 to 40.
     n_sets : int
     size : int
         From 1 to ``n_sets - 1``.
@@ -112,7 +116,7 @@ class SubsetSelection:
     def _threshold(self) -> int:
         """Return how many words mean that the good cell is in; rounded down."""
         weight = self.size * _exp(self.epsilon)
-        return int(Decimal(_WORD) * _DECIMAL.divide(weight, weight + self.n_sets - self.size + Decimal("1e-40")))
+        return int(_WORD * weight / (weight + self.n_sets - self.size))
 
     @property
     def odds(self) -> Fraction:
@@ -137,6 +141,7 @@ class SubsetSelection:
         ndarray of shape (n, size)
             Sorted, so that the place of the good cell tells nothing.
         """
+        _check_good(good, self.n_sets)
         kept = source.words(len(good)) < np.uint64(self._threshold)
         order = _orders(len(good), self.n_sets, source)
         # The good cell goes first or last in the random order; the order of the others stays uniform.
@@ -155,6 +160,11 @@ def _orders(n: int, length: int, source: Source) -> Indices:
             return order
 
 
+def _check_good(good: Indices, n_sets: int) -> None:
+    if ((good < 0) | (good >= n_sets)).any():
+        raise ValueError(f"good must be one of the {n_sets} sets")
+
+
 def checked_epsilon(epsilon: float) -> float:
     """Return the epsilon of a channel, or say what is wrong with it.
 
@@ -168,12 +178,14 @@ def checked_epsilon(epsilon: float) -> float:
     """
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float, np.integer, np.floating)):
         raise ValueError("epsilon must be a number")
-    if not 0 < epsilon <= _LARGEST_EPSILON:
-        raise ValueError(f"epsilon must be above 0 and at most {_LARGEST_EPSILON:g}: more protects nothing")
+    if not _LEAST_EPSILON <= epsilon <= _LARGEST_EPSILON:
+        raise ValueError(f"epsilon must be from {_LEAST_EPSILON:g} to {_LARGEST_EPSILON:g}: more protects nothing")
     return float(epsilon)
 
 
 @lru_cache(maxsize=256)
-def _exp(epsilon: float) -> Decimal:
+def _exp(epsilon: float) -> Fraction:
     """Return e^epsilon to 50 digits, rounded down; epsilon is the decimal number that is written, as in the ledger."""
-    return _DECIMAL.multiply(Decimal(repr(float(epsilon))).exp(Context(prec=60)), 1 - Decimal("1e-50"))
+    # Nothing here may depend on the decimal context of the application.
+    near = _DECIMAL.exp(_DECIMAL.create_decimal(repr(float(epsilon))))
+    return Fraction(near) * (1 - Fraction(1, 10**50))

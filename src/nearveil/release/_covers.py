@@ -2,6 +2,7 @@
 
 from nearveil.release._channel import RandomizedResponse
 from nearveil.release._learning import Rows, learned_sets
+from nearveil.release._map import PublicMap
 from nearveil.release._mapped import Grouping, MappedRelease, membership, standing_for
 
 
@@ -15,7 +16,7 @@ class Covers(MappedRelease):
     Parameters
     ----------
     epsilon : float
-        Above 0, at most 40. Pure: delta is 0.
+        From 1e-6 to 40. Pure: delta is 0.
     candidates : float, default=0.1
         The fraction f of the gallery that each answer holds.
     n_sets : int, optional
@@ -48,8 +49,8 @@ class Covers(MappedRelease):
         self.candidates = candidates
         self.n_sets = n_sets
 
-    def _channel(self) -> RandomizedResponse:
-        return RandomizedResponse(self.epsilon, self._map().n_sets)
+    def _channel(self, public_map: PublicMap) -> RandomizedResponse:
+        return RandomizedResponse(self.epsilon, public_map.n_sets)
 
     def _group(self, features: Rows, set_size: int) -> Grouping:
         if self.n_sets is not None and not 2 <= self.n_sets <= len(features):

@@ -10,7 +10,7 @@ def default(epsilon: float, candidates: float = 0.1) -> MappedRelease:
     Parameters
     ----------
     epsilon : float
-        Above 0, at most 40.
+        From 1e-6 to 40.
     candidates : float, default=0.1
         The fraction of the gallery that an answer holds.
 

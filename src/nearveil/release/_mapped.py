@@ -13,7 +13,7 @@ from sklearn.exceptions import NotFittedError
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
-from nearveil.release._base import Floats, Release, candidate_count, checked_fraction
+from nearveil.release._base import Floats, Release, candidate_count, checked_fraction, fingerprint
 from nearveil.release._channel import RandomizedResponse, SubsetSelection, checked_epsilon
 from nearveil.release._learning import Rows, centres, projection
 from nearveil.release._map import MapError, PublicMap
@@ -114,9 +114,10 @@ class MappedRelease(Release):
         ndarray of shape (len(messages), n)
             Logarithms, up to a constant of the channel.
         """
-        good = self._map().choose(self.features(X))
+        public_map = self._map()
+        good = public_map.choose(self.features(X))
         named = np.stack([self._named(message) for message in messages])
-        odds = float(self._channel().odds)
+        odds = float(self._channel(public_map).odds)
         return np.where((named[:, None, :] == good[None, :, None]).any(axis=2), np.log(odds), 0.0)
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
@@ -125,8 +126,9 @@ class MappedRelease(Release):
         checked_fraction(self.candidates)
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
-        named = self._channel().sample(self._map().choose(features), source).astype(np.int32)
-        return self._messages(source, sets=named.reshape(len(features), -1))
+        public_map = self._map()  # read once: another thread may take a new map meanwhile
+        named = self._channel(public_map).sample(public_map.choose(features), source).astype(np.int32)
+        return self._messages(source, self._id_of(public_map), sets=named.reshape(len(features), -1))
 
     def _rank(self, message: Message, prepared: Floats) -> Floats:
         named = self._named(message)
@@ -139,7 +141,7 @@ class MappedRelease(Release):
     def _named(self, message: Message) -> NDArray[np.int64]:
         """Return the sets that a message names, checked."""
         self._check_message(message)
-        channel = self._channel()
+        channel = self._channel(self._map())
         size = channel.size if isinstance(channel, SubsetSelection) else 1
         named = message["sets"]
         if named.dtype != np.int32 or named.shape != (size,) or ((named < 0) | (named >= channel.n_sets)).any():
@@ -147,7 +149,13 @@ class MappedRelease(Release):
         return named.astype(np.int64)
 
     def _public_parts(self) -> tuple[object, ...]:
-        return (float(self.epsilon), self._map().map_id)
+        return self._parts(self._map())
+
+    def _id_of(self, public_map: PublicMap) -> str:
+        return fingerprint(self.name, self._public_digest, *self._parts(public_map))
+
+    def _parts(self, public_map: PublicMap) -> tuple[object, ...]:
+        return (float(self.epsilon), public_map.map_id)
 
     def _map(self) -> PublicMap:
         if not hasattr(self, "map_"):
@@ -157,8 +165,8 @@ class MappedRelease(Release):
         return self.map_
 
     @abstractmethod
-    def _channel(self) -> RandomizedResponse | SubsetSelection:
-        """Return the channel for the map."""
+    def _channel(self, public_map: PublicMap) -> RandomizedResponse | SubsetSelection:
+        """Return the channel for a map."""
 
     @abstractmethod
     def _group(self, features: Rows, set_size: int) -> Grouping:
@@ -173,7 +181,8 @@ def membership(sets: NDArray[np.float32]) -> scipy.sparse.csr_array:
 def standing_for(features: Rows, members: scipy.sparse.csr_array) -> tuple[Rows, NDArray[np.float32]]:
     """Return prototypes of a gallery and what the sets cover around each.
 
-    A small gallery stands for itself; a large one has k-means centroids, with the mean of their items.
+    A small gallery stands for itself, in an order of its own that tells no item's position; a large one has k-means
+    centroids, with the mean of their items.
 
     Parameters
     ----------
@@ -186,7 +195,8 @@ def standing_for(features: Rows, members: scipy.sparse.csr_array) -> tuple[Rows,
     coverage : ndarray of shape (m, n_sets)
     """
     if len(features) <= PROTOTYPES:
-        return features, members.toarray().T.astype(np.float32)
+        order = np.lexsort(features.T)
+        return features[order], members.toarray().T[order].astype(np.float32)
     found = centres(features[:: max(1, len(features) // (64 * PROTOTYPES))], PROTOTYPES, seed=0, passes=5)
     index = faiss.IndexFlatL2(features.shape[1])
     index.add(found)

@@ -153,7 +153,8 @@ class PrivateMail(EmbeddingServer):
         """Return a client that hides each target among dummies, one of every class, drawn for each message.
 
         They add nothing to the promise (``docs/theory/privatemail.md``). Take rows that the server does not
-        hold: it would recognise its own.
+        hold: it would recognise its own. And take rows that nobody needs to protect, never the target's own image:
+        each message tells as much about the dummies in it as about the target, and nobody is charged for that.
 
         Parameters
         ----------

@@ -174,13 +174,13 @@ def private_steps(public: Public, pulled: Floats, noises: Sequence[Noise], sourc
     Returns
     -------
     ndarray of shape (..., k)
-        On the grid of the last step's noise.
     """
     rows = np.broadcast_to(public.start, (*pulled.shape[:-2], len(public.start)))
     for step, noise in enumerate(noises):
-        moved = (rows + pulled[..., step, :]) / 2
+        pull = pulled[..., step, :] / 2
+        # Noise goes to what is private alone: added to the row first, it would be rounded as the row before happens to be.
         # A row is a message's; the calibration is for one row, and a batch is many of them.
-        rows = add_noise(moved, replace(noise, size=moved.size), source=source)
+        rows = rows / 2 + add_noise(pull, replace(noise, size=pull.size), source=source)
     return rows
 
 

@@ -75,7 +75,7 @@ def ask(data: Digits, retriever: Retriever, console: Console) -> list[Asked]:
         console.print(f"[bold]The promise of one query.[/bold] {retriever.guarantee}")
         for number, query in enumerate(data.queries):
             try:
-                with account.spend(retriever.guarantee.events, key=new_key()):
+                with account.spend(retriever.guarantee, key=new_key()):
                     found = retriever.nearest(query, k=8)
             except OverBudgetError as refused:
                 console.print(f"query {number + 1} refused: {refused}")
