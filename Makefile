@@ -52,7 +52,7 @@ $(VENV)/.base: pyproject.toml requirements.lock
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) -e ".[torch,postgres,dev]"
+	$(PIP) -e ".[torch,postgres,tsne,dev]"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

@@ -189,7 +189,7 @@ class Contract(ABC):
             (np.zeros((0, 3)), "X must have at least one row"),
             (np.ones((2, 9)), "X must have 3 columns"),
             (np.ones((2, 2, 3)), "X must have rows and columns"),
-            ([["a", "b", "c"]], "X must be an array of numbers"),
+            ([["a", "b", "c"]], "X must be an array of real numbers"),
             (5.0, "X must have rows and columns"),
         ],
     )

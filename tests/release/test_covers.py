@@ -176,7 +176,7 @@ def test_a_hostile_map_cannot_break_the_promise(coverage: NDArray[np.uint8]) -> 
         n_items=40,
         set_size=1,
     )
-    client = Covers(1.0, 0.1).fit(rows).use_map(hostile)
+    client = Covers(1.0, 0.025).fit(rows).use_map(hostile)
     messages = [
         Message("covers", client.public_id, {"sets": np.array([number], dtype=np.int32)})
         for number in range(hostile.n_sets)

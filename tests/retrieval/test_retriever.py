@@ -117,9 +117,9 @@ def test_client_checks_what_comes_back() -> None:
         client.choose(QUERIES[:2], answers, 2)
     whole = plain(code_bytes=None)
     _, _, (answer,) = whole.search(QUERIES[:1], 2)
-    broken = type(answer)(answer.ids, np.full_like(answer.codes, 255))
-    with pytest.raises(AnswerError, match="stand for no number"):
-        Client(whole.mechanism, whole.codes).choose(QUERIES[:1], [broken], 2)
+    broken = type(answer)(answer.ids, np.full_like(answer.codes, 255))  # NaN, all of them
+    chosen = Client(whole.mechanism, whole.codes).choose(QUERIES[:1], [broken], 2)
+    assert np.isin(chosen, answer.ids).all()  # to stop might tell about the query
 
 
 def test_fractions_must_agree() -> None:

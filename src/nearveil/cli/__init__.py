@@ -1,35 +1,26 @@
 """The command line: words for what the library does."""
 
 import json
-import re
-from enum import StrEnum
 from typing import Annotated
 
 import typer
-from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
 from rich.console import Console
 from rich.table import Table
 
 import nearveil
+from nearveil.cli import _budget, _gallery, _mechanisms
+from nearveil.cli._plan import MECHANISM_HELP, METAVAR, Mechanism, event, part
 from nearveil.privacy._guarantee import factor, rounded_up
 from nearveil.privacy.accounting import Accountant, AdditionAccountant, PldAccountant, RdpAccountant
-from nearveil.privacy.events import PureDp
-from nearveil.privacy.noise import analytic_gaussian_scale
 
 app = typer.Typer(
     help="Nearest neighbours with a privacy promise that you can check.", no_args_is_help=True, rich_markup_mode="rich"
 )
-
+app.add_typer(_budget.app, name="budget")
+app.command()(_gallery.plan)
+app.command()(_mechanisms.mechanisms)
 
 _LEAST_DELTA = 1e-12
-
-
-class Mechanism(StrEnum):
-    """What each release of a plan is known to be."""
-
-    pure = "pure"
-    laplace = "laplace"
-    gaussian = "gaussian"
 
 
 def _show_version(wanted: bool) -> None:
@@ -50,13 +41,10 @@ def _root(
 @app.command()
 def cost(
     plan: Annotated[
-        list[str], typer.Argument(metavar="COUNTxEPSILON...", help="Releases, as 500x0.5 for 500 at epsilon 0.5 each.")
+        list[str], typer.Argument(metavar=METAVAR, help="Releases, as 500x0.5 for 500 at epsilon 0.5 each.")
     ],
     delta: Annotated[float, typer.Option(help="The delta of the whole plan.")] = 1e-5,
-    mechanism: Annotated[
-        Mechanism,
-        typer.Option(help="What each release is: any pure epsilon-private one, Laplace noise, or Gaussian noise."),
-    ] = Mechanism.pure,
+    mechanism: Annotated[Mechanism, typer.Option(help=MECHANISM_HELP)] = Mechanism.pure,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Price a plan before it runs: by addition, by RDP and by PLD, side by side.
@@ -69,7 +57,7 @@ def cost(
 
     nearveil cost 100x0.1 5x1 --delta 1e-6 --json
     """
-    parts = [_part(text) for text in plan]
+    parts = [part(text) for text in plan]
     if not 0 < delta < 1:
         raise typer.BadParameter("must lie between 0 and 1", param_hint="--delta")
     if delta < _LEAST_DELTA:
@@ -83,7 +71,7 @@ def cost(
     }
     for count, epsilon in parts:
         for accountant in accountants.values():
-            accountant.compose(_event(mechanism, epsilon, delta), count)
+            accountant.compose(event(mechanism, epsilon, delta), count)
     releases = sum(count for count, _ in parts)
     prices = {name: accountant.epsilon(delta) for name, accountant in accountants.items()}
     if as_json:
@@ -97,24 +85,3 @@ def cost(
     console = Console()
     console.print(grid)
     console.print(f"PLD is what an account is charged: {prices['PLD'] / prices['addition']:.1%} of plain addition.")
-
-
-def _part(text: str) -> tuple[int, float]:
-    """Read COUNTxEPSILON."""
-    match = re.fullmatch(r"(\d+)x(\d*\.?\d+(?:e-?\d+)?)", text.strip().lower())
-    count, epsilon = (int(match[1]), float(match[2])) if match else (0, 0.0)
-    if not (1 <= count <= 10**9 and 1e-6 <= epsilon <= 50):
-        raise typer.BadParameter(
-            f"{text!r} is not COUNTxEPSILON with a count from 1 to a thousand million and an epsilon from 1e-6 to "
-            "50, such as 500x0.5",
-            param_hint="PLAN",
-        )
-    return count, epsilon
-
-
-def _event(mechanism: Mechanism, epsilon: float, delta: float) -> DpEvent:
-    if mechanism == Mechanism.laplace:
-        return LaplaceDpEvent(1 / epsilon)
-    if mechanism == Mechanism.gaussian:
-        return GaussianDpEvent(analytic_gaussian_scale(1.0, epsilon, delta))
-    return PureDp(epsilon)

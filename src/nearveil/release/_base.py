@@ -50,7 +50,8 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         rows = checked_rows(public_X, "public_X")
         labels = None if public_y is None else checked_labels(public_y, len(rows), "public_y")
         self.n_features_in_ = rows.shape[1]
-        self.mean_ = rows.mean(axis=0)
+        with np.errstate(over="ignore"):  # told below, in words
+            self.mean_ = rows.mean(axis=0)
         # Of what was given, not of what is computed from it: sums differ in their last bits between machines.
         self._public_digest = fingerprint(rows, labels)
         try:
@@ -113,7 +114,7 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         """
         self._check_fitted()
         source = secure_source() if rng is None else checked_source(rng)
-        rows = np.asarray(X)
+        rows = checked_numbers(X, "X")
         single = rows.ndim == 1
         found = self._release(self.features(rows[None] if single else rows), source)
         return found[0] if single else found
@@ -137,7 +138,9 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         return self._rank(message, self._prepare(self.features(gallery, "gallery", lenient=True)))
 
     def answer_bytes(self, n: int) -> int:
-        """Return the size of an answer that holds `n` candidates for each target of a message.
+        """Return the size of an answer with compact codes that holds `n` candidates for each target of a message.
+
+        A candidate takes 128 bytes then, its id included. Whole features take more; an evaluation says how much.
 
         Parameters
         ----------
@@ -147,7 +150,9 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         -------
         int
         """
-        return CODE_BYTES * n
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
+            raise ValueError("n must be a whole number of candidates")
+        return CODE_BYTES * int(n)
 
     @property
     @abstractmethod
@@ -259,10 +264,7 @@ def checked_rows(X: ArrayLike, name: str) -> Floats:
     -------
     ndarray of shape (n, d), float64
     """
-    try:
-        rows = np.asarray(X, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be an array of numbers") from None
+    rows = checked_numbers(X, name)
     if rows.ndim != 2:
         raise ValueError(f"{name} must have rows and columns; it has {rows.ndim} dimensions")
     if 0 in rows.shape:
@@ -270,6 +272,28 @@ def checked_rows(X: ArrayLike, name: str) -> Floats:
     if not np.isfinite(rows).all():
         raise ValueError(f"{name} must be finite: it holds NaN or infinity")
     return rows
+
+
+def checked_numbers(X: ArrayLike, name: str) -> Floats:
+    """Return an array of floats of any shape, or say that it is none.
+
+    Parameters
+    ----------
+    X : array-like
+    name : str
+        What an error calls it.
+
+    Returns
+    -------
+    ndarray, float64
+    """
+    try:
+        given = np.asarray(X)
+        if given.dtype.kind in "biuf":
+            return np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise ValueError(f"{name} must be an array of real numbers with rows of one length")
 
 
 def checked_labels(y: ArrayLike, n_rows: int, name: str) -> NDArray[np.int64]:

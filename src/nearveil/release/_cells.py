@@ -82,6 +82,8 @@ class Cells(MappedRelease):
             raise ValueError('kind must be "kmeans" or "balanced"')
         if self.response not in get_args(Response):
             raise ValueError('response must be "randomized" or "subset"')
+        if set_size == n_items:
+            raise ValueError("candidates must be less than the whole gallery: nothing need be asked for that")
         least = -(-n_items // set_size)
         usual = least if self.response == "randomized" else min(4 * least, n_items)
         count = usual if self.n_cells is None else self.n_cells

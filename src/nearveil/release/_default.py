@@ -1,11 +1,15 @@
 """The best release that there is here."""
 
+from nearveil.release._base import checked_fraction
+from nearveil.release._channel import checked_epsilon
 from nearveil.release._covers import Covers
 from nearveil.release._mapped import MappedRelease
 
 
 def default(epsilon: float, candidates: float = 0.1) -> MappedRelease:
-    """Return the release with the highest NN-recall known at this epsilon and answer size: learned covers.
+    """Return the release that finds most on image features, at every epsilon and answer size measured: learned covers.
+
+    Where epsilon is very large and answers very small, :class:`PrivUnit` may find more: evaluate both.
 
     Parameters
     ----------
@@ -23,4 +27,6 @@ def default(epsilon: float, candidates: float = 0.1) -> MappedRelease:
     >>> default(4.0, 0.1)
     Covers(epsilon=4.0)
     """
+    checked_epsilon(epsilon)
+    checked_fraction(candidates)
     return Covers(epsilon, candidates)

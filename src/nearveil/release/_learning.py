@@ -12,6 +12,7 @@ import faiss
 import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
+from sklearn.utils.extmath import randomized_svd
 
 Rows = NDArray[np.float32]
 Lists = NDArray[np.int32]
@@ -22,6 +23,7 @@ DECAY = 16.0
 _CHOICE_RANKS, _CHOICE_DECAY = 24, 8.0  # as the client chooses
 _TOP = 8
 _EXACT = 20_000  # items up to which neighbours are searched exactly, and the number of sets on all of them
+_WHOLE = 1500  # rows or columns up to which all directions are computed
 _DIMENSIONS = 128  # where clusters are looked for, and neighbours of larger galleries
 _SOFTNESS = np.geomspace(3.0, 100.0, 24)
 _MOST_PASSES = 30
@@ -328,8 +330,16 @@ def projection(features: Rows, dimensions: int) -> Rows:
     -------
     ndarray of shape (d, min(d, dimensions))
     """
-    _, vectors = np.linalg.eigh(features.T @ features)
-    return np.ascontiguousarray(vectors[:, ::-1][:, :dimensions])
+    n, d = features.shape
+    kept = min(d, dimensions)
+    if min(n, d) > _WHOLE:  # the few leading directions are all that is needed
+        _, _, rows = randomized_svd(_some(features, _EXACT), kept, random_state=_SEED)
+        return np.ascontiguousarray(rows.T)
+    if n >= d:
+        _, vectors = np.linalg.eigh(features.T @ features)
+        return np.ascontiguousarray(vectors[:, ::-1][:, :kept])
+    _, _, rows = np.linalg.svd(features, full_matrices=False)
+    return np.ascontiguousarray(rows[:kept].T)
 
 
 def _some(features: Rows, count: int) -> Rows:

@@ -65,6 +65,7 @@ class MappedRelease(Release):
         size = candidate_count(self.candidates, len(features))
         grouping = self._group(features, size)
         self.members_ = grouping.members
+        self._gallery_digest = fingerprint(features)
         self.map_ = _published(features, grouping, size)
         return self
 
@@ -84,6 +85,11 @@ class MappedRelease(Release):
             raise MapError("public_map must be a PublicMap; PublicMap.from_bytes reads one")
         if len(public_map.components) != self.n_features_in_:
             raise MapError(f"public_map must be for {self.n_features_in_} features, as public_X had")
+        if public_map.set_size != candidate_count(self.candidates, public_map.n_items):
+            raise MapError(
+                f"public_map must have sets of {self.candidates:g} of its items, the candidates of this release"
+            )
+        self._forget()
         self.map_ = public_map
         return self
 
@@ -124,6 +130,20 @@ class MappedRelease(Release):
         del features, labels  # the public mean is all that both sides need; the map carries the rest
         checked_epsilon(self.epsilon)
         checked_fraction(self.candidates)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop the gallery and its map: they belong to other public rows."""
+        for name in ("members_", "map_", "_gallery_digest"):
+            if hasattr(self, name):
+                delattr(self, name)
+
+    def _prepare(self, features: Floats) -> Floats:
+        if not hasattr(self, "members_"):
+            raise NotFittedError(f"{type(self).__name__} must index its gallery first: call index(gallery)")
+        if fingerprint(features.astype(np.float32)) != self._gallery_digest:
+            raise ValueError("gallery must be the one that was indexed, in the same order: call index(gallery) anew")
+        return features
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
         public_map = self._map()  # read once: another thread may take a new map meanwhile
@@ -131,11 +151,8 @@ class MappedRelease(Release):
         return self._messages(source, self._id_of(public_map), sets=named.reshape(len(features), -1))
 
     def _rank(self, message: Message, prepared: Floats) -> Floats:
+        del prepared  # which items are in a set was settled when the gallery was indexed
         named = self._named(message)
-        if not hasattr(self, "members_"):
-            raise NotFittedError(f"{type(self).__name__} must index its gallery first: call index(gallery)")
-        if len(prepared) != self.members_.shape[1]:
-            raise ValueError(f"gallery must be the one that was indexed, of {self.members_.shape[1]} items")
         return np.asarray(self.members_[named].sum(axis=0) > 0, dtype=np.float64)
 
     def _named(self, message: Message) -> NDArray[np.int64]:

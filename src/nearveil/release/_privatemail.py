@@ -11,7 +11,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from nearveil.graph import Encoding
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import LARGEST_EPSILON, Source, secure_source
-from nearveil.release._base import CODE_BYTES, Floats, checked_labels, checked_source
+from nearveil.release._base import Floats, checked_labels, checked_numbers, checked_source
 from nearveil.release._message import Message
 from nearveil.release._privatemail_common import MOST_STEPS, Dummies
 from nearveil.release._privatemail_fit import Parameters, build
@@ -40,7 +40,8 @@ class PrivateMail(EmbeddingServer):
     bandwidth : float, default=6.0
         The s of the weights ``exp(-|x_i - x_j|^2 / (2 s^2))``.
     label_weight : float, default=0.6
-        How strongly the anchors' labels repel.
+        How strongly the anchors' labels repel. Labels play a part from the second step on, private or public: with
+        the defaults there is none, and they change nothing.
     n_private_steps : int, default=1
         Steps that look at the target, all paid for by `epsilon`.
     n_public_steps : int, default=0
@@ -207,7 +208,7 @@ class PrivateMail(EmbeddingServer):
         """
         self._check_fitted()
         source = secure_source() if rng is None else checked_source(rng)
-        rows = np.asarray(X)
+        rows = checked_numbers(X, "X")
         single = rows.ndim == 1
         features = self.features(rows[None] if single else rows)
         own = None if labels is None else checked_labels(np.atleast_1d(labels), len(features), "labels")
@@ -217,10 +218,11 @@ class PrivateMail(EmbeddingServer):
     def answer_bytes(self, n: int) -> int:
         """Return the size of an answer that holds `n` candidates for each target, dummies included."""
         self._check_fitted()
+        size = super().answer_bytes(n)
         if self._dummies is None:
-            return CODE_BYTES * n
+            return size
         # As published, no dummy has the target's own class.
-        return CODE_BYTES * n * (len(np.unique(self._dummies.labels)) + (self.as_published is None))
+        return size * (len(np.unique(self._dummies.labels)) + (self.as_published is None))
 
     @property
     def guarantee(self) -> Guarantee:

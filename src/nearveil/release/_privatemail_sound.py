@@ -41,7 +41,7 @@ class SoundEngine:
             epsilon=self.epsilon,
             delta=max(self.delta, extra),
             protects="query",
-            unit="image",
+            unit="record",
             relation="replace",
             basis=Basis("target's row of the query, Theorems A and A'", "docs/theory/privatemail.md"),
             events=tuple(noise.event for noise in self.noises),

@@ -178,7 +178,7 @@ def private_steps(public: Public, pulled: Floats, noises: Sequence[Noise], sourc
     rows = np.broadcast_to(public.start, (*pulled.shape[:-2], len(public.start)))
     for step, noise in enumerate(noises):
         pull = pulled[..., step, :] / 2
-        # Noise goes to what is private alone: added to the row first, it would be rounded as the row before happens to be.
+        # Noise goes to what is private alone: added to the row first, it would be rounded as that row happens to be.
         # A row is a message's; the calibration is for one row, and a batch is many of them.
         rows = rows / 2 + add_noise(pull, replace(noise, size=pull.size), source=source)
     return rows

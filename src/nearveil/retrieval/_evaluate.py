@@ -8,12 +8,14 @@ from scipy.stats import norm
 
 from nearveil.privacy.noise import Source
 from nearveil.release._base import candidate_count, checked_labels
+from nearveil.retrieval._answer import Answer
 from nearveil.retrieval._codes import Singles
 from nearveil.retrieval._retriever import Retriever
 from nearveil.retrieval.ceiling import best_channel, neighbor_ceiling
 
 Floats = NDArray[np.float64]
 _BLOCK = 1024
+_TIE = 1e-6  # cosines in single precision that differ by less are equal
 
 
 @dataclass(frozen=True)
@@ -133,12 +135,14 @@ def evaluate(
     if len(gallery) <= k:
         raise ValueError("k must be below the number of items of the gallery")
     truth = true_neighbors(wanted, gallery, k)
+    # Whatever is as near as the k-th true neighbour is one: galleries hold duplicates.
+    least = np.einsum("nd,nkd->nk", wanted, gallery[truth]).min(axis=1) - _TIE
     found, covered, hits = (np.zeros(len(wanted)) for _ in range(3))
     message_bytes, answer_bytes, most = 0, 0, 0
     for _ in range(repeats):
         chosen, sent, answers = retriever.search(queries, k, rng=rng)
-        found += _overlap(truth, chosen) / repeats
-        covered += np.array([np.isin(t, a.ids).mean() for t, a in zip(truth, answers, strict=True)]) / repeats
+        found += _reached(wanted, gallery, least, chosen).mean(axis=1) / repeats
+        covered += _covered(wanted, gallery, least, answers, k) / repeats
         if labels is not None:
             hits += (labels[0][chosen] == labels[1][:, None]).any(axis=1) / repeats
         message_bytes = max(message_bytes, *sent)
@@ -212,14 +216,16 @@ def _limits(
 ) -> tuple[Estimate, Estimate]:
     """Return ceiling and floor."""
     gallery, promise = retriever.features, retriever.guarantee
+    # A promise to somebody else says nothing about the query.
+    epsilon = promise.epsilon if promise.protects == "query" else np.inf
     own = true_neighbors(gallery, gallery, truth.shape[1], leave_out=True)
     counts = np.bincount(own.ravel(), minlength=len(gallery))
     favourites = np.zeros(len(gallery))
     favourites[np.argsort(-counts, kind="stable")[: candidate_count(fraction, len(gallery))]] = 1
     # The optimum for the gallery's popularity is a possible channel for the queries': on them it cannot be too
     # high. On the gallery itself, which it was fitted to, it cannot be too low.
-    chances = best_channel(promise.epsilon, fraction, counts).chances
-    value = neighbor_ceiling(promise.epsilon, fraction, counts, promise.delta)
+    chances = best_channel(epsilon, fraction, counts).chances
+    value = neighbor_ceiling(epsilon, fraction, counts, promise.delta)
     low = _interval(chances[truth].mean(axis=1), confidence).low
     above = _interval(chances[own].mean(axis=1), confidence)
     high = min(1.0, value + above.high - above.value)
@@ -237,9 +243,25 @@ def _labels(
     return retriever.labels, checked_labels(query_labels, n, "query_labels")
 
 
-def _overlap(truth: NDArray[np.intp], chosen: NDArray[np.int64]) -> Floats:
-    """Return, for each row, the part of `truth` that `chosen` holds."""
-    return np.asarray((truth[:, :, None] == chosen[:, None, :]).any(axis=2).mean(axis=1), dtype=np.float64)
+def _reached(wanted: Singles, gallery: Singles, least: Singles, items: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which items, shape (n, m), are at least so near to their query."""
+    found = np.empty(items.shape, dtype=bool)
+    for start in range(0, len(items), _BLOCK):
+        some = slice(start, start + _BLOCK)
+        found[some] = np.einsum("nd,nkd->nk", wanted[some], gallery[items[some]]) >= least[some, None]
+    return found
+
+
+def _covered(wanted: Singles, gallery: Singles, least: Singles, answers: list[Answer], k: int) -> Floats:
+    """Return the part of the k nearest that each answer holds; equal answers are looked at together."""
+    groups: dict[int, list[int]] = {}
+    for row, answer in enumerate(answers):
+        groups.setdefault(id(answer), []).append(row)
+    found = np.empty(len(answers))
+    for rows in groups.values():
+        scores = wanted[rows] @ gallery[answers[rows[0]].ids].T
+        found[rows] = np.minimum((scores >= least[rows, None]).sum(axis=1), k) / k
+    return found
 
 
 def _interval(values: Floats, confidence: float) -> Estimate:

@@ -12,9 +12,11 @@ from nearveil.retrieval.ceiling import neighbor_ceiling, popular_floor, referenc
 
 WHOLE, RELEASE, NONE = "whole gallery", "covers", "none"
 
-# Of the ceiling, by a prototype of learned covers on CUB and Cars: f .1 and .2, epsilon 1 to 6, whole features.
-SHARES = (0.80, 0.96)
+# Of the ceiling, by learned covers on CUB and Cars, f .1 and .2, epsilon 1 to 6: python -m nearveil.study.covers
+SHARES = (0.86, 0.96)
 CODE_LOSS = 0.07  # of NN-recall by codes of 128 bytes: python -m nearveil.study.codes
+_TOP = 8  # neighbours that NN-recall@8 counts
+_LARGEST_EPSILON = 40.0  # of covers; more protects nothing
 _WORTH = 0.5  # e^eps f below this: the message moves the odds by less than the answer's smallness costs
 
 
@@ -70,9 +72,9 @@ class Plan:
         if self.release == NONE:
             return self._refusal()
         return (
-            f"Use {self.release}: an answer of {self.candidates:.2%} of {self.items:,} items at epsilon "
-            f"{self.epsilon:g}. Expect {self.expected[0]:.0%} to {self.expected[1]:.0%} of the true nearest "
-            f"neighbours. {self._most(0).capitalize()}; the same answer for everybody finds {self.floor:.0%}. "
+            f"Use {self.release}: an answer of {self.candidates:.2%} of {self.items:,} items, in codes of "
+            f"{CANDIDATE_BYTES} bytes, at epsilon {self.epsilon:g}. Expect {self.expected[0]:.0%} to "
+            f"{self.expected[1]:.0%} of the true nearest neighbours, as on image features. {self._most(0).capitalize()}; the same answer for everybody finds {self.floor:.0%}. "
             f"The whole gallery's codes would take {_size(self.answer_whole)}, at epsilon 0."
         )
 
@@ -140,17 +142,20 @@ def plan(
         raise ValueError(f"popularity must hold one number for each of the {items} items")
     whole = _answer(items)
     count = min(items, max(0, answer_bytes - Answer.header_bytes) // CANDIDATE_BYTES)
+    count = items if answer_bytes >= CANDIDATE_BYTES * items else count  # nobody shall ask for want of a header
     fraction = count / items
     floor, ceiling = _limits(epsilon, delta, fraction, popularity)
     works = math.log(fraction) + epsilon >= math.log(_WORTH) if count else False
     release = WHOLE if count == items else RELEASE if works else NONE
+    # Covers are pure: no delta helps them. And an answer of fewer than eight items cannot hold eight.
+    reachable = _limits(min(epsilon, _LARGEST_EPSILON), 0.0, fraction, popularity)[1]
     return Plan(
         release=release,
         items=int(items),
         epsilon=0.0 if release == WHOLE else float(epsilon),
         delta=0.0 if release == WHOLE else float(delta),
         candidates=fraction,
-        expected=_expected(release, floor, ceiling),
+        expected=_expected(release, floor, reachable, count),
         floor=floor,
         ceiling=ceiling,
         epsilon_needed=math.log(1 / fraction) if count else math.inf,
@@ -160,10 +165,11 @@ def plan(
     )
 
 
-def _expected(release: str, floor: float, ceiling: float) -> tuple[float, float]:
-    """Return NN-recall from (with what codes lose) and to (without)."""
+def _expected(release: str, floor: float, ceiling: float, count: int) -> tuple[float, float]:
+    """Return NN-recall@8 from (with what codes lose) and to (without)."""
     low, high = (1.0, 1.0) if release == WHOLE else (max(floor, share * ceiling) for share in SHARES)
-    return (1 - CODE_LOSS) * low, high
+    room = min(1.0, count / _TOP)
+    return min(room, (1 - CODE_LOSS) * low), min(room, high)
 
 
 def _limits(epsilon: float, delta: float, fraction: float, popularity: ArrayLike | None) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """Private search in one object: both halves of the protocol, for those who hold both."""
 
+import copy
 from typing import Literal, Self
 
 import numpy as np
@@ -9,7 +10,7 @@ from sklearn.exceptions import NotFittedError
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 from nearveil.release import Release
-from nearveil.release._base import candidate_count, checked_fraction, checked_labels
+from nearveil.release._base import candidate_count, checked_fraction, checked_labels, checked_numbers
 from nearveil.retrieval._answer import Answer
 from nearveil.retrieval._client import Client
 from nearveil.retrieval._codes import Codes, Singles, make_codes
@@ -26,7 +27,7 @@ class Retriever:
     Parameters
     ----------
     mechanism : Release
-        How queries are told. It is fitted, and given its map of the gallery, by this object.
+        How queries are told. A copy of it is fitted, and given its map of the gallery, by this object.
     candidates : float, optional
         The fraction f of the gallery that an answer holds: floor(f N) items. The mechanism's own where it
         has one; if both are given they must agree.
@@ -48,13 +49,20 @@ class Retriever:
     def __init__(
         self, mechanism: Release, candidates: float | None = None, *, code_bytes: int | Literal["auto"] | None = "auto"
     ) -> None:
+        if not isinstance(mechanism, Release):
+            raise ValueError("mechanism must be a release, such as nearveil.release.default(epsilon=4.0)")
+        if getattr(mechanism, "_dummies", None) is not None:
+            raise ValueError(
+                "mechanism must not have dummies: their answers are for release_with_position and rank_each"
+            )
         own: float | None = getattr(mechanism, "candidates", None)
         fraction = own if candidates is None else candidates
         if fraction is None:
             raise ValueError("candidates must be given: the mechanism has no fraction of its own")
         if own is not None and fraction != own:
             raise ValueError(f"candidates must agree with the mechanism's own, {own}; leave it out to take that")
-        self.mechanism = mechanism
+        # A copy: another retriever may fit the same mechanism on other rows.
+        self.mechanism = copy.deepcopy(mechanism)
         self.candidates = checked_fraction(fraction)
         self.code_bytes = code_bytes
         self._fitted = False
@@ -144,7 +152,7 @@ class Retriever:
         ndarray of shape (k,) or (n, k), int64
             Gallery positions, best first.
         """
-        rows = np.asarray(x)
+        rows = checked_numbers(x, "x")
         chosen, _, _ = self.search(rows[None] if rows.ndim == 1 else rows, k, rng=rng)
         return chosen[0] if rows.ndim == 1 else chosen
 
@@ -172,6 +180,9 @@ class Retriever:
         messages = self._client.ask(X, rng=rng)
         answers = server.answers(messages)
         return self._client.choose(X, answers, int(k)), [message.nbytes for message in messages], answers
+
+    def __repr__(self) -> str:
+        return f"Retriever({self.mechanism!r}, candidates={self.candidates}, code_bytes={self.code_bytes!r})"
 
     def _indexed(self) -> Server:
         if self._server is None:

@@ -1,0 +1,200 @@
+"""Every mechanism in one table, read off the mechanisms themselves."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from nearveil.privacy import Guarantee
+from nearveil.privacy.noise import unsafe_seeded
+from nearveil.release._analytic import AnalyticGaussian
+from nearveil.release._base import Floats, Release
+from nearveil.release._bitwise_unary import Unary
+from nearveil.release._cells import Cells
+from nearveil.release._covers import Covers
+from nearveil.release._dsne import DPdSNE
+from nearveil.release._fisher import VonMisesFisher
+from nearveil.release._latent import Latent
+from nearveil.release._message import Message
+from nearveil.release._ome import OME
+from nearveil.release._pca import Method, PrivatePCA
+from nearveil.release._pca_release import PrivatePCARelease
+from nearveil.release._plain import PlainLDA, PlainManifold, PlainTSNE, RawFeatures
+from nearveil.release._privatemail import PrivateMail
+from nearveil.release._privatemail_published import Version
+from nearveil.release._privunit import PrivUnit
+from nearveil.release._random_projection import RandomProjection
+
+EPSILON = 4.0
+ROWS, DIMENSION, CLASSES = 200, 64, 4
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A row of the catalog.
+
+    Attributes
+    ----------
+    name : str
+        What messages call it, and the variant.
+    class_name : str
+        Of :mod:`nearveil.release`.
+    protects : str
+        What it protects, in words.
+    sound : bool
+        Whether its promise is proved.
+    reason : str
+        Why not, where it is not.
+    kind : str
+        "pure", "approximate", "metric, pure", "pure, in real numbers" (doubles are not covered) or "none".
+    message_bytes : int or None
+        Of one message at epsilon 4, fitted on 200 rows of 64 features in 4 classes; None where a library is missing.
+    source : str
+        Where it was published.
+    """
+
+    name: str
+    class_name: str
+    protects: str
+    sound: bool
+    reason: str
+    kind: str
+    message_bytes: int | None
+    source: str
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """How to build a mechanism, and where it comes from."""
+
+    make: Callable[[Floats], Release]
+    source: str
+    variant: str = ""
+    labelled: bool = False  # whether a release needs the target's own label
+    needs: str = ""  # a library that may be missing, and what can be said without
+
+
+def _published(version: Version) -> Callable[[Floats], Release]:
+    return lambda _: PrivateMail(EPSILON, as_published=version, allow_unsound=True)
+
+
+def _pca(method: Method) -> Callable[[Floats], Release]:
+    def make(private: Floats) -> Release:
+        # A seed would void the promise that the table states.
+        projector = PrivatePCA(EPSILON, n_components=8, method=method, n_sweeps=2, allow_unsound=True)
+        return PrivatePCARelease(projector.fit(private))
+
+    return make
+
+
+_MAIL = "Vepakomma, Balla, Raskar"
+_ENTRIES = (
+    _Entry(lambda _: Covers(EPSILON, n_sets=10), "this library"),
+    _Entry(lambda _: Cells(EPSILON), "this library; Warner 1965", "randomized"),
+    _Entry(lambda _: Cells(EPSILON, response="subset"), "this library; Ye, Barg 2018", "subset"),
+    _Entry(lambda _: PrivUnit(EPSILON), "Bhowmick et al. 2018; Asi et al. 2022"),
+    _Entry(lambda _: PrivateMail(EPSILON), f"{_MAIL} 2022, made sound", "gaussian"),
+    _Entry(lambda _: PrivateMail(EPSILON, noise="laplace"), f"{_MAIL} 2021, made sound", "laplace"),
+    _Entry(_published("2022"), f"{_MAIL} 2022", "as published 2022", labelled=True),
+    _Entry(_published("2021"), f"{_MAIL} 2021", "as published 2021", labelled=True),
+    _Entry(_published("2022-code"), f"{_MAIL} 2022, program", "as published 2022-code", labelled=True),
+    _Entry(lambda _: Latent(EPSILON), "Arachchige et al. 2019"),
+    _Entry(lambda _: OME(EPSILON), "Lyu et al. 2020"),
+    _Entry(lambda _: Unary(EPSILON, "symmetric"), "Erlingsson et al. 2014", "symmetric"),
+    _Entry(lambda _: Unary(EPSILON, "optimised"), "Wang et al. 2017", "optimised"),
+    _Entry(lambda _: AnalyticGaussian(EPSILON), "Balle, Wang 2018"),
+    _Entry(lambda _: RandomProjection(EPSILON), "Kenthapadi et al. 2012, for a record"),
+    _Entry(
+        lambda _: RandomProjection(EPSILON, as_published=True, allow_unsound=True),
+        "Kenthapadi et al. 2012",
+        "as published",
+    ),
+    _Entry(lambda _: VonMisesFisher(EPSILON), "Weggenmann, Kerschbaum 2021"),
+    _Entry(lambda _: DPdSNE(EPSILON, n_anchors=60), "Saha et al. 2021"),
+    _Entry(_pca("gaussian"), "Dwork et al. 2014", "gaussian"),
+    _Entry(_pca("bingham"), "Chaudhuri, Sarwate, Sinha 2013; Kent et al. 2013", "bingham"),
+    _Entry(_pca("gibbs"), "Chaudhuri, Sarwate, Sinha 2013", "gibbs"),
+    _Entry(lambda _: RawFeatures(), "none"),
+    _Entry(lambda _: PlainManifold(), f"{_MAIL} 2022"),
+    _Entry(lambda _: PlainTSNE(), "van der Maaten, Hinton 2008; openTSNE", needs="openTSNE"),
+    _Entry(lambda _: PlainLDA(), "Fisher 1936"),
+)
+
+
+def catalog() -> list[Mechanism]:
+    """Build every mechanism on a small stated example and say what each promises, to whom, and in how many bytes.
+
+    Returns
+    -------
+    list of Mechanism
+
+    Examples
+    --------
+    >>> found = {row.name: row for row in catalog()}
+    >>> found["privunit"].kind, found["privunit"].protects
+    ('pure', 'the query')
+    >>> found["private-pca (gaussian)"].protects
+    'a record of the set whose covariance is released; not the query'
+    """
+    generator = np.random.default_rng(0)
+    rows, labels = generator.standard_normal((2 * ROWS, DIMENSION)), np.arange(ROWS) % CLASSES
+    with threadpool_limits(1):  # rows so few are slower on many threads
+        return [_row(entry, rows, labels) for entry in _ENTRIES]
+
+
+def _row(entry: _Entry, rows: Floats, labels: NDArray[np.int64]) -> Mechanism:
+    public, gallery = rows[:ROWS], rows[ROWS:]
+    release = entry.make(gallery)
+    size: int | None = None
+    promise = None
+    try:
+        release.fit(public, labels)
+    except ImportError:
+        if not entry.needs:
+            raise
+    else:
+        if hasattr(release, "index"):
+            release.index(gallery)
+        promise, size = release.guarantee, _message(release, entry, gallery[0]).nbytes
+    return Mechanism(
+        name=f"{release.name} ({entry.variant})" if entry.variant else release.name,
+        class_name=type(release).__name__,
+        protects="nothing" if promise is None else _protects(promise),
+        sound=promise is None or promise.sound,
+        reason="" if promise is None else promise.reason,
+        kind="none" if promise is None else _kind(release, promise),
+        message_bytes=size,
+        source=entry.source,
+    )
+
+
+def _message(release: Release, entry: _Entry, row: Floats) -> Message:
+    """Return a message: its noise plays no part, only its size."""
+    source = unsafe_seeded(0)
+    if entry.labelled:
+        assert isinstance(release, PrivateMail)
+        message: Message = release.release(row, rng=source, labels=0)
+    else:
+        message = release.release(row, rng=source)
+    # A message that was not seeded says so in one letter more.
+    return Message(message.mechanism, message.public_id, message.arrays)
+
+
+def _protects(promise: Guarantee) -> str:
+    if math.isinf(promise.epsilon):
+        return "nothing"
+    what = "the query" if promise.protects == "query" else f"a {promise.unit}; not the query"
+    return what if promise.sound else f"claims: {what}"
+
+
+def _kind(release: Release, promise: Guarantee) -> str:
+    """Say what kind of promise it is; what finite tables add to delta does not make a pure one approximate."""
+    if math.isinf(promise.epsilon):
+        return "none"
+    kind = "pure" if promise.delta == promise.extra_delta else "approximate"
+    if "in real numbers" in promise.basis.name:
+        return f"{kind}, in real numbers"
+    return f"metric, {kind}" if hasattr(release, "metric_epsilon") else kind

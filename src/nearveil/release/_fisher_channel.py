@@ -1,0 +1,198 @@
+"""The von Mises-Fisher channel: how heights are drawn, and what the arithmetic costs of epsilon.
+
+The density is ``exp(kappa <g, x>)`` on the sphere of D dimensions. With ``<g, x> = tanh s`` the height s has the
+log-density ``kappa tanh s - (D - 1) log cosh s``, whose curvature is bounded everywhere. It is replaced by straight
+lines between knots; each piece is a truncated exponential distribution, which inverts in closed form.
+``docs/theory/baselines.md`` has the proofs.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.optimize import brentq
+
+from nearveil.privacy._noise_calibration import down, plain
+from nearveil.privacy._noise_samplers import Table, alias_table
+from nearveil.release._base import Floats
+
+EPSILONS = (1e-2, 64.0)
+LEAST_DIMENSION = 16  # shorter rows are padded: the direction across x must not be drawn from too few numbers
+LARGEST_DIMENSION = 1 << 14
+PIECES = 1 << 13
+GAUSS_BITS = 46  # the Gaussians that the direction across x is made of are multiples of 2^-46
+FINE_BITS = 36  # of the grid of the blur, in a message's units
+BLUR = 2.0**-4  # the scale of the blur in those units; a coordinate of a direction is about one
+
+_TAIL = 17.0
+_RARE = 200 * math.log(2)  # what has a probability below 2^-200 is paid by extra_delta
+_WEIGHT_BITS = 420
+_ULP = 2.0**-52
+_LEAST_RISE = 1e-9
+_WEIGHTS = 1e-8  # what doubles do to the logarithms of the pieces' weights, and slopes too small to divide by
+
+
+@dataclass(frozen=True)
+class FisherChannel:
+    """The law of a message.
+
+    Attributes
+    ----------
+    epsilon : float
+        Of the promise.
+    dimension : int
+        Of the sphere: that of the rows, or 16 if they have fewer.
+    kappa : float
+        The concentration.
+    reach : float
+        Heights s end at +-reach.
+
+    Examples
+    --------
+    >>> channel = calibrate(4.0, 64)
+    >>> f"{channel.kappa:.4f}"
+    '2.0000'
+    >>> f"{channel.cost:.0e} of epsilon for the arithmetic"
+    '8e-06 of epsilon for the arithmetic'
+    """
+
+    epsilon: float
+    dimension: int
+    kappa: float
+    reach: float
+
+    @property
+    def cost(self) -> float:
+        """What the arithmetic takes of epsilon, whatever two rows are compared."""
+        return self.epsilon - 2 * self.kappa
+
+    @property
+    def extra_delta(self) -> float:
+        """What finite tables and cut tails add to delta."""
+        return self.dimension * 2.0**-100
+
+    @property
+    def step(self) -> float:
+        """The distance of knots."""
+        return 2 * self.reach / PIECES
+
+
+@lru_cache(maxsize=16)
+def pieces(channel: FisherChannel) -> tuple[Table, Floats]:
+    """Return the table of the pieces between knots, by their masses, and the rise of the log-density over each.
+
+    Parameters
+    ----------
+    channel : FisherChannel
+
+    Returns
+    -------
+    table : Table
+    rises : ndarray of shape (PIECES,)
+    """
+    at = np.linspace(-channel.reach, channel.reach, PIECES + 1)
+    knots = log_height(at, channel.kappa, channel.dimension)
+    rises = np.diff(knots)
+    rises = np.where(np.abs(rises) < _LEAST_RISE, _LEAST_RISE, rises)
+    masses = np.exp(knots[:-1] - knots.max()) * np.expm1(rises) / rises
+    parts = (math.frexp(mass) for mass in masses.tolist())
+    weights = [int(math.ldexp(m, 53)) << max(0, e - 53 + _WEIGHT_BITS) for m, e in parts]
+    return alias_table(weights), rises
+
+
+def log_height(heights: Floats, kappa: float, dimension: int) -> Floats:
+    """Return the log-density of the height s, up to a constant: ``kappa tanh s - (D - 1) log cosh s``.
+
+    Parameters
+    ----------
+    heights : ndarray
+    kappa : float
+    dimension : int
+
+    Returns
+    -------
+    ndarray
+    """
+    return np.asarray(kappa * np.tanh(heights) - (dimension - 1) * (np.logaddexp(heights, -heights) - math.log(2)))
+
+
+def calibrate(epsilon: float, dimension: int) -> FisherChannel:
+    """Return the channel of the largest concentration that keeps the promise.
+
+    Parameters
+    ----------
+    epsilon : float
+        From 0.01 to 64: the LDP epsilon over the whole sphere, 2 kappa and what the arithmetic costs.
+    dimension : int
+
+    Returns
+    -------
+    FisherChannel
+        (epsilon, extra_delta)-DP by Theorem 4 of docs/theory/baselines.md; attacked by
+        `test_the_heights_are_those_of_the_density` and `test_what_the_fisher_channel_costs`.
+    """
+    value = plain(epsilon)
+    if isinstance(epsilon, bool) or not isinstance(value, float) or not EPSILONS[0] <= value <= EPSILONS[1]:
+        raise ValueError(f"epsilon must be a number from {EPSILONS[0]:g} to {EPSILONS[1]:g}; got {epsilon!r}")
+    if not 1 <= dimension <= LARGEST_DIMENSION:
+        raise ValueError(f"X must have 1 to {LARGEST_DIMENSION} columns after the projection")
+    size = max(LEAST_DIMENSION, dimension)
+    reach = _reach(value / 2, size)
+    cost = 2 * _bending(value / 2, size, reach) + 2 * arithmetic_cost(size, reach) + _WEIGHTS
+    return FisherChannel(value, size, down((value - cost) / 2), reach)
+
+
+def arithmetic_cost(dimension: int, reach: float) -> float:
+    """Return what doubles cost on either side of a comparison (Theorem 4 of docs/theory/privunit.md).
+
+    The computed vector lies within v of the true one, and the blur hides that but for a factor of
+    ``exp(17 v / s + v^2 / (2 s^2))``.
+
+    Parameters
+    ----------
+    dimension : int
+        Of the sphere.
+    reach : float
+
+    Returns
+    -------
+    float
+    """
+    shift = displacement(dimension, reach) / BLUR
+    return _TAIL * shift + shift**2 / 2
+
+
+def displacement(dimension: int, reach: float) -> float:
+    """Bound how far the computed vector, times sqrt(D), is from the true one (Lemma B of docs/theory/baselines.md).
+
+    Parameters
+    ----------
+    dimension : int
+    reach : float
+
+    Returns
+    -------
+    float
+    """
+    root = math.sqrt(dimension)
+    across = root * (45 * 2.0**-GAUSS_BITS + 18 * (3 * dimension + 24) * _ULP)
+    # The Gaussian vector across x is shorter than this with a probability below 2^-200.
+    shortest = math.sqrt((dimension - 1) * math.exp(-2 * _RARE / (dimension - 1) - 1))
+    along = 2 * reach / PIECES * 2.0**-46 + reach * 2.0**-50
+    return root * (2 * across / shortest + along + (2 * dimension + 64) * _ULP + 0.51 * 2.0**-FINE_BITS)
+
+
+def _bending(kappa: float, dimension: int, reach: float) -> float:
+    """Bound how far straight lines between knots are from the log-density: an eighth of step^2 times its curvature."""
+    return (2 * reach / PIECES) ** 2 / 8 * (dimension - 1 + 0.77 * kappa)
+
+
+def _reach(kappa: float, dimension: int) -> float:
+    """Return where heights may end: beyond lies less than 2^-200 (Lemma A of docs/theory/baselines.md)."""
+
+    def log_tail(reach: float) -> float:
+        outside = -(dimension - 1) * math.log(math.cosh(reach)) - math.log((dimension - 1) * math.tanh(reach))
+        return 2 * kappa + outside + math.log(2 * math.sqrt(dimension) / 1.2) + _RARE
+
+    return float(brentq(log_tail, 1e-6, 100.0)) * (1 + 1e-6)
