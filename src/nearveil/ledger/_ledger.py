@@ -180,14 +180,15 @@ class Ledger:
         """
         return [Account(self, name) for name in self._core.read(account_names)]
 
-    def verify(self, account: str | None = None, *, receipts: Sequence[Receipt] = ()) -> Verification:
+    def verify(self, account: str | None = None, *, receipts: Sequence[Receipt | str] = ()) -> Verification:
         """Recompute everything: hashes, totals, budgets; compare with the witness and with receipts.
 
         Parameters
         ----------
         account : str, optional
             All accounts by default.
-        receipts : sequence of Receipt
+        receipts : sequence of Receipt or str
+            As they are, or as they were written down.
             Kept elsewhere, from :meth:`Account.receipt`.
 
         Returns
@@ -195,7 +196,8 @@ class Ledger:
         Verification
             True in a condition if all is well; lists what is not.
         """
-        return verify(self._core, None if account is None else check_text(account, "account"), receipts)
+        known = [Receipt.parse(one) if isinstance(one, str) else one for one in receipts]
+        return verify(self._core, None if account is None else check_text(account, "account"), known)
 
     def history(self) -> list[Entry]:
         """Return the entries of all accounts, account by account.

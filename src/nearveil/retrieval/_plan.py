@@ -74,7 +74,8 @@ class Plan:
         return (
             f"Use {self.release}: an answer of {self.candidates:.2%} of {self.items:,} items, in codes of "
             f"{CANDIDATE_BYTES} bytes, at epsilon {self.epsilon:g}. Expect {self.expected[0]:.0%} to "
-            f"{self.expected[1]:.0%} of the true nearest neighbours, as on image features. {self._most(0).capitalize()}; the same answer for everybody finds {self.floor:.0%}. "
+            f"{self.expected[1]:.0%} of the true nearest neighbours, as on image features. "
+            f"{self._most(0).capitalize()}; the same answer for everybody finds {self.floor:.0%}. "
             f"The whole gallery's codes would take {_size(self.answer_whole)}, at epsilon 0."
         )
 
