@@ -29,6 +29,7 @@ bench: $(VENV)/.bench ## Measure; a table, JSON and a picture
 	$(BIN)/python bench/noise.py --out $(OUT)/bench
 	$(BIN)/python bench/ledger.py --out $(OUT)/bench
 	$(BIN)/python bench/release.py --out $(OUT)/bench
+	$(BIN)/python bench/recall.py --out $(OUT)/bench
 
 docs: $(VENV)/.dev ## Build the documentation
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs $(OUT)/docs

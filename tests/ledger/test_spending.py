@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ from nearveil.ledger import (
     Ledger,
     LedgerError,
     OverBudgetError,
+    RolledBackError,
     new_key,
 )
+from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.accounting import PldAccountant, RenyiFilter
 from nearveil.privacy.events import PureDp
 
@@ -395,3 +398,40 @@ def test_events_of_another_relation_are_refused(open_account: Open) -> None:
         with pytest.raises(ValueError, match="events"):
             account.spend(nothing)
     assert debits(account) == []
+
+
+def test_a_guarantee_is_checked_before_it_is_paid(ledger: Ledger) -> None:
+    account = ledger.open_account(
+        "mine", owner="me", protects="query", unit="image", relation="replace", epsilon=3.0, delta=0.0
+    )
+    stated: dict[str, Any] = {"epsilon": 1.0, "delta": 0.0, "protects": "query", "unit": "image", "relation": "replace"}
+    promise = Guarantee(basis=Basis("a test"), events=(PureDp(1.0),), **stated)
+    assert account.preview(promise).allowed
+    with account.spend(promise, new_key()):
+        pass
+    assert account.balance().spent == 1.0
+    for changed, words in (
+        ({"protects": "database"}, "protects a database"),
+        ({"relation": "add-remove"}, "this account for"),
+        ({"sound": False, "reason": "it leaks"}, "not sound"),
+        ({"events": ()}, "at least one mechanism"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            account.spend(replace(promise, **changed), new_key())
+    assert account.balance().spent == 1.0
+
+
+def test_a_witness_that_vanishes_is_noticed_on_both_databases(url: str, tmp_path: Path) -> None:
+    witness = tmp_path / "elsewhere"
+    with Ledger(url, witness=witness) as ledger:
+        ledger.open_account("mine", **ABOUT, epsilon=3.0, delta=0.0)
+    witness.unlink()
+    with pytest.raises(RolledBackError, match="is missing"):
+        Ledger(url, witness=witness)
+    witness.touch()
+    Ledger(url, witness=witness).close()
+
+
+def test_receipts_may_be_given_as_they_were_written_down(open_account: Open, ledger: Ledger) -> None:
+    account = open_account()
+    assert ledger.verify(receipts=[str(account.receipt())]).ok

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
+from sklearn.exceptions import NotFittedError
 
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release import Cells, Message, Release
+from nearveil.release import Cells, MapError, Message, Release
 from nearveil.release._cells import balanced
 from tests.release.conformance import Contract, Floats
 
@@ -114,3 +115,29 @@ def _best(distances: NDArray[np.float32], sizes: NDArray[np.int64]) -> float:
 def test_bad_parameters(rows: Floats, parameters: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Cells(1.0, **{"candidates": 0.1, **parameters}).fit(rows).index(rows)
+
+
+def test_maps_and_galleries_that_do_not_belong_together(rows: Floats) -> None:
+    other = Cells(8.0, 0.1).fit(rows).index(rows[:200])
+    server = Cells(8.0, 0.1).fit(rows).index(rows)
+    message = server.release(rows[0])
+    with pytest.raises(ValueError, match="the one that was indexed"):
+        server.rank(message, rows[::-1])
+    with pytest.raises(NotFittedError, match="index"):
+        server.use_map(other.map_).rank(server.release(rows[0]), rows)
+    with pytest.raises(MapError, match="the candidates of this release"):
+        Cells(8.0, 0.5).fit(rows).use_map(other.map_)
+    refitted = Cells(8.0, 0.1).fit(rows).index(rows).fit(rows + 5)
+    with pytest.raises(NotFittedError, match="needs a map"):
+        refitted.release(rows[0])
+
+
+def test_a_whole_gallery_needs_no_cells(rows: Floats) -> None:
+    with pytest.raises(ValueError, match="nothing need be asked"):
+        Cells(4.0, 1.0).fit(rows).index(rows)
+
+
+def test_many_dimensions_and_few_items_take_no_time() -> None:
+    """A square of 4,000 dimensions would be factorised otherwise, for a minute."""
+    wide = np.random.default_rng(0).standard_normal((60, 4000))
+    assert Cells(4.0, 0.2).fit(wide).index(wide).map_.components.shape == (4000, 60)

@@ -151,3 +151,10 @@ def test_labels_of_queries_need_those_of_the_gallery() -> None:
     retriever = Retriever(Plain(), 0.2).fit(PUBLIC).index(GALLERY)
     with pytest.raises(ValueError, match="gallery_y"):
         evaluate(retriever, QUERIES, QUERY_LABELS)
+
+
+def test_duplicates_are_as_good_as_each_other() -> None:
+    few = GALLERY[:20]
+    retriever = Retriever(Plain(), 1.0, code_bytes=None).fit(PUBLIC).index(np.repeat(few, 20, axis=0))
+    found = evaluate(retriever, QUERIES, rng=unsafe_seeded(0))
+    assert found.nn_recall.value == found.covered.value == 1.0

@@ -29,7 +29,8 @@ def test_the_whole_gallery_where_it_fits() -> None:
     assert found.epsilon == 0
     assert found.expected == (1 - CODE_LOSS, 1.0)
     assert "Nothing is asked" in str(found)
-    assert plan(1000, 3.0, 1000 * 128 + 11).release == "covers"
+    assert plan(1000, 3.0, 1000 * 128).release == "whole gallery"  # nobody asks for want of a header
+    assert plan(1000, 3.0, 1000 * 128 - 1).release == "covers"
 
 
 def test_nothing_where_nothing_can_work_and_what_would() -> None:
@@ -92,3 +93,8 @@ def test_plans_are_consistent(items: int, epsilon: float, answer: int) -> None:
 def test_absurd_input(arguments: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         plan(*arguments, **options)
+
+
+def test_what_is_expected_fits_into_the_answer_and_needs_no_delta() -> None:
+    assert plan(100_000, 20.0, 400).expected[1] <= 3 / 8  # three candidates
+    assert plan(100_000, 4.0, 2_000_000, delta=0.5).expected == plan(100_000, 4.0, 2_000_000).expected

@@ -1,4 +1,5 @@
 import ast
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from sklearn.exceptions import NotFittedError
 
 import nearveil.retrieval
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release import Message, MessageError
+from nearveil.release import Cells, Message, MessageError, PrivateMail
 from nearveil.retrieval import AnswerError, Client, Retriever
 from nearveil.retrieval._server import first
 from tests.retrieval.standins import Plain, RandomCells, clustered
@@ -40,8 +41,8 @@ def test_a_message_that_tells_all_finds_all_in_order(code_bytes: int | None) -> 
 
 
 def test_cells_answer_with_the_set_that_was_named_and_choose_within_it() -> None:
-    mechanism = RandomCells(1.0, 0.1)
-    retriever = Retriever(mechanism, code_bytes=None).fit(PUBLIC).index(GALLERY)
+    retriever = Retriever(RandomCells(1.0, 0.1), code_bytes=None).fit(PUBLIC).index(GALLERY)
+    mechanism: Any = retriever.mechanism
     assert retriever.candidates == 0.1
     chosen, sizes, answers = retriever.search(QUERIES, 5, rng=unsafe_seeded(4))
     scores = cosines(QUERIES)
@@ -182,3 +183,30 @@ def test_order_of_the_steps() -> None:
     retriever.index(GALLERY).fit(PUBLIC[:40])
     with pytest.raises(NotFittedError, match=r"call index\(gallery\)"):
         retriever.nearest(QUERIES[0])
+
+
+def test_a_mechanism_given_to_two_retrievers_serves_both() -> None:
+    mechanism = Cells(8.0, 0.1)
+    first_one = Retriever(mechanism).fit(PUBLIC).index(GALLERY)
+    before = first_one.nearest(QUERIES, 8, rng=unsafe_seeded(0))
+    Retriever(mechanism).fit(QUERIES).index(PUBLIC)
+    assert np.array_equal(first_one.nearest(QUERIES, 8, rng=unsafe_seeded(0)), before)
+    assert not hasattr(mechanism, "mean_")
+
+
+def test_dummies_are_not_dropped_in_silence() -> None:
+    hidden = PrivateMail(4.0).fit(PUBLIC).with_dummies(QUERIES, np.arange(60) % 5)
+    with pytest.raises(ValueError, match="must not have dummies"):
+        Retriever(hidden, 0.1)
+    for nothing in ("covers", Cells, None):
+        with pytest.raises(ValueError, match="mechanism must be a release"):
+            Retriever(nothing, 0.1)  # type: ignore[arg-type]
+
+
+def test_a_hostile_table_cannot_make_the_client_stop_for_some_queries() -> None:
+    retriever = plain(code_bytes=128)
+    codes = copy.deepcopy(retriever.codes)
+    codes.steps[:] = 3e38  # type: ignore[attr-defined]
+    _, _, answers = retriever.search(QUERIES, 8)
+    chosen = Client(retriever.mechanism, codes).choose(QUERIES, answers, 8)
+    assert chosen.shape == (60, 8)
