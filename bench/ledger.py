@@ -160,6 +160,18 @@ def run(way: str, url: str, processes: int, seconds: float, first: int) -> dict[
     return {"rate": len(times) / elapsed, "times": times}
 
 
+def others() -> float:
+    """Return which share of the machine others use, over half a second in which the bench sleeps."""
+
+    def ticks() -> Any:
+        return np.array(Path("/proc/stat").read_text().split("\n")[0].split()[1:9], dtype=float)
+
+    before = ticks()
+    time.sleep(0.5)
+    spent = ticks() - before
+    return float(1 - spent[3:5].sum() / spent.sum())  # idle, and waiting for the disk
+
+
 def rates(databases: dict[str, str], seconds: float, rounds: int) -> list[dict[str, Any]]:
     """Measure every way with every number of processes on every database."""
     from rich.progress import Progress
@@ -171,8 +183,9 @@ def rates(databases: dict[str, str], seconds: float, rounds: int) -> list[dict[s
         for turn in range(rounds):
             for base, count, way in jobs:
                 progress.update(task, description=f"{base}, {count} processes, {way}")
+                busy = others()
                 first = 1000 * (turn * len(jobs) + jobs.index((base, count, way)))
-                found[base, count, way].append(run(way, databases[base], count, seconds, first))
+                found[base, count, way].append({**run(way, databases[base], count, seconds, first), "others": busy})
                 progress.advance(task)
     return [summary(*job, records) for job, records in found.items()]
 
@@ -190,6 +203,7 @@ def summary(base: str, count: int, way: str, records: Sequence[dict[str, Any]]) 
         "p99_ms": float(np.quantile(milliseconds, 0.99)),
         "worst_ms": float(np.max(milliseconds)),
         "debits": len(milliseconds),
+        "others": float(np.mean([record["others"] for record in records])),
     }
 
 
@@ -241,6 +255,7 @@ def show(records: Sequence[dict[str, Any]], grown: Sequence[dict[str, Any]]) -> 
             f"{r['p50_ms']:.2f}", f"{r['p99_ms']:.2f}", f"{r['worst_ms']:,.0f}",
         )  # fmt: skip
     console.print(grid)
+    console.print(f"Others used {np.mean([r['others'] for r in records]):.0%} of the machine just before the rounds.")
     grid = Table(title=f"Spend number {LATE:,} against number {EARLY}: medians of {AROUND} around, by turns")
     for heading in ("database", "account", f"number {EARLY}, ms", f"number {LATE:,}, ms", "ratio"):
         grid.add_column(heading, justify="left" if heading in ("database", "account") else "right")

@@ -94,6 +94,7 @@ class Ledgers(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.place = self.url or str(Path(self.folder.name) / "ledger.db")
         self.witness = Path(self.folder.name) / "witness"
+        self.witness.touch()  # the database may have accounts of earlier runs
         self.ledger = Ledger(self.place, witness=self.witness)
         self.tail = len(self.ledger.accounts())  # of earlier examples, in a database that they share
         self.models = {"pure": Model(Pot(Fraction(2))), "plan": Model(Pot(Fraction(2), plan=PLAN))}

@@ -588,7 +588,7 @@ def test_maps_to_no_finite_place_take_the_first_axis_too() -> None:
         ({"projection": [[np.nan], [1.0], [1.0]]}, "projection must be finite"),
         ({"projection": np.ones(3)}, "projection must have rows and columns"),
         ({"projection": PCA(2)}, "projection must be fitted"),
-        ({"projection": object()}, "projection must be an array of numbers"),
+        ({"projection": object()}, "projection must be an array of real numbers"),
         ({"projection": type("Odd", (), {"transform": len})()}, "projection must be a transformer"),
         ({"projection": FunctionTransformer(np.ravel)}, "projection must map rows to rows"),
         ({"n_components": 2}, "n_components must be None"),

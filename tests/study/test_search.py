@@ -42,8 +42,9 @@ def _trial() -> releases.Trial:
 
 def test_expected_recall_is_what_sampling_finds() -> None:
     trial = _trial()
-    release = Covers(2.0, 0.2, n_sets=5)
-    retriever = Retriever(release, code_bytes=None).fit(trial.public).index(trial.gallery)
+    retriever = Retriever(Covers(2.0, 0.2, n_sets=5), code_bytes=None).fit(trial.public).index(trial.gallery)
+    release = retriever.mechanism
+    assert isinstance(release, Covers)
     sampled = evaluate(retriever, trial.queries, rng=unsafe_seeded(0), repeats=20, confidence=0.9999).covered
     assert sampled.low < covers.expected(release, trial) < sampled.high
     assert covers.expected(release, trial) <= covers.expected(release, trial, knowing=True)
