@@ -143,7 +143,7 @@ def check_keys_stay_spent(account: Account, history: list[Entry]) -> None:
 def test_kill_9_while_a_ledger_is_made(url: str, tmp_path: Path) -> None:
     chance = random.Random(1)  # noqa: S311
     for turn in range(max(4, KILLS // 12)):
-        where, witness, path = fresh(url, turn), tmp_path / f"witness {turn}", tmp_path / f"lines {turn}"
+        where, witness, path = fresh(url, turn), tmp_path / f"witness {turn}", tmp_path / f"lines-{turn}"
         worker = chaos.PROCESSES.Process(target=chaos.spend_for_ever, args=(where, witness, "images", path))
         worker.start()
         while worker.is_alive() and not path.exists():  # made just before it opens the ledger
