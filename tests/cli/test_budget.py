@@ -255,6 +255,33 @@ def test_verify_notices_an_old_copy_and_a_receipt_of_the_future(camera: Path, he
     assert run("verify", "--receipt", receipt).exit_code == 1
 
 
+def test_verify_says_that_it_had_no_witness_to_ask(camera: Path, here: Path) -> None:
+    assert "no witness" not in fine("verify")
+    assert answer("verify")["witness"] is True
+    (here / "nearveil.db.witness").unlink()
+    assert "There is no witness" in fine("verify")
+    assert answer("verify")["witness"] is False
+
+
+@pytest.mark.parametrize("words", [("show",), ("history",), ("verify",), ("backup", "o.db"), ("export", "o.json")])
+@pytest.mark.parametrize("content", [[], ["CREATE TABLE t (x)"]])
+def test_looking_leaves_the_file_of_another_program_as_it_is(
+    words: tuple[str, ...], content: list[str], here: Path
+) -> None:
+    path = here / "other.db"
+    path.touch()
+    with sqlite3.connect(path) as database:
+        for statement in content:
+            database.execute(statement)
+    database.close()
+    before = path.read_bytes()
+    result = run(*words, "--ledger", "other.db")
+    assert result.exit_code == 1
+    assert "no ledger" in result.output
+    assert path.read_bytes() == before
+    assert [file.name for file in here.iterdir()] == ["other.db"]
+
+
 @pytest.mark.parametrize(
     "words",
     [("show",), ("history",), ("verify",), ("preview", "a", "1x1"), ("quota", "a", "b", "--epsilon", "1"),

@@ -246,12 +246,16 @@ def verify(
     with _reading(ledger, witness) as book:
         name = None if account is None else _account(book, account).name
         found = book.verify(name, receipts=[Receipt.parse(text) for text in receipt or ()])
+        asked = book._core.witness is not None and book._core.witness.exists()
     if as_json:
         problems = [{"account": one.account, "sequence": one.sequence, "text": one.text} for one in found.problems]
-        _print_json({"ok": found.ok, "accounts": found.accounts, "entries": found.entries, "problems": problems})
+        counts = {"accounts": found.accounts, "entries": found.entries}
+        _print_json({"ok": found.ok, **counts, "witness": asked, "problems": problems})
     else:
         for number, line in enumerate(str(found).splitlines()):
             _console().print(Text(view.clean(line), "green" if found.ok else "" if number else "bold red"))
+        if not asked:
+            _say("There is no witness: only a receipt (--receipt) would tell that an old copy was put back.")
     raise typer.Exit(0 if found.ok else 1)
 
 

@@ -56,10 +56,12 @@ class Database:
         As `database_url` gives it.
     timeout : float
         Seconds to wait for a lock, or for a database that went away.
+    read_only : bool, default=False
+        Leave a SQLite file as it is, also one that is no ledger.
     """
 
-    def __init__(self, url: URL, timeout: float) -> None:
-        self.url, self.timeout = url, timeout
+    def __init__(self, url: URL, timeout: float, *, read_only: bool = False) -> None:
+        self.url, self.timeout, self._read_only = url, timeout, read_only
         self._process, self._made = os.getpid(), self._engine()
 
     @property
@@ -147,7 +149,8 @@ class Database:
             engine = sa.create_engine(self.url, max_overflow=-1, connect_args=self._connect_arguments())
         except ModuleNotFoundError as missing:
             raise LedgerError("PostgreSQL needs psycopg: pip install nearveil[postgres]") from missing
-        sa.event.listen(engine, "connect", _prepare_sqlite if self.is_sqlite else _prepare_postgres)
+        sqlite = _look_at_sqlite if self._read_only else _prepare_sqlite
+        sa.event.listen(engine, "connect", sqlite if self.is_sqlite else _prepare_postgres)
         return engine
 
     def _connect_arguments(self) -> dict[str, Any]:
@@ -162,6 +165,11 @@ def _prepare_postgres(connection: Any, _: object) -> None:
     # Every lookup has an index. A plan made while the tables were small would read them whole, and be kept.
     connection.execute("SET enable_seqscan = off")
     connection.commit()
+
+
+def _look_at_sqlite(connection: sqlite3.Connection, _: object) -> None:
+    connection.isolation_level = None
+    connection.execute("PRAGMA query_only = ON")  # a journal mode, too, would be written to the file
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:

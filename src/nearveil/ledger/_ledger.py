@@ -70,7 +70,7 @@ class Ledger:
         if not timeout > 0:
             raise ValueError("timeout must be a positive number of seconds")
         where = database_url(url)
-        database = Database(where, timeout)
+        database = Database(where, timeout, read_only=read_only)
         if witness is None and database.is_sqlite:
             witness = f"{database.path}.witness"
         watching = None if witness is None else Witness(Path(witness).expanduser().absolute())
