@@ -190,3 +190,22 @@ def test_a_directory_that_may_not_be_written_is_told() -> None:
             folder.chmod(0o755)
     assert "read-only" in old or "cannot be opened" in old
     assert "cannot be created" in new
+
+
+def test_a_witness_that_another_process_makes_just_now_is_no_missing_one(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    witness = tmp_path / "elsewhere"
+    looked = Ledger._has_accounts
+
+    def slowly(self: Ledger) -> bool:
+        monkeypatch.setattr(Ledger, "_has_accounts", looked)
+        with Ledger(url, witness=witness) as other:  # made between our two looks
+            other.open_account("mine", **ABOUT, epsilon=1.0, delta=0.0)
+        return looked(self)
+
+    monkeypatch.setattr(Ledger, "_has_accounts", slowly)
+    if not url.startswith("postgresql"):
+        Path(url).touch()
+    with Ledger(url, witness=witness) as ledger:
+        assert [account.name for account in ledger.accounts()] == ["mine"]

@@ -263,7 +263,7 @@ class Ledger:
         if witness is not None and not witness.exists():
             if (database.is_sqlite and not database.path.exists()) or not self._has_accounts():
                 witness.create()
-            else:
+            elif not witness.exists():  # another process may have made it, and then an account, since we looked
                 raise RolledBackError(
                     f"witness {witness.path} is missing: without it, an old copy of the database would not be noticed. "
                     "Put it back beside the database; an empty file in its place accepts the database as it is"
