@@ -83,8 +83,11 @@ class NoisyVector(Release):
         noisy = add_noise(values, replace(self.noise_, size=values.size), source=source)
         return self._messages(source, vector=noisy.astype(np.float32))
 
-    def _rank(self, message: Message, features: Floats) -> Floats:
-        return np.asarray(self._map(features) @ self._vector(message), dtype=np.float64)
+    def _prepare(self, features: Floats) -> Floats:
+        return self._map(features)
+
+    def _rank(self, message: Message, prepared: Floats) -> Floats:
+        return np.asarray(prepared @ self._vector(message), dtype=np.float64)
 
     def _vector(self, message: Message) -> Floats:
         self._check_message(message)

@@ -183,8 +183,11 @@ class BitwiseRelease(Release):
         bits = self.string_.sample(self.encoding_.encode(self.projection_(features)), source)
         return self._messages(source, bits=np.packbits(bits, axis=1))
 
-    def _rank(self, message: Message, features: Floats) -> Floats:
-        return np.asarray(self.projection_(features) @ self.decode(message))
+    def _prepare(self, features: Floats) -> Floats:
+        return self.projection_(features)
+
+    def _rank(self, message: Message, prepared: Floats) -> Floats:
+        return np.asarray(prepared @ self.decode(message))
 
     def _seen(self, message: Message) -> Bits:
         """Return the bits of a message, checked."""

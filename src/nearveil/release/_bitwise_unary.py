@@ -109,9 +109,9 @@ class Unary(Release):
         bits = np.eye(self.string_.length, dtype=np.uint8)[self._cells(features)]
         return self._messages(source, bits=np.packbits(self.string_.sample(bits, source), axis=1))
 
-    def _rank(self, message: Message, features: Floats) -> Floats:
+    def _rank(self, message: Message, prepared: Floats) -> Floats:
         chances = softmax(self.string_.evidence(self._seen(message)) + self.log_prior_)
-        return np.asarray(features @ (chances @ self.centroids_))
+        return np.asarray(prepared @ (chances @ self.centroids_))
 
     def _cells(self, features: Floats) -> NDArray[np.int64]:
         """Return the cell of the nearest centroid of each row, shape (n,)."""

@@ -134,8 +134,11 @@ class VonMisesFisher(Release):
         cells = [in_cells(draw(self.channel_, rows[i : i + step], source)) for i in range(0, len(rows), step)]
         return self._messages(source, vector=np.concatenate(cells))
 
-    def _rank(self, message: Message, features: Floats) -> Floats:
-        return np.asarray(self.projection_(features) @ self._vector(message))
+    def _prepare(self, features: Floats) -> Floats:
+        return self.projection_(features)
+
+    def _rank(self, message: Message, prepared: Floats) -> Floats:
+        return np.asarray(prepared @ self._vector(message))
 
     def _vector(self, message: Message) -> Floats:
         self._check_message(message)

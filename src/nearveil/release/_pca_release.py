@@ -54,12 +54,14 @@ class PrivatePCARelease(Release):
     def _release(self, features: Floats, source: Source) -> list[Message]:
         return self._messages(source, vector=(features @ self.projector.components_.T).astype(np.float32))
 
-    def _rank(self, message: Message, features: Floats) -> Floats:
-        components = self.projector.components_
+    def _prepare(self, features: Floats) -> Floats:
+        return np.asarray(features @ self.projector.components_.T, dtype=np.float64)
+
+    def _rank(self, message: Message, prepared: Floats) -> Floats:
         vector = message["vector"]
-        if vector.dtype != np.float32 or vector.shape != (len(components),):
-            raise MessageError(f"arrays: 'vector' must hold {len(components)} floats of 32 bits")
-        return np.asarray((features @ components.T) @ vector.astype(np.float64), dtype=np.float64)
+        if vector.dtype != np.float32 or vector.shape != (prepared.shape[1],):
+            raise MessageError(f"arrays: 'vector' must hold {prepared.shape[1]} floats of 32 bits")
+        return np.asarray(prepared @ vector.astype(np.float64), dtype=np.float64)
 
     def _public_parts(self) -> tuple[object, ...]:
         return (self.projector.components_,)

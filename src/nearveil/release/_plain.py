@@ -17,7 +17,7 @@ from nearveil.manifold import SupervisedManifold
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.noise import Source
 from nearveil.release._analytic import LINK, SEED
-from nearveil.release._base import Floats, Release, fingerprint
+from nearveil.release._base import Floats, Release
 from nearveil.release._message import Message, MessageError
 
 Labels = NDArray[np.int64]
@@ -26,29 +26,20 @@ _COMPONENTS = Interval(Integral, 1, 4096, closed="both")
 
 
 class EmbeddedRelease(Release):
-    """A message says where the row lies in an embedding; the server embeds its gallery alike, and looks who is near.
-
-    The gallery's embedding is kept for the next message: it is the server's, and public as far as answers show it.
-    """
+    """A message says where the row lies in an embedding; the server embeds its gallery alike, and looks who is near."""
 
     @abstractmethod
     def _embed(self, features: Floats) -> Floats:
         """Embed rows of norm one (or zero), without noise, shape (n, k)."""
 
-    def _rank(self, message: Message, features: Floats) -> Floats:
-        key = fingerprint(self.public_id, features)
-        if getattr(self, "_gallery", ("",))[0] != key:
-            self._gallery = (key, self._embed(features))
-        gallery = self._gallery[1]
-        point = message["embedding"]
-        if point.dtype != np.float32 or point.shape != (gallery.shape[1],):
-            raise MessageError(f"arrays: 'embedding' must hold {gallery.shape[1]} floats of 32 bits")
-        return np.asarray(-cdist(point[None].astype(np.float64), gallery)[0])
+    def _prepare(self, features: Floats) -> Floats:
+        return self._embed(features)
 
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = dict(super().__getstate__())
-        state.pop("_gallery", None)  # made again when it is needed
-        return state
+    def _rank(self, message: Message, prepared: Floats) -> Floats:
+        point = message["embedding"]
+        if point.dtype != np.float32 or point.shape != (prepared.shape[1],):
+            raise MessageError(f"arrays: 'embedding' must hold {prepared.shape[1]} floats of 32 bits")
+        return np.asarray(-cdist(point[None].astype(np.float64), prepared)[0])
 
 
 class PlainRelease(EmbeddedRelease):
