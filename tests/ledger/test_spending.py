@@ -435,3 +435,12 @@ def test_a_witness_that_vanishes_is_noticed_on_both_databases(url: str, tmp_path
 def test_receipts_may_be_given_as_they_were_written_down(open_account: Open, ledger: Ledger) -> None:
     account = open_account()
     assert ledger.verify(receipts=[str(account.receipt())]).ok
+
+
+@pytest.mark.parametrize("nothing", [None, 4.0, "4"])
+def test_what_is_no_event_costs_nothing_and_is_said(nothing: Any, open_account: Open) -> None:
+    account = open_account()
+    for ask in (account.preview, account.spend):
+        with pytest.raises(ValueError, match="events must be"):
+            ask(nothing)
+    assert debits(account) == []

@@ -166,6 +166,8 @@ def guarantee_charge(promise: Guarantee, protects: Protects, relation: Relation)
 
 
 def _pairs(events: Events) -> list[tuple[DpEvent, int]]:
+    if not isinstance(events, DpEvent | Iterable):
+        raise ValueError("events must be a guarantee, a DpEvent, or a list of DpEvent or of (DpEvent, count)")
     parts = [events] if isinstance(events, DpEvent) else list(events)
     pairs = [part if isinstance(part, tuple) and len(part) == 2 else (part, 1) for part in parts]
     if not all(isinstance(event, DpEvent) for event, _ in pairs):
