@@ -554,3 +554,10 @@ def test_divergences_below_the_rounding_of_the_library_are_not_free(
 
 def test_counts_are_not_rounded() -> None:
     assert AdditionAccountant().compose(PureDp(1.0), 2**53 + 1).spent == ((PureDp(1.0), 2**53 + 1),)
+
+
+@pytest.mark.parametrize("event", [GaussianDpEvent(1e-3), PoissonSampledDpEvent(0.15, GaussianDpEvent(1e-3))])
+def test_hardly_any_noise_promises_nothing_and_needs_no_memory(event: DpEvent) -> None:
+    accountant = PldAccountant().compose(event, 100)
+    assert accountant.epsilon(1e-5) == math.inf
+    assert accountant.delta(10.0) == 1.0

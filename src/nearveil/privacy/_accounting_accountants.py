@@ -14,7 +14,14 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.pld.common import DifferentialPrivacyParameters
 from numpy.typing import NDArray
 
-from nearveil.privacy._accounting_checks import check_count, check_delta, check_epsilon, check_order, check_positive
+from nearveil.privacy._accounting_checks import (
+    MAX_EPSILON,
+    check_count,
+    check_delta,
+    check_epsilon,
+    check_order,
+    check_positive,
+)
 from nearveil.privacy._accounting_leaves import SampledScreening, leaves
 from nearveil.privacy._accounting_screening import binary_rdp, screening_curve, screening_rdp
 from nearveil.privacy.events import PureDp
@@ -28,6 +35,7 @@ DEFAULT_ORDERS: tuple[float, ...] = tuple(
 _FFT_NOISE, _FFT_ROUNDING = 1e-13, 1e-6  # what the rounding of the convolutions may hide, added to every delta
 LIBRARY_ROUNDING = 2.0**-47  # of one divergence that dp-accounting computes
 _LARGEST_LOSS = 50.0  # of one mechanism, in a privacy loss distribution
+_LITTLE_NOISE = 0.2  # times the sensitivity
 
 
 @singledispatch
@@ -53,19 +61,32 @@ def pure_total(spent: Spent) -> float:
 
 
 @singledispatch
-def _too_large(leaf: DpEvent) -> bool:  # noqa: ARG001
-    """Return whether a mechanism's loss has no place in a distribution: it counts as infinite."""
+def _too_large(leaf: DpEvent, times: int) -> bool:  # noqa: ARG001
+    """Return whether the loss of a mechanism, run so often, has no place in a distribution: it counts as infinite."""
     return False
 
 
 @_too_large.register
-def _(leaf: dp.NonPrivateDpEvent) -> bool:  # noqa: ARG001
+def _(leaf: dp.NonPrivateDpEvent, times: int) -> bool:  # noqa: ARG001
     return True
 
 
 @_too_large.register
-def _(leaf: PureDp) -> bool:
+def _(leaf: PureDp, times: int) -> bool:  # noqa: ARG001
     return bool(leaf.epsilon > _LARGEST_LOSS)
+
+
+@_too_large.register
+def _(leaf: dp.GaussianDpEvent, times: int) -> bool:
+    return bool(times / leaf.noise_multiplier**2 > 2 * MAX_EPSILON)  # the mean of the loss is half of that
+
+
+@_too_large.register
+def _(leaf: dp.PoissonSampledDpEvent, times: int) -> bool:
+    # With so little noise a record that is sampled stands out, and the loss is at least that of the times it is.
+    inner = leaf.event
+    little = isinstance(inner, dp.GaussianDpEvent) and inner.noise_multiplier < _LITTLE_NOISE
+    return little and _too_large(inner, math.ceil(times * leaf.sampling_probability / 4))
 
 
 @dataclass
@@ -297,19 +318,19 @@ class PldAccountant(Accountant):
         if not self.spent:
             return 0.0
         certain = (delta - _FFT_NOISE) / (1 + _FFT_ROUNDING)
-        if certain <= 0 or any(_too_large(leaf) for leaf, _ in self.spent):
+        if certain <= 0 or any(_too_large(leaf, times) for leaf, times in self.spent):
             return pure_total(self.spent)
         return min(float(self.privacy_loss.get_epsilon_for_delta(certain)), pure_total(self.spent))
 
     def delta(self, epsilon: float) -> float:
         if check_epsilon(epsilon) >= pure_total(self.spent):
             return 0.0
-        if any(_too_large(leaf) for leaf, _ in self.spent):
+        if any(_too_large(leaf, times) for leaf, times in self.spent):
             return 1.0
         return float(min(self.privacy_loss.get_delta_for_epsilon(epsilon) * (1 + _FFT_ROUNDING) + _FFT_NOISE, 1.0))
 
     def _dry_run(self, leaf: DpEvent) -> None:
-        if not _too_large(leaf):
+        if not _too_large(leaf, 1):
             PldAccountant(interval=0.1)._loss(leaf, 1)  # coarse, to be quick
 
     @singledispatchmethod

@@ -1,0 +1,147 @@
+"""Private labels as votes: whole numbers, so that every sum is exact."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import check_array, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+
+from nearveil.privacy._accounting_checks import check_positive
+from nearveil.privacy.events import VoteHistogram
+from nearveil.votes._mechanisms import UNIT
+from nearveil.votes._plan import Ballot, ClippedSums, Kind
+from nearveil.votes._voters import Voters
+
+Votes = Literal["classes", "soft", "binary", "nonnegative", "signed"]
+MULTILABEL = get_args(Kind)
+_AT_ONCE = 2**22  # votes that are gathered at a time
+
+
+@dataclass(frozen=True)
+class Labels:
+    """One class for each record.
+
+    Attributes
+    ----------
+    codes : ndarray of shape (n + 1,)
+        Numbers of the classes; the last, for nobody, is beyond them.
+    n_classes : int
+    """
+
+    codes: NDArray[np.int64] = field(repr=False)
+    n_classes: int
+
+    def count(self, voters: Voters) -> NDArray[np.int64]:
+        """Count the votes of each query for each class, shape (n_queries, n_classes)."""
+        bins = self.n_classes + 1
+        keys = self.codes[voters] + bins * np.arange(len(voters))[:, None]
+        counts = np.bincount(keys.ravel(), minlength=bins * len(voters))
+        return counts.reshape(len(voters), bins)[:, : self.n_classes].astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A vote of several parts for each record, in units.
+
+    Attributes
+    ----------
+    units : ndarray of shape (n + 1, size)
+        The last row, of nobody, is zero.
+    """
+
+    units: NDArray[np.int64] = field(repr=False)
+
+    def count(self, voters: Voters) -> NDArray[np.int64]:
+        """Sum the votes on each query, shape (n_queries, size)."""
+        size = self.units.shape[1]
+        sums = np.zeros((len(voters), size), dtype=np.int64)
+        step = max(1, _AT_ONCE // max(1, voters.shape[1] * size))
+        for start in range(0, len(voters), step):
+            sums[start : start + step] = self.units[voters[start : start + step]].sum(axis=1)
+        return sums
+
+
+def hard_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Labels, Ballot]:
+    """Return the classes, the votes of all records and what is released of them.
+
+    Parameters
+    ----------
+    y : array-like of shape (n,)
+    classes : array-like or None
+        The public list; read from the labels where there is none.
+
+    Returns
+    -------
+    ndarray, Labels, Ballot
+    """
+    y = column_or_1d(y, warn=True)
+    check_classification_targets(y)
+    known = np.unique(y) if classes is None else checked_classes(classes)
+    try:
+        codes = np.searchsorted(known, y)
+        inside = known[np.minimum(codes, len(known) - 1)] == y
+    except TypeError:
+        inside = np.array([False])
+    if not np.all(inside):
+        raise ValueError("y holds a label that is not in classes: the list must be complete, and public")
+    return known, Labels(np.append(codes, len(known)), len(known)), Ballot(VoteHistogram, len(known))
+
+
+def soft_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Weights, Ballot]:
+    """Return the same for rows of weights that sum to at most 1."""
+    rows = _rows(y)
+    if np.any(rows < 0) or np.any(rows.sum(axis=1) > 1 + 1e-6):
+        raise ValueError("y must hold weights of at least 0 that sum to at most 1 in each row")
+    known = _columns(rows, classes)
+    # A sum that rounding lifted above 1 is scaled back; rounding towards zero never lengthens.
+    rows = rows / np.maximum(rows.sum(axis=1, keepdims=True), 1.0)
+    return known, _weights(rows), Ballot(VoteHistogram, len(known), unit=UNIT, whole=False)
+
+
+def label_votes(
+    y: ArrayLike, classes: ArrayLike | None, clip: float | None, kind: Kind
+) -> tuple[NDArray[Any], Weights, Ballot]:
+    """Return the same for votes on many labels, each record's scaled down to L1 norm `clip`."""
+    rows = _rows(y)
+    if clip is None:
+        raise ValueError("clip must be given: how many labels one record may vote for (the supplement's tau)")
+    check_positive(clip, "clip")
+    if kind == "binary" and not np.all((rows == 0) | (rows == 1)):
+        raise ValueError('y must hold 0 and 1 alone for votes="binary"')
+    if kind == "nonnegative" and np.any(rows < 0):
+        raise ValueError('y must not be negative for votes="nonnegative"')
+    known = _columns(rows, classes)
+    norms = np.abs(rows).sum(axis=1, keepdims=True)
+    rows = rows * (clip / np.maximum(norms, clip))
+    event = ClippedSums(float(clip), kind)
+    return known, _weights(rows), Ballot(event, len(known), unit=UNIT, whole=False, screened=False)
+
+
+def checked_classes(classes: ArrayLike) -> NDArray[Any]:
+    """Return the public list of classes, sorted."""
+    given = np.asarray(classes)
+    known = np.unique(given)
+    if given.ndim != 1 or len(known) == 0 or len(known) != len(given):
+        raise ValueError("classes must be a list of different labels")
+    return np.asarray(known)
+
+
+def _rows(y: ArrayLike) -> NDArray[np.float64]:
+    rows: NDArray[np.float64] = check_array(y, dtype=np.float64, input_name="y")
+    if np.max(np.abs(rows), initial=0.0) > 1 / UNIT:
+        raise ValueError("y must lie within a million of 0: larger votes are clipped anyway")
+    return rows
+
+
+def _columns(rows: NDArray[np.float64], classes: ArrayLike | None) -> NDArray[Any]:
+    known = np.arange(rows.shape[1]) if classes is None else np.asarray(classes)
+    if known.ndim != 1 or len(known) != rows.shape[1]:
+        raise ValueError("classes must name the columns of y, each once")
+    return known
+
+
+def _weights(rows: NDArray[np.float64]) -> Weights:
+    units = np.trunc(rows / UNIT).astype(np.int64)
+    return Weights(np.vstack([units, np.zeros((1, rows.shape[1]), dtype=np.int64)]))

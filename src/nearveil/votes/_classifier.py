@@ -1,0 +1,297 @@
+"""Private-kNN: the nearest private records vote on a public query."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import ClassifierMixin, _fit_context
+from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from nearveil.ledger import Account, Ledger
+from nearveil.privacy.noise import Source
+from nearveil.votes._ballots import MULTILABEL, Labels, Votes, Weights, hard_votes, label_votes, soft_votes
+from nearveil.votes._base import Progress, Tally, VotingEstimator
+from nearveil.votes._plan import Ballot, Wish
+from nearveil.votes._search import Engine, NeighborSearch
+from nearveil.votes._voters import draw_voters
+
+KNOWN_UNIT = "record"
+INFERRED_UNIT = "record of a class that occurs anyway"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What was answered. All of it is public.
+
+    Attributes
+    ----------
+    labels : ndarray of shape (n_queries,) or (n_queries, n_classes)
+        Classes, or zeros and ones for many labels; the abstain label where a query was declined.
+    answered : ndarray of bool, shape (n_queries,)
+    votes : ndarray of shape (n_queries, n_classes)
+        The noisy counts that decided; NaN where a query was declined.
+    """
+
+    labels: NDArray[Any]
+    answered: NDArray[np.bool_]
+    votes: NDArray[np.float64]
+
+
+class PrivateKNeighborsClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
+    """Classify public queries by the votes of their nearest private records.
+
+    Private-kNN (Zhu, Yu, Chandraker and Wang 2020), with what its parameters really cost. The promise is about the
+    private records: whoever sees all answers learns almost nothing about whether one record, features and label, was
+    among them. Queries and answers are public.
+
+    Give ``epsilon``, ``delta`` and ``max_answered``, and the rest is calibrated. Or give the noise yourself, and the
+    guarantee says what it costs.
+
+    A fitted estimator holds the private records; so does its pickle. Treat both as private data.
+
+    Parameters
+    ----------
+    epsilon : float, optional
+        Of all answers together; 1 where `vote_noise` is not given either. Given with noise it is a limit.
+    delta : float, default=1e-5
+        Choose it well below one over the number of records.
+    max_answered : int, default=1000
+        At most so many queries are answered; later ones are declined.
+    n_neighbors : int, optional
+        How many records vote. By default 8 for each unit of vote noise. It must not be chosen by looking at the
+        private records.
+    sampling_rate : float, default=1.0
+        Chance of a record to take part in a vote. Less than 1 saves nothing: at equal cost, a rate of 0.15 with 300
+        voters is as noisy as a rate of 1 with 2,000, and adds the sampling's own variance.
+    screening_noise : float, optional
+        Standard deviation of the noise on the largest count; twice the vote noise by default.
+    threshold : float, optional
+        A query is answered where the noisy largest count reaches it; 0.6 of the voters by default.
+    vote_noise : float, optional
+        Standard deviation of the noise on every count.
+    max_screened : int, optional
+        At most so many queries are screened; 1.5 times `max_answered` by default. 0 for no screening: every query is
+        answered, up to `max_answered`.
+    votes : {"classes", "soft", "binary", "nonnegative", "signed"}, default="classes"
+        "classes": y has one label a record. "soft": y has a row of weights a record, of at least 0, that sum to at
+        most 1. The others vote on many labels at once, without screening: rows of 0 and 1, of weights, or of weights
+        of either sign.
+    clip : float, optional
+        For many labels: a record's votes are scaled down to this L1 norm (the supplement's tau).
+    classes : array-like, optional
+        The public list of classes. Where it is not given, the classes are read from the labels, and the promise is
+        about a record of a class that occurs anyway.
+    feature_norm : float, optional
+        Public. None scales every row to norm 1, so that angles are compared. A number compares distances; rows that
+        are longer than it are scaled down to it.
+    abstain_label : int or str, default=-1
+        Given where a query was declined. Must not be a class.
+    ledger : Ledger or str, optional
+        Where spending is kept, with the name of an account; the account is opened where there is none.
+    account : Account or str, optional
+        Pays for every query before it is answered. Without one, caps are counted in memory: fitting again, or
+        loading a pickle, starts anew, and a pickle refuses to answer.
+    engine : {"auto", "numpy", "faiss", "torch", "cuda"}, default="auto"
+        What searches. The answer does not depend on it.
+    source : Source, optional
+        Of the coins: the operating system's cryptographic generator by default.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    plan_ : VotePlan
+        What may be asked and with how much noise.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (d,)
+        Where the features had names.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> voter = PrivateKNeighborsClassifier(epsilon=2.0, max_answered=20, max_screened=0, classes=range(10))
+    >>> answers = voter.fit(X[:1500], y[:1500]).predict(X[1500:1520])
+    >>> answers.shape
+    (20,)
+    >>> print(voter.guarantee)
+    Whoever sees the answers comes to any conclusion about whether any one record is in the database with at most 7.4
+    times the probability that it would have otherwise, plus 1.0e-5.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "epsilon": [Interval(Real, 0, None, closed="neither"), None],
+        "delta": [Interval(Real, 0, 1, closed="neither")],
+        "max_answered": [Interval(Integral, 1, None, closed="left")],
+        "n_neighbors": [Interval(Integral, 1, None, closed="left"), None],
+        "sampling_rate": [Interval(Real, 0, 1, closed="right")],
+        "screening_noise": [Interval(Real, 0, None, closed="neither"), None],
+        "threshold": [Real, None],
+        "vote_noise": [Interval(Real, 0, None, closed="neither"), None],
+        "max_screened": [Interval(Integral, 0, None, closed="left"), None],
+        "votes": [StrOptions({"classes", "soft", *MULTILABEL})],
+        "clip": [Interval(Real, 0, None, closed="neither"), None],
+        "classes": ["array-like", range, None],
+        "feature_norm": [Interval(Real, 0, None, closed="neither"), None],
+        "abstain_label": [Integral, str],
+        "ledger": [Ledger, str, None],
+        "account": [Account, str, None],
+        "engine": [StrOptions({"auto", "numpy", "faiss", "torch", "cuda"})],
+        "source": [HasMethods(["words"]), None],
+    }
+
+    def __init__(
+        self,
+        epsilon: float | None = None,
+        delta: float = 1e-5,
+        max_answered: int = 1000,
+        *,
+        n_neighbors: int | None = None,
+        sampling_rate: float = 1.0,
+        screening_noise: float | None = None,
+        threshold: float | None = None,
+        vote_noise: float | None = None,
+        max_screened: int | None = None,
+        votes: Votes = "classes",
+        clip: float | None = None,
+        classes: Sequence[Any] | NDArray[Any] | None = None,
+        feature_norm: float | None = None,
+        abstain_label: int | str = -1,
+        ledger: Ledger | str | None = None,
+        account: Account | str | None = None,
+        engine: Engine = "auto",
+        source: Source | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.max_answered = max_answered
+        self.n_neighbors = n_neighbors
+        self.sampling_rate = sampling_rate
+        self.screening_noise = screening_noise
+        self.threshold = threshold
+        self.vote_noise = vote_noise
+        self.max_screened = max_screened
+        self.votes = votes
+        self.clip = clip
+        self.classes = classes
+        self.feature_norm = feature_norm
+        self.abstain_label = abstain_label
+        self.ledger = ledger
+        self.account = account
+        self.engine = engine
+        self.source = source
+
+    @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Keep the private records, and fix what may be asked about them.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Private.
+        y : array-like of shape (n,) or (n, n_classes)
+            Private.
+
+        Returns
+        -------
+        PrivateKNeighborsClassifier
+        """
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True)
+        self.classes_, self._ballots, ballot = self._votes(y)
+        if self.votes not in MULTILABEL and self.abstain_label in self.classes_.tolist():
+            raise ValueError("abstain_label must not be a class: choose a label that no record has")
+        wish = Wish(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            max_answered=self.max_answered,
+            n_neighbors=self.n_neighbors,
+            sampling_rate=self.sampling_rate,
+            screening_noise=self.screening_noise,
+            threshold=self.threshold,
+            max_screened=self.max_screened,
+            vote_noise=self.vote_noise,
+        )
+        inferred = self.votes == "classes" and self.classes is None
+        self._open(ballot, wish, unit=INFERRED_UNIT if inferred else KNOWN_UNIT)
+        self._search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
+        return self
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Answer public queries, or decline. The call is paid for before anything is released.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_queries, d)
+            Public. In their order, until a cap is reached; the rest is declined.
+
+        Returns
+        -------
+        ndarray of shape (n_queries,) or (n_queries, n_classes)
+            See :class:`Answers`.
+
+        Raises
+        ------
+        ExhaustedError
+            Where a cap was reached before this call.
+        """
+        return self.answer(X).labels
+
+    def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
+        """Answer public queries, as `predict` does, and show the noisy votes that decided.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_queries, d)
+        progress : callable, optional
+            Called with how many queries were counted since the last call.
+
+        Returns
+        -------
+        Answers
+        """
+        check_is_fitted(self)
+        queries = validate_data(self, X, dtype=np.float64, reset=False)
+        rows, released = self._ask(queries, progress)
+        votes = np.full((len(queries), len(self.classes_)), np.nan)
+        votes[rows] = released
+        answered = np.zeros(len(queries), dtype=np.bool_)
+        answered[rows] = True
+        return Answers(self._labels(votes, answered), answered, votes)
+
+    def _votes(self, y: ArrayLike) -> tuple[NDArray[Any], Labels | Weights, Ballot]:
+        if self.votes == "classes":
+            return hard_votes(y, self.classes)
+        if self.votes == "soft":
+            return soft_votes(y, self.classes)
+        return label_votes(y, self.classes, self.clip, self.votes)
+
+    def _labels(self, votes: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[Any]:
+        if self.votes in MULTILABEL:
+            # Of votes that may be negative more than none must be for a label, of the others more than half.
+            least = 0.0 if self.votes == "signed" else self.plan_.n_neighbors / 2
+            chosen = np.full(votes.shape, self.abstain_label, dtype=object)
+            chosen[answered] = (votes[answered] > least).astype(int)
+            return chosen if isinstance(self.abstain_label, str) else chosen.astype(int)
+        same = isinstance(self.abstain_label, str) == (self.classes_.dtype.kind in "US")
+        labels = np.full(len(votes), self.abstain_label, dtype=object)
+        labels[answered] = self.classes_[np.argmax(votes[answered], axis=1)]
+        return labels.astype(np.result_type(self.classes_, np.asarray(self.abstain_label))) if same else labels
+
+    def _tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[Tally]:
+        plan, screens = self.plan_, self.plan_.screening is not None
+        voters = draw_voters(
+            self._search, queries, plan.votes.sample, plan.n_neighbors, self._source, draws=2 if screens else 1
+        )
+        for rows, drawn in voters:
+            largest = self._ballots.count(drawn[1]).max(axis=1) * plan.votes.unit if screens else None
+            yield Tally(rows, self._ballots.count(drawn[0]), largest)
+            if progress is not None:
+                progress(rows.stop - rows.start)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True
+        return tags

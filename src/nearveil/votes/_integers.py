@@ -1,0 +1,113 @@
+"""Rows of features as integers, so that every distance is exact whatever computes it."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+LONGEST = 2364
+"""No rounded row is longer. ``3 * LONGEST**2`` is 16,765,488, below ``2**24`` by 11,728."""
+MOST_FEATURES = 2**20
+_GRID = 2.0**20
+_CHUNK = 2**20
+
+
+@dataclass(frozen=True)
+class IntegerRows:
+    r"""Rounding of rows to integers, one row at a time.
+
+    A row is first scaled: to norm one if `feature_norm` is None (zero rows stay zero), else by ``1 / feature_norm``,
+    and rows longer than `feature_norm` to norm one. It is then multiplied by ``LONGEST - sqrt(n_features) / 2`` and
+    rounded to the nearest integers.
+
+    What comes out depends on the row and on the two parameters, which are public, and on nothing else: not on the
+    other rows, on memory layout, on threads, on the machine. Every step is either element by element in IEEE
+    arithmetic, or a maximum, or a sum of integers, and none of these knows an order.
+
+    Parameters
+    ----------
+    n_features : int
+    feature_norm : float, optional
+        A public bound. Must not be taken from the private rows.
+
+    Notes
+    -----
+    **Exactness.** For rounded rows :math:`x, y` every partial sum of :math:`2 x \cdot y - |y|^2`, with the terms
+    grouped in any way, is an integer below :math:`2^{24}` in magnitude. So float32 holds each of them exactly, and
+    a product of matrices has one value only: with or without fused multiply-add, in any blocking, on any device.
+
+    *Proof.* The row is first put on a grid: :math:`q` = the nearest integers to :math:`2^{20} r / \max |r_i|`.
+    The row that is rounded is :math:`c q` with :math:`c \le (B - \sqrt d / 2) / |q|`, where :math:`B` is `LONGEST`,
+    so its length is at most :math:`B - \sqrt d / 2`. Rounding moves each of the :math:`d` coordinates by at most
+    one half and the row by at most :math:`\sqrt d / 2`. Hence :math:`|x|, |y| \le B`. (The floating-point error of
+    :math:`c q` is below :math:`10^{-11}`, and :math:`3 (B + 0.8)^2 < 2^{24}` leaves room for it.) A partial sum holds
+    the terms of a set :math:`S` of coordinates and perhaps :math:`-|y|^2`. By Cauchy and Schwarz
+    :math:`|\sum_S 2 x_i y_i| \le 2 |x| |y| \le 2 B^2`, so that it is at most :math:`3 B^2 < 2^{24}`. It is
+    an integer because all terms are. Attacked by ``tests/votes/test_search.py::test_no_rounded_row_is_too_long``.
+
+    Examples
+    --------
+    >>> IntegerRows(2).round([[3.0, 4.0], [0.0, 0.0], [3e300, 4e300]])
+    array([[1418, 1891],
+           [   0,    0],
+           [1418, 1891]], dtype=int16)
+    """
+
+    n_features: int
+    feature_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse parameters that no row can be rounded with."""
+        if not 1 <= self.n_features <= MOST_FEATURES:
+            raise ValueError(f"rows must have 1 to {MOST_FEATURES:,} features; reduce their number before the search")
+        if self.feature_norm is not None and not (self.feature_norm > 0 and math.isfinite(self.feature_norm)):
+            raise ValueError("feature_norm must be a positive, finite number, or None for rows of norm one")
+
+    def round(self, rows: ArrayLike, *, name: str = "rows") -> NDArray[np.int16]:
+        """Round rows.
+
+        Parameters
+        ----------
+        rows : array_like of shape (n, n_features)
+            Finite numbers of any real type and any magnitude.
+        name : str
+            What errors call them.
+
+        Returns
+        -------
+        ndarray of shape (n, n_features), int16
+            In C order.
+        """
+        given = _checked(rows, self.n_features, name)
+        rounded = np.empty(given.shape, dtype=np.int16)
+        step = max(1, _CHUNK // self.n_features)
+        for start in range(0, len(given), step):
+            chunk = slice(start, start + step)
+            with np.errstate(over="ignore", under="ignore"):  # wide types may overflow here, tiny rows below
+                rounded[chunk] = self._rounded(given[chunk].astype(np.float64), name)
+        return rounded
+
+    def _rounded(self, rows: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+        peaks = np.abs(rows).max(axis=1, keepdims=True)
+        if not np.isfinite(peaks).all():
+            raise ValueError(f"{name} must be finite: they hold NaN or infinity")
+        peaks[peaks == 0] = 1
+        grid = np.rint(rows / peaks * _GRID)
+        # Sums of integers are exact in any order: at most 2^20 squares of at most 2^40.
+        squares = np.square(grid.astype(np.int64)).sum(axis=1, keepdims=True)
+        lengths = np.maximum(np.sqrt(squares.astype(np.float64)), 1)
+        if self.feature_norm is not None:
+            lengths = np.maximum(lengths, self.feature_norm / peaks * _GRID)
+        radius = LONGEST - math.sqrt(self.n_features) / 2
+        rounded: NDArray[np.float64] = np.rint(grid * (radius / lengths))
+        return rounded
+
+
+def _checked(rows: ArrayLike, n_features: int, name: str) -> NDArray[np.generic]:
+    given = np.asarray(rows)
+    if given.ndim != 2 or given.shape[1] != n_features:
+        raise ValueError(f"{name} must have shape (n, {n_features}), one row each; got shape {given.shape}")
+    if not (np.issubdtype(given.dtype, np.floating) or np.issubdtype(given.dtype, np.integer) or given.dtype == bool):
+        raise ValueError(f"{name} must be real numbers; got {given.dtype}")
+    return given

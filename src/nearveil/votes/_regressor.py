@@ -1,0 +1,260 @@
+"""Private-kNN for numbers: the clipped mean, and the median by noisy bisection."""
+
+import math
+from collections.abc import Iterator
+from numbers import Integral, Real
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import RegressorMixin, _fit_context
+from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from nearveil.ledger import Account, Ledger
+from nearveil.privacy.noise import Source
+from nearveil.votes._ballots import Weights
+from nearveil.votes._base import Progress, Tally, VotingEstimator
+from nearveil.votes._plan import Ballot, GaussianSums, Wish
+from nearveil.votes._search import Engine, NeighborSearch
+from nearveil.votes._voters import NOBODY, draw_voters
+
+_STEPS = 2**20  # values are rounded to this part of their range, or finer
+_MEAN_NEIGHBORS = 32.0  # voters for each unit of noise over the range: the mean's noise is a 32nd of the range
+_MEDIAN_NEIGHBORS = 8.0  # the bisection's noise is an eighth of the voters
+
+
+class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: ignore[misc]
+    """Predict numbers for public queries from their nearest private records.
+
+    "mean" releases the sum of the voters' values, clipped to [low, high], with noise. "median" finds the middle value
+    by bisection: each step asks how many voters lie below a point, with noise, so a few records far away move it
+    little. Both are the supplement's suggestions; the sensitivities are proved in ``docs/theory/private-knn.md`` and
+    attacked by ``tests/votes/test_regressor.py``. A fitted estimator and its pickle hold the private records.
+
+    Parameters
+    ----------
+    low, high : float
+        Public bounds of the values. Do not read them from the private records.
+    epsilon : float, optional
+        Of all answers together; 1 where `vote_noise` is not given either. Given with noise it is a limit.
+    delta : float, default=1e-5
+    max_answered : int, default=1000
+        At most so many queries are answered; later ones are declined.
+    method : {"mean", "median"}, default="mean"
+    n_neighbors : int, optional
+        How many records vote. By default so many that the noise is a 32nd of the range (mean) or an eighth of the
+        voters (median).
+    sampling_rate : float, default=1.0
+        Chance of a record to take part in a vote.
+    vote_noise : float, optional
+        Standard deviation of the noise: on the sum of the values, or on each count of the bisection.
+    depth : int, default=8
+        Steps of the bisection; the median is known up to a part 2^-depth of the range.
+    feature_norm : float, optional
+        Public. None scales every row to norm 1. A number compares distances; longer rows are scaled down to it.
+    ledger : Ledger or str, optional
+    account : Account or str, optional
+        Pays for every query before it is answered. See :class:`PrivateKNeighborsClassifier`.
+    engine : {"auto", "numpy", "faiss", "torch", "cuda"}, default="auto"
+    source : Source, optional
+        Of the coins: the operating system's cryptographic generator by default.
+
+    Attributes
+    ----------
+    plan_ : VotePlan
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (d,)
+        Where the features had names.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(size=(20_000, 2))
+    >>> voter = PrivateKNeighborsRegressor(0, 2, epsilon=2.0, max_answered=10, feature_norm=2.0, n_neighbors=2000)
+    >>> found = voter.fit(X, X.sum(axis=1)).predict([[0.3, 0.4], [0.5, 0.9]])
+    >>> bool(np.all(np.abs(found - [0.7, 1.4]) < 0.1))
+    True
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "low": [Real],
+        "high": [Real],
+        "epsilon": [Interval(Real, 0, None, closed="neither"), None],
+        "delta": [Interval(Real, 0, 1, closed="neither")],
+        "max_answered": [Interval(Integral, 1, None, closed="left")],
+        "method": [StrOptions({"mean", "median"})],
+        "n_neighbors": [Interval(Integral, 1, None, closed="left"), None],
+        "sampling_rate": [Interval(Real, 0, 1, closed="right")],
+        "vote_noise": [Interval(Real, 0, None, closed="neither"), None],
+        "depth": [Interval(Integral, 1, 30, closed="both")],
+        "feature_norm": [Interval(Real, 0, None, closed="neither"), None],
+        "ledger": [Ledger, str, None],
+        "account": [Account, str, None],
+        "engine": [StrOptions({"auto", "numpy", "faiss", "torch", "cuda"})],
+        "source": [HasMethods(["words"]), None],
+    }
+
+    def __init__(
+        self,
+        low: float,
+        high: float,
+        *,
+        epsilon: float | None = None,
+        delta: float = 1e-5,
+        max_answered: int = 1000,
+        method: Literal["mean", "median"] = "mean",
+        n_neighbors: int | None = None,
+        sampling_rate: float = 1.0,
+        vote_noise: float | None = None,
+        depth: int = 8,
+        feature_norm: float | None = None,
+        ledger: Ledger | str | None = None,
+        account: Account | str | None = None,
+        engine: Engine = "auto",
+        source: Source | None = None,
+    ) -> None:
+        self.low = low
+        self.high = high
+        self.epsilon = epsilon
+        self.delta = delta
+        self.max_answered = max_answered
+        self.method = method
+        self.n_neighbors = n_neighbors
+        self.sampling_rate = sampling_rate
+        self.vote_noise = vote_noise
+        self.depth = depth
+        self.feature_norm = feature_norm
+        self.ledger = ledger
+        self.account = account
+        self.engine = engine
+        self.source = source
+
+    @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Keep the private records, and fix what may be asked about them.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Private.
+        y : array-like of shape (n,)
+            Private; clipped to [low, high].
+
+        Returns
+        -------
+        PrivateKNeighborsRegressor
+        """
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise ValueError("low must be below high, and both finite")
+        self._values = self._votes(np.asarray(y, dtype=np.float64))
+        wish = Wish(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            max_answered=self.max_answered,
+            n_neighbors=self.n_neighbors,
+            sampling_rate=self.sampling_rate,
+            vote_noise=self.vote_noise,
+            max_screened=0,
+        )
+        self._open(self._ballot, wish, unit="record")
+        self._search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
+        return self
+
+    def predict(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Answer public queries. The call is paid for before anything is released.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_queries, d)
+            Public. In their order, until the cap is reached.
+
+        Returns
+        -------
+        ndarray of shape (n_queries,)
+            Within [low, high]; NaN where a query was declined. A sample of fewer records than may vote draws the mean
+            to the middle of the range.
+
+        Raises
+        ------
+        ExhaustedError
+            Where the cap was reached before this call.
+        """
+        return self.answer(X)
+
+    def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> NDArray[np.float64]:
+        """Answer public queries, as `predict` does.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_queries, d)
+        progress : callable, optional
+            Called with how many queries were counted since the last call.
+
+        Returns
+        -------
+        ndarray of shape (n_queries,)
+        """
+        check_is_fitted(self)
+        queries = validate_data(self, X, dtype=np.float64, reset=False)
+        rows, released = self._ask(queries, progress)
+        found = np.full(len(queries), np.nan)
+        if self.method == "mean":
+            found[rows] = (self.low + self.high) / 2 + released[:, 0] / self.plan_.n_neighbors
+        else:
+            found[rows] = self.low + (self.high - self.low) * (released[:, 0] + 0.5) / 2**self.depth
+        return np.asarray(np.clip(found, self.low, self.high))
+
+    @property
+    def _unit(self) -> float:
+        return math.ldexp(1.0, math.floor(math.log2((self.high - self.low) / _STEPS)))
+
+    @property
+    def _ballot(self) -> Ballot:
+        if self.method == "mean":
+            width = float(self.high) - float(self.low)
+            return Ballot(GaussianSums(width), 1, self._unit, screened=False, neighbors=_MEAN_NEIGHBORS / width)
+        event = GaussianSums(math.sqrt(self.depth))
+        return Ballot(event, self.depth, unit=0.5, screened=False, neighbors=_MEDIAN_NEIGHBORS)
+
+    def _votes(self, y: NDArray[np.float64]) -> Weights:
+        """Return the values as whole numbers: of units from the middle, or of a cell of the bisection."""
+        if self.method == "mean":
+            most = math.floor((self.high - self.low) / 2 / self._unit)
+            centred = np.clip(y, self.low, self.high) - (self.low + self.high) / 2
+            whole, nobody = np.clip(np.rint(centred / self._unit), -most, most), 0
+        else:
+            cells = 2**self.depth
+            whole = np.clip(np.floor((y - self.low) / (self.high - self.low) * cells), 0, cells - 1)
+            nobody = NOBODY
+        return Weights(np.append(whole, nobody).astype(np.int64)[:, None])
+
+    def _tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[Tally]:
+        plan = self.plan_
+        for rows, (voters,) in draw_voters(
+            self._search, queries, plan.votes.sample, plan.n_neighbors, self._source, draws=1
+        ):
+            sums = self._values.count(voters) if self.method == "mean" else self._values.units[voters, 0]
+            yield Tally(rows, sums, None)
+            if progress is not None:
+                progress(rows.stop - rows.start)
+
+    def _release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
+        if self.method == "mean":
+            return super()._release(sums)
+        low = np.zeros(len(sums), dtype=np.int64)
+        there = sums != NOBODY
+        for step in reversed(range(self.depth)):
+            point = low + (1 << step)
+            below = np.sum((sums < point[:, None]) & there, axis=1)
+            # In half votes: those below less those not below. One record in and one out change it by two halves.
+            balance = 2 * below - np.sum(there, axis=1)
+            low = np.where(super()._release(balance) < 0, point, low)
+        return low[:, None].astype(np.float64)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True
+        tags.regressor_tags.poor_score = True
+        return tags

@@ -1,0 +1,295 @@
+"""The nearest private records of a query, in an order that query and record alone decide.
+
+The order is by integer squared distance, then by row number: see :mod:`nearveil.votes._integers`. Since
+``|x - y|^2 = |x|^2 - (2 x.y - |y|^2)``, the nearest records of x are those of the largest score ``2 x.y - |y|^2``,
+and with one more column a score is one entry of a matrix product. All its partial sums are exact in float32, so
+the engines below cannot differ, whatever their blocks, threads and devices. What differs is their speed
+(``docs/results/votes-speed.md``).
+"""
+
+import importlib.util
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final, Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from threadpoolctl import ThreadpoolController
+
+from nearveil.votes._integers import LONGEST, IntegerRows
+
+Engine = Literal["auto", "numpy", "faiss", "torch", "cuda"]
+Ids = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+SCORE_BYTES: Final = 2**28
+"""No engine holds more scores at a time than fit into this."""
+_MOST_QUERIES: Final = 1024  # in a batch; more are not faster
+_HOST_BLOCK: Final = 128  # queries a worker multiplies at once: enough for a fast product, few enough for the cache
+_SAMPLE: Final = 2000  # scores that the threshold of a row is guessed from
+_BLAS: Final = ThreadpoolController().select(user_api="blas")
+_ALONE: Final = threading.Lock()  # two searches that limit BLAS at once would restore each other's limits
+
+
+class NeighborSearch:
+    """Exact search among private rows, in a total order.
+
+    Parameters
+    ----------
+    rows : array_like of shape (n, d)
+        The private records, rounded to integers one by one. None at all is allowed.
+    feature_norm : float, optional
+        Public bound on the norm of rows: longer ones are scaled down to it. None scales each row to norm one.
+    engine : {"auto", "numpy", "faiss", "torch", "cuda"}
+        What multiplies and selects. "torch" is torch on the host. "auto" is "cuda" where torch finds a device,
+        else "numpy", which is the fastest on the host. The answer is the same.
+
+    Attributes
+    ----------
+    engine : str
+        The engine that was taken.
+    n_rows : int
+    n_features : int
+
+    Examples
+    --------
+    >>> search = NeighborSearch([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [-1.0, 0.0]], engine="numpy")
+    >>> search.nearest([[1.0, 0.1]], 3)
+    array([[0, 2, 1]], dtype=int32)
+    """
+
+    def __init__(self, rows: ArrayLike, *, feature_norm: float | None = None, engine: Engine = "auto") -> None:
+        given = np.asarray(rows)
+        if given.ndim != 2:
+            raise ValueError(f"rows must have shape (n, d), one record each; got {given.ndim} dimensions")
+        if len(given) >= 2**31:
+            raise ValueError("rows must be fewer than 2^31, so that a row number fits into 32 bits")
+        self.n_rows, self.n_features = given.shape
+        self._integers = IntegerRows(self.n_features, feature_norm)
+        self.engine = _chosen(engine)
+        integers = self._integers.round(given)
+        table = np.empty((self.n_rows, self.n_features + 1), dtype=np.float32)
+        table[:, :-1] = integers
+        table[:, -1] = -np.einsum("ij,ij->i", integers, integers, dtype=np.int64)
+        self._engine = _ENGINES[self.engine](table)
+
+    def nearest(self, queries: ArrayLike, length: int) -> Ids:
+        """Find the nearest records of every query.
+
+        Parameters
+        ----------
+        queries : array_like of shape (m, d)
+        length : int
+            How many records each query asks for.
+
+        Returns
+        -------
+        ndarray of shape (m, min(length, n)), int32
+            Row numbers, nearest first; of equal distances the smaller number first.
+        """
+        batches = list(self.batches(queries, length))
+        if not batches:
+            return np.empty((0, min(length, self.n_rows)), dtype=np.int32)
+        return batches[0][1] if len(batches) == 1 else np.vstack([ids for _, ids in batches])
+
+    def batches(self, queries: ArrayLike, length: int) -> Iterator[tuple[slice, Ids]]:
+        """Find the nearest records of every query, a batch at a time, in bounded memory.
+
+        Parameters
+        ----------
+        queries : array_like of shape (m, d)
+        length : int
+
+        Returns
+        -------
+        iterator of (slice, ndarray)
+            Which queries, and what `nearest` gives for them.
+        """
+        if length < 1:
+            raise ValueError("length must be at least 1")
+        return self._batches(self._integers.round(queries, name="queries"), min(length, self.n_rows))
+
+    def _batches(self, integers: NDArray[np.int16], length: int) -> Iterator[tuple[slice, Ids]]:
+        step = _batch_length(self.n_rows)
+        for start in range(0, len(integers), step):
+            batch = slice(start, min(start + step, len(integers)))
+            if length == 0:
+                yield batch, np.empty((batch.stop - start, 0), dtype=np.int32)
+                continue
+            doubled = np.ones((batch.stop - start, self.n_features + 1), dtype=np.float32)
+            np.multiply(integers[batch], 2, out=doubled[:, :-1], casting="unsafe", dtype=np.float32)
+            yield batch, self._engine.search(doubled, length)
+
+
+class _Engine(Protocol):
+    """Finds the rows of the largest scores, for a batch of queries."""
+
+    def search(self, queries: Floats, length: int) -> Ids: ...
+
+
+class _NumpyEngine:
+    """Products by NumPy; of a row of scores only those above a guessed threshold are sorted."""
+
+    def __init__(self, table: Floats) -> None:
+        self._table = table
+        # Where the sample lies decides how long a search takes, never what it finds. A stride would not do: the
+        # digits of MNIST come in a rhythm.
+        self._sample = np.sort(np.random.default_rng(0).permutation(len(table))[:_SAMPLE])
+
+    def search(self, queries: Floats, length: int) -> Ids:
+        ids = np.empty((len(queries), length), dtype=np.int32)
+
+        def work(first: int, last: int, block: int) -> None:
+            # Fresh memory costs as much as the selection, so that all blocks of a worker share one buffer.
+            buffer = np.empty((min(block, last - first), len(self._table)), dtype=np.float32)
+            for start in range(first, last, block):
+                part = slice(start, min(start + block, last))
+                scores = np.matmul(queries[part], self._table.T, out=buffer[: part.stop - start])
+                _assert_exact(scores[0, :8], queries[start], self._table[:8])
+                for row, found in zip(scores, ids[part], strict=True):
+                    found[:] = _largest(row, length, self._sample)
+
+        with _ALONE:
+            # Who limits BLAS (OMP_NUM_THREADS, threadpoolctl) limits the search: as many workers as BLAS has threads.
+            threads = max((library["num_threads"] for library in _BLAS.info()), default=1)
+            workers = min(threads, len(queries))
+            block = max(1, min(_HOST_BLOCK, _batch_length(len(self._table)) // workers))
+            bounds = np.linspace(0, len(queries), workers + 1).astype(int).tolist()
+            with _BLAS.limit(limits=threads // workers), ThreadPoolExecutor(workers) as pool:
+                list(pool.map(work, bounds[:-1], bounds[1:], [block] * workers))
+        return ids
+
+
+class _FaissEngine:
+    """FAISS's own search; rows whose last place is tied are done again by the way that sees all scores."""
+
+    def __init__(self, table: Floats) -> None:
+        self._again = _NumpyEngine(table)
+        self._table = table
+
+    def search(self, queries: Floats, length: int) -> Ids:
+        import faiss
+
+        wanted = min(length + 1, len(self._table))
+        scores, found = faiss.knn(queries, self._table, wanted, metric=faiss.METRIC_INNER_PRODUCT)
+        _assert_exact(scores[0, :8], queries[0], self._table[found[0, :8]])
+        order = np.lexsort((found, -scores), axis=1)[:, :length]
+        ids: Ids = np.take_along_axis(found, order, axis=1).astype(np.int32)
+        if wanted > length:
+            tied = np.flatnonzero(scores[:, length - 1] == scores[:, length])
+            if len(tied):
+                ids[tied] = self._again.search(queries[tied], length)
+        return ids
+
+
+class _TorchEngine:
+    """Products and selection by torch, on the host or on a CUDA device."""
+
+    def __init__(self, table: Floats, device: str) -> None:
+        import torch
+
+        self._device = device
+        self._table = torch.from_numpy(table).to(device)
+        self._numbers = torch.arange(len(table), device=device)
+
+    def search(self, queries: Floats, length: int) -> Ids:
+        import torch
+
+        n = len(self._table)
+        wanted = min(length + 1, n)
+        with torch.inference_mode():
+            asked = torch.from_numpy(queries).to(self._device)
+            with _true_float32(self._device):
+                scores = asked @ self._table.T
+            _assert_exact(scores[0, :8].float().cpu().numpy(), queries[0], self._table[:8].cpu().numpy())
+            keys = torch.sort(self._keys(*torch.topk(scores, wanted, dim=1, sorted=False)), dim=1).values
+            ids = (keys[:, :length] % n).int()
+            if wanted > length:
+                tied = torch.nonzero(keys[:, length - 1] // n == keys[:, length] // n)[:, 0]
+                # Keys and what makes them take several times the memory of scores: eight parts keep the bound.
+                for part in torch.split(tied, max(1, _batch_length(n) // 8)):
+                    unique = self._keys(scores[part], self._numbers)
+                    ids[part] = (torch.topk(unique, length, dim=1, largest=False).values % n).int()
+            found: Ids = ids.cpu().numpy()
+        return found
+
+    def _keys(self, scores: Any, numbers: Any) -> Any:
+        """Return integers in the total order: no two records of a query have the same."""
+        return (LONGEST**2 - scores.long()) * len(self._table) + numbers
+
+
+_ENGINES: Final[dict[str, Callable[[Floats], _Engine]]] = {
+    "numpy": _NumpyEngine,
+    "faiss": _FaissEngine,
+    "torch": lambda table: _TorchEngine(table, "cpu"),
+    "cuda": lambda table: _TorchEngine(table, "cuda"),
+}
+
+
+def _chosen(engine: str) -> str:
+    """Return the engine to take, or say why it cannot be taken."""
+    if engine not in get_args(Engine):
+        raise ValueError(f"engine must be one of {', '.join(get_args(Engine))}")
+    if engine in {"numpy", "faiss"}:
+        return engine
+    has_torch = importlib.util.find_spec("torch") is not None
+    if not has_torch and engine != "auto":
+        raise ValueError(f'engine "{engine}" needs torch: install the extra nearveil[torch], or take engine="auto"')
+    if engine == "torch" or not has_torch:
+        return "torch" if has_torch else "numpy"
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if engine == "cuda":
+        raise ValueError('engine "cuda" finds no CUDA device here: take engine="auto"')
+    return "numpy"
+
+
+def _batch_length(n_rows: int) -> int:
+    """Return how many queries have their scores in memory at once."""
+    return max(1, min(_MOST_QUERIES, SCORE_BYTES // (4 * max(1, n_rows))))
+
+
+def _largest(scores: Floats, length: int, sample: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where the `length` largest of one row of scores are: by score, then by place.
+
+    All places at or above a threshold are kept, ties and all, so that a guess that is too low costs time only. One
+    that is too high leaves too few places; then the true threshold is found.
+    """
+    n, m = len(scores), len(sample)
+    expected = length * m / n
+    rank = m - int(expected + 4 * np.sqrt(expected) + 1)  # four standard deviations: one miss in 30,000
+    places = np.arange(n)
+    if rank >= 0:
+        places = np.flatnonzero(scores >= np.partition(scores[sample], rank)[rank])
+        if len(places) < length:
+            places = np.flatnonzero(scores >= np.partition(scores, n - length)[n - length])
+    # Two stable passes over halves of 16 bits: NumPy sorts these by radix, four times as fast as whole numbers.
+    distances = (LONGEST**2 - scores[places].astype(np.int32)).astype(np.uint32)
+    order = np.lexsort((distances.astype(np.uint16), (distances >> 16).astype(np.uint16)))
+    return places[order[:length]]
+
+
+def _assert_exact(scores: Floats, query: Floats, rows: Floats) -> None:
+    """Stop if a product was not made in true float32; its last column is too long for any shorter format."""
+    if not np.array_equal(scores, rows.astype(np.float64) @ query.astype(np.float64)):
+        raise RuntimeError("products on this machine are less exact than float32: switch off TF32 and bfloat16 modes")
+
+
+@contextmanager
+def _true_float32(device: str) -> Iterator[None]:
+    """Keep torch from multiplying in fewer bits; its settings are as before afterwards."""
+    import torch
+
+    host: Any = torch.backends.mkldnn  # torch's own annotations do not know its `matmul`
+    backends = torch.backends.cuda.matmul, host.matmul
+    before = [backend.fp32_precision for backend in backends]
+    with ExitStack() as stack:
+        stack.enter_context(torch.autocast(device, enabled=False))
+        for backend, precision in zip(backends, before, strict=True):
+            stack.callback(setattr, backend, "fp32_precision", precision)
+            backend.fp32_precision = "ieee"
+        yield

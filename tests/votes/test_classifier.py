@@ -1,0 +1,333 @@
+"""Private-kNN as an estimator: what it answers, what it declines, what it costs, and what never leaves it."""
+
+import copy
+import logging
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import nearveil
+from nearveil.ledger import Ledger, OverBudgetError
+from nearveil.privacy.noise import unsafe_seeded
+from nearveil.votes import Answers, ExhaustedError, PrivateKNeighborsClassifier
+from nearveil.votes._ballots import hard_votes, label_votes, soft_votes
+from nearveil.votes._coins import PoissonSample
+from nearveil.votes._search import NeighborSearch
+from nearveil.votes._voters import draw_voters
+
+DIGITS, LABELS = load_digits(return_X_y=True)
+QUIET: dict[str, Any] = {"n_neighbors": 5, "vote_noise": 0.01, "max_answered": 10**6}  # next to no noise, no promise
+
+NOISY = "the default promise (epsilon 1) on a few dozen records is kept by noise that drowns them: all is declined"
+COPIED = "a pickle carries no allowance: two copies would answer twice what was promised"
+DECLINES = "a declined query gets the abstain label, which is no class"
+EXPECTED_FAILED_CHECKS = {
+    "check_classifiers_train": NOISY,
+    "check_classifiers_classes": DECLINES,
+    "check_classifiers_one_label": DECLINES,
+    "check_classifiers_one_label_sample_weights": DECLINES,
+    "check_estimators_pickle": COPIED,
+}
+
+
+@parametrize_with_checks(  # type: ignore[untyped-decorator]
+    [PrivateKNeighborsClassifier(max_screened=0), PrivateKNeighborsClassifier(**QUIET)],
+    expected_failed_checks=lambda estimator: (
+        {"check_estimators_pickle": COPIED} if estimator.vote_noise else EXPECTED_FAILED_CHECKS
+    ),
+)
+def test_scikit_learn_accepts_it(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def quiet(**parameters: Any) -> PrivateKNeighborsClassifier:
+    return PrivateKNeighborsClassifier(**(QUIET | parameters))
+
+
+def test_without_noise_it_is_k_nearest_neighbours() -> None:
+    voter = quiet().fit(DIGITS[:1500], LABELS[:1500])
+    answers = voter.answer(DIGITS[1500:])
+    assert answers.answered.all()
+    assert np.mean(answers.labels == LABELS[1500:]) > 0.94
+    np.testing.assert_allclose(answers.votes.sum(axis=1), 5, atol=0.3)
+
+
+def test_a_promise_that_is_kept_still_answers() -> None:
+    voter = nearveil.PrivateKNeighborsClassifier(
+        epsilon=4.0, max_answered=20, max_screened=40, classes=range(10), source=unsafe_seeded(0)
+    )
+    answers = voter.fit(DIGITS[:1500], LABELS[:1500]).answer(DIGITS[1500:1540])
+    assert 10 <= answers.answered.sum() <= 20
+    assert np.mean(answers.labels == LABELS[1500:1540], where=answers.answered) > 0.8
+    np.testing.assert_array_equal(answers.labels[~answers.answered], -1)
+    assert np.isnan(answers.votes[~answers.answered]).all()
+    assert 3.99 < voter.guarantee.epsilon <= 4
+
+
+def test_agreement_is_screened() -> None:
+    """Queries whose neighbours agree pass; those between two classes do not."""
+    angles = np.concatenate([np.linspace(0.0, 0.1, 400), np.linspace(1.4, 1.5, 400)])
+    X, y = np.stack([np.cos(angles), np.sin(angles)], axis=1), np.repeat([0, 1], 400)
+    voter = PrivateKNeighborsClassifier(
+        n_neighbors=400, screening_noise=15.0, threshold=300.0, vote_noise=10.0, max_screened=200, max_answered=100,
+        source=unsafe_seeded(1),
+    )  # fmt: skip
+    between = [[np.cos(0.75), np.sin(0.75)]]
+    answers = voter.fit(X, y).answer(np.concatenate([X[:50], np.repeat(between, 50, axis=0)]))
+    assert answers.answered[:50].all()
+    assert not answers.answered[50:].any()
+
+
+def test_caps_decline_and_then_raise() -> None:
+    voter = quiet(max_answered=7).fit(DIGITS[:200], LABELS[:200])
+    first = voter.answer(DIGITS[200:205])
+    second = voter.answer(DIGITS[205:215])
+    assert first.answered.sum() == 5
+    np.testing.assert_array_equal(np.flatnonzero(second.answered), [0, 1])
+    np.testing.assert_array_equal(second.labels[2:], -1)
+    with pytest.raises(ExhaustedError, match="max_answered is reached"):
+        voter.predict(DIGITS[:1])
+
+
+def test_the_cap_on_screenings_declines_too() -> None:
+    voter = quiet(max_answered=50, max_screened=6, screening_noise=0.1, threshold=1.0).fit(DIGITS[:200], LABELS[:200])
+    np.testing.assert_array_equal(np.flatnonzero(voter.answer(DIGITS[200:210]).answered), range(6))
+    with pytest.raises(ExhaustedError, match="max_screened is reached"):
+        voter.predict(DIGITS[:1])
+
+
+def test_the_guarantee_is_that_of_the_caps() -> None:
+    voter = PrivateKNeighborsClassifier(
+        n_neighbors=300, sampling_rate=0.15, screening_noise=75.0, threshold=180.0, vote_noise=25.0, max_screened=1000,
+        max_answered=735, classes=range(10),
+    ).fit(DIGITS, LABELS)  # fmt: skip
+    assert voter.guarantee.epsilon == pytest.approx(0.871049, abs=1e-4)
+    before = voter.guarantee
+    voter.predict(DIGITS[:3])
+    assert voter.guarantee == before
+    assert (before.protects, before.relation, before.unit, before.delta) == ("database", "add-remove", "record", 1e-5)
+    assert before.sound
+    inferred = quiet().fit(DIGITS, LABELS)
+    assert inferred.guarantee.unit == "record of a class that occurs anyway"
+
+
+def test_a_seed_voids_the_promise() -> None:
+    voter = quiet(source=unsafe_seeded(0)).fit(DIGITS[:50], LABELS[:50])
+    assert not voter.guarantee.sound
+
+
+def test_an_account_pays_first_and_is_shared(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path / "budget.db"))
+    known = {"epsilon": 2.0, "max_answered": 10, "max_screened": 0, "classes": range(10)}
+    voter = PrivateKNeighborsClassifier(**known, ledger=ledger, account="digits")  # type: ignore[arg-type]
+    voter.fit(DIGITS[:500], LABELS[:500]).predict(DIGITS[500:504])
+    account = ledger.account("digits")
+    assert account.kind == "plan"
+    ((_, left),) = account.balance().remaining
+    assert left == 6
+    again = clone(voter).fit(DIGITS[:500], LABELS[:500])  # the same records, another object: the account remembers
+    assert again.answer(DIGITS[500:510]).answered.sum() == 6
+    with pytest.raises(ExhaustedError):
+        voter.predict(DIGITS[:1])
+    loaded = pickle.loads(pickle.dumps(again))  # noqa: S301
+    with pytest.raises(ExhaustedError):
+        loaded.predict(DIGITS[:1])
+
+
+def test_a_filter_account_refuses_what_is_too_much(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path / "budget.db"))
+    account = ledger.open_account(
+        "all", owner="me", protects="database", unit="record", relation="add-remove", epsilon=0.5, delta=1e-5
+    )
+    voter = PrivateKNeighborsClassifier(epsilon=2.0, max_answered=10, max_screened=0, account=account)
+    voter.fit(DIGITS[:500], LABELS[:500])
+    with pytest.raises(OverBudgetError):
+        voter.predict(DIGITS[:10])
+    assert account.balance().spent == 0
+    assert voter.answer(DIGITS[:1]).answered.all()  # the refusal took nothing from the caps
+    assert account.balance().spent > 0
+
+
+def test_accounts_of_something_else_are_refused(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path / "budget.db"))
+    queries = ledger.open_account(
+        "mine", owner="me", protects="query", unit="record", relation="replace", epsilon=0.5, delta=1e-5
+    )
+    with pytest.raises(ValueError, match="account must protect"):
+        quiet(account=queries).fit(DIGITS[:50], LABELS[:50])
+    with pytest.raises(ValueError, match="ledger must be given"):
+        quiet(account="mine").fit(DIGITS[:50], LABELS[:50])
+    with pytest.raises(ValueError, match="account must be the name"):
+        quiet(ledger=ledger).fit(DIGITS[:50], LABELS[:50])
+
+
+def test_copies_share_their_caps_and_pickles_have_none() -> None:
+    voter = quiet(max_answered=5).fit(DIGITS[:50], LABELS[:50])
+    twin = copy.deepcopy(voter)
+    twin.predict(DIGITS[:5])
+    with pytest.raises(ExhaustedError):
+        voter.predict(DIGITS[:1])
+    with pytest.raises(ExhaustedError, match="was pickled"):
+        pickle.loads(pickle.dumps(quiet().fit(DIGITS[:50], LABELS[:50]))).predict(DIGITS[:1])  # noqa: S301
+
+
+def test_batches_and_engines_change_no_vote() -> None:
+    queries, few = DIGITS[500:700], {"max_answered": 10**4, "source": unsafe_seeded(0)}
+    whole = quiet(n_neighbors=40, **few).fit(DIGITS[:500], LABELS[:500])
+    votes = np.rint(whole.answer(queries).votes)
+    np.testing.assert_array_equal(
+        np.rint(np.vstack([whole.answer(row[None]).votes for row in queries[:40]])), votes[:40]
+    )
+    for engine in ("numpy", "faiss"):
+        other = quiet(n_neighbors=40, engine=engine, **few).fit(DIGITS[:500], LABELS[:500])
+        np.testing.assert_array_equal(np.rint(other.answer(queries).votes), votes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_one_record_moves_one_vote(data: st.DataObject) -> None:
+    """Remove any record, with the coins of the others as they were: sensitivities 1, 2 and sqrt(2), ties included."""
+    n, k = data.draw(st.integers(2, 12)), data.draw(st.integers(1, 6))
+    rows = np.array(data.draw(st.lists(st.sampled_from([(1, 0), (0, 1), (1, 1), (2, 1)]), min_size=n, max_size=n)))
+    labels = np.array(data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)))
+    kept = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    gone = data.draw(st.integers(0, n - 1))
+    query = np.array([[1.0, 0.5]])
+
+    def counts(present: NDArray[np.bool_]) -> NDArray[np.int64]:
+        sampled = np.flatnonzero(present & kept)
+        _, ballots, _ = hard_votes(labels[sampled], [0, 1, 2]) if len(sampled) else (0, None, 0)
+        if ballots is None:
+            return np.zeros(3, dtype=np.int64)
+        voters = draw_voters(NeighborSearch(rows[sampled]), query, PoissonSample(1.0), k, unsafe_seeded(0), draws=1)
+        return np.asarray(ballots.count(next(voters)[1][0])[0])
+
+    everybody = np.ones(n, dtype=bool)
+    change = counts(everybody) - counts(everybody & (np.arange(n) != gone))
+    assert np.abs(change).sum() <= 2
+    assert np.sum(change**2) <= 2
+    assert abs(counts(everybody).max() - counts(everybody & (np.arange(n) != gone)).max()) <= 1
+
+
+def test_soft_votes_are_charged_as_gaussian_screenings() -> None:
+    y = np.zeros((600, 3))
+    y[:300, 0], y[300:, 1], y[:, 2] = 0.9, 0.8, 0.1
+    X = np.where(np.arange(600)[:, None] < 300, [[1.0, 0.1]], [[0.1, 1.0]])
+    voter = PrivateKNeighborsClassifier(
+        votes="soft", n_neighbors=200, screening_noise=9.0, threshold=140.0, vote_noise=6.0, max_screened=20,
+        max_answered=20, classes=["a", "b", "c"], abstain_label="", source=unsafe_seeded(0),
+    ).fit(X, y)  # fmt: skip
+    answers = voter.answer([[1.0, 0.0], [0.0, 1.0]])
+    assert answers.labels.tolist() == ["a", "b"]
+    np.testing.assert_allclose(answers.votes, [[180, 0, 20], [0, 160, 20]], atol=30)
+    whole = PrivateKNeighborsClassifier(
+        n_neighbors=200, screening_noise=9.0, threshold=140.0, vote_noise=6.0, max_screened=20, max_answered=20
+    ).fit(X, y.argmax(axis=1))
+    assert voter.guarantee.epsilon > whole.guarantee.epsilon  # whole votes have the exact composition
+
+
+@pytest.mark.parametrize("kind", ["binary", "nonnegative", "signed"])
+def test_many_labels_are_clipped_and_charged_honestly(kind: Any) -> None:
+    rng = np.random.default_rng(0)
+    y = (rng.random((200, 6)) < 0.5).astype(float)
+    if kind == "signed":
+        y = 2 * y - 1
+    _, votes, ballot = label_votes(y, None, 2.0, kind)
+    rows = votes.units[:-1] * ballot.unit
+    assert np.abs(rows).sum(axis=1).max() <= 2.0
+    squares = max(float(np.sum((a - b) ** 2)) for a in rows[:60] for b in rows[:60])
+    assert squares <= ballot.event(1.0).sensitivity ** 2 + 1e-9  # type: ignore[attr-defined]
+    voter = quiet(votes=kind, clip=6.0).fit(DIGITS[:200], y)
+    found = voter.predict(DIGITS[:20])
+    assert found.shape == (20, 6)
+    assert set(np.unique(found)) <= {0, 1}
+
+
+def test_worst_pairs_of_clipped_votes_attain_the_stated_sensitivity() -> None:
+    for kind, rows, clip in (
+        ("binary", [[1.0, 1.0, 0, 0], [0, 0, 1.0, 1.0]], 2.0),
+        ("nonnegative", [[9.0, 0], [0, 9.0]], 2.0),
+        ("signed", [[9.0], [-9.0]], 2.0),
+    ):
+        _, votes, ballot = label_votes(np.array(rows), None, clip, kind)  # type: ignore[arg-type]
+        gap = (votes.units[0] - votes.units[1]) * ballot.unit
+        assert np.sum(gap**2) == pytest.approx(ballot.event(1.0).sensitivity ** 2)  # type: ignore[attr-defined]
+
+
+def test_soft_rows_never_sum_to_more_than_one() -> None:
+    rows = np.random.default_rng(0).dirichlet(np.ones(7), 500) * (1 + 1e-7)
+    _, votes, ballot = soft_votes(rows, None)
+    assert votes.units.sum(axis=1).max() * ballot.unit <= 1
+
+
+def test_names_of_classes_and_declined_answers() -> None:
+    names = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
+    voter = quiet(max_answered=2, abstain_label="?").fit(DIGITS[:400], names[LABELS[:400]])
+    assert voter.predict(DIGITS[:3]).tolist()[2] == "?"
+    mixed = quiet(max_answered=2).fit(DIGITS[:400], names[LABELS[:400]])
+    assert mixed.predict(DIGITS[:3]).tolist()[2] == -1
+
+
+PRIVATE = 771_234  # a label that must never be seen
+
+
+def test_nothing_private_is_shown(caplog: pytest.LogCaptureFixture) -> None:
+    y = np.where(np.arange(300) == 17, PRIVATE, LABELS[:300])
+    with pytest.raises(ValueError, match="not in classes") as error:
+        quiet(classes=range(10)).fit(DIGITS[:300], y)
+    seen = [str(error.value)]
+    voter = quiet(abstain_label=-5).fit(DIGITS[:300], np.where(y == PRIVATE, 3, y))
+    with caplog.at_level(logging.DEBUG):
+        voter.predict(DIGITS[300:310])
+    for bad in (np.full((1, 64), np.nan), np.zeros((1, 3)), np.zeros((0, 64))):
+        with pytest.raises(ValueError, match=r"NaN|features|sample") as error:
+            voter.predict(bad)
+        seen.append(str(error.value))
+    seen += [repr(voter), str(voter), voter._repr_html_(), repr(voter.plan_), repr(voter.guarantee), caplog.text]
+    seen += [repr(value) for value in vars(voter).values()]
+    tally = next(voter._tallies(DIGITS[300:302], None))
+    seen += [repr(tally)]
+    assert not any(str(PRIVATE) in text for text in seen)
+    assert not any("array" in text for text in seen[:-1] if "classes" not in text)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": math.nan}, "epsilon"),
+        ({"epsilon": 1e9}, "epsilon"),
+        ({"delta": 0.0}, "delta"),
+        ({"max_answered": 0}, "max_answered"),
+        ({"sampling_rate": 0.0}, "sampling_rate"),
+        ({"abstain_label": 3}, "abstain_label must not be a class"),
+        ({"votes": "none"}, "votes"),
+        ({"votes": "binary"}, "clip must be given"),
+        ({"votes": "soft"}, "y must hold weights"),
+        ({"classes": [1, 1]}, "classes must be a list of different labels"),
+        ({"feature_norm": -1.0}, "feature_norm"),
+        ({"engine": "abacus"}, "engine"),
+        ({"threshold": math.inf, "max_screened": 10}, "threshold"),
+    ],
+)
+def test_bad_parameters_are_named(parameters: dict[str, Any], message: str) -> None:
+    y = LABELS[:50][:, None] if parameters.get("votes") in ("binary", "soft") else LABELS[:50]
+    with pytest.raises(ValueError, match=message):
+        PrivateKNeighborsClassifier(**({"epsilon": 1.0, "max_answered": 5} | parameters)).fit(DIGITS[:50], y)
+
+
+def test_progress_is_told() -> None:
+    done: list[int] = []
+    voter = quiet().fit(DIGITS[:50], LABELS[:50])
+    assert isinstance(voter.answer(DIGITS[:30], progress=done.append), Answers)
+    assert sum(done) == 30
