@@ -1,0 +1,120 @@
+"""Clipped mean and private median: what they find, what one record can change, what it costs."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from nearveil.privacy.noise import unsafe_seeded
+from nearveil.votes import ExhaustedError, PrivateKNeighborsRegressor
+from nearveil.votes._voters import NOBODY
+
+QUIET: dict[str, Any] = {"vote_noise": 0.01, "max_answered": 10**6}
+COPIED = "a pickle carries no allowance: two copies would answer twice what was promised"
+NOISE = {
+    "check_estimators_pickle": COPIED,
+    "check_fit_idempotent": "two fits draw noise of their own, so their answers differ",
+    "check_supervised_y_2d": "two fits draw noise of their own, so their answers differ",
+}
+
+
+@parametrize_with_checks(  # type: ignore[untyped-decorator]
+    [
+        PrivateKNeighborsRegressor(-5, 5, source=unsafe_seeded(0)),
+        PrivateKNeighborsRegressor(-5, 5, method="median", n_neighbors=1, depth=20, **QUIET),
+    ],
+    expected_failed_checks=lambda estimator: {"check_estimators_pickle": COPIED} if estimator.vote_noise else NOISE,
+)
+def test_scikit_learn_accepts_it(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+X = np.random.default_rng(0).uniform(size=(3000, 3))
+Y = X @ [1.0, 2.0, -1.0]
+
+
+@pytest.mark.parametrize("method", ["mean", "median"])
+def test_without_noise_it_finds_what_is_there(method: Any) -> None:
+    voter = PrivateKNeighborsRegressor(-1, 3, method=method, n_neighbors=15, depth=12, feature_norm=2.0, **QUIET)
+    found = voter.fit(X[:2900], Y[:2900]).predict(X[2900:])
+    assert np.sqrt(np.mean((found - Y[2900:]) ** 2)) < 0.15
+
+
+def test_the_median_withstands_what_moves_the_mean() -> None:
+    y = Y.copy()
+    y[::5] = 100.0  # clipped to 3, yet far away
+    errors = {}
+    for method in ("mean", "median"):
+        voter = PrivateKNeighborsRegressor(-1, 3, method=method, n_neighbors=25, depth=12, feature_norm=2.0, **QUIET)
+        errors[method] = np.median(np.abs(voter.fit(X[:2900], y[:2900]).predict(X[2900:]) - Y[2900:]))
+    assert errors["median"] < 0.5 * errors["mean"]
+
+
+def test_a_promise_is_kept_and_still_useful() -> None:
+    rows = np.random.default_rng(1).uniform(size=(20_000, 2))
+    for method in ("mean", "median"):
+        voter = PrivateKNeighborsRegressor(
+            0,
+            2,
+            epsilon=2.0,
+            max_answered=20,
+            method=method,
+            feature_norm=2.0,
+            n_neighbors=1500,
+            source=unsafe_seeded(2),
+        )
+        found = voter.fit(rows, rows.sum(axis=1)).predict(rows[:20])
+        assert np.abs(found - rows[:20].sum(axis=1)).mean() < 0.15
+        assert 1.99 < voter.guarantee.epsilon <= 2
+
+
+def test_what_is_charged() -> None:
+    mean = PrivateKNeighborsRegressor(-1, 3, vote_noise=20.0, max_answered=7).fit(X, Y)
+    assert mean.guarantee.events == (SelfComposedDpEvent(GaussianDpEvent(20.0 / 4), 7),)
+    median = PrivateKNeighborsRegressor(-1, 3, method="median", depth=9, vote_noise=20.0, max_answered=7).fit(X, Y)
+    assert median.guarantee.events == (SelfComposedDpEvent(GaussianDpEvent(20.0 / 3), 7),)
+
+
+def test_one_record_in_and_one_out_changes_the_sum_by_the_range() -> None:
+    voter = PrivateKNeighborsRegressor(-1.3, 2.9, **QUIET).fit(X[:10], np.linspace(-5, 5, 10))
+    units = voter._values.units[:-1, 0] * voter._unit
+    assert units.max() - units.min() <= 4.2
+    assert units.max() - units.min() > 4.2 - 3 * voter._unit
+    assert np.abs(units).max() <= 2.1
+
+
+def test_one_record_in_and_one_out_changes_each_count_by_one() -> None:
+    """All sets of up to three voters on four cells, and all splits: the balance, in half votes, moves by at most 2."""
+    cells = [NOBODY, 0, 1, 2, 3]
+    for voters in itertools.product(cells, repeat=3):
+        for position, cell in itertools.product(range(3), cells):
+            other = list(voters)
+            other[position] = cell
+            for point in (1, 2, 3):
+                balances = [
+                    2 * sum(0 <= v < point for v in one) - sum(v != NOBODY for v in one) for one in (voters, other)
+                ]
+                assert abs(balances[0] - balances[1]) <= 2
+
+
+def test_caps_decline_and_then_raise() -> None:
+    voter = PrivateKNeighborsRegressor(-1, 3, n_neighbors=5, vote_noise=0.1, max_answered=2).fit(X, Y)
+    found = voter.predict(X[:3])
+    assert np.isfinite(found[:2]).all()
+    assert np.isnan(found[2])
+    with pytest.raises(ExhaustedError):
+        voter.predict(X[:1])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [({"low": 2.0, "high": 1.0}, "low"), ({"low": math.nan}, "low"), ({"high": math.inf}, "low"),
+     ({"depth": 0}, "depth"), ({"method": "mode"}, "method"), ({"epsilon": -1.0}, "epsilon")],
+)  # fmt: skip
+def test_bad_parameters_are_named(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PrivateKNeighborsRegressor(**({"low": 0.0, "high": 1.0} | parameters)).fit(X[:20], Y[:20])
