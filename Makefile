@@ -30,6 +30,7 @@ bench: $(VENV)/.bench ## Measure; a table, JSON and a picture
 	$(BIN)/python bench/ledger.py --out $(OUT)/bench
 	$(BIN)/python bench/release.py --out $(OUT)/bench
 	$(BIN)/python bench/recall.py --out $(OUT)/bench
+	$(BIN)/python bench/votes.py --out $(OUT)/bench
 
 docs: $(VENV)/.dev ## Build the documentation
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs $(OUT)/docs
@@ -53,7 +54,7 @@ $(VENV)/.base: pyproject.toml requirements.lock
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) -e ".[torch,postgres,tsne,dev]"
+	$(PIP) -e ".[torch,postgres,tsne,images,dev]"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
