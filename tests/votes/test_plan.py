@@ -129,7 +129,17 @@ def test_wishes_that_contradict_each_other_are_refused() -> None:
         make_plan(Wish(epsilon=1.0, max_screened=5, **known), Ballot(GaussianSums(1.0), 1, screened=False))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="screening_noise is too small"):
         make_plan(Wish(epsilon=0.01, screening_noise=1.0, max_screened=50, **known), CLASSES)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="epsilon must be at most 12 where queries are screened"):
+        make_plan(Wish(epsilon=13.0, **known), CLASSES)  # type: ignore[arg-type]
     assert GaussianSums(2.0)(3.0) == GaussianDpEvent(1.5)
+
+
+@pytest.mark.parametrize("epsilon", [12.0, 60.0])
+def test_large_budgets_are_used_too(epsilon: float) -> None:
+    plan = make_plan(
+        Wish(epsilon=epsilon, delta=1e-5, max_answered=30, max_screened=0 if epsilon > 12 else None), CLASSES
+    )
+    assert 0.99 * epsilon <= plan.epsilon(1e-5) <= epsilon
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,22 @@
 """The database's side: private records vote on public queries.
 
 * :class:`PrivateKNeighborsClassifier`: the nearest private records vote for a class, or for many labels;
-* :class:`PrivateKNeighborsRegressor`: they give the mean or the median of their values.
+* :class:`PrivateKNeighborsRegressor`: they give the mean or the median of their values;
+* :class:`PateClassifier`: the rival, teachers trained on disjoint parts of the records.
 """
 
-from nearveil.votes._classifier import Answers, PrivateKNeighborsClassifier
+from nearveil.votes._base import Answers
+from nearveil.votes._classifier import PrivateKNeighborsClassifier
+from nearveil.votes._pate import PateClassifier
 from nearveil.votes._plan import VotePlan
 from nearveil.votes._regressor import PrivateKNeighborsRegressor
 from nearveil.votes._spending import ExhaustedError
 
-__all__ = ["Answers", "ExhaustedError", "PrivateKNeighborsClassifier", "PrivateKNeighborsRegressor", "VotePlan"]
+__all__ = [
+    "Answers",
+    "ExhaustedError",
+    "PateClassifier",
+    "PrivateKNeighborsClassifier",
+    "PrivateKNeighborsRegressor",
+    "VotePlan",
+]

@@ -3,13 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils._param_validation import HasMethods, Interval
+from sklearn.utils.validation import check_is_fitted, validate_data
 
+from nearveil.ledger import Account, Ledger
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.votes._plan import Ballot, VotePlan, Wish, make_plan
@@ -17,6 +20,29 @@ from nearveil.votes._spending import Spending, find_account
 
 Progress = Callable[[int], None]
 """Called with how many queries were finished since the last call."""
+
+KNOWN_UNIT = "record"
+INFERRED_UNIT = "record of a class that occurs anyway"
+
+PROMISE: dict[str, list[Any]] = {
+    "epsilon": [Interval(Real, 0, None, closed="neither"), None],
+    "delta": [Interval(Real, 0, 1, closed="neither")],
+    "max_answered": [Interval(Integral, 1, None, closed="left")],
+    "vote_noise": [Interval(Real, 0, None, closed="neither"), None],
+    "ledger": [Ledger, str, None],
+    "account": [Account, str, None],
+    "source": [HasMethods(["words"]), None],
+}
+"""What every voting estimator's parameters may be."""
+
+SCREENING: dict[str, list[Any]] = {
+    "screening_noise": [Interval(Real, 0, None, closed="neither"), None],
+    "threshold": [Real, None],
+    "max_screened": [Interval(Integral, 0, None, closed="left"), None],
+    "classes": ["array-like", range, None],
+    "abstain_label": [Integral, str],
+}
+"""The same of classifiers."""
 
 
 @dataclass(frozen=True)
@@ -105,3 +131,85 @@ class VotingEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         # Whether a query passed is public from here on; so is how many votes are paid for.
         chosen = passed[: spending.take("answered", len(passed))]
         return chosen, self._release(np.concatenate([tally.sums for tally in tallies])[chosen])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True
+        return tags
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What was answered. All of it is public.
+
+    Attributes
+    ----------
+    labels : ndarray of shape (n_queries,) or (n_queries, n_classes)
+        Classes, or zeros and ones for many labels; the abstain label where a query was declined.
+    answered : ndarray of bool, shape (n_queries,)
+    votes : ndarray of shape (n_queries, n_classes)
+        The noisy counts that decided; NaN where a query was declined.
+    """
+
+    labels: NDArray[Any]
+    answered: NDArray[np.bool_]
+    votes: NDArray[np.float64]
+
+
+class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
+    """Queries answered by the class that wins a vote."""
+
+    abstain_label: int | str
+    classes_: NDArray[Any]
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Answer public queries, or decline. The call is paid for before anything is released.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_queries, d)
+            Public. In their order, until a cap is reached; the rest is declined.
+
+        Returns
+        -------
+        ndarray of shape (n_queries,) or (n_queries, n_classes)
+            See :class:`Answers`.
+
+        Raises
+        ------
+        ExhaustedError
+            Where a cap was reached before this call.
+        """
+        return self.answer(X).labels
+
+    def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
+        """Answer public queries, as `predict` does, and show the noisy votes that decided.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_queries, d)
+        progress : callable, optional
+            Called with how many queries were counted since the last call.
+
+        Returns
+        -------
+        Answers
+        """
+        check_is_fitted(self)
+        queries = validate_data(self, X, dtype=np.float64, reset=False)
+        rows, released = self._ask(queries, progress)
+        votes = np.full((len(queries), len(self.classes_)), np.nan)
+        votes[rows] = released
+        answered = np.zeros(len(queries), dtype=np.bool_)
+        answered[rows] = True
+        return Answers(self._labels(votes, answered), answered, votes)
+
+    def _check_abstain_label(self) -> None:
+        if self.abstain_label in self.classes_.tolist():
+            raise ValueError("abstain_label must not be a class: choose a label that no record has")
+
+    def _labels(self, votes: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[Any]:
+        same = isinstance(self.abstain_label, str) == (self.classes_.dtype.kind in "US")
+        labels = np.full(len(votes), self.abstain_label, dtype=object)
+        labels[answered] = self.classes_[np.argmax(votes[answered], axis=1)]
+        return labels.astype(np.result_type(self.classes_, np.asarray(self.abstain_label))) if same else labels

@@ -1,47 +1,25 @@
 """Private-kNN: the nearest private records vote on a public query."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import ClassifierMixin, _fit_context
-from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.base import _fit_context
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import validate_data
 
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy.noise import Source
 from nearveil.votes._ballots import MULTILABEL, Labels, Votes, Weights, hard_votes, label_votes, soft_votes
-from nearveil.votes._base import Progress, Tally, VotingEstimator
+from nearveil.votes._base import INFERRED_UNIT, KNOWN_UNIT, PROMISE, SCREENING, Progress, Tally, VotingClassifier
 from nearveil.votes._plan import Ballot, Wish
 from nearveil.votes._search import Engine, NeighborSearch
-from nearveil.votes._voters import draw_voters
-
-KNOWN_UNIT = "record"
-INFERRED_UNIT = "record of a class that occurs anyway"
+from nearveil.votes._voters import NEIGHBORS, draw_voters
 
 
-@dataclass(frozen=True)
-class Answers:
-    """What was answered. All of it is public.
-
-    Attributes
-    ----------
-    labels : ndarray of shape (n_queries,) or (n_queries, n_classes)
-        Classes, or zeros and ones for many labels; the abstain label where a query was declined.
-    answered : ndarray of bool, shape (n_queries,)
-    votes : ndarray of shape (n_queries, n_classes)
-        The noisy counts that decided; NaN where a query was declined.
-    """
-
-    labels: NDArray[Any]
-    answered: NDArray[np.bool_]
-    votes: NDArray[np.float64]
-
-
-class PrivateKNeighborsClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
+class PrivateKNeighborsClassifier(VotingClassifier):
     """Classify public queries by the votes of their nearest private records.
 
     Private-kNN (Zhu, Yu, Chandraker and Wang 2020), with what its parameters really cost. The promise is about the
@@ -123,24 +101,11 @@ class PrivateKNeighborsClassifier(ClassifierMixin, VotingEstimator):  # type: ig
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "epsilon": [Interval(Real, 0, None, closed="neither"), None],
-        "delta": [Interval(Real, 0, 1, closed="neither")],
-        "max_answered": [Interval(Integral, 1, None, closed="left")],
-        "n_neighbors": [Interval(Integral, 1, None, closed="left"), None],
-        "sampling_rate": [Interval(Real, 0, 1, closed="right")],
-        "screening_noise": [Interval(Real, 0, None, closed="neither"), None],
-        "threshold": [Real, None],
-        "vote_noise": [Interval(Real, 0, None, closed="neither"), None],
-        "max_screened": [Interval(Integral, 0, None, closed="left"), None],
+        **PROMISE,
+        **SCREENING,
+        **NEIGHBORS,
         "votes": [StrOptions({"classes", "soft", *MULTILABEL})],
         "clip": [Interval(Real, 0, None, closed="neither"), None],
-        "classes": ["array-like", range, None],
-        "feature_norm": [Interval(Real, 0, None, closed="neither"), None],
-        "abstain_label": [Integral, str],
-        "ledger": [Ledger, str, None],
-        "account": [Account, str, None],
-        "engine": [StrOptions({"auto", "numpy", "faiss", "torch", "cuda"})],
-        "source": [HasMethods(["words"]), None],
     }
 
     def __init__(
@@ -201,8 +166,8 @@ class PrivateKNeighborsClassifier(ClassifierMixin, VotingEstimator):  # type: ig
         """
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True)
         self.classes_, self._ballots, ballot = self._votes(y)
-        if self.votes not in MULTILABEL and self.abstain_label in self.classes_.tolist():
-            raise ValueError("abstain_label must not be a class: choose a label that no record has")
+        if self.votes not in MULTILABEL:
+            self._check_abstain_label()
         wish = Wish(
             epsilon=self.epsilon,
             delta=self.delta,
@@ -219,48 +184,6 @@ class PrivateKNeighborsClassifier(ClassifierMixin, VotingEstimator):  # type: ig
         self._search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
         return self
 
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """Answer public queries, or decline. The call is paid for before anything is released.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_queries, d)
-            Public. In their order, until a cap is reached; the rest is declined.
-
-        Returns
-        -------
-        ndarray of shape (n_queries,) or (n_queries, n_classes)
-            See :class:`Answers`.
-
-        Raises
-        ------
-        ExhaustedError
-            Where a cap was reached before this call.
-        """
-        return self.answer(X).labels
-
-    def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
-        """Answer public queries, as `predict` does, and show the noisy votes that decided.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_queries, d)
-        progress : callable, optional
-            Called with how many queries were counted since the last call.
-
-        Returns
-        -------
-        Answers
-        """
-        check_is_fitted(self)
-        queries = validate_data(self, X, dtype=np.float64, reset=False)
-        rows, released = self._ask(queries, progress)
-        votes = np.full((len(queries), len(self.classes_)), np.nan)
-        votes[rows] = released
-        answered = np.zeros(len(queries), dtype=np.bool_)
-        answered[rows] = True
-        return Answers(self._labels(votes, answered), answered, votes)
-
     def _votes(self, y: ArrayLike) -> tuple[NDArray[Any], Labels | Weights, Ballot]:
         if self.votes == "classes":
             return hard_votes(y, self.classes)
@@ -269,16 +192,13 @@ class PrivateKNeighborsClassifier(ClassifierMixin, VotingEstimator):  # type: ig
         return label_votes(y, self.classes, self.clip, self.votes)
 
     def _labels(self, votes: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[Any]:
-        if self.votes in MULTILABEL:
-            # Of votes that may be negative more than none must be for a label, of the others more than half.
-            least = 0.0 if self.votes == "signed" else self.plan_.n_neighbors / 2
-            chosen = np.full(votes.shape, self.abstain_label, dtype=object)
-            chosen[answered] = (votes[answered] > least).astype(int)
-            return chosen if isinstance(self.abstain_label, str) else chosen.astype(int)
-        same = isinstance(self.abstain_label, str) == (self.classes_.dtype.kind in "US")
-        labels = np.full(len(votes), self.abstain_label, dtype=object)
-        labels[answered] = self.classes_[np.argmax(votes[answered], axis=1)]
-        return labels.astype(np.result_type(self.classes_, np.asarray(self.abstain_label))) if same else labels
+        if self.votes not in MULTILABEL:
+            return super()._labels(votes, answered)
+        # Of votes that may be negative more than none must be for a label, of the others more than half.
+        least = 0.0 if self.votes == "signed" else self.plan_.n_neighbors / 2
+        chosen = np.full(votes.shape, self.abstain_label, dtype=object)
+        chosen[answered] = (votes[answered] > least).astype(int)
+        return chosen if isinstance(self.abstain_label, str) else chosen.astype(int)
 
     def _tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[Tally]:
         plan, screens = self.plan_, self.plan_.screening is not None
@@ -290,8 +210,3 @@ class PrivateKNeighborsClassifier(ClassifierMixin, VotingEstimator):  # type: ig
             yield Tally(rows, self._ballots.count(drawn[0]), largest)
             if progress is not None:
                 progress(rows.stop - rows.start)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.non_deterministic = True
-        return tags

@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 LONGEST = 2364
 """No rounded row is longer. ``3 * LONGEST**2`` is 16,765,488, below ``2**24`` by 11,728."""
 MOST_FEATURES = 2**20
-_GRID = 2.0**20
-_CHUNK = 2**20
+_GRID = 2.0**16
+_CHUNK = 2**15  # numbers at a time: they stay in the cache
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class IntegerRows:
     grouped in any way, is an integer below :math:`2^{24}` in magnitude. So float32 holds each of them exactly, and
     a product of matrices has one value only: with or without fused multiply-add, in any blocking, on any device.
 
-    *Proof.* The row is first put on a grid: :math:`q` = the nearest integers to :math:`2^{20} r / \max |r_i|`.
+    *Proof.* The row is first put on a grid: :math:`q` = the nearest integers to :math:`2^{16} r / \max |r_i|`.
     The row that is rounded is :math:`c q` with :math:`c \le (B - \sqrt d / 2) / |q|`, where :math:`B` is `LONGEST`,
     so its length is at most :math:`B - \sqrt d / 2`. Rounding moves each of the :math:`d` coordinates by at most
     one half and the row by at most :math:`\sqrt d / 2`. Hence :math:`|x|, |y| \le B`. (The floating-point error of
@@ -89,14 +89,13 @@ class IntegerRows:
         return rounded
 
     def _rounded(self, rows: NDArray[np.float64], name: str) -> NDArray[np.float64]:
-        peaks = np.abs(rows).max(axis=1, keepdims=True)
+        peaks = np.maximum(rows.max(axis=1, keepdims=True), -rows.min(axis=1, keepdims=True))
         if not np.isfinite(peaks).all():
             raise ValueError(f"{name} must be finite: they hold NaN or infinity")
         peaks[peaks == 0] = 1
         grid = np.rint(rows / peaks * _GRID)
-        # Sums of integers are exact in any order: at most 2^20 squares of at most 2^40.
-        squares = np.square(grid.astype(np.int64)).sum(axis=1, keepdims=True)
-        lengths = np.maximum(np.sqrt(squares.astype(np.float64)), 1)
+        # A sum of at most 2^20 integers of at most 2^32 each is exact in float64, in any order.
+        lengths = np.maximum(np.sqrt(np.vecdot(grid, grid)), 1)[:, None]
         if self.feature_norm is not None:
             lengths = np.maximum(lengths, self.feature_norm / peaks * _GRID)
         radius = LONGEST - math.sqrt(self.n_features) / 2

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from dp_accounting import DpEvent, GaussianDpEvent, SelfComposedDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy._accounting_checks import check_count, check_delta, check_finite, check_positive
-from nearveil.privacy._accounting_leaves import leaves
+from nearveil.privacy._accounting_leaves import SampledScreening, leaves
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.events import ClippedVotes
 from nearveil.privacy.noise import analytic_gaussian_scale
@@ -22,6 +22,7 @@ _THRESHOLD = 0.6  # of the voters, as published
 _SCREENING = 2.0  # screening noise for each unit of vote noise: a quarter of the voters, as published
 _SCREENED = 1.5  # screenings for each answer
 _LARGEST_EPSILON = 64.0  # up to which what samplers add to delta is proved
+_LARGEST_SCREENED = 12.0  # the same with screenings, whose coins are off by 2^-51
 _GUESSES = 24
 _CLOSE = 1e-3  # how near to its budget a calibrated plan comes
 
@@ -165,8 +166,8 @@ class VotePlan:
         """
         check_delta(delta)
         (leaf, times), *_ = leaves(self.votes.event, self.max_answered)
-        if isinstance(leaf, GaussianDpEvent) and times > 4 * _LARGEST_EPSILON * leaf.noise_multiplier**2:
-            return math.inf  # the mean of the privacy loss is half of that ratio, far beyond any promise
+        if isinstance(leaf, GaussianDpEvent) and times > 2 * _LARGEST_EPSILON * leaf.noise_multiplier**2:
+            return math.inf  # the mean of the privacy loss is beyond any promise
         accountant, guess = _accountant(self.events), 3.0
         for _ in range(8):
             extra = self.extra_delta(guess)
@@ -305,6 +306,11 @@ def make_plan(wish: Wish, ballot: Ballot) -> VotePlan:
             )
         return plan
     target = DEFAULT_EPSILON if wish.epsilon is None else wish.epsilon
+    if screens and target > _LARGEST_SCREENED:
+        raise ValueError(
+            f"epsilon must be at most {_LARGEST_SCREENED:g} where queries are screened: a larger one protects nothing, "
+            "and coins tossed in double precision do not bear it; max_screened=0 screens nothing"
+        )
     return _plan_at(wish, ballot, screens, _calibrated(wish, ballot, target))
 
 
@@ -373,10 +379,22 @@ def _plan_at(wish: Wish, ballot: Ballot, screens: bool, noise: float) -> VotePla
 
 
 def _accountant(events: tuple[tuple[DpEvent, int], ...]) -> PldAccountant:
-    accountant = PldAccountant()
-    for event, count in events:
-        accountant.compose(event, count)
+    """Return an accountant of all events, on a grid that grows with what they cost: coarser is safe, and quick."""
+    parts = [(leaf, times) for event, count in events for leaf, times in leaves(event, count)]
+    square = sum(times * _square(leaf) for leaf, times in parts)
+    accountant = PldAccountant(interval=min(max(5e-5, (square / 2 + 4 * math.sqrt(square)) / 4e4), 0.1))
+    for leaf, times in parts:
+        accountant.compose(leaf, times)
     return accountant
+
+
+def _square(leaf: DpEvent) -> float:
+    """Return about the variance of a mechanism's privacy loss."""
+    if isinstance(leaf, PoissonSampledDpEvent):
+        return _square(leaf.event) * float(leaf.sampling_probability) ** 2
+    if isinstance(leaf, SampledScreening):
+        return (leaf.sampling_rate / leaf.screening.noise) ** 2
+    return float(leaf.noise_multiplier) ** -2
 
 
 def _repeated(event: DpEvent, count: int) -> DpEvent:

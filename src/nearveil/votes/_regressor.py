@@ -8,16 +8,16 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import RegressorMixin, _fit_context
-from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
+from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy.noise import Source
 from nearveil.votes._ballots import Weights
-from nearveil.votes._base import Progress, Tally, VotingEstimator
+from nearveil.votes._base import PROMISE, Progress, Tally, VotingEstimator
 from nearveil.votes._plan import Ballot, GaussianSums, Wish
 from nearveil.votes._search import Engine, NeighborSearch
-from nearveil.votes._voters import NOBODY, draw_voters
+from nearveil.votes._voters import NEIGHBORS, NOBODY, draw_voters
 
 _STEPS = 2**20  # values are rounded to this part of their range, or finer
 _MEAN_NEIGHBORS = 32.0  # voters for each unit of noise over the range: the mean's noise is a 32nd of the range
@@ -78,21 +78,12 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **PROMISE,
+        **NEIGHBORS,
         "low": [Real],
         "high": [Real],
-        "epsilon": [Interval(Real, 0, None, closed="neither"), None],
-        "delta": [Interval(Real, 0, 1, closed="neither")],
-        "max_answered": [Interval(Integral, 1, None, closed="left")],
         "method": [StrOptions({"mean", "median"})],
-        "n_neighbors": [Interval(Integral, 1, None, closed="left"), None],
-        "sampling_rate": [Interval(Real, 0, 1, closed="right")],
-        "vote_noise": [Interval(Real, 0, None, closed="neither"), None],
         "depth": [Interval(Integral, 1, 30, closed="both")],
-        "feature_norm": [Interval(Real, 0, None, closed="neither"), None],
-        "ledger": [Ledger, str, None],
-        "account": [Account, str, None],
-        "engine": [StrOptions({"auto", "numpy", "faiss", "torch", "cuda"})],
-        "source": [HasMethods(["words"]), None],
     }
 
     def __init__(
@@ -255,6 +246,5 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.non_deterministic = True
         tags.regressor_tags.poor_score = True
         return tags

@@ -28,6 +28,7 @@ SCORE_BYTES: Final = 2**28
 """No engine holds more scores at a time than fit into this."""
 _MOST_QUERIES: Final = 1024  # in a batch; more are not faster
 _HOST_BLOCK: Final = 128  # queries a worker multiplies at once: enough for a fast product, few enough for the cache
+_GROUP: Final = 16  # queries selected at once: their places fit into the cache, and threads seldom meet in Python
 _SAMPLE: Final = 2000  # scores that the threshold of a row is guessed from
 _BLAS: Final = ThreadpoolController().select(user_api="blas")
 _ALONE: Final = threading.Lock()  # two searches that limit BLAS at once would restore each other's limits
@@ -148,8 +149,8 @@ class _NumpyEngine:
                 part = slice(start, min(start + block, last))
                 scores = np.matmul(queries[part], self._table.T, out=buffer[: part.stop - start])
                 _assert_exact(scores[0, :8], queries[start], self._table[:8])
-                for row, found in zip(scores, ids[part], strict=True):
-                    found[:] = _largest(row, length, self._sample)
+                for group in range(0, len(scores), _GROUP):
+                    ids[part][group : group + _GROUP] = _largest(scores[group : group + _GROUP], length, self._sample)
 
         with _ALONE:
             # Who limits BLAS (OMP_NUM_THREADS, threadpoolctl) limits the search: as many workers as BLAS has threads.
@@ -254,23 +255,42 @@ def _batch_length(n_rows: int) -> int:
 
 
 def _largest(scores: Floats, length: int, sample: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where the `length` largest of one row of scores are: by score, then by place.
+    """Return where the `length` largest of each row of at most 128 rows are: by score, then by place.
 
     All places at or above a threshold are kept, ties and all, so that a guess that is too low costs time only. One
-    that is too high leaves too few places; then the true threshold is found.
+    that is too high leaves too few places; then the true threshold of that row is found.
     """
-    n, m = len(scores), len(sample)
-    expected = length * m / n
-    rank = m - int(expected + 4 * np.sqrt(expected) + 1)  # four standard deviations: one miss in 30,000
-    places = np.arange(n)
-    if rank >= 0:
-        places = np.flatnonzero(scores >= np.partition(scores[sample], rank)[rank])
-        if len(places) < length:
-            places = np.flatnonzero(scores >= np.partition(scores, n - length)[n - length])
-    # Two stable passes over halves of 16 bits: NumPy sorts these by radix, four times as fast as whole numbers.
-    distances = (LONGEST**2 - scores[places].astype(np.int32)).astype(np.uint32)
-    order = np.lexsort((distances.astype(np.uint16), (distances >> 16).astype(np.uint16)))
-    return places[order[:length]]
+    m, n = scores.shape
+    thresholds = _guessed(scores, length, sample)
+    places, bounds = _places(scores, thresholds)
+    short = np.diff(bounds) < length
+    if short.any():
+        thresholds[short] = np.partition(scores[short], n - length, axis=1)[:, n - length]
+        places, bounds = _places(scores, thresholds)
+    # A distance has 25 bits, a row 7: two stable passes over 16 bits each. NumPy sorts these by radix, four times
+    # as fast as whole numbers. Places rise, so that equal distances stay in their order.
+    distances = (LONGEST**2 - scores.ravel()[places].astype(np.int32)).astype(np.uint32)
+    rows = np.repeat(np.arange(m, dtype=np.uint32), np.diff(bounds))
+    order = np.lexsort((distances.astype(np.uint16), (rows << 9 | distances >> 16).astype(np.uint16)))
+    first = order[bounds[:-1, None] + np.arange(length)]
+    found: NDArray[np.int64] = places[first] - n * np.arange(m)[:, None]
+    return found
+
+
+def _guessed(scores: Floats, length: int, sample: NDArray[np.int64]) -> Floats:
+    """Return for each row what its `length` largest scores are probably not below."""
+    expected = length * len(sample) / scores.shape[1]
+    rank = len(sample) - int(expected + 4 * np.sqrt(expected) + 1)  # four standard deviations: one miss in 30,000
+    if rank < 0:
+        return np.full(len(scores), -np.inf, dtype=np.float32)
+    guessed: Floats = np.partition(scores[:, sample], rank, axis=1)[:, rank]
+    return guessed
+
+
+def _places(scores: Floats, thresholds: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the flat places of scores at or above the threshold of their row, and where each row begins."""
+    places = np.flatnonzero(scores >= thresholds[:, None])
+    return places, np.searchsorted(places, np.arange(len(scores) + 1) * scores.shape[1])
 
 
 def _assert_exact(scores: Floats, query: Floats, rows: Floats) -> None:

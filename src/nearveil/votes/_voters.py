@@ -1,9 +1,12 @@
 """Who votes: the nearest records that a fresh sample keeps, for each query."""
 
 from collections.abc import Iterator
+from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.utils._param_validation import Interval, StrOptions
 
 from nearveil.privacy.noise import Source
 from nearveil.votes._coins import PoissonSample
@@ -13,6 +16,14 @@ Voters = NDArray[np.int32]
 
 NOBODY = -1
 """Stands where a sample holds fewer records than may vote."""
+
+NEIGHBORS: dict[str, list[Any]] = {
+    "n_neighbors": [Interval(Integral, 1, None, closed="left"), None],
+    "sampling_rate": [Interval(Real, 0, 1, closed="right")],
+    "feature_norm": [Interval(Real, 0, None, closed="neither"), None],
+    "engine": [StrOptions({"auto", "numpy", "faiss", "torch", "cuda"})],
+}
+"""What the parameters of estimators that search may be."""
 
 
 def draw_voters(

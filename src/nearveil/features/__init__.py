@@ -1,0 +1,5 @@
+"""Images to vectors."""
+
+from nearveil.features._hog import hog
+
+__all__ = ["hog"]

@@ -1,0 +1,190 @@
+"""PATE: teachers trained on disjoint parts of the private records vote on a public query."""
+
+from collections.abc import Iterator, Sequence
+from numbers import Integral
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, _fit_context
+from sklearn.linear_model import RidgeClassifier
+from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
+from sklearn.utils.validation import validate_data
+
+from nearveil.ledger import Account, Ledger
+from nearveil.privacy.events import GaussianNoisyMax, LaplaceNoisyMax
+from nearveil.privacy.noise import Source
+from nearveil.votes._ballots import hard_votes
+from nearveil.votes._base import INFERRED_UNIT, KNOWN_UNIT, PROMISE, SCREENING, Progress, Tally, VotingClassifier
+from nearveil.votes._plan import Ballot, Wish
+from nearveil.votes._teachers import train
+
+Mechanism = Literal["lnmax", "gnmax", "confident-gnmax"]
+_AT_ONCE = 1024  # queries
+
+
+class PateClassifier(VotingClassifier):
+    """Classify public queries by the votes of teachers that were trained on disjoint parts of the private records.
+
+    PATE (Papernot et al. 2017 and 2018), the rival of :class:`PrivateKNeighborsClassifier`, with the same interface.
+    A record is with one teacher and can move one vote (``docs/theory/private-knn.md``, Theorem 10; attacked by
+    ``tests/votes/test_pate.py``). The promise does not depend on the data. The papers' smaller, data-dependent epsilon
+    is computed from the votes and private itself; it is no promise, and not used.
+
+    A fitted estimator holds the teachers; so does its pickle. Treat both as private data.
+
+    Parameters
+    ----------
+    n_teachers : int, default=250
+        More teachers outvote more noise, but learn from fewer records each. It must not be chosen by looking at the
+        private records.
+    estimator : classifier, optional
+        Cloned for each teacher; :class:`~sklearn.linear_model.RidgeClassifier` by default. It must not read anything
+        but its part of the records: no shared cache, no warm start from elsewhere.
+    mechanism : {"confident-gnmax", "gnmax", "lnmax"}, default="confident-gnmax"
+        "lnmax" adds Laplace noise to the votes, "gnmax" Gaussian noise; "confident-gnmax" screens every query first and
+        declines where the teachers disagree.
+    epsilon : float, optional
+        Of all answers together; 1 where `vote_noise` is not given either. Given with noise it is a limit.
+    delta : float, default=1e-5
+    max_answered : int, default=1000
+        At most so many queries are answered; later ones are declined.
+    screening_noise, threshold : float, optional
+        Of "confident-gnmax": standard deviation of the noise on the largest count, twice the vote noise by default,
+        and what it must reach, 0.6 of the teachers by default.
+    vote_noise : float, optional
+        On every count: the standard deviation of Gaussian noise, or the scale of Laplace noise (1 / gamma).
+    max_screened : int, optional
+        Of "confident-gnmax": at most so many queries are screened; 1.5 times `max_answered` by default.
+    classes : array-like, optional
+        The public list of classes. Where it is not given, the classes are read from the labels, and the promise is
+        about a record of a class that occurs anyway.
+    abstain_label : int or str, default=-1
+        Given where a query was declined. Must not be a class.
+    ledger : Ledger or str, optional
+    account : Account or str, optional
+        Pays for every query before it is answered. See :class:`PrivateKNeighborsClassifier`.
+    source : Source, optional
+        Of all coins: the operating system's cryptographic generator by default.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    plan_ : VotePlan
+        What may be asked and with how much noise. Its neighbours are the teachers.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (d,)
+        Where the features had names.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> voter = PateClassifier(40, mechanism="gnmax", epsilon=2.0, max_answered=20, classes=range(10))
+    >>> voter.fit(X[:1500], y[:1500]).predict(X[1500:1520]).shape
+    (20,)
+    >>> f"{voter.plan_.vote_noise:.1f} on counts of {voter.n_teachers} votes"
+    '12.6 on counts of 40 votes'
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **PROMISE,
+        **SCREENING,
+        "n_teachers": [Interval(Integral, 1, None, closed="left")],
+        "estimator": [HasMethods(["fit", "predict"]), None],
+        "mechanism": [StrOptions({"lnmax", "gnmax", "confident-gnmax"})],
+        "max_screened": [Interval(Integral, 1, None, closed="left"), None],
+    }
+
+    def __init__(
+        self,
+        n_teachers: int = 250,
+        estimator: BaseEstimator | None = None,
+        *,
+        mechanism: Mechanism = "confident-gnmax",
+        epsilon: float | None = None,
+        delta: float = 1e-5,
+        max_answered: int = 1000,
+        screening_noise: float | None = None,
+        threshold: float | None = None,
+        vote_noise: float | None = None,
+        max_screened: int | None = None,
+        classes: Sequence[Any] | NDArray[Any] | None = None,
+        abstain_label: int | str = -1,
+        ledger: Ledger | str | None = None,
+        account: Account | str | None = None,
+        source: Source | None = None,
+    ) -> None:
+        self.n_teachers = n_teachers
+        self.estimator = estimator
+        self.mechanism = mechanism
+        self.epsilon = epsilon
+        self.delta = delta
+        self.max_answered = max_answered
+        self.screening_noise = screening_noise
+        self.threshold = threshold
+        self.vote_noise = vote_noise
+        self.max_screened = max_screened
+        self.classes = classes
+        self.abstain_label = abstain_label
+        self.ledger = ledger
+        self.account = account
+        self.source = source
+
+    @_fit_context(prefer_skip_nested_validation=False)  # type: ignore[untyped-decorator]
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Fix what may be asked, and train the teachers.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Private.
+        y : array-like of shape (n,)
+            Private.
+
+        Returns
+        -------
+        PateClassifier
+        """
+        rows, y = validate_data(self, X, y, dtype=np.float64)
+        self.classes_, labels, _ = hard_votes(y, self.classes)
+        self._check_abstain_label()
+        event = LaplaceNoisyMax if self.mechanism == "lnmax" else GaussianNoisyMax
+        ballot = Ballot(event, len(self.classes_), screened=self.mechanism == "confident-gnmax")
+        self._open(ballot, self._wish(), unit=INFERRED_UNIT if self.classes is None else KNOWN_UNIT)
+        self._teachers = train(
+            RidgeClassifier() if self.estimator is None else self.estimator,
+            rows,
+            labels.codes[:-1],
+            n_teachers=self.n_teachers,
+            n_classes=len(self.classes_),
+            source=self._source,
+        )
+        return self
+
+    def _wish(self) -> Wish:
+        about = {name: getattr(self, name) for name in ("screening_noise", "threshold", "max_screened")}
+        if self.mechanism != "confident-gnmax":
+            for name, value in about.items():
+                if value is not None:
+                    raise ValueError(f'{name} must not be given for mechanism="{self.mechanism}": nothing is screened')
+            about["max_screened"] = 0
+        elif self.vote_noise is not None and None in (self.screening_noise, self.threshold):
+            raise ValueError("screening_noise and threshold must be given: vote_noise is, so nothing is calibrated")
+        return Wish(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            max_answered=self.max_answered,
+            n_neighbors=self.n_teachers,
+            vote_noise=self.vote_noise,
+            **about,
+        )
+
+    def _tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[Tally]:
+        for start in range(0, len(queries), _AT_ONCE):
+            batch = queries[start : start + _AT_ONCE]
+            counts = self._teachers.votes(batch)
+            largest = None if self.plan_.screening is None else counts.max(axis=1).astype(np.float64)
+            yield Tally(slice(start, start + len(batch)), counts, largest)
+            if progress is not None:
+                progress(len(batch))
