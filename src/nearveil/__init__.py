@@ -1,8 +1,22 @@
 """Nearest neighbours with a privacy promise that you can check."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from nearveil.manifold import SupervisedManifold
-from nearveil.votes import PrivateKNeighborsClassifier, PrivateKNeighborsRegressor
+
+if TYPE_CHECKING:
+    from nearveil.votes import PrivateKNeighborsClassifier, PrivateKNeighborsRegressor
 
 __version__ = "0.1.0"
 
 __all__ = ["PrivateKNeighborsClassifier", "PrivateKNeighborsRegressor", "SupervisedManifold", "__version__"]
+
+_LATER = {"PrivateKNeighborsClassifier": "nearveil.votes", "PrivateKNeighborsRegressor": "nearveil.votes"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs databases and accountants when it is first asked for: graphs do without."""
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -160,6 +160,20 @@ def test_a_filter_account_refuses_what_is_too_much(tmp_path: Path) -> None:
     assert account.balance().spent > 0
 
 
+def test_no_screening_is_bought_for_votes_that_cannot_be(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path / "budget.db"))
+    account = ledger.open_account(
+        "all", owner="me", protects="database", unit="record", relation="add-remove", epsilon=1.0, delta=1e-5
+    )
+    voter = quiet(
+        n_neighbors=50, screening_noise=200.0, threshold=30.0, vote_noise=5.0, max_screened=10, max_answered=10
+    )
+    voter.set_params(account=account).fit(DIGITS[:500], LABELS[:500])
+    with pytest.raises(OverBudgetError, match="nothing was spent"):
+        voter.predict(DIGITS[:10])
+    assert account.balance().spent == 0
+
+
 def test_accounts_of_something_else_are_refused(tmp_path: Path) -> None:
     ledger = Ledger(str(tmp_path / "budget.db"))
     queries = ledger.open_account(

@@ -120,6 +120,7 @@ class VotingEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         """Return which queries are answered, and the noisy sums of their votes."""
         spending, screening = self._spending, self.plan_.screening
         spending.assert_open()
+        spending.assert_affordable(len(queries))
         if screening is None:
             paid = spending.take("answered", len(queries))
             released = [self._release(tally.sums) for tally in self._tallies(queries[:paid], progress)]

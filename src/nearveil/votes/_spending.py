@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from dp_accounting import DpEvent
 
 from nearveil.ledger import Account, AccountError, Ledger, OverBudgetError
+from nearveil.ledger._figures import refusal
 from nearveil.privacy import Guarantee
 from nearveil.privacy._accounting_leaves import leaves
 from nearveil.votes._plan import VotePlan
@@ -49,6 +50,19 @@ class Spending:
                 f"max_{spent[0]} is reached: the promise covers no further query. Fit again with a budget of its own; "
                 "what that tells about the records comes on top"
             )
+
+    def assert_affordable(self, n_queries: int) -> None:
+        """Raise, before anything is spent, where the account could not pay if every query passed its screening.
+
+        Parameters
+        ----------
+        n_queries : int
+        """
+        if self._account is not None and self._account.kind != "plan":  # a plan declines what it cannot pay
+            events = [(self._events[part], min(n_queries, left)) for part, left in self._left.items()]
+            preview = self._account.preview(events)
+            if not preview.allowed:
+                raise refusal(preview)
 
     def take(self, part: Part, wanted: int) -> int:
         """Pay for up to `wanted` queries and return for how many.
