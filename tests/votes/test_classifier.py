@@ -4,6 +4,9 @@ import copy
 import logging
 import math
 import pickle
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,13 @@ from sklearn.datasets import load_digits
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import nearveil
-from nearveil.ledger import Ledger, OverBudgetError
+from nearveil.ledger import Account, Ledger, LedgerUnavailableError, OverBudgetError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import Answers, ExhaustedError, PrivateKNeighborsClassifier
 from nearveil.votes._ballots import hard_votes, label_votes, soft_votes
 from nearveil.votes._coins import PoissonSample
 from nearveil.votes._search import NeighborSearch
+from nearveil.votes._spending import Spending
 from nearveil.votes._voters import draw_voters
 
 DIGITS, LABELS = load_digits(return_X_y=True)
@@ -151,7 +155,9 @@ def test_a_filter_account_refuses_what_is_too_much(tmp_path: Path) -> None:
     account = ledger.open_account(
         "all", owner="me", protects="database", unit="record", relation="add-remove", epsilon=1.5, delta=1e-5
     )
-    voter = PrivateKNeighborsClassifier(epsilon=2.0, max_answered=10, max_screened=0, account=account)
+    voter = PrivateKNeighborsClassifier(
+        epsilon=2.0, max_answered=10, max_screened=0, account=account, classes=range(10)
+    )
     voter.fit(DIGITS[:500], LABELS[:500])
     with pytest.raises(OverBudgetError):
         voter.predict(DIGITS[:10])
@@ -168,7 +174,7 @@ def test_no_screening_is_bought_for_votes_that_cannot_be(tmp_path: Path) -> None
     voter = quiet(
         n_neighbors=50, screening_noise=200.0, threshold=30.0, vote_noise=5.0, max_screened=10, max_answered=10
     )
-    voter.set_params(account=account).fit(DIGITS[:500], LABELS[:500])
+    voter.set_params(account=account, classes=range(10)).fit(DIGITS[:500], LABELS[:500])
     with pytest.raises(OverBudgetError, match="nothing was spent"):
         voter.predict(DIGITS[:10])
     assert account.balance().spent == 0
@@ -180,7 +186,7 @@ def test_accounts_of_something_else_are_refused(tmp_path: Path) -> None:
         "mine", owner="me", protects="query", unit="record", relation="replace", epsilon=0.5, delta=1e-5
     )
     with pytest.raises(ValueError, match="account must protect"):
-        quiet(account=queries).fit(DIGITS[:50], LABELS[:50])
+        quiet(account=queries, classes=range(10)).fit(DIGITS[:50], LABELS[:50])
     with pytest.raises(ValueError, match="ledger must be given"):
         quiet(account="mine").fit(DIGITS[:50], LABELS[:50])
     with pytest.raises(ValueError, match="account must be the name"):
@@ -292,6 +298,135 @@ def test_names_of_classes_and_declined_answers() -> None:
     assert voter.predict(DIGITS[:3]).tolist()[2] == "?"
     mixed = quiet(max_answered=2).fit(DIGITS[:400], names[LABELS[:400]])
     assert mixed.predict(DIGITS[:3]).tolist()[2] == -1
+
+
+def test_screening_and_vote_have_samples_of_their_own() -> None:
+    """One record, kept by half of the samples: that it was kept for the screening says nothing about the vote."""
+    voter = PrivateKNeighborsClassifier(
+        n_neighbors=1, sampling_rate=0.5, screening_noise=0.01, threshold=0.5, vote_noise=0.01, max_screened=1000,
+        max_answered=1000, source=unsafe_seeded(3),
+    ).fit([[1.0, 0.0]], ["a"])  # fmt: skip
+    answers = voter.answer(np.ones((1000, 2)))
+    assert 420 < answers.answered.sum() < 580
+    assert 0.4 < np.rint(answers.votes[answers.answered, 0]).mean() < 0.6
+    votes = np.rint(voter._release(np.concatenate([t.sums for t in voter._tallies(np.ones((1000, 2)), None)])))
+    largest = np.concatenate([t.largest for t in voter._tallies(np.ones((1000, 2)), None) if t.largest is not None])
+    assert 0.4 < votes.mean() < 0.6
+    assert 0.4 < largest.mean() < 0.6
+
+
+def test_every_screening_and_every_vote_is_debited(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path / "budget.db"))
+    voter = PrivateKNeighborsClassifier(
+        n_neighbors=60, screening_noise=20.0, threshold=30.0, vote_noise=15.0, max_screened=40, max_answered=30,
+        classes=range(10), ledger=ledger, account="digits",
+    ).fit(DIGITS[:500], LABELS[:500])  # fmt: skip
+    answered = voter.answer(DIGITS[500:525]).answered.sum()
+    left = sorted(count for _, count in ledger.account("digits").balance().remaining)
+    assert 0 < answered < 25
+    assert left == sorted([40 - 25, 30 - answered])
+
+
+def test_threads_share_the_caps(monkeypatch: pytest.MonkeyPatch) -> None:
+    voter = quiet(max_answered=50).fit(DIGITS[:100], LABELS[:100])
+    allowed = Spending._allowed
+
+    def slow(self: Spending, part: Any) -> int:
+        found = allowed(self, part)
+        time.sleep(0.005)
+        return found
+
+    monkeypatch.setattr(Spending, "_allowed", slow)
+    with ThreadPoolExecutor(8) as pool:
+        counts = [one.answered.sum() for one in pool.map(lambda _: voter.answer(DIGITS[:6]), range(8))]
+    assert sum(counts) == 48
+    assert voter.answer(DIGITS[:6]).answered.sum() == 2
+
+
+def test_a_forked_process_may_not_answer_without_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    voter = quiet(max_answered=50).fit(DIGITS[:100], LABELS[:100])
+    monkeypatch.setattr("nearveil.votes._spending.os.getpid", lambda: -7)
+    with pytest.raises(ExhaustedError, match="forked"):
+        voter.predict(DIGITS[:1])
+
+
+def test_what_may_have_been_spent_stays_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(str(tmp_path / "budget.db"))
+    voter = PrivateKNeighborsClassifier(
+        epsilon=2.0, max_answered=5, max_screened=0, classes=range(10), ledger=ledger, account="digits"
+    ).fit(DIGITS[:100], LABELS[:100])
+
+    def dead(*_: Any, **__: Any) -> None:
+        raise LedgerUnavailableError("the database went away")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Account, "spend", dead)
+        with pytest.raises(LedgerUnavailableError):
+            voter.predict(DIGITS[:3])
+    assert voter.answer(DIGITS[:5]).answered.sum() == 2
+
+
+def test_the_last_one_may_be_taken_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    voter = quiet(max_answered=50, max_screened=6, screening_noise=0.1, threshold=1.0).fit(DIGITS[:200], LABELS[:200])
+    monkeypatch.setattr(Spending, "take", lambda *_: 0)
+    assert not voter.answer(DIGITS[:3]).answered.any()
+
+
+def test_pickles_with_an_account_keep_their_caps(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path / "budget.db"))
+    account = ledger.open_account(
+        "all", owner="me", protects="database", unit="record", relation="add-remove", epsilon=9.0, delta=1e-5
+    )
+    voter = PrivateKNeighborsClassifier(epsilon=1.0, max_answered=4, max_screened=0, classes=range(10), account=account)
+    voter.fit(DIGITS[:500], LABELS[:500]).predict(DIGITS[:3])
+    assert pickle.loads(pickle.dumps(voter)).answer(DIGITS[:4]).answered.sum() == 1  # noqa: S301
+
+
+def test_a_fit_that_fails_changes_nothing() -> None:
+    voter = quiet().fit(DIGITS[:500], LABELS[:500])
+    before = np.rint(voter.answer(DIGITS[500:520]).votes)
+    with pytest.raises(ValueError, match="vote_noise is too small"):
+        voter.set_params(epsilon=0.1).fit(DIGITS[501:1003], (LABELS[501:1003] + 1) % 10)
+    np.testing.assert_array_equal(np.rint(voter.answer(DIGITS[500:520]).votes), before)
+
+
+def test_seeds_and_accounts_of_other_plans_do_not_go_together(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path / "budget.db"))
+    known = {"epsilon": 2.0, "max_answered": 5, "max_screened": 0, "ledger": ledger, "account": "digits"}
+    with pytest.raises(ValueError, match="source must be sound"):
+        PrivateKNeighborsClassifier(**known, source=unsafe_seeded(0)).fit(DIGITS[:50], LABELS[:50])  # type: ignore[arg-type]
+    PrivateKNeighborsClassifier(**known, classes=range(10)).fit(DIGITS[:50], LABELS[:50])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="classes must be given"):
+        PrivateKNeighborsClassifier(**known).fit(DIGITS[:50], LABELS[:50])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="account does not pay for what this estimator does"):
+        PrivateKNeighborsClassifier(**(known | {"epsilon": 1.0}), classes=range(10)).fit(DIGITS[:50], LABELS[:50])  # type: ignore[arg-type]
+
+
+def test_more_voters_than_records_need_no_memory() -> None:
+    voter = quiet(n_neighbors=10**9, vote_noise=5.0).fit(DIGITS[:50], LABELS[:50])
+    assert voter.answer(DIGITS[:5]).votes.shape == (5, 10)
+
+
+HIDDEN = "a private word"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "X", "y"),
+    [
+        ({"votes": "soft"}, np.eye(4), np.arange(771_230.0, 771_234.0)),
+        ({"votes": "soft"}, np.eye(2), [[HIDDEN, 1], [0, 1]]),
+        ({"votes": "binary", "clip": 1.0}, np.eye(2), [[HIDDEN, 1], [0, 1]]),
+        ({}, [[HIDDEN, 1.0], [0.0, 1.0]], [0, 1]),
+        ({}, np.array([771_234.5 + 1j, 1, 2, 3]).reshape(2, 2), [0, 1]),
+    ],
+)
+def test_errors_show_no_private_value(parameters: dict[str, Any], X: Any, y: Any) -> None:
+    with pytest.raises((ValueError, TypeError)) as error:
+        PrivateKNeighborsClassifier(**parameters).fit(X, y)
+    told = "".join(traceback.format_exception_only(error.value))
+    assert HIDDEN not in told
+    assert "7712" not in told
+    assert error.value.__context__ is None
 
 
 PRIVATE = 771_234  # a label that must never be seen

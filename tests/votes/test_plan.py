@@ -153,6 +153,22 @@ def test_numbers_that_mean_nothing_are_refused_by_name(field: str, value: float)
         Wish(**{"epsilon": 1.0, "delta": 1e-5, "max_answered": 10, field: value})  # type: ignore[arg-type]
 
 
+def test_what_cannot_be_computed_or_sampled_is_refused_in_words() -> None:
+    with pytest.raises(ValueError, match="delta must be at least"):
+        Wish(epsilon=1.0, delta=1e-14, max_answered=10)
+    for noise in (1e20, 1e-300):
+        with pytest.raises(ValueError, match="vote_noise cannot be sampled"):
+            make_plan(Wish(epsilon=None, delta=1e-5, max_answered=10, vote_noise=noise), CLASSES)
+
+
+def test_very_many_screenings_are_charged_as_gaussian_mechanisms() -> None:
+    wish = Wish(epsilon=1.0, delta=1e-5, max_answered=10**6)
+    plan = make_plan(wish, CLASSES)
+    assert plan.screening is not None
+    assert not plan.screening.whole
+    assert 0.99 <= plan.epsilon(1e-5) <= 1.0
+
+
 def test_a_plan_with_hardly_any_noise_promises_nothing() -> None:
     plan = make_plan(Wish(epsilon=None, delta=1e-5, max_answered=1000, vote_noise=0.01), CLASSES)
     assert plan.epsilon(1e-5) == math.inf

@@ -11,6 +11,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import ExhaustedError, PrivateKNeighborsRegressor
+from nearveil.votes._regressor import _Asked, balance
 from nearveil.votes._voters import NOBODY
 
 QUIET: dict[str, Any] = {"vote_noise": 0.01, "max_answered": 10**6}
@@ -80,11 +81,12 @@ def test_what_is_charged() -> None:
 
 
 def test_one_record_in_and_one_out_changes_the_sum_by_the_range() -> None:
-    voter = PrivateKNeighborsRegressor(-1.3, 2.9, **QUIET).fit(X[:10], np.linspace(-5, 5, 10))
-    units = voter._values.units[:-1, 0] * voter._unit
-    assert units.max() - units.min() <= 4.2
-    assert units.max() - units.min() > 4.2 - 3 * voter._unit
-    assert np.abs(units).max() <= 2.1
+    rng = np.random.default_rng(0)
+    for low, high in [(-1.3, 2.9), *np.sort(rng.normal(size=(200, 2)) * 10.0 ** rng.integers(-3, 4, (200, 1)))]:
+        asked = _Asked.of(low, high, "mean", 8)
+        units = asked.votes(np.array([low - 5, low, high, high + 5])).units[:-1, 0] * asked.unit
+        assert units.max() - units.min() <= high - low
+        assert units.max() - units.min() > (high - low) - 3 * asked.unit
 
 
 def test_one_record_in_and_one_out_changes_each_count_by_one() -> None:
@@ -95,10 +97,9 @@ def test_one_record_in_and_one_out_changes_each_count_by_one() -> None:
             other = list(voters)
             other[position] = cell
             for point in (1, 2, 3):
-                balances = [
-                    2 * sum(0 <= v < point for v in one) - sum(v != NOBODY for v in one) for one in (voters, other)
-                ]
-                assert abs(balances[0] - balances[1]) <= 2
+                found = balance(np.array([voters, other]), np.array([point, point]))
+                assert abs(found[0] - found[1]) <= 2
+                assert found[0] == sum(1 if 0 <= v < point else -1 for v in voters if v != NOBODY)
 
 
 def test_caps_decline_and_then_raise() -> None:
@@ -118,3 +119,31 @@ def test_caps_decline_and_then_raise() -> None:
 def test_bad_parameters_are_named(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PrivateKNeighborsRegressor(**({"low": 0.0, "high": 1.0} | parameters)).fit(X[:20], Y[:20])
+
+
+@pytest.mark.parametrize(("low", "high"), [(2**60, 2**60 + 1), (-1.7e308, 1.7e308), (0.0, 5e-324)])
+def test_bounds_that_are_none_are_refused_in_words(low: float, high: float) -> None:
+    with pytest.raises(ValueError, match="low must be below high"):
+        PrivateKNeighborsRegressor(low, high, n_neighbors=3, vote_noise=5.0).fit(X[:20], Y[:20])
+
+
+def test_bounds_of_a_narrow_type_are_taken() -> None:
+    voter = PrivateKNeighborsRegressor(np.int8(-100), np.int8(100), n_neighbors=3, vote_noise=5.0, max_answered=3)  # type: ignore[arg-type]
+    assert np.isfinite(voter.fit(X[:20], Y[:20]).predict(X[:3])).all()
+
+
+def test_parameters_that_change_after_fit_change_no_release() -> None:
+    voter = PrivateKNeighborsRegressor(0, 8, method="median", depth=1, vote_noise=20.0, max_answered=5, n_neighbors=9)
+    voter.fit(X, Y)
+    voter.set_params(depth=20, method="mean", low=-100, high=100, source=unsafe_seeded(0))
+    assert set(voter.predict(X[:5])) <= {2.0, 6.0}  # one step of the bisection, as was paid
+    assert voter.guarantee.sound
+    assert voter._source.sound
+
+
+def test_private_values_are_not_shown() -> None:
+    y = np.array(["secret", *["1.0"] * 19], dtype=object)
+    with pytest.raises(ValueError, match="not shown") as error:
+        PrivateKNeighborsRegressor(0, 1).fit(X[:20], y)
+    assert "secret" not in str(error.value)
+    assert error.value.__context__ is None

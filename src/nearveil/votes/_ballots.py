@@ -12,6 +12,7 @@ from nearveil.privacy._accounting_checks import check_positive
 from nearveil.privacy.events import VoteHistogram
 from nearveil.votes._mechanisms import UNIT
 from nearveil.votes._plan import Ballot, ClippedSums, Kind
+from nearveil.votes._private import shielded
 from nearveil.votes._voters import Voters
 
 Votes = Literal["classes", "soft", "binary", "nonnegative", "signed"]
@@ -76,8 +77,8 @@ def hard_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], L
     -------
     ndarray, Labels, Ballot
     """
-    y = column_or_1d(y, warn=True)
-    check_classification_targets(y)
+    y = shielded(column_or_1d, y, warn=True)
+    shielded(check_classification_targets, y)
     known = np.unique(y) if classes is None else checked_classes(classes)
     try:
         codes = np.searchsorted(known, y)
@@ -107,7 +108,8 @@ def label_votes(
     rows = _rows(y)
     if clip is None:
         raise ValueError("clip must be given: how many labels one record may vote for (the supplement's tau)")
-    check_positive(clip, "clip")
+    if check_positive(clip, "clip") > 1 / UNIT:
+        raise ValueError("clip must be at most a million")
     if kind == "binary" and not np.all((rows == 0) | (rows == 1)):
         raise ValueError('y must hold 0 and 1 alone for votes="binary"')
     if kind == "nonnegative" and np.any(rows < 0):
@@ -129,7 +131,7 @@ def checked_classes(classes: ArrayLike) -> NDArray[Any]:
 
 
 def _rows(y: ArrayLike) -> NDArray[np.float64]:
-    rows: NDArray[np.float64] = check_array(y, dtype=np.float64, input_name="y")
+    rows: NDArray[np.float64] = shielded(check_array, y, dtype=np.float64, input_name="y")
     if np.max(np.abs(rows), initial=0.0) > 1 / UNIT:
         raise ValueError("y must lie within a million of 0: larger votes are clipped anyway")
     return rows
@@ -137,7 +139,7 @@ def _rows(y: ArrayLike) -> NDArray[np.float64]:
 
 def _columns(rows: NDArray[np.float64], classes: ArrayLike | None) -> NDArray[Any]:
     known = np.arange(rows.shape[1]) if classes is None else np.asarray(classes)
-    if known.ndim != 1 or len(known) != rows.shape[1]:
+    if known.ndim != 1 or len(known) != rows.shape[1] or len(np.unique(known)) != len(known):
         raise ValueError("classes must name the columns of y, each once")
     return known
 

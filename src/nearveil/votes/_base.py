@@ -21,9 +21,6 @@ from nearveil.votes._spending import Spending, find_account
 Progress = Callable[[int], None]
 """Called with how many queries were finished since the last call."""
 
-KNOWN_UNIT = "record"
-INFERRED_UNIT = "record of a class that occurs anyway"
-
 PROMISE: dict[str, list[Any]] = {
     "epsilon": [Interval(Real, 0, None, closed="neither"), None],
     "delta": [Interval(Real, 0, 1, closed="neither")],
@@ -83,13 +80,16 @@ class VotingEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     max_answered: int
     plan_: VotePlan
 
-    def _open(self, ballot: Ballot, wish: Wish, *, unit: str) -> None:
-        """Fix the plan, and find who pays."""
-        self.plan_ = make_plan(wish, ballot)
-        self._guarantee = self.plan_.guarantee(wish.delta, unit=unit, sound=bool(self._source.sound))
+    def _plan(self, ballot: Ballot, wish: Wish, *, unit: str) -> tuple[VotePlan, Guarantee]:
+        """Return the plan and its promise. Nothing of the estimator changes yet: `fit` may still fail."""
+        plan = make_plan(wish, ballot)
+        return plan, plan.guarantee(wish.delta, unit=unit, sound=getattr(self._source_given, "sound", False) is True)
+
+    def _open(self, plan: VotePlan, promise: Guarantee) -> None:
+        """Find who pays, and take the plan. What follows from parameters is settled here, not when a query comes."""
         parameters: dict[str, Any] = self.get_params(deep=False)
-        account = find_account(parameters["ledger"], parameters["account"], self.plan_, self._guarantee)
-        self._spending = Spending(self.plan_, account)
+        self._spending = Spending(plan, find_account(parameters["ledger"], parameters["account"], plan, promise))
+        self.plan_, self._guarantee, self._source = plan, promise, self._source_given
 
     @property
     def guarantee(self) -> Guarantee:
@@ -110,7 +110,7 @@ class VotingEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return self.plan_.votes.release(sums, self._source)
 
     @property
-    def _source(self) -> Source:
+    def _source_given(self) -> Source:
         source: Source | None = self.get_params(deep=False)["source"]
         return secure_source() if source is None else source
 
@@ -126,6 +126,8 @@ class VotingEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             released = [self._release(tally.sums) for tally in self._tallies(queries[:paid], progress)]
             return np.arange(paid), np.concatenate(released) if released else np.zeros((0, self.plan_.size))
         paid = spending.take("screened", len(queries))
+        if not paid:  # somebody else has taken the last
+            return np.arange(0), np.zeros((0, self.plan_.size))
         tallies = list(self._tallies(queries[:paid], progress))
         largest = np.concatenate([tally.largest for tally in tallies if tally.largest is not None])
         passed = np.flatnonzero(screening.toss(largest, self._source))
@@ -205,12 +207,13 @@ class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
         answered[rows] = True
         return Answers(self._labels(votes, answered), answered, votes)
 
-    def _check_abstain_label(self) -> None:
-        if self.abstain_label in self.classes_.tolist():
+    def _check_abstain_label(self, classes: NDArray[Any]) -> None:
+        if self.abstain_label in classes.tolist():
             raise ValueError("abstain_label must not be a class: choose a label that no record has")
 
     def _labels(self, votes: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[Any]:
         same = isinstance(self.abstain_label, str) == (self.classes_.dtype.kind in "US")
         labels = np.full(len(votes), self.abstain_label, dtype=object)
         labels[answered] = self.classes_[np.argmax(votes[answered], axis=1)]
-        return labels.astype(np.result_type(self.classes_, np.asarray(self.abstain_label))) if same else labels
+        common = np.result_type(self.classes_, np.asarray(self.abstain_label))
+        return labels.astype(common) if same and (common.kind != "f" or self.classes_.dtype.kind == "f") else labels

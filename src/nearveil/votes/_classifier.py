@@ -13,9 +13,11 @@ from sklearn.utils.validation import validate_data
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy.noise import Source
 from nearveil.votes._ballots import MULTILABEL, Labels, Votes, Weights, hard_votes, label_votes, soft_votes
-from nearveil.votes._base import INFERRED_UNIT, KNOWN_UNIT, PROMISE, SCREENING, Progress, Tally, VotingClassifier
+from nearveil.votes._base import PROMISE, SCREENING, Progress, Tally, VotingClassifier
 from nearveil.votes._plan import Ballot, Wish
+from nearveil.votes._private import shielded
 from nearveil.votes._search import Engine, NeighborSearch
+from nearveil.votes._spending import INFERRED_UNIT, KNOWN_UNIT
 from nearveil.votes._voters import NEIGHBORS, draw_voters
 
 
@@ -164,10 +166,10 @@ class PrivateKNeighborsClassifier(VotingClassifier):
         -------
         PrivateKNeighborsClassifier
         """
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True)
-        self.classes_, self._ballots, ballot = self._votes(y)
+        X, y = shielded(validate_data, self, X, y, dtype=np.float64, multi_output=True)
+        classes, ballots, ballot = self._votes(y)
         if self.votes not in MULTILABEL:
-            self._check_abstain_label()
+            self._check_abstain_label(classes)
         wish = Wish(
             epsilon=self.epsilon,
             delta=self.delta,
@@ -180,8 +182,10 @@ class PrivateKNeighborsClassifier(VotingClassifier):
             vote_noise=self.vote_noise,
         )
         inferred = self.votes == "classes" and self.classes is None
-        self._open(ballot, wish, unit=INFERRED_UNIT if inferred else KNOWN_UNIT)
-        self._search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
+        plan, promise = self._plan(ballot, wish, unit=INFERRED_UNIT if inferred else KNOWN_UNIT)
+        search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
+        self._open(plan, promise)  # nothing fails from here on: old rows never meet new labels
+        self.classes_, self._ballots, self._search = classes, ballots, search
         return self
 
     def _votes(self, y: ArrayLike) -> tuple[NDArray[Any], Labels | Weights, Ballot]:

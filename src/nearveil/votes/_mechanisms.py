@@ -108,6 +108,13 @@ class NoisySums:
         """Return what finite tables add to delta for one release of `size` sums."""
         return size * _DELTA_PER_VALUE + self.sample.extra_delta(self.n_neighbors)
 
+    def check(self) -> None:
+        """Raise where noise of this scale cannot be sampled."""
+        try:
+            self._noise(1)
+        except (ValueError, OverflowError):
+            raise ValueError("vote_noise cannot be sampled: it must lie between 1e-250 and 1e12") from None
+
     def release(self, sums: NDArray[np.int64], source: Source) -> NDArray[np.float64]:
         """Add noise to sums, all at once.
 

@@ -15,8 +15,10 @@ from nearveil.ledger import Account, Ledger
 from nearveil.privacy.events import GaussianNoisyMax, LaplaceNoisyMax
 from nearveil.privacy.noise import Source
 from nearveil.votes._ballots import hard_votes
-from nearveil.votes._base import INFERRED_UNIT, KNOWN_UNIT, PROMISE, SCREENING, Progress, Tally, VotingClassifier
+from nearveil.votes._base import PROMISE, SCREENING, Progress, Tally, VotingClassifier
 from nearveil.votes._plan import Ballot, Wish
+from nearveil.votes._private import shielded
+from nearveil.votes._spending import INFERRED_UNIT, KNOWN_UNIT
 from nearveil.votes._teachers import train
 
 Mechanism = Literal["lnmax", "gnmax", "confident-gnmax"]
@@ -146,20 +148,22 @@ class PateClassifier(VotingClassifier):
         -------
         PateClassifier
         """
-        rows, y = validate_data(self, X, y, dtype=np.float64)
-        self.classes_, labels, _ = hard_votes(y, self.classes)
-        self._check_abstain_label()
+        rows, y = shielded(validate_data, self, X, y, dtype=np.float64)
+        classes, labels, _ = hard_votes(y, self.classes)
+        self._check_abstain_label(classes)
         event = LaplaceNoisyMax if self.mechanism == "lnmax" else GaussianNoisyMax
-        ballot = Ballot(event, len(self.classes_), screened=self.mechanism == "confident-gnmax")
-        self._open(ballot, self._wish(), unit=INFERRED_UNIT if self.classes is None else KNOWN_UNIT)
-        self._teachers = train(
+        ballot = Ballot(event, len(classes), screened=self.mechanism == "confident-gnmax")
+        plan, promise = self._plan(ballot, self._wish(), unit=INFERRED_UNIT if self.classes is None else KNOWN_UNIT)
+        teachers = train(
             RidgeClassifier() if self.estimator is None else self.estimator,
             rows,
             labels.codes[:-1],
             n_teachers=self.n_teachers,
-            n_classes=len(self.classes_),
-            source=self._source,
+            n_classes=len(classes),
+            source=self._source_given,
         )
+        self._open(plan, promise)  # nothing fails from here on: a new plan never stands over old teachers
+        self.classes_, self._teachers = classes, teachers
         return self
 
     def _wish(self) -> Wish:

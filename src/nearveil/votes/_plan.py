@@ -23,6 +23,9 @@ _SCREENING = 2.0  # screening noise for each unit of vote noise: a quarter of th
 _SCREENED = 1.5  # screenings for each answer
 _LARGEST_EPSILON = 64.0  # up to which what samplers add to delta is proved
 _LARGEST_SCREENED = 12.0  # the same with screenings, whose coins are off by 2^-51
+_LEAST_DELTA = 1e-12
+_MOST_NEIGHBORS = 10**6  # that are chosen by themselves
+_MOST_SCREENED = 20_000  # whose exact composition is computed, step by step; more are charged as Gaussian mechanisms
 _GUESSES = 24
 _CLOSE = 1e-3  # how near to its budget a calibrated plan comes
 
@@ -239,7 +242,8 @@ class Wish:
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing, and wishes that contradict each other."""
-        check_delta(self.delta)
+        if check_delta(self.delta) < _LEAST_DELTA:
+            raise ValueError(f"delta must be at least {_LEAST_DELTA:g}: no accountant resolves less")
         check_count(self.max_answered, "max_answered", least=1)
         PoissonSample(self.sampling_rate)
         for name in ("epsilon", "screening_noise", "vote_noise"):
@@ -299,6 +303,7 @@ def make_plan(wish: Wish, ballot: Ballot) -> VotePlan:
     screens = ballot.screened and wish.screens
     if wish.vote_noise is not None:
         plan = _plan_at(wish, ballot, screens, wish.vote_noise)
+        plan.votes.check()  # noise that cannot be sampled is refused before anything is paid
         if wish.epsilon is not None and (cost := plan.epsilon(wish.delta)) > wish.epsilon:
             raise ValueError(
                 f"vote_noise is too small: the plan costs epsilon {cost:.4g} at delta {wish.delta:g}, more than the "
@@ -311,7 +316,9 @@ def make_plan(wish: Wish, ballot: Ballot) -> VotePlan:
             f"epsilon must be at most {_LARGEST_SCREENED:g} where queries are screened: a larger one protects nothing, "
             "and coins tossed in double precision do not bear it; max_screened=0 screens nothing"
         )
-    return _plan_at(wish, ballot, screens, _calibrated(wish, ballot, target))
+    plan = _plan_at(wish, ballot, screens, _calibrated(wish, ballot, target))
+    plan.votes.check()
+    return plan
 
 
 @lru_cache(maxsize=64)
@@ -331,7 +338,7 @@ def _calibrated(wish: Wish, ballot: Ballot, target: float) -> float:
         price = cost(noise)
         if (1 - _CLOSE) * target <= price <= target:
             return noise
-        known.append((math.log(noise), math.log(min(price, _LARGEST_EPSILON) / target)))
+        known.append((math.log(noise), math.log(min(max(price, 1e-9 * target), _LARGEST_EPSILON) / target)))
         if len(known) > 1 and known[-1][0] != known[-2][0]:
             slope = (known[-1][1] - known[-2][1]) / (known[-1][0] - known[-2][0])
         # Cost falls about like 1 / noise. Aim at the middle of what is near enough, and never leap.
@@ -357,7 +364,7 @@ def _first_guess(wish: Wish, ballot: Ballot, screens: bool, target: float) -> fl
 def _plan_at(wish: Wish, ballot: Ballot, screens: bool, noise: float) -> VotePlan:
     """Return the plan with this vote noise."""
     sample = PoissonSample(wish.sampling_rate)
-    voters = math.ceil(ballot.neighbors * noise) if wish.n_neighbors is None else wish.n_neighbors
+    voters = wish.n_neighbors or min(math.ceil(ballot.neighbors * noise), _MOST_NEIGHBORS)
     screening, screened = None, 0
     if screens:
         screening = Screening(
@@ -365,7 +372,7 @@ def _plan_at(wish: Wish, ballot: Ballot, screens: bool, noise: float) -> VotePla
             _SCREENING * noise if wish.screening_noise is None else wish.screening_noise,
             _THRESHOLD * voters if wish.threshold is None else wish.threshold,
             voters,
-            ballot.whole,
+            ballot.whole and wish.screened <= _MOST_SCREENED and voters <= _MOST_NEIGHBORS,
         )
         screened = wish.screened
     return VotePlan(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self
 
@@ -16,12 +17,93 @@ from nearveil.privacy.noise import Source
 from nearveil.votes._ballots import Weights
 from nearveil.votes._base import PROMISE, Progress, Tally, VotingEstimator
 from nearveil.votes._plan import Ballot, GaussianSums, Wish
+from nearveil.votes._private import shielded
 from nearveil.votes._search import Engine, NeighborSearch
+from nearveil.votes._spending import KNOWN_UNIT
 from nearveil.votes._voters import NEIGHBORS, NOBODY, draw_voters
 
 _STEPS = 2**20  # values are rounded to this part of their range, or finer
 _MEAN_NEIGHBORS = 32.0  # voters for each unit of noise over the range: the mean's noise is a 32nd of the range
+_FARTHEST = 1e100  # of bounds, and one over the least range
 _MEDIAN_NEIGHBORS = 8.0  # the bisection's noise is an eighth of the voters
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked of the voters' values: settled when the plan is, whatever becomes of the parameters later.
+
+    Attributes
+    ----------
+    low, high : float
+    method : {"mean", "median"}
+    depth : int
+    """
+
+    low: float
+    high: float
+    method: str
+    depth: int
+
+    @classmethod
+    def of(cls, low: float, high: float, method: str, depth: int) -> Self:
+        """Check the bounds."""
+        if not (max(abs(low), abs(high)) <= _FARTHEST and high - low >= 1 / _FARTHEST):  # also if one is NaN
+            raise ValueError(f"low must be below high, both within {_FARTHEST:g} of 0")
+        return cls(low, high, method, int(depth))
+
+    @property
+    def width(self) -> float:
+        """How far apart two values can be."""
+        return self.high - self.low
+
+    @property
+    def middle(self) -> float:
+        """What values are counted from."""
+        return (self.low + self.high) / 2
+
+    @property
+    def unit(self) -> float:
+        """Values are whole multiples of it."""
+        return math.ldexp(1.0, math.floor(math.log2(self.width / _STEPS)))
+
+    @property
+    def ballot(self) -> Ballot:
+        """What is released."""
+        if self.method == "mean":
+            neighbors = _MEAN_NEIGHBORS / self.width
+            return Ballot(GaussianSums(self.width), 1, self.unit, screened=False, neighbors=neighbors)
+        event = GaussianSums(math.sqrt(self.depth))
+        return Ballot(event, self.depth, unit=0.5, screened=False, neighbors=_MEDIAN_NEIGHBORS)
+
+    def votes(self, y: NDArray[np.float64]) -> Weights:
+        """Return the values as whole numbers: of units from the middle, or of a cell of the bisection."""
+        y = np.clip(y, self.low, self.high)
+        if self.method == "mean":
+            most = math.floor(self.width / 2 / self.unit)
+            whole, nobody = np.clip(np.rint((y - self.middle) / self.unit), -most, most), 0
+        else:
+            cells = 2**self.depth
+            whole, nobody = np.clip(np.floor((y - self.low) / self.width * cells), 0, cells - 1), NOBODY
+        return Weights(np.append(whole, nobody).astype(np.int64)[:, None])
+
+
+def balance(cells: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return, in half votes, how many voters lie below a point less how many do not. Nobody is neither.
+
+    One voter more changes it by one half, one in and one out by at most two: the sensitivity is one vote.
+
+    Parameters
+    ----------
+    cells : ndarray of shape (n_queries, n_voters)
+    points : ndarray of shape (n_queries,)
+
+    Returns
+    -------
+    ndarray of shape (n_queries,)
+    """
+    there = cells != NOBODY
+    below = np.sum((cells < points[:, None]) & there, axis=1)
+    return np.asarray(2 * below - np.sum(there, axis=1))
 
 
 class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: ignore[misc]
@@ -136,10 +218,8 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
         -------
         PrivateKNeighborsRegressor
         """
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise ValueError("low must be below high, and both finite")
-        self._values = self._votes(np.asarray(y, dtype=np.float64))
+        X, y = shielded(validate_data, self, X, y, dtype=np.float64, y_numeric=True)
+        asked = _Asked.of(float(self.low), float(self.high), self.method, self.depth)
         wish = Wish(
             epsilon=self.epsilon,
             delta=self.delta,
@@ -149,8 +229,11 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
             vote_noise=self.vote_noise,
             max_screened=0,
         )
-        self._open(self._ballot, wish, unit="record")
-        self._search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
+        plan, promise = self._plan(asked.ballot, wish, unit=KNOWN_UNIT)
+        values = asked.votes(np.asarray(y, dtype=np.float64))
+        search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
+        self._open(plan, promise)  # nothing fails from here on: old rows never meet new values
+        self._asked, self._values, self._search = asked, values, search
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[np.float64]:
@@ -191,57 +274,30 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
         queries = validate_data(self, X, dtype=np.float64, reset=False)
         rows, released = self._ask(queries, progress)
         found = np.full(len(queries), np.nan)
-        if self.method == "mean":
-            found[rows] = (self.low + self.high) / 2 + released[:, 0] / self.plan_.n_neighbors
+        asked = self._asked
+        if asked.method == "mean":
+            found[rows] = asked.middle + released[:, 0] / self.plan_.n_neighbors
         else:
-            found[rows] = self.low + (self.high - self.low) * (released[:, 0] + 0.5) / 2**self.depth
-        return np.asarray(np.clip(found, self.low, self.high))
-
-    @property
-    def _unit(self) -> float:
-        return math.ldexp(1.0, math.floor(math.log2((self.high - self.low) / _STEPS)))
-
-    @property
-    def _ballot(self) -> Ballot:
-        if self.method == "mean":
-            width = float(self.high) - float(self.low)
-            return Ballot(GaussianSums(width), 1, self._unit, screened=False, neighbors=_MEAN_NEIGHBORS / width)
-        event = GaussianSums(math.sqrt(self.depth))
-        return Ballot(event, self.depth, unit=0.5, screened=False, neighbors=_MEDIAN_NEIGHBORS)
-
-    def _votes(self, y: NDArray[np.float64]) -> Weights:
-        """Return the values as whole numbers: of units from the middle, or of a cell of the bisection."""
-        if self.method == "mean":
-            most = math.floor((self.high - self.low) / 2 / self._unit)
-            centred = np.clip(y, self.low, self.high) - (self.low + self.high) / 2
-            whole, nobody = np.clip(np.rint(centred / self._unit), -most, most), 0
-        else:
-            cells = 2**self.depth
-            whole = np.clip(np.floor((y - self.low) / (self.high - self.low) * cells), 0, cells - 1)
-            nobody = NOBODY
-        return Weights(np.append(whole, nobody).astype(np.int64)[:, None])
+            found[rows] = asked.low + asked.width * (released[:, 0] + 0.5) / 2**asked.depth
+        return np.asarray(np.clip(found, asked.low, asked.high))
 
     def _tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[Tally]:
         plan = self.plan_
         for rows, (voters,) in draw_voters(
             self._search, queries, plan.votes.sample, plan.n_neighbors, self._source, draws=1
         ):
-            sums = self._values.count(voters) if self.method == "mean" else self._values.units[voters, 0]
-            yield Tally(rows, sums, None)
+            mean = self._asked.method == "mean"
+            yield Tally(rows, self._values.count(voters) if mean else self._values.units[voters, 0], None)
             if progress is not None:
                 progress(rows.stop - rows.start)
 
     def _release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
-        if self.method == "mean":
+        if self._asked.method == "mean":
             return super()._release(sums)
         low = np.zeros(len(sums), dtype=np.int64)
-        there = sums != NOBODY
-        for step in reversed(range(self.depth)):
+        for step in reversed(range(self._asked.depth)):
             point = low + (1 << step)
-            below = np.sum((sums < point[:, None]) & there, axis=1)
-            # In half votes: those below less those not below. One record in and one out change it by two halves.
-            balance = 2 * below - np.sum(there, axis=1)
-            low = np.where(super()._release(balance) < 0, point, low)
+            low = np.where(super()._release(balance(sums, point)) < 0, point, low)
         return low[:, None].astype(np.float64)
 
     def __sklearn_tags__(self) -> Any:

@@ -1,5 +1,6 @@
 """Who counts: caps that no call passes, and the account that pays before anything is released."""
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, Literal, Self
@@ -7,6 +8,8 @@ from typing import Any, Literal, Self
 from dp_accounting import DpEvent
 
 from nearveil.ledger import Account, AccountError, Ledger, OverBudgetError
+from nearveil.ledger._budget import RefusedError
+from nearveil.ledger._events import charge_of
 from nearveil.ledger._figures import refusal
 from nearveil.privacy import Guarantee
 from nearveil.privacy._accounting_leaves import leaves
@@ -14,13 +17,18 @@ from nearveil.votes._plan import VotePlan
 
 Part = Literal["screened", "answered"]
 
+KNOWN_UNIT = "record"
+INFERRED_UNIT = "record of a class that occurs anyway"
+
 
 class ExhaustedError(RuntimeError):
     """All queries of the plan are used up; nothing more is answered."""
 
 
 class Spending:
-    """What a fitted estimator may still do. Copies in one process share it; a pickle carries no allowance.
+    """What a fitted estimator may still do. Copies in one process share it.
+
+    A pickle, or a process that was forked, cannot know what the others spend: without an account it may do nothing.
 
     Parameters
     ----------
@@ -35,14 +43,14 @@ class Spending:
         if plan.screening is not None:
             self._events["screened"] = plan.screening.event
             self._left["screened"] = plan.max_screened
-        self._plan, self._account, self._lock, self._pickled = plan, account, threading.Lock(), False
+        self._plan, self._account, self._lock, self._process = plan, account, threading.Lock(), os.getpid()
 
     def assert_open(self) -> None:
         """Raise where no further query may be answered."""
-        if self._pickled and self._account is None:
+        if self._process != os.getpid() and self._account is None:
             raise ExhaustedError(
-                "this estimator was pickled, and a copy must not spend what another has: give it a ledger and an "
-                "account before fit, then copies share one budget"
+                "this estimator was pickled or its process forked, and a copy must not spend what another has: give it "
+                "a ledger and an account before fit, then copies share one budget"
             )
         spent = [part for part in self._left if self._allowed(part) == 0]
         if spent:
@@ -103,12 +111,12 @@ class Spending:
         return self
 
     def __reduce__(self) -> tuple[Callable[..., "Spending"], tuple[Any, ...]]:
-        return _unpickled, (self._plan, self._account)
+        return _unpickled, (self._plan, self._account, dict(self._left))
 
 
-def _unpickled(plan: VotePlan, account: Account | None) -> Spending:
+def _unpickled(plan: VotePlan, account: Account | None, left: dict[Part, int]) -> Spending:
     spending = Spending(plan, account)
-    spending._pickled = True
+    spending._left, spending._process = left, -1
     return spending
 
 
@@ -128,6 +136,8 @@ def find_account(
     -------
     Account or None
     """
+    if account is not None and not promise.sound:
+        raise ValueError("source must be sound where an account pays: no budget covers coins that a seed foretells")
     if account is None or isinstance(account, Account):
         if ledger is not None:
             raise ValueError("account must be the name of an account in the ledger")
@@ -136,9 +146,22 @@ def find_account(
         raise ValueError("ledger must be given: account is only a name")
     else:
         found = _named(Ledger(ledger) if isinstance(ledger, str) else ledger, account, plan, promise)
-    if found is not None and (found.protects, found.relation) != ("database", "add-remove"):
-        raise ValueError('account must protect the "database", with relation "add-remove"')
+    if found is not None:
+        _check_account(found, plan, promise)
     return found
+
+
+def _check_account(account: Account, plan: VotePlan, promise: Guarantee) -> None:
+    if (account.protects, account.relation) != ("database", "add-remove"):
+        raise ValueError('account must protect the "database", with relation "add-remove"')
+    if promise.unit not in (KNOWN_UNIT, account.unit):
+        raise ValueError(
+            f"classes must be given: without the public list, the account's {account.unit!r} is not protected"
+        )
+    try:
+        account._budget.price(charge_of(plan.events, "add-remove"))
+    except RefusedError as refused:
+        raise ValueError(f"account does not pay for what this estimator does: {refused}") from None
 
 
 def _named(ledger: Ledger, name: str, plan: VotePlan, promise: Guarantee) -> Account:

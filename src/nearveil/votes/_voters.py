@@ -38,7 +38,7 @@ def draw_voters(
     """Draw the voters of each query, a batch of queries at a time.
 
     The coins do not depend on the records, so "sample, then search" is the same as drawing the kept ranks of the
-    full order (``docs/theory/private-knn.md``; attacked by ``tests/votes/test_voters.py``). Where a list is too short
+    full order (``docs/theory/private-knn.md``; attacked by ``tests/votes/test_coins.py``). Where a list is too short
     for its coins it is lengthened; the coins stay.
 
     Parameters
@@ -55,11 +55,12 @@ def draw_voters(
     ------
     slice
         Which queries.
-    list of ndarray of shape (n_batch, n_neighbors)
+    list of ndarray of shape (n_batch, min(n_neighbors, n_rows))
         For each draw the row numbers of the voters, nearest first, then `NOBODY`.
     """
-    for rows, ids in search.batches(queries, sample.list_length(n_neighbors)):
-        coins = [sample.ranks(len(ids), n_neighbors, source) for _ in range(draws if sample.rate < 1 else 1)]
+    most = min(n_neighbors, search.n_rows)  # no sample keeps more
+    for rows, ids in search.batches(queries, sample.list_length(most)):
+        coins = [sample.ranks(len(ids), most, source) for _ in range(draws if sample.rate < 1 else 1)]
         voters = [_look_up(search, queries[rows], ids, ranks) for ranks in coins]
         yield rows, voters if len(voters) == draws else voters * draws  # all records are kept: no coins, one look
 
