@@ -2,21 +2,27 @@
 
 * :class:`PrivateKNeighborsClassifier`: the nearest private records vote for a class, or for many labels;
 * :class:`PrivateKNeighborsRegressor`: they give the mean or the median of their values;
-* :class:`PateClassifier`: the rival, teachers trained on disjoint parts of the records.
+* :class:`PateClassifier`: the rival, teachers trained on disjoint parts of the records;
+* :class:`Student`: learns from the answers, and is public itself; :class:`NetworkStudent` is a network for it.
 """
 
 from nearveil.votes._base import Answers
 from nearveil.votes._classifier import PrivateKNeighborsClassifier
+from nearveil.votes._networks import NetworkStudent
 from nearveil.votes._pate import PateClassifier
 from nearveil.votes._plan import VotePlan
 from nearveil.votes._regressor import PrivateKNeighborsRegressor
 from nearveil.votes._spending import ExhaustedError
+from nearveil.votes._student import Asked, Student
 
 __all__ = [
     "Answers",
+    "Asked",
     "ExhaustedError",
+    "NetworkStudent",
     "PateClassifier",
     "PrivateKNeighborsClassifier",
     "PrivateKNeighborsRegressor",
+    "Student",
     "VotePlan",
 ]

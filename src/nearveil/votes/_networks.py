@@ -1,0 +1,292 @@
+"""Networks that a student can be (the extra `torch`): those of the supplement's tables 1 and 2."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin, _fit_context
+from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted
+
+Architecture = Literal["mnist", "svhn"]
+
+_AT_ONCE = 1000  # images in a prediction
+_MEMORY = 0.8  # how much of its opinion of a row a network keeps when it sees the row again
+_SURE = 0.6  # an image without a label counts once the opinion is as sure as this
+_SOFT = 0.1  # label smoothing
+_TURN, _SCALE, _SHEAR, _SHIFT = 0.26, 0.1, 0.2, 0.14  # at augmentation 1: 15 degrees; shares of the image
+
+
+@dataclass(frozen=True)
+class _Torch:
+    """The library, where it is there."""
+
+    torch: Any
+
+    @classmethod
+    def load(cls) -> "_Torch":
+        try:
+            import torch
+        except ModuleNotFoundError as missing:
+            raise ModuleNotFoundError("NetworkStudent needs torch: pip install nearveil[torch]") from missing
+        return cls(torch)
+
+    def device(self, wanted: str) -> Any:
+        if wanted == "auto":
+            return self.torch.device("cuda" if self.torch.cuda.is_available() else "cpu")
+        return self.torch.device(wanted)
+
+    @contextmanager
+    def threads(self, count: int | None) -> Iterator[None]:
+        """Use so many threads for a while. A single image is done before a second thread is awake."""
+        before = self.torch.get_num_threads()
+        self.torch.set_num_threads(before if count is None else count)
+        try:
+            yield
+        finally:
+            self.torch.set_num_threads(before)
+
+    def mnist(self, shape: tuple[int, int, int], n_classes: int) -> Any:
+        nn = self.torch.nn
+        body = nn.Sequential(
+            *(nn.Conv2d(shape[0], 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(64, 128, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.LazyLinear(384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU()),
+        )
+        return self._with_head(body, shape, n_classes)
+
+    def svhn(self, shape: tuple[int, int, int], n_classes: int) -> Any:
+        """Build seven convolutions, the third and the sixth of stride 2; normalised by batch, or they do not train."""
+        nn = self.torch.nn
+        plan = [(96, 3, 1), (96, 3, 1), (96, 3, 2), (192, 3, 1), (192, 3, 1), (192, 3, 2), (192, 5, 1)]
+        layers, width = [], shape[0]
+        for filters, side, stride in plan:
+            convolution = nn.Conv2d(width, filters, side, stride=stride, padding=side // 2, bias=False)
+            layers += [convolution, nn.BatchNorm2d(filters), nn.ReLU()]
+            width = filters
+        pooled = [nn.AdaptiveAvgPool2d(4), nn.Flatten()]
+        dense = [nn.LazyLinear(192), nn.ReLU(), nn.Linear(192, 192), nn.ReLU()]
+        return self._with_head(nn.Sequential(*layers, *pooled, *dense), shape, n_classes)
+
+    def _with_head(self, body: Any, shape: tuple[int, int, int], n_classes: int) -> Any:
+        network = self.torch.nn.Sequential(body, self.torch.nn.Linear(192, n_classes))
+        with self.torch.no_grad():
+            network.eval()(self.torch.zeros(1, *shape))  # settles the width of the first dense layer
+        return network
+
+    def varied(self, images: Any, strength: float) -> Any:
+        """Turn, scale, shear and shift images a little. Digits are never mirrored."""
+        functional = self.torch.nn.functional
+
+        def draw(most: float) -> Any:
+            return (2 * self.torch.rand(len(images), device=images.device) - 1) * most * strength
+
+        turn, scale = draw(_TURN), 1 + draw(_SCALE)
+        cosine, sine = scale * turn.cos(), scale * turn.sin()
+        first = self.torch.stack([cosine, draw(_SHEAR) - sine, draw(_SHIFT)], dim=1)
+        second = self.torch.stack([sine, cosine, draw(_SHIFT)], dim=1)
+        grid = functional.affine_grid(self.torch.stack([first, second], dim=1), images.shape, align_corners=False)
+        return functional.grid_sample(images, grid, align_corners=False)
+
+
+class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """A convolutional network for images, trained on few or doubtful labels and on images without any.
+
+    Every image is seen in a new variation each time. The network keeps a running opinion of each image, from its label
+    and from what it said about earlier variations, and is trained towards that: a wrong label among many right ones is
+    outvoted, and an image without a label counts once the opinion is sure.
+
+    Parameters
+    ----------
+    architecture : {"mnist", "svhn"}, default="mnist"
+        Table 1 or table 2 of the supplement of Private-kNN.
+    epochs : int, default=12
+    batch_size : int, default=128
+    learning_rate : float, default=0.002
+        The highest one; it rises to it and falls.
+    augmentation : float, default=1.0
+        Strength of the variations: at 1 up to 15 degrees, a tenth of the size, a seventh of the width.
+    device : str, default="auto"
+        "auto" is CUDA where there is one.
+    random_state : int, RandomState or None, default=None
+        Two fits with one seed on one device give the same network.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    n_features_in_ : int
+        Width of an image.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "architecture": [StrOptions({"mnist", "svhn"})],
+        "epochs": [Interval(Integral, 1, None, closed="left")],
+        "batch_size": [Interval(Integral, 1, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "augmentation": [Interval(Real, 0, None, closed="left")],
+        "device": [str],
+        "random_state": ["random_state"],
+    }
+
+    def __init__(
+        self,
+        architecture: Architecture = "mnist",
+        *,
+        epochs: int = 12,
+        batch_size: int = 128,
+        learning_rate: float = 0.002,
+        augmentation: float = 1.0,
+        device: str = "auto",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.architecture = architecture
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.augmentation = augmentation
+        self.device = device
+        self.random_state = random_state
+
+    @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    def fit(self, X: ArrayLike, y: ArrayLike, unlabeled: ArrayLike | None = None) -> Self:
+        """Train the network.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, height, width) or (n, height, width, channels)
+            uint8, or floats from 0 to 1.
+        y : array-like of shape (n,)
+        unlabeled : array-like of shape (n_unlabeled, height, width[, channels]), optional
+
+        Returns
+        -------
+        NetworkStudent
+        """
+        images, labels = _channels_first(X), np.asarray(y)
+        if labels.shape != (len(images),):
+            raise ValueError("y must have one label for each image")
+        self.classes_, codes = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError("y must hold at least two classes")
+        opinions = np.eye(len(self.classes_), dtype=np.float32)[codes]
+        if unlabeled is not None:
+            others = _channels_first(unlabeled)
+            if others.shape[1:] != images.shape[1:]:
+                raise ValueError("unlabeled must hold images of the same shape as X")
+            images = np.concatenate([images, others])
+            nothing = np.full((len(others), len(self.classes_)), 1 / len(self.classes_), dtype=np.float32)
+            opinions = np.concatenate([opinions, nothing])
+        self.n_features_in_ = images.shape[3]
+        self._shape = images.shape[1:]
+        self._train(images, opinions, len(labels), int(check_random_state(self.random_state).randint(2**31)))
+        return self
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Return the class of each image.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, height, width[, channels])
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        chosen: NDArray[Any] = self.classes_[np.argmax(self.predict_proba(X), axis=1)]
+        return chosen
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return how sure the network is of each class.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, height, width[, channels])
+
+        Returns
+        -------
+        ndarray of shape (n, n_classes)
+        """
+        return self._run(X, lambda network, batch: network(batch).softmax(dim=1))
+
+    def transform(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return the features that the last layer sees.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, height, width[, channels])
+
+        Returns
+        -------
+        ndarray of shape (n, 192)
+        """
+        return self._run(X, lambda network, batch: network[0](batch))
+
+    def _run(self, X: ArrayLike, step: Callable[[Any, Any], Any]) -> NDArray[np.float64]:
+        check_is_fitted(self)
+        images = _channels_first(X)
+        if images.shape[1:] != self._shape:
+            raise ValueError("X must hold images of the shape that the network was trained on")
+        library = _Torch.load()
+        device = library.device(self.device)
+        network = self._network.to(device)
+        with library.torch.no_grad(), library.threads(1 if len(images) == 1 else None):
+            parts = [
+                step(network, library.torch.from_numpy(images[i : i + _AT_ONCE]).to(device)).cpu().numpy()
+                for i in range(0, len(images), _AT_ONCE)
+            ]
+        return np.concatenate(parts).astype(np.float64)
+
+    def _train(self, images: NDArray[np.float32], opinions: NDArray[np.float32], n_labels: int, seed: int) -> None:
+        library = _Torch.load()
+        torch, device = library.torch, library.device(self.device)
+        exact = torch.backends.cudnn.flags(deterministic=True, benchmark=False, allow_tf32=False)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), exact:
+            torch.manual_seed(seed)
+            network = getattr(library, self.architecture)(self._shape, len(self.classes_)).to(device).train()
+            shown, running = torch.from_numpy(images).to(device), torch.from_numpy(opinions).to(device)
+            steps = -(-len(images) // self.batch_size)
+            optimiser = torch.optim.AdamW(network.parameters(), self.learning_rate, weight_decay=0.01)
+            schedule = torch.optim.lr_scheduler.OneCycleLR(
+                optimiser, self.learning_rate, total_steps=self.epochs * steps
+            )
+            for epoch in range(self.epochs):
+                for rows in torch.randperm(len(images), device=device).tensor_split(steps):
+                    out = network(library.varied(shown[rows], self.augmentation))
+                    running[rows] = _MEMORY * running[rows] + (1 - _MEMORY) * out.detach().softmax(dim=1)
+                    counts = (rows < n_labels) | (running[rows].amax(dim=1) >= _SURE)
+                    decided = epoch >= min(2, self.epochs // 2)
+                    loss = _loss(torch, out, running[rows], counts, decided=decided)
+                    optimiser.zero_grad()
+                    loss.backward()
+                    optimiser.step()
+                    schedule.step()
+            self._network = network.eval().cpu()
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
+        tags.non_deterministic = self.random_state is None
+        return tags
+
+
+def _loss(torch: Any, out: Any, opinions: Any, counts: Any, *, decided: bool) -> Any:
+    """Return the loss against the opinions that count: as they are at first, by their largest class later."""
+    functional = torch.nn.functional
+    targets = functional.one_hot(opinions.argmax(dim=1), opinions.shape[1]).to(out.dtype) if decided else opinions
+    each = functional.cross_entropy(out, targets, label_smoothing=_SOFT, reduction="none")
+    return (each * counts).sum() / counts.sum().clamp_min(1)
+
+
+def _channels_first(X: ArrayLike) -> NDArray[np.float32]:
+    images = np.asarray(X)
+    if images.ndim not in (3, 4) or not len(images):
+        raise ValueError("X must hold images of shape (n, height, width) or (n, height, width, channels)")
+    if images.dtype != np.uint8 and not (images.dtype.kind == "f" and images.min() >= 0 and images.max() <= 1):
+        raise ValueError("X must be uint8, or floats from 0 to 1 without NaN")
+    scaled = images.astype(np.float32) / np.float32(255 if images.dtype == np.uint8 else 1)
+    return np.ascontiguousarray(scaled[:, None] if images.ndim == 3 else scaled.transpose(0, 3, 1, 2))

@@ -1,0 +1,325 @@
+"""A student: a classifier for everybody, trained on public rows that private records have voted on."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_array
+from sklearn.base import BaseEstimator, ClassifierMixin, _fit_context, clone
+from sklearn.dummy import DummyClassifier
+from sklearn.svm import SVC
+from sklearn.utils import check_random_state, get_tags
+from sklearn.utils._param_validation import HasMethods, Interval
+from sklearn.utils.validation import check_is_fitted
+
+from nearveil.features import hog
+from nearveil.privacy import Guarantee
+from nearveil.votes._base import Answers, Progress, VotingEstimator
+from nearveil.votes._classifier import PrivateKNeighborsClassifier
+from nearveil.votes._plan import VotePlan
+from nearveil.votes._propagation import HalfWhitening, Rows, graph, regress, spread, typical, unit
+
+Features = Callable[[NDArray[Any]], NDArray[Any]]
+
+_AT_ONCE = 4096  # rows
+_FEATURE_METHODS = ("transform", "decision_function", "predict_proba")  # the first that a student has
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One round: which public rows were asked about, and what came back. All of it is public.
+
+    Attributes
+    ----------
+    rows : ndarray of shape (n_asked,)
+        Numbers of public rows.
+    answers : Answers
+        In the same order.
+    labels : ndarray of shape (n_public,)
+        What the student was told about every public row.
+    """
+
+    rows: NDArray[np.int64]
+    answers: Answers
+    labels: NDArray[Any]
+
+
+class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Learn from private records through their votes on public rows.
+
+    A round: the most typical public rows are asked about, once each; the noisy votes are spread over all public rows;
+    a student is trained on those. The next round looks for neighbours in the student's features. Only the votes touch
+    private records, so the fitted student is public: it holds no record, and predicting costs nothing.
+
+    The voter's `epsilon` and caps are those of all rounds together. Noise is the same in all of them; `shares` divides
+    the caps. Which rows are asked, and how they are mapped, may follow from earlier answers: the promise is that of
+    the caps (``docs/theory/private-knn.md``).
+
+    Parameters
+    ----------
+    voter : PrivateKNeighborsClassifier or PateClassifier, optional
+        Cloned for every round. By default a PrivateKNeighborsClassifier for 500 answers without screening. An
+        account is debited by every round.
+    student : classifier, optional
+        Cloned for every round; by default a support vector machine. Gets the public features, or the images themselves
+        where its tags say that it takes them (``input_tags.three_d_array``), as :class:`NetworkStudent` does.
+    features : callable, optional
+        From images to rows; :func:`nearveil.features.hog` by default for images, none for rows. A row must depend on
+        its own image alone, bit for bit, and on nothing learned from private records.
+    rounds : int, default=1
+    shares : sequence of float, optional
+        Of the answers, for each round; equal by default. Must sum to 1.
+    n_components : int, optional
+        The first round searches in so many principal components of the public features, half whitened. By default one
+        for 40 public rows, from 8 to 64: more than that would be noise.
+    self_training : int, default=1
+        How often the student is trained again on what it says about the public rows, spread again.
+    random_state : int, RandomState or None, default=None
+        For the choice of public rows and for students that take one. The noise of the votes does not come from it.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    student_ : classifier
+        Of the last round.
+    rounds_ : tuple of Asked
+    answers_ : tuple of Answers
+        Of each round.
+    plan_ : VotePlan
+        Of all rounds together.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> voter = PrivateKNeighborsClassifier(epsilon=2.0, max_answered=60, max_screened=0, classes=range(10))
+    >>> student = Student(voter, random_state=0).fit(X[:1000], y[:1000], public=X[1000:1500])
+    >>> student.predict(X[1500:]).shape
+    (297,)
+    >>> print(student.guarantee)
+    Whoever sees the answers comes to any conclusion about whether any one record is in the database with at most 7.4
+    times the probability that it would have otherwise, plus 1.0e-5.
+    """
+
+    plan_: VotePlan
+    _guarantee: Guarantee
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "voter": [HasMethods(["fit", "answer"]), None],
+        "student": [HasMethods(["fit", "predict"]), None],
+        "features": [callable, None],
+        "rounds": [Interval(Integral, 1, None, closed="left")],
+        "shares": ["array-like", None],
+        "n_components": [Interval(Integral, 1, None, closed="left"), None],
+        "self_training": [Interval(Integral, 0, None, closed="left")],
+        "random_state": ["random_state"],
+    }
+
+    def __init__(
+        self,
+        voter: VotingEstimator | None = None,
+        student: Any = None,
+        *,
+        features: Features | None = None,
+        rounds: int = 1,
+        shares: Sequence[float] | None = None,
+        n_components: int | None = None,
+        self_training: int = 1,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.voter = voter
+        self.student = student
+        self.features = features
+        self.rounds = rounds
+        self.shares = shares
+        self.n_components = n_components
+        self.self_training = self_training
+        self.random_state = random_state
+
+    @_fit_context(prefer_skip_nested_validation=False)  # type: ignore[untyped-decorator]
+    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike, *, progress: Progress | None = None) -> Self:
+        """Let the private records vote on public rows, and train the student.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d), (n, height, width) or (n, height, width, 3)
+            Private.
+        y : array-like of shape (n,)
+            Private.
+        public : array-like of shape (n_public, ...)
+            Public rows of the same shape as the private ones, without labels.
+        progress : callable, optional
+            Called with how many queries were finished since the last call.
+
+        Returns
+        -------
+        Student
+        """
+        private, shown = _checked(X, "X"), _checked(public, "public")
+        if len(private) != len(np.asarray(y)):
+            raise ValueError("y must have one label for each row of X")
+        if private.shape[1:] != shown.shape[1:]:
+            raise ValueError("public must have rows of the same shape as X")
+        if len(shown) < 2:
+            raise ValueError("public must hold at least two rows: the student learns from them")
+        shares, rng = self._check_parameters(), check_random_state(self.random_state)
+        self._takes_images = bool(get_tags(self._new_student(0)).input_tags.three_d_array)
+        components = min(max(len(shown) // 40, 8), 64) if self.n_components is None else self.n_components
+        self._space = HalfWhitening(components).fit(self._features(shown))
+        first, space = self._rows(private), self._rows(shown)
+        lessons = shown if self._takes_images else unit(space)
+        voter = self._voter().fit(first, y)
+        self.plan_, self._guarantee, self.classes_ = voter.plan_, voter.guarantee, voter.classes_
+        done: list[Asked] = []
+        for number, share in enumerate(shares):
+            caps = _caps(self.plan_, share, done, last=number == len(shares) - 1)
+            if not caps["max_answered"]:
+                break
+            if number:
+                rows, space = self._student_space(private if self._takes_images else first, lessons)
+                voter = self._voter(**_fixed(self.plan_, caps)).fit(rows, y)
+            seeds = [int(seed) for seed in rng.randint(2**31, size=2)]
+            asked = typical(unit(space), caps.get("max_screened", caps["max_answered"]), seeds[0])
+            answers = voter.answer(space[asked], progress=progress)
+            known = [*((one.rows, one.answers) for one in done), (asked, answers)]
+            labels = self._learn(lessons, unit(space), known, seeds[1])
+            done.append(Asked(asked, answers, labels))
+        self.rounds_ = tuple(done)
+        return self
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The promise of all rounds together: of their caps, whatever was asked."""
+        check_is_fitted(self)
+        return self._guarantee
+
+    @property
+    def answers_(self) -> tuple[Answers, ...]:
+        """What was answered in each round."""
+        return tuple(asked.answers for asked in self.rounds_)
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Classify rows or images. Costs nothing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        check_is_fitted(self)
+        checked = _checked(X, "X")
+        lessons = checked if self._takes_images else unit(self._rows(checked))
+        predicted: NDArray[Any] = self.student_.predict(lessons)
+        return predicted
+
+    def _check_parameters(self) -> NDArray[np.float64]:
+        """Return the shares; refuse what could only fail after something was spent."""
+        shares = np.full(self.rounds, 1 / self.rounds) if self.shares is None else np.asarray(self.shares, dtype=float)
+        if not (shares.shape == (self.rounds,) and np.all(shares > 0) and abs(shares.sum() - 1) < 1e-9):
+            raise ValueError("shares must hold a positive number for each round, and sum to 1")
+        if getattr(self.voter, "votes", "classes") not in ("classes", "soft"):
+            raise ValueError('voter must vote on classes: votes must be "classes" or "soft"')
+        if self.rounds > 1 and not any(hasattr(self._new_student(0), name) for name in _FEATURE_METHODS):
+            raise ValueError(f"student must have one of {', '.join(_FEATURE_METHODS)} for a second round")
+        return shares
+
+    def _voter(self, **fixed: Any) -> VotingEstimator:
+        """Return a voter with the source, ledger and account of the one given: copies would draw the same noise."""
+        if self.voter is None:
+            return PrivateKNeighborsClassifier(**{"max_answered": 500, "max_screened": 0, **fixed})
+        return type(self.voter)(**{**self.voter.get_params(deep=False), **fixed})
+
+    def _features(self, X: NDArray[Any]) -> Rows:
+        features = self.features if self.features is not None else hog if X.ndim > 2 else np.asarray
+        rows = np.asarray(features(X), dtype=np.float64)
+        if rows.ndim != 2 or len(rows) != len(X) or not np.isfinite(rows).all():
+            raise ValueError("features must return one row of finite numbers for each image")
+        return rows
+
+    def _rows(self, X: NDArray[Any]) -> Rows:
+        parts = range(0, len(X), _AT_ONCE)
+        return np.concatenate([self._space.transform(self._features(X[i : i + _AT_ONCE])) for i in parts])
+
+    def _new_student(self, seed: int) -> Any:
+        # The scores of pairs of classes are features; those of single classes are rounded to places.
+        student = SVC(decision_function_shape="ovo") if self.student is None else clone(self.student)
+        if student.get_params().get("random_state", 0) is None:
+            student.set_params(random_state=seed)
+        return student
+
+    def _student_space(self, private: NDArray[Any], lessons: NDArray[Any]) -> tuple[Rows, Rows]:
+        """Return private and public rows in the student's features, centred by the public ones."""
+        # One by one: what a batch makes of a row may depend on the other rows, down to the last bit.
+        singles = (private[i : i + 1] for i in range(len(private)))
+        rows = np.concatenate([self._mapped(one if self._takes_images else unit(one)) for one in singles])
+        space = self._mapped(lessons)
+        middle = space.mean(axis=0)
+        return rows - middle, space - middle
+
+    def _mapped(self, lessons: NDArray[Any]) -> Rows:
+        method = next(name for name in _FEATURE_METHODS if hasattr(self.student_, name))
+        found = np.asarray(getattr(self.student_, method)(lessons), dtype=np.float64)
+        return found if found.ndim == 2 else np.column_stack([found, np.ones(len(found))])  # two classes, one score
+
+    def _learn(
+        self, lessons: NDArray[Any], space: Rows, known: Sequence[tuple[NDArray[np.int64], Answers]], seed: int
+    ) -> NDArray[Any]:
+        """Spread the answers of all rounds over the public rows, train a student on them, and return their labels."""
+        asked = np.concatenate([rows[answers.answered] for rows, answers in known])
+        if not len(asked):
+            raise ValueError("voter declined every public row: lower its threshold, or give max_screened=0")
+        votes = np.concatenate([answers.votes[answers.answered] for _, answers in known])
+        links = graph(space)
+        voters, noise = self.plan_.n_neighbors, self.plan_.vote_noise
+        labels = self._agreed(links, regress(space, asked, votes / voters, noise / voters))
+        self.student_ = self._trained(lessons, labels, seed)
+        for _ in range(self.self_training):
+            said = self.student_.predict(lessons)[:, None] == self.classes_
+            labels = self._agreed(links, said.astype(np.float64))
+            self.student_ = self._trained(lessons, labels, seed)
+        return labels
+
+    def _agreed(self, links: csr_array, scores: Rows) -> NDArray[Any]:
+        agreed: NDArray[Any] = self.classes_[np.argmax(spread(links, scores), axis=1)]
+        return agreed
+
+    def _trained(self, lessons: NDArray[Any], labels: NDArray[Any], seed: int) -> Any:
+        student = self._new_student(seed) if len(np.unique(labels)) > 1 else DummyClassifier(strategy="most_frequent")
+        return student.fit(lessons, labels)
+
+
+def _checked(X: ArrayLike, name: str) -> NDArray[Any]:
+    try:
+        array = np.asarray(X)
+    except ValueError:
+        raise ValueError(f"{name} must hold rows of one shape") from None
+    if array.ndim not in (2, 3, 4) or not len(array):
+        raise ValueError(f"{name} must hold at least one row, or one image, of one shape")
+    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+        raise ValueError(f"{name} must hold finite numbers")
+    return array
+
+
+def _caps(plan: VotePlan, share: float, done: Sequence[Asked], *, last: bool) -> dict[str, int]:
+    """Return what the next round may ask. What earlier rounds left over goes to the last."""
+    caps = {"max_answered": plan.max_answered - sum(int(asked.answers.answered.sum()) for asked in done)}
+    if plan.screening is not None:
+        caps["max_screened"] = plan.max_screened - sum(len(asked.rows) for asked in done)
+    if last:
+        return caps
+    return {name: min(left, math.ceil(share * getattr(plan, name))) for name, left in caps.items()}
+
+
+def _fixed(plan: VotePlan, caps: dict[str, int]) -> dict[str, Any]:
+    """Return parameters of a voter that goes on with a plan."""
+    fixed: dict[str, Any] = {"vote_noise": plan.vote_noise, **caps}
+    if plan.screening is not None:
+        fixed |= {"screening_noise": plan.screening_noise, "threshold": plan.threshold}
+    return fixed
