@@ -17,12 +17,11 @@ demo: $(VENV)/.base ## Search digits privately, from a budget; tables and pictur
 test: $(VENV)/.dev ## Run all tests and every example of the documentation
 	$(BIN)/python -m pytest
 
-check: $(VENV)/.dev ## Style, types, rooms, examples of the documentation
+check: $(VENV)/.dev ## Style, types, rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q src docs README.md CONTRIBUTING.md
 
 bench: $(VENV)/.bench ## Measure; a table, JSON and a picture
 	$(BIN)/python bench/graph.py --out $(OUT)/bench
