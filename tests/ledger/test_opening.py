@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from nearveil.ledger import CorruptLedgerError, Ledger, LedgerError, LedgerFullError, NewerLedgerError
-from nearveil.ledger._database import database_url
+from nearveil.ledger._database import database_url, in_words, shown
 from nearveil.privacy.events import PureDp
 
 from .conftest import ABOUT
@@ -209,3 +209,18 @@ def test_a_witness_that_another_process_makes_just_now_is_no_missing_one(
         Path(url).touch()
     with Ledger(url, witness=witness) as ledger:
         assert [account.name for account in ledger.accounts()] == ["mine"]
+
+
+def test_no_password_is_shown_wherever_it_stands_in_the_address() -> None:
+    address = sa.make_url("postgresql://me:first@host/db?password=second&sslpassword=third")
+    assert shown(address) == "postgresql://me:***@host/db"
+    told = str(in_words(ValueError("nothing"), address))
+    assert not any(word in told for word in ("first", "second", "third"))
+
+
+def test_what_was_being_written_is_not_told(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "budget.db") as ledger:
+        engine = ledger._core.database.engine
+        with pytest.raises(sa.exc.OperationalError) as error, engine.connect() as connection:
+            connection.execute(sa.text("INSERT INTO nowhere VALUES (:word)"), {"word": "a private word"})
+    assert "a private word" not in str(error.value)

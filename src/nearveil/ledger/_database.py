@@ -146,7 +146,9 @@ class Database:
 
     def _engine(self) -> sa.Engine:
         try:
-            engine = sa.create_engine(self.url, max_overflow=-1, connect_args=self._connect_arguments())
+            engine = sa.create_engine(
+                self.url, max_overflow=-1, hide_parameters=True, connect_args=self._connect_arguments()
+            )
         except ModuleNotFoundError as missing:
             raise LedgerError("PostgreSQL needs psycopg: pip install nearveil[postgres]") from missing
         sqlite = _look_at_sqlite if self._read_only else _prepare_sqlite
@@ -234,9 +236,14 @@ _POSTGRES_WORDS: dict[str, tuple[type[LedgerError], str]] = {
 }
 
 
+def shown(url: URL) -> str:
+    """Return an address for people: without passwords, also those that stand among its options."""
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
 def in_words(error: Exception, url: URL) -> LedgerError:
     """Return a database error as one that says what to do, without what was being written."""
-    where = f"ledger {url.render_as_string(hide_password=True)}"
+    where = f"ledger {shown(url)}"
     original = getattr(error, "orig", None)
     code, state = getattr(original, "sqlite_errorcode", None), getattr(original, "sqlstate", None)
     known = _SQLITE_WORDS.get(code & 0xFF) if code is not None else _POSTGRES_WORDS.get(state or "")

@@ -14,7 +14,7 @@ from nearveil.ledger._account import Account, open_budget, plan_cost
 from nearveil.ledger._amounts import shown_up
 from nearveil.ledger._chain import Receipt
 from nearveil.ledger._core import Clock, Core, check_text, utc_now
-from nearveil.ledger._database import Database, database_url
+from nearveil.ledger._database import Database, database_url, shown
 from nearveil.ledger._events import Events, canonical_json
 from nearveil.ledger._history import Entry, entry_of, exported
 from nearveil.ledger._schema import is_current, migrate
@@ -312,7 +312,7 @@ class Ledger:
         return hash(self._core.database.url)
 
     def __repr__(self) -> str:
-        return f"Ledger({self._core.database.url.render_as_string(hide_password=True)!r})"
+        return f"Ledger({shown(self._core.database.url)!r})"
 
 
 @lru_cache(maxsize=64)
