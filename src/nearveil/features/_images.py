@@ -1,0 +1,220 @@
+"""Image files to pixels. A file may be broken or hostile: it is refused with a reason, never guessed at."""
+
+import contextlib
+import hashlib
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.features._headers import MOST_SCANS, many_scans, tile_size
+
+Pixels = NDArray[np.uint8]
+Source = str | os.PathLike[str] | bytes
+
+MOST_BYTES = 64 * 2**20
+MOST_PIXELS = 64_000_000
+
+UNREADABLE = "not a file that can be read"
+EMPTY = "empty: it holds no bytes"
+NO_IMAGE = "not an image: only JPEG, PNG, WebP, GIF, BMP and TIFF are read"
+BROKEN = "broken or truncated: it begins like an image, but cannot be decoded to its end"
+TOO_LARGE = "too large: more than 64 megapixels or 64 MiB"
+SCANS = f"too many scans: a JPEG of more than {MOST_SCANS} passes over its pixels"
+ANIMATED = "animated, or of several pages: save the one picture that is meant"
+CMYK = "CMYK: convert it to RGB"
+DEEP = "16-bit: more than 8 bits a channel; convert it to 8"
+COLOURS = "neither RGB nor grey: convert it to RGB"
+
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+_PLAIN = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
+_PNG_DEPTH = 24  # where the header of a PNG holds the bits of a channel
+_TIFF_DEPTHS = 258  # the tag that holds them in a TIFF
+_MOST_CHANNELS = 4
+_BAND = 2**20  # pixels that are converted at once
+
+# Filters of warnings belong to the process: two threads that set and restore them at once would leave the wrong ones.
+_FILTERS = threading.Lock()
+
+
+class ImageError(ValueError):
+    """A file is not used as an image. The text holds the reason alone: neither its name nor anything of its content.
+
+    Attributes
+    ----------
+    reason : str
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"image: {reason}")
+        self.reason = reason
+
+
+def load_image(source: Source) -> Pixels:
+    """Decode an image file.
+
+    What it is, is read from its bytes; the name plays no part. JPEG, PNG, WebP, GIF, BMP and TIFF are read, nothing
+    else. The rotation that a camera noted is applied. Palettes and grey become RGB; what is transparent lies on white.
+
+    Parameters
+    ----------
+    source : path or bytes
+        A file, or its content.
+
+    Returns
+    -------
+    ndarray of shape (height, width, 3), uint8
+        RGB.
+
+    Raises
+    ------
+    ImageError
+        If it is not an image, broken, truncated, animated or of several pages, CMYK, of more than 8 bits a channel,
+        or larger than 64 megapixels or 64 MiB; if it has tiles larger than that, or more than 100 scans. What Pillow
+        warns of in a header is an error, too.
+    ModuleNotFoundError
+        If Pillow is not installed (the extra `images`).
+
+    Examples
+    --------
+    >>> load_image(b"a text, whatever its name")
+    Traceback (most recent call last):
+        ...
+    nearveil.features._images.ImageError: image: not an image: only JPEG, PNG, WebP, GIF, BMP and TIFF are read
+    """
+    content = source if isinstance(source, bytes) else read_file(source)
+    if not content:
+        raise ImageError(EMPTY)
+    if len(content) > MOST_BYTES:
+        raise ImageError(TOO_LARGE)
+    found = _decode(content)
+    # Raised here, with no other error behind it: the texts of decoders may hold what is private.
+    if isinstance(found, str):
+        raise ImageError(found)
+    return found
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a file, at most one byte more than an image may have."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: a path with a zero byte
+        if Path(path).is_file():  # a pipe would block
+            with Path(path).open("rb") as file:
+                return file.read(MOST_BYTES + 1)
+    raise ImageError(UNREADABLE)
+
+
+def content_hash(content: bytes) -> str:
+    """Return the SHA-256 of a file's content."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def resize(image: Pixels, side: int) -> Pixels:
+    """Return an image of `side` x `side` pixels, bicubic, without regard for its shape."""
+    pillow = _pillow()
+    return np.asarray(pillow.fromarray(image).resize((side, side), pillow.Resampling.BICUBIC), dtype=np.uint8)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError("images need Pillow: pip install nearveil[images]") from missing
+    return Image
+
+
+def _decode(content: bytes) -> Pixels | str:
+    """Return the pixels, or the reason why there are none."""
+    pillow = _pillow()
+    from PIL import UnidentifiedImageError
+
+    try:
+        with _warnings_raised(), pillow.open(BytesIO(content), formats=_FORMATS) as image:
+            image.verify()  # decoding alone would not look at lengths and checksums of a PNG; needs a fresh start
+        with _warnings_raised():
+            image = pillow.open(BytesIO(content), formats=_FORMATS)
+        with image:
+            return _refused(image, content) or _pixels(image)
+    except (pillow.DecompressionBombWarning, pillow.DecompressionBombError):
+        return TOO_LARGE
+    except UnidentifiedImageError:
+        return BROKEN if content.startswith(_BEGINNINGS) else NO_IMAGE
+    except MemoryError:
+        raise
+    except Exception:  # decoders raise whatever a damaged file makes them, and warnings arrive here, too
+        return BROKEN
+
+
+@contextlib.contextmanager
+def _warnings_raised() -> Iterator[None]:
+    """Make Pillow's warnings errors, and nobody else's; for headers only, as other threads wait for it."""
+    with _FILTERS, warnings.catch_warnings():
+        warnings.filterwarnings("error", module=r"PIL\.")
+        # Cameras append a second picture, and other programs then cut it off: the first one is whole.
+        warnings.filterwarnings("ignore", message="Image appears to be a malformed MPO", module=r"PIL\.")
+        yield
+
+
+def _refused(image: Any, content: bytes) -> str:
+    """Say why an image is not wanted, before it is decoded; empty if it is."""
+    if image.format in ("JPEG", "MPO") and many_scans(content):
+        return SCANS
+    with _warnings_raised():
+        reason = _objection(image, content)
+        if not reason and image.format != "PNG":  # a PNG may have it at its end, and would be decoded here
+            image.getexif()
+    return reason
+
+
+def _objection(image: Any, content: bytes) -> str:
+    """Say why an image is not wanted, from its header alone; empty if it is."""
+    tile = tile_size(image, content) if image.format == "TIFF" else 0
+    if image.width * image.height > MOST_PIXELS or tile > _MOST_CHANNELS * MOST_PIXELS:
+        return TOO_LARGE
+    # An MPO is the photograph of a camera, with others behind it that are not shown.
+    if image.format != "MPO" and getattr(image, "is_animated", False):
+        return ANIMATED
+    if image.mode == "CMYK":
+        return CMYK
+    if image.mode.startswith(("I", "F")) or _depth(image, content) > 8:
+        return DEEP
+    return "" if image.mode in _PLAIN else COLOURS
+
+
+def _depth(image: Any, content: bytes) -> int:
+    """Return the bits of a channel, which Pillow cuts down silently to 8 where there are several channels."""
+    if image.format == "PNG":
+        return content[_PNG_DEPTH]
+    if image.format == "TIFF":
+        return int(max(image.tag_v2.get(_TIFF_DEPTHS, (1,))))
+    return 8
+
+
+def _pixels(image: Any) -> Pixels:
+    """Decode, and convert band by band: beside the image there is room for what comes out, and little more."""
+    from PIL import ImageOps
+
+    image.load()
+    with _warnings_raised():
+        image.getexif()
+    ImageOps.exif_transpose(image, in_place=True)
+    width, height = image.size
+    out = np.empty((height, width, 3), dtype=np.uint8)
+    step = max(1, _BAND // width)
+    for top in range(0, height, step):
+        band = image.crop((0, top, width, min(top + step, height)))
+        out[top : top + step] = np.asarray(_on_white(band) if image.has_transparency_data else band.convert("RGB"))
+    return out
+
+
+def _on_white(image: Any) -> Any:
+    layer = image.convert("RGBA")
+    white = _pillow().new("RGB", layer.size, "white")
+    white.paste(layer, mask=layer)
+    return white

@@ -1,0 +1,128 @@
+"""Features by an ONNX file of the user's own."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.features._extractor import Extractor
+from nearveil.features._onnx_parts import is_whole
+from nearveil.features._torch import MEAN, STD, check_scale, scale_pixels
+
+
+class OnnxExtractor(Extractor):
+    """Features by any ONNX file that maps images to vectors or to maps of vectors; run by onnxruntime on the CPU.
+
+    Its one input is float32 of shape (n, 3, side, side) or (n, side, side, 3), RGB, ``(grey level - mean) / std``;
+    n may be fixed. Its output has the shape (n, d), or is a map in the layout of the input, which is averaged over
+    its places. The rows of an image alone and within a batch agree up to the rounding of float32.
+
+    Parameters
+    ----------
+    path : path
+        Read once. A file whose weights lie in other files is refused: the fingerprint would not cover them.
+    side : int, default=224
+    mean, std : three floats, default ImageNet's
+        For the channels, in grey levels from 0 to 255.
+    output : str, optional
+        Which output is the feature; needed if there are several.
+    name : str, optional
+        For people; the fingerprint is that of the file. By default ``ONNX``.
+    batch : int, default=8
+        Where the file does not fix it.
+
+    Raises
+    ------
+    ValueError
+        If the file is not such a network, or side, mean or std cannot be.
+    ModuleNotFoundError
+        If onnxruntime is not installed (the extra `onnx`).
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        side: int = 224,
+        mean: Sequence[float] = MEAN,
+        std: Sequence[float] = STD,
+        output: str | None = None,
+        name: str | None = None,
+        batch: int = 8,
+    ) -> None:
+        self._scale = check_scale(side, mean, std)
+        content = Path(path).read_bytes()
+        self._session = _session(content)
+        self._input, self._channels_last, self._fixed = _input(self._session, side)
+        self._output = _output(self._session, output)
+        probe = self._rows(np.zeros((2, side, side, 3), dtype=np.uint8))
+        if probe.ndim != 2 or len(probe) != 2:
+            raise ValueError(f"path: the network must give a vector for each image; of two it made {probe.shape}")
+        identity = {
+            "onnx": hashlib.sha256(content).hexdigest(),
+            "output": self._output,
+            "scale": self._scale.tolist(),
+        }
+        super().__init__(
+            name=name or "ONNX", identity=identity, dimension=probe.shape[1], side=side, batch=self._fixed or batch
+        )
+
+    def _rows(self, images: NDArray[np.uint8]) -> NDArray[Any]:
+        scaled = scale_pixels(images, self._scale)
+        if not self._channels_last:
+            scaled = np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
+        step = self._fixed or len(scaled)
+        parts = []
+        for start in range(0, len(scaled), step):
+            some = scaled[start : start + step]
+            whole = np.concatenate([some, np.zeros((step - len(some), *some.shape[1:]), np.float32)])
+            out = self._session.run([self._output], {self._input: whole})[0]
+            if out.ndim == 4:
+                out = out.mean(axis=(1, 2) if self._channels_last else (2, 3), dtype=np.float64)
+            parts.append(out[: len(some)])
+        return np.concatenate(parts)
+
+
+def _session(content: bytes) -> Any:
+    try:
+        import onnxruntime
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError("this extractor needs onnxruntime: pip install nearveil[onnx]") from missing
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what goes wrong is raised; it is not printed as well
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # the format whose parts are looked at
+    try:
+        if not is_whole(content):
+            raise ValueError
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception:  # the classes of its errors are not public, and their texts may be pages long
+        raise ValueError(
+            "path: onnxruntime does not accept this file: it must be one whole ONNX network of standard operators, "
+            "without weights in other files"
+        ) from None
+
+
+def _input(session: Any, side: int) -> tuple[str, bool, int | None]:
+    """Return the input's name, whether channels come last, and the size of a batch if it is fixed."""
+    inputs = session.get_inputs()
+    if len(inputs) != 1 or inputs[0].type != "tensor(float)" or len(inputs[0].shape) != 4:
+        raise ValueError("path: the network must have one input, float32 of four dimensions")
+    shape = inputs[0].shape
+    last = shape[3] == 3 and shape[1] != 3
+    sides = shape[1:3] if last else shape[2:4]
+    if any(isinstance(length, int) and length != side for length in sides):
+        raise ValueError(f"side must be {sides[0]} for this network")
+    return inputs[0].name, last, shape[0] if isinstance(shape[0], int) and shape[0] > 0 else None
+
+
+def _output(session: Any, wanted: str | None) -> str:
+    names = [one.name for one in session.get_outputs()]
+    if wanted is None and len(names) == 1:
+        return str(names[0])
+    if wanted is None or wanted not in names:
+        raise ValueError(f"output must be one of {', '.join(names)}")
+    return wanted
