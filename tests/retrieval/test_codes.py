@@ -1,17 +1,25 @@
+import struct
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from nearveil.release import Message
+from nearveil.release._base import fingerprint
 from nearveil.retrieval._answer import Answer, AnswerError
 from nearveil.retrieval._codes import (
     CANDIDATE_BYTES,
     ID_BYTES,
+    Codes,
     ProductCodes,
     ScalarCodes,
     Singles,
     WholeCodes,
     make_codes,
 )
+from nearveil.retrieval._wire import Kind, WireError, frame
+from nearveil.retrieval._wire_codes import codes_from_bytes, codes_to_bytes
 
 
 def rows(n: int, dimension: int, seed: int = 0) -> Singles:
@@ -127,27 +135,49 @@ def answer() -> Answer:
 def test_answers_survive_the_wire() -> None:
     sent = answer()
     data = sent.to_bytes()
-    assert len(data) == sent.nbytes == 12 + 3 * 8
+    assert len(data) == sent.nbytes == 22 + 3 * 8
     read = Answer.from_bytes(data)
     assert np.array_equal(read.ids, sent.ids)
     assert np.array_equal(read.codes, sent.codes)
 
 
+def framed(count: int, width: int, rest: bytes, flags: int = 0) -> bytes:
+    return frame(Kind.ANSWER, struct.pack("<II", count, width) + rest, flags)
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "not a nearveil answer"),
-        (b"NVM" + answer().to_bytes()[3:], "not a nearveil answer"),
-        (b"NVA\x09" + answer().to_bytes()[4:], "version 9"),
-        (answer().to_bytes()[:-1], "truncated"),
-        (answer().to_bytes() + b"\0", "truncated"),
-        (answer().to_bytes()[:12] + b"\xff" * 24, "ids must rise"),
-        (answer().to_bytes()[:4] + b"\0" * 8, "ids must be"),
+        (frame(Kind.ANSWER, b"1234567"), "truncated"),
+        (frame(Kind.QUERY, answer().to_bytes()[14:]), "no answer but of kind QUERY"),
+        (framed(3, 4, bytes(23)), "truncated"),
+        (framed(3, 4, bytes(25)), "truncated"),
+        (framed(3, 4, b"\xff" * 24), "ids must rise"),
+        (framed(3, 4, bytes([2, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0]) + bytes(12)), "ids must rise"),
+        (framed(0, 4, b""), "ids must be"),
+        (framed(1, 0, bytes(4)), "at least one byte"),
+        (framed((1 << 32) - 1, (1 << 32) - 1, bytes(50)), "truncated"),
+        (framed(1, 1, bytes(5), flags=1), "truncated"),  # no length of an image
+        (framed(1, 1, bytes(5) + struct.pack("<I", 3) + b"ab", flags=2), "truncated"),
+        (framed(1, 1, bytes(5) + struct.pack("<I", 1) + b"ab", flags=2), "truncated"),
+        (framed(1, 1, bytes(5) + struct.pack("<I", 2) + b"ab", flags=1), "WebP"),
+        (framed(1, 1, bytes(5), flags=3), "flags 3"),
     ],
 )
 def test_strange_answers_are_refused(data: bytes, words: str) -> None:
-    with pytest.raises(AnswerError, match=words):
+    with pytest.raises(WireError, match=words):
         Answer.from_bytes(data)
+
+
+def test_images_survive_the_wire_and_may_be_missing() -> None:
+    plain = answer()
+    for extras, images in (("thumbnails", (b"RIFF1234WEBPxyz", b"", b"")), ("originals", (b"", b"any", b"thing"))):
+        sent = Answer(plain.ids, plain.codes, extras, images)  # type: ignore[arg-type]
+        data = sent.to_bytes()
+        assert len(data) == sent.nbytes
+        read = Answer.from_bytes(data)
+        assert (read.extras, read.images) == (extras, images)
+        assert read.to_bytes() == data
 
 
 def test_answers_are_checked_when_made() -> None:
@@ -155,3 +185,80 @@ def test_answers_are_checked_when_made() -> None:
         Answer(np.array([1, 2], np.uint32), np.zeros((3, 4), np.uint8))
     with pytest.raises(AnswerError, match="ids must be"):
         Answer(np.array([1, 2]), np.zeros((2, 4), np.uint8))
+    two = np.array([1, 2], np.uint32), np.zeros((2, 4), np.uint8)
+    with pytest.raises(AnswerError, match="one for each id"):
+        Answer(*two, "thumbnails", (b"",))
+    with pytest.raises(AnswerError, match="one for each id"):
+        Answer(*two, "none", (b"", b""))
+    with pytest.raises(AnswerError, match="extras must be"):
+        Answer(*two, "all", (b"", b""))  # type: ignore[arg-type]
+
+
+def exchanged(codes: Codes) -> Codes:
+    return codes_from_bytes(codes_to_bytes(codes))
+
+
+@pytest.mark.parametrize("code_bytes", [None, 16, 64, 90])
+def test_a_table_from_the_wire_scores_as_the_one_that_was_sent(code_bytes: int | None) -> None:
+    gallery, queries = rows(300, 60), rows(20, 60, 1)
+    codes = make_codes(gallery, code_bytes)
+    read = exchanged(codes)
+    assert type(read) is type(codes)
+    assert read.width == codes.width
+    assert read.nbytes == codes.nbytes
+    written = codes.encode(gallery)
+    assert np.abs(read.scores(queries, written) - codes.scores(queries, written)).max() < 1e-6  # sums in another order
+    assert codes_to_bytes(read) == codes_to_bytes(codes)
+    assert len(codes_to_bytes(codes)) < codes.nbytes + 500
+
+
+SCALARS: dict[str, Any] = {
+    "projection": np.eye(4, dtype=np.float32),
+    "lowest": np.zeros(4, np.float32),
+    "steps": np.ones(4, np.float32),
+    "double": np.array(2),
+}
+PRODUCTS: dict[str, Any] = {
+    "projection": np.ones((5, 6), np.float32),
+    "weights": np.ones(6, np.float32),
+    "mean": np.zeros(6, np.float32),
+    "centroids": np.zeros((3, 256, 2), np.float32),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "arrays", "words"),
+    [
+        ("codes-other", {"x": np.zeros(1)}, "kind that is not known"),
+        ("codes-whole", {"dimension": np.array(0)}, "at least one dimension"),
+        ("codes-whole", {"dimension": np.zeros(2, np.int64)}, "'dimension'"),
+        ("codes-whole", {"other": np.array(3)}, "'dimension'"),
+        ("codes-whole", {"dimension": np.array(3), "more": np.array(3)}, "written as it must"),
+        ("codes-scalar", SCALARS | {"double": np.array(5)}, "fit each other"),
+        ("codes-scalar", SCALARS | {"double": np.array(-1)}, "fit each other"),
+        ("codes-scalar", SCALARS | {"steps": np.ones(3, np.float32)}, "fit each other"),
+        ("codes-scalar", SCALARS | {"steps": np.ones(4)}, "'steps'"),
+        ("codes-scalar", SCALARS | {"projection": np.zeros((0, 4), np.float32)}, "'projection'"),
+        ("codes-product", PRODUCTS | {"centroids": np.zeros((3, 255, 2), np.float32)}, "256 centroids"),
+        ("codes-product", PRODUCTS | {"centroids": np.zeros((1, 256, 6), np.float32)}, "at most 4 dimensions"),
+        ("codes-product", PRODUCTS | {"centroids": np.zeros((2, 256, 2), np.float32)}, "fit each other"),
+        ("codes-product", PRODUCTS | {"weights": np.ones(5, np.float32)}, "fit each other"),
+    ],
+)
+def test_tables_that_are_none(name: str, arrays: dict[str, Any], words: str) -> None:
+    with pytest.raises(WireError, match=words):
+        codes_from_bytes(Message(name, fingerprint_of(arrays), arrays).to_bytes())
+
+
+def fingerprint_of(arrays: dict[str, Any]) -> str:
+    return fingerprint(*(part for name in sorted(arrays) for part in (name, arrays[name])))
+
+
+def test_tables_without_their_fingerprint_and_kinds_without_a_form() -> None:
+    assert codes_from_bytes(Message("codes-product", fingerprint_of(PRODUCTS), PRODUCTS).to_bytes()).width == 5
+    with pytest.raises(WireError, match="written as it must"):
+        codes_from_bytes(Message("codes-product", "0" * 32, PRODUCTS).to_bytes())
+    with pytest.raises(WireError, match="cannot be read"):
+        codes_from_bytes(b"nothing")
+    with pytest.raises(WireError, match="has a wire form"):
+        codes_to_bytes(object())  # type: ignore[arg-type]

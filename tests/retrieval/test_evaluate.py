@@ -34,7 +34,7 @@ def test_figures_agree_with_a_plain_count() -> None:
     assert found.recall is not None
     assert found.recall.value == pytest.approx(np.mean(hits), abs=1e-9)
     assert found.candidates == 0.1
-    assert found.answer_bytes == 12 + 40 * 36
+    assert found.answer_bytes == 22 + 40 * 36
     assert found.share.value == pytest.approx(found.nn_recall.value / found.ceiling.value)
     assert found.covered.value >= found.nn_recall.value - 0.02
 

@@ -24,7 +24,7 @@ def test_a_release_where_the_answer_is_large_enough() -> None:
 
 
 def test_the_whole_gallery_where_it_fits() -> None:
-    found = plan(1000, 3.0, 1000 * 128 + 12)
+    found = plan(1000, 3.0, 1000 * 128 + 22)
     assert found.release == "whole gallery"
     assert found.epsilon == 0
     assert found.expected == (1 - CODE_LOSS, 1.0)
@@ -53,10 +53,10 @@ def test_no_room_for_one_item() -> None:
 
 def test_popularity_raises_floor_and_ceiling() -> None:
     popularity = np.random.default_rng(0).pareto(1.2, 1000)
-    found = plan(1000, 2.0, 128 * 100 + 12, popularity=popularity)
+    found = plan(1000, 2.0, 128 * 100 + 22, popularity=popularity)
     assert found.floor == pytest.approx(popular_floor(0.1, popularity))
     assert found.ceiling == pytest.approx(neighbor_ceiling(2.0, 0.1, popularity))
-    assert found.ceiling > plan(1000, 2.0, 128 * 100 + 12).ceiling
+    assert found.ceiling > plan(1000, 2.0, 128 * 100 + 22).ceiling
     assert "equally popular" not in str(found)
 
 

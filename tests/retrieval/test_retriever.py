@@ -70,7 +70,7 @@ def test_equal_messages_share_an_answer_of_the_same_size_as_all_others() -> None
     retriever = Retriever(RandomCells(0.5, 0.1)).fit(PUBLIC).index(GALLERY)
     _, _, answers = retriever.search(QUERIES, 4, rng=unsafe_seeded(1))
     assert len({id(answer) for answer in answers}) <= 10
-    assert {answer.nbytes for answer in answers} == {12 + 40 * (4 + 32)}
+    assert {answer.nbytes for answer in answers} == {22 + 40 * (4 + 32)}
 
 
 def test_the_answer_depends_on_the_message_alone() -> None:
@@ -99,10 +99,10 @@ def test_halves_know_nothing_of_each_other() -> None:
             for node in ast.walk(ast.parse((folder / f"{half}.py").read_text()))
             if isinstance(node, ast.ImportFrom)
         }
-        for half in ("_client", "_server", "_answer", "_codes")
+        for half in ("_client", "_server", "_answer", "_codes", "_wire")
     }
-    assert all("nearveil.retrieval._server" not in imports[half] for half in ("_client", "_answer", "_codes"))
-    assert all("nearveil.retrieval._client" not in imports[half] for half in ("_server", "_answer", "_codes"))
+    assert all("nearveil.retrieval._server" not in imports[half] for half in ("_client", "_answer", "_codes", "_wire"))
+    assert all("nearveil.retrieval._client" not in imports[half] for half in ("_server", "_answer", "_codes", "_wire"))
     assert all("nearveil.retrieval" not in found for found in imports.values())
 
 

@@ -98,11 +98,15 @@ class PublicMap:
         """
         if features.shape[1] != len(self.components):
             raise MapError(f"the map is for {len(self.components)} features; X has {features.shape[1]}")
-        projected = features.astype(np.float32) @ self._components
+        # A number may underflow for some rows and not for others. To stop there would tell which.
+        with np.errstate(all="ignore"):
+            return self._choose(features.astype(np.float32) @ self._components)
+
+    def _choose(self, projected: NDArray[np.float32]) -> NDArray[np.int64]:
         count = min(RULE_NEIGHBORS, len(self.prototypes))
         _, near = self._nearest.search(projected, count)
-        good = np.zeros(len(features), dtype=np.int64)
-        for start in range(0, len(features), _CHUNK):
+        good = np.zeros(len(projected), dtype=np.int64)
+        for start in range(0, len(projected), _CHUNK):
             some = slice(start, start + _CHUNK)
             # -1 where the projections are so large that no similarity is a number: then any prototype will do.
             good[some] = (self._weights[:count] @ self.coverage[np.maximum(near[some], 0)]).argmax(axis=1)

@@ -13,7 +13,7 @@ from sklearn.exceptions import NotFittedError
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
-from nearveil.release._base import Floats, Release, candidate_count, checked_fraction, fingerprint
+from nearveil.release._base import Floats, Release, candidate_count, checked_fraction, checked_numbers, fingerprint
 from nearveil.release._channel import RandomizedResponse, SubsetSelection, checked_epsilon
 from nearveil.release._learning import Rows, centres, projection
 from nearveil.release._map import MapError, PublicMap
@@ -47,6 +47,44 @@ class MappedRelease(Release):
 
     epsilon: float
     candidates: float
+
+    def fit_mean(self, mean: ArrayLike, public_digest: str | None = None) -> Self:
+        """Take the public mean instead of public rows: it is all that a mapped release needs of them.
+
+        Parameters
+        ----------
+        mean : array-like of shape (d,)
+            As the server published it.
+        public_digest : str, optional
+            What the server's own release has as `public_digest`, so that both sides' messages fit; that of the mean by
+            default. It names public things and decides nothing.
+
+        Returns
+        -------
+        MappedRelease
+
+        Examples
+        --------
+        >>> from nearveil.release import Covers
+        >>> rows = np.random.default_rng(0).standard_normal((40, 3))
+        >>> server = Covers(2.0, 0.2).fit(rows)
+        >>> client = Covers(2.0, 0.2).fit_mean(server.mean_, server.public_digest)
+        >>> np.array_equal(client.mean_, server.mean_), client.public_digest == server.public_digest
+        (True, True)
+        """
+        row = checked_numbers(mean, "mean")
+        if row.ndim != 1:
+            raise ValueError(f"mean must be one row; it has {row.ndim} dimensions")
+        self.fit(row[None])  # the mean of one row is that row, to the last bit
+        if public_digest is not None:
+            self._public_digest = str(public_digest)
+        return self
+
+    @property
+    def public_digest(self) -> str:
+        """The fingerprint of the public rows, for :meth:`fit_mean` at the other side."""
+        self._check_fitted()
+        return str(self._public_digest)
 
     def index(self, gallery: ArrayLike) -> Self:
         """Build the public map of a gallery: the server's part, done once and published.
@@ -172,7 +210,8 @@ class MappedRelease(Release):
         return fingerprint(self.name, self._public_digest, *self._parts(public_map))
 
     def _parts(self, public_map: PublicMap) -> tuple[object, ...]:
-        return (float(self.epsilon), public_map.map_id)
+        # Not epsilon: which set a message names means the same at any, and the client's choice need not be the map's.
+        return (public_map.map_id,)
 
     def _map(self) -> PublicMap:
         if not hasattr(self, "map_"):

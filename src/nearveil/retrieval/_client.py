@@ -11,6 +11,8 @@ from nearveil.release import Message, Release
 from nearveil.retrieval._answer import Answer, AnswerError
 from nearveil.retrieval._codes import Codes, Singles
 
+_BLOCK = 1 << 14  # candidates whose codes are read at once: an answer is larger in memory than on the wire
+
 
 class Client:
     """Makes messages, and chooses among the candidates that come back by the true feature.
@@ -54,25 +56,48 @@ class Client:
         Returns
         -------
         ndarray of shape (n, k), int64
-            Gallery positions, best first.
+            Ids of the gallery, best first.
         """
-        queries = self._mechanism.features(X).astype(np.float32)
+        return self.ranked(X, answers, k)[0]
+
+    def ranked(self, X: ArrayLike, answers: Sequence[Answer], k: int) -> tuple[NDArray[np.int64], Singles]:
+        """Return what :meth:`choose` returns, and what it went by.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        answers : sequence of n Answer
+        k : int
+
+        Returns
+        -------
+        ids : ndarray of shape (n, k), int64
+        scores : ndarray of shape (n, k), float32
+            Finite, whatever the table.
+        """
+        with np.errstate(all="ignore"):
+            queries = self._mechanism.features(X).astype(np.float32)
         if len(answers) != len(queries):
             raise ValueError(f"answers must be {len(queries)}, one for each row of X")
-        chosen = np.empty((len(queries), k), np.int64)
+        chosen, scores = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
         groups: dict[int, list[int]] = {}
         for row, answer in enumerate(answers):
             groups.setdefault(id(answer), []).append(row)
         for rows in groups.values():
-            chosen[rows] = self._best(queries[rows], answers[rows[0]], k)
-        return chosen
+            chosen[rows], scores[rows] = self._best(queries[rows], answers[rows[0]], k)
+        return chosen, scores
 
-    def _best(self, queries: Singles, answer: Answer, k: int) -> NDArray[np.int64]:
+    def _best(self, queries: Singles, answer: Answer, k: int) -> tuple[NDArray[np.int64], Singles]:
         if answer.codes.shape[1] != self._codes.width:
             raise AnswerError(f"answer must have codes of {self._codes.width} bytes: fetch the public table anew")
         if len(answer.ids) < k:
             raise AnswerError(f"answer must hold at least k = {k} candidates; it holds {len(answer.ids)}")
         # A hostile table may make scores overflow for some queries and not for others. To stop there would tell which.
         with np.errstate(all="ignore"):
-            scores = np.nan_to_num(self._codes.scores(queries, answer.codes), nan=-np.inf)
-        return answer.ids[np.argsort(-scores, axis=1, kind="stable")[:, :k]].astype(np.int64)
+            parts = [
+                self._codes.scores(queries, answer.codes[start : start + _BLOCK])
+                for start in range(0, len(answer.ids), _BLOCK)
+            ]
+            scores = np.nan_to_num(np.concatenate(parts, axis=1), nan=float(np.finfo(np.float32).min))
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        return answer.ids[order].astype(np.int64), np.take_along_axis(scores, order, axis=1)

@@ -1,13 +1,16 @@
 """The server's half: from a message to an answer. It never sees a feature of the query."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.release import Message, Release
+from nearveil.release._mapped import MappedRelease
 from nearveil.retrieval._answer import Answer
 from nearveil.retrieval._codes import Bytes, Singles
+from nearveil.retrieval._index_errors import StaleMapError
 
 
 class Server:
@@ -70,6 +73,46 @@ class Server:
         # Not `rank`: it would centre, normalise and prepare the whole gallery anew for every message.
         self._mechanism._check_message(message)
         return self._mechanism._rank(message, self._prepared)
+
+
+class Mapped(Protocol):
+    """A gallery whose sets were settled when it was indexed; rows of ids and codes belong together."""
+
+    @property
+    def release(self) -> MappedRelease: ...
+
+    @property
+    def ids(self) -> NDArray[np.uint32]: ...
+
+    @property
+    def codes(self) -> Bytes: ...
+
+
+def mapped_answer(gallery: Mapped, message: Message, alive: NDArray[np.bool_]) -> Answer:
+    """Return the items of the sets that a message names, and as many others as keep all answers of one size.
+
+    Parameters
+    ----------
+    gallery : Mapped
+    message : Message
+    alive : ndarray of shape (N,), bool
+        Which items may still be handed out.
+
+    Returns
+    -------
+    Answer
+        Without images.
+    """
+    release, size = gallery.release, gallery.release.map_.set_size
+    release._check_message(message)
+    # Not `rank`: it would prepare the whole gallery anew. A mapped release settles its sets when it is indexed.
+    scores = release._rank(message, np.empty((0, 0)))
+    scores[~alive] = -np.inf
+    if np.isfinite(scores).sum() < size:
+        raise StaleMapError("fewer items are left than an answer holds: publish anew")
+    rows = first(scores, size)
+    rows = rows[np.argsort(gallery.ids[rows], kind="stable")]
+    return Answer(gallery.ids[rows].astype(np.uint32), gallery.codes[rows])
 
 
 def first(scores: NDArray[np.float64], count: int) -> NDArray[np.intp]:

@@ -1,0 +1,160 @@
+"""The half of an index that publishes a map of it and answers messages made for that map."""
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import numpy as np
+import sqlalchemy as sa
+from numpy.typing import ArrayLike, NDArray
+
+from nearveil.release import Message, MessageError
+from nearveil.retrieval._answer import Answer
+from nearveil.retrieval._index_database import Database
+from nearveil.retrieval._index_errors import StaleMapError
+from nearveil.retrieval._index_items import Snapshot
+from nearveil.retrieval._index_shelf import Current, Shelf
+from nearveil.retrieval._index_tables import deleted_since, load_head
+from nearveil.retrieval._published import Published
+
+
+class Publishing(ABC):
+    """What an index publishes, and how it answers. Part of :class:`nearveil.retrieval.Index`."""
+
+    def __init__(self, database: Database, where: str) -> None:
+        self._database, self._where = database, where
+        self._shelf = Shelf(database, where)
+        self._gone: dict[int, tuple[int, NDArray[np.int64]]] = {}
+
+    @abstractmethod
+    def snapshot(self) -> Snapshot:
+        """Return all ids and features as they are now; later changes do not reach it."""
+
+    def publish(
+        self,
+        epsilon: float,
+        candidates: float = 0.1,
+        *,
+        public: ArrayLike | None = None,
+        n_sets: int | None = None,
+        code_bytes: int | Literal["auto"] | None = "auto",
+        keep: int = 2,
+    ) -> Published:
+        """Learn a map of the gallery as it is now, and keep it. Items may come and go meanwhile.
+
+        Parameters
+        ----------
+        epsilon, candidates, public, n_sets, code_bytes
+            As of :meth:`Published.learn`.
+        keep : int, default=2
+            How many maps are answered from now on, this one included. The one before it serves clients that have
+            just fetched it.
+
+        Returns
+        -------
+        Published
+
+        Raises
+        ------
+        StaleMapError
+            If somebody published a map of a newer revision meanwhile; that one stays.
+        """
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise ValueError("keep must be a whole number of at least 1")
+        now = self.snapshot()
+        found = Published.learn(now, epsilon, candidates, public=public, n_sets=n_sets, code_bytes=code_bytes)
+        self._shelf.put(found, keep)
+        return found
+
+    def republish(self, keep: int = 2) -> Published:
+        """Bring the map in step with the gallery: learn it anew, on the same terms, where the gallery has changed.
+
+        Parameters
+        ----------
+        keep : int, default=2
+            As of :meth:`publish`.
+
+        Returns
+        -------
+        Published
+            The newest map, now in step.
+        """
+        newest, stale = self.current()
+        if not stale:
+            return newest
+        release = newest.release
+        try:
+            return self.publish(
+                release.epsilon,
+                release.candidates,
+                public=newest.mean,
+                n_sets=release.n_sets,
+                code_bytes=newest.code_bytes,
+                keep=keep,
+            )
+        except StaleMapError:  # somebody was faster: theirs may be in step
+            return self.republish(keep)
+
+    def current(self) -> Current:
+        """Return the newest map, and whether the gallery has changed since it was learned.
+
+        Returns
+        -------
+        Current
+            A tuple (published, stale).
+        """
+        with self._database.read() as connection:
+            newest = self._shelf.newest(connection)
+            return Current(newest, load_head(connection, self._where).revision != newest.revision)
+
+    def answer(self, message: Message) -> Answer:
+        """Answer a message by the map that it was made for, without items that were deleted since.
+
+        Parameters
+        ----------
+        message : Message
+
+        Returns
+        -------
+        Answer
+            With the index's ids.
+
+        Raises
+        ------
+        MapChangedError
+            If that map is not kept any more.
+        """
+        if not isinstance(message, Message):
+            raise MessageError("message must be a Message; Message.from_bytes reads one")
+        with self._database.read() as connection:
+            found = self._shelf.find(connection, message.public_id)
+            gone = self._deleted_since(connection, found.revision)
+        return found.answer(message, gone)
+
+    def alive(self, published: Published) -> NDArray[np.bool_]:
+        """Return which items of a map the index still holds.
+
+        Parameters
+        ----------
+        published : Published
+
+        Returns
+        -------
+        ndarray of shape (n,), bool
+            In the order of its ids.
+        """
+        with self._database.read() as connection:
+            return ~np.isin(published.ids, self._deleted_since(connection, published.revision))
+
+    def maps(self) -> list[Published]:
+        """Return all maps that are kept, the newest first."""
+        with self._database.read() as connection:
+            return self._shelf.all(connection)
+
+    def _deleted_since(self, connection: sa.Connection, revision: int) -> NDArray[np.int64]:
+        """Return what was deleted after a revision; read anew only when something has changed."""
+        now = load_head(connection, self._where).revision
+        until, gone = self._gone.get(revision, (-1, np.empty(0, np.int64)))
+        if until != now:
+            gone = deleted_since(connection, revision, self._where)
+            self._gone = {**self._gone, revision: (now, gone)}
+        return gone

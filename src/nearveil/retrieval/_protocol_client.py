@@ -1,0 +1,318 @@
+"""The client's half of the protocol: bytes in, bytes out, one question, and silence after its answer.
+
+What the server sees is the request for the public part and one message. The message is eps-LDP for every
+public part that the client accepts, and it accepts by form alone, before it pays. Whatever it does with
+the answer stays with it (``docs/theory/protocol.md``; attacked by ``tests/retrieval/test_hostile_maps.py``).
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nearveil.privacy import Guarantee
+from nearveil.privacy.noise import Source
+from nearveil.release import Covers, Message
+from nearveil.release._base import checked_numbers
+from nearveil.release._channel import checked_epsilon
+from nearveil.release._mapped import MappedRelease
+from nearveil.retrieval._answer import EXTRAS, Answer, AnswerError, Extras
+from nearveil.retrieval._client import Client
+from nearveil.retrieval._codes import ID_BYTES, Bytes
+from nearveil.retrieval._protocol_errors import OutdatedMapError, ProtocolError, RefusedError
+from nearveil.retrieval._wire import DEFAULT_LIMITS, HEADER_BYTES, Limits
+from nearveil.retrieval._wire_public import LARGEST_FEATURE, PublicPart
+from nearveil.retrieval._wire_schema import MapChanged, PublicRequest, Query, Refusal, read
+
+State = Literal["start", "ready", "asked", "answered"]
+
+_MECHANISMS: dict[str, type[MappedRelease]] = {Covers.name: Covers}
+_NOWHERE = 1e-30  # of the public mean: a row so near has no direction
+
+
+class Payment(Protocol):
+    """A debit that stands, as :class:`nearveil.ledger.Debit` is one."""
+
+    @property
+    def repeated(self) -> bool:
+        """Whether its key was spent before: then nothing is made, and `message` is sent again."""
+        ...
+
+    @property
+    def message(self) -> bytes | None:
+        """What was stored."""
+        ...
+
+    def store(self, message: bytes, /) -> None:
+        """Keep the message before it is sent."""
+        ...
+
+
+Spend = Callable[[Guarantee], AbstractContextManager[Payment]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the client chose, and all that it chose from.
+
+    Attributes
+    ----------
+    ids : ndarray of shape (k,), int64
+        Of the chosen candidates, best first.
+    codes : ndarray of shape (k, b), uint8
+    images : tuple of k bytes, or of none
+        Thumbnails or originals of the chosen, where they were asked for; empty where the gallery has none.
+    answer : Answer
+        Every candidate: what the server knows of the choice.
+    scores : ndarray of shape (k,), float32
+        What the chosen were ranked by: the similarity that the table reads from each code. Finite for any table.
+    """
+
+    ids: NDArray[np.int64]
+    codes: Bytes = field(repr=False)
+    images: tuple[bytes, ...] = field(repr=False)
+    answer: Answer = field(repr=False)
+    scores: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32), repr=False)
+
+
+class ClientProtocol:
+    """Asks one question. A state machine without a socket: what it returns is sent, what comes is given to it.
+
+    The states are "start", "ready" (it has the public part), "asked" and "answered". Another question is another
+    object, given the same public part, and another debit.
+
+    Parameters
+    ----------
+    epsilon : float
+        Of the message; the client's choice, whatever the server's map was learned for.
+    public : PublicPart, optional
+        Fetched before. Then nothing need be requested.
+    fingerprint : str, optional
+        Of the extractor that made the feature. A gallery of other features is refused before anything is paid.
+    limits : Limits, optional
+        The largest replies that are read.
+
+    Examples
+    --------
+    ``docs/howto/protocol.md`` has both halves at work.
+
+    >>> client = ClientProtocol(4.0)
+    >>> client.state, len(client.public_request())
+    ('start', 14)
+    """
+
+    def __init__(
+        self,
+        epsilon: float,
+        *,
+        public: PublicPart | None = None,
+        fingerprint: str | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self.epsilon = checked_epsilon(epsilon)
+        self._fingerprint, self._limits = fingerprint, limits
+        self._state: State = "start"
+        self._row: NDArray[np.float64] | None = None
+        if public is not None:
+            self._accept(public)
+
+    @property
+    def state(self) -> State:
+        """How far it has come."""
+        return self._state
+
+    @property
+    def public(self) -> PublicPart:
+        """The public part, to be kept for further questions."""
+        if self._state == "start":
+            raise ProtocolError(
+                "there is no public part yet: send public_request(), and give the reply to take_public()"
+            )
+        return self._public
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What one message promises."""
+        return Covers(self.epsilon).guarantee
+
+    @property
+    def candidates(self) -> int:
+        """How many candidates the answer will hold; the largest k."""
+        return self.public.map.set_size
+
+    def public_request(self) -> bytes:
+        """Return the request for the public part. It depends on nothing."""
+        self._turn("start")
+        return PublicRequest().to_bytes()
+
+    def take_public(self, data: bytes) -> PublicPart:
+        """Read the public part and check it.
+
+        Parameters
+        ----------
+        data : bytes
+            The reply to :meth:`public_request`.
+
+        Returns
+        -------
+        PublicPart
+
+        Raises
+        ------
+        WireError, ProtocolError
+            Nothing was paid.
+        """
+        self._turn("start")
+        found: PublicPart | Refusal = read(data, PublicPart, Refusal, limits=self._limits)
+        if isinstance(found, Refusal):
+            raise RefusedError(found)
+        self._accept(found)
+        return found
+
+    def ask(self, feature: ArrayLike, *, spend: Spend, extras: Extras = "none", rng: Source | None = None) -> bytes:
+        """Pay, then make the message. Called again about the same feature, it returns the same bytes and pays nothing.
+
+        Parameters
+        ----------
+        feature : array-like of shape (d,)
+            Private. Numbers up to a million.
+        spend : callable
+            Debits the client's account by a guarantee and returns the debit, a context:
+            ``lambda promise: account.spend(promise, key)``.
+        extras : {"none", "thumbnails", "originals"}, default="none"
+            Which images shall come with all candidates. Never choose it by the feature.
+        rng : Source, optional
+            For tests and studies; see :meth:`nearveil.release.Release.release`.
+
+        Returns
+        -------
+        bytes
+            To be sent. A transport may send them as often as it must.
+        """
+        self._turn("ready", "asked")
+        with np.errstate(all="ignore"):
+            row = self._checked_feature(feature)
+        if extras not in EXTRAS:
+            raise ValueError('extras must be "none", "thumbnails" or "originals"')
+        if extras != "none" and extras not in self._public.offers:
+            raise ProtocolError(f"the gallery {self._public.gallery!r} does not offer {extras}")
+        if self._row is None:
+            self._message = self._paid_message(row, spend, rng)
+            self._row, self._state = row, "asked"
+        elif not np.array_equal(row, self._row):
+            raise ProtocolError(
+                "this client has asked about another feature: a question has a ClientProtocol of its own"
+            )
+        self._extras: Extras = extras
+        return Query(self._message, extras).to_bytes()
+
+    def take_answer(self, data: bytes, k: int = 8) -> Found:
+        """Read the answer and choose. Nothing can be sent afterwards.
+
+        Whether an answer is refused depends on the answer alone, never on the feature, and a retry sends what was sent.
+
+        Parameters
+        ----------
+        data : bytes
+        k : int, default=8
+            At most `candidates`.
+
+        Returns
+        -------
+        Found
+
+        Raises
+        ------
+        WireError, RefusedError
+            The message may be sent again.
+        OutdatedMapError
+            The message is of no more use.
+        """
+        self._turn("asked")
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.candidates:
+            raise ValueError(f"k must be a whole number from 1 to {self.candidates}, the candidates of an answer")
+        found: Answer | MapChanged | Refusal = read(data, Answer, MapChanged, Refusal, limits=self._limits)
+        if isinstance(found, Refusal):
+            raise RefusedError(found)
+        if isinstance(found, MapChanged):
+            self._end()
+            raise OutdatedMapError(found)
+        self._check_answer(found)
+        assert self._row is not None
+        ids, scores = (best[0] for best in self._client.ranked(self._row[None], [found], k))
+        self._end()
+        places = np.searchsorted(found.ids, ids)
+        images = tuple(found.images[place] for place in places) if found.images else ()
+        return Found(ids, found.codes[places], images, found, scores)
+
+    def _turn(self, *states: State) -> None:
+        if self._state not in states:
+            raise ProtocolError(
+                f"this client is in state {self._state!r}, not in {' or '.join(map(repr, states))}: after an answer "
+                "nothing is sent, and a new question is a new ClientProtocol"
+            )
+
+    def _end(self) -> None:
+        """Forget the feature: no step needs it any more."""
+        self._row, self._state = None, "answered"
+
+    def _accept(self, public: PublicPart) -> None:
+        """Check all that could make an answer useless. The feature plays no part, and nothing is paid yet."""
+        if public.mechanism not in _MECHANISMS:
+            raise ProtocolError(f"the server's mechanism must be one of {sorted(_MECHANISMS)}")
+        if self._fingerprint is not None and public.fingerprint != self._fingerprint:
+            raise ProtocolError(
+                f"the gallery {public.gallery!r} has features of {public.extractor!r} ({public.fingerprint}), not of "
+                "the extractor that the feature is from"
+            )
+        size = Answer.header_bytes - HEADER_BYTES + public.map.set_size * (ID_BYTES + public.table.width)
+        if size > self._limits.answer:
+            raise ProtocolError(f"an answer would be {size} bytes, and at most {self._limits.answer} are read")
+        release = _MECHANISMS[public.mechanism](self.epsilon, public.candidates)
+        release.fit_mean(public.mean, public.public_digest).use_map(public.map)
+        self._release, self._client = release, Client(release, public.table)
+        self._public, self._state = public, "ready"
+
+    def _checked_feature(self, feature: ArrayLike) -> NDArray[np.float64]:
+        row, mean = checked_numbers(feature, "feature"), self._public.mean
+        if row.shape != mean.shape:
+            raise ValueError(f"feature must be one row of {len(mean)} numbers")
+        if not (np.abs(row) <= LARGEST_FEATURE).all():
+            raise ValueError(f"feature must be finite, with no number beyond {LARGEST_FEATURE:g}")
+        row = row.copy()
+        # A server may send a suspect's feature as its mean. Were that row refused, silence would tell it.
+        if np.abs(row - mean).max() < _NOWHERE:
+            row[0] += 1.0
+        return row
+
+    def _paid_message(self, row: NDArray[np.float64], spend: Spend, rng: Source | None) -> Message:
+        with spend(self._release.guarantee) as debit:
+            if debit.repeated:
+                return self._stored(debit.message)
+            # Were numpy told to raise, a number that underflows for some features would be silence after the debit.
+            with np.errstate(all="ignore"):
+                message: Message = self._client.ask(row, rng=rng)
+            debit.store(message.to_bytes())
+            return message
+
+    def _stored(self, data: bytes | None) -> Message:
+        """Return the message of a debit that was made before, perhaps by a process that died."""
+        if data is None:
+            raise ProtocolError(
+                "this debit stands, but its message was never stored and so never sent: take a new key, which pays anew"
+            )
+        message = Message.from_bytes(data)
+        if message.public_id != self._release.public_id:
+            raise ProtocolError("this debit is for a message on another map: take a new key, which pays anew")
+        return message
+
+    def _check_answer(self, answer: Answer) -> None:
+        if answer.extras != self._extras:
+            raise AnswerError(f"answer must have {self._extras} as extras; it has {answer.extras}")
+        if len(answer.ids) != self.candidates:
+            raise AnswerError(f"answer must hold {self.candidates} candidates; it holds {len(answer.ids)}")
+        if answer.codes.shape[1] != self._public.table.width:
+            raise AnswerError(f"answer must have codes of {self._public.table.width} bytes, as the public table has")
