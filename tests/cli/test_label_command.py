@@ -365,8 +365,9 @@ def test_files_that_are_no_pictures_are_left_out(pictures: Path, monkeypatch: py
     result = run("held", "asked", *ONE, "--json")
     assert result.exit_code == 0, result.output
     notes = " ".join(json.loads(result.stdout)["notes"])
-    assert "1 damaged, or may not be read; 2 no image that Pillow knows" in notes
-    assert "PRIVATE: some files were left out: damaged" in result.stderr
+    for told in ("1 broken or truncated", "1 not a file that can be read", "1 not an image"):
+        assert told in notes
+    assert "PRIVATE: some files were left out: broken" in result.stderr
     assert "not in the folder of a class" in result.stderr
     assert HIDDEN not in result.output
     wanted = [[f"{name} {number}.png", name] for name in ("flat", "tall") for number in range(3)]
@@ -378,20 +379,9 @@ def test_pixels_instead_of_histograms(pictures: Path) -> None:
     assert found["public_rows"] == 6
 
 
-def test_deep_pictures_keep_their_light(here: Path) -> None:
-    deep = np.linspace(0, 65535, 64).reshape(8, 8).astype(np.uint16)
-    Image.fromarray(deep).save(here / "deep.png")
-    found = _label_data._open_image(here / "deep.png", 8)
-    np.testing.assert_array_equal(found, deep >> 8)
-    Image.fromarray(deep.astype(np.float32)).save(here / "deeper.tiff")
-    assert _label_data._open_image(here / "deeper.tiff", 8) == "more than 16 bits a pixel"
-
-
-def test_huge_pictures_are_not_opened(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_png(here / "huge.png", np.zeros((20, 20)))
-    for most in (300, 100):  # Pillow warns above the limit, and refuses above twice as much
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
-        assert "attack" in str(_label_data._open_image(here / "huge.png", 8))
+def test_pictures_that_could_be_misread_are_left_out(here: Path) -> None:
+    Image.fromarray(np.linspace(0, 65535, 64).reshape(8, 8).astype(np.uint16)).save(here / "deep.png")
+    assert "16-bit" in str(_label_data._open_image(here / "deep.png", 8))
 
 
 def test_folders_without_pictures(pictures: Path, here: Path) -> None:

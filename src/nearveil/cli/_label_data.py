@@ -2,7 +2,6 @@
 
 import csv
 import os
-import warnings
 import zipfile
 from array import array
 from collections import Counter
@@ -14,15 +13,13 @@ from typing import Any, Literal, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.features import ImageError, load_image
+
 Role = Literal["PRIVATE", "PUBLIC"]
 Progress = Callable[[int], object]
 
 LABEL = "label"  # the column of a .csv
 _NO_PLACE = "not in the folder of a class"
-_NO_IMAGE = "no image that Pillow knows"
-_DAMAGED = "damaged, or may not be read"
-_TOO_LARGE = "so large that it may be an attack"
-_TOO_DEEP = "more than 16 bits a pixel"
 
 
 class InputError(ValueError):
@@ -240,27 +237,11 @@ def _files(path: Path) -> Iterator[Path]:
 def _open_image(file: Path, side: int) -> NDArray[np.uint8] | str:
     """Return an image in grey, of `side` x `side` pixels, or why there is none."""
     try:
-        from PIL import Image, ImageOps, UnidentifiedImageError
+        from PIL import Image
     except ModuleNotFoundError:
         raise InputError("folders of images need Pillow: pip install nearveil[images]") from None
-    if not file.is_file():  # a link to a folder, or a pipe that would block
-        return _NO_IMAGE
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's warnings name the file
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(file) as opened:
-                image: Any = ImageOps.exif_transpose(opened)
-                if image.mode.startswith("I;16"):  # Pillow would cut off all above 255
-                    image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-                if image.mode in ("I", "F"):
-                    return _TOO_DEEP
-                return np.asarray(image.convert("L").resize((side, side)), dtype=np.uint8)
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-        return _TOO_LARGE
-    except UnidentifiedImageError:
-        return _NO_IMAGE
-    except MemoryError:
-        raise
-    except Exception:  # decoders raise whatever a damaged file makes them
-        return _DAMAGED
+        image = Image.fromarray(load_image(file))
+    except ImageError as refused:
+        return refused.reason
+    return np.asarray(image.convert("L").resize((side, side)), dtype=np.uint8)

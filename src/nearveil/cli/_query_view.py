@@ -1,0 +1,184 @@
+"""What ``nearveil query`` prints and draws."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nearveil.cli._budget_view import clean, number
+from nearveil.features._images import Pixels
+from nearveil.ledger import Balance
+from nearveil.ledger._amounts import shown_down
+from nearveil.privacy import Guarantee
+from nearveil.retrieval import Found
+from nearveil.study._sheet import Sheet, draw, right_set
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One question and what came of it.
+
+    Attributes
+    ----------
+    names : sequence of k str
+    similarities : sequence of k float
+    found : Found
+    named, n_sets : int
+        The set that the message names, and how many there are.
+    promise : Guarantee
+    repeated : bool
+        Whether the key was paid before.
+    key : str
+    balance : Balance
+    opened : str
+        The ledger in which the account was opened just now; empty if it was there.
+    stale : bool
+        Whether the index has changed since its map was learned.
+    """
+
+    names: Sequence[str]
+    similarities: Sequence[float]
+    found: Found = field(repr=False)
+    named: int
+    n_sets: int
+    promise: Guarantee
+    repeated: bool
+    key: str
+    balance: Balance
+    opened: str
+    stale: bool
+
+    @property
+    def paid(self) -> float:
+        """What this run cost."""
+        return 0.0 if self.repeated else self.promise.epsilon
+
+    @property
+    def right(self) -> float:
+        """How often a message names the set that suits its image."""
+        return right_set(self.promise.epsilon, self.n_sets)
+
+    @property
+    def notes(self) -> list[str]:
+        """What else there is to say."""
+        balance = self.balance
+        notes = []
+        if self.opened:
+            notes.append(
+                f"Opened the account {balance.account!r} in {self.opened}: epsilon {balance.epsilon:g} at delta "
+                f"{balance.delta:g} for all questions together. See `nearveil budget show --ledger {self.opened}`."
+            )
+        if self.repeated:
+            notes.append("This key was paid before: the same message was sent again, for nothing.")
+        if self.stale:
+            notes.append("The index has changed since its map was made: run `nearveil index DIR` to find what is new.")
+        return notes
+
+
+def show(outcome: Outcome, sheet: Path | None, *, as_json: bool) -> None:
+    """Print what was found, what it cost and what is left.
+
+    Parameters
+    ----------
+    outcome : Outcome
+    sheet : Path or None
+        Where the contact sheet will be.
+    as_json : bool
+    """
+    if as_json:
+        typer.echo(json.dumps(_as_json(outcome, sheet), allow_nan=False))
+        return
+    balance, promise, held = outcome.balance, outcome.promise, len(outcome.found.answer.ids)
+    grid = Table()
+    grid.add_column("", justify="right")
+    grid.add_column("name", overflow="fold")
+    grid.add_column("similarity", justify="right")
+    for rank, (name, similarity) in enumerate(zip(outcome.names, outcome.similarities, strict=True), 1):
+        grid.add_row(f"{rank}", Text(clean(name)), f"{similarity:.3f}")
+    console = Console(highlight=False)
+    console.print(grid)
+    for line in (
+        f"The other side saw: set {outcome.named + 1} of {outcome.n_sets}, and sent all {held:,} images of it; these "
+        f"were chosen here. A message names the set that suits its image with probability {outcome.right:.2f}, and "
+        "else any other.",
+        str(promise),
+        f"Paid: epsilon {outcome.paid:g}, from the account {balance.account!r}; left: {shown_down(balance.left)} of "
+        f"{balance.epsilon:g}.",
+        *outcome.notes,
+        f"To see this answer again, for nothing: --key {outcome.key}, with the same image.",
+        *([] if sheet is None else [f"Contact sheet: {sheet}"]),
+    ):
+        console.print(Text(clean(line)), soft_wrap=True)
+
+
+def check_sheet(path: Path, *, force: bool) -> None:
+    """Raise unless a contact sheet may be written here; before anything is paid."""
+    if path.suffix.lower() != ".png":
+        raise ValueError("--sheet: it must end in .png")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"--sheet: the folder of {path} does not exist; make it, or give another path")
+    if path.is_dir() or (path.exists() and not force):
+        raise ValueError(f"--sheet: {path} exists; --force replaces a file, or give another path")
+
+
+def write_sheet(outcome: Outcome, pixels: Pixels, path: Path, *, force: bool) -> None:
+    """Draw the contact sheet and write it, readable by its owner alone: it shows the private image.
+
+    Parameters
+    ----------
+    outcome : Outcome
+    pixels : ndarray of shape (height, width, 3), uint8
+        The private image.
+    path : Path
+    force : bool
+        Whether a file is replaced.
+    """
+    pairs = zip(outcome.names, outcome.similarities, strict=True)
+    captions = [
+        f"{clean(Path(name).stem)}\n{rank}: {similarity:.3f}" for rank, (name, similarity) in enumerate(pairs, 1)
+    ]
+    found = outcome.found
+    content = draw(
+        Sheet(
+            query=pixels,
+            named=outcome.named,
+            n_sets=outcome.n_sets,
+            candidates=found.answer.images,
+            found=found.images,
+            captions=captions,
+            epsilon=outcome.promise.epsilon,
+        )
+    )
+    if force:
+        path.unlink(missing_ok=True)  # so that the new one has its own rights, and a link is not written through
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:
+        out.write(content)
+
+
+def _as_json(outcome: Outcome, sheet: Path | None) -> dict[str, object]:
+    chosen = zip(outcome.found.ids.tolist(), outcome.names, outcome.similarities, strict=True)
+    return {
+        "found": [
+            {"rank": rank, "id": one, "name": name, "similarity": similarity}
+            for rank, (one, name, similarity) in enumerate(chosen, 1)
+        ],
+        "server_saw": {"set": outcome.named, "of": outcome.n_sets, "probability_of_the_right_one": outcome.right},
+        "candidates": len(outcome.found.answer.ids),
+        "epsilon": outcome.promise.epsilon,
+        "promise": str(outcome.promise),
+        "paid": outcome.paid,
+        "account": outcome.balance.account,
+        "spent": number(outcome.balance.spent),
+        "left": outcome.balance.left,
+        "opened": outcome.opened or None,
+        "key": outcome.key,
+        "repeated": outcome.repeated,
+        "sheet": None if sheet is None else str(sheet),
+        "notes": outcome.notes,
+    }

@@ -1,0 +1,274 @@
+"""``nearveil query``: pays first, says one thing, chooses at home, and explains what went wrong."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL")
+pytest.importorskip("skimage")
+
+from nearveil.cli import _query
+from nearveil.features import HogColor, load_image
+from nearveil.ledger import Ledger
+from nearveil.release import Covers
+from nearveil.retrieval import Index, Item, Query, Refusal, RefusalCode, ServerProtocol
+from nearveil.retrieval._wire_schema import PublicRequest, read
+from tests.cli.galleries import COUNT, colour, fine, gallery, picture, refused, told
+
+MAGENTA = (255, 0, 255)
+SURE = ("--epsilon", 40)  # the set that suits the image is named, but for a chance of 1e-16
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder with an index of its images, once."""
+    folder = tmp_path_factory.mktemp("made")
+    gallery(folder / "photos")
+    fine("index", folder / "photos", "--into", folder / "index", "--extractor", "hog", "--candidates", 0.2)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("NEARVEIL_INDEX", "NEARVEIL_LEDGER", "NEARVEIL_WITNESS"):
+        monkeypatch.delenv(name, raising=False)
+    shutil.copytree(made / "index", tmp_path / "data" / "nearveil" / "index")
+    return tmp_path
+
+
+@pytest.fixture
+def image(here: Path) -> Path:
+    """Return an image that looks like number 7 of the gallery, and is not in it."""
+    return picture(here / "private.png", colour(7), seed=1000)
+
+
+def left(here: Path) -> float:
+    """Return what is left of the default account; all of it if it is not there."""
+    place = here / "data" / "nearveil" / "ledger.db"
+    if not place.exists():
+        return _query.BUDGET
+    with Ledger(place, read_only=True) as book:
+        return next((one.balance().left for one in book.accounts()), _query.BUDGET)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes, bytes], bytes] | None = None) -> list[bytes]:
+    """Return a list that will hold all that the server's half is sent."""
+    sent: list[bytes] = []
+    reply = ServerProtocol.reply
+
+    def watching(self: ServerProtocol, data: bytes) -> bytes:
+        sent.append(data)
+        answer = reply(self, data)
+        return answer if change is None else change(data, answer)
+
+    monkeypatch.setattr(ServerProtocol, "reply", watching)
+    return sent
+
+
+def test_the_nearest_are_found_and_paid_for(image: Path, here: Path) -> None:
+    found = told("query", image, *SURE, "-k", 3)
+    with Index.open(here / "data" / "nearveil" / "index") as index:
+        published = index.current().published
+        row = HogColor().extract([load_image(image)])[0]
+        asked, held = (rows - published.mean for rows in (row, index.features(index.ids())))
+        cosines = held @ asked / np.linalg.norm(held, axis=1) / np.linalg.norm(asked)
+        client = Covers(40.0, 0.2).fit_mean(published.mean).use_map(published.map)
+        # At epsilon 40 no other set than the good one is named.
+        assert found["server_saw"]["set"] == int(client.release(row)["sets"][0])
+        candidates = index.ids()[published.release.members_[[found["server_saw"]["set"]]].indices]
+        names = [item.name for item in index.items([one["id"] for one in found["found"]])]
+    best = candidates[np.argsort(-cosines[candidates])][:3].tolist()
+    assert [(one["rank"], one["id"]) for one in found["found"]] == list(enumerate(best, 1))
+    assert [one["name"] for one in found["found"]] == names
+    assert [one["similarity"] for one in found["found"]] == pytest.approx(cosines[best], abs=2e-3)
+    assert (found["candidates"], found["paid"], found["left"], found["account"]) == (8, 40.0, 60.0, "queries")
+    assert left(here) == 60.0
+
+
+def test_the_first_query_says_which_account_it_opened(image: Path, here: Path) -> None:
+    first, second = fine("query", image), fine("query", image, "--epsilon", 2)
+    ledger = here / "data" / "nearveil" / "ledger.db"
+    assert f"Opened the account 'queries' in {ledger}: epsilon 100 at delta 0" in first
+    assert "Paid: epsilon 4, from the account 'queries'; left: 96 of 100." in first
+    assert "at most a factor of 55" in first
+    assert "Opened" not in second
+    assert "left: 94 of 100." in second
+    assert "at most a factor of 7.4" in second
+    assert "94" in fine("budget", "show", "queries", "--ledger", ledger)
+
+
+def test_as_many_as_an_answer_holds(image: Path) -> None:
+    assert len(told("query", image)["found"]) == 8
+    assert len(told("query", image, "-k", 5)["found"]) == 5
+
+
+def test_the_other_half_sees_one_message(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, looked = watched(monkeypatch), []
+    items = Index.items
+
+    def looking(self: Index, ids: Any, **more: Any) -> Any:
+        looked.append(np.asarray(ids).tolist())
+        return items(self, ids, **more)
+
+    monkeypatch.setattr(Index, "items", looking)
+    found = told("query", image, "-k", 2)
+    assert sent[0] == PublicRequest().to_bytes()
+    assert len(sent) == 2
+    message = read(sent[1], Query).message
+    assert {name: values.shape for name, values in message.arrays.items()} == {"sets": (1,)}
+    assert found["server_saw"]["set"] == int(message["sets"][0])
+    assert not message.seeded
+    # Names are looked up for all candidates: which were chosen shows nowhere.
+    assert [len(ids) for ids in looked] == [8]
+    assert {one["id"] for one in found["found"]} <= set(looked[0])
+
+
+def test_how_often_the_right_set_is_named(image: Path) -> None:
+    found = told("query", image, "--epsilon", 2)
+    sets = found["server_saw"]["of"]
+    assert found["server_saw"]["probability_of_the_right_one"] == pytest.approx(np.exp(2) / (np.exp(2) + sets - 1))
+
+
+def test_a_retry_with_the_key_spends_once(image: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = watched(monkeypatch)
+    first, again = (told("query", image, "--epsilon", 1, "--key", "mine") for _ in range(2))
+    assert sent[1] == sent[3]
+    assert (first["found"], first["paid"], first["repeated"]) == (again["found"], 1.0, False)
+    assert (again["paid"], again["repeated"], again["left"]) == (0.0, True, 99.0)
+    assert "for nothing" in again["notes"][0]
+    assert "used before, for something else" in refused("query", image, "--epsilon", 2, "--key", "mine")
+    with Index.open(here / "data" / "nearveil" / "index") as index:
+        index.delete(index.ids()[:1])
+        index.publish(4.0, 0.2, keep=1)
+    assert "on another map: take a new key" in refused("query", image, "--epsilon", 1, "--key", "mine")
+    assert left(here) == 99.0
+
+
+def test_what_was_paid_for_can_be_asked_again(image: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(data: bytes, answer: bytes) -> bytes:
+        return answer if data == PublicRequest().to_bytes() else Refusal(RefusalCode.FAILED, "no disk").to_bytes()
+
+    with monkeypatch.context() as patch:
+        sent = watched(patch, failing)
+        text = refused("query", image)
+    assert "no disk" in text
+    key = text.split("--key ")[1].split()[0]
+    assert left(here) == 96.0
+    with monkeypatch.context() as patch:
+        later = watched(patch)
+        assert told("query", image, "--key", key)["paid"] == 0.0
+    assert later[1] == sent[1]
+    assert left(here) == 96.0
+
+
+def test_what_is_refused_costs_nothing(image: Path, here: Path) -> None:
+    whole = image.read_bytes()
+    (here / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (here / "notes.jpg").write_text("a private text")
+    (here / "taken.png").write_bytes(b"precious")
+    Index.create(here / "bare", dimension=436, extractor=HogColor().fingerprint).close()
+    Index.create(here / "theirs", dimension=436, extractor="f00d" * 16).close()
+    with Index.open(here / "theirs") as theirs, Index.open(here / "data" / "nearveil" / "index") as index:
+        rows = index.features(index.ids())
+        theirs.add(Item(row) for row in rows)
+        theirs.publish(4.0, 0.2)
+    for words, said in {
+        ("notes.jpg",): "not an image",
+        ("cut.png",): "broken or truncated",
+        ("nowhere.png",): "not a file that can be read",
+        (image, "--index", "nowhere"): "`nearveil index DIR` makes one",
+        (image, "--index", "bare"): "has no map yet",
+        (image, "--index", "theirs"): "not installed here",
+        (image, "--index", "theirs", "--extractor", "hog"): "another extractor than HOG",
+        (image, "-k", "9"): "-k: at most 8",
+        (image, "--epsilon", "nan"): "epsilon must be",
+        (image, "--epsilon", "41"): "epsilon must be",
+        (image, "--sheet", "taken.png"): "--force replaces",
+        (image, "--sheet", "sheet.jpg"): "must end in .png",
+        (image, "--sheet", "no/where.png"): "does not exist",
+        (image, "--account", "nobody"): "there is no ledger at",
+    }.items():
+        text = refused("query", *words)
+        assert said in text, text
+        assert "private.png" not in text
+        assert "notes.jpg" not in text
+    assert not (here / "data" / "nearveil" / "ledger.db").exists()
+    assert (here / "taken.png").read_bytes() == b"precious"
+
+
+def test_a_spent_budget_ends_it(image: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fine("query", image, *SURE)
+    fine("query", image, *SURE)
+    sent = watched(monkeypatch)
+    text = refused("query", image, "--epsilon", 21)
+    assert "spent 80, left 20" in text
+    assert "Nothing was asked" in text
+    assert sent == [PublicRequest().to_bytes()]
+    assert left(here) == 20.0
+
+
+def test_a_named_account_pays(image: Path, here: Path) -> None:
+    ledger = ("--ledger", here / "mine.db")
+    fine("budget", "create", "holiday", "--owner", "me", "--epsilon", 5, "--delta", 0, *ledger)
+    found = told("query", image, "--account", "holiday", *ledger)
+    assert (found["account"], found["left"], found["opened"]) == ("holiday", 1.0, None)
+    assert "no account 'other'" in refused("query", image, "--account", "other", *ledger)
+    assert not (here / "data" / "nearveil" / "ledger.db").exists()
+
+
+def test_nothing_of_the_query_is_kept(image: Path, here: Path) -> None:
+    def files() -> dict[str, bytes]:
+        return {
+            str(path): path.read_bytes()
+            for path in here.rglob("*")
+            if path.is_file() and not path.name.endswith(("-wal", "-shm")) and "ledger" not in path.name
+        }
+
+    before = files()
+    fine("query", image)
+    assert files() == before
+    row = HogColor().extract([load_image(image)])[0].tobytes()
+    for path in (here / "data" / "nearveil").iterdir():
+        assert path.is_dir() or row[:32] not in path.read_bytes()
+
+
+def test_the_contact_sheet_shows_the_query_on_one_side(here: Path) -> None:
+    private = picture(here / "private.png", MAGENTA)
+    text = fine("query", private, "--sheet", "sheet.png")
+    assert "Contact sheet: sheet.png" in text
+    assert (here / "sheet.png").stat().st_mode & 0o777 == 0o600
+    sheet = load_image(here / "sheet.png").astype(int)
+    magenta = (sheet[..., 0] > 200) & (sheet[..., 1] < 60) & (sheet[..., 2] > 200)
+    half = sheet.shape[1] * 46 // 100
+    assert not magenta[:, :half].any()
+    assert magenta[:, half:].sum() > 10_000
+    first = (here / "sheet.png").read_bytes()
+    fine("query", private, "--sheet", "sheet.png", "--force", "-k", 1)
+    assert (here / "sheet.png").read_bytes() != first
+
+
+def test_an_index_that_has_changed_says_so(image: Path, here: Path) -> None:
+    with Index.open(here / "data" / "nearveil" / "index") as index:
+        index.delete(index.ids()[:2])
+        assert len(index) == COUNT - 2
+    found = told("query", image)
+    assert "run `nearveil index DIR`" in found["notes"][-1]
+    assert all(one["id"] > 1 for one in found["found"])
+
+
+def test_two_first_queries_open_one_account(image: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = _query._first
+
+    def late(book: Ledger) -> Any:
+        first(book)
+        return first(book)
+
+    monkeypatch.setattr(_query, "_first", late)
+    assert told("query", image)["left"] == 96.0
