@@ -234,14 +234,13 @@ def table(data: Photos, found: dict[float, Figures]) -> Table:
     shown = Table(
         title=f"{QUERIES} private {data.what} ask a gallery of {len(data.gallery):,}; in brackets 95% intervals"
     )
-    for heading in ("epsilon", f"Recall@{K}", f"NN-recall@{K}", "floor", "ceiling", "f", "answer"):
-        shown.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("epsilon", f"Recall@{K}", f"NN-recall@{K}", "floor", "ceiling", "f"):
+        shown.add_column(heading, justify="right")
     for epsilon, one in found.items():
         shown.add_row(
             f"{epsilon:g}",
-            *(f"{part.value:.3f} ({part.low:.2f}-{part.high:.2f})" for part in (one.recall, one.nn_recall)),
-            *(f"{value:.3f}" for value in (one.floor, one.ceiling, one.fraction)),
-            f"{one.answer_bytes / 1000:,.0f} kB",
+            *(f"{part.value:.2f} ({part.low:.2f}-{part.high:.2f})" for part in (one.recall, one.nn_recall)),
+            *(f"{value:.2f}" for value in (one.floor, one.ceiling, one.fraction)),
         )
     return shown
 
@@ -332,6 +331,11 @@ def main(arguments: list[str] | None = None) -> None:
         f"f is the part of the gallery in an answer. The floor asks nothing; nothing private passes the ceiling, but "
         f"for luck with {len(data.queries)} queries. A search that sees the images has Recall@{K} "
         f"{without_privacy(data):.3f}, and its NN-recall@{K} is 1."
+    )
+    largest = max(found.values(), key=lambda one: one.answer_bytes)
+    console.print(
+        f"Over the wire: {largest.public_bytes / 1000:,.0f} kB of public map once, then {largest.message_bytes} bytes "
+        f"out and {largest.answer_bytes / 1000:,.0f} kB back for a question."
     )
     path = out / "photos.png"
     path.write_bytes(drawn)
