@@ -3,7 +3,6 @@
 import os
 import random
 import sqlite3
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import sqlalchemy as sa
 from nearveil.ledger import Account, Entry, KeySpentError, Ledger, LedgerError, LedgerFullError
 from nearveil.privacy.events import PureDp
 
+from ..small_disk import fill, mounted
 from .conftest import ABOUT
 from .postgres import Postgres
 
@@ -23,31 +23,7 @@ EVENT = PureDp(0.001)
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 2 MiB."""
-    folder = tmp_path / "small disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    except OSError as error:
-        pytest.skip(f"no small disk here: {error}")
-    if done.returncode:
-        pytest.skip(f"no small disk here: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)  # noqa: S603, S607
-
-
-def fill(folder: Path, leave: int) -> Path:
-    """Fill a disk up with one file but for `leave` pages."""
-    ballast, page = folder / "ballast", 4096
-    with ballast.open("wb", buffering=0) as out:
-        try:
-            while out.write(b"x" * page):
-                pass
-        except OSError:
-            pass
-        size = os.fstat(out.fileno()).st_size
-        os.ftruncate(out.fileno(), max(0, size // page - leave) * page)
-    return ballast
+    yield from mounted(tmp_path / "small disk", "2m")
 
 
 def spend_until_full(account: Account, prefix: str, size: int) -> tuple[set[str], str, LedgerError]:

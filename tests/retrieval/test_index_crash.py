@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from nearveil.retrieval._index_errors import IndexFullError, IndexStoreError, No
 from nearveil.retrieval._index_items import Item
 
 from ..ledger.postgres import Postgres
+from ..small_disk import fill, mounted
 from .index_places import DIMENSION, WEBP, filled, index_server, index_url, one_thread, plain_items, unit_rows, where
 
 __all__ = ["index_server", "index_url", "one_thread", "where"]  # fixtures
@@ -209,31 +209,7 @@ def test_killed_while_it_is_made(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 1 MiB."""
-    folder = tmp_path / "small disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    except OSError as error:
-        pytest.skip(f"no small disk here: {error}")
-    if done.returncode:
-        pytest.skip(f"no small disk here: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)  # noqa: S603, S607
-
-
-def fill(folder: Path, leave: int) -> Path:
-    """Fill a disk up with one file but for `leave` pages."""
-    ballast, page = folder / "ballast", 4096
-    with ballast.open("wb", buffering=0) as out:
-        try:
-            while out.write(b"x" * page):
-                pass
-        except OSError:
-            pass
-        size = os.fstat(out.fileno()).st_size
-        os.ftruncate(out.fileno(), max(0, size // page - leave) * page)
-    return ballast
+    yield from mounted(tmp_path / "small disk", "1m")
 
 
 def state(index: Index) -> tuple[int, list[str]]:
