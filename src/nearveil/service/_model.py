@@ -1,0 +1,90 @@
+"""What the service says in JSON. Both sides read it; nothing in it is private."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+GalleryKind = Literal["open", "protected"]
+GALLERY_NAME = r"^[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?$"
+KEY = r"^[A-Za-z0-9_.:-]{8,128}$"
+KEY_HEADER = "Nearveil-Key"
+FRAME = "application/vnd.nearveil.frame"
+
+
+class Model(BaseModel):
+    """Frozen, and exact: what is not known is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Promise(Model):
+    """A guarantee, as it is told."""
+
+    epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    delta: Annotated[float, Field(ge=0, le=1)]
+    protects: Literal["query", "database"]
+    unit: Annotated[str, Field(max_length=200)]
+    sound: bool
+    words: Annotated[str, Field(max_length=1000)]
+
+
+class GalleryInfo(Model):
+    """What a client may know of a gallery before it asks.
+
+    Attributes
+    ----------
+    name : str
+    kind : {"open", "protected"}
+    candidates : tuple of float
+        The fractions that there are maps for, the newest first.
+    offers : tuple of {"names", "thumbnails", "originals"}
+        What an open gallery sends with all candidates.
+    extractor, fingerprint : str
+        Of the features.
+    dimension : int
+    revision : int
+        Of the newest map.
+    promise : Promise or None
+        What a protected gallery promises to its records.
+    """
+
+    name: Annotated[str, Field(pattern=GALLERY_NAME)]
+    kind: GalleryKind
+    candidates: tuple[float, ...]
+    offers: tuple[Literal["names", "thumbnails", "originals"], ...]
+    extractor: Annotated[str, Field(max_length=1000)]
+    fingerprint: Annotated[str, Field(max_length=1000)]
+    dimension: int
+    revision: int
+    promise: Promise | None = None
+
+
+class Galleries(Model):
+    """All galleries that a token may use."""
+
+    galleries: tuple[GalleryInfo, ...]
+
+
+class Classification(Model):
+    """What the private records of a protected gallery voted.
+
+    Attributes
+    ----------
+    label : str
+        The class with most noisy votes.
+    votes : dict of str to float
+        The noisy counts of all classes.
+    promise : Promise
+        To the records: of this and all other answers that the gallery will ever give.
+    """
+
+    label: Annotated[str, Field(max_length=1000)]
+    votes: dict[str, float]
+    promise: Promise
+
+
+class Problem(Model):
+    """Why there is no answer, in words."""
+
+    code: Annotated[str, Field(max_length=60)]
+    message: Annotated[str, Field(max_length=1000)]
