@@ -16,7 +16,7 @@ demo: $(VENV)/.base ## Search images privately, from a budget; tables and pictur
 	$(BIN)/python -m nearveil.study.demo --out $(OUT)
 
 test: $(VENV)/.dev ## Run all tests and every example of the documentation
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 check: $(VENV)/.dev ## Style, types, rooms
 	$(BIN)/ruff check .

@@ -3,7 +3,9 @@
 import os
 import random
 import sqlite3
+import tempfile
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import psycopg
@@ -138,7 +140,7 @@ def test_a_limit_on_pages_is_a_full_disk(tmp_path: Path) -> None:
 def test_a_full_disk_of_the_server(small_disk: Path, postgres: Postgres, postgres_url: str) -> None:
     if "user" in postgres._as:
         os.chown(small_disk, postgres._as["user"], postgres._as["group"])
-    for folder in (small_disk.parent, *small_disk.parents[1:3]):
+    for folder in takewhile(lambda folder: str(folder) != tempfile.gettempdir(), small_disk.parents):
         folder.chmod(folder.stat().st_mode | 0o011)
     name = f"small{os.getpid()}"
     with psycopg.connect(postgres.url(), autocommit=True) as connection:

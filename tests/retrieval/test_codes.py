@@ -161,7 +161,11 @@ def framed(count: int, width: int, rest: bytes, flags: int = 0) -> bytes:
         (framed(1, 1, bytes(5) + struct.pack("<I", 3) + b"ab", flags=2), "truncated"),
         (framed(1, 1, bytes(5) + struct.pack("<I", 1) + b"ab", flags=2), "truncated"),
         (framed(1, 1, bytes(5) + struct.pack("<I", 2) + b"ab", flags=1), "WebP"),
-        (framed(1, 1, bytes(5), flags=3), "flags 3"),
+        (framed(1, 1, bytes(5) + struct.pack("<I", 1) + b"\xff", flags=3), "UTF-8"),
+        (framed(1, 1, bytes(5) + struct.pack("<I", 2) + b"a\x1b", flags=3), "without control characters"),
+        (framed(1, 1, bytes(5) + struct.pack("<I", 3) + "\u2028".encode(), flags=3), "without control characters"),
+        (framed(1, 1, bytes(5) + struct.pack("<I", 4097) + bytes([97]) * 4097, flags=3), "at most 4096 characters"),
+        (framed(1, 1, bytes(5), flags=4), "flags 4"),
     ],
 )
 def test_strange_answers_are_refused(data: bytes, words: str) -> None:
@@ -171,7 +175,11 @@ def test_strange_answers_are_refused(data: bytes, words: str) -> None:
 
 def test_images_survive_the_wire_and_may_be_missing() -> None:
     plain = answer()
-    for extras, images in (("thumbnails", (b"RIFF1234WEBPxyz", b"", b"")), ("originals", (b"", b"any", b"thing"))):
+    for extras, images in (
+        ("thumbnails", (b"RIFF1234WEBPxyz", b"", b"")),
+        ("originals", (b"", b"any", b"thing")),
+        ("names", ("\u00e9t\u00e9 \U0001f426\u200d.png".encode(), b"", b"a" * 4096)),
+    ):
         sent = Answer(plain.ids, plain.codes, extras, images)  # type: ignore[arg-type]
         data = sent.to_bytes()
         assert len(data) == sent.nbytes

@@ -296,6 +296,7 @@ FOREIGN = np.arange(40, dtype=np.uint32) + np.uint32((1 << 32) - 40)
         (Answer(IDS, CODES, "originals", (b"x",) * 40).to_bytes(), "must have none as extras"),
         (part().to_bytes(), "no place here"),
     ],
+    ids=range(14),  # not by the bytes, which are drawn anew in every process
 )
 def test_what_a_client_does_with_an_answer_depends_on_the_answer_alone(data: bytes, happens: str) -> None:
     done = {outcome(data, row) for row in ROWS}

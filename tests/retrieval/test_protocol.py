@@ -14,7 +14,7 @@ import nearveil.retrieval
 from nearveil.ledger import KeySpentError, Ledger, OverBudgetError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Covers, Message
-from nearveil.retrieval._answer import Answer, AnswerError, Extras
+from nearveil.retrieval._answer import EXTRAS, Answer, AnswerError, Extras
 from nearveil.retrieval._protocol_client import ClientProtocol
 from nearveil.retrieval._protocol_errors import OutdatedMapError, ProtocolError, RefusedError
 from nearveil.retrieval._protocol_server import ServerProtocol, _refusal, public_part
@@ -45,7 +45,7 @@ def conversation(
 
 
 @pytest.mark.parametrize("code_bytes", [None, 12, 16])
-@pytest.mark.parametrize("extras", ["none", "thumbnails", "originals"])
+@pytest.mark.parametrize("extras", EXTRAS)
 def test_a_question_from_end_to_end(code_bytes: int | None, extras: Extras) -> None:
     gallery = published(code_bytes)
     server = ServerProtocol(gallery)
@@ -92,7 +92,7 @@ def test_epsilon_is_the_clients_and_the_server_answers_at_any() -> None:
 
 def test_every_answer_has_one_form() -> None:
     server, release = ServerProtocol(published()), published().release
-    for extras in ("none", "thumbnails", "originals"):
+    for extras in EXTRAS:
         answers = [
             read(
                 server.reply(
@@ -105,7 +105,7 @@ def test_every_answer_has_one_form() -> None:
         assert {len(answer.ids) for answer in answers} == {40}
         assert len({answer.ids.tobytes() for answer in answers}) > 1
         assert all((np.diff(answer.ids.astype(int)) > 0).all() for answer in answers)
-        if extras != "originals":
+        if extras not in ("originals", "names"):
             assert len({answer.nbytes for answer in answers}) == 1
 
 
@@ -389,6 +389,7 @@ def test_the_clients_half_imports_nothing_of_the_servers_or_of_an_index() -> Non
         "_codes",
         "_protocol_client",
         "_protocol_errors",
+        "_protocol_parts",
         "_wire",
         "_wire_codes",
         "_wire_public",

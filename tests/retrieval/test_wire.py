@@ -69,6 +69,7 @@ def spoken() -> list[Spoken]:
         Answer(ids, codes, "originals", (b"", b"picture")),
         MapChanged("birds", (1 << 64) - 1),
         Refusal(RefusalCode.FAILED, "later"),
+        Answer(ids, codes, "names", (b"", b"a bird.png")),
     ]
 
 
@@ -92,7 +93,7 @@ def test_a_public_part_keeps_every_field() -> None:
     assert (found.fingerprint, found.offers) == ("model-1", ("originals",))
     assert found.mean.tolist() == [0.5, -1e-300, 3.0]
     assert found.map.map_id == sent.map.map_id
-    for offers in ((), ("thumbnails",), ("thumbnails", "originals")):
+    for offers in ((), ("thumbnails",), ("thumbnails", "originals"), ("names",), ("thumbnails", "originals", "names")):
         assert read(small_part(offers=offers).to_bytes(), PublicPart).offers == offers
 
 
@@ -122,8 +123,8 @@ def resealed(data: bytes, **changed: int) -> bytes:
         (resealed(PublicRequest().to_bytes(), kind=0), WireError, "kind 0"),
         (resealed(PublicRequest().to_bytes(), kind=7), WireError, "kind 7"),
         (resealed(PublicRequest().to_bytes(), flags=1), WireError, "flags 1"),
-        (resealed(spoken()[1].to_bytes(), flags=4), WireError, "flags 4"),
-        (resealed(spoken()[2].to_bytes(), flags=3), WireError, "flags 3"),
+        (resealed(spoken()[1].to_bytes(), flags=8), WireError, "flags 8"),
+        (resealed(spoken()[2].to_bytes(), flags=4), WireError, "flags 4"),
         (resealed(spoken()[5].to_bytes(), flags=1), WireError, "flags 1"),
         (resealed(spoken()[6].to_bytes(), flags=1), WireError, "flags 1"),
         (resealed(PublicRequest().to_bytes(), length=1), WireSizeError, "at most 0 bytes"),

@@ -39,7 +39,7 @@ class Published:
     revision: int = 3
     extractor: str = "a model"
     fingerprint: str = "model-1"
-    offers: tuple[Extras, ...] = ("thumbnails", "originals")
+    offers: tuple[Extras, ...] = ("thumbnails", "originals", "names")
     dead: tuple[int, ...] = ()
 
     def alive(self) -> NDArray[np.bool_]:
@@ -48,6 +48,8 @@ class Published:
     def extras(self, ids: NDArray[np.uint32], kind: Extras, most: int) -> Sequence[bytes]:  # noqa: ARG002
         if kind == "thumbnails":
             return [THUMBNAIL + int(one).to_bytes(4, "little") for one in ids]
+        if kind == "names":
+            return [b"bird %d.png" % one for one in ids]
         return [b"original of %d" % one if one % 3 else b"" for one in ids]
 
 
