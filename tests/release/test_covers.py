@@ -8,6 +8,7 @@ from sklearn.exceptions import NotFittedError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Cells, Covers, MapError, Message, MessageError, PublicMap, Release, default
 from nearveil.release import _learning as learning
+from nearveil.release import _learning_large as large
 from tests.release.conformance import Floats
 from tests.release.test_cells import MappedContract
 
@@ -105,6 +106,43 @@ def test_a_large_gallery_is_learned_from_a_part_and_stands_for_itself_by_centroi
     parted = Covers(4.0, 0.2).fit(public).index(gallery)
     assert len(parted.map_.prototypes) == 128
     assert _recall(parted, gallery, queries) > 0.93 * _recall(whole, gallery, queries)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+def test_a_step_of_a_large_gallery_is_that_of_a_small_one(epsilon: float) -> None:
+    features = np.random.default_rng(5).standard_normal((600, 5)).astype(np.float32)
+    demand = learning.Demand.of(learning.neighbor_lists(features), 600)
+    start = learning.clustering(features, 7, 0)
+    first = np.zeros((600, 7), dtype=np.float32)
+    first[np.arange(600), start] = 1
+    wanted = (demand.wanted_by @ learning.naming(first, epsilon)).T
+    popular = np.asarray(demand.wanted.sum(axis=0), dtype=np.float32)
+    sets = large._most_wanted(large._wanted_by_sets(demand.wanted, start, 7), popular, 60, np.exp(epsilon) - 1)
+    assert sets.sum(axis=1).tolist() == [60.0] * 7
+    # Of items that are wanted as much any may be taken.
+    held = (wanted * learning.most_wanted(wanted, 60)).sum(axis=1)
+    assert (wanted * sets.toarray()).sum(axis=1) == pytest.approx(held, rel=1e-5)
+    coverage = demand.wanted @ sets.toarray().T
+    good, by_good, by_all = large._good_sets(demand.wanted, sets)
+    assert coverage[np.arange(600), good] == pytest.approx(coverage.max(axis=1), rel=1e-5)
+    assert (by_good, by_all) == pytest.approx((coverage.max(axis=1).mean(), coverage.sum(axis=1).mean()), rel=1e-5)
+
+
+def test_sets_of_a_large_gallery_find_as_much_as_those_of_a_small_one() -> None:
+    generator = np.random.default_rng(6)
+    features = (generator.standard_normal((40, 8))[generator.integers(0, 40, 4000)]).astype(np.float32)
+    features += generator.standard_normal(features.shape).astype(np.float32)
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    demand, start = learning.Demand.of(learning.neighbor_lists(features), 4000), learning.clustering(features, 20, 0)
+    dense = learning.learn(demand, start, 20, 200, 4.0)
+    sparse = large.learn_large(demand.wanted, start, 20, 200, 4.0).toarray()
+    assert learning.recall(sparse, demand, 4.0) > 0.97 * learning.recall(dense, demand, 4.0)
+
+
+def test_the_number_of_sets_of_a_huge_gallery_follows_a_rule() -> None:
+    assert learning.usual_number(1_000_000, 1_000, 4.0, 4096) == 815
+    assert learning.usual_number(1_000_000, 1_000, 12.0, 4096) == 4096
+    assert learning.usual_number(100, 90, 0.1, 512) == 2
 
 
 def test_a_client_needs_the_map_alone(digits: tuple[Floats, Floats, Floats]) -> None:

@@ -3,7 +3,7 @@
 from nearveil.release._channel import RandomizedResponse
 from nearveil.release._learning import Rows, learned_sets
 from nearveil.release._map import PublicMap
-from nearveil.release._mapped import Grouping, MappedRelease, membership, standing_for
+from nearveil.release._mapped import Grouping, MappedRelease, standing_for
 
 
 class Covers(MappedRelease):
@@ -55,6 +55,6 @@ class Covers(MappedRelease):
     def _group(self, features: Rows, set_size: int) -> Grouping:
         if self.n_sets is not None and not 2 <= self.n_sets <= len(features):
             raise ValueError("n_sets must be at least 2 and at most the number of items in the gallery")
-        members = membership(learned_sets(features, set_size, self.epsilon, self.n_sets))
+        members = learned_sets(features, set_size, self.epsilon, self.n_sets)
         prototypes, coverage = standing_for(features, members)
         return Grouping(members, prototypes, coverage)

@@ -14,6 +14,8 @@ import scipy.sparse
 from numpy.typing import NDArray
 from sklearn.utils.extmath import randomized_svd
 
+from nearveil.release._learning_large import learn_large
+
 Rows = NDArray[np.float32]
 Lists = NDArray[np.int32]
 Sets = NDArray[np.float32]  # (n_sets, n_items), ones and zeros
@@ -29,6 +31,7 @@ _SOFTNESS = np.geomspace(3.0, 100.0, 24)
 _MOST_PASSES = 30
 _SEED = 0
 _MOST_SETS = 512
+_MOST_OF_LARGE = 4096
 _GROWTH = 1.25
 _RESTARTS = 8
 
@@ -171,7 +174,7 @@ def learn(demand: Demand, start: NDArray[np.int64], n_sets: int, set_size: int, 
     first = np.zeros((len(start), n_sets), dtype=np.float32)
     first[np.arange(len(start)), start] = 1
     sets = most_wanted((demand.wanted_by @ naming(first, epsilon)).T, set_size)
-    for softness in _SOFTNESS if len(start) <= _EXACT else _SOFTNESS[::3]:
+    for softness in _SOFTNESS:
         named = naming(demand.wanted @ sets.T, epsilon, softness)
         sets = most_wanted((demand.wanted_by @ named).T, set_size)
     best, best_sets = -1.0, sets
@@ -276,7 +279,7 @@ def best_number(features: Rows, lists: Lists, set_size: int, epsilon: float) -> 
             tried[n_sets] = float(np.mean(runs))
         return tried[n_sets]
 
-    best = int(min(max(2, round(2 + 0.11 * np.exp(epsilon / 2) * n / set_size)), most))
+    best = usual_number(n, set_size, epsilon, most)
     while True:
         larger = min(max(best + 1, round(best * _GROWTH)), most)
         smaller = max(min(best - 1, round(best / _GROWTH)), 2)
@@ -286,7 +289,12 @@ def best_number(features: Rows, lists: Lists, set_size: int, epsilon: float) -> 
         best = better
 
 
-def learned_sets(features: Rows, set_size: int, epsilon: float, n_sets: int | None) -> Sets:
+def usual_number(n_items: int, set_size: int, epsilon: float, most: int) -> int:
+    """Return about how many sets are best, at most `most`."""
+    return int(min(max(2, round(2 + 0.11 * np.exp(epsilon / 2) * n_items / set_size)), most))
+
+
+def learned_sets(features: Rows, set_size: int, epsilon: float, n_sets: int | None) -> scipy.sparse.csr_array:
     """Return the best sets found.
 
     Parameters
@@ -301,21 +309,31 @@ def learned_sets(features: Rows, set_size: int, epsilon: float, n_sets: int | No
 
     Returns
     -------
-    ndarray of shape (n_sets, n_items)
+    csr array of shape (n_sets, n_items), uint8
+        Ones.
     """
-    n = len(features)
     small = features if features.shape[1] <= _DIMENSIONS else features @ projection(features, _DIMENSIONS)
-    lists = neighbor_lists(features if n <= _EXACT else small)
+    if len(features) > _EXACT:
+        return _large_sets(small, set_size, epsilon, n_sets).astype(np.uint8)
+    lists = neighbor_lists(features)
+    count = best_number(small, lists, set_size, epsilon) if n_sets is None else n_sets
+    demand = Demand.of(lists, len(features))
+    found = (learn(demand, clustering(small, count, seed), count, set_size, epsilon) for seed in range(_RESTARTS))
+    return scipy.sparse.csr_array(max(found, key=lambda sets: recall(sets, demand, epsilon)).astype(np.uint8))
+
+
+def _large_sets(features: Rows, set_size: int, epsilon: float, n_sets: int | None) -> scipy.sparse.csr_array:
+    """Return sets of a gallery of more than 20,000 items."""
+    n = len(features)
     if n_sets is None:
-        few = _some(small, _EXACT)
-        few_lists = lists if len(few) == n else neighbor_lists(few)
-        n_sets = best_number(few, few_lists, max(1, set_size * len(few) // n), epsilon)
-    demand = Demand.of(lists, n)
-    found = (
-        learn(demand, clustering(small, n_sets, seed), n_sets, set_size, epsilon)
-        for seed in range(_RESTARTS if n <= _EXACT else 1)
-    )
-    return max(found, key=lambda sets: recall(sets, demand, epsilon))
+        few = _some(features, _EXACT)
+        few_size = set_size * len(few) // n
+        if few_size >= 2 * RANKS:
+            n_sets = best_number(few, neighbor_lists(few), few_size, epsilon)
+        else:  # among few items, neighbours that count would not fit into a set
+            n_sets = usual_number(n, set_size, epsilon, _MOST_OF_LARGE)
+    wanted = _weighted(neighbor_lists(features), n, np.exp(-np.arange(RANKS) / DECAY))
+    return learn_large(wanted, clustering(features, n_sets, _SEED), n_sets, set_size, epsilon)
 
 
 def projection(features: Rows, dimensions: int) -> Rows:
