@@ -1,0 +1,286 @@
+"""Load a server on loopback: questions a second and waiting times, against a bare endpoint that returns the same bytes.
+
+Both servers are processes of their own, with the same uvicorn settings: ours is what ``nearveil serve`` runs (tokens,
+limits, logs, checks, deletions looked up for every answer), the bare one is a FastAPI endpoint that reads the request
+and returns constant bytes, and nothing else. A third process asks: so many connections, each with one question at a
+time, written on sockets directly so that the asker costs little. The two servers take turns; each figure is the median
+of the rounds. Every question names a set at random and has a key of its own.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import platform
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+from urllib.parse import urlsplit
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from index import BATCH, clustered
+
+PROCESSES = multiprocessing.get_context("spawn")
+CASES = ((10_000, 0.1), (1_000_000, 0.001))
+DIMENSION = 128
+EPSILON = 4.0
+CODE_BYTES = 128  # of a candidate, without its name
+CONNECTIONS = (1, 8, 64)
+NAME = "gallery"
+PATH = f"/v1/galleries/{NAME}/query"
+
+
+class Asker(asyncio.Protocol):
+    """One connection with one question at a time."""
+
+    def __init__(self, head: bytes, bodies: Sequence[bytes], until: float, times: list[float]) -> None:
+        self._head, self._bodies, self._until, self._times = head, bodies, until, times
+        self.done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._number, self._left, self._seen = secrets.randbelow(1 << 30), -1, bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to ask."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._ask()
+
+    def _ask(self) -> None:
+        self._number += 1
+        body = self._bodies[self._number % len(self._bodies)]
+        key = b"Nearveil-Key: %s\r\n" % secrets.token_hex(16).encode()
+        self._began = time.perf_counter()
+        self._transport.write(self._head + key + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+    def data_received(self, data: bytes) -> None:
+        """Count the bytes of a reply down, and ask again at its end."""
+        if self._left < 0:
+            self._seen += data
+            end = self._seen.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            head = bytes(self._seen[:end]).lower()
+            if not head.startswith(b"http/1.1 200"):
+                self._finish(head.partition(b"\r\n")[0].decode())
+                return
+            length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
+            self._left = length - (len(self._seen) - end - 4)
+            self._seen.clear()
+        else:
+            self._left -= len(data)
+        if self._left == 0:
+            self._left = -1
+            now = time.perf_counter()
+            self._times.append(now - self._began)
+            if now < self._until:
+                self._ask()
+            else:
+                self._finish("")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Tell that the server hung up."""
+        self._finish(f"connection lost: {error}")
+
+    def _finish(self, words: str) -> None:
+        if not self.done.done():
+            self.done.set_result(words)
+            self._transport.close()
+
+
+def load(url: str, token: str, bodies: Sequence[bytes], connections: int, seconds: float) -> dict[str, float]:
+    """Ask for a while; return questions a second, and the median and 99th percentile of milliseconds."""
+    place = urlsplit(url)
+    at = (place.hostname or "", place.port or 0)
+    head = (
+        f"POST {PATH} HTTP/1.1\r\nHost: {place.netloc}\r\nAuthorization: Bearer {token}\r\n"
+        "Content-Type: application/vnd.nearveil.frame\r\n"
+    ).encode()
+
+    async def run() -> dict[str, float]:
+        times: list[float] = []
+        began = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        askers = [
+            (await loop.create_connection(lambda: Asker(head, bodies, began + seconds, times), *at))[1]
+            for _ in range(connections)
+        ]
+        said = await asyncio.gather(*(asker.done for asker in askers))
+        if any(said):
+            raise RuntimeError(f"the server said: {next(word for word in said if word)}")
+        spent = time.perf_counter() - began
+        p50, p99 = (1000 * float(value) for value in np.percentile(times, [50, 99]))
+        return {"rate": len(times) / spent, "p50": p50, "p99": p99}
+
+    import uvloop
+
+    return uvloop.run(run())
+
+
+def build(place: str, items: int, fraction: float) -> dict[str, float]:
+    """Make an index of rows around 1,000 centres, with its map; return seconds."""
+    from nearveil.retrieval import Index, Item
+
+    rows = clustered(items, DIMENSION, 0)
+    began = time.perf_counter()
+    with Index.create(place, dimension=DIMENSION, extractor="bench", timeout=600) as index:
+        for start in range(0, items, BATCH):
+            some = enumerate(rows[start : start + BATCH], start)
+            index.add(Item(row, f"photos/{number}.jpg") for number, row in some)
+        added = time.perf_counter()
+        index.publish(EPSILON, fraction, code_bytes=CODE_BYTES)
+    return {"add_s": added - began, "publish_s": time.perf_counter() - added}
+
+
+def questions(place: str) -> tuple[list[bytes], bytes, int]:
+    """Return a question for each set, an answer, and the bytes of the public part."""
+    from nearveil.release import Message
+    from nearveil.retrieval import Index, Query, ServerProtocol, served
+
+    with Index.open(place) as index:
+        published = index.current().published
+        messages = [
+            Message(published.release.name, published.public_id, {"sets": np.array([number], np.int32)})
+            for number in range(published.map.n_sets)
+        ]
+        bodies = [Query(message, "names").to_bytes() for message in messages]
+        galleries = served(index, NAME, offers=("names",))
+        answer = ServerProtocol(*galleries).reply(bodies[0])
+    return bodies, answer, published.map.nbytes
+
+
+def serve_ours(place: str, tokens: str, log: str) -> None:
+    """Be the server."""
+    from nearveil.service import Settings, serve
+
+    gallery = {"name": NAME, "index": place, "offers": ("names",)}
+    settings = Settings(galleries=(gallery,), tokens=tokens, port=0, rate=None, log_file=log)  # type: ignore[arg-type]
+    serve(settings, ready=lambda url: print(url, flush=True))
+
+
+def serve_bare(answer: str) -> None:
+    """Be the bare endpoint, with the same uvicorn settings."""
+    from fastapi import FastAPI, Request, Response
+
+    from nearveil.service._serve import _bound, _config, _Server, address
+    from nearveil.service._settings import Settings
+
+    constant = Path(answer).read_bytes()
+    app = FastAPI()
+
+    @app.post(PATH)
+    async def query(request: Request) -> Response:
+        await request.body()
+        return Response(constant, media_type="application/vnd.nearveil.frame")
+
+    settings = Settings(port=0)
+    sock = _bound(settings)
+    _Server(_config(app, settings), address(settings, sock), lambda url: print(url, flush=True)).run(sockets=[sock])
+
+
+@contextmanager
+def running(kind: str, *told: str) -> Iterator[str]:
+    """Run a server as a process; yield its address."""
+    process = subprocess.Popen([sys.executable, __file__, "--be", kind, *told], stdout=subprocess.PIPE, text=True)
+    try:
+        url = cast("IO[str]", process.stdout).readline().strip()
+        if not url:
+            raise RuntimeError(f"the {kind} server did not start")
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def measure(folder: Path, items: int, fraction: float, seconds: float, rounds: int) -> Iterator[dict[str, Any]]:
+    """Measure one gallery at all numbers of connections."""
+    from nearveil.service import TokenStore
+
+    place = str(folder / f"{items}")
+    with PROCESSES.Pool(1) as pool:
+        built = pool.apply(build, (place, items, fraction))
+        bodies, answer, map_bytes = pool.apply(questions, (place,))
+    (folder / "answer").write_bytes(answer)
+    with TokenStore(str(folder / "tokens.db")) as tokens:
+        _, token = tokens.create("bench", scopes=("query",), galleries=(NAME,))
+    ours = running("ours", place, str(folder / "tokens.db"), str(folder / "log"))
+    with ours as our_url, running("bare", str(folder / "answer")) as bare_url, PROCESSES.Pool(1) as pool:
+        pool.apply(load, (our_url, token, bodies, 8, 1.0))  # answers of the first are made, later ones are kept
+        for connections in CONNECTIONS:
+            turns: dict[str, list[dict[str, float]]] = {"ours": [], "bare": []}
+            for _ in range(rounds):
+                for kind, url in (("bare", bare_url), ("ours", our_url)):
+                    turns[kind].append(pool.apply(load, (url, token, bodies, connections, seconds)))
+            medians = {
+                f"{kind}_{what}": statistics.median(turn[what] for turn in some)
+                for kind, some in turns.items()
+                for what in ("rate", "p50", "p99")
+            }
+            yield {
+                "items": items, "fraction": fraction, "sets": len(bodies), "connections": connections, **built,
+                "answer_bytes": len(answer), "question_bytes": len(bodies[0]), "map_bytes": map_bytes, **medians,
+                "ratio": medians["ours_rate"] / medians["bare_rate"],
+            }  # fmt: skip
+
+
+def show(records: Sequence[dict[str, Any]]) -> None:
+    """Print a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(
+        title=f"Server on loopback, {DIMENSION} dimensions, codes of {CODE_BYTES} bytes, epsilon {EPSILON:g}; ratio to the bare endpoint"
+    )
+    headings = ("items", "f", "sets", "answer, kB", "clients", "questions/s", "p50, ms", "p99, ms", "bare/s", "p50",
+                "p99", "ratio")  # fmt: skip
+    for heading in headings:
+        grid.add_column(heading, justify="right", no_wrap=True)
+    for r in records:
+        grid.add_row(
+            f"{r['items']:,}", f"{r['fraction']:g}", str(r["sets"]), f"{r['answer_bytes'] / 1000:.1f}",
+            str(r["connections"]), f"{r['ours_rate']:,.0f}", f"{r['ours_p50']:.2f}", f"{r['ours_p99']:.2f}",
+            f"{r['bare_rate']:,.0f}", f"{r['bare_p50']:.2f}", f"{r['bare_p99']:.2f}", f"{r['ratio']:.2f}",
+        )  # fmt: skip
+    Console(width=130).print(grid)
+    for items in dict.fromkeys(r["items"] for r in records):
+        r = next(r for r in records if r["items"] == items)
+        print(
+            f"{items:,} items: added in {r['add_s']:.0f} s, map of {r['map_bytes'] / 1000:,.0f} kB learned in "
+            f"{r['publish_s']:.0f} s; a question has {r['question_bytes']} bytes"
+        )
+
+
+def main() -> None:
+    """Measure, print and keep; or be one of the servers."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the JSON")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of one round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--large", action="store_true", help="a million items, too: its map takes minutes to learn")
+    parser.add_argument("--be", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.be:
+        be: Callable[..., None] = serve_ours if options.be[0] == "ours" else serve_bare
+        be(*options.be[1:])
+        return
+    records: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for items, fraction in CASES if options.large else CASES[:1]:
+            records.extend(measure(Path(folder), items, fraction, options.seconds, options.rounds))
+    show(records)
+    options.out.mkdir(parents=True, exist_ok=True)
+    kept = {"machine": platform.machine(), "processors": os.cpu_count(), "records": records}
+    (options.out / "service.json").write_text(json.dumps(kept, indent=1) + "\n")
+    print(f"kept in {options.out / 'service.json'}")
+
+
+if __name__ == "__main__":
+    main()
