@@ -1,6 +1,7 @@
 """The demo from photographs to a contact sheet, with and without what can be installed."""
 
 import dataclasses
+import os
 import re
 import sys
 from pathlib import Path
@@ -11,9 +12,11 @@ from rich.console import Console
 
 from nearveil.features import FeatureCache, HogColor, load_image
 from nearveil.ledger import Ledger
-from nearveil.retrieval import Found, Query, ServerProtocol, served
-from nearveil.retrieval._wire_schema import read
+from nearveil.release import Covers
+from nearveil.retrieval import Found
+from nearveil.service._results import Match, Nearest
 from nearveil.study import photos
+from nearveil.study._loopback import loopback
 from nearveil.study._sheet import Sheet, draw
 
 
@@ -61,21 +64,23 @@ def test_figures_of_what_is_known(few: photos.Photos, tmp_path: Path) -> None:
     wanted, held = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (wanted, held))
     order = np.argsort(-(wanted @ held.T), axis=1)
 
-    def asked(chosen: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> list[photos.Asked]:
-        found = [dataclasses.replace(_nothing(), ids=row) for row in chosen]
-        return [photos.Asked(bytes(140), one, 10, 20) for one in found]
+    def measured(chosen: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> photos.Figures:
+        asked = [_found(row.tolist()) for row in chosen]
+        return photos.measure(few, published, asked, 10)
 
-    best = photos.measure(few, published, asked(order[:, :8]))
+    best = measured(order[:, :8])
     assert best.nn_recall.value == 1
     assert best.recall.value == photos.without_privacy(few)
-    assert (best.fraction, best.message_bytes) == (0.1, 140)
-    half = photos.measure(few, published, asked(np.hstack([order[:, :4], order[:, -4:]])))
-    assert half.nn_recall.value == 0.5
-    assert photos.measure(few, published, asked(order[:, -8:])).nn_recall.value == 0
+    assert (best.fraction, best.message_bytes, best.answer_bytes) == (0.1, 140, 20)
+    assert measured(np.hstack([order[:, :4], order[:, -4:]])).nn_recall.value == 0.5
+    assert measured(order[:, -8:]).nn_recall.value == 0
 
 
-def _nothing() -> Found:
-    return Found(np.zeros(0, np.int64), np.zeros((0, 1), np.uint8), (), None)  # type: ignore[arg-type]
+def _found(ids: list[int]) -> Nearest:
+    """Return what a client would, of these items."""
+    nothing = Found(np.zeros(0, np.int64), np.zeros((0, 1), np.uint8), (), None)  # type: ignore[arg-type]
+    matches = tuple(Match(number, "", 0.5) for number in ids)
+    return Nearest(matches, Covers(4.0).guarantee, "key", False, 30, (0,), 3, 140, 30, nothing)
 
 
 def test_photographs_are_used_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,17 +109,24 @@ def test_photographs_are_used_where_they_are(tmp_path: Path, monkeypatch: pytest
 def test_what_is_asked_and_drawn(few: photos.Photos, tmp_path: Path) -> None:
     with photos.build(few, tmp_path / "index") as index, Ledger(tmp_path / "ledger.db") as ledger:
         published = index.publish(30.0, 0.2, n_sets=4)
-        server = ServerProtocol(*served(index, "digits"))
         account = ledger.open_account(
             "one", owner="me", protects="query", unit="image", relation="replace", epsilon=30.0, delta=0.0
         )
-        asked = photos.ask(server, few.queries[3], 30.0, account)
+        with loopback(tmp_path / "index") as server:
+            asked = photos.ask(server, few.queries[3], 30.0, account)
         assert account.balance().left == 0
-    assert len(asked.found.answer.ids) == 60
-    named = int(read(asked.question, Query).message["sets"][0])
-    members = published.release.members_[[named]].indices
+    assert asked.candidates == len(asked.found.answer.ids) == 60
+    members = published.release.members_[list(asked.sets)].indices
     assert asked.found.answer.ids.tolist() == sorted(members.tolist())
-    assert load_image(photos.sheet(few, published, asked, 3)).shape == (600, 1560, 3)
+    assert load_image(photos.sheet(few, asked, 3)).shape == (600, 1560, 3)
+    with pytest.raises(ProcessLookupError):  # it has stopped
+        os.kill(server.process, 0)
+
+
+def test_a_server_that_does_not_start(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError, match="did not start: exit code 1"), loopback(tmp_path / "nothing"):
+        pass
+    assert "there is none here" in capfd.readouterr().err
 
 
 def test_a_sheet_of_strange_names_and_pictures() -> None:

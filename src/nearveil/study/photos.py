@@ -1,9 +1,9 @@
-"""``make demo``: a private search among photographs, from files to a contact sheet.
+"""``make demo``: a private search among photographs, from files to a contact sheet, by a client and a server.
 
 Photographs of birds if they are on this machine, with the best features that are installed; else the handwritten
 digits that scikit-learn carries, which need no decoding. One part is the gallery: it goes into an index, which
-publishes a map. Twenty others are private: each asks once at every epsilon, through the bytes of the protocol, and an
-account of its own pays.
+publishes a map, and a server on loopback serves it. Twenty others are private: each asks once at every epsilon, as a
+client would from anywhere, and an account of its own pays.
 """
 
 import argparse
@@ -26,10 +26,13 @@ from nearveil.features._images import Pixels
 from nearveil.features._thumbnails import thumbnail
 from nearveil.ledger import Account, Ledger
 from nearveil.release import Covers
-from nearveil.retrieval import ClientProtocol, Estimate, Found, Index, Item, Published, Query, ServerProtocol, served
+from nearveil.retrieval import Estimate, Index, Item, Published, served
 from nearveil.retrieval._evaluate import _interval, popularity, true_neighbors
-from nearveil.retrieval._wire_schema import read
+from nearveil.retrieval._protocol_server import public_part
 from nearveil.retrieval.ceiling import neighbor_ceiling, popular_floor
+from nearveil.service import Client
+from nearveil.service._results import Nearest
+from nearveil.study._loopback import Loopback, loopback
 from nearveil.study._sheet import Sheet, draw
 from nearveil.study.data import DataMissingError, find
 
@@ -92,16 +95,6 @@ class Figures:
     n_sets: int
     public_bytes: int
     message_bytes: int
-    answer_bytes: int
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One question: its bytes, what came of it, and the bytes of the public part and of the answer."""
-
-    question: bytes
-    found: Found
-    public_bytes: int
     answer_bytes: int
 
 
@@ -192,17 +185,13 @@ def build(data: Photos, place: Path) -> Index:
     return index
 
 
-def ask(server: ServerProtocol, feature: NDArray[np.float32], epsilon: float, account: Account) -> Asked:
-    """Ask one question, all of it in bytes: the server's half sees the request for its map, and one message."""
-    client = ClientProtocol(epsilon)
-    public = server.reply(client.public_request())
-    client.take_public(public)
-    question = client.ask(feature, spend=account.spend, extras="thumbnails")
-    answer = server.reply(question)
-    return Asked(question, client.take_answer(answer, K), len(public), len(answer))
+def ask(server: Loopback, feature: NDArray[np.float32], epsilon: float, account: Account) -> Nearest:
+    """Ask one question as a client would: the account pays, then the server sees requests for its map and a message."""
+    with Client(server.url, server.token, account=account) as client:
+        return client.nearest(feature, K, epsilon, thumbnails=True)
 
 
-def measure(data: Photos, published: Published, asked: Sequence[Asked]) -> Figures:
+def measure(data: Photos, published: Published, asked: Sequence[Nearest], public_bytes: int) -> Figures:
     """Compare what was found with labels, with the true neighbours, and with what is possible.
 
     The popularity of items is that among the gallery's own, each left out of its own neighbours, as in
@@ -211,7 +200,7 @@ def measure(data: Photos, published: Published, asked: Sequence[Asked]) -> Figur
     release = published.release
     gallery = release.features(data.gallery, "gallery", lenient=True).astype(np.float32)
     truth = true_neighbors(release.features(data.queries).astype(np.float32), gallery, K)
-    chosen = np.array([one.found.ids for one in asked])
+    chosen = np.array([[match.id for match in one.matches] for one in asked])
     hits = (data.gallery_y[chosen] == data.query_y[:, None]).any(axis=1)
     near = (chosen[:, :, None] == truth[:, None, :]).any(axis=2).mean(axis=1)
     fraction = published.map.set_size / len(gallery)
@@ -223,9 +212,9 @@ def measure(data: Photos, published: Published, asked: Sequence[Asked]) -> Figur
         floor=popular_floor(fraction, counts),
         ceiling=neighbor_ceiling(release.epsilon, fraction, counts),
         n_sets=published.map.n_sets,
-        public_bytes=asked[0].public_bytes,
-        message_bytes=max(len(one.question) for one in asked),
-        answer_bytes=max(one.answer_bytes for one in asked),
+        public_bytes=public_bytes,
+        message_bytes=max(one.bytes_sent for one in asked),
+        answer_bytes=max(one.bytes_received for one in asked) - public_bytes,
     )
 
 
@@ -253,27 +242,20 @@ def without_privacy(data: Photos) -> float:
     return float((labels == data.query_y[:, None]).any(axis=1).mean())
 
 
-def sheet(data: Photos, published: Published, asked: Asked, number: int) -> bytes:
+def sheet(data: Photos, asked: Nearest, number: int) -> bytes:
     """Draw the contact sheet of one question."""
-    found = asked.found
+    kinds = ("same" if data.gallery_y[match.id] == data.query_y[number] else "another" for match in asked.matches)
     return draw(
         Sheet(
             query=data.pictures[number],
-            named=int(read(asked.question, Query).message["sets"][0]),
-            n_sets=published.map.n_sets,
-            candidates=found.answer.images,
-            found=found.images,
-            captions=_captions(data, published, found, number),
-            epsilon=float(published.release.epsilon),
+            named=asked.sets[0],
+            n_sets=asked.n_sets,
+            candidates=asked.found.answer.images,
+            found=asked.found.images,
+            captions=[f"{kind} kind\n{match.similarity:.3f}" for kind, match in zip(kinds, asked.matches, strict=True)],
+            epsilon=asked.guarantee.epsilon,
         )
     )
-
-
-def _captions(data: Photos, published: Published, found: Found, number: int) -> list[str]:
-    row = published.release.features(data.queries[number][None]).astype(np.float32)
-    scores = published.table.scores(row, found.codes)[0]
-    same = data.gallery_y[found.ids] == data.query_y[number]
-    return [f"{'same' if one else 'another'} kind\n{score:.3f}" for one, score in zip(same, scores, strict=True)]
 
 
 def run(data: Photos, folder: Path, console: Console) -> tuple[dict[float, Figures], bytes]:
@@ -294,19 +276,25 @@ def run(data: Photos, folder: Path, console: Console) -> tuple[dict[float, Figur
     """
     found: dict[float, Figures] = {}
     drawn = b""
-    with build(data, folder / "index") as index, Ledger(folder / "ledger.db") as ledger:
+    place = folder / "index"
+    with build(data, place) as index, Ledger(folder / "ledger.db") as ledger:
+        published = index.publish(EPSILONS[0], CANDIDATES)
         terms: dict[str, Any] = {"owner": "me", "protects": "query", "unit": "image", "relation": "replace"}
         accounts = [
             ledger.open_account(f"image {number + 1}", **terms, epsilon=sum(EPSILONS), delta=0.0)
             for number in range(len(data.queries))
         ]
-        for epsilon in track(EPSILONS, "asking", transient=True):
-            published = index.publish(epsilon, CANDIDATES)
-            server = ServerProtocol(*served(index, data.what, extractor=data.extractor))
-            asked = [ask(server, *each) for each in zip(data.queries, [epsilon] * len(accounts), accounts, strict=True)]
-            found[epsilon] = measure(data, published, asked)
-            if epsilon == SHOWN or not drawn:
-                drawn = sheet(data, published, asked[0], 0)
+        with loopback(place) as server:
+            console.print(f"A server at {server.url}; {len(accounts)} clients ask it.")
+            for epsilon in track(EPSILONS, "asking", transient=True):
+                if published.release.epsilon != epsilon:  # while the index is served: the next question is about it
+                    published = index.publish(epsilon, CANDIDATES)
+                asked = [ask(server, row, epsilon, who) for row, who in zip(data.queries, accounts, strict=True)]
+                public = public_part(served(index, place.name)[0]).to_bytes()
+                found[epsilon] = measure(data, published, asked, len(public))
+                if epsilon == SHOWN or not drawn:
+                    drawn = sheet(data, asked[0], 0)
+        console.print("The server has stopped.")
         console.print(f"Every image has an account of its own, which paid first; {accounts[0].balance()}.")
         console.print(f"The ledger: {ledger.verify()}")
     return found, drawn
