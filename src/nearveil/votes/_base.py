@@ -1,5 +1,6 @@
 """What all voting estimators have in common: pay, screen, pay, vote."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -207,6 +208,65 @@ class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
         answered[rows] = True
         return Answers(self._labels(votes, answered), answered, votes)
 
+    def answer_once(self, x: ArrayLike, key: str, *, client: str | None = None) -> Answers:
+        """Answer one public query under a key, for good: the same key gives the same votes again, for nothing.
+
+        The query is paid for before its votes are counted, and its noisy votes are in the ledger before they are
+        returned. So they are the same after a crash, in another process, and whatever became of the records.
+
+        Parameters
+        ----------
+        x : array-like of shape (d,)
+            Public. A key that was answered before is answered as it was, whatever `x` is now.
+        key : str
+            Public: it is kept in the clear.
+        client : str, optional
+            Whose quota pays as well. A key belongs to the client who used it first.
+
+        Returns
+        -------
+        Answers
+            Of one query.
+
+        Raises
+        ------
+        OverBudgetError
+            If the account or the quota cannot pay; nothing was spent.
+        ExhaustedError
+            If `max_answered` is reached.
+        KeySpentError
+            If the key was paid for and no votes were stored: whoever paid died, or is still counting.
+        KeyConflictError
+            If the key was used for something else, or by another client.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from sklearn.datasets import load_digits
+        >>> from nearveil.votes import PrivateKNeighborsClassifier
+        >>> X, y = load_digits(return_X_y=True)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     voter = PrivateKNeighborsClassifier(
+        ...         4.0, max_answered=5, max_screened=0, classes=range(10), ledger=folder + "/budget.db", account="x"
+        ...     ).fit(X[:1500], y[:1500])
+        ...     first, again = voter.answer_once(X[1500], "first"), voter.answer_once(X[1500], "first")
+        >>> np.array_equal(first.votes, again.votes)
+        True
+        """
+        check_is_fitted(self)
+        if self.plan_.screening is not None:
+            raise ValueError("max_screened must be 0: one key pays for one vote, and a screening is another release")
+        if np.ndim(x) != 1:
+            raise ValueError("x must be one row")
+        query = validate_data(self, np.asarray(x)[None], dtype=np.float64, reset=False)
+        with self._spending.take_once(key, client) as debit:
+            if debit.message is None:
+                (tally,) = self._tallies(query, None)
+                debit.store(votes_to_bytes(self.classes_, self._release(tally.sums)))
+            votes = votes_from_bytes(debit.message or b"", self.classes_)
+        answered = np.ones(1, dtype=np.bool_)
+        return Answers(self._labels(votes, answered), answered, votes)
+
     def _check_abstain_label(self, classes: NDArray[Any]) -> None:
         if self.abstain_label in classes.tolist():
             raise ValueError("abstain_label must not be a class: choose a label that no record has")
@@ -217,3 +277,22 @@ class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
         labels[answered] = self.classes_[np.argmax(votes[answered], axis=1)]
         common = np.result_type(self.classes_, np.asarray(self.abstain_label))
         return labels.astype(common) if same and (common.kind != "f" or self.classes_.dtype.kind == "f") else labels
+
+
+def votes_to_bytes(classes: NDArray[Any], votes: NDArray[np.float64]) -> bytes:
+    """Return the votes on one query, with what they are for, as they are kept: JSON, floats to the last bit."""
+    told = {"classes": [str(name) for name in classes.tolist()], "votes": votes[0].tolist()}
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+def votes_from_bytes(message: bytes, classes: NDArray[Any]) -> NDArray[np.float64]:
+    """Return what :func:`votes_to_bytes` wrote, shape (1, n_classes)."""
+    try:
+        told = json.loads(message)
+        votes = np.array([told["votes"]], dtype=np.float64)
+        fits = told["classes"] == [str(name) for name in classes.tolist()] and votes.shape == (1, len(classes))
+    except (ValueError, TypeError, KeyError):
+        fits = False
+    if not fits:
+        raise ValueError("key was answered for other classes: classes must stay as they were")
+    return votes

@@ -385,8 +385,12 @@ def _plan_at(wish: Wish, ballot: Ballot, screens: bool, noise: float) -> VotePla
     )
 
 
+@lru_cache(maxsize=16)
 def _accountant(events: tuple[tuple[DpEvent, int], ...]) -> PldAccountant:
-    """Return an accountant of all events, on a grid that grows with what they cost: coarser is safe, and quick."""
+    """Return an accountant of all events, on a grid that grows with what they cost: coarser is safe, and quick.
+
+    It is kept, for whoever fits the same plan to other records; nobody composes anything on top.
+    """
     parts = [(leaf, times) for event, count in events for leaf, times in leaves(event, count)]
     square = sum(times * _square(leaf) for leaf, times in parts)
     accountant = PldAccountant(interval=min(max(5e-5, (square / 2 + 4 * math.sqrt(square)) / 4e4), 0.1))

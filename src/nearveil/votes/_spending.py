@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from dp_accounting import DpEvent
 
-from nearveil.ledger import Account, AccountError, Ledger, OverBudgetError
+from nearveil.ledger import Account, AccountError, Debit, KeySpentError, Ledger, OverBudgetError
 from nearveil.ledger._budget import RefusedError
 from nearveil.ledger._events import charge_of
 from nearveil.ledger._figures import refusal
@@ -95,6 +95,39 @@ class Spending:
                     self._left[part] += granted  # nothing was spent, nothing will be released
                 raise
         return granted
+
+    def take_once(self, key: str, client: str | None) -> Debit:
+        """Pay for one vote under a key, or find what was paid and stored under it before, which costs nothing.
+
+        Parameters
+        ----------
+        key : str
+        client : str or None
+            Whose quota pays as well.
+
+        Returns
+        -------
+        Debit
+        """
+        if self._account is None:
+            raise ValueError("account must be given before fit: what was answered under a key is kept in its ledger")
+        with self._lock:
+            taken = min(self._left["answered"], 1)
+            self._left["answered"] -= taken
+        if not taken and all(entry.key != key for entry in self._account.history()):
+            raise ExhaustedError("max_answered is reached: only keys that were answered before are answered again")
+        spent = True
+        try:
+            debit = self._account.spend([(self._events["answered"], 1)], key, client=client)
+            spent = not debit.repeated
+        except (OverBudgetError, KeySpentError, ValueError):
+            spent = False  # of all other errors nobody knows
+            raise
+        finally:
+            if not spent:
+                with self._lock:
+                    self._left["answered"] += taken
+        return debit
 
     def _allowed(self, part: Part) -> int:
         left = self._left[part]
