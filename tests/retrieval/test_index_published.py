@@ -246,6 +246,27 @@ def test_the_protocol_serves_an_index(where: str, tmp_path: Path) -> None:
         assert read(server.reply(query), Answer, MapChanged) == MapChanged("birds", 2)
 
 
+def test_names_come_for_all_candidates(where: str) -> None:
+    rows = unit_rows(60)
+    odd = {3: "two\nlines", 4: "\x1b[2J", 5: "été \U0001f426\u200d.png", 6: "x" * 4096}
+    with Index.create(where, dimension=DIMENSION) as index:
+        index.add(Item(row, odd.get(n, f"bird {n}")) for n, row in enumerate(rows))
+        published = index.publish(EPSILON, F, n_sets=4)
+        gallery = served(index, "birds", offers=("names",))
+        for one in range(4):
+            answer = Answer.from_bytes(
+                ServerProtocol(*gallery).reply(Query(naming(published, one), "names").to_bytes())
+            )
+            assert answer.extras == "names"
+            for number, name in zip(answer.ids.tolist(), answer.images, strict=True):
+                shown = odd.get(number, f"bird {number}").replace("\n", "\ufffd").replace("\x1b", "\ufffd")
+                assert name.decode() == shown
+        index.delete([7])
+        assert gallery[0].extras(np.array([7, 8], np.uint32), "names", 100) == [b"", b"bird 8"]
+        refusal = ServerProtocol(*served(index, "birds")).reply(Query(naming(published, 0), "names").to_bytes())
+        assert read(refusal, Refusal).code == RefusalCode.NOT_OFFERED
+
+
 def test_codes_are_never_read_by_another_table(where: str) -> None:
     """The same gallery and map, published again with other codes: old clients are told, or answered in old codes."""
     rows = unit_rows(60)

@@ -24,6 +24,7 @@ from nearveil.retrieval._wire_schema import MapChanged, Query, Refusal, RefusalC
 from tests.retrieval.wiring import (
     DIMENSION,
     EPSILON,
+    GALLERY,
     PUBLIC,
     QUERIES,
     THUMBNAIL,
@@ -434,3 +435,51 @@ def test_answers_to_another_question_are_refused() -> None:
         client.take_answer(plain)
     with pytest.raises(WireError, match="no place here"):
         client.take_answer(client.ask(QUERIES[0], spend=Purse()))
+
+
+def test_answers_may_be_read_before_one_chooses() -> None:
+    """One message, asked twice: for images and for names; nothing is chosen before both are there."""
+    server, client, purse = ServerProtocol(published()), ready(), Purse()
+    first = client.ask(QUERIES[0], spend=purse, extras="thumbnails")
+    second = client.ask(QUERIES[0], spend=purse, extras="names")
+    pictures, names = server.reply(first), server.reply(second)
+    with pytest.raises(AnswerError, match="must have names as extras; it has thumbnails"):
+        client.read_answer(pictures)
+    shown, named = client.read_answer(pictures, "thumbnails"), client.read_answer(names)
+    assert (shown.ids == named.ids).all()
+    assert client.state == "asked"
+    found = client.choose([shown], 4)
+    assert found.images == tuple(THUMBNAIL + int(one).to_bytes(4, "little") for one in found.ids)
+    assert named.images == tuple(b"bird %d.png" % one for one in named.ids)
+    assert (client.state, len(purse.paid)) == ("answered", 1)
+    with pytest.raises(ProtocolError, match="in state 'answered'"):
+        client.choose([shown], 4)
+
+
+def test_the_choice_is_made_among_all_answers() -> None:
+    server, release = ServerProtocol(published()), published().release
+    client = ready()
+    client.ask(QUERIES[0], spend=Purse())
+    questions = [
+        Query(Message("covers", release.public_id, {"sets": np.array([one], np.int32)})).to_bytes() for one in range(6)
+    ]
+    answers = [client.read_answer(server.reply(question)) for question in questions]
+    found = client.choose(answers, 10)
+    whole = np.unique(np.concatenate([answer.ids for answer in answers]))
+    assert (found.answer.ids == whole).all()
+    scores = release.features(GALLERY) @ release.features(QUERIES[:1])[0]
+    order = [one for one in np.argsort(-scores) if published().ids[one] in whole][:10]
+    assert found.ids.tolist() == published().ids[order].tolist()
+
+
+def test_every_question_and_the_one_that_matters() -> None:
+    client = ready()
+    questions = client.every_question()
+    assert [int(read(one, Query).message["sets"][0]) for one in questions] == list(range(6))
+    sure = ClientProtocol(40.0, public=part())  # names the good set, but for a chance of 1e-16
+    named = read(sure.ask(QUERIES[0], spend=Purse()), Query).message
+    assert read(questions[client.good_set(QUERIES[0])], Query).message == named
+    assert client.good_set(part().mean) in range(6)  # a row without a direction has one, too
+    client.ask(QUERIES[0], spend=Purse())
+    with pytest.raises(ProtocolError, match="in state 'asked'"):
+        client.every_question()

@@ -1,3 +1,4 @@
+import hashlib
 import struct
 import tracemalloc
 import zlib
@@ -102,6 +103,20 @@ def test_the_bytes_are_those_that_the_documentation_says() -> None:
     body = b"\x02\0\0\0ab" + b"\x02\x01" + bytes(6)
     head = b"NVW\x01\x05\0" + b"\x0e\0\0\0"
     assert data == head + struct.pack("<I", zlib.crc32(head + body)) + body
+
+
+def test_version_one_is_written_as_it_always_was() -> None:
+    """Clients and servers of different age talk to each other: these digests never change."""
+    digests = [hashlib.sha256(one.to_bytes()).hexdigest()[:16] for one in spoken()]
+    assert digests[:7] == [
+        "c8ad9ea64a1c3dfa",
+        "11c6ca520752aa06",
+        "10fc8e1fd281c965",
+        "ad3681082ce9496c",
+        "65cd24d2c2516a53",
+        "14596027264147b2",
+        "e906be3f69e9bb29",
+    ]
 
 
 def resealed(data: bytes, **changed: int) -> bytes:

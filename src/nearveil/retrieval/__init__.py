@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from nearveil.retrieval._index_served import Served, served
     from nearveil.retrieval._index_shelf import Current
     from nearveil.retrieval._plan import Plan, plan
-    from nearveil.retrieval._protocol_client import ClientProtocol, Found
+    from nearveil.retrieval._protocol_client import ClientProtocol
     from nearveil.retrieval._protocol_errors import OutdatedMapError, ProtocolError, RefusedError
+    from nearveil.retrieval._protocol_parts import Found
     from nearveil.retrieval._protocol_server import Gallery, ServerProtocol
     from nearveil.retrieval._published import Published
     from nearveil.retrieval._retriever import Retriever
@@ -124,15 +125,13 @@ _PLACES = {
         "Plan",
         "plan",
     ),
-    "_protocol_client": (
-        "ClientProtocol",
-        "Found",
-    ),
+    "_protocol_client": ("ClientProtocol",),
     "_protocol_errors": (
         "OutdatedMapError",
         "ProtocolError",
         "RefusedError",
     ),
+    "_protocol_parts": ("Found",),
     "_protocol_server": (
         "Gallery",
         "ServerProtocol",

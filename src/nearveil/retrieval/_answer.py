@@ -1,6 +1,8 @@
 """What comes back: every candidate with its code and, if asked for, its image; and nothing left to ask for."""
 
+import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self, cast, get_args
 
@@ -10,11 +12,13 @@ from numpy.typing import NDArray
 from nearveil.retrieval._codes import Bytes
 from nearveil.retrieval._wire import DEFAULT_LIMITS, HEADER_BYTES, Kind, Limits, WireError, checked_flag, frame, unframe
 
-Extras = Literal["none", "thumbnails", "originals"]
+Extras = Literal["none", "thumbnails", "originals", "names"]
 EXTRAS: tuple[Extras, ...] = get_args(Extras)  # a flag is the place of its word
 
 _SIZES = struct.Struct("<II")  # candidates, bytes of a code
 IMAGE_HEADER_BYTES = 4  # of an image: its length
+LONGEST_NAME = 4096  # characters, as an index holds them
+_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what breaks a line, or steers a terminal
 
 
 class AnswerError(WireError):
@@ -23,7 +27,7 @@ class AnswerError(WireError):
 
 @dataclass(frozen=True)
 class Answer:
-    """The server's answer: ids and codes of all candidates, and the images of all where the query asked for images.
+    """The server's answer: ids and codes of all candidates, and the images or names of all where the query asked so.
 
     A client chooses among them by itself. There is no second request, because which candidates it
     would ask about is what the message hid.
@@ -34,10 +38,11 @@ class Answer:
         The gallery's numbers of the candidates, rising: their order tells nothing.
     codes : ndarray of shape (n, b), uint8
         What to re-rank by.
-    extras : {"none", "thumbnails", "originals"}, default="none"
-        Which images the answer holds.
+    extras : {"none", "thumbnails", "originals", "names"}, default="none"
+        What else the answer holds.
     images : tuple of n bytes, default=()
-        One for each candidate, empty where the gallery has none; no tuple at all for "none". A thumbnail is WebP.
+        One for each candidate, empty where the gallery has none; no tuple at all for "none". A thumbnail is WebP, a
+        name is text in UTF-8 without control characters.
 
     Examples
     --------
@@ -66,12 +71,17 @@ class Answer:
 
     def _check_images(self) -> None:
         if self.extras not in EXTRAS:
-            raise AnswerError('extras must be "none", "thumbnails" or "originals"')
+            raise AnswerError(f"extras must be one of {', '.join(EXTRAS)}")
         if len(self.images) != (0 if self.extras == "none" else len(self.ids)):
             raise AnswerError("images must be one for each id, or none at all")
         # The whole answer is refused, whichever of them will be chosen.
         if self.extras == "thumbnails" and not all(map(is_thumbnail, self.images)):
             raise AnswerError("images must be WebP, or empty, as thumbnails")
+        if self.extras == "names" and not all(map(_is_name, self.images)):
+            raise AnswerError(
+                f"images must be text in UTF-8, of at most {LONGEST_NAME} characters and without control characters, "
+                "as names"
+            )
 
     @property
     def nbytes(self) -> int:
@@ -138,6 +148,49 @@ def _cut(body: bytes, start: int, sizes: NDArray[np.uint32]) -> tuple[bytes, ...
 def _check_rising(ids: NDArray[np.uint32]) -> None:
     if (ids[1:] <= ids[:-1]).any():
         raise AnswerError("ids must rise, each once")
+
+
+def name_bytes(name: str) -> bytes:
+    """Return a name as an answer holds it; what would steer a terminal is replaced.
+
+    Examples
+    --------
+    >>> name_bytes("a tab" + chr(9) + ".png").decode()
+    'a tab�.png'
+    """
+    return _STEERING.sub("\N{REPLACEMENT CHARACTER}", name[:LONGEST_NAME]).encode()
+
+
+def merged(answers: Sequence[Answer]) -> Answer:
+    """Return one answer that holds the candidates of several, each once; of several copies the first.
+
+    Parameters
+    ----------
+    answers : sequence of Answer
+        At least one. All with the same extras, and with codes of one width.
+
+    Returns
+    -------
+    Answer
+
+    Examples
+    --------
+    >>> one, two = (Answer(np.array(ids, np.uint32), np.zeros((2, 5), np.uint8)) for ids in ([3, 7], [1, 3]))
+    >>> merged([one, two]).ids.tolist()
+    [1, 3, 7]
+    """
+    ids, places = np.unique(np.concatenate([answer.ids for answer in answers]), return_index=True)
+    codes = np.concatenate([answer.codes for answer in answers])[places]
+    images = [image for answer in answers for image in answer.images]
+    return Answer(ids, codes, answers[0].extras, tuple(images[place] for place in places) if images else ())
+
+
+def _is_name(data: bytes) -> bool:
+    try:
+        name = data.decode()
+    except UnicodeDecodeError:
+        return False
+    return len(name) <= LONGEST_NAME and not _STEERING.search(name)
 
 
 def is_thumbnail(image: object) -> bool:

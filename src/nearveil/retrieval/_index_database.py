@@ -114,7 +114,10 @@ class Database:
     def _arguments(self) -> dict[str, Any]:
         if self.is_sqlite:
             return {"timeout": self.timeout}
-        return {"connect_timeout": max(2, round(self.timeout))}
+        # A server that vanished without a word is noticed within the time that is waited for it.
+        seconds = max(2, round(self.timeout))
+        alive = {"keepalives_idle": seconds, "keepalives_interval": max(1, seconds // 3), "keepalives_count": 3}
+        return {"connect_timeout": seconds, "tcp_user_timeout": 1000 * seconds, **alive}
 
 
 _DAMAGED = "its file is damaged: put a backup back"

@@ -19,11 +19,13 @@ from nearveil.retrieval._index_errors import (
     DamagedIndexError,
     IndexExistsError,
     IndexStoreError,
+    IndexUnavailableError,
     NotAnIndexError,
     UnknownItemError,
 )
 from nearveil.retrieval._index_items import Batch, Ids, Singles, Snapshot, checked_count, checked_ids
 from nearveil.retrieval._index_matrix import Lists, Matrix, View
+from nearveil.retrieval._index_publishing import Stamp
 from nearveil.retrieval._index_tables import (
     FEATURE_TABLE,
     FEATURES,
@@ -38,6 +40,7 @@ from nearveil.retrieval._index_tables import (
     load_head,
     metadata,
 )
+from nearveil.retrieval._index_watch import FileWatch, Mark
 
 _FILE = "index.db"
 _APPLICATION = 0x4E567831  # "NVx1", in the header of the file: what tells it from other SQLite files
@@ -65,6 +68,8 @@ class DirectoryIndex(_index.Index):
         self._matrix, self._revision, self._next_id = _nothing(self.dimension)
         self._lists: Lists | None = None
         self._building = threading.Lock()
+        self._watch = FileWatch(Path(where) / _FILE)
+        self._stamped: tuple[Mark, Stamp] | None = None
         self._view()  # what is damaged shall be told now
 
     @classmethod
@@ -113,6 +118,30 @@ class DirectoryIndex(_index.Index):
         revision, view = self._view()
         return Snapshot(revision, *view.alive())
 
+    def stamp(self, *, wait: bool = True) -> Stamp | None:
+        """Return what stands for the state of the index now: the database is read only where its file has changed."""
+        try:
+            mark = self._watch.mark(wait=wait)
+        except OSError:
+            raise IndexUnavailableError(f"index {self._where}: its file is gone: put it back") from None
+        known = self._stamped
+        if known is not None and mark is not None and known[0] == mark:
+            return known[1]
+        if not wait:
+            return None
+        if known is not None and mark is not None and known[0].opening != mark.opening:
+            self._reset()
+        stamp = self._read_stamp()
+        if mark is not None:
+            # Marked before it was read: what is committed meanwhile has another mark.
+            self._stamped = (mark, stamp)
+        return stamp
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._watch.close()
+        super().close()
+
     def _search(self, queries: Singles, k: int, *, exact: bool) -> tuple[Ids, Singles]:
         _, view = self._view()
         k = checked_count(k, len(view))
@@ -158,6 +187,13 @@ class DirectoryIndex(_index.Index):
         if len(view) != head.count or deleted_count(connection) != head.next_id - head.count:
             raise damaged(self._where, "the list of items")
         self._revision, self._next_id = head.revision, head.next_id
+
+    def _reset(self) -> None:
+        # A backup was put back, or the file was moved: connections still hold the one that was there before.
+        super()._reset()
+        self._database.close()
+        with self._lock:
+            self._forget()
 
     def _forget(self) -> None:
         self._matrix, self._revision, self._next_id = _nothing(self.dimension)

@@ -1,7 +1,7 @@
 """The half of an index that publishes a map of it and answers messages made for that map."""
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import sqlalchemy as sa
@@ -16,6 +16,23 @@ from nearveil.retrieval._index_shelf import Current, Shelf
 from nearveil.retrieval._index_tables import deleted_since, load_head
 from nearveil.retrieval._published import Published
 
+_REMEMBERED = 7  # maps, besides the one that is asked about, whose deletions stay in memory
+
+
+class Stamp(NamedTuple):
+    """Stands for the state of an index: equal as long as nothing was added, deleted or published.
+
+    Attributes
+    ----------
+    revision : int
+        Of the index.
+    maps : tuple of int
+        Numbers of the maps that are kept, rising.
+    """
+
+    revision: int
+    maps: tuple[int, ...]
+
 
 class Publishing(ABC):
     """What an index publishes, and how it answers. Part of :class:`nearveil.retrieval.Index`."""
@@ -24,6 +41,7 @@ class Publishing(ABC):
         self._database, self._where = database, where
         self._shelf = Shelf(database, where)
         self._gone: dict[int, tuple[int, NDArray[np.int64]]] = {}
+        self._alive: dict[tuple[str, int], tuple[int, NDArray[np.bool_]]] = {}
 
     @abstractmethod
     def snapshot(self) -> Snapshot:
@@ -130,6 +148,21 @@ class Publishing(ABC):
             gone = self._deleted_since(connection, found.revision)
         return found.answer(message, gone)
 
+    def stamp(self, *, wait: bool = True) -> Stamp | None:
+        """Return what stands for the state of the index now, whoever changed it: cheap enough for every request.
+
+        Parameters
+        ----------
+        wait : bool, default=True
+            Whether the database may be waited for.
+
+        Returns
+        -------
+        Stamp or None
+            None only without `wait`, where it cannot be told at once.
+        """
+        return self._read_stamp() if wait else None
+
     def alive(self, published: Published) -> NDArray[np.bool_]:
         """Return which items of a map the index still holds.
 
@@ -140,10 +173,23 @@ class Publishing(ABC):
         Returns
         -------
         ndarray of shape (n,), bool
-            In the order of its ids.
+            In the order of its ids; not to be written to. The same array as long as none of them was deleted.
         """
+        stamp = self.stamp()
+        assert stamp is not None
+        key = published.public_id, published.revision
+        until, alive = self._alive.get(key, (-1, None))
+        if alive is not None and until == stamp.revision:
+            return alive
         with self._database.read() as connection:
-            return ~np.isin(published.ids, self._deleted_since(connection, published.revision))
+            now = ~np.isin(published.ids, self._deleted_since(connection, published.revision))
+        if alive is None or not np.array_equal(alive, now):
+            alive = now
+            alive.setflags(write=False)
+        # Under the revision that was read first: what was deleted meanwhile is looked for again.
+        others = [item for item in self._alive.items() if item[0] != key]
+        self._alive = {**dict(others[-_REMEMBERED:]), key: (stamp.revision, alive)}
+        return alive
 
     def maps(self) -> list[Published]:
         """Return all maps that are kept, the newest first."""
@@ -158,3 +204,14 @@ class Publishing(ABC):
             gone = deleted_since(connection, revision, self._where)
             self._gone = {**self._gone, revision: (now, gone)}
         return gone
+
+    def _read_stamp(self) -> Stamp:
+        """Ask the database, on one view of it."""
+        with self._database.read() as connection:
+            revision = load_head(connection, self._where).revision
+            return Stamp(revision, tuple(sorted(self._shelf.numbers(connection))))
+
+    def _reset(self) -> None:
+        """Forget what was read: another database stands in the place of the one that was known."""
+        self._gone, self._alive = {}, {}
+        self._shelf.reset()

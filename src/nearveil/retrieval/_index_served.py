@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.release import Covers
-from nearveil.retrieval._answer import Extras
+from nearveil.retrieval._answer import Extras, name_bytes
 from nearveil.retrieval._codes import Bytes, Codes
 from nearveil.retrieval._index import Index
 from nearveil.retrieval._index_errors import NotPublishedError
@@ -62,10 +62,13 @@ class Served:
         return self.index.alive(self.published)
 
     def extras(self, ids: NDArray[np.uint32], kind: Extras, most: int, /) -> Sequence[bytes]:
-        """Return a thumbnail or an original for each id; empty where there is none, or none any more.
+        """Return a thumbnail, an original or a name for each id; empty where there is none, or none any more.
 
-        WireSizeError where they are more than `most` bytes: sizes are looked at before anything is read.
+        WireSizeError where images are more than `most` bytes: sizes are looked at before anything is read.
         """
+        if kind == "names":
+            named = {item.id: item.name for item in self.index.items(ids, lenient=True, originals=False)}
+            return [name_bytes(named.get(number, "")) for number in ids.tolist()]
         whole = kind == "originals"
         held = self.index.stored_bytes(ids, "original" if whole else "thumbnail")
         if held > most:
@@ -89,7 +92,7 @@ def served(
         Of the gallery.
     extractor : str, default=""
         The name of what makes the features.
-    offers : tuple of {"thumbnails", "originals"}, default=("thumbnails",)
+    offers : tuple of {"thumbnails", "originals", "names"}, default=("thumbnails",)
 
     Returns
     -------

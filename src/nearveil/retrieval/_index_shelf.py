@@ -66,6 +66,15 @@ class Shelf:
         """Return all maps, the newest first."""
         return [self._load(connection, number) for number in sorted(self._listed(connection), reverse=True)]
 
+    def numbers(self, connection: sa.Connection) -> set[int]:
+        """Return the numbers of all maps."""
+        return set(self._listed(connection))
+
+    def reset(self) -> None:
+        """Forget what was read."""
+        with self._lock:
+            self._read = {}
+
     def find(self, connection: sa.Connection, public_id: str) -> Published:
         """Return the map that a message names."""
         fitting = [number for number, name in self._listed(connection).items() if name == public_id]

@@ -5,10 +5,8 @@ public part that the client accepts, and it accepts by form alone, before it pay
 the answer stays with it (``docs/theory/protocol.md``; attacked by ``tests/retrieval/test_hostile_maps.py``).
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,10 +17,11 @@ from nearveil.release import Covers, Message
 from nearveil.release._base import checked_numbers
 from nearveil.release._channel import checked_epsilon
 from nearveil.release._mapped import MappedRelease
-from nearveil.retrieval._answer import EXTRAS, Answer, AnswerError, Extras
+from nearveil.retrieval._answer import EXTRAS, Answer, AnswerError, Extras, merged
 from nearveil.retrieval._client import Client
-from nearveil.retrieval._codes import ID_BYTES, Bytes
+from nearveil.retrieval._codes import ID_BYTES
 from nearveil.retrieval._protocol_errors import OutdatedMapError, ProtocolError, RefusedError
+from nearveil.retrieval._protocol_parts import Found, Spend
 from nearveil.retrieval._wire import DEFAULT_LIMITS, HEADER_BYTES, Limits
 from nearveil.retrieval._wire_public import LARGEST_FEATURE, PublicPart
 from nearveil.retrieval._wire_schema import MapChanged, PublicRequest, Query, Refusal, read
@@ -31,51 +30,6 @@ State = Literal["start", "ready", "asked", "answered"]
 
 _MECHANISMS: dict[str, type[MappedRelease]] = {Covers.name: Covers}
 _NOWHERE = 1e-30  # of the public mean: a row so near has no direction
-
-
-class Payment(Protocol):
-    """A debit that stands, as :class:`nearveil.ledger.Debit` is one."""
-
-    @property
-    def repeated(self) -> bool:
-        """Whether its key was spent before: then nothing is made, and `message` is sent again."""
-        ...
-
-    @property
-    def message(self) -> bytes | None:
-        """What was stored."""
-        ...
-
-    def store(self, message: bytes, /) -> None:
-        """Keep the message before it is sent."""
-        ...
-
-
-Spend = Callable[[Guarantee], AbstractContextManager[Payment]]
-
-
-@dataclass(frozen=True)
-class Found:
-    """What the client chose, and all that it chose from.
-
-    Attributes
-    ----------
-    ids : ndarray of shape (k,), int64
-        Of the chosen candidates, best first.
-    codes : ndarray of shape (k, b), uint8
-    images : tuple of k bytes, or of none
-        Thumbnails or originals of the chosen, where they were asked for; empty where the gallery has none.
-    answer : Answer
-        Every candidate: what the server knows of the choice.
-    scores : ndarray of shape (k,), float32
-        What the chosen were ranked by: the similarity that the table reads from each code. Finite for any table.
-    """
-
-    ids: NDArray[np.int64]
-    codes: Bytes = field(repr=False)
-    images: tuple[bytes, ...] = field(repr=False)
-    answer: Answer = field(repr=False)
-    scores: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32), repr=False)
 
 
 class ClientProtocol:
@@ -182,8 +136,8 @@ class ClientProtocol:
         spend : callable
             Debits the client's account by a guarantee and returns the debit, a context:
             ``lambda promise: account.spend(promise, key)``.
-        extras : {"none", "thumbnails", "originals"}, default="none"
-            Which images shall come with all candidates. Never choose it by the feature.
+        extras : {"none", "thumbnails", "originals", "names"}, default="none"
+            What shall come with all candidates. Never choose it by the feature.
         rng : Source, optional
             For tests and studies; see :meth:`nearveil.release.Release.release`.
 
@@ -196,7 +150,7 @@ class ClientProtocol:
         with np.errstate(all="ignore"):
             row = self._checked_feature(feature)
         if extras not in EXTRAS:
-            raise ValueError('extras must be "none", "thumbnails" or "originals"')
+            raise ValueError(f"extras must be one of {', '.join(EXTRAS)}")
         if extras != "none" and extras not in self._public.offers:
             raise ProtocolError(f"the gallery {self._public.gallery!r} does not offer {extras}")
         if self._row is None:
@@ -232,21 +186,89 @@ class ClientProtocol:
             The message is of no more use.
         """
         self._turn("asked")
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.candidates:
-            raise ValueError(f"k must be a whole number from 1 to {self.candidates}, the candidates of an answer")
+        self._check_count(k)
+        return self.choose([self.read_answer(data)], k)
+
+    def read_answer(self, data: bytes, extras: Extras | None = None) -> Answer:
+        """Read an answer without choosing yet: where one message is sent twice, or among others that hide it.
+
+        Parameters
+        ----------
+        data : bytes
+        extras : {"none", "thumbnails", "originals", "names"}, optional
+            That it must have; by default those that were asked for last.
+
+        Returns
+        -------
+        Answer
+
+        Raises
+        ------
+        WireError, RefusedError, OutdatedMapError
+            As of :meth:`take_answer`.
+        """
+        self._turn("asked")
         found: Answer | MapChanged | Refusal = read(data, Answer, MapChanged, Refusal, limits=self._limits)
         if isinstance(found, Refusal):
             raise RefusedError(found)
         if isinstance(found, MapChanged):
             self._end()
             raise OutdatedMapError(found)
-        self._check_answer(found)
+        self._check_answer(found, self._extras if extras is None else extras)
+        return found
+
+    def choose(self, answers: Sequence[Answer], k: int = 8) -> Found:
+        """Choose among the candidates of answers that were read. Nothing can be sent afterwards.
+
+        Parameters
+        ----------
+        answers : sequence of Answer
+            To the message, and to others that went with it; all with the same extras.
+        k : int, default=8
+            At most `candidates`.
+
+        Returns
+        -------
+        Found
+        """
+        self._turn("asked")
+        self._check_count(k)
         assert self._row is not None
-        ids, scores = (best[0] for best in self._client.ranked(self._row[None], [found], k))
+        whole = answers[0] if len(answers) == 1 else merged(answers)
+        ids, scores = (best[0] for best in self._client.ranked(self._row[None], [whole], k))
         self._end()
-        places = np.searchsorted(found.ids, ids)
-        images = tuple(found.images[place] for place in places) if found.images else ()
-        return Found(ids, found.codes[places], images, found, scores)
+        places = np.searchsorted(whole.ids, ids)
+        images = tuple(whole.images[place] for place in places) if whole.images else ()
+        return Found(ids, whole.codes[places], images, whole, scores)
+
+    def every_question(self) -> tuple[bytes, ...]:
+        """Return one question for each set, in order. They are the same for every feature, so nothing is paid.
+
+        Returns
+        -------
+        tuple of bytes
+        """
+        self._turn("ready")
+        name, public_id = self._release.name, self._release.public_id
+        sets = np.arange(self._public.map.n_sets, dtype=np.int32)
+        return tuple(Query(Message(name, public_id, {"sets": one})).to_bytes() for one in sets[:, None])
+
+    def good_set(self, feature: ArrayLike) -> int:
+        """Return the set that suits a feature: which answer to :meth:`every_question` to look at. Never send it.
+
+        Parameters
+        ----------
+        feature : array-like of shape (d,)
+            Private.
+
+        Returns
+        -------
+        int
+        """
+        self._turn("ready")
+        with np.errstate(all="ignore"):
+            row = self._checked_feature(feature)
+            return int(self._public.map.choose(self._release.features(row[None]))[0])
 
     def _turn(self, *states: State) -> None:
         if self._state not in states:
@@ -254,6 +276,10 @@ class ClientProtocol:
                 f"this client is in state {self._state!r}, not in {' or '.join(map(repr, states))}: after an answer "
                 "nothing is sent, and a new question is a new ClientProtocol"
             )
+
+    def _check_count(self, k: int) -> None:
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.candidates:
+            raise ValueError(f"k must be a whole number from 1 to {self.candidates}, the candidates of an answer")
 
     def _end(self) -> None:
         """Forget the feature: no step needs it any more."""
@@ -309,9 +335,9 @@ class ClientProtocol:
             raise ProtocolError("this debit is for a message on another map: take a new key, which pays anew")
         return message
 
-    def _check_answer(self, answer: Answer) -> None:
-        if answer.extras != self._extras:
-            raise AnswerError(f"answer must have {self._extras} as extras; it has {answer.extras}")
+    def _check_answer(self, answer: Answer, extras: Extras) -> None:
+        if answer.extras != extras:
+            raise AnswerError(f"answer must have {extras} as extras; it has {answer.extras}")
         if len(answer.ids) != self.candidates:
             raise AnswerError(f"answer must hold {self.candidates} candidates; it holds {len(answer.ids)}")
         if answer.codes.shape[1] != self._public.table.width:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ class Gallery(Protocol):
         What codes are read by.
     extractor, fingerprint : str
         Of the features.
-    offers : tuple of {"thumbnails", "originals"}
+    offers : tuple of {"thumbnails", "originals", "names"}
     """
 
     @property
@@ -76,7 +76,7 @@ class Gallery(Protocol):
         ...
 
     def extras(self, ids: NDArray[np.uint32], kind: Extras, most: int, /) -> Sequence[bytes]:
-        """Return a thumbnail or original for each id, empty where there is none.
+        """Return a thumbnail, original or name for each id, empty where there is none.
 
         WireSizeError where they are more than `most` bytes together, before they are read.
         """
@@ -116,11 +116,32 @@ class ServerProtocol:
         bytes
             A public part, an answer, word that the map has changed, or a refusal.
         """
+        request = self._read(data, PublicRequest, Query)
+        if isinstance(request, bytes):
+            return request
+        return self._public if isinstance(request, PublicRequest) else self._reply_to(request)
+
+    def answer(self, data: bytes) -> bytes:
+        """Reply to a query, and refuse everything else.
+
+        Parameters
+        ----------
+        data : bytes
+
+        Returns
+        -------
+        bytes
+            An answer, word that the map has changed, or a refusal.
+        """
+        request = self._read(data, Query)
+        return request if isinstance(request, bytes) else self._reply_to(request)
+
+    def _read(self, data: bytes, *expected: type[PublicRequest | Query]) -> Any:
+        """Return what was asked, or the bytes of a refusal."""
         try:
-            request: PublicRequest | Query = read(data, PublicRequest, Query, limits=self._limits)
+            return read(data, *expected, limits=self._limits)
         except WireError as error:
             return _refusal(_CODES.get(type(error), RefusalCode.MALFORMED), error)
-        return self._public if isinstance(request, PublicRequest) else self._reply_to(request)
 
     def _reply_to(self, query: Query) -> bytes:
         gallery = self._galleries.get(query.message.public_id)

@@ -104,15 +104,23 @@ def mapped_answer(gallery: Mapped, message: Message, alive: NDArray[np.bool_]) -
         Without images.
     """
     release, size = gallery.release, gallery.release.map_.set_size
-    release._check_message(message)
-    # Not `rank`: it would prepare the whole gallery anew. A mapped release settles its sets when it is indexed.
-    scores = release._rank(message, np.empty((0, 0)))
-    scores[~alive] = -np.inf
-    if np.isfinite(scores).sum() < size:
+    # Not `rank`, which scores the whole gallery: a mapped release settled its sets when it was indexed.
+    rows = _members(release, message)
+    rows = rows[alive[rows]][:size]
+    if len(rows) < size:
+        others = np.setdiff1d(np.flatnonzero(alive), rows, assume_unique=True)[: size - len(rows)]
+        rows = np.sort(np.concatenate([rows, others]))
+    if len(rows) < size:
         raise StaleMapError("fewer items are left than an answer holds: publish anew")
-    rows = first(scores, size)
     rows = rows[np.argsort(gallery.ids[rows], kind="stable")]
-    return Answer(gallery.ids[rows].astype(np.uint32), gallery.codes[rows])
+    return Answer(gallery.ids[rows].astype(np.uint32, copy=False), gallery.codes[rows])
+
+
+def _members(release: MappedRelease, message: Message) -> NDArray[np.intp]:
+    """Return the positions of all items of the sets that a message names, rising."""
+    items, starts = release.members_.indices, release.members_.indptr
+    named = [items[starts[number] : starts[number + 1]] for number in release._named(message).tolist()]
+    return np.unique(np.concatenate(named)).astype(np.intp, copy=False)
 
 
 def first(scores: NDArray[np.float64], count: int) -> NDArray[np.intp]:

@@ -44,7 +44,7 @@ class PublicPart:
         What codes are read by.
     extractor, fingerprint : str
         Name and fingerprint of what makes the features; empty where they are not known.
-    offers : tuple of {"thumbnails", "originals"}, default=()
+    offers : tuple of {"thumbnails", "originals", "names"}, default=()
         What a query may ask for besides ids and codes.
     """
 
@@ -77,7 +77,7 @@ class PublicPart:
         mean.setflags(write=False)
         object.__setattr__(self, "mean", mean)
         if tuple(self.offers) != tuple(word for word in EXTRAS[1:] if word in self.offers):
-            raise WireError('offers must be of "thumbnails" and "originals", in this order')
+            raise WireError(f"offers must be of {', '.join(EXTRAS[1:])}, in this order")
         self._check_fit()
 
     def _check_fit(self) -> None:

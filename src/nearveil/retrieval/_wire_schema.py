@@ -42,12 +42,12 @@ class PublicRequest:
 
 @dataclass(frozen=True)
 class Query:
-    """The one thing that is made from a private record: a message, and whether images shall come with the answer.
+    """The one thing that is made from a private record: a message, and what shall come with the answer.
 
     Parameters
     ----------
     message : Message
-    extras : {"none", "thumbnails", "originals"}, default="none"
+    extras : {"none", "thumbnails", "originals", "names"}, default="none"
         Decided before there is an answer, for all candidates alike.
     """
 
@@ -60,7 +60,7 @@ class Query:
         if not isinstance(self.message, Message):
             raise WireError("message must be a Message")
         if self.extras not in EXTRAS:
-            raise WireError('extras must be "none", "thumbnails" or "originals"')
+            raise WireError(f"extras must be one of {', '.join(EXTRAS)}")
 
     def to_bytes(self) -> bytes:
         """Return the query as bytes."""
