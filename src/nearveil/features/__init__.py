@@ -3,6 +3,7 @@
 from nearveil.features._backbones import EfficientNetLite0, MobileNetV2, backbone, default_extractor
 from nearveil.features._bridge import Bridge, fit_bridge
 from nearveil.features._extractor import Extractor, FeatureError
+from nearveil.features._finding import find_extractor
 from nearveil.features._gallery import FeatureCache, GalleryFeatures, gallery_features
 from nearveil.features._hog import hog
 from nearveil.features._hogcolor import HogColor
@@ -29,6 +30,7 @@ __all__ = [
     "backbone",
     "backbone_maps",
     "default_extractor",
+    "find_extractor",
     "fit_bridge",
     "gallery_features",
     "hog",
