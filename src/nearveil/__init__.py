@@ -6,13 +6,26 @@ from typing import TYPE_CHECKING, Any
 from nearveil.manifold import SupervisedManifold
 
 if TYPE_CHECKING:
+    from nearveil.service import AsyncClient, Client
     from nearveil.votes import PrivateKNeighborsClassifier, PrivateKNeighborsRegressor
 
 __version__ = "0.1.0"
 
-__all__ = ["PrivateKNeighborsClassifier", "PrivateKNeighborsRegressor", "SupervisedManifold", "__version__"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "PrivateKNeighborsClassifier",
+    "PrivateKNeighborsRegressor",
+    "SupervisedManifold",
+    "__version__",
+]
 
-_LATER = {"PrivateKNeighborsClassifier": "nearveil.votes", "PrivateKNeighborsRegressor": "nearveil.votes"}
+_LATER = {
+    "AsyncClient": "nearveil.service",
+    "Client": "nearveil.service",
+    "PrivateKNeighborsClassifier": "nearveil.votes",
+    "PrivateKNeighborsRegressor": "nearveil.votes",
+}
 
 
 def __getattr__(name: str) -> Any:

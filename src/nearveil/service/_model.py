@@ -88,3 +88,9 @@ class Problem(Model):
 
     code: Annotated[str, Field(max_length=60)]
     message: Annotated[str, Field(max_length=1000)]
+
+
+class Health(Model):
+    """Whether the server lives, or is ready to answer."""
+
+    status: Literal["ok", "unavailable"]

@@ -1,0 +1,103 @@
+"""Private retrieval as a service: a server for galleries, and clients that ask it."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nearveil.service._app import create_app
+    from nearveil.service._async_client import AsyncClient
+    from nearveil.service._client import Client
+    from nearveil.service._client_errors import (
+        DeclinedError,
+        QuestionError,
+        ReplyError,
+        UnansweredError,
+        UnreachableError,
+    )
+    from nearveil.service._errors import ServiceError
+    from nearveil.service._galleries import Gallery, OpenGallery
+    from nearveil.service._model import Classification, Galleries, GalleryInfo, Problem, Promise
+    from nearveil.service._protected import ProtectedGallery
+    from nearveil.service._results import Classified, Match, Nearest
+    from nearveil.service._serve import open_galleries, serve
+    from nearveil.service._settings import GallerySettings, Settings
+    from nearveil.service._token import Token
+    from nearveil.service._tokens import TokenStore
+
+__all__ = [
+    "AsyncClient",
+    "Classification",
+    "Classified",
+    "Client",
+    "DeclinedError",
+    "Galleries",
+    "Gallery",
+    "GalleryInfo",
+    "GallerySettings",
+    "Match",
+    "Nearest",
+    "OpenGallery",
+    "Problem",
+    "Promise",
+    "ProtectedGallery",
+    "QuestionError",
+    "ReplyError",
+    "ServiceError",
+    "Settings",
+    "Token",
+    "TokenStore",
+    "UnansweredError",
+    "UnreachableError",
+    "create_app",
+    "open_galleries",
+    "serve",
+]
+
+_PLACES = {
+    "_app": ("create_app",),
+    "_async_client": ("AsyncClient",),
+    "_client": ("Client",),
+    "_client_errors": (
+        "DeclinedError",
+        "QuestionError",
+        "ReplyError",
+        "UnansweredError",
+        "UnreachableError",
+    ),
+    "_errors": ("ServiceError",),
+    "_galleries": (
+        "Gallery",
+        "OpenGallery",
+    ),
+    "_model": (
+        "Classification",
+        "Galleries",
+        "GalleryInfo",
+        "Problem",
+        "Promise",
+    ),
+    "_protected": ("ProtectedGallery",),
+    "_results": (
+        "Classified",
+        "Match",
+        "Nearest",
+    ),
+    "_serve": (
+        "open_galleries",
+        "serve",
+    ),
+    "_settings": (
+        "GallerySettings",
+        "Settings",
+    ),
+    "_token": ("Token",),
+    "_tokens": ("TokenStore",),
+}
+_LATER = {name: module for module, names in _PLACES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first asked for: a client needs no server, and a server no client."""
+    if name in _LATER:
+        return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

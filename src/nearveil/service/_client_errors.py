@@ -1,0 +1,102 @@
+"""Why a question was not asked, or has no answer. None of these errors holds anything private, or a token."""
+
+from nearveil.retrieval._protocol_errors import OutdatedMapError
+
+
+class QuestionError(ValueError):
+    """A question cannot be asked like this. Nothing was paid.
+
+    Parameters
+    ----------
+    field : str
+        Which argument to change.
+    words : str
+
+    Examples
+    --------
+    >>> str(QuestionError("k", "at most 8, the images of an answer"))
+    'k: at most 8, the images of an answer'
+    """
+
+    def __init__(self, field: str, words: str) -> None:
+        super().__init__(f"{field}: {words}")
+        self.field, self.words = field, words
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Survive pickling."""
+        return QuestionError, (self.field, self.words)
+
+
+class UnreachableError(ValueError):
+    """No reply came: no connection, a broken one, or too slow.
+
+    Parameters
+    ----------
+    words : str
+    again : bool, default=True
+        Whether it may be different a moment later.
+    """
+
+    def __init__(self, words: str, *, again: bool = True) -> None:
+        super().__init__(words)
+        self.again = again
+
+
+class ReplyError(ValueError):
+    """A reply is not what a server sends."""
+
+
+class DeclinedError(ReplyError):
+    """The server says no, and why.
+
+    Parameters
+    ----------
+    status : int
+    code : str
+        For programs, such as "not_offered".
+    words : str
+    """
+
+    def __init__(self, status: int, code: str, words: str) -> None:
+        super().__init__(f"the server declined ({status} {code}): {words}")
+        self.status, self.code, self.words = status, code, words
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Survive pickling."""
+        return DeclinedError, (self.status, self.code, self.words)
+
+
+class UnansweredError(ValueError):
+    """A question was paid for and has no answer. The same key asks the same again, for nothing.
+
+    Attributes
+    ----------
+    reason : str
+    key : str
+    again : bool
+        Whether asking again can help: not where the map has changed, which the message was made for.
+    """
+
+    def __init__(self, reason: str, key: str, *, again: bool = True) -> None:
+        super().__init__(f"{reason}. {paid(key, again=again)}")
+        self.reason, self.key, self.again = reason, key, again
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Survive pickling."""
+        return _unanswered, (self.reason, self.key, self.again)
+
+
+def _unanswered(reason: str, key: str, again: bool) -> UnansweredError:
+    return UnansweredError(reason, key, again=again)
+
+
+def unanswered(error: Exception, key: str) -> UnansweredError:
+    """Return what went wrong after a debit, with how to go on."""
+    return UnansweredError(str(error).rstrip("."), key, again=not isinstance(error, OutdatedMapError))
+
+
+def paid(key: str, *, again: bool = True) -> str:
+    """Return how to go on with what is paid for."""
+    if again:
+        return f"It is paid for: key={key!r} asks the same again, for nothing"
+    return f"It was paid for (key {key!r}), and its message is of no more use: a new question is paid anew"

@@ -1,0 +1,203 @@
+"""What the handlers of requests share: galleries, tokens, limits, and the ways to use them."""
+
+import asyncio
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from nearveil.retrieval._wire import Kind
+from nearveil.retrieval._wire_schema import Refusal, RefusalCode, read
+from nearveil.service._edge import VISIT, Visit
+from nearveil.service._errors import BusyError, FieldError, MediaError, ServiceError, UnknownError
+from nearveil.service._galleries import Gallery, QuickGallery
+from nearveil.service._limits import Buckets, Replays, Workers, read_body
+from nearveil.service._logs import LineWriter
+from nearveil.service._metrics import Metrics
+from nearveil.service._model import FRAME, KEY, KEY_HEADER, GalleryInfo
+from nearveil.service._settings import Settings
+from nearveil.service._token import Token
+from nearveil.service._token_places import TokenError
+from nearveil.service._tokens import TokenStore
+
+_LOG = logging.getLogger(__name__)
+_KEY, _FRAME = re.compile(KEY), FRAME.encode()
+_KIND = 4  # where a frame says what it holds
+_READY = 1.0  # seconds that a look at all galleries is believed: anybody may ask for one
+_MAPS = 8  # of a gallery whose digests are remembered
+_STATUSES = {
+    RefusalCode.MALFORMED: 400,
+    RefusalCode.VERSION: 400,
+    RefusalCode.NOT_OFFERED: 403,
+    RefusalCode.TOO_LARGE: 413,
+    RefusalCode.FAILED: 503,
+}
+
+
+@dataclass(eq=False)
+class Desk:
+    """All that one server has. Made by `create_app`."""
+
+    galleries: dict[str, Gallery]
+    tokens: TokenStore
+    settings: Settings
+    buckets: Buckets
+    workers: Workers
+    replays: Replays = field(default_factory=Replays)
+    metrics: Metrics = field(default_factory=Metrics)
+    lines: LineWriter = field(default_factory=LineWriter)
+
+    def __post_init__(self) -> None:
+        self._quick = {
+            name: gallery if isinstance(gallery, QuickGallery) else None for name, gallery in self.galleries.items()
+        }
+        self._etags: dict[str, list[tuple[bytes, str]]] = {name: [] for name in self.galleries}
+        self._ready, self._looked = False, -_READY
+        self._turn: set[str] = set()  # galleries that were looked at in this turn of the loop
+
+    @classmethod
+    def of(cls, galleries: Sequence[Gallery], tokens: TokenStore, settings: Settings) -> "Desk":
+        """Return what a server with these settings has."""
+        named = {gallery.name: gallery for gallery in galleries}
+        if len(named) != len(galleries):
+            raise ValueError("galleries must have names of their own")
+        return cls(
+            named,
+            tokens,
+            settings,
+            Buckets(settings.rate, settings.burst),
+            Workers(settings.concurrency, settings.queue, settings.work_timeout),
+            lines=LineWriter(settings.log_file),
+        )
+
+    def gallery(self, visit: Visit, name: str) -> Gallery:
+        """Return a gallery that the token of a request may use. Others are as if they were not there."""
+        token = visit.may("query")
+        found = self.galleries.get(name)
+        if found is None or not token.may_use(name):
+            raise UnknownError("there is no such gallery, or this token may not use it")
+        visit.gallery = name
+        return found
+
+    async def infos(self, visit: Visit) -> list[GalleryInfo]:
+        """Return what may be known of all galleries that a token may use; one that does not answer hides no other."""
+        token = visit.may("query")
+        mine = [gallery for name, gallery in self.galleries.items() if token.may_use(name)]
+        return await self.workers.run(_infos, mine)
+
+    async def question(self, request: Request, what: str) -> tuple[Token, Gallery, bytes]:
+        """Return who asks which gallery what: of a request that holds a frame, under a key that fits it."""
+        visit = visit_of(request)
+        name = request.path_params["gallery"]
+        token, gallery = visit.may("query"), self.gallery(visit, name)
+        key = visit.key.decode("latin-1")
+        if not _KEY.fullmatch(key):
+            raise FieldError(f"{KEY_HEADER}: it must be there, and fit {KEY}")
+        if visit.content_type.partition(b";")[0].strip().lower() != _FRAME:
+            raise MediaError(f"the body must be of the type {FRAME}")
+        settings = self.settings
+        data = await read_body(visit.length, visit.chunked, request.receive, settings.max_body, settings.body_timeout)
+        self.replays.check(key, token.id, f"{name}/{what}", data)
+        return token, gallery, data
+
+    async def map(self, gallery: Gallery, candidates: float | None) -> tuple[bytes, str]:
+        """Return the frame of a map and its ETag."""
+        quick = self._quick[gallery.name]
+        frame = None if quick is None else quick.known_map(candidates)
+        if frame is None:
+            frame = await self.workers.run(gallery.map, candidates)
+        known = self._etags[gallery.name]
+        for held, etag in known:
+            if held is frame:
+                return frame, etag
+        etag = f'"{hashlib.sha256(frame).hexdigest()}"'
+        self._etags[gallery.name] = [*known[1 - _MAPS :], (frame, etag)]
+        return frame, etag
+
+    async def query(self, gallery: Gallery, data: bytes) -> Response:
+        """Ask a gallery for candidates: at once where it can, else in a thread."""
+        quick = self._quick[gallery.name]
+        reply = quick.known(data, looked=True) if quick is not None and self._current(gallery.name, quick) else None
+        if reply is None:
+            reply = await self.workers.run(gallery.query, data)
+        return framed(reply)
+
+    async def ready(self) -> bool:
+        """Return whether tokens and all galleries can be read."""
+        if time.monotonic() - self._looked >= _READY:
+            self._looked = time.monotonic()
+            try:
+                self._ready = await self.workers.run(self._look)
+            except BusyError:
+                self._ready = False
+        return self._ready
+
+    def refresh(self) -> None:
+        """Look whether something new was published."""
+        for gallery in self.galleries.values():
+            try:
+                gallery.refresh()
+            except ServiceError as error:
+                _LOG.warning("gallery %s cannot be read: %s", gallery.name, error.code)
+
+    def close(self) -> None:
+        """Let no more work begin, and write what is left to write."""
+        self.workers.close()
+        self.lines.close()
+
+    def _current(self, name: str, quick: QuickGallery) -> bool:
+        """Return whether a gallery has not changed; looked at once for all requests of one turn of the loop.
+
+        The loop runs what waits in the order in which it came. A request that came after the look also comes after
+        the call that ends the turn, so it is never answered by a look from before its time.
+        """
+        if name in self._turn:
+            return True
+        if not quick.current():
+            return False
+        if not self._turn:
+            asyncio.get_running_loop().call_soon(self._turn.clear)
+        self._turn.add(name)
+        return True
+
+    def _look(self) -> bool:
+        try:
+            self.tokens.refresh()
+            return all(gallery.info().candidates for gallery in self.galleries.values())
+        except (ServiceError, TokenError):
+            return False
+
+
+def visit_of(request: Request) -> Visit:
+    """Return what is known of a request."""
+    visit: Visit = request.scope[VISIT]
+    return visit
+
+
+def framed(reply: bytes) -> Response:
+    """Return a frame with the status that belongs to what it says."""
+    kind = reply[_KIND]
+    if kind == Kind.ANSWER:
+        status = 200
+    elif kind == Kind.MAP_CHANGED:
+        status = 409
+    else:
+        status = _STATUSES[read(reply, Refusal).code]
+    return Response(reply, status, {"retry-after": "2"} if status == 503 else None, FRAME)
+
+
+def _infos(galleries: Sequence[Gallery]) -> list[GalleryInfo]:
+    found, silent = [], None
+    for gallery in galleries:
+        try:
+            found.append(gallery.info())
+        except BusyError as error:
+            silent = error
+    if silent is not None and not found:
+        raise silent
+    return found

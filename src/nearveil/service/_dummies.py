@@ -1,0 +1,146 @@
+"""A paid message, alone or among messages about public images; stored as it is sent."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from nearveil.ledger import Debit
+from nearveil.privacy import Guarantee
+from nearveil.privacy.noise import Source, secure_source
+from nearveil.release import Message
+from nearveil.retrieval._protocol_client import ClientProtocol
+from nearveil.retrieval._protocol_errors import ProtocolError
+from nearveil.retrieval._wire import Reader, WireError, Writer
+from nearveil.retrieval._wire_public import PublicPart
+from nearveil.retrieval._wire_schema import Query, read
+
+MOST = 4096  # dummies of one question
+_MESSAGE = b"NVM"  # what the bytes of one message begin with
+
+
+class Payer(Protocol):
+    """Who pays: an account, or what opens one when there is something to pay."""
+
+    def spend(self, promise: Guarantee, key: str, /) -> Debit:
+        """Debit a promise under a key, durably, or find the debit of that key."""
+        ...
+
+
+@dataclass
+class _Free:
+    """Pays nothing: a public image has no promise to keep."""
+
+    repeated: bool = False
+    message: bytes | None = None
+
+    def store(self, message: bytes, /) -> None:
+        """Keep nothing."""
+
+
+def dummy_messages(
+    rows: Sequence[ArrayLike], public: PublicPart, epsilon: float, rng: Source | None
+) -> tuple[Message, ...]:
+    """Return the messages of public images, each through the channel that the private one goes through.
+
+    Parameters
+    ----------
+    rows : sequence of array-like of shape (d,)
+    public : PublicPart
+    epsilon : float
+    rng : Source or None
+
+    Returns
+    -------
+    tuple of Message
+    """
+    questions = [
+        ClientProtocol(epsilon, public=public).ask(row, spend=lambda _: nullcontext(_Free()), rng=rng) for row in rows
+    ]
+    return tuple(read(question, Query).message for question in questions)
+
+
+class Hidden:
+    """Spends once for a message and puts it at a random place among others. What is stored is what is sent.
+
+    Were the dummies drawn anew for a retry, the one message that comes twice would be the paid one. Which of them it
+    is, is nowhere kept: the client looks at the candidates of all.
+
+    Parameters
+    ----------
+    account : Payer
+    key : str
+    dummies : sequence of Message
+    rng : Source or None
+    """
+
+    def __init__(self, account: Payer, key: str, dummies: Sequence[Message], rng: Source | None) -> None:
+        self._account, self._key, self._dummies = account, key, dummies
+        self._rng = secure_source() if rng is None else rng
+        self.messages: tuple[Message, ...] = ()
+
+    def spend(self, promise: Guarantee) -> AbstractContextManager["Hidden"]:
+        """Debit the account, or find the debit of this key."""
+        self._debit: Debit = self._account.spend(promise, self._key)
+        if self.repeated:
+            assert self._debit.message is not None
+            self.messages = _unpacked(self._debit.message)
+        return self
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the key was spent before."""
+        return self._debit.repeated
+
+    @property
+    def message(self) -> bytes | None:
+        """One of those that were stored: all are for one map."""
+        return self.messages[0].to_bytes() if self.messages else None
+
+    def store(self, message: bytes, /) -> None:
+        """Keep all messages, in the order in which they will be sent."""
+        found = [Message.from_bytes(message), *self._dummies]
+        self.messages = tuple(found[place] for place in _order(len(found), self._rng))
+        self._debit.store(_packed(self.messages))
+
+    def __enter__(self) -> "Hidden":
+        self._debit.__enter__()
+        return self
+
+    def __exit__(self, *told: object) -> None:
+        self._debit.__exit__(None, None, None)
+
+
+def _order(count: int, source: Source) -> list[int]:
+    """Return a uniformly random order: by random words, drawn anew should two be equal."""
+    while True:
+        words = source.words(count)
+        if len(np.unique(words)) == count:
+            return [int(place) for place in np.argsort(words)]
+
+
+def _packed(messages: Sequence[Message]) -> bytes:
+    if len(messages) == 1:
+        return messages[0].to_bytes()
+    out = Writer()
+    out.whole(len(messages))
+    for message in messages:
+        out.blob(message.to_bytes())
+    return out.done()
+
+
+def _unpacked(data: bytes) -> tuple[Message, ...]:
+    try:
+        if data.startswith(_MESSAGE):
+            return (Message.from_bytes(data),)
+        taken = Reader(data)
+        messages = tuple(Message.from_bytes(taken.blob()) for _ in range(min(taken.whole(), MOST + 1)))
+        taken.end()
+    except (WireError, ValueError):
+        messages = ()
+    if not messages:
+        raise ProtocolError("this debit is for something else than a question: take a new key, which pays anew")
+    return messages

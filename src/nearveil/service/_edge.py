@@ -1,0 +1,259 @@
+"""What every request passes: who asks, how often, and what is written down of it. Plain ASGI, because it is on all."""
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from time import perf_counter
+from typing import Any, NoReturn
+
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from nearveil.service._errors import (
+    NotOfferedError,
+    ServiceError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from nearveil.service._limits import Buckets, Workers
+from nearveil.service._logs import LineWriter, described
+from nearveil.service._metrics import Metrics
+from nearveil.service._model import KEY_HEADER, Problem
+from nearveil.service._token import Scope as TokenScope
+from nearveil.service._token import Token
+from nearveil.service._token_places import TokenStoreError
+from nearveil.service._tokens import TokenStore
+
+ASKED = "/v1/galleries/{gallery}/"  # where private questions are asked: of the rest, one word is left
+VISIT = "nearveil.visit"  # where a scope holds what is known of a request
+UNMATCHED = "unmatched"
+_CLOSING = frozenset((408, 411, 413))  # what is left of the body is not read
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+_HEALTH = "/health"
+_GUARDED = ("/v1", "/metrics")
+_BEFORE_NAME = ASKED.partition("{")[0]
+_SECURITY = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+]
+_KEY = KEY_HEADER.lower().encode()
+_LOG = logging.getLogger(__name__)
+
+
+class Visit:
+    """What is known of one request: for its handler, and for the line that is written of it."""
+
+    __slots__ = ("chunked", "content_type", "error", "gallery", "id", "key", "length", "sent", "status", "token")
+
+    def __init__(self) -> None:
+        self.id = secrets.token_hex(8)
+        self.status, self.sent = 0, 0
+        self.token: Token | None = None
+        self.gallery: str | None = None
+        self.error: dict[str, str] | None = None
+        self.length: bytes | None = None
+        self.chunked, self.content_type, self.key = False, b"", b""
+
+    def may(self, scope: TokenScope) -> Token:
+        """Return the token of the client, if it is good for a scope."""
+        if self.token is None:
+            _unauthorized()
+        if not self.token.may(scope):
+            raise NotOfferedError(f"this token may not do that: it needs the scope {scope}")
+        return self.token
+
+
+class HostError(ServiceError):
+    """The Host header names another machine."""
+
+    code = "host"
+
+
+class FailedError(ServiceError):
+    """Something went wrong that nobody thought of."""
+
+    status, code = 500, "failed"
+
+
+class Edge:
+    """The outermost part of the application.
+
+    Parameters
+    ----------
+    app : ASGI application
+    tokens : TokenStore
+    hosts : frozenset of str
+        What the Host header may say; ``*`` for anything.
+    buckets : Buckets
+    workers : Workers
+    metrics : Metrics
+    lines : LineWriter
+    asked : sequence of APIRoute
+        Of private questions. They are found here, and their functions called with the request alone: the way through
+        all of FastAPI takes as long as the whole answer.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        tokens: TokenStore,
+        hosts: frozenset[str],
+        buckets: Buckets,
+        workers: Workers,
+        metrics: Metrics,
+        lines: LineWriter,
+        asked: Sequence[APIRoute] = (),
+    ) -> None:
+        self._app, self._tokens, self._buckets, self._workers = app, tokens, buckets, workers
+        self._hosts = None if "*" in hosts else hosts
+        self._metrics, self._lines = metrics, lines
+        self._asked = {route.path.removeprefix(ASKED): route for route in asked}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or say why not."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        visit, began = Visit(), perf_counter()
+        scope[VISIT] = visit
+        marked = _marked(visit, send)
+        self._metrics.in_flight.inc()
+        try:
+            await self._enter(visit, scope)
+            route = self._question(scope)
+            if route is None:
+                await self._app(scope, receive, marked)
+            else:
+                response = await route.endpoint(Request(scope, receive))
+                await response(scope, receive, marked)
+        except Exception as error:
+            await self._failed(visit, error, scope, receive, marked)
+        finally:
+            self._metrics.in_flight.dec()
+            self._told(visit, scope, perf_counter() - began)
+
+    def _question(self, scope: Scope) -> APIRoute | None:
+        """Return the route of a private question, with the gallery's name in the scope; None for all else."""
+        if scope["method"] != "POST" or not scope["path"].startswith(_BEFORE_NAME):
+            return None
+        name, _, what = scope["path"].removeprefix(_BEFORE_NAME).rpartition("/")
+        route = self._asked.get(what)
+        if route is None or "/" in name:
+            return None
+        scope["route"], scope["path_params"] = route, {"gallery": name}
+        return route
+
+    async def _enter(self, visit: Visit, scope: Scope) -> None:
+        """Read the headers, each that counts only once; ask for the token where one is needed."""
+        host, bearer, hosts = b"", b"", 0
+        for name, value in scope["headers"]:
+            if name == b"host":
+                host, hosts = value, hosts + 1
+            elif name == b"authorization":
+                bearer = value if not bearer else b"two"
+            elif name == b"content-length":
+                visit.length = value
+            elif name == b"content-type":
+                visit.content_type = value
+            elif name == b"transfer-encoding":
+                visit.chunked = True
+            elif name == _KEY:
+                visit.key = value
+        known = self._hosts is None or (hosts == 1 and _without_port(host) in self._hosts)
+        if not known and scope["path"] != _HEALTH:  # who watches over processes knows addresses, not names
+            raise HostError("the Host header names another machine than this server is told to be")
+        if scope["path"].startswith(_GUARDED):
+            visit.token = await self._token(bearer)
+            self._buckets.take(visit.token.id)
+
+    async def _token(self, bearer: bytes) -> Token:
+        scheme, _, text = bearer.partition(b" ")
+        if scheme.lower() != b"bearer":
+            _unauthorized()
+        if not self._tokens.fresh():
+            try:
+                await self._workers.run(self._tokens.refresh)
+            except TokenStoreError:
+                _LOG.warning("the store of tokens does not answer")
+                raise UnavailableError("tokens cannot be checked now: ask again later") from None
+        token = self._tokens.look(text.decode("latin-1"))
+        if token is None:
+            _unauthorized()
+        return token
+
+    async def _failed(self, visit: Visit, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        if not isinstance(error, ServiceError):
+            visit.error = described(error)
+            if visit.status:  # an answer has begun: the connection is closed before it is whole
+                return
+            error = FailedError("the server could not do this")
+        self._metrics.refuse(error.code)
+        await problem(error)(scope, receive, send)
+
+    def _told(self, visit: Visit, scope: Scope, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", UNMATCHED)
+        self._metrics.count(route, visit.status, seconds, visit.sent)
+        method = scope["method"]
+        fields: dict[str, Any] = {
+            "event": "request",
+            "request": visit.id,
+            "method": method if method in _METHODS else "other",
+            "route": route,
+            "status": visit.status,
+            "ms": round(1000 * seconds, 3),
+            "bytes": visit.sent,
+            "token": None if visit.token is None else visit.token.id,
+            "gallery": visit.gallery,
+        }
+        if visit.error is not None:
+            fields.update(visit.error)
+        self._lines.write(fields)
+
+
+def problem(error: ServiceError) -> Response:
+    """Return an error as a client gets it."""
+    body = Problem(code=error.code, message=str(error)[:1000]).model_dump_json().encode()
+    headers = {}
+    if error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if error.status in _CLOSING:
+        headers["connection"] = "close"
+    return Response(body, error.status, headers, "application/json")
+
+
+def _marked(visit: Visit, send: Send) -> Callable[[MutableMapping[str, Any]], Awaitable[None]]:
+    """Return `send` with our headers, and with a look at what goes out."""
+
+    async def marked(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            visit.status = message["status"]
+            message["headers"] = [*message["headers"], *_SECURITY, (b"nearveil-request", visit.id.encode())]
+        else:
+            visit.sent += len(message.get("body", b""))
+        await send(message)
+
+    return marked
+
+
+def _without_port(host: bytes) -> str:
+    """Return a Host header without its port.
+
+    Examples
+    --------
+    >>> [_without_port(host) for host in (b"Example.org:8321", b"[::1]:80", b"[::1]", b"localhost")]
+    ['example.org', '[::1]', '[::1]', 'localhost']
+    """
+    text = host.decode("latin-1").lower()
+    name, colon, port = text.rpartition(":")
+    return name if colon and port.isdigit() else text
+
+
+def _unauthorized() -> NoReturn:
+    raise UnauthorizedError("a token is needed that is good: Authorization: Bearer nv_...")

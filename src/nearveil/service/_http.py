@@ -1,0 +1,270 @@
+"""The way to a server. The token goes to one origin, bodies are bounded, no redirect is followed, time is limited."""
+
+import asyncio
+import ipaddress
+import os
+import re
+import ssl
+import threading
+import weakref
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from nearveil.service._client_errors import QuestionError, ReplyError, UnreachableError
+from nearveil.service._model import FRAME, KEY_HEADER
+from nearveil.service._replies import printed
+from nearveil.service._transport import BYTES, JSON, Request, Response
+
+if TYPE_CHECKING:
+    import httpx
+
+_TOKEN = re.compile(r"[\x21-\x7e]{1,500}")
+_HOST = re.compile(rb"[a-z0-9._-]{1,253}|[0-9a-f:.]{2,45}")  # a name, or an address
+_SECONDS = re.compile(r"[0-9]{1,9}")
+_ACCEPTS = {"galleries": JSON, "map": FRAME, "query": FRAME, "classify": JSON, "original": BYTES}
+_CLOSING = 5.0  # seconds that are given to connections to close
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the server is, and how it is talked to. The token is in no representation of it.
+
+    Parameters
+    ----------
+    url : str
+        ``https://host:port``, perhaps with a path before ``/v1``.
+    token : str
+    insecure : bool, default=False
+        Whether plain HTTP beyond this machine is wanted. Everybody on the way then sees the token and the messages.
+    timeout : float, default=60.0
+        Seconds that one request and its reply may take in all.
+    ca : str or Path, optional
+        A file of certificates to trust, in place of the usual ones.
+    certificate : str, Path or pair of them, optional
+        The client's own, for servers that ask for one: a file with certificate and key, or two files.
+    proxies : bool, default=False
+        Whether the proxies of the environment are used.
+    transport : httpx.AsyncBaseTransport, optional
+        In place of the network, for tests: ``httpx.ASGITransport(app)``.
+    """
+
+    url: str
+    token: str = field(repr=False)
+    insecure: bool = False
+    timeout: float = 60.0
+    ca: str | Path | None = None
+    certificate: str | Path | tuple[str | Path, str | Path] | None = None
+    proxies: bool = False
+    transport: "httpx.AsyncBaseTransport | None" = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.token, str) or not _TOKEN.fullmatch(self.token):
+            raise QuestionError("token", "it must be the text that `nearveil token create` printed, without spaces")
+        if not self.timeout > 0:
+            raise QuestionError("timeout", "it must be a positive number of seconds")
+        object.__setattr__(self, "url", _checked_url(self.url, insecure=self.insecure))
+
+    def context(self) -> ssl.SSLContext | bool:
+        """Return what TLS trusts."""
+        if self.ca is None and self.certificate is None:
+            return True
+        try:
+            if self.ca is None:
+                import certifi
+
+                context = ssl.create_default_context(cafile=certifi.where())
+            else:
+                context = ssl.create_default_context(cafile=str(self.ca))
+            if self.certificate is not None:
+                pair = self.certificate if isinstance(self.certificate, tuple) else (self.certificate,)
+                context.load_cert_chain(*map(str, pair))
+        except OSError:  # also ssl.SSLError
+            raise QuestionError(
+                "ca", "the files of certificates must be there, in PEM, and a key must fit its certificate"
+            ) from None
+        return context
+
+
+def _checked_url(url: str, *, insecure: bool) -> str:
+    """Return the beginning of all addresses, or say what is wrong. A password in it is never shown."""
+    import httpx
+
+    try:
+        found = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError):
+        raise QuestionError("url", "it must look like https://host:8321") from None
+    if found.scheme not in ("http", "https") or not _HOST.fullmatch(found.raw_host):
+        raise QuestionError("url", "it must look like https://host:8321")
+    if found.userinfo or found.query or found.fragment:
+        raise QuestionError("url", "it must have no user, password, query or fragment: the token is given apart")
+    if found.scheme == "http" and not (insecure or _is_here(found.host)):
+        raise QuestionError(
+            "url", "it must begin with https: plain HTTP shows the token to all on the way, unless `insecure` allows it"
+        )
+    return str(found).rstrip("/")
+
+
+def _is_here(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+class HttpTransport:
+    """Carries requests to a server, on an event loop.
+
+    Parameters
+    ----------
+    address : Address
+    """
+
+    def __init__(self, address: Address) -> None:
+        import httpx
+
+        import nearveil
+
+        self._address = address
+        self._client = httpx.AsyncClient(
+            headers={
+                "Accept-Encoding": "identity",  # nothing is unpacked, so nothing can grow
+                "Authorization": f"Bearer {address.token}",
+                "User-Agent": f"nearveil/{nearveil.__version__}",
+            },
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none is taken, none is sent
+            verify=address.context(),
+            follow_redirects=False,
+            timeout=httpx.Timeout(address.timeout),
+            trust_env=address.proxies,
+            transport=address.transport,
+        )
+
+    async def send(self, request: Request) -> Response:
+        """Send one request and return its reply, both within the time that there is."""
+        import httpx
+
+        try:
+            async with asyncio.timeout(self._address.timeout):
+                return await self._sent(request)
+        except (TimeoutError, httpx.TimeoutException):
+            words, again = f"no whole reply came within {self._address.timeout:g} s", True
+        except httpx.InvalidURL:
+            words, again = "the address cannot be asked", False
+        except (httpx.HTTPError, OSError) as error:
+            trusted = "CERTIFICATE_VERIFY_FAILED" not in str(error)
+            words, again = f"the server cannot be reached, or broke off: {printed(str(error))}", trusted
+        # Raised here, with no other error behind it: those of httpx hold the request, and that the token.
+        raise UnreachableError(words, again=again)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def _sent(self, request: Request) -> Response:
+        async with self._client.stream(**self._spoken(request)) as reply:
+            headers = reply.headers
+            if headers.get("content-encoding", "identity") != "identity":
+                raise ReplyError("the reply is packed, which was not asked for")
+            declared = headers.get("content-length", "")
+            if _SECONDS.fullmatch(declared) and int(declared) > request.most:
+                raise ReplyError(f"the reply is larger than {request.most} bytes")
+            parts, size = [], 0
+            async for part in reply.aiter_raw():
+                size += len(part)
+                if size > request.most:
+                    raise ReplyError(f"the reply is larger than {request.most} bytes")
+                parts.append(part)
+            kind = headers.get("content-type", "").split(";")[0].strip().lower()
+            pause = headers.get("retry-after", "")
+            return Response(
+                reply.status_code,
+                kind,
+                b"".join(parts),
+                headers.get("etag", ""),
+                float(pause) if _SECONDS.fullmatch(pause) else None,
+            )
+
+    def _spoken(self, request: Request) -> dict[str, Any]:
+        """Return the method, the address, the headers and the body of a request."""
+        headers = {"Accept": _ACCEPTS[request.what]}
+        path = f"{self._address.url}/v1/galleries"
+        if request.what == "galleries":
+            return {"method": "GET", "url": path, "headers": headers}
+        path = f"{path}/{quote(request.gallery, safe='')}"
+        if request.what in ("query", "classify"):
+            headers |= {"Content-Type": FRAME, KEY_HEADER: request.key}
+            return {"method": "POST", "url": f"{path}/{request.what}", "headers": headers, "content": request.body}
+        if request.what == "original":
+            return {"method": "GET", "url": f"{path}/items/{request.number}/original", "headers": headers}
+        if request.etag:
+            headers["If-None-Match"] = request.etag
+        params = {} if request.candidates is None else {"candidates": repr(float(request.candidates))}
+        return {"method": "GET", "url": f"{path}/map", "headers": headers, "params": params}
+
+
+class LoopTransport:
+    """The same for programs that wait: an event loop in a thread of its own, so that time is limited there, too.
+
+    Parameters
+    ----------
+    address : Address
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._address, self._process = address, os.getpid()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inner: HttpTransport | None = None
+
+    def send(self, request: Request) -> Response:
+        """Send one request and return its reply."""
+        loop, inner = self._started()
+        under_way = asyncio.run_coroutine_threadsafe(inner.send(request), loop)
+        try:
+            return under_way.result()
+        except BaseException:
+            under_way.cancel()  # an interrupt here does not reach the other thread by itself
+            raise
+
+    def close(self) -> None:
+        """Close all connections, and end the thread."""
+        with self._lock:
+            loop, inner, self._loop, self._inner = self._loop, self._inner, None, None
+        if loop is None or inner is None or os.getpid() != self._process:
+            return
+        closing: Future[None] = asyncio.run_coroutine_threadsafe(inner.close(), loop)
+        with suppress(Exception):
+            closing.result(_CLOSING)
+        self._end()
+
+    def _started(self) -> tuple[asyncio.AbstractEventLoop, HttpTransport]:
+        if os.getpid() != self._process:
+            raise RuntimeError("a client belongs to the process that made it: make another one here")
+        with self._lock:
+            if self._loop is None or self._inner is None:
+                self._inner, self._loop = HttpTransport(self._address), asyncio.new_event_loop()
+                thread = threading.Thread(target=_turn, args=(self._loop,), name="nearveil", daemon=True)
+                self._end = weakref.finalize(self, _stop, self._loop, thread)
+                thread.start()
+            return self._loop, self._inner
+
+
+def _turn(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+
+def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    loop.call_soon_threadsafe(loop.stop)
+    if thread is not threading.current_thread():  # garbage is collected in any thread
+        thread.join(_CLOSING)

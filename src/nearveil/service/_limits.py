@@ -1,0 +1,180 @@
+"""How much a client may ask for: how often, how much at once, how large, how slowly, and a key only once."""
+
+import asyncio
+import hashlib
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, MutableMapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+from nearveil.service._errors import BusyError, LengthError, RateError, ReplayedError, SlowError, TooLargeError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+_KEYS = 1 << 16  # that are remembered: at 1,000 requests a second the last minute's
+
+
+class Buckets:
+    """A bucket of requests for each token, filled at a steady rate.
+
+    Parameters
+    ----------
+    rate : float or None
+        Requests a minute; None is no limit.
+    burst : int
+        What a bucket holds.
+    clock : callable, optional
+
+    Examples
+    --------
+    >>> now = [0.0]
+    >>> buckets = Buckets(60, 2, clock=lambda: now[0])
+    >>> buckets.take("ann"); buckets.take("ann")
+    >>> buckets.take("ann")
+    Traceback (most recent call last):
+    nearveil.service._errors.RateError: this token asks too often: wait, and ask again
+    >>> now[0] = 1.0
+    >>> buckets.take("ann")
+    """
+
+    def __init__(self, rate: float | None, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._second, self._burst, self._clock = None if rate is None else rate / 60, float(burst), clock
+        self._held: dict[str, tuple[float, float]] = {}  # one for each token that is good: there are not many
+
+    def take(self, token: str) -> None:
+        """Take one request from a bucket, or raise RateError."""
+        if self._second is None:
+            return
+        now = self._clock()
+        held, then = self._held.get(token, (self._burst, now))
+        held = min(self._burst, held + (now - then) * self._second)
+        if held < 1:
+            self._held[token] = held, now
+            raise RateError(
+                "this token asks too often: wait, and ask again", max(1, math.ceil((1 - held) / self._second))
+            )
+        self._held[token] = held - 1, now
+
+
+class Workers:
+    """Threads for what may wait for a disk or a database; and a queue before them that does not grow without end.
+
+    Parameters
+    ----------
+    threads, queue : int
+    patience : float
+        Seconds after which a request is given up. Its thread goes on, and counts until it is done.
+    """
+
+    def __init__(self, threads: int, queue: int, patience: float) -> None:
+        self._most, self._patience, self._pending = threads + queue, patience, 0
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="nearveil-work")
+        self._lock = threading.Lock()
+
+    @property
+    def pending(self) -> int:
+        """What is under way or waits."""
+        return self._pending
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do some work in a thread; BusyError where too much is waiting already, or it takes too long."""
+        with self._lock:
+            if self._pending >= self._most:
+                raise BusyError("too much is asked of this server at once: ask again later")
+            self._pending += 1
+        future = self._pool.submit(work, *args, **kwargs)
+        future.add_done_callback(self._done)
+        try:
+            async with asyncio.timeout(self._patience):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            raise BusyError("it took too long: ask again later") from None
+
+    def close(self) -> None:
+        """Let no more work begin."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _done(self, _: Future[Any]) -> None:
+        with self._lock:
+            self._pending -= 1
+
+
+class Replays:
+    """Keys that were used, and what for: by a digest, so that nothing of a message is kept.
+
+    Parameters
+    ----------
+    most : int, default=65536
+        Keys that are remembered.
+
+    Examples
+    --------
+    >>> replays = Replays()
+    >>> replays.check("a-random-key", "ann", "birds/query", b"message")
+    >>> replays.check("a-random-key", "ann", "birds/query", b"message")
+    >>> replays.check("a-random-key", "ann", "birds/query", b"another")
+    Traceback (most recent call last):
+    nearveil.service._errors.ReplayedError: this key was used before, for another request: take a new key
+    """
+
+    def __init__(self, most: int = _KEYS) -> None:
+        self._most = most
+        self._seen: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def check(self, key: str, token: str, place: str, data: bytes) -> None:
+        """Let a key pass that is new, or comes again with the same bytes from the same token for the same gallery."""
+        name = hashlib.sha256(key.encode()).digest()
+        what = hashlib.sha256(f"{token} {place} ".encode() + data).digest()
+        if self._seen.setdefault(name, what) != what:
+            raise ReplayedError("this key was used before, for another request: take a new key")
+        self._seen.move_to_end(name)
+        if len(self._seen) > self._most:
+            self._seen.popitem(last=False)
+
+
+async def read_body(length: bytes | None, chunked: bool, receive: Receive, most: int, seconds: float) -> bytes:
+    """Return the body of a request, if it is small enough and comes in time.
+
+    Parameters
+    ----------
+    length : bytes or None
+        What the header says.
+    chunked : bool
+        Whether the length comes with the parts.
+    receive : callable
+        As ASGI has it.
+    most : int
+        Bytes.
+    seconds : float
+        For all of it.
+
+    Returns
+    -------
+    bytes
+    """
+    if length is None and not chunked:
+        raise LengthError("the request must say how long its body is")
+    if length is not None and (len(length) > 18 or not length.isdigit() or int(length) > most):
+        raise TooLargeError(f"the body must be at most {most} bytes")
+    parts: list[bytes] = []
+    held = 0
+    try:
+        async with asyncio.timeout(seconds):
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise SlowError("the client went away before its request was complete")
+                parts.append(message.get("body", b""))
+                held += len(parts[-1])
+                more = message.get("more_body", False)
+                if held > most:
+                    raise TooLargeError(f"the body must be at most {most} bytes")
+    except TimeoutError:
+        raise SlowError("the body did not come in time") from None
+    return b"".join(parts)

@@ -1,0 +1,97 @@
+"""From what a user calls an image to its feature. All of it stays in memory."""
+
+import os
+from collections.abc import Sequence
+from io import BytesIO
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.features import Extractor, ImageError, find_extractor, load_image
+from nearveil.features._images import COLOURS, Pixels
+from nearveil.service._client_errors import QuestionError
+from nearveil.service._model import GalleryInfo
+
+Image: TypeAlias = "str | os.PathLike[str] | bytes | NDArray[Any] | Any"
+"""A path, the bytes of a file, an image of Pillow, pixels (height, width, 3) in uint8; or a feature, shape (d,)."""
+Images: TypeAlias = "Sequence[Image] | NDArray[Any]"
+"""Several of them; the rows of a matrix are features."""
+
+
+class Features:
+    """Makes features with the extractor of a gallery, and keeps that extractor.
+
+    Parameters
+    ----------
+    extractor : Extractor or None
+        Found by the gallery's fingerprint where it is not given.
+    """
+
+    def __init__(self, extractor: Extractor | None) -> None:
+        self._given = extractor
+        self._found: dict[str, Extractor] = {}
+
+    def rows(self, images: Images, info: GalleryInfo) -> list[NDArray[Any]]:
+        """Return the features of images for a gallery; features are passed through.
+
+        Parameters
+        ----------
+        images : Images
+        info : GalleryInfo
+
+        Returns
+        -------
+        list of ndarray of shape (d,)
+        """
+        given = [_given(image) for image in images]
+        pixels = [image for image in given if image.ndim == 3]
+        made = iter(self._extractor(info).extract(pixels) if pixels else ())
+        found = [image if image.ndim == 1 else next(made) for image in given]
+        for row in found:
+            if len(row) != info.dimension:
+                raise QuestionError("image", f"a feature must have {info.dimension} numbers, as those of the gallery")
+        return found
+
+    def _extractor(self, info: GalleryInfo) -> Extractor:
+        if self._given is not None:
+            if self._given.fingerprint != info.fingerprint:
+                raise QuestionError(
+                    "extractor",
+                    f"the gallery has features of another extractor than {self._given.name}, and they do not compare: "
+                    "leave it out, or ask another gallery",
+                )
+            return self._given
+        if info.fingerprint not in self._found:
+            try:
+                self._found[info.fingerprint] = find_extractor(info.fingerprint)
+            except ValueError as error:
+                raise QuestionError("extractor", str(error)) from None
+        return self._found[info.fingerprint]
+
+
+def _given(image: Image) -> NDArray[Any]:
+    """Return a feature as it is, and the pixels of everything else."""
+    if isinstance(image, np.ndarray):
+        if image.ndim == 1 and image.dtype.kind == "f":
+            return image
+        if image.ndim == 3 and image.dtype == np.uint8:
+            return image
+        raise QuestionError("image", "an array must be a row of floats, or pixels (height, width, 3) in uint8")
+    if isinstance(image, (str, os.PathLike, bytes)):
+        return load_image(image)
+    if callable(getattr(image, "save", None)) and hasattr(image, "getexif"):
+        return _pillow_pixels(image)
+    raise QuestionError("image", "it must be a path, bytes, an image of Pillow, an array of pixels, or a feature")
+
+
+def _pillow_pixels(image: Any) -> Pixels:
+    """Return the pixels of Pillow's image, by the rules for files: what is transparent lies on white."""
+    from PIL import ImageOps
+
+    out = BytesIO()
+    try:
+        ImageOps.exif_transpose(image).save(out, "PNG", compress_level=1)
+    except (OSError, ValueError):
+        raise ImageError(COLOURS) from None
+    return load_image(out.getvalue())

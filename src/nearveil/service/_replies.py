@@ -1,0 +1,171 @@
+"""Steps that a client goes through, whoever drives them; requests that are sent again; replies that are read."""
+
+import re
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from nearveil.service._client_errors import DeclinedError, ReplyError, UnreachableError
+from nearveil.service._model import FRAME, Model, Problem
+from nearveil.service._transport import BYTES, JSON, Request, Response
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Model)
+
+_AGAIN = (429, 502, 503, 504)
+_LONGEST = 500  # characters of a server's words
+_ETAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e]{1,200}"')
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something to be done here that takes time: a feature, a debit, a ranking."""
+
+    run: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Wait before the next request."""
+
+    seconds: float
+
+
+Step = Request | Work | Pause
+Steps = Generator[Step, Any, T]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often a request is sent again, and when. Nothing private plays a part.
+
+    Parameters
+    ----------
+    retries : int
+    first : float, default=0.5
+        Seconds before the first retry; twice as long before each further one.
+    longest : float, default=20.0
+        Seconds, also where the server asks for more.
+    """
+
+    retries: int
+    first: float = 0.5
+    longest: float = 20.0
+
+    def pause(self, attempt: int, retry_after: float | None) -> Pause:
+        """Return how long to wait after an attempt, counted from 0."""
+        wanted = self.first * 2**attempt if retry_after is None else retry_after
+        return Pause(min(max(wanted, 0.0), self.longest))
+
+
+@dataclass
+class Tally:
+    """Bytes of bodies."""
+
+    sent: int = 0
+    received: int = 0
+
+
+def done(run: Callable[[], T]) -> Steps[T]:
+    """Do work."""
+    found: T = yield Work(run)
+    return found
+
+
+def replied(request: Request, patience: Patience, tally: Tally) -> Steps[Response]:
+    """Send a request until there is a reply that another attempt would not better. Every attempt is the same.
+
+    Parameters
+    ----------
+    request : Request
+    patience : Patience
+    tally : Tally
+
+    Returns
+    -------
+    Response
+    """
+    for attempt in range(patience.retries + 1):
+        last = attempt == patience.retries
+        tally.sent += len(request.body)
+        try:
+            response: Response = yield request
+        except UnreachableError as error:
+            if last or not error.again:
+                raise
+            yield patience.pause(attempt, None)
+            continue
+        tally.received += len(response.body)
+        # A budget that is spent is 429 as well, but without a time: none brings it back.
+        spent = response.status == 429 and response.retry_after is None
+        if last or spent or response.status not in _AGAIN:
+            return response
+        yield patience.pause(attempt, response.retry_after)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def frame_of(response: Response) -> bytes:
+    """Return the frame that a reply holds, of whatever status: it says by itself what it is."""
+    if response.kind != FRAME or 300 <= response.status < 400:
+        raise refusal(response)
+    return response.body
+
+
+def json_of(response: Response, form: type[M]) -> M:
+    """Return the JSON of a reply, checked."""
+    if response.status != 200 or response.kind != JSON:
+        raise refusal(response)
+    try:
+        found = form.model_validate_json(response.body)
+    except ValidationError:
+        raise ReplyError("the server's reply is not what a nearveil server sends") from None
+    _check_text(found.model_dump())
+    return found
+
+
+def bytes_of(response: Response) -> bytes:
+    """Return the bytes of a reply."""
+    if response.status != 200 or response.kind != BYTES:
+        raise refusal(response)
+    return response.body
+
+
+def etag_of(response: Response) -> str:
+    """Return the tag of a reply if it can stand in a header, else nothing."""
+    return response.etag if _ETAG.fullmatch(response.etag) else ""
+
+
+def refusal(response: Response) -> ReplyError:
+    """Return why a reply is of no use, in words that print."""
+    if response.status >= 400 and response.kind == JSON:
+        try:
+            said = Problem.model_validate_json(response.body)
+        except ValidationError:
+            return ReplyError(
+                f"the server declined ({response.status}), and does not say why as a nearveil server does"
+            )
+        return DeclinedError(response.status, printed(said.code), printed(said.message).rstrip("."))
+    if 300 <= response.status < 400:
+        return ReplyError(f"the server sends the client elsewhere ({response.status}), where it does not go")
+    return ReplyError(f"the reply ({response.status}) is not what a nearveil server sends: is this the right address?")
+
+
+def printed(text: str) -> str:
+    """Return text of the other side without what would steer a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:_LONGEST])
+
+
+def _check_text(found: Any) -> None:
+    """Refuse text that does not print, however deep it lies."""
+    if isinstance(found, str):
+        if not found.isprintable():
+            raise ReplyError("the server's reply holds text that does not print")
+    elif isinstance(found, dict):
+        for key, value in found.items():
+            _check_text(key)
+            _check_text(value)
+    elif isinstance(found, (list, tuple)):
+        for value in found:
+            _check_text(value)

@@ -1,0 +1,100 @@
+"""What a client gives back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nearveil.privacy import Guarantee
+from nearveil.retrieval._protocol_parts import Found
+from nearveil.service._model import Promise
+
+
+@dataclass(frozen=True)
+class Match:
+    """One of the nearest.
+
+    Attributes
+    ----------
+    id : int
+    name : str
+        Empty where the gallery tells none.
+    similarity : float
+        The cosine of the features, less the public mean; as precise as the gallery's codes.
+    image : bytes or None
+        Its thumbnail or original, if they were asked for; empty where the gallery has none.
+    """
+
+    id: int
+    name: str
+    similarity: float
+    image: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The nearest images, and what asking for them told.
+
+    Attributes
+    ----------
+    matches : tuple of Match
+        Best first.
+    guarantee : Guarantee
+        Of the message.
+    key : str
+        The same image with the same key asks the same again, for nothing.
+    repeated : bool
+        Whether the key was paid before.
+    candidates : int
+        How many images the choice was made from.
+    sets : tuple of int
+        That were named, in the order in which they were sent; several where there are dummies.
+    n_sets : int
+        Of the map.
+    bytes_sent, bytes_received : int
+        Of bodies, in this call.
+    found : Found
+        All candidates, with codes and images.
+    """
+
+    matches: tuple[Match, ...]
+    guarantee: Guarantee
+    key: str
+    repeated: bool
+    candidates: int
+    sets: tuple[int, ...]
+    n_sets: int
+    bytes_sent: int
+    bytes_received: int
+    found: Found = field(repr=False)
+
+    @property
+    def set(self) -> int | None:
+        """The set that the message named; None where it went among dummies: not even the ledger keeps which it was."""
+        return self.sets[0] if len(self.sets) == 1 else None
+
+
+@dataclass(frozen=True)
+class Classified:
+    """What the records of a protected gallery say of an image, and both promises.
+
+    Attributes
+    ----------
+    label : str
+        The class with most noisy votes.
+    votes : mapping of str to float
+    query_guarantee : Guarantee
+        To the image that was asked about.
+    gallery_promise : Promise
+        To the records that voted.
+    key : str
+    repeated : bool
+    """
+
+    label: str
+    votes: Mapping[str, float]
+    query_guarantee: Guarantee
+    gallery_promise: Promise
+    key: str
+    repeated: bool
+
+    def __str__(self) -> str:
+        return f"{self.label}\n{self.query_guarantee}\n{self.gallery_promise.words}"

@@ -1,0 +1,191 @@
+"""One process that serves: galleries are opened, a socket is bound, requests are answered, everything is closed."""
+
+import gc
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from nearveil.retrieval._index import Index
+from nearveil.service._app import create_app
+from nearveil.service._connections import Connection
+from nearveil.service._galleries import Gallery, OpenGallery
+from nearveil.service._logs import install
+from nearveil.service._settings import GallerySettings, Settings, SettingsError
+from nearveil.service._tokens import TokenStore
+
+_LOG = logging.getLogger(__name__)
+_BACKLOG = 2048  # connections that wait to be accepted
+
+
+def open_galleries(settings: Settings) -> list[Gallery]:
+    """Open all galleries that a server is told of.
+
+    Parameters
+    ----------
+    settings : Settings
+
+    Returns
+    -------
+    list of Gallery
+    """
+    with ExitStack() as stack:
+        found = []
+        for told in settings.galleries:
+            gallery = _opened(told, settings)
+            stack.callback(gallery.close)
+            found.append(gallery)
+        stack.pop_all()
+        return found
+
+
+def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
+    """Serve until a signal says to stop (SIGTERM, SIGINT); then finish what is under way, and close everything.
+
+    Parameters
+    ----------
+    settings : Settings
+    ready : callable, optional
+        Told the address when requests are answered.
+    """
+    if not settings.galleries:
+        raise SettingsError("galleries: there is none: name a folder, or give [[galleries]] in the file")
+    with ExitStack() as stack:
+        sock = _bound(settings)
+        stack.callback(sock.close)
+        tokens = stack.enter_context(TokenStore(settings.tokens, timeout=settings.database_timeout))
+        galleries = open_galleries(settings)
+        for gallery in galleries:
+            stack.callback(gallery.close)
+        app = create_app(galleries, tokens, settings)
+        install(app.state.desk.lines, settings.log_level)
+        server = _Server(_config(app, settings), address(settings, sock), ready)
+        # Uvicorn raises the signal again when it has stopped; then there is nothing left to end by it.
+        for one in (signal.SIGTERM, signal.SIGINT):
+            stack.callback(signal.signal, one, signal.signal(one, _nothing))
+        # What was loaded until now stays: going through all of it for garbage would stop requests for a while.
+        gc.collect()
+        gc.freeze()
+        stack.callback(gc.unfreeze)
+        server.run(sockets=[sock])
+
+
+def address(settings: Settings, sock: socket.socket) -> str:
+    """Return the URL of a socket."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"{'https' if settings.tls_cert else 'http'}://{host}:{sock.getsockname()[1]}"
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, where: str, ready: Callable[[str], None] | None) -> None:
+        super().__init__(config)
+        self._where, self._ready = where, ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        _LOG.info("listening at %s", self._where)
+        if self._ready is not None and self.started:
+            self._ready(self._where)
+
+
+def _config(app: Any, settings: Settings) -> uvicorn.Config:
+    limits = {
+        "header_seconds": settings.header_timeout,
+        "send_seconds": settings.send_timeout,
+        "most": settings.connections,
+    }
+    return uvicorn.Config(
+        app,
+        http=type("LimitedConnection", (Connection,), limits),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=round(settings.idle_timeout) or 1,
+        timeout_graceful_shutdown=round(settings.shutdown_grace),
+        ssl_context_factory=(lambda *_: tls(settings)) if settings.tls_cert else None,
+    )
+
+
+def tls(settings: Settings) -> ssl.SSLContext:
+    """Return how connections are secured: TLS 1.2 or newer, with certificates of clients where that is asked for."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    assert settings.tls_cert is not None
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+        if settings.tls_client_ca is not None:
+            context.load_verify_locations(settings.tls_client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (ssl.SSLError, OSError) as error:
+        raise SettingsError(f"tls_cert, tls_key, tls_client_ca: they cannot be used: {error.strerror}") from None
+    return context
+
+
+def _bound(settings: Settings) -> socket.socket:
+    if settings.tls_cert is not None:
+        tls(settings)  # what is wrong with it shall be told before anything is opened
+    with ExitStack() as stack:
+        try:
+            kind, _, _, _, place = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+            sock = stack.enter_context(socket.socket(kind, socket.SOCK_STREAM))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(place)
+            sock.listen(_BACKLOG)  # who else listens here is told now
+        except OSError as error:
+            where = f"{settings.host}:{settings.port}"
+            raise SettingsError(f"host, port: cannot listen at {where}: {error.strerror}") from None
+        stack.pop_all()
+        return sock
+
+
+def _opened(told: GallerySettings, settings: Settings) -> Gallery:
+    wait = settings.database_timeout
+    index = Index.open(told.index, timeout=wait)
+    try:
+        if told.kind == "open":
+            return OpenGallery(index, told.name, offers=told.offers, extractor=told.extractor, cache=settings.cache)
+        return _protected(told, index, wait)
+    except BaseException:
+        index.close()
+        raise
+
+
+def _protected(told: GallerySettings, private: Index, wait: float) -> Gallery:
+    from nearveil.service._protected import ProtectedGallery
+
+    assert told.public is not None
+    assert told.classes is not None
+    assert told.epsilon is not None
+    assert told.delta is not None
+    assert told.account is not None
+    public = Index.open(told.public, timeout=wait)
+    try:
+        return ProtectedGallery(
+            private,
+            public,
+            told.name,
+            classes=told.classes,
+            epsilon=told.epsilon,
+            delta=told.delta,
+            answers=told.answers,
+            answers_per_client=told.answers_per_client,
+            ledger=told.ledger,
+            account=told.account,
+            extractor=told.extractor,
+        )
+    except BaseException:
+        public.close()
+        raise
+
+
+def _nothing(_: int, __: FrameType | None) -> None:
+    """Receive a signal that has done its work."""

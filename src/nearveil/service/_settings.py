@@ -1,0 +1,294 @@
+"""What a server is told: by a file, by the environment, by the command line. The later wins."""
+
+import ipaddress
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from nearveil.retrieval._wire import DEFAULT_LIMITS, HEADER_BYTES
+from nearveil.service._galleries import Offer
+from nearveil.service._model import GALLERY_NAME, GalleryKind
+from nearveil.service._token_places import default_place
+
+PREFIX = "NEARVEIL_SERVER_"
+CONFIG = "NEARVEIL_CONFIG"
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_NEEDED = ("public", "classes", "epsilon", "delta", "ledger", "account")  # by protected galleries, and by no others
+_MORE = ("answers", "answers_per_client")
+
+Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
+
+
+class SettingsError(ValueError):
+    """A setting is missing or wrong; the text names it."""
+
+
+class GallerySettings(BaseModel):
+    """One gallery.
+
+    Attributes
+    ----------
+    name : str
+        As clients call it.
+    kind : {"open", "protected"}
+    index : str
+        A folder or a PostgreSQL URL, as `nearveil index` made it. Of a protected gallery: the private records.
+    offers : tuple of {"names", "thumbnails", "originals"}
+        What an open gallery sends with all candidates.
+    extractor : str
+        The name of what makes the features, for people.
+    public : str
+        Of a protected gallery: the index of public images, whose map is served.
+    classes : tuple of str
+        Of a protected gallery: what its records vote for.
+    epsilon, delta : float
+        Of a protected gallery: what all its answers together may cost its records.
+    answers, answers_per_client : int
+        Of a protected gallery: how many sets it answers ever, and how many one client may be the first to ask for.
+    ledger, account : str
+        Of a protected gallery: who pays.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(pattern=GALLERY_NAME)]
+    kind: GalleryKind = "open"
+    index: Annotated[str, Field(min_length=1)]
+    offers: tuple[Offer, ...] = ("names", "thumbnails")
+    extractor: Annotated[str, Field(max_length=1000)] = ""
+    public: Annotated[str, Field(min_length=1)] | None = None
+    classes: tuple[str, ...] | None = None
+    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    answers: Annotated[int, Field(ge=1)] | None = None
+    answers_per_client: Annotated[int, Field(ge=1)] | None = None
+    ledger: Annotated[str, Field(min_length=1)] | None = None
+    account: Annotated[str, Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if self.kind == "protected":
+            missing = [name for name in _NEEDED if getattr(self, name) is None]
+            if missing:
+                raise ValueError(f"a protected gallery needs {', '.join(missing)}")
+            if "offers" in self.model_fields_set and self.offers:
+                raise ValueError("offers: a protected gallery offers none of its records")
+        else:
+            useless = [name for name in (*_NEEDED, *_MORE) if getattr(self, name) is not None]
+            if useless:
+                raise ValueError(f"{', '.join(useless)}: for protected galleries only; kind is open")
+        return self
+
+
+class Settings(BaseSettings):
+    """All that a server can be told. ``Settings.load`` reads them from a file, too.
+
+    Every field is also an environment variable: ``NEARVEIL_SERVER_PORT``, ``NEARVEIL_SERVER_GALLERIES`` (JSON).
+
+    Attributes
+    ----------
+    host, port
+        Where it listens; port 0 takes a free one.
+    tls_cert, tls_key : Path
+        In PEM. Beyond loopback they must be given, or `insecure` must be said.
+    tls_client_ca : Path
+        Clients must show a certificate that this authority signed.
+    insecure : bool
+        Listen beyond loopback without TLS: behind a proxy that does it.
+    tokens : str
+        A file, or a PostgreSQL URL.
+    max_body : int
+        Bytes of a request.
+    rate, burst
+        Requests a minute that a token may make, none is no limit; and how many at once after a pause.
+    concurrency, queue : int
+        Requests that are worked on at the same time by threads, and those that may wait for that.
+    connections : int
+        That may be open at the same time.
+    header_timeout, body_timeout, send_timeout, idle_timeout, work_timeout : float
+        Seconds until a client must have sent its headers, its body, read its answer, asked again; and until a request
+        that is worked on is given up.
+    shutdown_grace : float
+        Seconds that requests under way have when the server is told to stop.
+    log_level, log_file
+        Lines of JSON, to a file or to the standard error.
+    trusted_hosts : tuple of str
+        What the Host header may say, `*` for anything. By default the names of loopback, and `host`; anything where
+        `host` is the address of no interface in particular.
+    cache : int
+        Bytes of answers that each open gallery keeps.
+    database_timeout : float
+        Seconds to wait for a database.
+    galleries : tuple of GallerySettings
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, validate_default=False
+    )
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8321
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    insecure: bool = False
+    tokens: Annotated[str, Field(min_length=1)] = Field(default_factory=lambda: str(default_place()))
+    max_body: Annotated[int, Field(ge=HEADER_BYTES, le=1 << 30)] = DEFAULT_LIMITS.query + HEADER_BYTES
+    rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 1200.0
+    burst: Annotated[int, Field(ge=1)] = 120
+    concurrency: Annotated[int, Field(ge=1, le=1000)] = 16
+    queue: Annotated[int, Field(ge=0, le=100_000)] = 128
+    connections: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    header_timeout: Seconds = 10.0
+    body_timeout: Seconds = 10.0
+    send_timeout: Seconds = 60.0
+    idle_timeout: Seconds = 30.0
+    work_timeout: Seconds = 30.0
+    shutdown_grace: Annotated[float, Field(ge=0, le=3600)] = 10.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_file: Path | None = None
+    trusted_hosts: tuple[str, ...] = ()
+    cache: Annotated[int, Field(ge=0)] = 64 << 20
+    database_timeout: Seconds = 5.0
+    galleries: tuple[GallerySettings, ...] = ()
+
+    @field_validator("trusted_hosts")
+    @classmethod
+    def _small_letters(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(host.lower() for host in hosts)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key: give both, or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca: needs tls_cert and tls_key")
+        for name in ("tls_cert", "tls_key", "tls_client_ca"):
+            path = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise ValueError(f"{name}: there is no such file")
+        if not self.tls_cert and not self.insecure and not is_loopback(self.host):
+            raise ValueError(
+                "host: beyond loopback, give tls_cert and tls_key; or say insecure = true, where a proxy before this "
+                "server does TLS"
+            )
+        names = [gallery.name for gallery in self.galleries]
+        if len(set(names)) != len(names):
+            raise ValueError("galleries: two have the same name")
+        return self
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """What the Host header may say, without a port; ``*`` stands for anything."""
+        if self.trusted_hosts:
+            return frozenset(self.trusted_hosts)
+        if is_loopback(self.host):
+            return frozenset((*_LOOPBACK_NAMES, self.host.lower()))
+        return frozenset("*" if _is_any(self.host) else (*_LOOPBACK_NAMES, self.host.lower()))
+
+    @classmethod
+    def load(cls, config: str | Path | None = None, **told: Any) -> "Settings":
+        """Read settings: what is told wins over the environment, that over the file.
+
+        Parameters
+        ----------
+        config : str or Path, optional
+            A TOML file; the one that ``NEARVEIL_CONFIG`` names by default, or none.
+        **told
+            Fields, as the command line gives them.
+
+        Returns
+        -------
+        Settings
+
+        Raises
+        ------
+        SettingsError
+            With the name of the field that is wrong.
+        """
+        place = config or os.environ.get(CONFIG) or None
+        held = {} if place is None else _read(Path(place))
+        _check_environment(cls)
+
+        class Loaded(cls):  # type: ignore[valid-type, misc]
+            @classmethod
+            def settings_customise_sources(
+                cls, settings_cls: type[BaseSettings], **sources: PydanticBaseSettingsSource
+            ) -> tuple[PydanticBaseSettingsSource, ...]:
+                return sources["init_settings"], sources["env_settings"], InitSettingsSource(settings_cls, held)
+
+        try:
+            return cls.model_construct(**dict(Loaded(**told)))
+        except ValidationError as error:
+            raise SettingsError(_words(error)) from None
+        except ValueError as error:  # of a variable that is no JSON
+            raise SettingsError(f"{PREFIX}*: {error}") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address.
+
+    Examples
+    --------
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
+    [True, True, True, False, False]
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def cleaned_name(folder: str | Path) -> str:
+    """Return the name of a gallery for a folder.
+
+    Examples
+    --------
+    >>> cleaned_name("My Photos (2024)/"), cleaned_name("/"), cleaned_name("./index")
+    ('my-photos-2024', 'gallery', 'index')
+    """
+    name = re.sub(r"[^a-z0-9_.-]+", "-", Path(folder).expanduser().resolve().name.lower())
+    return name.strip("-_.")[:64].strip("-_.") or "gallery"
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: this is not TOML: {error}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path}: this is not TOML: it is not UTF-8") from None
+    except OSError as error:
+        raise SettingsError(f"{path}: it cannot be read: {error.strerror}") from None
+
+
+def _check_environment(settings: type[BaseSettings]) -> None:
+    """Refuse a variable that means nothing: a limit that is misspelt would silently not hold."""
+    for name in os.environ:
+        field = name.removeprefix(PREFIX).lower().split("__")[0]
+        if name.startswith(PREFIX) and field not in settings.model_fields:
+            raise SettingsError(f"{name}: there is no such setting")
+
+
+def _words(error: ValidationError) -> str:
+    """Return what is wrong, each with its field, and never with its value: an address may hold a password."""
+    told = []
+    for one in error.errors(include_input=False, include_url=False, include_context=False):
+        place = ".".join(str(part) for part in one["loc"])
+        text = one["msg"].removeprefix("Value error, ")
+        text = "there is no such setting" if one["type"] == "extra_forbidden" else text
+        told.append(f"{place}: {text}" if place else text)
+    return "; ".join(told)

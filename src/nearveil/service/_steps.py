@@ -1,0 +1,166 @@
+"""What a client does, step by step: one logic for programs that wait and for those that do not.
+
+Requests are a function of messages and of public things: never of the feature, of scores or of what was chosen
+(``docs/theory/service.md``; attacked by ``tests/service/test_client_wire.py``).
+"""
+
+import hmac
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nearveil.retrieval._index_items import LARGEST_ORIGINAL
+from nearveil.retrieval._wire import DEFAULT_LIMITS, HEADER_BYTES
+from nearveil.retrieval._wire_public import PublicPart
+from nearveil.retrieval._wire_schema import read
+from nearveil.service._client_errors import QuestionError, ReplyError
+from nearveil.service._dummies import Payer
+from nearveil.service._model import Galleries, GalleryInfo, GalleryKind
+from nearveil.service._private_image import Features
+from nearveil.service._replies import (
+    Patience,
+    Steps,
+    Tally,
+    bytes_of,
+    done,
+    etag_of,
+    frame_of,
+    json_of,
+    printed,
+    refusal,
+    replied,
+)
+from nearveil.service._transport import Request, Response, What
+
+_SAME = 1e-9  # of fractions
+_MOST_MAPS = 4  # that are kept
+_LEAST_REPLY = 1 << 16  # bytes: there must be room for words
+_KINDS: dict[GalleryKind, str] = {
+    "open": "it is protected, and shows no candidates: classify asks it",
+    "protected": "it is open, and does not vote: nearest asks it",
+}
+
+
+class Asker:
+    """Knows the galleries and their maps, and sends what it is given.
+
+    Parameters
+    ----------
+    account : Payer or None
+        Who pays.
+    features : Features
+    patience : Patience
+    salt : bytes
+        Keys of requests are made with it, so that those of two tokens differ.
+    """
+
+    def __init__(self, account: Payer | None, features: Features, patience: Patience, salt: bytes) -> None:
+        self.account, self.features = account, features
+        self._patience, self._salt = patience, salt
+        self._infos: tuple[GalleryInfo, ...] | None = None
+        self._maps: dict[tuple[str, float | None], tuple[str, PublicPart]] = {}
+
+    def galleries(self) -> Steps[tuple[GalleryInfo, ...]]:
+        """Ask for the galleries that there are."""
+        response = yield from replied(Request("galleries"), self._patience, Tally())
+        self._infos = json_of(response, Galleries).galleries
+        return self._infos
+
+    def original(self, number: int, gallery: str | None) -> Steps[bytes]:
+        """Ask for one original: the request says which one."""
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 32:
+            raise QuestionError("id", "it must be the id of an item, a whole number of 32 bits")
+        info = yield from self.gallery(gallery, "open")
+        request = Request("original", info.name, number=number, most=LARGEST_ORIGINAL)
+        return bytes_of((yield from replied(request, self._patience, Tally())))
+
+    def payer(self) -> Payer:
+        """Return who pays, or say that there must be somebody."""
+        if self.account is None:
+            raise QuestionError("account", "somebody must pay: give the client an account of a ledger")
+        return self.account
+
+    def gallery(self, name: str | None, kind: GalleryKind) -> Steps[GalleryInfo]:
+        """Return what is known of a gallery: of the one that is named, or of the only one of its kind."""
+        infos = self._infos
+        if infos is None or not any(name in (None, one.name) for one in infos):
+            infos = yield from self.galleries()
+        if name is None:
+            fitting = [one for one in infos if one.kind == kind]
+            if len(fitting) != 1:
+                many = "name one of them" if fitting else f"none is {kind}"
+                raise QuestionError("gallery", f"there are {_listed(infos)}: {many}")
+            return _published(fitting[0])
+        found = next((one for one in infos if one.name == name), None)
+        if found is None:
+            raise QuestionError("gallery", f"there is none named {printed(str(name))!r}; there are {_listed(infos)}")
+        if found.kind != kind:
+            raise QuestionError("gallery", f"{found.name}: {_KINDS[kind]}")
+        return _published(found)
+
+    def public(self, info: GalleryInfo, candidates: float | None, tally: Tally) -> Steps[PublicPart]:
+        """Return the map of a gallery as it is now. What is held already is not sent again."""
+        etag, kept = self._maps.get((info.name, candidates), ("", None))
+        most = HEADER_BYTES + DEFAULT_LIMITS.public_part
+        request = Request("map", info.name, candidates=candidates, etag=etag, most=most)
+        response = yield from replied(request, self._patience, tally)
+        if response.status == 304 and kept is not None:
+            return kept
+        with self._forgetting(info.name):
+            if response.status != 200:
+                raise refusal(response)
+            data = frame_of(response)
+            public: PublicPart = yield from done(lambda: read(data, PublicPart))
+            if candidates is not None and abs(public.candidates - candidates) > _SAME:
+                raise ReplyError("the server sent the map of another fraction than candidates asks for")
+            if public.fingerprint != info.fingerprint or len(public.mean) != info.dimension:
+                raise ReplyError("the gallery has other features than when it was listed: ask again")
+        self._maps[info.name, candidates] = etag_of(response), public
+        self._drop(list(self._maps)[:-_MOST_MAPS])
+        return public
+
+    def question(
+        self, what: What, info: GalleryInfo, body: bytes, key: str, *, most: int, tally: Tally
+    ) -> Steps[Response]:
+        """Send the frame of a query. The same frame with the same key is the same request, at any time.
+
+        Keys of debits may be short, or the same for two people. What is sent in their place is neither.
+        """
+        told = hmac.digest(self._salt, f"{what}\0{info.name}\0{key}\0".encode() + body, "sha256").hex()[:32]
+        request = Request(what, info.name, body, told, most=max(most, _LEAST_REPLY))
+        return (yield from replied(request, self._patience, tally))
+
+    @contextmanager
+    def _forgetting(self, gallery: str) -> Iterator[None]:
+        """Look anew next time if a gallery is not what it was."""
+        try:
+            yield
+        except ValueError:
+            self._infos = None
+            self._drop([place for place in list(self._maps) if place[0] == gallery])
+            raise
+
+    def _drop(self, places: list[tuple[str, float | None]]) -> None:
+        for place in places:
+            self._maps.pop(place, None)  # another thread may have been faster
+
+
+@contextmanager
+def telling(key: str) -> Iterator[None]:
+    """Tell whoever interrupts or cancels a question that may be paid for how to go on."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as stopped:
+        stopped.add_note(f"key={key!r} asks the same again: it is paid for at most once")
+        raise
+
+
+def _published(info: GalleryInfo) -> GalleryInfo:
+    if not info.candidates:
+        raise QuestionError("gallery", f"{info.name} has no map yet: publish one, or ask another")
+    return info
+
+
+def _listed(infos: tuple[GalleryInfo, ...]) -> str:
+    return ", ".join(f"{one.name} ({one.kind})" for one in infos) or "no galleries"

@@ -1,0 +1,78 @@
+"""Where tokens are kept: a file for its owner alone, or PostgreSQL."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, make_url
+
+
+class TokenError(ValueError):
+    """The store of tokens could not do what was asked."""
+
+
+class TokenStoreError(TokenError):
+    """The store of tokens does not answer."""
+
+
+def default_place() -> Path:
+    """Return where tokens are kept where nothing else is said."""
+    base = os.environ.get("XDG_DATA_HOME", "")
+    # The specification says that a relative path is to be ignored.
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "share") / "nearveil" / "tokens.db"
+
+
+def store_url(where: str | Path) -> URL:
+    text = str(where)
+    if "://" not in text:
+        if not text.strip():
+            raise TokenError("tokens must be a file, or a URL such as postgresql://user@host/database")
+        return URL.create("sqlite", database=str(Path(text).expanduser().absolute()))
+    try:
+        url = make_url(text)
+    except (sa.exc.ArgumentError, ValueError):
+        url = URL.create("none")
+    if url.get_backend_name() != "postgresql":
+        raise TokenError("tokens must be a file, or a URL such as postgresql://user@host/database")
+    return url.set(drivername="postgresql+psycopg")
+
+
+def make_file(path: Path) -> None:
+    """Make the file for its owner alone, before SQLite would make it for all."""
+    try:
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        if path.stat().st_mode & 0o077:
+            raise TokenError(f"tokens {path}: others may read it: chmod 600 it")
+    except OSError as error:
+        raise TokenStoreError(f"tokens {path}: the file cannot be made: {error.strerror}") from None
+
+
+def store_engine(url: URL, timeout: float) -> sa.Engine:
+    if url.get_backend_name() == "sqlite":
+        engine = sa.create_engine(url, hide_parameters=True, connect_args={"timeout": timeout})
+        sa.event.listen(engine, "connect", _prepare)
+        return engine
+    waiting = {"connect_timeout": max(2, round(timeout)), "options": f"-c statement_timeout={round(1000 * timeout)}"}
+    if "options" in url.query:
+        waiting["options"] = f"{url.query['options']} {waiting['options']}"
+    try:
+        return sa.create_engine(url, hide_parameters=True, pool_pre_ping=True, connect_args=waiting)
+    except ModuleNotFoundError:
+        raise TokenError("tokens: PostgreSQL needs psycopg: pip install nearveil[postgres]") from None
+
+
+def _prepare(connection: Any, _: object) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")  # those who read do not wait for those who write
+    connection.execute("PRAGMA synchronous = FULL")  # what was revoked stays revoked
+
+
+def shown(url: URL) -> str:
+    """Return where a store is, without a password."""
+    if url.get_backend_name() == "sqlite":
+        return str(url.database)
+    return url.set(query={}).render_as_string(hide_password=True)

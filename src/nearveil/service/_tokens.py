@@ -1,0 +1,253 @@
+"""Tokens: who may ask what. Only a hash of a token is kept."""
+
+import base64
+import hashlib
+import hmac
+import math
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from nearveil.retrieval._index_watch import FileWatch, Mark
+from nearveil.service._token import EVERY, Scope, Token, check_label, checked_days, checked_galleries, checked_scopes
+from nearveil.service._token_places import TokenError, TokenStoreError, make_file, shown, store_engine, store_url
+
+_TEXT = re.compile(r"nv_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+_ID = re.compile(r"[0-9a-f]{16}")
+_FRESH = 0.5  # seconds that tokens read from PostgreSQL are believed; half of what is promised
+_LOOK = 0.05  # seconds between two looks at a file: they are cheap, but not for nothing
+_DAY = 86_400
+_NOBODY = hashlib.sha256(secrets.token_bytes(32)).digest()  # what a token of an unknown id is compared with
+
+_metadata = sa.MetaData()
+_tokens = sa.Table(
+    "nearveil_token",
+    _metadata,
+    sa.Column("id", sa.String(16), primary_key=True),
+    sa.Column("digest", sa.LargeBinary(32), nullable=False),
+    sa.Column("label", sa.Text, nullable=False),
+    sa.Column("scopes", sa.Text, nullable=False),
+    sa.Column("galleries", sa.Text, nullable=False),
+    sa.Column("created", sa.BigInteger, nullable=False),
+    sa.Column("expires", sa.BigInteger),
+    sa.Column("revoked", sa.BigInteger),
+)
+
+
+class TokenStore:
+    """Tokens in a SQLite file, or in PostgreSQL.
+
+    A token is ``nv_<id>_<secret>``. The secret has 256 random bits, so its SHA-256 tells nothing that could be guessed:
+    a slow hash protects secrets that people choose, and would only slow down every request here.
+
+    A token that another process made or revoked counts within a tenth of a second where the store is a file, and within
+    one second where it is PostgreSQL. A store that does not answer lets nobody in.
+
+    Parameters
+    ----------
+    where : str or Path
+        A file, made if it is not there, readable for its owner alone; or a URL such as
+        ``postgresql://user@host/database``.
+    clock : callable, optional
+        Returns seconds since 1970.
+    timeout : float, default=5.0
+        Seconds to wait for the database.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with TokenStore(Path(folder.name) / "tokens.db") as store:
+    ...     token, secret = store.create("ann", galleries=["birds"], days=30)
+    ...     print(len(secret), store.verify(secret) == token, token.may_use("cars"))
+    ...     _ = store.revoke(token.id)
+    ...     print(store.verify(secret))
+    63 True False
+    None
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, where: str | Path, *, clock: Callable[[], float] = time.time, timeout: float = 5.0) -> None:
+        self._clock, self._url = clock, store_url(where)
+        self._lock = threading.Lock()
+        self._known: dict[str, Token] = {}
+        self._mark: Mark | None = None
+        self._read_at = self._looked_at = -math.inf
+        self._watch: FileWatch | None = None
+        if self._is_file:
+            make_file(Path(str(self._url.database)))
+            self._watch = FileWatch(Path(str(self._url.database)))
+        self._engine = store_engine(self._url, timeout)
+        try:
+            with self._in_words(), self._engine.begin() as connection:
+                _metadata.create_all(connection)
+        except BaseException:
+            self._engine.dispose()
+            raise
+
+    def create(
+        self,
+        label: str,
+        *,
+        scopes: Sequence[Scope] = ("query",),
+        galleries: Sequence[str] = (EVERY,),
+        days: float | None = None,
+    ) -> tuple[Token, str]:
+        """Make a token.
+
+        Parameters
+        ----------
+        label : str
+            Who it is for.
+        scopes : sequence of {"query", "originals", "metrics"}, default=("query",)
+        galleries : sequence of str, default=("*",)
+        days : float, optional
+            After which it expires; never by default.
+
+        Returns
+        -------
+        token : Token
+        secret : str
+            What the client sends. It is not kept, so it cannot be shown again.
+        """
+        check_label(label)
+        now, number = int(self._clock()), secrets.token_hex(8)
+        secret = base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
+        expires = None if days is None else now + round(checked_days(days) * _DAY)
+        token = Token(
+            number, label, checked_scopes(scopes), checked_galleries(galleries), now, expires, None, _digest(secret)
+        )
+        row = {**vars(token), "scopes": ",".join(token.scopes), "galleries": ",".join(token.galleries)}
+        with self._in_words(), self._engine.begin() as connection:
+            connection.execute(sa.insert(_tokens).values(row))
+        self.refresh()
+        return token, f"nv_{number}_{secret}"
+
+    def list(self) -> list[Token]:
+        """Return all tokens, also those that are good no more, the oldest first.
+
+        Returns
+        -------
+        list of Token
+        """
+        self.refresh()
+        return sorted(self._known.values(), key=lambda token: (token.created, token.id))
+
+    def revoke(self, number: str) -> Token:
+        """Let a token be good no more.
+
+        Parameters
+        ----------
+        number : str
+            Its id.
+
+        Returns
+        -------
+        Token
+        """
+        if not isinstance(number, str) or not _ID.fullmatch(number):
+            raise TokenError("id must be 16 hexadecimal digits: the part of a token between nv_ and the second _")
+        change = sa.update(_tokens).where(_tokens.c.id == number, _tokens.c.revoked.is_(None))
+        with self._in_words(), self._engine.begin() as connection:
+            connection.execute(change.values(revoked=int(self._clock())))
+        self.refresh()
+        if number not in self._known:
+            raise TokenError("id: there is no such token")
+        return self._known[number]
+
+    def verify(self, text: str) -> Token | None:
+        """Return the token that a client sent, or None if it is not good, for whatever reason.
+
+        Parameters
+        ----------
+        text : str
+
+        Returns
+        -------
+        Token or None
+        """
+        if not self.fresh():
+            self.refresh()
+        return self.look(text)
+
+    def fresh(self) -> bool:
+        """Return, without waiting, whether what was read last is still believed."""
+        now = time.monotonic()
+        if self._watch is None:
+            return now - self._read_at < _FRESH
+        if now - self._looked_at < _LOOK:
+            return True
+        try:
+            mark = self._watch.mark(wait=False)
+        except OSError:
+            return False
+        if mark is None or mark != self._mark:
+            return False
+        self._looked_at = now
+        return True
+
+    def refresh(self) -> None:
+        """Read all tokens."""
+        with self._lock, self._in_words():
+            # Before it is read: what is committed meanwhile is read the next time.
+            began, mark = time.monotonic(), None if self._watch is None else self._watch.mark()
+            with self._engine.connect() as connection:
+                rows = connection.execute(sa.select(_tokens)).all()
+            self._known = {row.id: _token(row) for row in rows}
+            self._mark, self._read_at = mark, began
+            self._looked_at = -math.inf if mark is None else began
+
+    def look(self, text: str) -> Token | None:
+        """Return the token that a client sent, by what was read last. It takes as long whatever is wrong."""
+        parts = _TEXT.fullmatch(text)
+        number, secret = parts.groups() if parts else ("", "")
+        token = self._known.get(number)
+        same = hmac.compare_digest(_digest(secret), _NOBODY if token is None else token.digest)
+        return token if same and token is not None and token.good(self._clock()) else None
+
+    def close(self) -> None:
+        """Close all connections."""
+        if self._watch is not None:
+            self._watch.close()
+        self._engine.dispose()
+
+    def __enter__(self) -> "TokenStore":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"TokenStore({shown(self._url)!r})"
+
+    @property
+    def _is_file(self) -> bool:
+        return self._url.get_backend_name() == "sqlite"
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except (sa.exc.SQLAlchemyError, OSError) as error:
+            # Not `from error`: a driver may quote what it could not write.
+            kind = type(getattr(error, "orig", None) or error).__name__
+            raise TokenStoreError(
+                f"tokens {shown(self._url)}: the database does not answer ({kind}): check that it is there, is a "
+                "store of tokens, and that this user may write to it"
+            ) from None
+
+
+def _token(row: Any) -> Token:
+    scopes, galleries = tuple(row.scopes.split(",")), tuple(row.galleries.split(","))
+    return Token(row.id, row.label, scopes, galleries, row.created, row.expires, row.revoked, bytes(row.digest))
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()

@@ -1,0 +1,159 @@
+"""Open galleries: the same answers as the index gives, remembered as long as they are right."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nearveil.release import Message
+from nearveil.retrieval import Answer, Index, MapChanged, PublicPart, Query, Refusal, RefusalCode
+from nearveil.retrieval._wire_schema import read
+from nearveil.service import OpenGallery, _shown
+from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
+from nearveil.service._galleries import QuickGallery
+
+from ..retrieval.index_places import index_server, index_url, one_thread, plain_items, unit_rows, where
+from .serving import COUNT, EPSILON, SETS, F, index_of
+
+__all__ = ["index_server", "index_url", "one_thread", "where"]  # fixtures
+
+
+@pytest.fixture
+def gallery(where: str) -> Iterator[OpenGallery]:
+    found = OpenGallery(index_of(where), "birds")
+    yield found
+    found.close()
+
+
+def asking(gallery: OpenGallery, number: int, extras: Any = "none") -> bytes:
+    public_id = gallery.index.current().published.public_id
+    return Query(Message("covers", public_id, {"sets": np.array([number], np.int32)}), extras).to_bytes()
+
+
+def test_answers_are_those_of_the_index_and_remembered(gallery: OpenGallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(gallery, QuickGallery)
+    queries = [asking(gallery, number) for number in range(SETS)]
+    expected = [gallery.index.answer(read(data, Query).message).to_bytes() for data in queries]
+    assert [gallery.query(data) for data in queries] == expected
+    named = gallery.query(asking(gallery, 0, "names"))
+    monkeypatch.setattr(_shown.Settled, "extras", None)
+    monkeypatch.setattr(_shown.Settled, "alive", None)
+    assert [gallery.query(data) for data in queries] == expected
+    assert gallery.query(asking(gallery, 0, "names")) == named
+
+
+def test_what_is_known_is_told_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Index.open(index_of(tmp_path / "i")._where) as other:
+        gallery = OpenGallery(Index.open(tmp_path / "i"), "birds")
+        data, named = asking(gallery, 1), asking(gallery, 1, "names")
+        assert gallery.known(data) is None  # nothing was looked at yet
+        assert gallery.known_map() is None
+        gallery.refresh()
+        assert gallery.known(data) == gallery.query(data)  # made at once: it is small
+        assert gallery.known(named) is None
+        assert gallery.query(named) == gallery.known(named)
+        assert gallery.map() == gallery.known_map() == gallery.known_map(F)
+        assert gallery.known_map(0.9) is None
+        other.delete(Answer.from_bytes(gallery.query(data)).ids[:1])
+        assert gallery.known(data) is None  # must be looked at
+        assert gallery.known_map() is None
+        gallery.query(data)
+        assert gallery.known(data) is not None
+        assert gallery.known(named) is None
+        monkeypatch.setattr(_shown, "SMALL", 10)
+        other.add(plain_items(unit_rows(1, seed=3)))
+        other.publish(EPSILON, F, n_sets=SETS)
+        gallery.refresh()
+        assert gallery.known(asking(gallery, 2)) is None  # too large to be made at once
+        gallery.query(asking(gallery, 2))
+        assert gallery.known(asking(gallery, 2)) is not None
+        (tmp_path / "i").rename(tmp_path / "away")
+        assert gallery.known(data) is None
+        with pytest.raises(UnavailableError):
+            gallery.query(data)
+        gallery.close()
+
+
+def test_originals_are_not_remembered(tmp_path: Path) -> None:
+    picture = tmp_path / "picture"
+    picture.write_bytes(b"before")
+    gallery = OpenGallery(index_of(tmp_path / "i", picture=picture), "birds", offers=["originals"])
+    data = asking(gallery, 0, "originals")
+    assert b"before" in Answer.from_bytes(gallery.query(data)).images
+    picture.write_bytes(b"after")
+    assert b"after" in Answer.from_bytes(gallery.query(data)).images
+    assert gallery.known(data) is None
+    assert gallery.original(0) == b"after"
+    picture.unlink()
+    with pytest.raises(UnknownError, match="no original"):
+        gallery.original(0)
+    gallery.close()
+
+
+def test_what_is_offered_and_what_is_not(gallery: OpenGallery) -> None:
+    assert gallery.info().offers == ("names", "thumbnails")
+    assert read(gallery.map(), PublicPart).offers == ("thumbnails", "names")
+    assert read(gallery.query(asking(gallery, 0, "originals")), Refusal).code == RefusalCode.NOT_OFFERED
+    with pytest.raises(NotOfferedError, match="originals"):
+        gallery.original(1)
+    with pytest.raises(NotOfferedError, match="open"):
+        gallery.classify(asking(gallery, 0), "ann")
+    with pytest.raises(UnknownError, match=r"has a map for: 0\.25"):
+        gallery.map(0.5)
+    before = gallery.stale
+    gallery.index.add(plain_items(unit_rows(1, seed=2)))
+    assert (before, gallery.stale) == (False, True)
+    assert gallery.info().revision == 1
+
+
+def test_a_query_is_answered_by_the_map_that_it_names(gallery: OpenGallery) -> None:
+    old = asking(gallery, 0)
+    gallery.index.publish(EPSILON, 0.5, n_sets=2)
+    assert len(Answer.from_bytes(gallery.query(old)).ids) == COUNT * F
+    assert len(Answer.from_bytes(gallery.query(asking(gallery, 0))).ids) == COUNT * 0.5
+    assert gallery.info().candidates == (0.5, F)
+    gallery.index.publish(EPSILON, 0.5, n_sets=3, keep=1)
+    assert read(gallery.query(old), MapChanged) == MapChanged("birds", 1)
+
+
+def test_deletions_under_load(tmp_path: Path) -> None:
+    """Threads ask while another process deletes: no answer that begins after a deletion holds the item."""
+    index_of(tmp_path / "i").close()
+    gallery, gone, wrong = OpenGallery(Index.open(tmp_path / "i"), "birds"), set[int](), list[int]()
+    data, done = [asking(gallery, number) for number in range(SETS)], threading.Event()
+
+    def ask() -> None:
+        turn = 0
+        while not done.is_set():
+            turn += 1
+            before = set(gone)
+            reply = (gallery.known if turn % 2 else gallery.query)(data[turn % SETS])
+            if reply is not None:
+                wrong.extend(before & set(Answer.from_bytes(reply).ids.tolist()))
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    with Index.open(tmp_path / "i") as other:
+        for number in range(0, 40, 2):
+            other.delete([number])
+            gone.add(number)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert len(gone) == 20
+    assert wrong == []
+    gallery.close()
+
+
+def test_names(tmp_path: Path) -> None:
+    index = index_of(tmp_path / "i")
+    for name in ("", "A", "a b", "-a", "a/", "x" * 65, "a\n", 3):
+        with pytest.raises(ValueError, match="name must be"):
+            OpenGallery(index, name)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="offers must be of"):
+        OpenGallery(index, "a", offers=["codes"])  # type: ignore[list-item]
+    index.close()

@@ -1,0 +1,272 @@
+"""A server as it runs: a process of its own, with clients that are slow, rude or late."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from nearveil.retrieval import Index, Item
+from nearveil.service import Settings, TokenStore, open_galleries, serve
+from nearveil.service._model import FRAME, KEY_HEADER
+from nearveil.service._settings import SettingsError
+
+from ..retrieval.index_places import WEBP, one_thread, unit_rows
+from .serving import index_of
+
+__all__ = ["one_thread"]  # fixture
+
+QUICK = {"HEADER_TIMEOUT": "0.5", "BODY_TIMEOUT": "0.6", "SEND_TIMEOUT": "0.7", "IDLE_TIMEOUT": "3"}
+LARGE = 6_000_000  # bytes: more than the system's buffers of a connection hold
+
+
+@dataclass
+class Process:
+    """`nearveil serve`, its address and a token."""
+
+    running: subprocess.Popen[str]
+    url: str
+    secret: str
+    folder: Path
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def end(self) -> None:
+        """See to it that nothing of it is left."""
+        self.running.kill()
+        self.running.wait()
+        assert self.running.stdout is not None
+        self.running.stdout.close()
+
+    def connect(self, buffer: int | None = None) -> socket.socket:
+        connection = socket.socket()
+        if buffer is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        connection.settimeout(10)
+        try:
+            connection.connect(("127.0.0.1", self.port))
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    def head(self, path: str, *more: str, method: str = "GET") -> bytes:
+        lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {self.secret}", *more, "", ""]
+        return "\r\n".join(lines).encode("latin-1")
+
+    def question(self, body: bytes) -> bytes:
+        told = (f"Content-Type: {FRAME}", f"{KEY_HEADER}: key-{time.monotonic_ns()}", f"Content-Length: {len(body)}")
+        return self.head("/v1/galleries/birds/query", *told, method="POST")
+
+
+def started(folder: Path, *words: str, **told: str) -> Process:
+    with TokenStore(folder / "tokens.db") as store:
+        secret = store.create("ann", scopes=["query", "originals", "metrics"])[1]
+    variables = {f"NEARVEIL_SERVER_{name}": value for name, value in told.items()}
+    running = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-m", "nearveil.cli", "serve", *words, "--port", "0", "--tokens", str(folder / "tokens.db")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=folder,
+        env={**os.environ, **variables, "NEARVEIL_SERVER_LOG_FILE": str(folder / "log.jsonl")},
+    )
+    assert running.stdout is not None
+    line = running.stdout.readline()
+    assert line.startswith("nearveil serves at http"), line
+    return Process(running, line.split()[-1], secret, folder)
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    folder = tmp_path_factory.mktemp("serve")
+    index = index_of(folder / "birds")
+    with index:
+        (folder / "big").write_bytes(bytes(LARGE))
+        index.add([Item(unit_rows(1)[0], "large", WEBP, folder / "big")])
+    galleries = json.dumps([{"name": "birds", "index": str(folder / "birds"), "offers": ["originals"]}])
+    found = started(folder, GALLERIES=galleries, **QUICK)
+    yield found
+    found.end()
+
+
+def closed_after(connection: socket.socket) -> tuple[float, bytes]:
+    """Return how long it took until the other side closed a connection, and what it said before."""
+    began, said = time.monotonic(), b""
+    try:
+        while part := connection.recv(65536):
+            said += part
+    except ConnectionResetError:
+        pass
+    return time.monotonic() - began, said
+
+
+def test_it_answers_over_the_network(process: Process) -> None:
+    with httpx.Client(base_url=process.url, headers={"authorization": f"Bearer {process.secret}"}) as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        reply = client.get("/v1/galleries")
+        assert [one["name"] for one in reply.json()["galleries"]] == ["birds"]
+        assert "server" not in reply.headers
+        assert client.get("/v1/galleries/birds/map").status_code == 200
+
+
+def test_headers_that_do_not_come(process: Process) -> None:
+    with process.connect() as silent, process.connect() as slow:
+        slow.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
+        for connection in (silent, slow):
+            took, said = closed_after(connection)
+            assert said == b""
+            assert took < 5
+
+
+def test_headers_that_do_not_come_the_second_time(process: Process) -> None:
+    with process.connect() as connection:
+        connection.sendall(process.head("/health"))
+        said = b""
+        while not said.endswith(b'{"status":"ok"}'):
+            said += connection.recv(65536)
+        connection.sendall(b"GET /health HTTP/1.1\r\nX: ")
+        assert closed_after(connection)[1] == b""
+
+
+def test_a_body_that_does_not_come(process: Process) -> None:
+    with process.connect() as connection:
+        connection.sendall(process.question(bytes(1000)) + b"begin")
+        _, said = closed_after(connection)
+        assert said.startswith(b"HTTP/1.1 408")
+        assert b'"code":"timeout"' in said
+
+
+def test_a_client_that_does_not_read(process: Process) -> None:
+    with process.connect(buffer=4096) as connection:
+        connection.sendall(process.head("/v1/galleries/birds/items/60/original"))
+        time.sleep(2.0)  # longer than it is waited for
+        _, said = closed_after(connection)
+        assert said.startswith(b"HTTP/1.1 200")
+        assert len(said) < LARGE
+    with process.connect() as connection:  # who reads gets all
+        connection.sendall(process.head("/v1/galleries/birds/items/60/original", "Connection: close"))
+        assert len(closed_after(connection)[1]) > LARGE
+
+
+def test_what_is_not_http(process: Process) -> None:
+    for data in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 10, b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
+        with process.connect() as connection:
+            connection.sendall(data)
+            _, said = closed_after(connection)
+            assert said.startswith(b"HTTP/1.1 400")
+            assert b'"code":"http"' in said
+
+
+def test_headers_without_end(process: Process) -> None:
+    with process.connect() as connection:
+        said = b""
+        try:
+            connection.sendall(b"GET /health HTTP/1.1\r\nX: ")
+            for _ in range(200):
+                connection.sendall(b"x" * 10_000)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        try:
+            said = connection.recv(65536)
+        except ConnectionResetError:
+            return  # it did not even wait for our reading
+        assert said.startswith(b"HTTP/1.1 431")
+
+
+def test_header_injection(process: Process) -> None:
+    for bad in ("a\r\nSet-Cookie: x=y", "a\nSet-Cookie: x=y", "key-0123\x00456"):
+        with process.connect() as connection:
+            told = (f"Content-Type: {FRAME}", f"{KEY_HEADER}: {bad}", "Content-Length: 0", "Connection: close")
+            connection.sendall(process.head("/v1/galleries/birds/query", *told, method="POST"))
+            _, said = closed_after(connection)
+            assert said.split(b" ")[1] in (b"400", b"422")
+            assert b"set-cookie" not in said.lower()
+    with process.connect() as connection:  # two lengths, as those who smuggle requests send them
+        both = ("Content-Length: 3", "Transfer-Encoding: chunked")
+        connection.sendall(process.head("/v1/galleries/birds/query", *both, method="POST") + b"0\r\n\r\n")
+        assert closed_after(connection)[1].split(b" ")[1] in (b"400", b"415", b"422")
+
+
+def test_two_requests_at_once_on_one_connection(process: Process) -> None:
+    with process.connect() as connection:
+        connection.sendall(process.head("/health") + process.head("/ready", "Connection: close"))
+        assert closed_after(connection)[1].count(b"HTTP/1.1 200") == 2
+
+
+def test_it_stops_when_what_is_under_way_is_done(process: Process) -> None:
+    """The last of this process: it ends, with a request half sent that is still answered."""
+    with process.connect() as idle, process.connect() as connection:
+        data = b"no frame at all"
+        connection.sendall(process.question(data) + data[:5])
+        time.sleep(0.2)
+        process.running.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        connection.sendall(data[5:])
+        said = closed_after(connection)[1]
+        assert said.startswith(b"HTTP/1.1 400")
+        assert b"connection: close" in said
+        closed_after(idle)
+    assert process.running.wait(timeout=10) == 0
+    with pytest.raises(ConnectionRefusedError):
+        process.connect()
+    told = [json.loads(line) for line in (process.folder / "log.jsonl").read_text().splitlines()]
+    assert told[-1]["status"] == 400
+    assert process.secret not in (process.folder / "log.jsonl").read_text()
+
+
+def test_tls_and_a_sudden_end(tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    make = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    also = "-addext subjectAltName=DNS:localhost -keyout key.pem -out cert.pem"
+    subprocess.run([openssl, *make.split(), *also.split()], cwd=tmp_path, check=True, capture_output=True)  # noqa: S603
+    index_of(tmp_path / "My Birds").close()
+    trust = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+    process = started(tmp_path, "My Birds", "--tls-cert", "cert.pem", "--tls-key", "key.pem")
+    try:
+        assert process.url.startswith("https://")
+        with httpx.Client(base_url=f"https://localhost:{process.port}", verify=trust) as client:
+            reply = client.get("/v1/galleries/my-birds/map", headers={"authorization": f"Bearer {process.secret}"})
+            assert reply.status_code == 200
+        with httpx.Client() as client, pytest.raises(httpx.RemoteProtocolError):
+            client.get(f"http://localhost:{process.port}/health")
+    finally:
+        process.end()  # kill -9
+    with Index.open(tmp_path / "My Birds") as index, TokenStore(tmp_path / "tokens.db") as store:
+        index.verify()
+        assert store.verify(process.secret) is not None
+
+
+def test_what_cannot_be_served(tmp_path: Path) -> None:
+    store = {"tokens": str(tmp_path / "t.db")}
+    with pytest.raises(SettingsError, match="galleries: there is none"):
+        serve(Settings.load(**store))
+    index_of(tmp_path / "birds").close()
+    birds = [{"name": "birds", "index": str(tmp_path / "birds")}]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(SettingsError, match="host, port: cannot listen"):
+            serve(Settings.load(galleries=birds, port=taken.getsockname()[1], **store))
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).write_text("no certificate")
+    bad = {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
+    with pytest.raises(SettingsError, match="tls_cert, tls_key"):
+        serve(Settings.load(galleries=birds, port=0, **bad, **store))
+    two = [*birds, {"name": "none", "index": str(tmp_path / "none")}]
+    with pytest.raises(ValueError, match="there is none here"):
+        open_galleries(Settings.load(galleries=two, **store))
