@@ -33,6 +33,8 @@ bench: $(VENV)/.bench ## Measure; a table, JSON and a picture
 	$(BIN)/python bench/votes.py --out $(OUT)/bench
 	$(BIN)/python bench/index.py --out $(OUT)/bench
 	$(BIN)/python bench/features.py --out $(OUT)/bench
+	$(BIN)/python bench/classify.py --out $(OUT)/bench
+	$(BIN)/python bench/service.py --out $(OUT)/bench
 
 docs: $(VENV)/.dev ## Build the documentation
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs $(OUT)/docs

@@ -236,9 +236,8 @@ def show(records: Sequence[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    grid = Table(
-        title=f"Server on loopback, {DIMENSION} dimensions, codes of {CODE_BYTES} bytes, epsilon {EPSILON:g}; ratio to the bare endpoint"
-    )
+    told = f"{DIMENSION} dimensions, codes of {CODE_BYTES} bytes, epsilon {EPSILON:g}"
+    grid = Table(title=f"Server on loopback, {told}; ratio to the bare endpoint")
     headings = ("items", "f", "sets", "answer, kB", "clients", "questions/s", "p50, ms", "p99, ms", "bare/s", "p50",
                 "p99", "ratio")  # fmt: skip
     for heading in headings:

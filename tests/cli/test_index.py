@@ -12,6 +12,7 @@ pytest.importorskip("skimage")
 
 from nearveil.cli import _index
 from nearveil.features import HogColor, load_image
+from nearveil.features._finding import EXTRACTORS
 from nearveil.retrieval import Index
 from tests.cli.galleries import COUNT, fine, gallery, picture, refused, run, told
 
@@ -28,7 +29,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     publish = Index.publish
 
     def quick(self: Index, *terms: Any, **more: Any) -> Any:
-        return publish(self, *terms, n_sets=3, **more)  # to choose the number takes most of the time
+        return publish(self, *terms, **{**more, "n_sets": more["n_sets"] or 3})  # to choose it takes most of the time
 
     monkeypatch.setattr(Index, "publish", quick)
     return tmp_path
@@ -71,6 +72,17 @@ def test_a_folder_becomes_a_gallery(folder: Path, here: Path) -> None:
         published, stale = index.current()
         assert not stale
         assert (published.map.nbytes, published.map.n_sets) == (found["map_bytes"], found["sets"])
+
+
+def test_sets_and_bytes_of_codes_stay_until_others_are_given(folder: Path, here: Path) -> None:
+    found = told("index", folder, *HOG, "--sets", 4, "--code-bytes", 20)
+    assert (found["sets"], found["code_bytes"]) == (4, 20)
+    again = told("index", folder, *HOG)
+    assert (again["sets"], again["code_bytes"], again["map_learned"]) == (4, 20, False)
+    other = told("index", folder, *HOG, "--sets", 5)
+    assert (other["sets"], other["code_bytes"], other["map_learned"]) == (5, 20, True)
+    assert "--sets must be from 2 to" in refused("index", folder, *HOG, "--sets", 1)
+    assert "--sets must be from 2 to" in refused("index", folder, *HOG, "--sets", 10_000)
 
 
 def test_a_second_run_does_nothing(folder: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +266,7 @@ def test_an_index_of_other_features_is_refused(folder: Path, here: Path, monkeyp
     def lacking() -> Any:
         raise ModuleNotFoundError("this needs torch: pip install nearveil[torch]")
 
-    monkeypatch.setitem(_index._EXTRACTORS, "mobilenet-v2", lacking)
+    monkeypatch.setitem(EXTRACTORS, "mobilenet-v2", lacking)
     assert "pip install nearveil[torch]" in refused("index", folder, "--extractor", "mobilenet-v2")
 
 

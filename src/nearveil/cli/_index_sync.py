@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,6 +22,36 @@ _LINK = "a link: only what lies in the folder itself is indexed"
 _NO_TEXT = "its name is not text"
 
 Skipped = tuple[Path, str]
+CodeBytes = int | Literal["auto"] | None
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a map is learned for.
+
+    Attributes
+    ----------
+    epsilon, candidates : float
+    n_sets : int or None
+        None for the number that is found best.
+    code_bytes : int, "auto" or None
+        As of ``Index.publish``.
+    """
+
+    epsilon: float = EPSILON
+    candidates: float = CANDIDATES
+    n_sets: int | None = None
+    code_bytes: CodeBytes = "auto"
+
+    @classmethod
+    def of(cls, published: Published) -> "Terms":
+        """Return those of a map that there is."""
+        release = published.release
+        return cls(float(release.epsilon), float(release.candidates), release.n_sets, published.code_bytes)
+
+    def but(self, **given: Any) -> "Terms":
+        """Return these, but for what was given: 0 was given, too, and is an error."""
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -62,9 +93,7 @@ def files_below(root: Path, *, leave_out: Sequence[Path] = ()) -> tuple[list[Pat
     return files, skipped
 
 
-def synchronise(
-    held: Index, root: Path, found: GalleryFeatures, bar: Bars, *, epsilon: float | None, candidates: float | None
-) -> Change:
+def synchronise(held: Index, root: Path, found: GalleryFeatures, bar: Bars, **given: Any) -> Change:
     """Bring an index in step with a folder.
 
     An image is known by its path and its feature: if both are there, nothing is done. Items whose originals lie
@@ -79,8 +108,8 @@ def synchronise(
         All that is below it.
     bar : callable
         Starts a bar of progress.
-    epsilon, candidates : float or None
-        Of the map; as before where not given.
+    **given
+        Terms of the map; as before where they are None.
 
     Returns
     -------
@@ -90,13 +119,13 @@ def synchronise(
     same = _unchanged(held, known, found)
     gone = sorted({number for numbers in known.values() for number in numbers} - set(same.values()))
     new = [position for position, path in enumerate(found.paths) if path not in same]
-    terms = _terms(held, epsilon, candidates)
-    check_terms(len(held) - len(gone) + len(new), *terms)
+    terms = _terms(held).but(**given)
+    check_terms(len(held) - len(gone) + len(new), terms)
     skipped = list(found.skipped)
     added = _add(held, root, found, new, skipped, bar("adding", len(new)))
     held.delete(gone)
     bar("learning the map", None)
-    published, learned = _publish(held, *terms)
+    published, learned = _publish(held, terms)
     return Change(added, len(gone), tuple(skipped), published, learned)
 
 
@@ -147,41 +176,38 @@ def _add(held: Index, root: Path, found: GalleryFeatures, new: list[int], skippe
     return added
 
 
-def _terms(held: Index, epsilon: float | None, candidates: float | None) -> tuple[float, float]:
+def _terms(held: Index) -> Terms:
     try:
-        before = held.current().published.release
+        return Terms.of(held.current().published)
     except NotPublishedError:
-        return usual(EPSILON, CANDIDATES, epsilon, candidates)
-    return usual(float(before.epsilon), float(before.candidates), epsilon, candidates)
+        return Terms()
 
 
-def usual(
-    usual_epsilon: float, usual_candidates: float, epsilon: float | None, candidates: float | None
-) -> tuple[float, float]:
-    """Return what was given, or the usual in its place: 0 was given, too, and is an error."""
-    return usual_epsilon if epsilon is None else epsilon, usual_candidates if candidates is None else candidates
-
-
-def check_terms(items: int, epsilon: float, candidates: float) -> None:
+def check_terms(items: int, terms: Terms) -> None:
     """Raise if no map can be learned, before anything is changed."""
     if items < 2:
         raise ValueError("DIR: a map needs two images at least; nothing was changed")
     try:
-        checked_epsilon(epsilon)
-        candidate_count(candidates, items)
+        checked_epsilon(terms.epsilon)
+        candidate_count(terms.candidates, items)
     except ValueError as error:
         raise ValueError(f"--{error} ({items:,} images); nothing was changed") from None
+    if terms.n_sets is not None and not 2 <= terms.n_sets <= items:
+        raise ValueError(f"--sets must be from 2 to {items:,}, the number of images; nothing was changed")
 
 
-def _publish(held: Index, epsilon: float, candidates: float) -> tuple[Published, bool]:
+def _publish(held: Index, terms: Terms) -> tuple[Published, bool]:
     """Return the map in step with the index, and whether it had to be learned."""
     keep = 2
     try:
         newest, stale = held.current()
-        if not stale and (newest.release.epsilon, newest.release.candidates) == (epsilon, candidates):
+        if not stale and Terms.of(newest) == terms:
             return newest, False
         if not held.alive(newest).all():
             keep = 1  # an older map tells of what was deleted
     except NotPublishedError:
         pass
-    return held.publish(epsilon, candidates, keep=keep), True
+    return (
+        held.publish(terms.epsilon, terms.candidates, n_sets=terms.n_sets, code_bytes=terms.code_bytes, keep=keep),
+        True,
+    )

@@ -1,37 +1,29 @@
-"""``nearveil query``: the nearest images of the local index, asked for privately."""
+"""``nearveil query``: the nearest images of an index here or of a server, asked for privately."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from nearveil.cli import _budget
 from nearveil.cli import _query_view as view
-from nearveil.cli._index import AUTO, Which, chosen, home, make_home, place, shown, words
+from nearveil.cli._index import AUTO, Which, home, make_home, named, place, shown, words
+from nearveil.cli._index_sync import files_below
 from nearveil.features import load_image
 from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetError, new_key
 from nearveil.privacy import Guarantee
-from nearveil.retrieval import (
-    ClientProtocol,
-    Index,
-    NotAnIndexError,
-    NotPublishedError,
-    ProtocolError,
-    Query,
-    ServerProtocol,
-    WireError,
-    served,
-)
-from nearveil.retrieval._wire_schema import read
+from nearveil.retrieval import Index, NotAnIndexError, NotPublishedError
+
+if TYPE_CHECKING:
+    from nearveil.service import Client
 
 ACCOUNT, BUDGET = "queries", 100.0
-_USUAL = 8  # neighbours
-_GALLERY = "local"
 _NO_INDEX = "`nearveil index DIR` makes one; --index or NEARVEIL_INDEX names another"
+_LONGEST_TOKEN = 1000
+_OPTIONS = {"k": "-k", "account": "--account", "url": "--server"}  # where an option has another name than its field
+_MORE = "`nearveil index DIR --candidates` makes them more"
 
 
 def query(
@@ -46,6 +38,33 @@ def query(
             envvar="NEARVEIL_INDEX",
             metavar="PATH_OR_URL",
             help="As `nearveil index --into`; ~/.local/share/nearveil/index by default.",
+        ),
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="Ask a server instead of an index here: https://host:8321.")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="A file with the token for the server.")] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="NEARVEIL_TOKEN",
+            help="The token itself. On a command line others may see it: prefer the file, or the variable.",
+        ),
+    ] = None,
+    gallery: Annotated[str | None, typer.Option(help="Of the server; needed where it has several.")] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="Certificates that the server is known by (PEM), in place of the usual ones.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow plain HTTP to another machine: all on the way see the token.")
+    ] = False,
+    candidates: Annotated[
+        float | None, typer.Option(help="The part of the gallery that the answer holds; there must be a map for it.")
+    ] = None,
+    dummies: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Public images, one of every class: questions about them go with yours, unpaid."
         ),
     ] = None,
     extractor: Which = AUTO,
@@ -69,10 +88,10 @@ def query(
     witness: _budget.Watch = None,
     as_json: _budget.Json = False,
 ) -> None:
-    """Find the images nearest to a private one. The index's side sees the name of one set, and nothing else.
+    """Find the images nearest to a private one. The other side sees the name of one set, and nothing else.
 
     The account pays before the question exists. The image and its feature stay in memory: neither is written down,
-    unless you ask for a contact sheet.
+    unless you ask for a contact sheet. With --server, an index here plays no part.
 
     [bold]Examples[/bold]
 
@@ -81,46 +100,59 @@ def query(
     nearveil query me.jpg --epsilon 2 -k 4 --sheet found.png
 
     nearveil query me.jpg --account holiday --ledger budget.db --json
+
+    nearveil query me.jpg --server https://birds.example:8321 --token-file token.txt --gallery birds
     """
-    where, number = place(index), key or new_key()
-    with words():
-        client = ClientProtocol(epsilon)
-        if sheet is not None:
-            view.check_sheet(sheet, force=force)
+    number = key or new_key()
+    purse = _Purse(ledger, account, witness)
+    with words(), purse, _in_options(number, purse, local=server is None):
+        view.check_sheet(sheet, force=force, among_dummies=dummies is not None)
         pixels = load_image(image)
-        with _opened(where) as held:
-            server = _server(held, where)
-            public = client.take_public(server.reply(client.public_request()))
-            count = _count(k, client.candidates)
-            feature = chosen(extractor, public.fingerprint).extract([pixels])[0]
-            with _payer(ledger, account, witness) as (payer, opened):
-                question, debit = _ask(client, feature, payer, number, thumbnails=sheet is not None)
-                try:
-                    found = client.take_answer(server.reply(question), count)
-                except (ProtocolError, WireError) as error:
-                    raise ProtocolError(f"{error}. It is paid for: --key {number} asks the same again") from None
-                balance = payer.balance()
-            # Of all candidates alike: what is looked up must not tell which of them were chosen.
-            names = {item.id: item.name for item in held.items(found.answer.ids, lenient=True)}
-            stale = held.current().stale
-    outcome = view.Outcome(
-        names=[names.get(one, "(deleted)") for one in found.ids.tolist()],
-        similarities=found.scores.tolist(),
-        found=found,
-        named=int(read(question, Query).message["sets"][0]),
-        n_sets=public.map.n_sets,
-        promise=client.guarantee,
-        repeated=debit.repeated,
-        key=number,
-        balance=balance,
-        opened=opened,
-        stale=stale,
-    )
+        common: dict[str, Any] = {"account": purse, "extractor": None if extractor == AUTO else named(extractor)}
+        with _client(server, index, gallery, _token(token_file, token, server), common, ca, insecure) as (client, held):
+            nearest = client.nearest(
+                pixels,
+                k,
+                epsilon,
+                candidates,
+                gallery=gallery,
+                thumbnails=sheet is not None,
+                dummies=_public_images(dummies),
+                key=number,
+            )
+            stale = held is not None and held.current().stale
+        outcome = view.Outcome(nearest, purse.account.balance(), purse.opened, stale, server)
     # What was paid for is shown first: a sheet that cannot be written must not lose it.
     view.show(outcome, sheet, as_json=as_json)
     if sheet is not None:
         with words():
             view.write_sheet(outcome, pixels, sheet, force=force)
+
+
+@contextmanager
+def _client(
+    server: str | None,
+    index: str | None,
+    gallery: str | None,
+    token: str | None,
+    common: dict[str, Any],
+    ca: Path | None,
+    insecure: bool,
+) -> Iterator[tuple["Client", Index | None]]:
+    """Yield who asks, and the index where it is here."""
+    from nearveil.service import Client
+
+    if server is not None:
+        if "://" not in server:
+            raise ValueError("--server: it must look like https://host:8321")
+        with Client(server, token, ca=ca, insecure=insecure, **common) as client:
+            yield client, None
+        return
+    if gallery is not None:
+        raise ValueError("--gallery: an index here has one gallery: leave it out, or name a --server")
+    where = place(index)
+    with _opened(where) as held, Client(held, **common) as client:
+        yield client, held
 
 
 @contextmanager
@@ -130,42 +162,97 @@ def _opened(where: str) -> Iterator[Index]:
     except NotAnIndexError:
         raise NotAnIndexError(f"there is no index at {shown(where)}: {_NO_INDEX}") from None
     with held:
+        try:
+            held.current()
+        except NotPublishedError:
+            raise NotPublishedError(
+                f"the index at {shown(where)} has no map yet: run `nearveil index DIR` again"
+            ) from None
         yield held
 
 
-def _server(held: Index, where: str) -> ServerProtocol:
-    try:
-        return ServerProtocol(*served(held, _GALLERY))
-    except NotPublishedError:
-        raise NotPublishedError(f"the index at {shown(where)} has no map yet: run `nearveil index DIR` again") from None
+def _token(file: Path | None, given: str | None, server: str | None) -> str | None:
+    """Return the token: of the file if there is one, else as given."""
+    if server is None or file is None:
+        return given
+    with file.open("rb") as content:
+        return content.read(_LONGEST_TOKEN).decode("ascii", "replace").strip()
 
 
-def _count(k: int | None, candidates: int) -> int:
-    """Return how many to find. Checked before anything is paid."""
-    if k is None:
-        return min(_USUAL, candidates)
-    if k > candidates:
-        raise ValueError(
-            f"-k: at most {candidates}, the images of an answer; `nearveil index DIR --candidates` makes them more"
-        )
-    return k
+def _public_images(folder: Path | None) -> list[Path]:
+    if folder is None:
+        return []
+    if not folder.is_dir():
+        raise ValueError(f"--dummies: there is no folder at {folder}")
+    found = files_below(folder)[0]
+    if not found:
+        raise ValueError(f"--dummies: there is no image below {folder}")
+    return found
 
 
 @contextmanager
-def _payer(ledger: str | None, account: str | None, witness: Path | None) -> Iterator[tuple[Account, str]]:
-    """Yield who pays, and where it was opened if it was not there."""
-    if ledger is None:
-        make_home()
-        ledger = str(home() / "ledger.db")
-    if account is not None:
-        _budget._must_exist(ledger)
-    with Ledger(ledger, witness=witness, timeout=_budget._PATIENCE) as book:
-        if account is not None:
-            yield _budget._account(book, account), ""
-        elif any(one.name == ACCOUNT for one in book.accounts()):
-            yield book.account(ACCOUNT), ""
-        else:
-            yield _first(book), shown(ledger)
+def _in_options(key: str, purse: "_Purse", *, local: bool) -> Iterator[None]:
+    """Say what is wrong in the words of the command line."""
+    from nearveil.service._client_errors import QuestionError, UnansweredError
+
+    try:
+        yield
+    except QuestionError as error:
+        more = f"; {_MORE}" if local and error.field == "k" else ""
+        name = _OPTIONS.get(error.field, f"--{error.field}")
+        raise ValueError(f"{name}: {error.words}{more}") from None
+    except UnansweredError as error:
+        again = f"{error.reason}. It is paid for: --key {error.key} asks the same again"
+        raise ValueError(again if error.again else str(error)) from None
+    except KeyboardInterrupt:
+        if purse.has_paid:
+            typer.echo(f"It is paid for: --key {key} asks the same again", err=True)
+        raise
+
+
+class _Purse:
+    """Opens the ledger and the account when there is something to pay: what is refused before leaves no trace."""
+
+    def __init__(self, ledger: str | None, account: str | None, witness: Path | None) -> None:
+        self._where, self._name, self._witness = ledger, account, witness
+        self._book: Ledger | None = None
+        self.opened = ""
+        self.has_paid = False
+
+    def spend(self, promise: Guarantee, key: str, /) -> Debit:
+        """Debit the account."""
+        self.account = self._account()
+        try:
+            found = self.account.spend(promise, key)
+        except OverBudgetError as refused:
+            raise ValueError(
+                f"{refused}. Nothing was asked. Ask with a lower --epsilon, or open another account "
+                "(`nearveil budget create`) and name it with --account"
+            ) from None
+        self.has_paid = True
+        return found
+
+    def _account(self) -> Account:
+        ledger = self._where
+        if ledger is None:
+            make_home()
+            ledger = str(home() / "ledger.db")
+        if self._name is not None:
+            _budget._must_exist(ledger)
+        self._book = book = Ledger(ledger, witness=self._witness, timeout=_budget._PATIENCE)
+        if self._name is not None:
+            return _budget._account(book, self._name)
+        if any(one.name == ACCOUNT for one in book.accounts()):
+            return book.account(ACCOUNT)
+        found, self.opened = _first(book), shown(ledger)
+        return found
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *told: object) -> None:
+        if self._book is not None:
+            self._book.close()
 
 
 def _first(book: Ledger) -> Account:
@@ -175,23 +262,3 @@ def _first(book: Ledger) -> Account:
         )
     except AccountError:  # another process was faster
         return book.account(ACCOUNT)
-
-
-def _ask(
-    client: ClientProtocol, feature: NDArray[np.float32], payer: Account, key: str, *, thumbnails: bool
-) -> tuple[bytes, Debit]:
-    """Pay and make the question; return it with the debit."""
-    debits: list[Debit] = []
-
-    def spend(promise: Guarantee) -> Debit:
-        debits.append(payer.spend(promise, key))
-        return debits[-1]
-
-    try:
-        question = client.ask(feature, spend=spend, extras="thumbnails" if thumbnails else "none")
-    except OverBudgetError as refused:
-        raise ValueError(
-            f"{refused}. Nothing was asked. Ask with a lower --epsilon, or open another account "
-            "(`nearveil budget create`) and name it with --account"
-        ) from None
-    return question, debits[0]

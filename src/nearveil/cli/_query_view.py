@@ -2,9 +2,9 @@
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -16,8 +16,12 @@ from nearveil.features._images import Pixels
 from nearveil.ledger import Balance
 from nearveil.ledger._amounts import shown_down
 from nearveil.privacy import Guarantee
-from nearveil.retrieval import Found
 from nearveil.study._sheet import Sheet, draw, right_set
+
+if TYPE_CHECKING:
+    from nearveil.service._results import Nearest
+
+_NAMELESS = "(no name)"
 
 
 @dataclass(frozen=True)
@@ -26,43 +30,46 @@ class Outcome:
 
     Attributes
     ----------
-    names : sequence of k str
-    similarities : sequence of k float
-    found : Found
-    named, n_sets : int
-        The set that the message names, and how many there are.
-    promise : Guarantee
-    repeated : bool
-        Whether the key was paid before.
-    key : str
+    nearest : Nearest
     balance : Balance
     opened : str
         The ledger in which the account was opened just now; empty if it was there.
     stale : bool
         Whether the index has changed since its map was learned.
+    server : str or None
+        Who was asked; None for an index here.
     """
 
-    names: Sequence[str]
-    similarities: Sequence[float]
-    found: Found = field(repr=False)
-    named: int
-    n_sets: int
-    promise: Guarantee
-    repeated: bool
-    key: str
+    nearest: "Nearest"
     balance: Balance
     opened: str
     stale: bool
+    server: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Of the images that were found."""
+        return [match.name or _NAMELESS for match in self.nearest.matches]
+
+    @property
+    def similarities(self) -> list[float]:
+        """Of the images that were found."""
+        return [match.similarity for match in self.nearest.matches]
+
+    @property
+    def promise(self) -> Guarantee:
+        """Of the message."""
+        return self.nearest.guarantee
 
     @property
     def paid(self) -> float:
         """What this run cost."""
-        return 0.0 if self.repeated else self.promise.epsilon
+        return 0.0 if self.nearest.repeated else self.promise.epsilon
 
     @property
     def right(self) -> float:
         """How often a message names the set that suits its image."""
-        return right_set(self.promise.epsilon, self.n_sets)
+        return right_set(self.promise.epsilon, self.nearest.n_sets)
 
     @property
     def notes(self) -> list[str]:
@@ -74,7 +81,7 @@ class Outcome:
                 f"Opened the account {balance.account!r} in {self.opened}: epsilon {balance.epsilon:g} at delta "
                 f"{balance.delta:g} for all questions together. See `nearveil budget show --ledger {self.opened}`."
             )
-        if self.repeated:
+        if self.nearest.repeated:
             notes.append("This key was paid before: the same message was sent again, for nothing.")
         if self.stale:
             notes.append("The index has changed since its map was made: run `nearveil index DIR` to find what is new.")
@@ -94,7 +101,7 @@ def show(outcome: Outcome, sheet: Path | None, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(_as_json(outcome, sheet), allow_nan=False))
         return
-    balance, promise, held = outcome.balance, outcome.promise, len(outcome.found.answer.ids)
+    balance, nearest = outcome.balance, outcome.nearest
     grid = Table()
     grid.add_column("", justify="right")
     grid.add_column("name", overflow="fold")
@@ -104,21 +111,39 @@ def show(outcome: Outcome, sheet: Path | None, *, as_json: bool) -> None:
     console = Console(highlight=False)
     console.print(grid)
     for line in (
-        f"The other side saw: set {outcome.named + 1} of {outcome.n_sets}, and sent all {held:,} images of it; these "
-        f"were chosen here. A message names the set that suits its image with probability {outcome.right:.2f}, and "
-        "else any other.",
-        str(promise),
+        _seen(outcome),
+        str(outcome.promise),
         f"Paid: epsilon {outcome.paid:g}, from the account {balance.account!r}; left: {shown_down(balance.left)} of "
         f"{balance.epsilon:g}.",
         *outcome.notes,
-        f"To see this answer again, for nothing: --key {outcome.key}, with the same image.",
+        f"To see this answer again, for nothing: --key {nearest.key}, with the same image.",
         *([] if sheet is None else [f"Contact sheet: {sheet}"]),
     ):
         console.print(Text(clean(line)), soft_wrap=True)
 
 
-def check_sheet(path: Path, *, force: bool) -> None:
-    """Raise unless a contact sheet may be written here; before anything is paid."""
+def _seen(outcome: Outcome) -> str:
+    """Return what the other side knows now."""
+    nearest = outcome.nearest
+    if nearest.set is None:
+        return (
+            f"The other side saw: {len(nearest.sets)} messages in random order, one of them about your image, and sent "
+            f"the {nearest.candidates:,} images of their sets; these were chosen here. Yours names the set that suits "
+            f"its image with probability {outcome.right:.2f}, and else any other."
+        )
+    return (
+        f"The other side saw: set {nearest.set + 1} of {nearest.n_sets}, and sent all {nearest.candidates:,} images of "
+        f"it; these were chosen here. A message names the set that suits its image with probability "
+        f"{outcome.right:.2f}, and else any other."
+    )
+
+
+def check_sheet(path: Path | None, *, force: bool, among_dummies: bool) -> None:
+    """Raise unless a contact sheet may be written here, or none is wanted; before anything is paid."""
+    if path is None:
+        return
+    if among_dummies:
+        raise ValueError("--sheet: it shows one message, and --dummies sends many: leave one of them out")
     if path.suffix.lower() != ".png":
         raise ValueError("--sheet: it must end in .png")
     if not path.absolute().parent.is_dir():
@@ -143,12 +168,12 @@ def write_sheet(outcome: Outcome, pixels: Pixels, path: Path, *, force: bool) ->
     captions = [
         f"{clean(Path(name).stem)}\n{rank}: {similarity:.3f}" for rank, (name, similarity) in enumerate(pairs, 1)
     ]
-    found = outcome.found
+    found, nearest = outcome.nearest.found, outcome.nearest
     content = draw(
         Sheet(
             query=pixels,
-            named=outcome.named,
-            n_sets=outcome.n_sets,
+            named=nearest.sets[0],
+            n_sets=nearest.n_sets,
             candidates=found.answer.images,
             found=found.images,
             captions=captions,
@@ -162,14 +187,22 @@ def write_sheet(outcome: Outcome, pixels: Pixels, path: Path, *, force: bool) ->
 
 
 def _as_json(outcome: Outcome, sheet: Path | None) -> dict[str, object]:
-    chosen = zip(outcome.found.ids.tolist(), outcome.names, outcome.similarities, strict=True)
+    nearest, names = outcome.nearest, outcome.names
     return {
         "found": [
-            {"rank": rank, "id": one, "name": name, "similarity": similarity}
-            for rank, (one, name, similarity) in enumerate(chosen, 1)
+            {"rank": rank, "id": one.id, "name": name, "similarity": one.similarity}
+            for rank, (one, name) in enumerate(zip(nearest.matches, names, strict=True), 1)
         ],
-        "server_saw": {"set": outcome.named, "of": outcome.n_sets, "probability_of_the_right_one": outcome.right},
-        "candidates": len(outcome.found.answer.ids),
+        "server": outcome.server,
+        "server_saw": {
+            "set": nearest.set,
+            "sets": list(nearest.sets),
+            "of": nearest.n_sets,
+            "probability_of_the_right_one": outcome.right,
+        },
+        "candidates": nearest.candidates,
+        "bytes_sent": nearest.bytes_sent,
+        "bytes_received": nearest.bytes_received,
         "epsilon": outcome.promise.epsilon,
         "promise": str(outcome.promise),
         "paid": outcome.paid,
@@ -177,8 +210,8 @@ def _as_json(outcome: Outcome, sheet: Path | None) -> dict[str, object]:
         "spent": number(outcome.balance.spent),
         "left": outcome.balance.left,
         "opened": outcome.opened or None,
-        "key": outcome.key,
-        "repeated": outcome.repeated,
+        "key": nearest.key,
+        "repeated": nearest.repeated,
         "sheet": None if sheet is None else str(sheet),
         "notes": outcome.notes,
     }

@@ -1,0 +1,210 @@
+"""``nearveil query --server``: the same words for a gallery elsewhere; and what is new for one here."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("PIL")
+pytest.importorskip("skimage")
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+
+import uvicorn
+
+from nearveil.ledger import Ledger
+from nearveil.retrieval import Index
+from nearveil.service import Client, OpenGallery, Settings, TokenStore, create_app
+from nearveil.service._errors import UnavailableError
+from tests.cli.galleries import colour, fine, gallery, picture, refused, run, told
+
+SURE = ("--epsilon", 40)  # the set that suits the image is named, but for a chance of 1e-16
+
+
+@dataclass
+class Served:
+    """A server on loopback, its gallery and a token for it."""
+
+    url: str
+    token: str
+    gallery: OpenGallery
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    gallery(folder / "photos")
+    fine("index", folder / "photos", "--into", folder / "index", "--extractor", "hog", "--candidates", 0.2)
+    with Index.open(folder / "index") as index, TokenStore(folder / "tokens.db") as tokens:
+        held = OpenGallery(index, "photos")
+        settings = Settings(tokens=str(folder / "tokens.db"), log_file=folder / "log", rate=None)
+        server = uvicorn.Server(uvicorn.Config(create_app([held], tokens, settings), log_config=None))
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+            thread.start()
+            while not server.started:
+                time.sleep(0.01)
+            port = listening.getsockname()[1]
+            yield Served(f"http://127.0.0.1:{port}", tokens.create("test")[1], held, folder)
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("NEARVEIL_INDEX", "NEARVEIL_LEDGER", "NEARVEIL_WITNESS", "NEARVEIL_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def image(here: Path) -> Path:
+    """Return an image that looks like number 7 of the gallery, and is not in it."""
+    return picture(here / "private.png", colour(7), seed=1000)
+
+
+@pytest.fixture
+def words(served: Served, here: Path) -> tuple[Any, ...]:
+    (here / "token.txt").write_text(f"{served.token}\n")
+    return ("--server", served.url, "--token-file", here / "token.txt")
+
+
+def debits(here: Path) -> int:
+    place = here / "data" / "nearveil" / "ledger.db"
+    if not place.exists():
+        return 0
+    with Ledger(place, read_only=True) as book:
+        return sum(entry.kind == "debit" for one in book.accounts() for entry in one.history())
+
+
+def test_a_server_is_asked_with_the_same_words(image: Path, served: Served, words: tuple[Any, ...], here: Path) -> None:
+    far = told("query", image, *SURE, "-k", 3, *words)
+    near = told("query", image, *SURE, "-k", 3, "--index", served.folder / "index")
+    assert far["found"] == near["found"]
+    assert far["server_saw"] == near["server_saw"]
+    assert far.keys() == near.keys()
+    assert (far["server"], near["server"]) == (served.url, None)
+    assert (far["paid"], far["left"], near["left"], far["candidates"]) == (40.0, 60.0, 20.0, 8)
+    assert 0 < far["bytes_sent"] < 1000 < far["bytes_received"]
+
+
+def test_the_token_may_come_from_the_environment(
+    image: Path, served: Served, monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    assert "--token: a server needs one" in refused("query", image, "--server", served.url)
+    monkeypatch.setenv("NEARVEIL_TOKEN", served.token)
+    text = fine("query", image, "--server", served.url, "--gallery", "photos", "--sheet", "found.png")
+    assert "The other side saw: set " in text
+    assert (here / "found.png").exists()
+    assert served.token not in text + fine("query", "--help")
+
+
+def test_a_wrong_token_is_not_shown_and_costs_nothing(image: Path, served: Served, here: Path) -> None:
+    for token in ("nv_0123456789abcdef_wrong", "a b", "x\ny"):
+        text = refused("query", image, "--server", served.url, "--token", token)
+        assert "401" in text or "--token: it must be" in text
+        assert token not in text
+    (here / "bytes").write_bytes(b"\xff" * 2000)
+    assert "--token: it must be" in refused("query", image, "--server", served.url, "--token-file", "bytes")
+    assert "No such file" in refused("query", image, "--server", served.url, "--token-file", "nowhere")
+    assert debits(here) == 0
+
+
+def test_what_is_refused_costs_nothing(image: Path, served: Served, words: tuple[Any, ...], here: Path) -> None:
+    (here / "empty").mkdir()
+    for more, said in {
+        (*words, "--gallery", "cars"): "--gallery: there is none named 'cars'; there are photos (open)",
+        (*words, "--candidates", "0.5"): "404 unknown",
+        (*words, "--candidates", "7"): "--candidates: it must be a fraction",
+        (*words, "-k", "9"): "-k: at most 8, the images of an answer",
+        (*words, "--extractor", "nothing"): "--extractor must be one of",
+        (*words, "--dummies", "empty"): "--dummies: there is no image below",
+        (*words, "--dummies", "nowhere"): "--dummies: there is no folder",
+        (*words, "--dummies", "empty", "--sheet", "sheet.png"): "--sheet: it shows one message",
+        (*words, "--ca", "nowhere.pem"): "--ca: the files of certificates",
+        ("--server", "http://birds.example", "--token", "x"): "--server: it must begin with https",
+        ("--server", "birds.example", "--token", "x"): "--server: it must look like https://host:8321",
+        ("--gallery", "birds"): "--gallery: an index here has one gallery",
+    }.items():
+        text = refused("query", image, *more)
+        assert said in text, text
+        assert "private.png" not in text
+    assert debits(here) == 0
+
+
+def test_nobody_listens(image: Path, words: tuple[Any, ...], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    text = refused("query", image, *words[2:], "--server", f"http://127.0.0.1:{port}")
+    assert "the server cannot be reached" in text
+    assert debits(here) == 0
+
+
+def test_what_was_paid_for_can_be_asked_again(
+    image: Path, served: Served, words: tuple[Any, ...], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+
+    def gone(self: OpenGallery, data: bytes) -> bytes:
+        raise UnavailableError("the gallery cannot be read now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenGallery, "query", gone)
+        patch.setattr(OpenGallery, "known", lambda *_: None)
+        text = refused("query", image, *words)
+    assert "the gallery cannot be read now" in text
+    key = text.split("It is paid for: --key ")[1].split()[0]
+    found = told("query", image, *words, "--key", key)
+    assert (found["paid"], found["repeated"]) == (0.0, True)
+    assert debits(here) == 1
+
+
+def test_dummies_go_with_the_question(image: Path, served: Served, words: tuple[Any, ...], here: Path) -> None:
+    for number in range(3):
+        picture(here / "public" / f"{number}.png", colour(10 * number), number)
+    for where in (words, ("--index", served.folder / "index")):
+        found = told("query", image, "-k", 3, "--dummies", "public", *where)
+        assert found["server_saw"]["set"] is None
+        assert len(found["server_saw"]["sets"]) == 4
+        assert found["paid"] == 4.0
+    text = fine("query", image, "--dummies", "public", *words)
+    assert "4 messages in random order, one of them about your image" in text
+    assert debits(here) == 3
+
+
+def test_who_interrupts_is_told_the_key(
+    image: Path, words: tuple[Any, ...], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nearest = Client.nearest
+
+    def interrupted(self: Client, *told: Any, **more: Any) -> Any:
+        nearest(self, *told, **more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "nearest", interrupted)
+    result = run("query", image, *words, "--key", "mine")
+    assert result.exit_code != 0
+    assert "It is paid for: --key mine asks the same again" in result.output
+    assert debits(here) == 1
+
+
+def test_a_nameless_image_is_shown_as_such(image: Path, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = Index.items
+
+    def unnamed(self: Index, ids: Any, **more: Any) -> Any:
+        del ids
+        return items(self, [], **more)  # deleted while it is asked for
+
+    monkeypatch.setattr(Index, "items", unnamed)
+    found = told("query", image, "--index", served.folder / "index")
+    assert {one["name"] for one in found["found"]} == {"(no name)"}
