@@ -233,6 +233,18 @@ def test_caps_decline_and_then_refuse() -> None:
         voter.predict(QUERIES[:1])
 
 
+def test_an_account_opens_where_the_ledger_composes_a_little_coarser(tmp_path: Path) -> None:
+    X, y = make_blobs(60, centers=3, random_state=0)
+    with Ledger(tmp_path / "ledger.db") as ledger:
+        voter = PateClassifier(
+            5, mechanism="gnmax", vote_noise=4.0, max_answered=2, classes=range(3), ledger=ledger, account="teachers"
+        ).fit(X, y)
+        account = ledger.account("teachers")
+        assert account.epsilon == pytest.approx(voter.guarantee.epsilon, rel=1e-3)
+        assert account.epsilon >= voter.guarantee.epsilon
+        assert len(voter.predict(X[:2])) == 2
+
+
 def test_an_account_pays_and_is_shared(tmp_path: Path) -> None:
     with Ledger(str(tmp_path / "ledger.db"), witness=tmp_path / "witness") as ledger:
         terms: dict[str, Any] = {"mechanism": "lnmax", "epsilon": 2.0, "max_answered": 12, "classes": range(3)}

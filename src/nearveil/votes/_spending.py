@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from dp_accounting import DpEvent
 
 from nearveil.ledger import Account, AccountError, Debit, KeySpentError, Ledger, OverBudgetError
+from nearveil.ledger._account import open_budget, plan_cost
 from nearveil.ledger._budget import RefusedError
 from nearveil.ledger._events import charge_of
 from nearveil.ledger._figures import refusal
@@ -201,13 +202,15 @@ def _named(ledger: Ledger, name: str, plan: VotePlan, promise: Guarantee) -> Acc
     try:
         return ledger.account(name)
     except AccountError:
+        # The ledger composes plans on a grid of its own, which may find a little more than the promise says.
+        cost = plan_cost(open_budget(promise.epsilon, promise.delta, plan.events, "add-remove"))
         return ledger.open_account(
             name,
             owner="nearveil.votes",
             protects="database",
             unit=promise.unit,
             relation="add-remove",
-            epsilon=promise.epsilon,
+            epsilon=max(promise.epsilon, cost or 0.0),
             delta=promise.delta,
             plan=plan.events,
         )
