@@ -287,7 +287,12 @@ def test_a_deleted_item_is_in_no_answer_that_begins_later(server: Server, tmp_pa
 def test_a_look_serves_one_turn_of_the_loop_and_no_longer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     desk, looks = server.client.app.state.desk, []
     current = server.gallery.current
-    monkeypatch.setattr(server.gallery, "current", lambda: looks.append(1) or current())
+
+    def watched() -> bool:
+        looks.append(1)
+        return current()
+
+    monkeypatch.setattr(server.gallery, "current", watched)
     data = server.query()
     server.ask(data)
     looks.clear()
@@ -388,7 +393,7 @@ def test_an_index_in_postgresql_and_its_server_restarted(tmp_path: Path, index_u
 
 
 def test_what_nobody_thought_of_is_not_told(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> bytes:
+    def broken(*_: object, **__: object) -> bytes:
         raise RuntimeError("a secret in an error")
 
     monkeypatch.setattr(server.gallery, "known_map", broken)
