@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from nearveil.retrieval._wire import Kind
-from nearveil.retrieval._wire_schema import Refusal, RefusalCode, read
 from nearveil.service._edge import VISIT, Visit
 from nearveil.service._errors import BusyError, FieldError, MediaError, ServiceError, UnknownError
+from nearveil.service._frames import frame_status
 from nearveil.service._galleries import Gallery, QuickGallery
 from nearveil.service._limits import Buckets, Replays, Workers, read_body
 from nearveil.service._logs import LineWriter
@@ -27,16 +26,8 @@ from nearveil.service._tokens import TokenStore
 
 _LOG = logging.getLogger(__name__)
 _KEY, _FRAME = re.compile(KEY), FRAME.encode()
-_KIND = 4  # where a frame says what it holds
 _READY = 1.0  # seconds that a look at all galleries is believed: anybody may ask for one
 _MAPS = 8  # of a gallery whose digests are remembered
-_STATUSES = {
-    RefusalCode.MALFORMED: 400,
-    RefusalCode.VERSION: 400,
-    RefusalCode.NOT_OFFERED: 403,
-    RefusalCode.TOO_LARGE: 413,
-    RefusalCode.FAILED: 503,
-}
 
 
 @dataclass(eq=False)
@@ -181,13 +172,7 @@ def visit_of(request: Request) -> Visit:
 
 def framed(reply: bytes) -> Response:
     """Return a frame with the status that belongs to what it says."""
-    kind = reply[_KIND]
-    if kind == Kind.ANSWER:
-        status = 200
-    elif kind == Kind.MAP_CHANGED:
-        status = 409
-    else:
-        status = _STATUSES[read(reply, Refusal).code]
+    status = frame_status(reply)
     return Response(reply, status, {"retry-after": "2"} if status == 503 else None, FRAME)
 
 

@@ -19,6 +19,7 @@ from nearveil.retrieval._wire import Kind
 from nearveil.retrieval._wire_schema import MapChanged
 from nearveil.service._cache import ByteCache
 from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
+from nearveil.service._frames import FLAGS, KIND
 from nearveil.service._model import GALLERY_NAME, Classification, GalleryInfo
 from nearveil.service._shown import Settled, Shown
 
@@ -27,7 +28,6 @@ Offer = Literal["names", "thumbnails", "originals"]
 OFFERS: tuple[Offer, ...] = get_args(Offer)
 _LONGEST_KEY = 4096  # bytes of a query whose answer is remembered: ours have some hundred
 _CACHE = 64 << 20
-_KIND, _FLAGS = 4, 5  # where a frame says what it is
 _ORIGINALS, _NOTHING_ELSE = EXTRAS.index("originals"), bytes([EXTRAS.index("none")])
 
 
@@ -238,7 +238,7 @@ class OpenGallery:
         shown = self._shown if looked else self._quick()
         if shown is None:
             return None
-        if shown.small and data[_FLAGS : _FLAGS + 1] == _NOTHING_ELSE:  # ids and codes lie in memory
+        if shown.small and data[FLAGS : FLAGS + 1] == _NOTHING_ELSE:  # ids and codes lie in memory
             return self._reply(shown, data)
         return shown.answers.get(data)
 
@@ -287,7 +287,7 @@ class OpenGallery:
             return MapChanged(self._name, 0).to_bytes()
         found = shown.protocol.answer(data)
         # Originals may be files, which change without our knowing.
-        if found[_KIND] == Kind.ANSWER and found[_FLAGS] != _ORIGINALS and len(data) <= _LONGEST_KEY:
+        if found[KIND] == Kind.ANSWER and found[FLAGS] != _ORIGINALS and len(data) <= _LONGEST_KEY:
             shown.answers.put(data, found)
         return found
 

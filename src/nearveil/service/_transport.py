@@ -4,15 +4,14 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from nearveil.retrieval._wire import Kind
 from nearveil.service._errors import ServiceError
+from nearveil.service._frames import frame_status
 from nearveil.service._galleries import Gallery
 from nearveil.service._model import FRAME, Galleries, Problem
 
 What = Literal["galleries", "map", "query", "classify", "original"]
 JSON, BYTES = "application/json", "application/octet-stream"
 _LOCAL = "local"  # who asks
-_KIND = 4  # where a frame says what it holds
 
 
 @dataclass(frozen=True)
@@ -139,5 +138,4 @@ def _unless_known(data: bytes, etag: str) -> Response:
 
 
 def _framed(data: bytes) -> Response:
-    statuses = {Kind.ANSWER: 200, Kind.MAP_CHANGED: 409}
-    return Response(statuses.get(Kind(data[_KIND]), 400), FRAME, data)
+    return Response(frame_status(data), FRAME, data)

@@ -1,0 +1,35 @@
+"""What a frame of the protocol is called in HTTP."""
+
+from nearveil.retrieval._wire import Kind
+from nearveil.retrieval._wire_schema import Refusal, RefusalCode, read
+
+KIND, FLAGS = 4, 5  # where a frame says what it holds
+_REFUSALS = {
+    RefusalCode.MALFORMED: 400,
+    RefusalCode.VERSION: 400,
+    RefusalCode.NOT_OFFERED: 403,
+    RefusalCode.TOO_LARGE: 413,
+    RefusalCode.FAILED: 503,
+}
+
+
+def frame_status(reply: bytes) -> int:
+    """Return the status of a reply to a query.
+
+    Parameters
+    ----------
+    reply : bytes
+        The frame of an answer, of a map that has changed, or of a refusal; our own, not a stranger's.
+
+    Returns
+    -------
+    int
+
+    Examples
+    --------
+    >>> frame_status(Refusal(RefusalCode.TOO_LARGE, "too large").to_bytes())
+    413
+    """
+    if reply[KIND] == Kind.ANSWER:
+        return 200
+    return 409 if reply[KIND] == Kind.MAP_CHANGED else _REFUSALS[read(reply, Refusal).code]
