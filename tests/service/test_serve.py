@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from nearveil.retrieval import Index, Item
-from nearveil.service import Settings, TokenStore, open_galleries, serve
+from nearveil.service import Client, Settings, TokenStore, UnreachableError, open_galleries, serve
 from nearveil.service._model import FRAME, KEY_HEADER
 from nearveil.service._settings import SettingsError
 
@@ -236,12 +236,20 @@ def test_tls_and_a_sudden_end(tmp_path: Path) -> None:
     subprocess.run([openssl, *make.split(), *also.split()], cwd=tmp_path, check=True, capture_output=True)  # noqa: S603
     index_of(tmp_path / "My Birds").close()
     trust = ssl.create_default_context(cafile=tmp_path / "cert.pem")
-    process = started(tmp_path, "My Birds", "--tls-cert", "cert.pem", "--tls-key", "key.pem")
+    own = (tmp_path / "cert.pem", tmp_path / "key.pem")  # signed by itself, so it is its own authority
+    tls = ("--tls-cert", "cert.pem", "--tls-key", "key.pem", "--tls-client-ca", "cert.pem")
+    process = started(tmp_path, "My Birds", *tls)
+    where = f"https://localhost:{process.port}"
     try:
         assert process.url.startswith("https://")
-        with httpx.Client(base_url=f"https://localhost:{process.port}", verify=trust) as client:
-            reply = client.get("/v1/galleries/my-birds/map", headers={"authorization": f"Bearer {process.secret}"})
-            assert reply.status_code == 200
+        with Client(where, process.secret, ca=own[0], certificate=own) as known:
+            assert [one.name for one in known.galleries()] == ["my-birds"]
+        with Client(where, process.secret, ca=own[0], retries=0) as stranger, pytest.raises(UnreachableError):
+            stranger.galleries()
+        with Client(where, process.secret, certificate=own, retries=0) as wary, pytest.raises(UnreachableError):
+            wary.galleries()  # the usual authorities do not know this server
+        with httpx.Client(verify=trust) as client, pytest.raises(httpx.TransportError):
+            client.get(f"{where}/health")
         with httpx.Client() as client, pytest.raises(httpx.RemoteProtocolError):
             client.get(f"http://localhost:{process.port}/health")
     finally:
