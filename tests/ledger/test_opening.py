@@ -224,3 +224,15 @@ def test_what_was_being_written_is_not_told(tmp_path: Path) -> None:
         with pytest.raises(sa.exc.OperationalError) as error, engine.connect() as connection:
             connection.execute(sa.text("INSERT INTO nowhere VALUES (:word)"), {"word": "a private word"})
     assert "a private word" not in str(error.value)
+
+
+def test_a_ledger_is_for_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        with Ledger(tmp_path / "ledger.db") as ledger:
+            ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
+            modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert {"ledger.db", "ledger.db.witness"} <= set(modes)
+    assert set(modes.values()) == {0o600}

@@ -1,5 +1,6 @@
 """Both stores keep the promises of an index; and what is particular to each."""
 
+import os
 import sqlite3
 import struct
 import traceback
@@ -304,3 +305,16 @@ def test_errors_show_nothing_of_what_was_written(tmp_path: Path) -> None:
 def test_a_password_in_a_query_is_not_shown() -> None:
     url = sa.make_url("postgresql+psycopg://me:first@host/birds?password=second&sslpassword=third")
     assert _index_database.place(url) == "postgresql+psycopg://me:***@host/birds"
+
+
+def test_an_index_is_for_its_owner_alone(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    before = os.umask(0o022)
+    try:
+        for place in ("new", "there"):
+            with Index.create(tmp_path / place, dimension=3) as index:
+                index.add([Item(np.array([1.0, 0, 0], np.float32), "name")])
+                assert {path.stat().st_mode & 0o777 for path in (tmp_path / place).iterdir()} == {0o600}
+        assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)

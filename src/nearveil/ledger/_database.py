@@ -5,7 +5,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,6 +62,9 @@ class Database:
 
     def __init__(self, url: URL, timeout: float, *, read_only: bool = False) -> None:
         self.url, self.timeout, self._read_only = url, timeout, read_only
+        if self.is_sqlite and not read_only:
+            with suppress(OSError):  # SQLite says what is wrong, and would make the file for all to read
+                os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         self._process, self._made = os.getpid(), self._engine()
 
     @property

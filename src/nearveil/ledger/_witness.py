@@ -43,7 +43,7 @@ class Witness:
     def create(self) -> None:
         """Make an empty witness where there is none."""
         try:
-            self.path.touch(exist_ok=True)
+            self.path.touch(mode=0o600, exist_ok=True)
         except OSError as error:
             raise LedgerError(f"witness cannot be created at {self.path}: {error.strerror}") from error
 

@@ -76,7 +76,7 @@ class DirectoryIndex(_index.Index):
     def _create(cls, where: str, first: Head, timeout: float) -> "DirectoryIndex":
         folder = Path(where).expanduser().resolve()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             others = [entry for entry in folder.iterdir() if not entry.name.startswith(_FILE)]
         except OSError as error:
             raise IndexStoreError(f"index {folder}: the directory cannot be made: {error.strerror}") from error
@@ -242,6 +242,8 @@ def _prepare(connection: sqlite3.Connection, _: object) -> None:
 
 def _make(path: Path, first: Head, timeout: float) -> None:
     """Write an empty index in one transaction. Not yet with a log: the header must be in the file itself."""
+    with suppress(OSError):  # SQLite says what is wrong, and would make the file for all to read
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     engine = sa.create_engine(URL.create("sqlite", database=str(path)), connect_args={"timeout": timeout})
     sa.event.listen(engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
     try:

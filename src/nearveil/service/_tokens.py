@@ -198,6 +198,8 @@ class TokenStore:
         with self._lock, self._in_words():
             # Before it is read: what is committed meanwhile is read the next time.
             began, mark = time.monotonic(), None if self._watch is None else self._watch.mark()
+            if self._watch is not None and (mark is None or self._mark is None or mark.opening != self._mark.opening):
+                self._engine.dispose()  # another file may lie there now: its connections would read the old one
             with self._engine.connect() as connection:
                 rows = connection.execute(sa.select(_tokens)).all()
             self._known = {row.id: _token(row) for row in rows}
