@@ -133,14 +133,15 @@ def measure(trial: Trial, per_class: int, candidates: float, folder: Path) -> li
     n_sets, dimension = per_class * len(trial.classes), trial.public.shape[1]
     public = Index.create(folder / "public", dimension=dimension)
     public.add(Item(row) for row in trial.public)
-    private = Index.create(folder / "private", dimension=dimension)
-    private.add(Item(row, f"{y}/record") for row, y in zip(trial.private, trial.private_y, strict=True))
     published = public.publish(MAP_EPSILON, candidates or 1 / n_sets, n_sets=n_sets)
     records = []
     for epsilon in GALLERY_EPSILONS:
         answers = []
         start = time.perf_counter()
         for repeat in range(REPEATS):
+            # An index of its own for each: records answer from one account alone.
+            private = Index.create(folder / f"private {epsilon} {repeat}", dimension=dimension)
+            private.add(Item(row, f"{y}/record") for row, y in zip(trial.private, trial.private_y, strict=True))
             gallery = ProtectedGallery(
                 private, public, "bench", classes=trial.classes, epsilon=epsilon, delta=DELTA,
                 answers=n_sets, ledger=folder / "ledger.db", account=f"epsilon {epsilon}, {repeat}",

@@ -73,6 +73,14 @@ class IndexConformance:
     def set_format(self, place: str, head: Head) -> None:
         raise NotImplementedError
 
+    def test_it_is_bound_once(self, where: str) -> None:
+        with Index.create(where, dimension=DIMENSION) as index:
+            assert index.bind("first") == "first"
+        with Index.open(where) as index:
+            assert index.bind("second") == "first"
+            assert index.bind("first") == "first"
+            index.verify()
+
     def test_an_empty_index(self, place: str) -> None:
         with Index.create(place, dimension=3, extractor="some model") as index:
             assert (len(index), index.revision, index.dimension, index.extractor) == (0, 0, 3, "some model")

@@ -1,5 +1,6 @@
 """A protected gallery shows votes and nothing else, pays for each set once, and stays within its promise."""
 
+import contextlib
 import logging
 import math
 import threading
@@ -27,13 +28,27 @@ from nearveil.retrieval import (
     UnknownItemError,
 )
 from nearveil.retrieval._wire_schema import PublicRequest, read
-from nearveil.service import _protected
-from nearveil.service._errors import NotOfferedError, SpentError, UnavailableError, UnknownError
+from nearveil.service import Settings, _protected, open_galleries
+from nearveil.service._errors import NotOfferedError, ServiceError, SpentError, UnavailableError, UnknownError
 from nearveil.service._model import Classification
 from nearveil.service._protected import ProtectedGallery
 from nearveil.service._protected_account import _noise
 from nearveil.votes import PrivateKNeighborsClassifier
-from tests.service.protected import CLASSES, PATIENT, SETS, ask, copied, debits, frame, gallery, make, newest, rows
+from tests.service.protected import (
+    CLASSES,
+    DIMENSION,
+    PATIENT,
+    SETS,
+    TERMS,
+    ask,
+    copied,
+    debits,
+    frame,
+    gallery,
+    make,
+    newest,
+    rows,
+)
 
 
 @pytest.fixture(scope="module")
@@ -521,3 +536,70 @@ def test_an_index_that_fails_at_the_start_closes_the_ledger(place: Path, monkeyp
     with pytest.raises(IndexStoreError):
         gallery(place)
     assert closed == [True]
+
+
+def test_records_answer_from_one_account_alone(place: Path) -> None:
+    found = gallery(place)
+    ask(found, 0)
+    found.close()
+    for changed in ({"account": "another"}, {"ledger": place / "another.db"}):
+        with pytest.raises(ValueError, match="answer from another account already"):
+            gallery(place, **changed)
+    again = gallery(place)  # the first still serves
+    ask(again, 0)
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ({"name": "shown", "index": "private"}, "must not be served by another"),
+        ({"name": "twice", "account": "other"}, "must not be served by another"),
+        (
+            {"name": "turned", "index": "public", "public": "private", "account": "other"},
+            "must not be served by another",
+        ),
+        ({"name": "shared", "index": "more"}, "must not answer from one account"),
+    ],
+)
+def test_galleries_that_would_break_a_promise_are_not_opened(place: Path, second: dict[str, str], message: str) -> None:
+    first = {"kind": "protected", "name": "scans", "index": "private", "public": "public", "ledger": "l.db", **TERMS}
+    first["account"] = "scans"
+    other = dict(first) | second if len(second) > 2 or "account" in second or second["index"] == "more" else second
+    told = [
+        {name: str(place / value) if name in ("index", "public", "ledger") else value for name, value in one.items()}
+        for one in (first, other)
+    ]
+    told[0]["index"] = f"{place}/./private/"  # however it is written
+    with pytest.raises(ValueError, match=message):
+        open_galleries(Settings.load(galleries=told, tokens=str(place / "tokens.db")))
+    assert not (place / "l.db").exists()
+
+
+def test_a_public_index_that_loses_its_maps(place: Path) -> None:
+    found = gallery(place)
+    number = frame("0" * 32, 0)
+    with Index.open(place / "public") as public, public._database.write() as connection:
+        connection.exec_driver_sql("DELETE FROM nearveil_published_part")
+        connection.exec_driver_sql("DELETE FROM nearveil_published")
+    found.refresh()
+    with contextlib.suppress(ServiceError):
+        found.classify(number, "ann")  # nothing else is raised
+    found.close()
+
+
+def test_what_is_released_has_the_noise_that_is_promised(place: Path) -> None:
+    """Votes as they are served, on a gallery that has one record alone: all that is seen is noise, and one vote."""
+    with Index.create(place / "one", dimension=DIMENSION, extractor="toy") as private:
+        private.add([Item(np.eye(DIMENSION, dtype=np.float32)[0], f"{CLASSES[0]}/one")])
+        told = _terms(place) | {"answers": 400, "epsilon": 8.0, "account": "one"}
+        with Index.open(place / "public") as public:
+            found = ProtectedGallery(private, public, "scans", **told)
+            voter = found._voters.on(next(iter(found._sets.values())))
+            row = found._sets[next(iter(found._sets))].prototypes[0]
+            drawn = np.array([voter.answer_once(row, f"{n}").votes[0] for n in range(300)])
+            noise = found.terms.noise
+    # 900 numbers whose variance is noise^2, and a vote for the first class: chi-square, 5 standard deviations each way.
+    centred = drawn - np.array([1.0, 0.0, 0.0])
+    assert abs(float((centred**2).mean()) / noise**2 - 1) < 5 * math.sqrt(2 / centred.size)
+    assert (np.abs(centred.mean(axis=0)) < 5 * noise / math.sqrt(len(drawn))).all()

@@ -30,7 +30,9 @@ from nearveil.retrieval._index_items import (
 from nearveil.retrieval._index_publishing import Publishing
 from nearveil.retrieval._index_tables import (
     Head,
+    bindings,
     check_unknown,
+    crc,
     damaged,
     delete_rows,
     deleted_count,
@@ -276,6 +278,29 @@ class Index(Publishing):
         true, found = (self.search(rows, k + 1, exact=exact)[0] for exact in (True, False))
         hits = [np.isin(np.setdiff1d(t, o), f).mean() for t, f, o in zip(true, found, own, strict=True)]
         return float(np.mean(hits))
+
+    def bind(self, name: str) -> str:
+        """Bind the index to something, for good: whoever comes first. A protected gallery binds it to its account.
+
+        Parameters
+        ----------
+        name : str
+
+        Returns
+        -------
+        str
+            What it is bound to now: `name`, or what was there before.
+        """
+        with self._database.write() as connection:
+            load_head(connection, self._where, lock=True)
+            bindings.create(connection, checkfirst=True)  # an index that was made earlier has no such table
+            held = connection.execute(sa.select(bindings)).all()
+            if not held:
+                connection.execute(sa.insert(bindings).values(name=name, crc=crc(name)))
+                return name
+            if len(held) > 1 or crc(held[0].name) != held[0].crc:
+                raise damaged(self._where, "what it is bound to")
+            return str(held[0].name)
 
     def verify(self) -> None:
         """Read everything and compare it with its checksums; raise DamagedIndexError if something does not fit."""

@@ -70,6 +70,8 @@ parts = sa.Table(
     _number("crc"),
 )
 
+bindings = sa.Table("nearveil_bound", metadata, sa.Column("name", sa.Text, primary_key=True), _number("crc"))
+
 
 def crc(*values: int | str | bytes | None) -> int:
     """Return a checksum of values, their types and their lengths.

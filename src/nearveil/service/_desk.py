@@ -135,6 +135,8 @@ class Desk:
                 gallery.refresh()
             except ServiceError as error:
                 _LOG.warning("gallery %s cannot be read: %s", gallery.name, error.code)
+            except Exception as error:  # the others go on; what it says may be private
+                _LOG.error("gallery %s cannot be read: %s", gallery.name, type(error).__name__)
 
     def close(self) -> None:
         """Let no more work begin, and write what is left to write."""

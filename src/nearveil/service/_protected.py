@@ -17,14 +17,14 @@ from nearveil.ledger import (
     OverBudgetError,
 )
 from nearveil.release import MessageError
-from nearveil.retrieval import Index, IndexStoreError, MapChanged, Query, RefusalCode, WireError
+from nearveil.retrieval import Index, IndexStoreError, MapChanged, NotPublishedError, Query, RefusalCode, WireError
 from nearveil.retrieval._protocol_server import _CODES, _refusal
 from nearveil.retrieval._wire_schema import read
 from nearveil.service._errors import NotOfferedError, ServiceError, SpentError, UnavailableError
 from nearveil.service._galleries import OpenGallery
 from nearveil.service._model import Classification, GalleryInfo
 from nearveil.service._protected_account import Paid, Terms, open_terms, opened, promise_of, set_key
-from nearveil.service._protected_checks import check_counts, check_indexes, check_part, checked_classes
+from nearveil.service._protected_checks import check_binding, check_counts, check_indexes, check_part, checked_classes
 from nearveil.service._protected_records import PrivateVoters
 from nearveil.service._protected_sets import PublicSets, all_sets
 from nearveil.votes import ExhaustedError
@@ -126,6 +126,7 @@ class ProtectedGallery:
                 answers=answers,
                 sets=newest.count,
             )
+            check_binding(private, self._terms.account)
             self._per_client, self._promise = answers_per_client, promise_of(self._terms.account)
             check_part(answers_per_client, self._terms.answers)
             self._paid = Paid(self._terms.account, known)
@@ -219,7 +220,13 @@ class ProtectedGallery:
         """Look whether something new was published of the public images."""
         self._open.refresh()
         known = self._sets
-        self._sets = {one.public_id: known.get(one.public_id, one) for one in all_sets(self._public)}
+        try:
+            found = all_sets(self._public)
+        except NotPublishedError:
+            found = []
+        except IndexStoreError:
+            raise UnavailableError("the gallery cannot be read now: ask again later") from None
+        self._sets = {one.public_id: known.get(one.public_id, one) for one in found}
 
     def close(self) -> None:
         """Close both indexes, and the ledger if it was opened here."""

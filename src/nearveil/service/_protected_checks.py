@@ -1,11 +1,35 @@
 """What a protected gallery must be, before it serves anybody."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
 
+from sqlalchemy.engine import make_url
+
+from nearveil.ledger import Account
 from nearveil.retrieval import Index
 from nearveil.service._protected_records import read_records, share_images
 
 _LONGEST_CLASS = 200
+
+
+class Places(Protocol):
+    """Where the parts of a gallery are; settings are that."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def index(self) -> str: ...
+
+    @property
+    def public(self) -> str | None: ...
+
+    @property
+    def ledger(self) -> str | None: ...
+
+    @property
+    def account(self) -> str | None: ...
 
 
 def checked_classes(classes: Sequence[str]) -> tuple[str, ...]:
@@ -53,6 +77,50 @@ def check_indexes(private: Index, public: Index, classes: tuple[str, ...]) -> No
         )
     if share_images(private, public):
         raise ValueError("private and public share an image: what is published is not protected; delete it from one")
+
+
+def check_binding(private: Index, account: Account) -> None:
+    """Refuse records that answer from another account already: each account would promise as if there were no other.
+
+    Parameters
+    ----------
+    private : Index
+    account : Account
+    """
+    opening = account.history()[0].hash
+    if private.bind(opening) != opening:
+        raise ValueError(
+            "ledger, account: the records of this index answer from another account already, and a second one would "
+            "add to what the first has promised. Give the first; for a second promise, index the records anew"
+        )
+
+
+def check_apart(told: Sequence[Places]) -> None:
+    """Refuse galleries of one server that would break each other's promise.
+
+    Parameters
+    ----------
+    told : sequence of Places
+        As the server is told of them: galleries with `name`, `kind`, `index`, `public`, `ledger` and `account`.
+    """
+    private = [_place(one.index) for one in told if one.kind == "protected"]
+    shown = {_place(one.index) for one in told if one.kind == "open"}
+    shown |= {_place(one.public) for one in told if one.public is not None}
+    if len(set(private)) < len(private) or shown & set(private):
+        raise ValueError(
+            "galleries: the private index of a protected gallery must not be served by another, open or protected"
+        )
+    accounts = [(_place(one.ledger), one.account) for one in told if one.ledger is not None]
+    if len(set(accounts)) < len(accounts):
+        raise ValueError("galleries: two protected galleries must not answer from one account: records differ")
+
+
+def _place(where: str) -> str:
+    """Return where something is, the same for all ways to write it, as far as can be seen."""
+    if "://" not in where:
+        return str(Path(where).expanduser().resolve())
+    url = make_url(where)
+    return f"{url.host}:{url.port or 5432}/{url.database}?{sorted(url.query.items())}"
 
 
 def check_part(answers_per_client: int | None, answers: int) -> None:

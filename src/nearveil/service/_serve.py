@@ -17,6 +17,7 @@ from nearveil.service._app import create_app
 from nearveil.service._connections import Connection
 from nearveil.service._galleries import Gallery, OpenGallery
 from nearveil.service._logs import install
+from nearveil.service._protected_checks import check_apart
 from nearveil.service._settings import GallerySettings, Settings, SettingsError
 from nearveil.service._tokens import TokenStore
 
@@ -35,6 +36,7 @@ def open_galleries(settings: Settings) -> list[Gallery]:
     -------
     list of Gallery
     """
+    check_apart(settings.galleries)
     with ExitStack() as stack:
         found = []
         for told in settings.galleries:
