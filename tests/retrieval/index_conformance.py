@@ -73,10 +73,10 @@ class IndexConformance:
     def set_format(self, place: str, head: Head) -> None:
         raise NotImplementedError
 
-    def test_it_is_bound_once(self, where: str) -> None:
-        with Index.create(where, dimension=DIMENSION) as index:
+    def test_it_is_bound_once(self, place: str) -> None:
+        with Index.create(place, dimension=DIMENSION) as index:
             assert index.bind("first") == "first"
-        with Index.open(where) as index:
+        with Index.open(place) as index:
             assert index.bind("second") == "first"
             assert index.bind("first") == "first"
             index.verify()
