@@ -13,7 +13,7 @@ from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 from rich.console import Console
 from typer.testing import CliRunner
 
-from nearveil.cli import app
+from nearveil.cli import _budget, app
 from nearveil.cli._budget_view import Bar
 from nearveil.ledger import Ledger
 from nearveil.privacy.events import PureDp
@@ -40,6 +40,7 @@ def answer(*words: str) -> Any:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     for name in ("NEARVEIL_LEDGER", "NEARVEIL_WITNESS"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
@@ -60,8 +61,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def camera(made: Path, here: Path) -> Path:
+def camera(made: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it, with its witness, where commands look for one."""
+    monkeypatch.setenv("NEARVEIL_LEDGER", str(here / "nearveil.db"))
     for name in ("nearveil.db", "nearveil.db.witness"):
         shutil.copy(made.with_name(name), here / name)
     return here / "nearveil.db"
@@ -72,7 +74,7 @@ def test_create_opens_the_three_kinds(here: Path) -> None:
     fine("create", "sums", "--owner", "me", "--epsilon", "2", "--delta", "0", "--unit", "person")
     shared = ("--protects", "database", "--relation", "add-remove")
     fine("create", "plan", "100x0.1", "2x0.5", "--owner", "the archive", "--epsilon", "9", *shared)
-    with Ledger() as ledger:
+    with Ledger(_budget.place(None)) as ledger:
         kinds = {account.name: (account.kind, account.epsilon, account.delta) for account in ledger.accounts()}
         assert kinds == {"free": ("filter", 2.0, 1e-5), "sums": ("pure", 2.0, 0.0), "plan": ("plan", 9.0, 1e-5)}
         plan = ledger.account("plan")
@@ -92,7 +94,7 @@ def test_create_opens_the_three_kinds(here: Path) -> None:
 def test_a_plan_and_its_preview_mean_the_same_events(here: Path, mechanism: str, event: Any) -> None:
     words = ("10x0.1", "--mechanism", mechanism)
     fine("create", "plan", *words, "--owner", "me", "--epsilon", "3", "--delta", "1e-6")
-    with Ledger() as ledger:
+    with Ledger(_budget.place(None)) as ledger:
         assert ledger.account("plan").balance().remaining == ((event, 10),)
     assert answer("preview", "plan", *words)["total"] <= 3
     assert run("preview", "plan", "11x0.1", "--mechanism", mechanism).exit_code == 1
@@ -242,14 +244,16 @@ def test_verify_names_the_entry_that_is_wrong(camera: Path) -> None:
 
 def test_verify_notices_an_old_copy_and_a_receipt_of_the_future(camera: Path, here: Path) -> None:
     fine("backup", "old.db")
-    with Ledger() as ledger:
+    with Ledger(camera) as ledger:
         ledger.account("camera").spend(PureDp(1.0))
         receipt = str(ledger.account("camera").receipt())
     camera.write_bytes((here / "old.db").read_bytes())
     result = run("verify")
     assert result.exit_code == 1
     assert "rolled back" in result.output
-    assert run("quota", "camera", "bob", "--epsilon", "1").exit_code == 1  # spending side: refused altogether
+    refused = run("quota", "camera", "bob", "--epsilon", "1")  # spending side: refused altogether
+    assert refused.exit_code == 1
+    assert "`nearveil budget verify` says more" in refused.output
     (here / "nearveil.db.witness").write_bytes(b"")
     assert run("verify").exit_code == 0
     assert run("verify", "--receipt", receipt).exit_code == 1
@@ -298,13 +302,22 @@ def test_looking_for_a_ledger_makes_none(words: tuple[str, ...], here: Path) -> 
 def test_the_ledger_is_named_by_option_or_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fine("create", "one", "--owner", "me", "--epsilon", "1", "--ledger", "my budgets.db")
     assert (here / "my budgets.db").exists()
-    assert not (here / "nearveil.db").exists()
+    assert [path.name for path in here.iterdir() if not path.name.startswith("my budgets.db")] == []
     monkeypatch.setenv("NEARVEIL_LEDGER", str(here / "my budgets.db"))
     assert [account["account"] for account in answer("show")] == ["one"]
     elsewhere = ("--ledger", "b.db", "--witness", str(here / "w"))
     fine("create", "two", "--owner", "me", "--epsilon", "1", *elsewhere)
     assert (here / "w").stat().st_size == 256
     assert not (here / "b.db.witness").exists()
+
+
+def test_the_default_is_where_queries_pay(here: Path) -> None:
+    fine("create", "holiday", "--owner", "me", "--epsilon", "1")
+    place = here / "data" / "nearveil" / "ledger.db"
+    assert place.parent.stat().st_mode & 0o777 == 0o700
+    assert _budget.place(None) == str(place)
+    assert [account["account"] for account in answer("show", "--ledger", str(place))] == ["holiday"]
+    assert [path.name for path in here.iterdir()] == ["data"]
 
 
 @pytest.mark.parametrize(
@@ -344,7 +357,7 @@ def test_names_cannot_steer_the_terminal(here: Path) -> None:
     assert "[red]name[/red]" in fine("show")
     assert "me [/]" in fine("show", "[red]name[/red]")
     assert "[red]name[/red]" in run("preview", "[red]name[/red]", "2x1").output
-    with sqlite3.connect(here / "nearveil.db") as database:
+    with sqlite3.connect(here / "data" / "nearveil" / "ledger.db") as database:
         database.execute("UPDATE nearveil_entry SET kind = char(27) || '[31mopened'")
     database.close()
     assert "\x1b" not in run("history").output

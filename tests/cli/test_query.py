@@ -87,8 +87,9 @@ def test_the_nearest_are_found_and_paid_for(image: Path, here: Path) -> None:
         cosines = held @ asked / np.linalg.norm(held, axis=1) / np.linalg.norm(asked)
         client = Covers(40.0, 0.2).fit_mean(published.mean).use_map(published.map)
         # At epsilon 40 no other set than the good one is named.
-        assert found["server_saw"]["set"] == int(client.release(row)["sets"][0])
-        candidates = index.ids()[published.release.members_[[found["server_saw"]["set"]]].indices]
+        good = int(client.release(row)["sets"][0])
+        assert found["server_saw"]["set"] == good + 1  # people count from 1
+        candidates = index.ids()[published.release.members_[[good]].indices]
         names = [item.name for item in index.items([one["id"] for one in found["found"]])]
     best = candidates[np.argsort(-cosines[candidates])][:3].tolist()
     assert [(one["rank"], one["id"]) for one in found["found"]] == list(enumerate(best, 1))
@@ -129,7 +130,7 @@ def test_the_other_half_sees_one_message(image: Path, monkeypatch: pytest.Monkey
     assert len(sent) == 2
     message = read(sent[1], Query).message
     assert {name: values.shape for name, values in message.arrays.items()} == {"sets": (1,)}
-    assert found["server_saw"]["set"] == int(message["sets"][0])
+    assert found["server_saw"]["set"] == int(message["sets"][0]) + 1
     assert not message.seeded
     # Names are looked up for all candidates: which were chosen shows nowhere.
     assert [len(ids) for ids in looked] == [8]
@@ -153,7 +154,7 @@ def test_a_retry_with_the_key_spends_once(image: Path, here: Path, monkeypatch: 
     with Index.open(here / "data" / "nearveil" / "index") as index:
         index.delete(index.ids()[:1])
         index.publish(4.0, 0.2, keep=1)
-    assert "on another map: take a new key" in refused("query", image, "--epsilon", 1, "--key", "mine")
+    assert "another map than when this key was paid for" in refused("query", image, "--epsilon", 1, "--key", "mine")
     assert left(here) == 99.0
 
 

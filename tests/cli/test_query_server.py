@@ -102,8 +102,11 @@ def test_the_token_may_come_from_the_environment(
 ) -> None:
     assert "--token: a server needs one" in refused("query", image, "--server", served.url)
     monkeypatch.setenv("NEARVEIL_TOKEN", served.token)
-    text = fine("query", image, "--server", served.url, "--gallery", "photos", "--sheet", "found.png")
-    assert "The other side saw: set " in text
+    asked = ("query", image, "--server", served.url, "--gallery", "photos", "--key", "mine")
+    text = fine(*asked, "--sheet", "found.png")
+    saw = told(*asked)["server_saw"]
+    assert f"The other side saw: set {saw['set']} of {saw['of']}" in text  # one count for people and for programs
+    assert saw["sets"] == [saw["set"]]
     assert (here / "found.png").exists()
     assert served.token not in text + fine("query", "--help")
 
@@ -130,8 +133,10 @@ def test_what_is_refused_costs_nothing(image: Path, served: Served, words: tuple
         (*words, "--dummies", "empty"): "--dummies: there is no image below",
         (*words, "--dummies", "nowhere"): "--dummies: there is no folder",
         (*words, "--dummies", "empty", "--sheet", "sheet.png"): "--sheet: it shows one message",
-        (*words, "--ca", "nowhere.pem"): "--ca: the files of certificates",
-        ("--server", "http://birds.example", "--token", "x"): "--server: it must begin with https",
+        (*words, "--ca", "nowhere.pem"): "--ca: the file of certificates must be there",
+        (*words, "--certificate", "nowhere.pem"): "--certificate: the files of certificate and key must be there",
+        (*words, "--certificate-key", "nowhere.pem"): "--certificate-key: it goes with --certificate",
+        ("--server", "http://birds.example", "--token", "x"): "all on the way, unless --insecure allows it",
         ("--server", "birds.example", "--token", "x"): "--server: it must look like https://host:8321",
         ("--gallery", "birds"): "--gallery: an index here has one gallery",
     }.items():
@@ -160,7 +165,7 @@ def test_what_was_paid_for_can_be_asked_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(OpenGallery, "query", gone)
-        patch.setattr(OpenGallery, "known", lambda *_: None)
+        patch.setattr(OpenGallery, "known", lambda *_, **__: None)
         text = refused("query", image, *words)
     assert "the gallery cannot be read now" in text
     key = text.split("It is paid for: --key ")[1].split()[0]
@@ -180,6 +185,58 @@ def test_dummies_go_with_the_question(image: Path, served: Served, words: tuple[
     text = fine("query", image, "--dummies", "public", *words)
     assert "4 messages in random order, one of them about your image" in text
     assert debits(here) == 3
+
+
+def test_a_dummy_that_is_no_image_is_named(image: Path, served: Served, words: tuple[Any, ...], here: Path) -> None:
+    picture(here / "public" / "0.png", colour(0), 0)
+    (here / "public" / "notes.txt").write_text("no image")
+    text = refused("query", image, "--dummies", "public", *words)
+    assert "--dummies: public/notes.txt: not an image" in text
+    (here / "public" / "notes.txt").unlink()
+    (here / "public" / "link.png").symlink_to(here / "public" / "0.png")
+    assert "--dummies: public/link.png: a link" in refused("query", image, "--dummies", "public", *words)
+    assert debits(here) == 0
+
+
+def test_a_certificate_of_ones_own_is_shown(image: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def made(self: Client, *told: Any, **more: Any) -> None:
+        given.append(more["certificate"])
+        raise ValueError("enough")
+
+    monkeypatch.setattr(Client, "__init__", made)
+    asked = ("query", image, "--server", "https://birds.example", "--token", "x")
+    refused(*asked)
+    refused(*asked, "--certificate", "me.pem")
+    refused(*asked, "--certificate", "me.pem", "--certificate-key", "me.key")
+    assert given == [None, Path("me.pem"), (Path("me.pem"), Path("me.key"))]
+
+
+def test_a_key_of_another_map_is_of_no_use(image: Path, served: Served, here: Path) -> None:
+    fine("index", served.folder / "photos", "--into", here / "index", "--extractor", "hog", "--candidates", 0.2)
+    fine("query", image, "--index", here / "index", "--key", "mine")
+    fine("index", served.folder / "photos", "--into", here / "index", "--candidates", 0.3)
+    text = refused("query", image, "--index", here / "index", "--key", "mine")
+    assert "another map than when this key was paid for" in text
+    assert "a new question, with a new key, pays anew" in text
+    assert debits(here) == 1
+
+
+def test_a_key_that_paid_for_something_else_is_told_in_words(image: Path, served: Served, here: Path) -> None:
+    fine("query", image, "--index", served.folder / "index", "--key", "mine")
+    text = refused("query", image, "--index", served.folder / "index", "--key", "mine", "--epsilon", 1)
+    assert "key was used before, for something else: take another, or leave it out" in text
+
+
+def test_one_ledger_for_queries_and_budgets(image: Path, served: Served, here: Path) -> None:
+    text = fine("query", image, "--index", served.folder / "index")
+    assert "See `nearveil budget show`." in text
+    assert "queries" in fine("budget", "show")
+    fine("budget", "create", "holiday", "--owner", "me", "--epsilon", 8, "--delta", 0)
+    assert told("query", image, "--index", served.folder / "index", "--account", "holiday")["left"] == 4.0
+    again = told("query", image, "--index", served.folder / "index", "--ledger", "my own.db")
+    assert again["notes"][0].endswith("See `nearveil budget show --ledger 'my own.db'`.")
 
 
 def test_who_interrupts_is_told_the_key(

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 import nearveil.service
-from nearveil.service import Settings
+from nearveil.service import Settings, TokenStore
+from nearveil.service._token_places import default_place
 
-from .galleries import fine, refused
+from .galleries import fine, refused, run
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Settings]:
     found: list[Settings] = []
 
     def serve(settings: Settings, *, ready: Any) -> None:
@@ -21,6 +22,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
     monkeypatch.setattr(nearveil.service, "serve", serve, raising=False)
     monkeypatch.delenv("NEARVEIL_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    with TokenStore(default_place()) as store:
+        store.create("ann")
     return found
 
 
@@ -30,6 +34,54 @@ def test_a_folder_is_a_gallery(served: list[Settings], tmp_path: Path) -> None:
     assert (gallery.name, gallery.kind, gallery.index) == ("my-photos", "open", str(tmp_path / "My Photos"))
     fine("serve", "postgresql://me@host/photos", "--name", "birds")
     assert served[1].galleries[0].name == "birds"
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("postgresql://me:hunter2@host/My%20Photos?options=-csearch_path%3Dhidden", "my-photos"),
+        ("postgresql://me:hunter2@host/photos?password=hunter2/hunter2", "photos"),
+        ("postgresql://me:hunter2@host/", "gallery"),
+        ("postgresql://me:hunter2@host", "gallery"),
+        ("postgresql://me:hunter2@host/..", "gallery"),
+    ],
+)
+def test_the_name_of_a_database_holds_nothing_of_its_address(served: list[Settings], url: str, name: str) -> None:
+    fine("serve", url)
+    assert served[0].galleries[0].name == name
+    text = refused("serve", "://hunter2")
+    assert "INDEX: it must be a folder, or a URL" in text
+    assert "hunter2" not in text
+
+
+def test_who_has_no_token_is_told_how_to_make_one(served: list[Settings], tmp_path: Path) -> None:
+    place = tmp_path / "to kens" / "t.db"
+    said = run("serve", "x", "--tokens", place)
+    assert said.stdout == "nearveil serves at http://127.0.0.1:8321\n"
+    assert (
+        f"no token yet, and nobody can ask without: make one with `nearveil token create LABEL --tokens '{place}'`"
+        in (said.stderr)
+    )
+    assert not place.parent.exists()
+    fine("token", "create", "ann", "--tokens", place)
+    assert run("serve", "x", "--tokens", place).stderr == ""
+
+
+def test_a_log_that_cannot_be_written_is_said_before_anything_is_served(served: list[Settings], tmp_path: Path) -> None:
+    for place in (tmp_path / "nowhere" / "log", tmp_path):
+        assert f"log_file: {place} cannot be written: " in refused("serve", "x", "--log-file", place)
+    assert served == []
+    fine("serve", "x", "--log-file", tmp_path / "log")
+
+
+def test_ctrl_c_while_it_starts_is_no_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(settings: Settings, *, ready: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(nearveil.service, "serve", interrupted, raising=False)
+    result = run("serve", "x", "--tokens", tmp_path / "t.db")
+    assert result.exit_code == 130
+    assert "Traceback" not in result.output
 
 
 def test_the_command_line_wins(served: list[Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +106,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (("x", "--log-level", "loud"), "log_level: "),
         (("x", "--tls-cert", "none.pem"), "tls_cert and tls_key"),
         (("--config", tmp_path / "none.toml"), "cannot be read"),
-        ((tmp_path / "nowhere", "--port", "0"), "there is none here"),
+        ((tmp_path / "nowhere", "--port", "0"), "there is none here: `nearveil index DIR --into` makes one"),
     ):
         assert said in refused("serve", *words)
 
@@ -62,3 +114,20 @@ def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_help_has_examples() -> None:
     for words in (("serve",), ("token", "create"), ("token", "list"), ("token", "revoke")):
         assert "Examples" in fine(*words, "--help")
+
+
+def test_settings_are_told_in_our_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NEARVEIL_CONFIG", raising=False)
+    config = tmp_path / "c.toml"
+    for text, said in (
+        ('[galleries.birds]\nindex = "b"', "galleries: it must be a list: write [[galleries]] before each"),
+        ('[[galleries]]\nname = "My Birds"\nindex = "b"', "galleries.0.name: it must have small letters, digits"),
+        ('[[galleries]]\nindex = "b"', "galleries.0.name: it must be given"),
+        ('trusted_hosts = "birds.example"', "trusted_hosts: it must be a list"),
+    ):
+        config.write_text(text)
+        assert said in refused("serve", "--config", config)
+    monkeypatch.setenv("NEARVEIL_SERVER_TRUSTED_HOSTS", "birds.example")
+    assert 'NEARVEIL_SERVER_TRUSTED_HOSTS: trusted_hosts must be JSON in a variable, such as ["a", "b"]' in (
+        refused("serve", "x")
+    )

@@ -57,10 +57,46 @@ def test_what_is_refused(here: Path) -> None:
         (("create", "ann", "--gallery", "A B"), "galleries must be names"),
         (("create", "ann", "--days", "0"), "days must be above 0"),
         (("revoke", "ann"), "16 hexadecimal digits"),
-        (("revoke", "0" * 16), "there is no such token"),
         (("list", "--tokens", "mysql://x/y"), "tokens must be a file"),
     ):
         assert said in refused("token", *words)
+
+
+def test_looking_for_tokens_makes_none(here: Path) -> None:
+    for words in (("list",), ("revoke", "0" * 16)):
+        text = refused("token", *words)
+        assert f"there are no tokens at {here / 'data' / 'nearveil' / 'tokens.db'}: make one with" in text
+        assert "`nearveil token create LABEL`" in text
+    assert list(here.iterdir()) == []
+    fine("token", "create", "ann")
+    assert "there is no such token" in refused("token", "revoke", "0" * 16)
+
+
+def test_the_file_of_the_server_says_where(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = here / "nearveil.toml"
+    config.write_text(f'tokens = "{here / "t.db"}"\ntls_cert = "/root/nobody may look here"\n')
+    fine("token", "create", "ann", "--config", config)
+    monkeypatch.setenv("NEARVEIL_CONFIG", str(config))
+    fine("token", "create", "bob")
+    assert {one["label"] for one in json.loads(fine("token", "list", "--json"))} == {"ann", "bob"}
+    fine("token", "create", "eve", "--tokens", here / "other.db")  # said here, it wins
+    monkeypatch.setenv("NEARVEIL_SERVER_TOKENS", str(here / "other.db"))  # and so does a variable
+    assert [one["label"] for one in json.loads(fine("token", "list", "--json"))] == ["eve"]
+    monkeypatch.delenv("NEARVEIL_SERVER_TOKENS")
+    for text, said in (("token = 'x'", "token: there is no such setting"), ("tokens = 3", "tokens: it must be text")):
+        config.write_text(text)
+        assert said in refused("token", "list")
+    assert not (here / "data").exists()
+
+
+def test_a_list_fits_a_terminal(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    scopes = [word for name in ("query", "originals", "metrics") for word in ("--scope", name)]
+    made = told("token", "create", "the camera by the door", *scopes, "--gallery", "birds", "--days", 3)
+    listed = fine("token", "list")
+    assert max(map(len, listed.splitlines())) <= 80
+    for word in (made["id"], "camera", "originals", "birds", made["expires"][:10], "good"):
+        assert word in listed
 
 
 def test_a_label_does_not_steer_a_terminal(here: Path) -> None:

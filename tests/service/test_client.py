@@ -106,6 +106,15 @@ def test_the_nearest_of_the_set_are_found(here: Scene, made: Path) -> None:
     assert here.account.balance().left == 60.0
 
 
+def test_a_similarity_is_at_most_one(here: Scene, made: Path) -> None:
+    with Index.open(made) as index:
+        rows = index.features(index.ids())
+    client, _ = here.client(account=here.another("rich in questions"))
+    found = [client.nearest(row, 1, 40.0).matches[0].similarity for row in rows[[1, 4]]]  # rounding makes them more
+    assert found == pytest.approx([1.0, 1.0], abs=2e-3)
+    assert max(found) <= 1.0
+
+
 def test_images_come_for_all_candidates_alike(here: Scene) -> None:
     client, wire = here.client()
     cases: dict[str, Callable[[int], bytes]] = {
@@ -294,8 +303,10 @@ def test_what_is_wrong_is_said_before_anything_is_paid(
         ({"gallery": "cars"}, QuestionError, r"none named 'cars'; there are birds \(open\)"),
         ({"gallery": "../birds\n"}, QuestionError, "none named '../birds[?]'"),
         ({"thumbnails": True, "originals": True}, QuestionError, "not for both"),
-        ({"dummies": [PRIVATE[:5]]}, QuestionError, "8 numbers"),
-        ({"dummies": [np.full(8, np.inf)]}, ValueError, "finite"),
+        ({"dummies": [PRIVATE[:5]]}, QuestionError, r"dummies\[0\]: a feature must have 8 numbers"),
+        ({"dummies": [PRIVATE, np.full(8, np.inf)]}, QuestionError, r"dummies\[1\]: feature must be finite"),
+        ({"dummies": [PRIVATE, PRIVATE, tmp_path / "notes.png"]}, QuestionError, r"dummies\[2\]: not an image"),
+        ({"dummies": [PRIVATE, 7]}, QuestionError, r"dummies\[1\]: it must be a path"),
         ({"key": "a\nb"}, ValueError, "key must be"),
         ({"key": ""}, ValueError, "key must be"),
     ]
@@ -379,7 +390,7 @@ def test_a_key_pays_once_and_goes_with_one_promise(here: Scene) -> None:
         client.nearest(PRIVATE, epsilon=2.0, key="mine")
     with here.account.spend(first.guarantee, "theirs") as debit:
         debit.store(b"something else")
-    with pytest.raises(ValueError, match="for something else than a question: take a new key"):
+    with pytest.raises(QuestionError, match="key: it was paid for something else than a question: take another"):
         client.nearest(PRIVATE, key="theirs")
     assert len(wire.posts) == 2
 
@@ -406,7 +417,9 @@ def test_a_map_that_changes_after_the_debit_is_not_paid_for_again(made: Path, tm
             return framed(MapChanged("birds", 9).to_bytes(), 409) if is_post(request) else reply
 
         client, wire = moving.client(republished)
-        with pytest.raises(UnansweredError, match="of no more use: a new question is paid anew") as raised:
+        with pytest.raises(
+            UnansweredError, match="of no more use: a new question, with a new key, pays anew"
+        ) as raised:
             client.nearest(PRIVATE)
         assert not raised.value.again
         assert (len(wire.posts), moving.paid) == (1, 1)
@@ -435,8 +448,9 @@ def test_a_message_for_an_old_map_is_not_sent_to_a_new_one(made: Path, tmp_path:
         client.nearest(PRIVATE, key="mine")
         with Index.open(place) as index:
             index.publish(4.0, 0.1, n_sets=5, keep=1)
-        with pytest.raises(ValueError, match="on another map: take a new key"):
+        with pytest.raises(UnansweredError, match="another map than when this key was paid for") as raised:
             client.nearest(PRIVATE, key="mine")
+        assert (raised.value.again, raised.value.key) == (False, "mine")
         assert (len(wire.posts), moving.paid) == (1, 1)
 
 

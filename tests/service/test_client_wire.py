@@ -335,9 +335,26 @@ def test_certificates(certificate: tuple[Path, Path]) -> None:
         with Client(url, SECRET, ca=certificate[0], certificate=certificate) as client:
             assert client.galleries() == ()
         assert b"Bearer " + SECRET.encode() in heads[0]
-    for wrong in ({"ca": "nowhere.pem"}, {"ca": certificate[1]}, {"certificate": certificate[0]}):
-        with Client(url, SECRET, **wrong) as client, pytest.raises(QuestionError, match="certificates must be there"):
+        plain = url.replace("https", "http")
+        with Client(plain, SECRET, retries=0) as client, pytest.raises(UnreachableError, match="does it speak https"):
             client.galleries()
+    for wrong in ({"ca": "nowhere.pem"}, {"ca": certificate[1]}, {"certificate": certificate[0]}):
+        (field,) = wrong
+        with Client(url, SECRET, **wrong) as client, pytest.raises(QuestionError, match=rf"^{field}: .* must be there"):
+            client.galleries()
+
+
+def test_plain_http_where_tls_is_expected() -> None:
+    def answer(connection: socket.socket) -> None:
+        connection.recv(100)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+    with (
+        raw_server(answer) as port,
+        Client(f"https://127.0.0.1:{port}", SECRET, retries=0) as client,
+        pytest.raises(UnreachableError, match="does it speak plain http"),
+    ):
+        client.galleries()
 
 
 def test_a_client_in_a_loop_and_in_threads(here: Scene) -> None:

@@ -25,8 +25,13 @@ app = typer.Typer(
 )
 
 Where: TypeAlias = Annotated[
-    str,
-    typer.Option("--ledger", envvar="NEARVEIL_LEDGER", metavar="PATH_OR_URL", help="SQLite file or PostgreSQL URL."),
+    str | None,
+    typer.Option(
+        "--ledger",
+        envvar="NEARVEIL_LEDGER",
+        metavar="PATH_OR_URL",
+        help="SQLite file or PostgreSQL URL; ~/.local/share/nearveil/ledger.db by default.",
+    ),
 ]
 Watch: TypeAlias = Annotated[
     Path | None,
@@ -44,8 +49,12 @@ OptionalPlan: TypeAlias = Annotated[
 Client: TypeAlias = Annotated[str | None, typer.Option(help="The client whose quota pays, too.")]
 Known: TypeAlias = Annotated[Mechanism, typer.Option(help=MECHANISM_HELP)]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-DEFAULT = "nearveil.db"
 _PATIENCE = 10.0  # seconds: a person waits
+_SPOKEN = {  # what errors say to programs, in the words of the command line
+    "Ledger(..., read_only=True).verify() says more": "`nearveil budget verify` says more",
+    "take a new one (new_key())": "take another, or leave it out",
+    "Index.create makes one": "`nearveil index DIR --into` makes one",
+}
 
 
 @app.command()
@@ -61,7 +70,7 @@ def create(
     ] = "image",
     relation: Annotated[Relation, typer.Option(help="How inputs that shall look alike differ.")] = "replace",
     mechanism: Known = Mechanism.pure,
-    ledger: Where = DEFAULT,
+    ledger: Where = None,
     witness: Watch = None,
     as_json: Json = False,
 ) -> None:
@@ -76,7 +85,7 @@ def create(
     nearveil budget create photo 100x0.1 5x1 --owner me --epsilon 10 --delta 1e-6
     """
     events = _events(plan, mechanism, delta) if plan else None
-    with _words(), Ledger(ledger, witness=witness, timeout=_PATIENCE) as book:
+    with _words(), Ledger(made_place(ledger), witness=witness, timeout=_PATIENCE) as book:
         try:
             account = book.open_account(
                 name,
@@ -97,7 +106,7 @@ def create(
 
 
 @app.command()
-def show(account: Names = None, ledger: Where = DEFAULT, witness: Watch = None, as_json: Json = False) -> None:
+def show(account: Names = None, ledger: Where = None, witness: Watch = None, as_json: Json = False) -> None:
     """Draw a bar for each account: what is spent (rounded up) and what is left (rounded down).
 
     [bold]Examples[/bold]
@@ -117,7 +126,7 @@ def preview(
     plan: Plan,
     client: Client = None,
     mechanism: Known = Mechanism.pure,
-    ledger: Where = DEFAULT,
+    ledger: Where = None,
     witness: Watch = None,
     as_json: Json = False,
 ) -> None:
@@ -149,7 +158,7 @@ def quota(
     epsilon: Annotated[float | None, typer.Option(help="The quota, in an account without a plan.")] = None,
     delta: Annotated[float | None, typer.Option(help="Of the quota; the account's by default.")] = None,
     mechanism: Known = Mechanism.pure,
-    ledger: Where = DEFAULT,
+    ledger: Where = None,
     witness: Watch = None,
     as_json: Json = False,
 ) -> None:
@@ -162,7 +171,7 @@ def quota(
     nearveil budget quota photo ann 20x0.1
     """
     _must_exist(ledger)
-    with _words(), Ledger(ledger, witness=witness, timeout=_PATIENCE) as book:
+    with _words(), Ledger(place(ledger), witness=witness, timeout=_PATIENCE) as book:
         held = _account(book, account)
         events = _events(plan, mechanism, held.delta) if plan else None
         given = held.quota(client, epsilon=epsilon, delta=delta, plan=events)
@@ -176,7 +185,7 @@ def quota(
 def history(
     account: Names = None,
     last: Annotated[int, typer.Option(min=0, help="How many entries of each account; 0 for all.")] = 20,
-    ledger: Where = DEFAULT,
+    ledger: Where = None,
     witness: Watch = None,
     as_json: Json = False,
 ) -> None:
@@ -205,7 +214,7 @@ def history(
 @app.command()
 def export(
     file: Annotated[Path, typer.Argument(help="A new file: .json or .csv.")],
-    ledger: Where = DEFAULT,
+    ledger: Where = None,
     witness: Watch = None,
 ) -> None:
     """Write all entries with their hashes to a new file, readable by you alone. It holds the stored messages.
@@ -231,7 +240,7 @@ def verify(
     receipt: Annotated[
         list[str] | None, typer.Option(help="A receipt kept elsewhere, as `show ACCOUNT` printed it; may be repeated.")
     ] = None,
-    ledger: Where = DEFAULT,
+    ledger: Where = None,
     witness: Watch = None,
     as_json: Json = False,
 ) -> None:
@@ -261,7 +270,7 @@ def verify(
 
 @app.command()
 def backup(
-    file: Annotated[Path, typer.Argument(help="A new file.")], ledger: Where = DEFAULT, witness: Watch = None
+    file: Annotated[Path, typer.Argument(help="A new file.")], ledger: Where = None, witness: Watch = None
 ) -> None:
     """Copy a SQLite ledger while others spend. For the day the disk dies: a backup is no second ledger.
 
@@ -288,22 +297,40 @@ def _words() -> Iterator[None]:
 
 
 def _fail(text: str) -> NoReturn:
+    for python, spoken in _SPOKEN.items():
+        text = text.replace(python, spoken)
     message = Text.assemble(("Error: ", "bold red"), view.clean(text))
     Console(stderr=True, highlight=False).print(message, soft_wrap=True)
     raise typer.Exit(1)
 
 
 @contextmanager
-def _reading(ledger: str, witness: Path | None) -> Iterator[Ledger]:
+def _reading(ledger: str | None, witness: Path | None) -> Iterator[Ledger]:
     """Open a ledger that is there, in whatever state, to look at it."""
     _must_exist(ledger)
-    with _words(), Ledger(ledger, witness=witness, timeout=_PATIENCE, read_only=True) as book:
+    with _words(), Ledger(place(ledger), witness=witness, timeout=_PATIENCE, read_only=True) as book:
         yield book
 
 
-def _must_exist(ledger: str) -> None:
+def place(ledger: str | None) -> str:
+    """Return where the ledger is: as given, or the default of all commands."""
+    from nearveil.cli._index import home  # which imports this module
+
+    return str(home() / "ledger.db") if ledger is None else ledger
+
+
+def made_place(ledger: str | None) -> str:
+    """Return the same; the default folder is made if it is not there, for its owner alone."""
+    from nearveil.cli._index import make_home
+
+    if ledger is None:
+        make_home()
+    return place(ledger)
+
+
+def _must_exist(ledger: str | None) -> None:
     with _words():
-        url = database_url(ledger)
+        url = database_url(place(ledger))
         if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
             raise LedgerError(
                 f"there is no ledger at {url.database}: `nearveil budget create` makes one; --ledger or "

@@ -165,7 +165,7 @@ def _paying(ledger: str | None, account: str | None, witness: Path | None) -> It
             raise ValueError("--account must name who pays, because --ledger (or NEARVEIL_LEDGER) is given")
         yield None
         return
-    where = _budget.DEFAULT if ledger is None else ledger
+    where = _budget.place(ledger)
     _budget._must_exist(where)
     with Ledger(where, witness=witness, timeout=_budget._PATIENCE) as book:
         yield _budget._account(book, account)

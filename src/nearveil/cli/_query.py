@@ -1,6 +1,7 @@
 """``nearveil query``: the nearest images of an index here or of a server, asked for privately."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ import typer
 
 from nearveil.cli import _budget
 from nearveil.cli import _query_view as view
-from nearveil.cli._index import AUTO, Which, home, make_home, named, place, shown, words
+from nearveil.cli._index import AUTO, Which, named, place, shown, words
 from nearveil.cli._index_sync import files_below
 from nearveil.features import load_image
 from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetError, new_key
@@ -18,11 +19,13 @@ from nearveil.retrieval import Index, NotAnIndexError, NotPublishedError
 
 if TYPE_CHECKING:
     from nearveil.service import Client
+    from nearveil.service._client_errors import QuestionError
 
 ACCOUNT, BUDGET = "queries", 100.0
 _NO_INDEX = "`nearveil index DIR` makes one; --index or NEARVEIL_INDEX names another"
 _LONGEST_TOKEN = 1000
-_OPTIONS = {"k": "-k", "account": "--account", "url": "--server"}  # where an option has another name than its field
+_OPTIONS = {"k": "-k", "url": "--server"}  # where an option has another name than its field
+_DUMMY = re.compile(r"dummies\[(\d+)\]")
 _MORE = "`nearveil index DIR --candidates` makes them more"
 
 
@@ -54,6 +57,12 @@ def query(
     gallery: Annotated[str | None, typer.Option(help="Of the server; needed where it has several.")] = None,
     ca: Annotated[
         Path | None, typer.Option(help="Certificates that the server is known by (PEM), in place of the usual ones.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="Your own certificate (PEM), where the server asks clients for one.")
+    ] = None,
+    certificate_key: Annotated[
+        Path | None, typer.Option(help="Its key (PEM), if that is in a file of its own.")
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow plain HTTP to another machine: all on the way see the token.")
@@ -105,11 +114,14 @@ def query(
     """
     number = key or new_key()
     purse = _Purse(ledger, account, witness)
-    with words(), purse, _in_options(number, purse, local=server is None):
+    with words():
         view.check_sheet(sheet, force=force, among_dummies=dummies is not None)
+        others = _public_images(dummies)
+    with words(), purse, _in_options(number, purse, others, local=server is None):
         pixels = load_image(image)
         common: dict[str, Any] = {"account": purse, "extractor": None if extractor == AUTO else named(extractor)}
-        with _client(server, index, gallery, _token(token_file, token, server), common, ca, insecure) as (client, held):
+        tls = {"ca": ca, "certificate": _certificate(certificate, certificate_key), "insecure": insecure}
+        with _client(server, index, gallery, _token(token_file, token, server), common, tls) as (client, held):
             nearest = client.nearest(
                 pixels,
                 k,
@@ -117,7 +129,7 @@ def query(
                 candidates,
                 gallery=gallery,
                 thumbnails=sheet is not None,
-                dummies=_public_images(dummies),
+                dummies=others,
                 key=number,
             )
             stale = held is not None and held.current().stale
@@ -136,8 +148,7 @@ def _client(
     gallery: str | None,
     token: str | None,
     common: dict[str, Any],
-    ca: Path | None,
-    insecure: bool,
+    tls: dict[str, Any],
 ) -> Iterator[tuple["Client", Index | None]]:
     """Yield who asks, and the index where it is here."""
     from nearveil.service import Client
@@ -145,7 +156,7 @@ def _client(
     if server is not None:
         if "://" not in server:
             raise ValueError("--server: it must look like https://host:8321")
-        with Client(server, token, ca=ca, insecure=insecure, **common) as client:
+        with Client(server, token, **tls, **common) as client:
             yield client, None
         return
     if gallery is not None:
@@ -179,28 +190,34 @@ def _token(file: Path | None, given: str | None, server: str | None) -> str | No
         return content.read(_LONGEST_TOKEN).decode("ascii", "replace").strip()
 
 
+def _certificate(file: Path | None, key: Path | None) -> Path | tuple[Path, Path] | None:
+    if file is None and key is not None:
+        raise ValueError("--certificate-key: it goes with --certificate")
+    return file if file is None or key is None else (file, key)
+
+
 def _public_images(folder: Path | None) -> list[Path]:
     if folder is None:
         return []
     if not folder.is_dir():
         raise ValueError(f"--dummies: there is no folder at {folder}")
-    found = files_below(folder)[0]
+    found, refused = files_below(folder)
+    if refused:  # one dummy less hides less: it is not left out in silence
+        raise ValueError(f"--dummies: {refused[0][0]}: {refused[0][1]}")
     if not found:
         raise ValueError(f"--dummies: there is no image below {folder}")
     return found
 
 
 @contextmanager
-def _in_options(key: str, purse: "_Purse", *, local: bool) -> Iterator[None]:
+def _in_options(key: str, purse: "_Purse", dummies: Sequence[Path], *, local: bool) -> Iterator[None]:
     """Say what is wrong in the words of the command line."""
     from nearveil.service._client_errors import QuestionError, UnansweredError
 
     try:
         yield
     except QuestionError as error:
-        more = f"; {_MORE}" if local and error.field == "k" else ""
-        name = _OPTIONS.get(error.field, f"--{error.field}")
-        raise ValueError(f"{name}: {error.words}{more}") from None
+        raise ValueError(_in_words(error, dummies, local=local)) from None
     except UnansweredError as error:
         again = f"{error.reason}. It is paid for: --key {error.key} asks the same again"
         raise ValueError(again if error.again else str(error)) from None
@@ -208,6 +225,14 @@ def _in_options(key: str, purse: "_Purse", *, local: bool) -> Iterator[None]:
         if purse.has_paid:
             typer.echo(f"It is paid for: --key {key} asks the same again", err=True)
         raise
+
+
+def _in_words(error: "QuestionError", dummies: Sequence[Path], *, local: bool) -> str:
+    text = error.words.replace("`insecure`", "--insecure")
+    if one := _DUMMY.fullmatch(error.field):
+        return f"--dummies: {dummies[int(one[1])]}: {text}"
+    more = f"; {_MORE}" if local and error.field == "k" else ""
+    return f"{_OPTIONS.get(error.field, f'--{error.field}')}: {text}{more}"
 
 
 class _Purse:
@@ -233,12 +258,9 @@ class _Purse:
         return found
 
     def _account(self) -> Account:
-        ledger = self._where
-        if ledger is None:
-            make_home()
-            ledger = str(home() / "ledger.db")
         if self._name is not None:
-            _budget._must_exist(ledger)
+            _budget._must_exist(self._where)
+        ledger = _budget.made_place(self._where)
         self._book = book = Ledger(ledger, witness=self._witness, timeout=_budget._PATIENCE)
         if self._name is not None:
             return _budget._account(book, self._name)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from nearveil.cli._budget import place
 from nearveil.cli._budget_view import clean, number
 from nearveil.features._images import Pixels
 from nearveil.ledger import Balance
@@ -77,9 +79,10 @@ class Outcome:
         balance = self.balance
         notes = []
         if self.opened:
+            where = "" if self.opened == place(None) else f" --ledger {shlex.quote(self.opened)}"
             notes.append(
                 f"Opened the account {balance.account!r} in {self.opened}: epsilon {balance.epsilon:g} at delta "
-                f"{balance.delta:g} for all questions together. See `nearveil budget show --ledger {self.opened}`."
+                f"{balance.delta:g} for all questions together. See `nearveil budget show{where}`."
             )
         if self.nearest.repeated:
             notes.append("This key was paid before: the same message was sent again, for nothing.")
@@ -195,8 +198,9 @@ def _as_json(outcome: Outcome, sheet: Path | None) -> dict[str, object]:
         ],
         "server": outcome.server,
         "server_saw": {
-            "set": nearest.set,
-            "sets": list(nearest.sets),
+            # From 1, as in the text and on the sheet.
+            "set": None if nearest.set is None else nearest.set + 1,
+            "sets": [one + 1 for one in nearest.sets],
             "of": nearest.n_sets,
             "probability_of_the_right_one": outcome.right,
         },

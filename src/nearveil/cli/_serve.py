@@ -1,11 +1,17 @@
 """``nearveil serve``: galleries, for clients elsewhere."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import sqlalchemy as sa
 import typer
+from sqlalchemy.engine import make_url
 
 from nearveil.cli._index import words
+from nearveil.cli._token import command, has_any
+
+if TYPE_CHECKING:
+    from nearveil.service import Settings
 
 _INSTALL = 'serving needs FastAPI and uvicorn: pip install "nearveil[service]"'
 
@@ -20,7 +26,9 @@ def serve(
     config: Annotated[
         Path | None, typer.Option(envvar="NEARVEIL_CONFIG", help="A TOML file; deploy/nearveil.toml is an example.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Of the gallery INDEX; that of its folder by default.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Of the gallery INDEX; that of its folder or database by default.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Where to listen; 127.0.0.1 by default.")] = None,
     port: Annotated[int | None, typer.Option(help="Where to listen; 8321 by default, 0 takes a free one.")] = None,
     tokens: Annotated[
@@ -55,12 +63,6 @@ def serve(
     nearveil serve gallery/ --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
     """
     with words():
-        try:
-            from nearveil.service import Settings
-            from nearveil.service import serve as run
-            from nearveil.service._settings import cleaned_name
-        except ModuleNotFoundError as missing:
-            raise ModuleNotFoundError(_INSTALL) from missing
         told: dict[str, Any] = {
             "host": host,
             "port": port,
@@ -74,10 +76,49 @@ def serve(
         }
         told = {key: value for key, value in told.items() if value is not None}
         if index is not None:
-            told["galleries"] = [{"name": name or cleaned_name(index), "index": index}]
+            told["galleries"] = [{"name": name or _named(index), "index": index}]
         elif name is not None:
             raise ValueError("--name: it is the name of INDEX, and there is none")
-        run(Settings.load(config, **told), ready=_say)
+        _run(config, told)
+
+
+def _run(config: Path | None, told: dict[str, Any]) -> None:
+    try:
+        from nearveil.service import Settings
+        from nearveil.service import serve as run
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(_INSTALL) from missing
+    settings = Settings.load(config, **told)
+    _check_log(settings)
+    if settings.galleries and not has_any(settings.tokens):
+        typer.echo(f"There is no token yet, and nobody can ask without: {command(settings.tokens)}", err=True)
+    run(settings, ready=_say)
+
+
+def _named(index: str) -> str:
+    """Return the name of a gallery: of its folder, or of its database, whose address may hold a password."""
+    try:
+        from nearveil.service._settings import cleaned_name
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(_INSTALL) from missing
+    if "://" not in index:
+        return cleaned_name(index)
+    try:
+        database = make_url(index).database
+    except (sa.exc.ArgumentError, ValueError):
+        raise ValueError("INDEX: it must be a folder, or a URL such as postgresql://user@host/database") from None
+    return cleaned_name(Path("/", database or ""))
+
+
+def _check_log(settings: "Settings") -> None:
+    """Raise unless the log can be written: a server that runs would only count the lines that it drops."""
+    if settings.log_file is None:
+        return
+    try:
+        with settings.log_file.open("ab"):
+            pass
+    except OSError as error:
+        raise ValueError(f"log_file: {settings.log_file} cannot be written: {error.strerror}") from None
 
 
 def _say(address: str) -> None:

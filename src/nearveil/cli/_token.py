@@ -1,7 +1,9 @@
 """``nearveil token``: who may ask a server."""
 
 import json
+import shlex
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Tokens: who may ask a server, and what. Only hashes are kept.", no_args_is_help=True, rich_markup_mode="rich"
 )
+_INSTALL = 'tokens need the service: pip install "nearveil[service]"'
 
 Where: TypeAlias = Annotated[
     str | None,
@@ -26,8 +29,12 @@ Where: TypeAlias = Annotated[
         "--tokens",
         envvar="NEARVEIL_SERVER_TOKENS",
         metavar="PATH_OR_URL",
-        help="Where tokens are kept; ~/.local/share/nearveil/tokens.db by default.",
+        help="Where tokens are kept; as the file of --config says, or ~/.local/share/nearveil/tokens.db, by default.",
     ),
+]
+Config: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--config", envvar="NEARVEIL_CONFIG", help="The file of `nearveil serve --config`: it says where."),
 ]
 
 
@@ -42,6 +49,7 @@ def create(
     ] = None,
     days: Annotated[float | None, typer.Option(help="After which it expires; never by default.")] = None,
     tokens: Where = None,
+    config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Make a token, and show it once: it is not kept, so it cannot be shown again.
@@ -52,9 +60,9 @@ def create(
 
     nearveil token create ann --gallery birds --days 90
 
-    nearveil token create prometheus --scope metrics --json
+    nearveil token create prometheus --scope metrics --config /etc/nearveil/nearveil.toml
     """
-    with words(), _store(tokens) as store:
+    with words(), _store(_place(tokens, config)) as store:
         token, secret = store.create(label, scopes=scope or ["query"], galleries=gallery or ["*"], days=days)  # type: ignore[arg-type]
     if as_json:
         typer.echo(json.dumps({**_told(token), "token": secret}))
@@ -67,25 +75,25 @@ def create(
 
 
 @app.command("list")
-def list_tokens(tokens: Where = None, as_json: Json = False) -> None:
+def list_tokens(tokens: Where = None, config: Config = None, as_json: Json = False) -> None:
     """List all tokens, also those that are good no more.
 
     [bold]Examples[/bold]
 
     nearveil token list
     """
-    with words(), _store(tokens) as store:
+    with words(), _known(_place(tokens, config)) as store:
         found = store.list()
     if as_json:
         typer.echo(json.dumps([_told(token) for token in found]))
         return
     grid = Table()
-    for heading in ("id", "label", "scopes", "galleries", "created", "expires", "state"):
-        grid.add_column(heading, no_wrap=heading in ("id", "created", "expires", "state"))
+    for heading in ("id", "label", "scopes", "galleries", "expires", "state"):  # as many as fit 80 columns
+        grid.add_column(heading, no_wrap=heading in ("id", "expires", "state"))
     for token in found:
         told = _told(token)
         cells = [told["id"], token.label, ", ".join(token.scopes), ", ".join(token.galleries)]
-        cells += [told["created"][:10], (told["expires"] or "never")[:10], told["state"]]
+        cells += [(told["expires"] or "never")[:10], told["state"]]
         grid.add_row(*(Text(clean(cell), overflow="fold") for cell in cells))
     Console(highlight=False).print(grid)
 
@@ -94,6 +102,7 @@ def list_tokens(tokens: Where = None, as_json: Json = False) -> None:
 def revoke(
     number: Annotated[str, typer.Argument(metavar="ID", help="As `nearveil token list` shows it.")],
     tokens: Where = None,
+    config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Let a token be good no more. A server that runs knows it within a second.
@@ -102,18 +111,69 @@ def revoke(
 
     nearveil token revoke 0123456789abcdef
     """
-    with words(), _store(tokens) as store:
+    with words(), _known(_place(tokens, config)) as store:
         token = store.revoke(number)
     typer.echo(json.dumps(_told(token)) if as_json else clean(f"Token {token.id} for {token.label} is good no more."))
 
 
-def _store(where: str | None) -> "TokenStore":
+def has_any(where: str) -> bool:
+    """Return whether there is a token, whatever it is good for; nothing is made. A store that is wrong has some."""
+    from nearveil.service._token_places import TokenError
+
+    if _missing(where):
+        return False
     try:
-        from nearveil.service import TokenStore
+        with _store(where) as store:
+            return bool(store.list())
+    except TokenError:
+        return True  # whoever opens it to use it says what is wrong
+
+
+def command(where: str) -> str:
+    """Return the command that makes a token, in words for a terminal."""
+    from nearveil.service._token_places import default_place, shown, store_url
+
+    more = "" if where == str(default_place()) else f" --tokens {shlex.quote(shown(store_url(where)))}"
+    return f"make one with `nearveil token create LABEL{more}`"
+
+
+def _place(tokens: str | None, config: Path | None) -> str:
+    """Return where tokens are: as given, as the file says that the server reads, or the default."""
+    try:
+        from nearveil.service._settings import Settings, SettingsError, _read
         from nearveil.service._token_places import default_place
     except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError('tokens need the service: pip install "nearveil[service]"') from missing
-    return TokenStore(where or default_place())
+        raise ModuleNotFoundError(_INSTALL) from missing
+    if tokens is not None:
+        return tokens
+    # Only this one setting: who makes tokens need not be able to read the keys that the others name.
+    told = {} if config is None else _read(config)
+    if unknown := sorted(set(told) - set(Settings.model_fields)):
+        raise SettingsError(f"{config}: {unknown[0]}: there is no such setting")
+    where = told.get("tokens", str(default_place()))
+    if not isinstance(where, str):
+        raise SettingsError(f"{config}: tokens: it must be text, a file or a URL")
+    return where
+
+
+def _known(where: str) -> "TokenStore":
+    """Open a store that is there: to look at tokens makes none."""
+    if _missing(where):
+        raise ValueError(f"there are no tokens at {Path(where).expanduser().absolute()}: {command(where)}")
+    return _store(where)
+
+
+def _missing(where: str) -> bool:
+    from nearveil.service._token_places import store_url
+
+    url = store_url(where)
+    return url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists()
+
+
+def _store(where: str) -> "TokenStore":
+    from nearveil.service import TokenStore
+
+    return TokenStore(where)
 
 
 def _told(token: "Token") -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from nearveil.retrieval._protocol_errors import OutdatedMapError
 
+SPENT = "budget_spent"  # the code of a gallery, or of a client's part of it, that is used up
+
 
 class QuestionError(ValueError):
     """A question cannot be asked like this. Nothing was paid.
@@ -67,14 +69,15 @@ class DeclinedError(ReplyError):
 
 
 class UnansweredError(ValueError):
-    """A question was paid for and has no answer. The same key asks the same again, for nothing.
+    """A question was paid for and has no answer. Where `again` is true, the same key asks the same again, for nothing.
 
     Attributes
     ----------
     reason : str
     key : str
     again : bool
-        Whether asking again can help: not where the map has changed, which the message was made for.
+        Whether asking again can help: not where the map has changed, which the message was made for, nor where a
+        protected gallery has no answers left.
     """
 
     def __init__(self, reason: str, key: str, *, again: bool = True) -> None:
@@ -92,11 +95,16 @@ def _unanswered(reason: str, key: str, again: bool) -> UnansweredError:
 
 def unanswered(error: Exception, key: str) -> UnansweredError:
     """Return what went wrong after a debit, with how to go on."""
-    return UnansweredError(str(error).rstrip("."), key, again=not isinstance(error, OutdatedMapError))
+    reason = str(error).rstrip(".")
+    if isinstance(error, DeclinedError) and error.code == SPENT:
+        return UnansweredError(f"{reason}. Waiting does not help: it will have no more answers", key, again=False)
+    return UnansweredError(reason, key, again=not isinstance(error, OutdatedMapError))
 
 
 def paid(key: str, *, again: bool = True) -> str:
     """Return how to go on with what is paid for."""
     if again:
         return f"It is paid for: key={key!r} asks the same again, for nothing"
-    return f"It was paid for (key {key!r}), and its message is of no more use: a new question is paid anew"
+    return (
+        f"It was paid for (key {key!r}), and its message is of no more use: a new question, with a new key, pays anew"
+    )

@@ -17,6 +17,7 @@ from nearveil.retrieval._protocol_errors import ProtocolError
 from nearveil.retrieval._wire import Reader, WireError, Writer
 from nearveil.retrieval._wire_public import PublicPart
 from nearveil.retrieval._wire_schema import Query, read
+from nearveil.service._client_errors import QuestionError, UnansweredError
 
 MOST = 4096  # dummies of one question
 _MESSAGE = b"NVM"  # what the bytes of one message begin with
@@ -57,10 +58,17 @@ def dummy_messages(
     -------
     tuple of Message
     """
-    questions = [
-        ClientProtocol(epsilon, public=public).ask(row, spend=lambda _: nullcontext(_Free()), rng=rng) for row in rows
-    ]
-    return tuple(read(question, Query).message for question in questions)
+    return tuple(_dummy_message(row, number, public, epsilon, rng) for number, row in enumerate(rows))
+
+
+def _dummy_message(row: ArrayLike, number: int, public: PublicPart, epsilon: float, rng: Source | None) -> Message:
+    client = ClientProtocol(epsilon, public=public)
+    try:
+        question = client.ask(row, spend=lambda _: nullcontext(_Free()), rng=rng)
+    except ValueError as error:
+        raise QuestionError(f"dummies[{number}]", str(error)) from None
+    found: Query = read(question, Query)
+    return found.message
 
 
 class Hidden:
@@ -81,6 +89,21 @@ class Hidden:
         self._account, self._key, self._dummies = account, key, dummies
         self._rng = secure_source() if rng is None else rng
         self.messages: tuple[Message, ...] = ()
+
+    def ask(self, client: ClientProtocol, row: ArrayLike) -> bytes:
+        """Pay for a message, or take the one that this key was paid for, and return the question that sends it.
+
+        Raises
+        ------
+        UnansweredError
+            The key was paid for when the gallery had another map.
+        """
+        try:
+            return client.ask(row, spend=self.spend, rng=self._rng)
+        except ProtocolError:
+            if not self.messages:
+                raise
+        raise UnansweredError("the gallery has another map than when this key was paid for", self._key, again=False)
 
     def spend(self, promise: Guarantee) -> AbstractContextManager["Hidden"]:
         """Debit the account, or find the debit of this key."""
@@ -142,5 +165,5 @@ def _unpacked(data: bytes) -> tuple[Message, ...]:
     except (WireError, ValueError):
         messages = ()
     if not messages:
-        raise ProtocolError("this debit is for something else than a question: take a new key, which pays anew")
+        raise QuestionError("key", "it was paid for something else than a question: take another")
     return messages

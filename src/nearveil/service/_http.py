@@ -80,13 +80,15 @@ class Address:
                 context = ssl.create_default_context(cafile=certifi.where())
             else:
                 context = ssl.create_default_context(cafile=str(self.ca))
-            if self.certificate is not None:
-                pair = self.certificate if isinstance(self.certificate, tuple) else (self.certificate,)
-                context.load_cert_chain(*map(str, pair))
         except OSError:  # also ssl.SSLError
-            raise QuestionError(
-                "ca", "the files of certificates must be there, in PEM, and a key must fit its certificate"
-            ) from None
+            raise QuestionError("ca", "the file of certificates must be there, in PEM") from None
+        if self.certificate is not None:
+            pair = self.certificate if isinstance(self.certificate, tuple) else (self.certificate,)
+            try:
+                context.load_cert_chain(*map(str, pair))
+            except OSError:
+                words = "the files of certificate and key must be there, in PEM, and the key must fit"
+                raise QuestionError("certificate", words) from None
         return context
 
 
@@ -158,9 +160,20 @@ class HttpTransport:
             words, again = "the address cannot be asked", False
         except (httpx.HTTPError, OSError) as error:
             trusted = "CERTIFICATE_VERIFY_FAILED" not in str(error)
-            words, again = f"the server cannot be reached, or broke off: {printed(str(error))}", trusted
+            words, again = (
+                f"the server cannot be reached, or broke off: {printed(str(error))}{self._hint(error)}",
+                trusted,
+            )
         # Raised here, with no other error behind it: those of httpx hold the request, and that the token.
         raise UnreachableError(words, again=again)
+
+    def _hint(self, error: Exception) -> str:
+        """Return what to look at where the other side seems to speak TLS, or not to speak it, against expectation."""
+        import httpx
+
+        if self._address.url.startswith("https"):
+            return "; does it speak plain http?" if "WRONG_VERSION_NUMBER" in str(error) else ""
+        return "; does it speak https?" if isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError)) else ""
 
     async def close(self) -> None:
         """Close all connections."""

@@ -38,19 +38,21 @@ class Features:
         Parameters
         ----------
         images : Images
+            The private one, then dummies: errors name the one that they are about.
         info : GalleryInfo
 
         Returns
         -------
         list of ndarray of shape (d,)
         """
-        given = [_given(image) for image in images]
+        given = [_given(image, _named(number)) for number, image in enumerate(images)]
         pixels = [image for image in given if image.ndim == 3]
         made = iter(self._extractor(info).extract(pixels) if pixels else ())
         found = [image if image.ndim == 1 else next(made) for image in given]
-        for row in found:
+        for number, row in enumerate(found):
             if len(row) != info.dimension:
-                raise QuestionError("image", f"a feature must have {info.dimension} numbers, as those of the gallery")
+                words = f"a feature must have {info.dimension} numbers, as those of the gallery"
+                raise QuestionError(_named(number), words)
         return found
 
     def _extractor(self, info: GalleryInfo) -> Extractor:
@@ -70,19 +72,32 @@ class Features:
         return self._found[info.fingerprint]
 
 
-def _given(image: Image) -> NDArray[Any]:
+def _named(number: int) -> str:
+    return "image" if number == 0 else f"dummies[{number - 1}]"
+
+
+def _given(image: Image, name: str) -> NDArray[Any]:
     """Return a feature as it is, and the pixels of everything else."""
+    try:
+        return _taken(image, name)
+    except ImageError as error:
+        if name == "image":
+            raise
+        raise QuestionError(name, error.reason) from None
+
+
+def _taken(image: Image, name: str) -> NDArray[Any]:
     if isinstance(image, np.ndarray):
         if image.ndim == 1 and image.dtype.kind == "f":
             return image
         if image.ndim == 3 and image.dtype == np.uint8:
             return image
-        raise QuestionError("image", "an array must be a row of floats, or pixels (height, width, 3) in uint8")
+        raise QuestionError(name, "an array must be a row of floats, or pixels (height, width, 3) in uint8")
     if isinstance(image, (str, os.PathLike, bytes)):
         return load_image(image)
     if callable(getattr(image, "save", None)) and hasattr(image, "getexif"):
         return _pillow_pixels(image)
-    raise QuestionError("image", "it must be a path, bytes, an image of Pillow, an array of pixels, or a feature")
+    raise QuestionError(name, "it must be a path, bytes, an image of Pillow, an array of pixels, or a feature")
 
 
 def _pillow_pixels(image: Any) -> Pixels:

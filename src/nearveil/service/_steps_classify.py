@@ -66,7 +66,7 @@ def classify(
     account = asker.payer()
     with telling(key):
         hidden = Hidden(account, key, (), rng)
-        question = yield from done(lambda: client.ask(row, spend=hidden.spend, rng=rng))
+        question = yield from done(lambda: hidden.ask(client, row))
         try:
             found = yield from _votes(asker, info, question, key)
         except Exception as error:

@@ -91,7 +91,7 @@ def nearest(asker: Asker, asked: Asked) -> Steps[Nearest]:
 
     def pay() -> Hidden:
         hidden = Hidden(account, key, dummy_messages(rows[1:], public, asked.epsilon, asked.rng), asked.rng)
-        client.ask(rows[0], spend=hidden.spend, rng=asked.rng)
+        hidden.ask(client, rows[0])
         return hidden
 
     with telling(key):
@@ -161,7 +161,7 @@ def _result(
     images: Sequence[bytes | None] = found.images if first in ("thumbnails", "originals") else [None] * k
     scores = found.scores.tolist()
     matches = tuple(
-        Match(number, names.get(number, ""), score, image)
+        Match(number, names.get(number, ""), min(score, 1.0), image)  # codes and rounding may take it beyond
         for number, score, image in zip(found.ids.tolist(), scores, images, strict=True)
     )
     return Nearest(
