@@ -12,6 +12,7 @@ from nearveil.release import Message
 from nearveil.retrieval import Answer, Index, MapChanged, PublicPart, Query, Refusal, RefusalCode
 from nearveil.retrieval._wire_schema import PublicRequest, read
 from nearveil.service import Galleries
+from nearveil.service._edge import Visit
 from nearveil.service._model import FRAME, KEY_HEADER
 
 from ..retrieval.index_places import index_server, index_url, one_thread, plain_items, unit_rows
@@ -99,6 +100,17 @@ def test_originals_by_number_are_for_those_who_may(shared: Server) -> None:
     for wrong in ("-1", str(1 << 32), "x", "1.5", "9" * 30):
         assert problem(shared.get(place.format(wrong))) == (422, "invalid")
     assert problem(shared.get(place.format(1), shared.token("bob"))) == (403, "not_offered")
+
+
+def test_originals_of_all_candidates_are_for_those_who_may(shared: Server) -> None:
+    asker = shared.token("bob", scopes=["query"])
+    for _ in range(2):  # also when the answer is known
+        refused = shared.ask(shared.query(1, "originals"), token=asker, key="originals-of-bob")
+        assert problem(refused) == (403, "not_offered")
+        assert "scope originals" in refused.json()["message"]
+        assert shared.ask(shared.query(1, "originals")).status_code == 200
+    assert shared.ask(shared.query(1, "names"), token=asker).status_code == 200
+    assert shared.ask(shared.query(1), token=asker, key="originals-of-bob").status_code == 200  # it was not used
 
 
 def test_every_answer_is_guarded(shared: Server) -> None:
@@ -297,18 +309,22 @@ def test_a_look_serves_one_turn_of_the_loop_and_no_longer(server: Server, monkey
     server.ask(data)
     looks.clear()
 
+    def visit() -> Visit:
+        return Visit(lambda: False)
+
     async def many(count: int) -> list[bytes]:
-        return [reply.body for reply in await asyncio.gather(*[desk.query(server.gallery, data) for _ in range(count)])]
+        asked = [desk.query(visit(), server.gallery, data) for _ in range(count)]
+        return [reply.body for reply in await asyncio.gather(*asked)]
 
     assert len(set(server.client.runner.run(many(8)))) == 1
     assert len(looks) == 1
 
     async def one_after_the_other() -> None:
         for _ in range(3):
-            before = Answer.from_bytes((await desk.query(server.gallery, data)).body)
+            before = Answer.from_bytes((await desk.query(visit(), server.gallery, data)).body)
             server.index.delete(before.ids[:1])
             await asyncio.sleep(0)  # the next request comes in another turn
-            after = Answer.from_bytes((await desk.query(server.gallery, data)).body)
+            after = Answer.from_bytes((await desk.query(visit(), server.gallery, data)).body)
             assert before.ids[0] not in after.ids
 
     server.client.runner.run(one_after_the_other())
@@ -430,6 +446,15 @@ def test_figures_for_prometheus(server: Server) -> None:
     assert float(sent[0].split()[-1]) >= expected
     server.index.add(plain_items(unit_rows(2, seed=8)))
     assert 'nearveil_gallery_stale{gallery="birds"} 1.0' in server.get("/metrics").text
+
+
+def test_figures_tell_of_no_gallery_of_others_and_not_of_the_process(server: Server) -> None:
+    watcher = server.token("prometheus", scopes=["metrics"], galleries=["cars"])
+    assert 'gallery="birds"' in server.get("/metrics").text
+    text = server.get("/metrics", watcher).text
+    assert "nearveil_requests_total{" in text
+    assert "birds" not in text
+    assert "process_" not in server.get("/metrics").text  # memory grows with a protected gallery's records
 
 
 def test_answers_are_cut_for_no_one(shared: Server) -> None:

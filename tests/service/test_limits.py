@@ -1,6 +1,7 @@
 """Limits: how often, how much at once, how large, how slowly."""
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -9,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from nearveil.service import _desk, _edge
 from nearveil.service._cache import ByteCache
+from nearveil.service._edge import GONE
 from nearveil.service._errors import BusyError, LengthError, RateError, ReplayedError, SlowError, TooLargeError
 from nearveil.service._limits import Buckets, Replays, Workers, read_body
+from nearveil.service._model import FRAME, KEY_HEADER
 
 from ..retrieval.index_places import one_thread
-from .serving import serving
+from .serving import Server, lines, serving
 
 __all__ = ["one_thread"]  # fixture
 
@@ -54,6 +58,219 @@ def test_a_token_that_asks_too_often(tmp_path: Path) -> None:
         assert server.get("/v1/galleries", server.token("bob")).status_code == 200
         assert server.get("/v1/galleries", None).status_code == 401  # costs nobody anything
         assert server.get("/health", None).status_code == 200
+
+
+def test_buckets_are_forgotten_beyond_a_number() -> None:
+    buckets = Buckets(1, 1, most=3, words="no")
+    for name in "abc":
+        buckets.take(name)
+    with pytest.raises(RateError, match="no"):
+        buckets.take("a")  # used again, so remembered longer
+    buckets.take("d")
+    assert set(buckets._held) == {"a", "c", "d"}
+    buckets.take("b")
+    assert len(buckets._held) == 3
+
+
+def test_those_without_a_good_token_may_not_ask_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_edge, "_STRANGERS", (1.0, 5, 10))
+    with serving(tmp_path) as server:
+        bad = "nv_" + "0" * 16 + "_" + "a" * 43
+        replies = [server.get("/v1/galleries", bad if number % 2 else None) for number in range(40)]
+        assert [reply.status_code for reply in replies] == [401] * 5 + [429] * 35
+        assert replies[-1].json()["code"] == "rate_limited"
+        assert 1 <= int(replies[-1].headers["retry-after"]) <= 60
+        assert server.get("/v1/galleries").status_code == 200  # from the same address
+        assert 'nearveil_refused_total{code="rate_limited"} 35.0' in server.get("/metrics").text
+        server.client.app.state.desk.lines.flush()
+        told = [json.loads(line) for line in lines(tmp_path).splitlines()]
+        assert [one["status"] for one in told if one["event"] == "request"] == [401] * 5 + [200] * 2
+        assert [one["count"] for one in told if one["event"] == "refused"] == [1]
+
+
+def test_tokens_are_read_once_for_all_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(tmp_path) as server:
+        store, reads, read_at = server.store, [0], [-1.0]
+
+        def refresh() -> None:
+            began = time.monotonic()
+            time.sleep(0.05)
+            reads[0], read_at[0] = reads[0] + 1, began
+
+        # As PostgreSQL has it: what was read is believed for a while.
+        monkeypatch.setattr(store, "fresh", lambda: time.monotonic() - read_at[0] < 10)
+        monkeypatch.setattr(store, "refresh", refresh)
+
+        async def at_once() -> list[int]:
+            get, headers = server.client._client.get, {"authorization": f"Bearer {server.secret}"}
+            replies = await asyncio.gather(*[get("/v1/galleries", headers=headers) for _ in range(12)])
+            return [one.status_code for one in replies]
+
+        read_at[0] = -100.0
+        assert server.client.runner.run(at_once()) == [200] * 12
+        assert reads[0] == 1
+        # A reading that began before a request came, and is old when it ends, is not believed: there is one more.
+        monkeypatch.setattr(store, "fresh", lambda: False)
+        reads[0] = 0
+        assert server.client.runner.run(at_once()) == [200] * 12
+        assert reads[0] == 2
+
+
+class Reader:
+    """A client on the other side of the application: it asks, and reads when it is told to."""
+
+    def __init__(self, server: Server, method: str, path: str, body: bytes = b"") -> None:
+        self._server, self._body, self.reads, self.gone = server, body, asyncio.Event(), False
+        headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {server.secret}".encode())]
+        headers += [(b"content-type", FRAME.encode()), (b"content-length", b"%d" % len(body))]
+        headers += [(KEY_HEADER.lower().encode(), f"reader-{id(self)}".encode())]
+        self._scope = {
+            "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
+            "headers": headers, "http_version": "1.1", "scheme": "http", "client": ("192.0.2.1", 1), "root_path": "",
+            GONE: lambda: self.gone,
+        }  # fmt: skip
+        self.said: list[Any] = []
+        self.began = asyncio.Event()
+
+    async def ask(self) -> int:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": self._body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            if self.said and self.said[-1].get("body"):
+                self.began.set()
+                await self.reads.wait()  # as uvicorn waits before it writes more
+            self.said.append(message)
+
+        await self._server.client.app(self._scope, receive, send)
+        return int(self.said[0]["status"])
+
+    async def begun(self) -> None:
+        """Wait until there is something to read."""
+        async with asyncio.timeout(5):
+            await self.began.wait()
+
+    @property
+    def header(self) -> dict[bytes, bytes]:
+        return dict(self.said[0]["headers"])
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(one.get("body", b"") for one in self.said[1:])
+
+
+def test_answers_that_nobody_reads_stop_others_before_memory_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_desk, "_SMALL", 100)
+    with serving(tmp_path, sending=1000) as server:
+        data = server.query(1, "names")
+        size = len(server.ask(data).content)
+        assert 500 < size < 1000
+        path = "/v1/galleries/birds/query"
+
+        async def run() -> None:
+            slow, other = Reader(server, "POST", path, data), Reader(server, "POST", path, data)
+            waiting = asyncio.create_task(slow.ask())
+            await slow.begun()
+            assert await other.ask() == 503
+            assert other.header[b"retry-after"] == b"1"
+            assert await Reader(server, "GET", "/v1/galleries/birds/map").ask() == 503
+            assert await Reader(server, "GET", "/health").ask() == 200  # small
+            slow.reads.set()
+            assert await waiting == 200
+            assert len(slow.body) == size
+            again = Reader(server, "POST", path, data)
+            again.reads.set()
+            assert await again.ask() == 200
+
+        server.client.runner.run(run())
+
+
+def test_the_only_answer_may_always_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_desk, "_SMALL", 100)
+    with serving(tmp_path, sending=1) as server:
+        for _ in range(3):
+            assert server.ask(server.query(1, "names")).status_code == 200
+
+
+def test_memory_is_asked_for_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the size of an answer is known from the one before, no thread makes it in vain."""
+    monkeypatch.setattr(_desk, "_SMALL", 100)
+    with serving(tmp_path, sending=1000, cache=0) as server:
+        made = []
+        query = server.gallery.query
+
+        def making(asked: bytes) -> bytes:
+            made.append(1)
+            return query(asked)
+
+        monkeypatch.setattr(server.gallery, "query", making)
+        path, data = "/v1/galleries/birds/query", server.query(1, "originals")
+
+        async def run() -> None:
+            slow, other = Reader(server, "POST", path, data), Reader(server, "POST", path, data)
+            waiting = asyncio.create_task(slow.ask())
+            await slow.begun()
+            assert await other.ask() == 503
+            slow.reads.set()
+            assert await waiting == 200
+
+        assert server.ask(data).status_code == 200
+        server.client.runner.run(run())
+        assert len(made) == 2
+
+
+def test_a_token_may_have_so_many_requests_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_desk, "_SMALL", 100)
+    with serving(tmp_path, per_token=2) as server:
+        data, path = server.query(1, "names"), "/v1/galleries/birds/query"
+
+        async def run() -> None:
+            slow = [Reader(server, "POST", path, data), Reader(server, "GET", "/v1/galleries/birds/map")]
+            waiting = [asyncio.create_task(one.ask()) for one in slow]
+            for one in slow:
+                await one.begun()
+            for third in (Reader(server, "POST", path, data), Reader(server, "GET", "/v1/galleries")):
+                assert await third.ask() == 429
+                assert b"rate_limited" in third.body
+                assert third.header[b"retry-after"] == b"1"
+            others = await server.client._client.get(
+                "/v1/galleries", headers={"authorization": f"Bearer {server.token('bob')}"}
+            )
+            assert others.status_code == 200
+            for one in slow:
+                one.reads.set()
+            assert await asyncio.gather(*waiting) == [200, 200]
+            assert await Reader(server, "GET", "/v1/galleries").ask() == 200
+
+        server.client.runner.run(run())
+        assert server.client.app.state.desk.under_way._counts == {}
+
+
+def test_work_is_not_begun_for_those_who_have_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(tmp_path, concurrency=1) as server:
+        workers, go, made = server.client.app.state.desk.workers, threading.Event(), []
+
+        def original(number: int) -> bytes:
+            made.append(number)
+            return b"x"
+
+        monkeypatch.setattr(server.gallery, "original", original)
+
+        async def run() -> list[int]:
+            holding = asyncio.create_task(workers.run(go.wait))
+            asked = [Reader(server, "GET", f"/v1/galleries/birds/items/{number}/original") for number in range(3)]
+            waiting = [asyncio.create_task(one.ask()) for one in asked]
+            while workers.pending < 4:
+                await asyncio.sleep(0.001)
+            asked[1].gone = True
+            go.set()
+            await holding
+            return await asyncio.gather(*waiting)
+
+        assert server.client.runner.run(run()) == [200, 408, 200]
+        assert made == [0, 2]
 
 
 def test_work_waits_in_a_queue_that_ends() -> None:

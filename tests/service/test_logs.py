@@ -1,15 +1,20 @@
 """What is written down of a request, and what is not."""
 
+import asyncio
+import gc
 import io
 import json
 import logging
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from nearveil.service import _logs
+from nearveil.service._connect import Options
 from nearveil.service._logs import LOGGERS, LineWriter, install
 
 from ..retrieval.index_places import one_thread
@@ -67,12 +72,55 @@ def test_a_line_of_each_request_and_nothing_of_what_was_asked(tmp_path: Path) ->
         assert private not in text
 
 
-def test_libraries_log_to_the_same_lines_without_what_errors_say(tmp_path: Path) -> None:
+@contextmanager
+def installed(path: Path) -> Iterator[None]:
+    """Let libraries log to a file meanwhile."""
     held = {name: (logging.getLogger(name).handlers, logging.getLogger(name).propagate) for name in LOGGERS}
     levels = {name: logging.getLogger(name).level for name in LOGGERS}
-    writer = LineWriter(tmp_path / "log")
+    writer = LineWriter(path)
     install(writer, "info")
     try:
+        yield
+    finally:
+        for name, (handlers, propagate) in held.items():
+            logging.getLogger(name).handlers, logging.getLogger(name).propagate = handlers, propagate
+            logging.getLogger(name).setLevel(levels[name])
+        writer.close()
+
+
+def test_the_event_loop_logs_nothing_of_what_failed(tmp_path: Path) -> None:
+    async def failing() -> None:
+        raise ValueError("a private value")
+
+    def called(_: str) -> None:
+        raise ValueError("a private value")
+
+    async def run() -> None:
+        task = asyncio.create_task(failing())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        del task
+        gc.collect()
+        asyncio.get_running_loop().call_soon(called, "a private argument")
+        await asyncio.sleep(0)
+
+    with installed(tmp_path / "log"):
+        asyncio.run(run())
+    told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [(one["message"], one["error"]) for one in told] == [("on the event loop", "ValueError")] * 2
+    assert all("test_logs.py:" in one["at"] for one in told)
+    assert "private" not in (tmp_path / "log").read_text()
+
+
+def test_what_a_client_is_made_with_shows_no_secret() -> None:
+    where, ledger = "postgresql://me:hunter2@host/index", "postgresql://me:hunter3@host/ledger"
+    options = Options(where, "nv_0_secret", "ann", ledger, None, 3, 1.0, False, None, None, False, None)
+    assert "account='ann'" in repr(options)
+    assert not any(word in repr(options) for word in ("secret", "hunter2", "hunter3"))
+
+
+def test_libraries_log_to_the_same_lines_without_what_errors_say(tmp_path: Path) -> None:
+    with installed(tmp_path / "log"):
         try:
             raise ValueError("a private value")
         except ValueError:
@@ -80,11 +128,6 @@ def test_libraries_log_to_the_same_lines_without_what_errors_say(tmp_path: Path)
             logging.getLogger("uvicorn.error").exception("Exception in ASGI application\n")
         logging.getLogger("nearveil").debug("not at this level")
         logging.getLogger("uvicorn.error").info("nor this")
-    finally:
-        for name, (handlers, propagate) in held.items():
-            logging.getLogger(name).handlers, logging.getLogger(name).propagate = handlers, propagate
-            logging.getLogger(name).setLevel(levels[name])
-    writer.close()
     told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [one["message"] for one in told] == ["it failed", "Exception in ASGI application"]
     assert {one["error"] for one in told} == {"ValueError"}

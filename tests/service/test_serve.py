@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -186,6 +187,98 @@ def test_headers_without_end(process: Process) -> None:
         assert said.startswith(b"HTTP/1.1 431")
 
 
+CHUNKED = b"GET %s HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n%s\r\n"
+
+
+def flooded(connection: socket.socket, first: bytes, more: bytes, times: int) -> int:
+    """Send something and then much of something else; return how often that went before the other side hung up."""
+    sent = 0
+    with suppress(BrokenPipeError, ConnectionResetError):
+        connection.sendall(first)
+        for sent in range(times):  # noqa: B007
+            connection.sendall(more)
+            time.sleep(0.001)
+    return sent
+
+
+def test_trailers_without_end(process: Process) -> None:
+    guarded = CHUNKED % (b"/v1/galleries", b"Authorization: Bearer %s\r\n" % process.secret.encode())
+    many = b"".join(b"x-%d: %s\r\n" % (number, b"a" * 1000) for number in range(60))
+    floods = {
+        "many": (CHUNKED % (b"/health", b"") + b"0\r\n", many),
+        "one": (CHUNKED % (b"/health", b"") + b"0\r\nx: ", b"a" * 60_000),
+        "with a token": (guarded + b"0\r\n", many),
+        "extension": (CHUNKED % (b"/health", b"") + b"1;", b"a" * 60_000),
+        "body": (CHUNKED % (b"/v1/galleries", b""), b"ea60\r\n" + bytes(60_000) + b"\r\n"),
+    }
+    for name, (first, more) in floods.items():
+        with process.connect() as connection:
+            assert flooded(connection, first, more, 400) < 399, name
+    with process.connect() as connection:  # a few are no harm
+        connection.sendall(CHUNKED % (b"/health", b"Connection: close\r\n") + b"0\r\nx: y\r\n\r\n")
+        assert b'{"status":"ok"}' in closed_after(connection)[1]
+
+
+def test_what_comes_in_trailers_is_not_believed(process: Process) -> None:
+    token = b"Authorization: Bearer %s\r\n" % process.secret.encode()
+    with process.connect() as connection:
+        connection.sendall(CHUNKED % (b"/v1/galleries", b"Connection: close\r\n") + b"0\r\n" + token + b"\r\n")
+        assert closed_after(connection)[1].startswith(b"HTTP/1.1 401")
+    head = (CHUNKED % (b"/v1/galleries/birds/query", token)).replace(b"GET", b"POST")
+    late = f"{KEY_HEADER}: key-in-a-trailer\r\nContent-Type: {FRAME}\r\n\r\n".encode()
+    with process.connect() as connection:
+        connection.sendall(
+            head.replace(b"HTTP/1.1\r\n", b"HTTP/1.1\r\nConnection: close\r\n") + b"1\r\nx\r\n0\r\n" + late
+        )
+        assert closed_after(connection)[1].startswith(b"HTTP/1.1 422")
+
+
+def test_a_body_that_nobody_reads(process: Process) -> None:
+    for path, status in (
+        ("/health", b"200"),
+        ("/nothing", b"404"),
+        ("/v1/galleries", b"401"),
+        ("/v1/galleries", b"200"),
+    ):
+        head = process.head(path, "Content-Length: 1000000000")
+        head = head.replace(b"Bearer", b"Nobody") if status == b"401" else head
+        with process.connect() as connection:
+            connection.sendall(head)
+            _, said = closed_after(connection)
+            assert said.split(b" ")[1] == status
+            assert b"connection: close" in said
+    with process.connect() as connection:  # one that is refused, but comes: the connection is used on
+        refused = process.head("/v1/galleries/none/query", "Content-Length: 5", method="POST")
+        connection.sendall(refused)
+        time.sleep(0.1)
+        connection.sendall(b"body." + process.head("/health", "Connection: close"))
+        said = closed_after(connection)[1]
+        assert (said.count(b"HTTP/1.1 404"), said.count(b"HTTP/1.1 200")) == (1, 1)
+
+
+def test_a_body_that_drips_while_its_request_waits(process: Process) -> None:
+    """Not every route reads a body, and so has a time for it: the connection has."""
+    with process.connect() as connection:
+        connection.sendall(process.head("/v1/galleries/none/query", "Transfer-Encoding: chunked", method="POST"))
+        began = time.monotonic()
+        with suppress(BrokenPipeError, ConnectionResetError):
+            while time.monotonic() - began < 8:
+                connection.sendall(b"1\r\nx\r\n")
+                time.sleep(0.05)
+        assert time.monotonic() - began < 8
+
+
+def test_nothing_but_line_breaks_between_requests(process: Process) -> None:
+    with process.connect() as connection:
+        connection.sendall(process.head("/health"))
+        began = time.monotonic()
+        with suppress(BrokenPipeError, ConnectionResetError):
+            while time.monotonic() - began < 8:
+                connection.sendall(b"\r\n")
+                time.sleep(0.05)
+        assert time.monotonic() - began < 8
+
+
 def test_header_injection(process: Process) -> None:
     for bad in ("a\r\nSet-Cookie: x=y", "a\nSet-Cookie: x=y", "key-0123\x00456"):
         with process.connect() as connection:
@@ -238,8 +331,9 @@ def test_tls_and_a_sudden_end(tmp_path: Path) -> None:
     trust = ssl.create_default_context(cafile=tmp_path / "cert.pem")
     own = (tmp_path / "cert.pem", tmp_path / "key.pem")  # signed by itself, so it is its own authority
     tls = ("--tls-cert", "cert.pem", "--tls-key", "key.pem", "--tls-client-ca", "cert.pem")
-    process = started(tmp_path, "My Birds", *tls)
+    process = started(tmp_path, "My Birds", *tls, HEADER_TIMEOUT="2")
     where = f"https://localhost:{process.port}"
+    silent = process.connect()
     try:
         assert process.url.startswith("https://")
         with Client(where, process.secret, ca=own[0], certificate=own) as known:
@@ -252,7 +346,9 @@ def test_tls_and_a_sudden_end(tmp_path: Path) -> None:
             client.get(f"{where}/health")
         with httpx.Client() as client, pytest.raises(httpx.RemoteProtocolError):
             client.get(f"http://localhost:{process.port}/health")
+        assert closed_after(silent)[1] == b""  # it never began with TLS
     finally:
+        silent.close()
         process.end()  # kill -9
     with Index.open(tmp_path / "My Birds") as index, TokenStore(tmp_path / "tokens.db") as store:
         index.verify()

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 import nearveil
 from nearveil.service import _openapi as words
-from nearveil.service._desk import Desk, framed, visit_of
+from nearveil.service._desk import Desk, visit_of
 from nearveil.service._edge import ASKED, Edge, problem
 from nearveil.service._errors import BusyError, FieldError, ServiceError, UnknownError
 from nearveil.service._galleries import Gallery
@@ -74,6 +74,8 @@ def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Setti
         tokens=tokens,
         hosts=settings.hosts,
         buckets=desk.buckets,
+        under_way=desk.under_way,
+        sending=desk.sending,
         workers=desk.workers,
         metrics=desk.metrics,
         lines=desk.lines,
@@ -117,12 +119,12 @@ def _add_own(app: FastAPI, desk: Desk) -> None:
         },
     )
     async def metrics(request: Request) -> Response:
-        """Give figures to Prometheus. Needs the scope "metrics"."""
-        visit_of(request).may("metrics")
-        held = list(desk.galleries.values())
-        return Response(
-            await desk.workers.run(desk.metrics.exposition, held, desk.lines.dropped), media_type=_PROMETHEUS
-        )
+        """Give figures to Prometheus: of the server, and of the galleries of the token. Needs the scope "metrics"."""
+        visit = visit_of(request)
+        token = visit.may("metrics")
+        held = [gallery for name, gallery in desk.galleries.items() if token.may_use(name)]
+        text = await desk.run(visit, desk.metrics.exposition, held, desk.lines.dropped)
+        return desk.reply(visit, text, _PROMETHEUS)
 
 
 def _add_asked(app: FastAPI, desk: Desk) -> None:
@@ -131,14 +133,15 @@ def _add_asked(app: FastAPI, desk: Desk) -> None:
     async def query(request: Request) -> Response:
         """Answer a private query of an open gallery by all items of the set that it names."""
         _, gallery, data = await desk.question(request, "query")
-        return await desk.query(gallery, data)
+        return await desk.query(visit_of(request), gallery, data)
 
     async def classify(request: Request) -> Response:
         """Answer a private query of a protected gallery by the noisy votes of its records."""
         token, gallery, data = await desk.question(request, "classify")
-        found = await desk.workers.run(gallery.classify, data, token.id)
+        visit = visit_of(request)
+        found = await desk.run(visit, gallery.classify, data, token.id)
         if isinstance(found, bytes):
-            return framed(found)
+            return desk.framed(visit, found)
         return Response(found.model_dump_json(), media_type="application/json")
 
     hoped: dict[Any, dict[int | str, dict[str, Any]]] = {
@@ -190,10 +193,11 @@ def _add_looked_up(app: FastAPI, desk: Desk) -> None:
         if_none_match: Annotated[str | None, Header(description="The ETag of the map that the client has.")] = None,
     ) -> Response:
         """Give what a client must know in order to ask: the newest map, or the newest for a fraction."""
-        frame, etag = await desk.map(desk.gallery(visit_of(request), gallery), candidates)
+        visit = visit_of(request)
+        frame, etag = await desk.map(visit, desk.gallery(visit, gallery), candidates)
         if if_none_match is not None and _matches(if_none_match, etag):
             return Response(status_code=304, headers={"etag": etag})
-        return Response(frame, headers={"etag": etag}, media_type=FRAME)
+        return desk.reply(visit, frame, FRAME, headers={"etag": etag})
 
     @app.get(
         "/v1/galleries/{gallery}/items/{number}/original",
@@ -207,7 +211,7 @@ def _add_looked_up(app: FastAPI, desk: Desk) -> None:
         visit = visit_of(request)
         chosen = desk.gallery(visit, gallery)
         visit.may("originals")
-        return Response(await desk.workers.run(chosen.original, number), media_type="application/octet-stream")
+        return desk.reply(visit, await desk.run(visit, chosen.original, number), "application/octet-stream")
 
 
 @asynccontextmanager

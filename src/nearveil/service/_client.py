@@ -147,12 +147,12 @@ class Client:
 
         Raises
         ------
-        QuestionError, ReplyError, UnreachableError, ImageError
-            Nothing was paid.
+        QuestionError, ReplyError, UnreachableError, ImageError, ValueError
+            Nothing was paid. The last is about `epsilon`, `key` or a feature.
         OverBudgetError, LedgerError
             Of the account. Nothing was asked.
         UnansweredError
-            It is paid for, and `key` asks again, for nothing.
+            It is paid for. Where its `again` is true, its `key` asks again, for nothing; else no answer will come.
         """
         asked = Asked(image, k, epsilon, candidates, gallery, thumbnails, originals, dummies, key, rng)
         return self._driven(nearest(self._asker, asked))

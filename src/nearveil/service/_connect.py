@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -31,12 +31,12 @@ _OFFERS: tuple[Offer, ...] = ("names", "thumbnails", "originals")  # of an index
 
 @dataclass(frozen=True)
 class Options:
-    """All that a client is made with; see :class:`nearveil.Client`."""
+    """All that a client is made with; see :class:`nearveil.Client`. What may hold a secret is not shown."""
 
-    where: Where
-    token: str | None
+    where: Where = field(repr=False)
+    token: str | None = field(repr=False)
     account: Payer | str | None
-    ledger: str | Path | Ledger | None
+    ledger: str | Path | Ledger | None = field(repr=False)
     extractor: Extractor | None
     retries: int
     timeout: float

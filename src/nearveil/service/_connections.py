@@ -1,35 +1,55 @@
-"""Connections that do not wait for ever: for headers, for a client that does not read, for one that says nothing."""
+"""Connections that do not wait for ever: for a request, for a client that does not read, for one that says nothing."""
 
 import asyncio
+from enum import Enum
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from nearveil.service._edge import GONE
 from nearveil.service._model import Problem
 
 _LARGEST_HEAD = 32 << 10  # bytes until the headers are complete
+_LARGEST_FRAMING = 16 << 10  # bytes in a row, after the headers, that belong to no body: sizes of chunks, trailers
+_CHUNKED = 8  # times the size of a body that it may take in chunks: those of one byte take six
 _BAD = Problem(code="http", message="this is not HTTP").model_dump_json().encode()
 _HEAVY = Problem(code="headers", message="the headers are too large").model_dump_json().encode()
+_LARGE = Problem(code="too_large", message="the body is too large").model_dump_json().encode()
 _PLAIN = b"content-type: application/json\r\nx-content-type-options: nosniff\r\ncache-control: no-store\r\n"
+
+
+class Place(Enum):
+    """Where in a request a connection is."""
+
+    BETWEEN = 0
+    HEAD = 1
+    REST = 2
 
 
 class Connection(HttpToolsProtocol):
     """A connection of uvicorn with limits of its own.
 
     Uvicorn closes one that is idle between two requests. These are closed here: one that does not get its headers
-    done in time, or sends too many; one whose client does not read what it asked for; and all beyond a number.
+    done in time, or the rest of its request, or sends too much of either; one whose client does not read what it asked
+    for; one that is answered before all of its request was read; and all beyond a number. Headers that come after the
+    body are nobody's: they came after all checks.
     """
 
     header_seconds = 10.0
+    body_seconds = 20.0
     send_seconds = 60.0
+    largest_body = 1 << 16
     most = 1000
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
-        self._in_head, self._head = True, 0  # bytes of headers that are not complete
-        self._ended = False  # whether a request was complete in what came last
+        self._place = Place.BETWEEN
+        self._turned = False  # whether headers or a request were complete in what came last
+        self._fed = False  # whether there was something of a body in it
+        self._head = self._rest = self._framing = self._body = 0  # bytes; framing: since the last piece of a body
+        self._keep = True  # whether the connection stays open if the whole request is read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for headers."""
@@ -37,48 +57,91 @@ class Connection(HttpToolsProtocol):
         if len(self.connections) > self.most:
             transport.abort()
             return
-        self._wait_for_head()
+        self._wait_for_more()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the timers."""
-        self._stop_head()
+        self._stop_reading()
         self._stop_send()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count what comes while headers are not complete: what is not is kept by the parser, however long."""
-        self._ended = False
+        """Count what comes of a request that is not complete: the parser keeps some of it, however long."""
+        self._turned = self._fed = False
         super().data_received(data)
-        if self._in_head and not self._ended:
+        if self._place is Place.BETWEEN and self._turned:
+            return
+        self._wait_for_more()
+        if self._place is Place.REST:
+            self._count_rest(len(data))
+        elif not self._turned:
             self._head += len(data)
             if self._head > _LARGEST_HEAD:
                 self._refuse(431, _HEAVY)
 
     def on_message_begin(self) -> None:
-        """Begin to wait for headers, where that is not so yet."""
+        """Take headers."""
         super().on_message_begin()
-        self._wait_for_head()
+        self._place = Place.HEAD
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header, if it comes before the body: what comes after it would get round all checks."""
+        if self._place is Place.HEAD:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Wait for headers no more; the body has a time of its own."""
-        self._stop_head()
-        self._in_head = False
+        """Begin with the body. An answer that is sent before the end of it is the last on this connection."""
+        self._stop_reading()
+        self._place, self._turned = Place.REST, True
+        self._rest = self._framing = self._body = 0
         super().on_headers_complete()
+        # What follows a wish for another protocol is not parsed.
+        self._keep = self.cycle.keep_alive and not self.parser.should_upgrade()
+        self.cycle.keep_alive = False
+        self.cycle.scope[GONE] = self.transport.is_closing  # type: ignore[literal-required]
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body, up to a size; who reads it may have a smaller one."""
+        self._fed = True
+        self._body += len(body)
+        if self._body > self.largest_body:
+            self._refuse(413, _LARGE)
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Count headers anew."""
-        self._in_head, self._head, self._ended = True, 0, True
+        """Count anew, and let the connection be used again."""
+        self._stop_reading()
+        self._place, self._turned, self._head = Place.BETWEEN, True, 0
+        if not self.cycle.response_started:
+            self.cycle.keep_alive = self._keep
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Where this was the last answer: wait for the client to read it, but not for ever."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._wait_for_reader()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close what is idle, also where the client has not read all."""
+        super().timeout_keep_alive_handler()
+        self._wait_for_reader()
+
+    def shutdown(self) -> None:
+        """Let the answer that is under way be the last."""
+        self._keep = False
+        super().shutdown()
 
     def pause_writing(self) -> None:
         """Begin to wait for a client that does not read."""
         super().pause_writing()
-        if self._send_timer is None:
-            self._send_timer = self.loop.call_later(self.send_seconds, self._abort)
+        self._wait_for_reader()
 
     def resume_writing(self) -> None:
         """Wait no more: it reads."""
-        self._stop_send()
+        if not self.transport.is_closing():
+            self._stop_send()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
@@ -86,21 +149,52 @@ class Connection(HttpToolsProtocol):
         del msg
         self._refuse(400, _BAD)
 
+    def _count_rest(self, count: int) -> None:
+        if self._turned:  # some of it were headers
+            return
+        self._rest += count
+        self._framing = 0 if self._fed else self._framing + count
+        if self._framing > _LARGEST_FRAMING or self._rest > _CHUNKED * self.largest_body + _LARGEST_HEAD:
+            self._refuse(431, _HEAVY)
+
     def _refuse(self, status: int, body: bytes) -> None:
         if self.transport.is_closing():
+            return
+        if self._is_answering() or (self._place is Place.REST and self.cycle.response_started):
+            self._abort()  # another answer is on its way, which this one must not look like
             return
         length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + _PLAIN + length + body)
         self.transport.close()
+        self._wait_for_reader()
 
-    def _wait_for_head(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.header_seconds, self._abort)
+    def _wait_for_more(self) -> None:
+        if self._read_timer is None:
+            seconds = self.body_seconds if self._place is Place.REST else self.header_seconds
+            self._read_timer = self.loop.call_later(seconds, self._late)
 
-    def _stop_head(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _late(self) -> None:
+        """Close, unless the client waits for us: nothing more may be read while an earlier request is answered."""
+        self._read_timer = None
+        if self._is_answering():
+            self._wait_for_more()
+        else:
+            self._abort()
+
+    def _is_answering(self) -> bool:
+        """Return whether a request is under way that came before the one that is read now."""
+        if self._place is Place.REST:
+            return bool(self.pipeline)
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _stop_reading(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+
+    def _wait_for_reader(self) -> None:
+        if self._send_timer is None:
+            self._send_timer = self.loop.call_later(self.send_seconds, self._abort)
 
     def _stop_send(self) -> None:
         if self._send_timer is not None:

@@ -5,17 +5,20 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from nearveil.retrieval._answer import EXTRAS
 from nearveil.service._edge import VISIT, Visit
-from nearveil.service._errors import BusyError, FieldError, MediaError, ServiceError, UnknownError
-from nearveil.service._frames import frame_status
+from nearveil.service._errors import BusyError, FieldError, MediaError, ServiceError, SlowError, UnknownError
+from nearveil.service._frames import FLAGS, frame_status
 from nearveil.service._galleries import Gallery, QuickGallery
-from nearveil.service._limits import Buckets, Replays, Workers, read_body
+from nearveil.service._limits import Buckets, Replays, Sending, UnderWay, Workers, read_body
 from nearveil.service._logs import LineWriter
 from nearveil.service._metrics import Metrics
 from nearveil.service._model import FRAME, KEY, KEY_HEADER, GalleryInfo
@@ -24,10 +27,26 @@ from nearveil.service._token import Token
 from nearveil.service._token_places import TokenError
 from nearveil.service._tokens import TokenStore
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _LOG = logging.getLogger(__name__)
 _KEY, _FRAME = re.compile(KEY), FRAME.encode()
 _READY = 1.0  # seconds that a look at all galleries is believed: anybody may ask for one
 _MAPS = 8  # of a gallery whose digests are remembered
+_SMALL = 1 << 16  # bytes of an answer that a connection takes without waiting, and that are not counted
+_ORIGINALS = bytes([EXTRAS.index("originals")])
+
+
+class LargeAnswer(Response):
+    """An answer whose end is sent when its client has read the rest: until then, its request is under way."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        del scope, receive
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 @dataclass(eq=False)
@@ -38,6 +57,8 @@ class Desk:
     tokens: TokenStore
     settings: Settings
     buckets: Buckets
+    under_way: UnderWay
+    sending: Sending
     workers: Workers
     replays: Replays = field(default_factory=Replays)
     metrics: Metrics = field(default_factory=Metrics)
@@ -48,6 +69,7 @@ class Desk:
             name: gallery if isinstance(gallery, QuickGallery) else None for name, gallery in self.galleries.items()
         }
         self._etags: dict[str, list[tuple[bytes, str]]] = {name: [] for name in self.galleries}
+        self._sizes: dict[tuple[str, bytes], int] = {}  # of large answers: what the next one will take
         self._ready, self._looked = False, -_READY
         self._turn: set[str] = set()  # galleries that were looked at in this turn of the loop
 
@@ -62,6 +84,8 @@ class Desk:
             tokens,
             settings,
             Buckets(settings.rate, settings.burst),
+            UnderWay(settings.per_token),
+            Sending(settings.sending),
             Workers(settings.concurrency, settings.queue, settings.work_timeout),
             lines=LineWriter(settings.log_file),
         )
@@ -79,7 +103,17 @@ class Desk:
         """Return what may be known of all galleries that a token may use; one that does not answer hides no other."""
         token = visit.may("query")
         mine = [gallery for name, gallery in self.galleries.items() if token.may_use(name)]
-        return await self.workers.run(_infos, mine)
+        return await self.run(visit, _infos, mine)
+
+    async def run(self, visit: Visit, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do some work for a request in a thread, if its client is still there when its turn comes."""
+
+        def begin() -> T:
+            if visit.gone():
+                raise SlowError("the client went away before its turn came")
+            return work(*args, **kwargs)
+
+        return await self.workers.run(begin)
 
     async def question(self, request: Request, what: str) -> tuple[Token, Gallery, bytes]:
         """Return who asks which gallery what: of a request that holds a frame, under a key that fits it."""
@@ -93,15 +127,19 @@ class Desk:
             raise MediaError(f"the body must be of the type {FRAME}")
         settings = self.settings
         data = await read_body(visit.length, visit.chunked, request.receive, settings.max_body, settings.body_timeout)
+        visit.read = True
+        visit.begin(self.under_way)
+        if data[FLAGS : FLAGS + 1] == _ORIGINALS:
+            visit.may("originals")
         self.replays.check(key, token.id, f"{name}/{what}", data)
         return token, gallery, data
 
-    async def map(self, gallery: Gallery, candidates: float | None) -> tuple[bytes, str]:
+    async def map(self, visit: Visit, gallery: Gallery, candidates: float | None) -> tuple[bytes, str]:
         """Return the frame of a map and its ETag."""
         quick = self._quick[gallery.name]
         frame = None if quick is None else quick.known_map(candidates)
         if frame is None:
-            frame = await self.workers.run(gallery.map, candidates)
+            frame = await self.run(visit, gallery.map, candidates)
         known = self._etags[gallery.name]
         for held, etag in known:
             if held is frame:
@@ -110,13 +148,30 @@ class Desk:
         self._etags[gallery.name] = [*known[1 - _MAPS :], (frame, etag)]
         return frame, etag
 
-    async def query(self, gallery: Gallery, data: bytes) -> Response:
+    async def query(self, visit: Visit, gallery: Gallery, data: bytes) -> Response:
         """Ask a gallery for candidates: at once where it can, else in a thread."""
         quick = self._quick[gallery.name]
         reply = quick.known(data, looked=True) if quick is not None and self._current(gallery.name, quick) else None
         if reply is None:
-            reply = await self.workers.run(gallery.query, data)
-        return framed(reply)
+            kind = gallery.name, data[FLAGS : FLAGS + 1]
+            visit.held = self.sending.hold(visit.held, self._sizes.get(kind, 0))  # before memory is taken for it
+            reply = await self.run(visit, gallery.query, data)
+            if len(reply) > _SMALL:
+                self._sizes[kind] = len(reply)
+        return self.framed(visit, reply)
+
+    def framed(self, visit: Visit, reply: bytes) -> Response:
+        """Return a frame with the status that belongs to what it says."""
+        status = frame_status(reply)
+        return self.reply(visit, reply, FRAME, status, {"retry-after": "2"} if status == 503 else None)
+
+    def reply(
+        self, visit: Visit, body: bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> Response:
+        """Return an answer; BusyError where it is large, and too much waits for clients to read it."""
+        large = len(body) > _SMALL
+        visit.held = self.sending.hold(visit.held, len(body) if large else 0)
+        return (LargeAnswer if large else Response)(body, status, headers, kind)
 
     async def ready(self) -> bool:
         """Return whether tokens and all galleries can be read."""
@@ -170,12 +225,6 @@ def visit_of(request: Request) -> Visit:
     """Return what is known of a request."""
     visit: Visit = request.scope[VISIT]
     return visit
-
-
-def framed(reply: bytes) -> Response:
-    """Return a frame with the status that belongs to what it says."""
-    status = frame_status(reply)
-    return Response(reply, status, {"retry-after": "2"} if status == 503 else None, FRAME)
 
 
 def _infos(galleries: Sequence[Gallery]) -> list[GalleryInfo]:

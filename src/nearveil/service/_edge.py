@@ -1,8 +1,11 @@
 """What every request passes: who asks, how often, and what is written down of it. Plain ASGI, because it is on all."""
 
+import asyncio
+import ipaddress
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -13,11 +16,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nearveil.service._errors import (
     NotOfferedError,
+    RateError,
     ServiceError,
     UnauthorizedError,
     UnavailableError,
 )
-from nearveil.service._limits import Buckets, Workers
+from nearveil.service._limits import Buckets, Sending, UnderWay, Workers
 from nearveil.service._logs import LineWriter, described
 from nearveil.service._metrics import Metrics
 from nearveil.service._model import KEY_HEADER, Problem
@@ -28,10 +32,14 @@ from nearveil.service._tokens import TokenStore
 
 ASKED = "/v1/galleries/{gallery}/"  # where private questions are asked: of the rest, one word is left
 VISIT = "nearveil.visit"  # where a scope holds what is known of a request
+GONE = "nearveil.gone"  # where a scope holds a function that says whether the client has gone
 UNMATCHED = "unmatched"
 _CLOSING = frozenset((408, 411, 413))  # what is left of the body is not read
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _HEALTH = "/health"
+_STRANGERS = 60.0, 120, 4096  # refused tokens a minute of one address, at once after a pause, and addresses
+_UNSAID = 10.0  # seconds between two lines about those beyond
+_LINGER, _LITTLE = 2.0, 1 << 16  # seconds and bytes that a body is read that is not wanted
 _GUARDED = ("/v1", "/metrics")
 _BEFORE_NAME = ASKED.partition("{")[0]
 _SECURITY = [
@@ -47,11 +55,17 @@ _LOG = logging.getLogger(__name__)
 class Visit:
     """What is known of one request: for its handler, and for the line that is written of it."""
 
-    __slots__ = ("chunked", "content_type", "error", "gallery", "id", "key", "length", "sent", "status", "token")
+    __slots__ = (
+        "chunked", "content_type", "error", "gallery", "gone", "held", "id", "key", "length", "quiet", "read", "sent",
+        "status", "token", "under_way",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, gone: Callable[[], bool]) -> None:
         self.id = secrets.token_hex(8)
-        self.status, self.sent = 0, 0
+        self.gone = gone
+        self.status, self.sent, self.held = 0, 0, 0  # held: of the bytes that all answers under way may have
+        self.read = self.quiet = False  # whether its body was read; whether no line is written of it
+        self.under_way: UnderWay | None = None
         self.token: Token | None = None
         self.gallery: str | None = None
         self.error: dict[str, str] | None = None
@@ -65,6 +79,25 @@ class Visit:
         if not self.token.may(scope):
             raise NotOfferedError(f"this token may not do that: it needs the scope {scope}")
         return self.token
+
+    def begin(self, under_way: UnderWay) -> None:
+        """Count as a request of its token until it ends."""
+        if self.token is not None:
+            under_way.enter(self.token.id)
+            self.under_way = under_way
+
+    def end(self, sending: Sending) -> None:
+        """Count no more."""
+        if self.under_way is not None and self.token is not None:
+            self.under_way.leave(self.token.id)
+        if self.held:
+            self.held = sending.hold(self.held, 0)
+
+    def has_a_little_to_read(self) -> bool:
+        """Return whether the client is about to send a small body that nobody has read."""
+        if self.read or self.length is None:
+            return self.chunked and not self.read
+        return self.length.isdigit() and 0 < int(self.length[:6]) <= _LITTLE
 
 
 class HostError(ServiceError):
@@ -89,6 +122,8 @@ class Edge:
     hosts : frozenset of str
         What the Host header may say; ``*`` for anything.
     buckets : Buckets
+    under_way : UnderWay
+    sending : Sending
     workers : Workers
     metrics : Metrics
     lines : LineWriter
@@ -104,6 +139,8 @@ class Edge:
         tokens: TokenStore,
         hosts: frozenset[str],
         buckets: Buckets,
+        under_way: UnderWay,
+        sending: Sending,
         workers: Workers,
         metrics: Metrics,
         lines: LineWriter,
@@ -112,6 +149,11 @@ class Edge:
         self._app, self._tokens, self._buckets, self._workers = app, tokens, buckets, workers
         self._hosts = None if "*" in hosts else hosts
         self._metrics, self._lines = metrics, lines
+        self._under_way, self._sending = under_way, sending
+        rate, burst, most = _STRANGERS
+        self._strangers = Buckets(rate, burst, most=most, words="too many requests without a good token: wait")
+        self._unsaid, self._said = 0, -_UNSAID
+        self._reading: asyncio.Task[None] | None = None
         self._asked = {route.path.removeprefix(ASKED): route for route in asked}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,7 +161,7 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        visit, began = Visit(), perf_counter()
+        visit, began = Visit(scope.get(GONE, _stays)), perf_counter()
         scope[VISIT] = visit
         marked = _marked(visit, send)
         self._metrics.in_flight.inc()
@@ -127,13 +169,15 @@ class Edge:
             await self._enter(visit, scope)
             route = self._question(scope)
             if route is None:
+                visit.begin(self._under_way)
                 await self._app(scope, receive, marked)
             else:
                 response = await route.endpoint(Request(scope, receive))
                 await response(scope, receive, marked)
         except Exception as error:
-            await self._failed(visit, error, scope, receive, marked)
+            await self._failed(visit, self._again(visit, error, scope), scope, receive, marked)
         finally:
+            visit.end(self._sending)
             self._metrics.in_flight.dec()
             self._told(visit, scope, perf_counter() - began)
 
@@ -171,20 +215,52 @@ class Edge:
             visit.token = await self._token(bearer)
             self._buckets.take(visit.token.id)
 
+    def _again(self, visit: Visit, error: Exception, scope: Scope) -> Exception:
+        """Return what a client is told: one without a good token, that it asks too often, where that is so."""
+        if isinstance(error, UnauthorizedError):
+            try:
+                self._strangers.take(_neighbourhood(scope.get("client")))
+            except RateError as too_often:
+                visit.quiet = True
+                return too_often
+        return error
+
     async def _token(self, bearer: bytes) -> Token:
         scheme, _, text = bearer.partition(b" ")
         if scheme.lower() != b"bearer":
             _unauthorized()
         if not self._tokens.fresh():
-            try:
-                await self._workers.run(self._tokens.refresh)
-            except TokenStoreError:
-                _LOG.warning("the store of tokens does not answer")
-                raise UnavailableError("tokens cannot be checked now: ask again later") from None
+            await self._refreshed()
         token = self._tokens.look(text.decode("latin-1"))
         if token is None:
             _unauthorized()
         return token
+
+    async def _refreshed(self) -> None:
+        """Read tokens, once for all who wait.
+
+        A reading that began before a request came may be too old for it; one after that is not.
+        """
+        for _ in range(2):
+            mine = self._reading is None
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._read_tokens())
+                self._reading.add_done_callback(self._was_read)
+            await asyncio.shield(self._reading)
+            if mine or self._tokens.fresh():
+                return
+
+    async def _read_tokens(self) -> None:
+        try:
+            await self._workers.run(self._tokens.refresh)
+        except TokenStoreError:
+            _LOG.warning("the store of tokens does not answer")
+            raise UnavailableError("tokens cannot be checked now: ask again later") from None
+
+    def _was_read(self, task: "asyncio.Task[None]") -> None:
+        self._reading = None
+        if not task.cancelled():
+            task.exception()  # those who wait for it get it; where all of them have gone, nobody does
 
     async def _failed(self, visit: Visit, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         if not isinstance(error, ServiceError):
@@ -193,11 +269,16 @@ class Edge:
                 return
             error = FailedError("the server could not do this")
         self._metrics.refuse(error.code)
+        if error.status not in _CLOSING and visit.has_a_little_to_read():
+            await _read_to_the_end(receive)  # else the connection is closed, and the client may miss what it is told
         await problem(error)(scope, receive, send)
 
     def _told(self, visit: Visit, scope: Scope, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", UNMATCHED)
         self._metrics.count(route, visit.status, seconds, visit.sent)
+        if visit.quiet:
+            self._tell_of_strangers()
+            return
         method = scope["method"]
         fields: dict[str, Any] = {
             "event": "request",
@@ -213,6 +294,14 @@ class Edge:
         if visit.error is not None:
             fields.update(visit.error)
         self._lines.write(fields)
+
+    def _tell_of_strangers(self) -> None:
+        """Write one line for many requests without a good token."""
+        self._unsaid += 1
+        now = perf_counter()
+        if now - self._said >= _UNSAID:
+            self._lines.write({"event": "refused", "count": self._unsaid})
+            self._unsaid, self._said = 0, now
 
 
 def problem(error: ServiceError) -> Response:
@@ -253,6 +342,35 @@ def _without_port(host: bytes) -> str:
     text = host.decode("latin-1").lower()
     name, colon, port = text.rpartition(":")
     return name if colon and port.isdigit() else text
+
+
+def _neighbourhood(client: Sequence[Any] | None) -> str:
+    """Return whose bucket pays: an address; of IPv6 the network, because one machine has all addresses of it.
+
+    Examples
+    --------
+    >>> [_neighbourhood(client) for client in (("192.0.2.1", 5), ("2001:db8::1:2", 5), None)]
+    ['192.0.2.1', '2001:db8::/64', '']
+    """
+    address = str(client[0]) if client else ""
+    if ":" not in address:
+        return address
+    with suppress(ValueError):
+        return str(ipaddress.IPv6Network((address.partition("%")[0], 64), strict=False))
+    return address
+
+
+async def _read_to_the_end(receive: Receive) -> None:
+    """Read what is left of a body, for a while."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER):
+            while (await receive()).get("more_body", False):
+                pass
+
+
+def _stays() -> bool:
+    """Say that a client is there, where nothing is known of it."""
+    return False
 
 
 def _unauthorized() -> NoReturn:

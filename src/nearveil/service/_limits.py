@@ -28,6 +28,10 @@ class Buckets:
         Requests a minute; None is no limit.
     burst : int
         What a bucket holds.
+    most : int, optional
+        Buckets that are kept; then the one that was used least recently is forgotten. All by default.
+    words : str, optional
+        What is said where a bucket is empty.
     clock : callable, optional
 
     Examples
@@ -42,9 +46,18 @@ class Buckets:
     >>> buckets.take("ann")
     """
 
-    def __init__(self, rate: float | None, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        rate: float | None,
+        burst: int,
+        *,
+        most: int | None = None,
+        words: str = "this token asks too often: wait, and ask again",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._second, self._burst, self._clock = None if rate is None else rate / 60, float(burst), clock
-        self._held: dict[str, tuple[float, float]] = {}  # one for each token that is good: there are not many
+        self._most, self._words = most, words
+        self._held: dict[str, tuple[float, float]] = {}  # in the order of their use, where that counts
 
     def take(self, token: str) -> None:
         """Take one request from a bucket, or raise RateError."""
@@ -53,12 +66,79 @@ class Buckets:
         now = self._clock()
         held, then = self._held.get(token, (self._burst, now))
         held = min(self._burst, held + (now - then) * self._second)
+        if self._most is not None:
+            self._held.pop(token, None)
+            if len(self._held) >= self._most:
+                del self._held[next(iter(self._held))]
         if held < 1:
             self._held[token] = held, now
-            raise RateError(
-                "this token asks too often: wait, and ask again", max(1, math.ceil((1 - held) / self._second))
-            )
+            raise RateError(self._words, max(1, math.ceil((1 - held) / self._second)))
         self._held[token] = held - 1, now
+
+
+class UnderWay:
+    """How many requests of each token are under way.
+
+    Parameters
+    ----------
+    most : int
+        For one token.
+
+    Examples
+    --------
+    >>> under_way = UnderWay(1)
+    >>> under_way.enter("ann"); under_way.enter("bob"); under_way.leave("ann"); under_way.enter("ann")
+    >>> under_way.enter("bob")
+    Traceback (most recent call last):
+    nearveil.service._errors.RateError: too many requests of this token are under way: wait for an answer
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._counts: dict[str, int] = {}
+
+    def enter(self, token: str) -> None:
+        """Count a request, or raise RateError."""
+        count = self._counts.get(token, 0)
+        if count >= self._most:
+            raise RateError("too many requests of this token are under way: wait for an answer", 1)
+        self._counts[token] = count + 1
+
+    def leave(self, token: str) -> None:
+        """Count a request no more."""
+        count = self._counts.pop(token) - 1
+        if count:
+            self._counts[token] = count
+
+
+class Sending:
+    """How many bytes of answers wait to be read by clients.
+
+    Parameters
+    ----------
+    most : int
+        For all together. An answer that is larger is sent where it is the only one.
+
+    Examples
+    --------
+    >>> sending = Sending(100)
+    >>> sending.hold(0, 70), sending.hold(70, 120), sending.hold(120, 0), sending.hold(0, 90)
+    (70, 120, 0, 90)
+    >>> sending.hold(0, 20)
+    Traceback (most recent call last):
+    nearveil.service._errors.BusyError: too many answers wait to be read by clients: ask again later
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._held = most, 0
+
+    def hold(self, before: int, now: int) -> int:
+        """Let one request hold so many bytes in place of what it held before; BusyError where it may not."""
+        others = self._held - before
+        if now > before and others and others + now > self._most:
+            raise BusyError("too many answers wait to be read by clients: ask again later")
+        self._held = others + now
+        return now
 
 
 class Workers:

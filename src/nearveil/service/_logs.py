@@ -98,6 +98,9 @@ class LineWriter:
 class LineHandler(logging.Handler):
     """Sends what libraries log to the same lines, without what an exception says.
 
+    The event loop writes what failed, and with which arguments, into its text: of that, only the error's type and
+    place are left.
+
     Parameters
     ----------
     writer : LineWriter
@@ -110,7 +113,8 @@ class LineHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""
         fields: dict[str, Any] = {"event": "log", "level": record.levelname.lower(), "logger": record.name}
-        fields["message"] = record.getMessage().strip()
+        loop = record.name.partition(".")[0] == "asyncio"
+        fields["message"] = "on the event loop" if loop else record.getMessage().strip()
         if record.exc_info and record.exc_info[1] is not None:
             fields.update(described(record.exc_info[1]))
         self._writer.write(fields)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from nearveil.ledger import LedgerError
 from nearveil.service._errors import ServiceError
@@ -24,11 +24,13 @@ class Paying(Protocol):
 
 
 class Metrics:
-    """All figures of one server, in a registry of their own."""
+    """All figures of one server, in a registry of their own.
+
+    There are none of the process: its memory grows with the records of a protected gallery.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
         self._requests = Counter(
             "nearveil_requests", "Requests by route and status.", ["route", "status"], registry=self.registry
         )
@@ -43,16 +45,6 @@ class Metrics:
         self._bytes = Counter(
             "nearveil_answer_bytes", "Bytes of bodies that were sent.", ["route"], registry=self.registry
         )
-        self._revision = Gauge("nearveil_gallery_revision", "Of the newest map.", ["gallery"], registry=self.registry)
-        self._stale = Gauge(
-            "nearveil_gallery_stale", "1 where the gallery changed after its newest map.", ["gallery"],
-            registry=self.registry,
-        )  # fmt: skip
-        self._up = Gauge("nearveil_gallery_up", "1 where the gallery can be read.", ["gallery"], registry=self.registry)
-        self._left = Gauge(
-            "nearveil_ledger_left_epsilon", "What a protected gallery's account may still spend.", ["gallery"],
-            registry=self.registry,
-        )  # fmt: skip
         self.log_lines_dropped = Gauge(
             "nearveil_log_lines_dropped", "Lines that could not be written.", registry=self.registry
         )
@@ -75,19 +67,31 @@ class Metrics:
         self._refused.labels(code).inc()
 
     def exposition(self, galleries: Sequence[Gallery], dropped: int) -> bytes:
-        """Look at all galleries, and return all figures as Prometheus reads them."""
+        """Look at some galleries; return their figures and those of the server, as Prometheus reads them."""
         self.log_lines_dropped.set(dropped)
-        for gallery in galleries:
-            self._look(gallery)
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + generate_latest(_looked_at(galleries))
 
-    def _look(self, gallery: Gallery) -> None:
+
+def _looked_at(galleries: Sequence[Gallery]) -> CollectorRegistry:
+    """Return figures of galleries, made anew: whoever asks next may be told of others."""
+    registry = CollectorRegistry()
+    revision = Gauge("nearveil_gallery_revision", "Of the newest map.", ["gallery"], registry=registry)
+    stale = Gauge(
+        "nearveil_gallery_stale", "1 where the gallery changed after its newest map.", ["gallery"], registry=registry
+    )
+    up = Gauge("nearveil_gallery_up", "1 where the gallery can be read.", ["gallery"], registry=registry)
+    left = Gauge(
+        "nearveil_ledger_left_epsilon", "What a protected gallery's account may still spend.", ["gallery"],
+        registry=registry,
+    )  # fmt: skip
+    for gallery in galleries:
         name = gallery.name
-        self._up.labels(name).set(0)
+        up.labels(name).set(0)
         with suppress(ServiceError, LedgerError):
-            self._revision.labels(name).set(gallery.info().revision)
+            revision.labels(name).set(gallery.info().revision)
             if isinstance(gallery, OpenGallery):
-                self._stale.labels(name).set(int(gallery.stale))
+                stale.labels(name).set(int(gallery.stale))
             if isinstance(gallery, Paying):
-                self._left.labels(name).set(gallery.terms.account.balance().left)
-            self._up.labels(name).set(1)
+                left.labels(name).set(gallery.terms.account.balance().left)
+            up.labels(name).set(1)
+    return registry

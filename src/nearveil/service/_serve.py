@@ -1,5 +1,6 @@
 """One process that serves: galleries are opened, a socket is bound, requests are answered, everything is closed."""
 
+import asyncio
 import gc
 import logging
 import signal
@@ -7,6 +8,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -90,6 +92,10 @@ class _Server(uvicorn.Server):
         self._where, self._ready = where, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.config.ssl is not None:  # uvicorn has no setting for how long it may take to begin and to end TLS
+            loop, seconds = asyncio.get_running_loop(), self.config.http.header_seconds  # type: ignore[union-attr]
+            timeouts = {"ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": seconds}
+            loop.create_server = partial(loop.create_server, **timeouts)  # type: ignore[method-assign]
         await super().startup(sockets=sockets)
         _LOG.info("listening at %s", self._where)
         if self._ready is not None and self.started:
@@ -99,7 +105,9 @@ class _Server(uvicorn.Server):
 def _config(app: Any, settings: Settings) -> uvicorn.Config:
     limits = {
         "header_seconds": settings.header_timeout,
+        "body_seconds": 2 * settings.body_timeout,  # who reads the body has the first turn, and says why
         "send_seconds": settings.send_timeout,
+        "largest_body": settings.max_body,
         "most": settings.connections,
     }
     return uvicorn.Config(

@@ -20,6 +20,13 @@ CONFIG = "NEARVEIL_CONFIG"
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _NEEDED = ("public", "classes", "epsilon", "delta", "ledger", "account")  # by protected galleries, and by no others
 _MORE = ("answers", "answers_per_client")
+_SPOKEN = {  # by what pydantic calls it
+    "extra_forbidden": "there is no such setting",
+    "missing": "it must be given",
+    "tuple_type": "it must be a list",
+    "string_pattern_mismatch": "it must have small letters, digits, and between them . _ - (at most 64 in all)",
+}
+_NO_LIST = "it must be a list: write [[galleries]] before each, in double brackets, with its name below as name = ..."
 
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
@@ -106,6 +113,10 @@ class Settings(BaseSettings):
         Bytes of a request.
     rate, burst
         Requests a minute that a token may make, none is no limit; and how many at once after a pause.
+    per_token : int
+        Requests of one token that may be under way: that are worked on, or whose large answers are not read yet.
+    sending : int
+        Bytes of large answers that clients may still have to read, all together.
     concurrency, queue : int
         Requests that are worked on at the same time by threads, and those that may wait for that.
     connections : int
@@ -141,6 +152,8 @@ class Settings(BaseSettings):
     max_body: Annotated[int, Field(ge=HEADER_BYTES, le=1 << 30)] = DEFAULT_LIMITS.query + HEADER_BYTES
     rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 1200.0
     burst: Annotated[int, Field(ge=1)] = 120
+    per_token: Annotated[int, Field(ge=1)] = 16
+    sending: Annotated[int, Field(ge=1)] = 256 << 20
     concurrency: Annotated[int, Field(ge=1, le=1000)] = 16
     queue: Annotated[int, Field(ge=0, le=100_000)] = 128
     connections: Annotated[int, Field(ge=1, le=100_000)] = 1000
@@ -227,7 +240,7 @@ class Settings(BaseSettings):
         except ValidationError as error:
             raise SettingsError(_words(error)) from None
         except ValueError as error:  # of a variable that is no JSON
-            raise SettingsError(f"{PREFIX}*: {error}") from None
+            raise SettingsError(_no_json(str(error))) from None
 
 
 def is_loopback(host: str) -> bool:
@@ -283,12 +296,20 @@ def _check_environment(settings: type[BaseSettings]) -> None:
             raise SettingsError(f"{name}: there is no such setting")
 
 
+def _no_json(text: str) -> str:
+    """Return which variable is no JSON, from what pydantic says of it."""
+    found = re.search(r'field "(\w+)"', text)
+    field = found[1] if found else "it"
+    example = '[{"name": "birds", "index": "gallery/"}]' if field == "galleries" else '["a", "b"]'
+    return f"{PREFIX}{field.upper() if found else '*'}: {field} must be JSON in a variable, such as {example}"
+
+
 def _words(error: ValidationError) -> str:
     """Return what is wrong, each with its field, and never with its value: an address may hold a password."""
     told = []
     for one in error.errors(include_input=False, include_url=False, include_context=False):
         place = ".".join(str(part) for part in one["loc"])
-        text = one["msg"].removeprefix("Value error, ")
-        text = "there is no such setting" if one["type"] == "extra_forbidden" else text
+        text = _SPOKEN.get(one["type"], one["msg"].removeprefix("Value error, "))
+        text = _NO_LIST if place == "galleries" and one["type"] == "tuple_type" else text
         told.append(f"{place}: {text}" if place else text)
     return "; ".join(told)
