@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c requirements.lock
 OUT := out
 
-.PHONY: help demo test check bench docs lock clean
+.PHONY: help demo test check bench audit docs lock clean
 
 help: ## Say what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
@@ -35,6 +35,9 @@ bench: $(VENV)/.bench ## Measure; a table, JSON and a picture
 	$(BIN)/python bench/features.py --out $(OUT)/bench
 	$(BIN)/python bench/classify.py --out $(OUT)/bench
 	$(BIN)/python bench/service.py --out $(OUT)/bench
+
+audit: $(VENV)/.dev ## Attack every promise in full, up to half an hour; a table, a page, JSON
+	$(BIN)/nearveil audit all --out $(OUT)/audit
 
 docs: $(VENV)/.dev ## Build the documentation
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs $(OUT)/docs

@@ -1,0 +1,165 @@
+"""The wire: all that a client sends, before and after the answer, is what the server sees."""
+
+import tempfile
+import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.audit._defaults import DIMENSION, Floats, gallery
+from nearveil.audit._experiment import Experiment, Pair
+from nearveil.privacy import Guarantee
+from nearveil.privacy.noise import Source
+from nearveil.retrieval import ClientProtocol, Found, Index, Item, PublicPart, ServerProtocol, served
+
+Send = Callable[[bytes], bytes]
+Talk = Callable[[PublicPart, Floats, Send, Source], None]
+
+_EPSILON = 2.0
+_SHOWN = 24  # of the question's last bytes: the message's own arrays are at its end
+_TRIALS = 2_000
+
+
+@dataclass
+class _Debit:
+    """A payment that nobody books: an audit spends nothing."""
+
+    repeated: bool = False
+    message: bytes | None = None
+
+    def store(self, message: bytes, /) -> None:
+        self.message = message
+
+
+def _unpaid(promise: Guarantee) -> AbstractContextManager[_Debit]:
+    del promise
+    return nullcontext(_Debit())
+
+
+def question(public: PublicPart, feature: Floats, send: Send, source: Source) -> Found:
+    """Ask one question by the protocol and choose from the answer.
+
+    Parameters
+    ----------
+    public : PublicPart
+    feature : ndarray of shape (d,)
+        Private.
+    send : callable
+        Sends bytes and returns the reply.
+    source : Source
+
+    Returns
+    -------
+    Found
+    """
+    client = ClientProtocol(_EPSILON, public=public)
+    return client.take_answer(send(client.ask(feature, spend=_unpaid, rng=source)), 3)
+
+
+def honest(public: PublicPart, feature: Floats, send: Send, source: Source) -> None:
+    """Ask, choose, and say nothing more."""
+    question(public, feature, send, source)
+
+
+def wire_experiment(talk: Talk = honest, *, name: str = "covers: on the wire") -> Experiment:
+    """Return the experiment of a whole conversation with a server.
+
+    Parameters
+    ----------
+    talk : callable, default=honest
+        ``talk(public, feature, send, source)`` does what a client does. Everything that goes through `send` is seen.
+    name : str
+
+    Returns
+    -------
+    Experiment
+    """
+    public, server = _shelf()
+
+    def run(feature: Floats, runs: int, source: Source) -> list[list[bytes]]:
+        conversations = []
+        for _ in range(runs):
+            sent: list[bytes] = []
+
+            def send(data: bytes, sent: list[bytes] = sent) -> bytes:
+                sent.append(data)
+                return server.reply(data)
+
+            talk(public, feature, send, source)
+            conversations.append(sent)
+        return conversations
+
+    return Experiment(
+        name=name,
+        promise=ClientProtocol(_EPSILON, public=public).guarantee,
+        pairs=_pairs(public),
+        run=run,
+        numbers=lambda conversations: np.array([_seen(sent) for sent in conversations]),
+        trials=_TRIALS,
+    )
+
+
+def _seen(sent: list[bytes]) -> NDArray[np.float64]:
+    """Return a conversation as numbers: the question's last bytes, and how much follows, and what."""
+    tail = b"".join(sent[1:])
+    end = np.frombuffer(sent[0][-_SHOWN:].rjust(_SHOWN, b"\0"), dtype=np.uint8)
+    # Bytes that mean nothing to a classifier are still the same, or not.
+    return np.concatenate([end, [len(sent), sum(map(len, sent)), zlib.crc32(tail)]]).astype(np.float64)
+
+
+def _pairs(public: PublicPart) -> tuple[Pair, ...]:
+    """Return opposite rows, and two that have different good sets."""
+    axes = np.concatenate([np.eye(DIMENSION), -np.eye(DIMENSION)])
+    good = public.map.choose(axes)
+    other = int(np.flatnonzero(good != good[0])[0])
+    return (
+        Pair("opposite unit vectors", public.mean + axes[0], public.mean - axes[0]),
+        Pair("rows of different sets", public.mean + axes[0], public.mean + axes[other]),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Shelf:
+    """A gallery as an index published it, without the index."""
+
+    name: str
+    revision: int
+    release: Any
+    ids: NDArray[np.uint32]
+    codes: NDArray[np.uint8]
+    table: Any
+    extractor: str
+    fingerprint: str
+    offers: tuple[()] = ()
+
+    def alive(self) -> NDArray[np.bool_]:
+        """Return that nothing was deleted."""
+        return np.ones(len(self.ids), dtype=np.bool_)
+
+    def extras(self, ids: NDArray[np.uint32], kind: Any, most: int, /) -> list[bytes]:
+        """Return nothing: it has no images."""
+        del kind, most
+        return [b""] * len(ids)
+
+
+@lru_cache(maxsize=1)
+def _shelf() -> tuple[PublicPart, ServerProtocol]:
+    """Return a server of the default gallery, and what it publishes."""
+    rows = gallery().astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Index.create(folder, dimension=DIMENSION, extractor="random rows") as index,
+    ):
+        index.add(Item(row) for row in rows)
+        index.publish(epsilon=_EPSILON, candidates=0.1)
+        now = served(index, "audit")[0]
+        kept = {one.name: getattr(now, one.name) for one in fields(_Shelf) if one.name != "offers"}
+    server = ServerProtocol(_Shelf(**kept))
+    client = ClientProtocol(_EPSILON)
+    return client.take_public(server.reply(client.public_request())), server

@@ -1,0 +1,140 @@
+"""What is put to the test: two inputs that must look alike, and how to run the mechanism on either."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.privacy import Guarantee
+from nearveil.privacy.noise import Source
+
+Floats = NDArray[np.float64]
+Coins = NDArray[np.bool_]
+
+TRIALS = 200_000
+_CHUNK = 1 << 17  # runs at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Two inputs that are neighbours, so that the promise covers them.
+
+    Parameters
+    ----------
+    name : str
+        In words: "opposite unit vectors".
+    first, second : object
+        Whatever the experiment's `run` takes.
+    """
+
+    name: str
+    first: Any = field(repr=False)
+    second: Any = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """What an observer saw in many independent runs.
+
+    Attributes
+    ----------
+    numbers : ndarray of shape (n, k)
+        All that is seen, as numbers.
+    losses : ndarray of shape (n,) or None
+        The log-likelihood ratio of the first input against the second, where it is known.
+    """
+
+    numbers: NDArray[Any]
+    losses: Floats | None
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def part(self, rows: slice) -> "Outcomes":
+        """Return some of the runs."""
+        return Outcomes(self.numbers[rows], None if self.losses is None else self.losses[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A mechanism, its promise and the pairs of inputs that put it to the test.
+
+    Parameters
+    ----------
+    name : str
+    promise : Guarantee
+        What is audited: its epsilon and delta.
+    pairs : tuple of Pair
+        Worst cases; the audit finds out which is the worst of them.
+    run : callable
+        ``run(input, n, source)`` runs the mechanism `n` times, independently, and returns what an observer sees.
+    log_ratio : callable, optional
+        ``log_ratio(seen, pair)`` returns ``ln p(seen | first) / p(seen | second)`` for each run, shape (n,).
+    exact : bool, default=False
+        Whether `log_ratio` is exactly that of the runs' law. Then the hockey-stick divergence is estimated from it. If
+        not it serves as a score alone, which is safe whatever it is.
+    numbers : callable, optional
+        From what `run` returns to an array of shape (n, k); ``numpy.asarray`` by default.
+    scores : tuple of Scoring, optional
+        Further ways to score an outcome, besides those that every audit tries.
+    together : callable, optional
+        ``together(coins, pair, source)`` runs the mechanism *once* on many records, each the pair's first or second
+        input by its coin, and returns what is seen of each: for the one-run estimate.
+    trials : int, default=200000
+        Runs of either input, unless the caller says otherwise.
+
+    Examples
+    --------
+    ``docs/howto/audit.md`` has a mechanism of one's own at work.
+    """
+
+    name: str
+    promise: Guarantee
+    pairs: tuple[Pair, ...]
+    run: Callable[[Any, int, Source], Any]
+    log_ratio: Callable[[Any, Pair], Floats] | None = None
+    exact: bool = False
+    numbers: Callable[[Any], NDArray[Any]] = np.asarray
+    scores: tuple[Any, ...] = ()
+    together: Callable[[Coins, Pair, Source], Any] | None = None
+    trials: int = TRIALS
+
+    def __post_init__(self) -> None:
+        if not self.pairs:
+            raise ValueError("pairs must hold at least one Pair of neighbouring inputs")
+        if self.exact and self.log_ratio is None:
+            raise ValueError("exact needs a log_ratio: without one nothing is known of the law")
+
+    def seen(self, pair: Pair, which: int, runs: int, source: Source) -> Outcomes:
+        """Run on the pair's first (0) or second (1) input, in chunks.
+
+        Parameters
+        ----------
+        pair : Pair
+        which : {0, 1}
+        runs : int
+        source : Source
+
+        Returns
+        -------
+        Outcomes
+        """
+        given = pair.second if which else pair.first
+        starts = range(0, runs, _CHUNK)
+        parts = [self.outcomes(self.run(given, min(_CHUNK, runs - start), source), pair) for start in starts]
+        return joined(parts)
+
+    def outcomes(self, raw: Any, pair: Pair) -> Outcomes:
+        """Turn what `run` returned into numbers and, where the density is known, losses."""
+        numbers = np.asarray(self.numbers(raw))
+        numbers = numbers.reshape(len(numbers), -1)
+        losses = None if self.log_ratio is None else np.asarray(self.log_ratio(raw, pair), dtype=np.float64)
+        return Outcomes(numbers, losses)
+
+
+def joined(parts: list[Outcomes]) -> Outcomes:
+    """Put chunks one after the other."""
+    losses = [part.losses for part in parts if part.losses is not None]
+    return Outcomes(np.concatenate([part.numbers for part in parts]), np.concatenate(losses) if losses else None)

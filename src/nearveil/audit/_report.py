@@ -1,0 +1,153 @@
+"""What an audit found."""
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Verdict = Literal["kept", "broken", "undecided"]
+
+_SLACK = (0.1, 0.05)  # of the promise, and at least: how far an interval may reach beyond it and still be called "kept"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What the measured runs looked like, in a few hundred points.
+
+    Attributes
+    ----------
+    kind : {"event", "divergence"}
+        Of events: how often a score passed each threshold, in either world. Of divergences: the hockey-stick
+        divergence at each epsilon, and the bound from below.
+    x, y, low : tuple of float
+    chosen : tuple of float
+        The point that decided.
+    """
+
+    kind: Literal["event", "divergence"]
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...]
+    chosen: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What was promised, what could be shown, and how.
+
+    Attributes
+    ----------
+    mechanism : str
+    promised_epsilon, promised_delta : float
+    shown_epsilon : float
+        The lower end of the interval: no smaller epsilon can be true, at this confidence.
+    interval : (float, float)
+        Of the epsilon of this attack on this pair, not of the mechanism: another attack may show more.
+    verdict : {"kept", "broken", "undecided"}
+        "broken" if the lower end is above the promise. "kept" if the interval ends at the promise, or so little beyond
+        it that the runs cannot tell. Else more trials would decide.
+    attack : str
+        The one that showed most on the choosing half.
+    pair : str
+        The inputs that it told apart.
+    one_run : float or None
+        What a single run with many records shows.
+    trials : int
+        Runs of either input, both halves.
+    confidence : float
+    sound : bool
+        Whether the mechanism's own guarantee calls itself proved.
+    seeded : bool
+        Whether the runs came from a seed.
+    notes : tuple of str
+    curve : Curve
+
+    Examples
+    --------
+    >>> from nearveil.audit import audit
+    >>> from nearveil.privacy.noise import unsafe_seeded
+    >>> from nearveil.release import Cells
+    >>> report = audit(Cells(1.0), trials=20_000, source=unsafe_seeded(0))  # a seed, so that this repeats
+    >>> report.verdict, report.promised_epsilon, 0.8 < report.shown_epsilon <= 1.0
+    ('kept', 1.0, True)
+    """
+
+    mechanism: str
+    promised_epsilon: float
+    promised_delta: float
+    shown_epsilon: float
+    interval: tuple[float, float]
+    attack: str
+    pair: str
+    one_run: float | None
+    trials: int
+    confidence: float
+    sound: bool
+    seeded: bool
+    notes: tuple[str, ...] = ()
+    curve: Curve = field(repr=False)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the interval says about the promise."""
+        low, high = self.interval
+        if low > self.promised_epsilon:
+            return "broken"
+        if math.isinf(self.promised_epsilon):
+            return "kept"
+        return (
+            "kept" if high <= self.promised_epsilon + max(_SLACK[0] * self.promised_epsilon, _SLACK[1]) else "undecided"
+        )
+
+    @property
+    def share(self) -> float:
+        """The shown part of the promise: how sharp the audit was. Above 1 the promise is broken."""
+        if math.isinf(self.promised_epsilon):
+            return 0.0
+        return self.shown_epsilon / self.promised_epsilon if self.promised_epsilon > 0 else math.inf
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain values; infinite ones as text."""
+        return dict(_plain({**asdict(self), "verdict": self.verdict}))
+
+    def to_json(self) -> str:
+        """Return everything as JSON."""
+        return json.dumps(self.as_dict(), allow_nan=False)
+
+    def plot(self, ax: "Axes | None" = None) -> "Figure":
+        """Draw what was measured, and what the promise allows.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+
+        Returns
+        -------
+        matplotlib Figure
+        """
+        from nearveil.audit._plots import draw
+
+        return draw(self, ax)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.mechanism}: {self.verdict}. Promised epsilon {self.promised_epsilon:.4g}"
+            f" (delta {self.promised_delta:.2g}), shown {self.shown_epsilon:.4g} by {self.attack} on {self.pair}."
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Turn what JSON does not know into what it does."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else str(float(value))
+    return value

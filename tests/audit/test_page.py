@@ -1,0 +1,108 @@
+"""The command and the page: what a person sees."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from nearveil.audit import Entry, audit
+from nearveil.audit._page import write_page
+from nearveil.cli import _audit
+from nearveil.cli import app as whole
+from nearveil.release import Cells
+from tests.audit.mechanisms import coin, repeatable
+
+app = typer.Typer()
+app.command()(_audit.audit)
+runner = CliRunner()
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A house with one mechanism that keeps its promise, and one specimen that does not."""
+    kept = [Entry("bit", lambda: repeatable(coin(1.0, 0.6))), Entry("bit, again", lambda: repeatable(coin(2.0, 1.2)))]
+    monkeypatch.setattr(_audit, "mechanisms", lambda _: kept)
+    monkeypatch.setattr(_audit, "specimens", lambda: [Entry("loud bit", lambda: repeatable(coin(1.0, 3.0)), "broken")])
+
+
+@pytest.mark.usefixtures("small")
+def test_all_of_them_in_one_table_and_on_a_page(tmp_path: Path) -> None:
+    done = runner.invoke(app, ["all", "--out", str(tmp_path / "new"), "--effort", "0.2"])
+    assert done.exit_code == 0, done.output
+    for words in ("bit, again", "loud bit", "kept", "broken", "Broken on purpose", "is no proof"):
+        assert words in done.output
+    told = json.loads((tmp_path / "new" / "audit.json").read_text())
+    assert [len(reports) for reports in told.values()] == [2, 1]
+    page = (tmp_path / "new" / "index.html").read_text()
+    # Nothing is fetched: no address in it but those of data.
+    rest = re.sub(r'src="data:[^"]*"', "", page)
+    assert not re.findall(r"//|@import|<script|<link|url\(|src=", rest)
+    assert set(re.findall(r'src="([^"]{5})', page)) == {"data:"}
+    assert "default-src 'none'" in page
+    drawn = {path.suffix for path in (tmp_path / "new" / "plots").iterdir()}
+    assert drawn == {".png", ".svg"}
+    assert page.count("<img") == 4
+
+
+@pytest.mark.usefixtures("small")
+def test_json_and_prefixes() -> None:
+    done = runner.invoke(app, ["bit,", "--json", "--effort", "0.1", "--confidence", "0.9"])
+    told = json.loads(done.output)
+    (report,) = told["sections"]["Mechanisms"]
+    assert (report["mechanism"], report["confidence"], told["wrong"]) == ("bit, again", 0.9, [])
+    assert report["trials"] == 2_000
+
+
+def test_a_promise_that_is_broken_and_a_specimen_that_is_not_caught_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_audit, "mechanisms", lambda _: [Entry("bad", lambda: repeatable(coin(1.0, 3.0)))])
+    monkeypatch.setattr(_audit, "specimens", lambda: [Entry("good", lambda: repeatable(coin(1.0, 0.5)), "broken")])
+    done = runner.invoke(app, ["all", "--effort", "0.2"])
+    assert done.exit_code == 1
+    assert "bad must be kept, and is broken" in done.output
+    assert re.search("good must be broken, and is (kept|undecided)", done.output)
+    monkeypatch.setattr(_audit, "mechanisms", lambda _: [Entry("bad", lambda: repeatable(coin(1.0, 3.0)), "open")])
+    assert runner.invoke(app, ["bad", "--effort", "0.2"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nobody"], "is none of"),
+        (["all", "--confidence", "1"], "between 0 and 1"),
+        (["all", "--effort", "0"], "between 0 and 100"),
+        (["all", "--epsilon", "0"], "from 0.01 to 12"),
+    ],
+)
+def test_bad_words(words: list[str], said: str) -> None:
+    done = runner.invoke(app, words, env={"COLUMNS": "400"})
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
+
+
+@pytest.mark.usefixtures("small")
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = runner.invoke(app, ["bit", "--effort", "0.05", "--out", str(tmp_path / "file")], env={"COLUMNS": "400"})
+    assert done.exit_code == 2
+    assert "cannot be written" in " ".join(done.output.split())
+
+
+def test_the_command_is_there() -> None:
+    done = runner.invoke(whole, ["audit", "--help"])
+    assert done.exit_code == 0
+    assert "NAME|all" in done.output
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    report: Any = replace(audit(Cells(1.0), trials=400), mechanism="<b>bold</b>", notes=("a < b",))
+    page = write_page({"A & B": [report]}, tmp_path).read_text()
+    assert "<b>bold" not in page
+    assert "&lt;b&gt;bold" in page
+    assert "a &lt; b" in page
+    assert "A &amp; B" in page
