@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,23 @@ def test_a_promise_that_is_broken_and_a_specimen_that_is_not_caught_are_errors(m
     assert runner.invoke(app, ["bad", "--effort", "0.2"]).exit_code == 0
 
 
+def test_bad_luck_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A promise that looks broken by chance is audited again, surer and with more runs; that report stands."""
+    asked: list[tuple[float, int]] = []
+
+    def attack(experiment: Any, *, confidence: float, trials: int, progress: Any) -> Any:
+        asked.append((confidence, trials))
+        report = audit(experiment, confidence=confidence, trials=trials, progress=progress)
+        return replace(report, interval=(1.1, 1.3), shown_epsilon=1.1) if len(asked) == 1 else report
+
+    monkeypatch.setattr(_audit, "attack", attack)
+    monkeypatch.setattr(_audit, "mechanisms", lambda _: [Entry("bit", lambda: repeatable(coin(1.0, 0.6)))])
+    done = runner.invoke(app, ["bit", "--json", "--effort", "0.2"])
+    (report,) = json.loads(done.output)["sections"]["Mechanisms"]
+    assert (done.exit_code, report["verdict"], asked) == (0, "kept", [(0.95, 4_000), (1 - 1e-6, 8_000)])
+    assert "second audit" in report["notes"][0]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -98,8 +116,6 @@ def test_the_command_is_there() -> None:
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     report: Any = replace(audit(Cells(1.0), trials=400), mechanism="<b>bold</b>", notes=("a < b",))
     page = write_page({"A & B": [report]}, tmp_path).read_text()
     assert "<b>bold" not in page

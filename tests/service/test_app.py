@@ -12,8 +12,8 @@ from nearveil.release import Message
 from nearveil.retrieval import Answer, Index, MapChanged, PublicPart, Query, Refusal, RefusalCode
 from nearveil.retrieval._wire_schema import PublicRequest, read
 from nearveil.service import Galleries
-from nearveil.service._edge import Visit
 from nearveil.service._model import FRAME, KEY_HEADER
+from nearveil.service._visit import Visit
 
 from ..retrieval.index_places import index_server, index_url, one_thread, plain_items, unit_rows
 from .serving import COUNT, EPSILON, SETS, F, Server, index_of, lines, serving

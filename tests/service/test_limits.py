@@ -12,10 +12,10 @@ import pytest
 
 from nearveil.service import _desk, _edge
 from nearveil.service._cache import ByteCache
-from nearveil.service._edge import GONE
 from nearveil.service._errors import BusyError, LengthError, RateError, ReplayedError, SlowError, TooLargeError
 from nearveil.service._limits import Buckets, Replays, Workers, read_body
 from nearveil.service._model import FRAME, KEY_HEADER
+from nearveil.service._visit import GONE
 
 from ..retrieval.index_places import one_thread
 from .serving import Server, lines, serving

@@ -20,6 +20,7 @@ from nearveil.audit._page import number, write_page
 
 _STYLES = {"kept": "green", "broken": "red", "undecided": "yellow"}
 _LEAST = 400
+_SURE = 1 - 1e-6
 
 
 def audit(
@@ -33,7 +34,8 @@ def audit(
     """Attack a promise, or all of them: run the mechanism many times and show as much epsilon as can be shown.
 
     "all" also attacks specimens that are broken on purpose: if one of them is not caught, the audit is blind.
-    The exit code is 1 if a promise that is proved is broken, or a specimen is not.
+    A promise that is proved and looks broken is audited again, with runs of its own, at a confidence of 0.999999; that
+    report stands. The exit code is 1 if it is broken still, or if a specimen is not.
 
     [bold]Examples[/bold]
 
@@ -84,7 +86,13 @@ def _wanted(name: str, epsilon: float) -> dict[str, Sequence[Entry]]:
 def _audited(entry: Entry, confidence: float, effort: float, start: "Start") -> Report:
     experiment = replace(entry.make(), name=entry.name)
     runs = max(_LEAST, int(experiment.trials * effort))
-    return attack(experiment, confidence=confidence, trials=runs, progress=start(entry.name, 2 * runs))
+    report = attack(experiment, confidence=confidence, trials=runs, progress=start(entry.name, 2 * runs))
+    if entry.expected != "kept" or report.verdict != "broken" or confidence >= _SURE:
+        return report
+    # Of forty intervals at 0.95 some are wrong: a promise that is proved has a second, surer look.
+    again = attack(experiment, confidence=_SURE, trials=2 * runs, progress=start(f"{entry.name}, again", 4 * runs))
+    note = f"at confidence {confidence:g} {report.shown_epsilon:.4g} was shown; this is a second audit, of fresh runs"
+    return replace(again, notes=(*again.notes, note))
 
 
 def _contradicts(entry: Entry, report: Report) -> bool:

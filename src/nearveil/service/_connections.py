@@ -6,8 +6,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from nearveil.service._edge import GONE
 from nearveil.service._model import Problem
+from nearveil.service._visit import GONE
 
 _LARGEST_HEAD = 32 << 10  # bytes until the headers are complete
 _LARGEST_FRAMING = 16 << 10  # bytes in a row, after the headers, that belong to no body: sizes of chunks, trailers

@@ -14,7 +14,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from nearveil.retrieval._answer import EXTRAS
-from nearveil.service._edge import VISIT, Visit
 from nearveil.service._errors import BusyError, FieldError, MediaError, ServiceError, SlowError, UnknownError
 from nearveil.service._frames import FLAGS, frame_status
 from nearveil.service._galleries import Gallery, QuickGallery
@@ -26,6 +25,7 @@ from nearveil.service._settings import Settings
 from nearveil.service._token import Token
 from nearveil.service._token_places import TokenError
 from nearveil.service._tokens import TokenStore
+from nearveil.service._visit import VISIT, Visit
 
 P = ParamSpec("P")
 T = TypeVar("T")

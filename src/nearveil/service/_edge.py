@@ -3,11 +3,10 @@
 import asyncio
 import ipaddress
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import Any
 
 from fastapi.routing import APIRoute
 from starlette.requests import Request
@@ -15,7 +14,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nearveil.service._errors import (
-    NotOfferedError,
     RateError,
     ServiceError,
     UnauthorizedError,
@@ -25,21 +23,19 @@ from nearveil.service._limits import Buckets, Sending, UnderWay, Workers
 from nearveil.service._logs import LineWriter, described
 from nearveil.service._metrics import Metrics
 from nearveil.service._model import KEY_HEADER, Problem
-from nearveil.service._token import Scope as TokenScope
 from nearveil.service._token import Token
 from nearveil.service._token_places import TokenStoreError
 from nearveil.service._tokens import TokenStore
+from nearveil.service._visit import GONE, VISIT, Visit, unauthorized
 
 ASKED = "/v1/galleries/{gallery}/"  # where private questions are asked: of the rest, one word is left
-VISIT = "nearveil.visit"  # where a scope holds what is known of a request
-GONE = "nearveil.gone"  # where a scope holds a function that says whether the client has gone
 UNMATCHED = "unmatched"
 _CLOSING = frozenset((408, 411, 413))  # what is left of the body is not read
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _HEALTH = "/health"
 _STRANGERS = 60.0, 120, 4096  # refused tokens a minute of one address, at once after a pause, and addresses
 _UNSAID = 10.0  # seconds between two lines about those beyond
-_LINGER, _LITTLE = 2.0, 1 << 16  # seconds and bytes that a body is read that is not wanted
+_LINGER = 2.0  # seconds that a body is read that is not wanted
 _GUARDED = ("/v1", "/metrics")
 _BEFORE_NAME = ASKED.partition("{")[0]
 _SECURITY = [
@@ -50,54 +46,6 @@ _SECURITY = [
 ]
 _KEY = KEY_HEADER.lower().encode()
 _LOG = logging.getLogger(__name__)
-
-
-class Visit:
-    """What is known of one request: for its handler, and for the line that is written of it."""
-
-    __slots__ = (
-        "chunked", "content_type", "error", "gallery", "gone", "held", "id", "key", "length", "quiet", "read", "sent",
-        "status", "token", "under_way",
-    )  # fmt: skip
-
-    def __init__(self, gone: Callable[[], bool]) -> None:
-        self.id = secrets.token_hex(8)
-        self.gone = gone
-        self.status, self.sent, self.held = 0, 0, 0  # held: of the bytes that all answers under way may have
-        self.read = self.quiet = False  # whether its body was read; whether no line is written of it
-        self.under_way: UnderWay | None = None
-        self.token: Token | None = None
-        self.gallery: str | None = None
-        self.error: dict[str, str] | None = None
-        self.length: bytes | None = None
-        self.chunked, self.content_type, self.key = False, b"", b""
-
-    def may(self, scope: TokenScope) -> Token:
-        """Return the token of the client, if it is good for a scope."""
-        if self.token is None:
-            _unauthorized()
-        if not self.token.may(scope):
-            raise NotOfferedError(f"this token may not do that: it needs the scope {scope}")
-        return self.token
-
-    def begin(self, under_way: UnderWay) -> None:
-        """Count as a request of its token until it ends."""
-        if self.token is not None:
-            under_way.enter(self.token.id)
-            self.under_way = under_way
-
-    def end(self, sending: Sending) -> None:
-        """Count no more."""
-        if self.under_way is not None and self.token is not None:
-            self.under_way.leave(self.token.id)
-        if self.held:
-            self.held = sending.hold(self.held, 0)
-
-    def has_a_little_to_read(self) -> bool:
-        """Return whether the client is about to send a small body that nobody has read."""
-        if self.read or self.length is None:
-            return self.chunked and not self.read
-        return self.length.isdigit() and 0 < int(self.length[:6]) <= _LITTLE
 
 
 class HostError(ServiceError):
@@ -228,12 +176,12 @@ class Edge:
     async def _token(self, bearer: bytes) -> Token:
         scheme, _, text = bearer.partition(b" ")
         if scheme.lower() != b"bearer":
-            _unauthorized()
+            unauthorized()
         if not self._tokens.fresh():
             await self._refreshed()
         token = self._tokens.look(text.decode("latin-1"))
         if token is None:
-            _unauthorized()
+            unauthorized()
         return token
 
     async def _refreshed(self) -> None:
@@ -371,7 +319,3 @@ async def _read_to_the_end(receive: Receive) -> None:
 def _stays() -> bool:
     """Say that a client is there, where nothing is known of it."""
     return False
-
-
-def _unauthorized() -> NoReturn:
-    raise UnauthorizedError("a token is needed that is good: Authorization: Bearer nv_...")
