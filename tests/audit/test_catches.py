@@ -1,7 +1,7 @@
 """What the audit must catch. If one of these is not called broken, the audit is blind.
 
 Confidence is 1 - 1e-6 throughout: a mechanism that kept its promise would be called broken with a probability of at
-most 5e-7 in each test. What the specimens really leak is so much more that missing it is no less improbable.
+most 5e-7 in each audit. How likely a specimen is missed is not computed; seeds are fixed, so a pass repeats.
 """
 
 from dataclasses import replace
