@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 from urllib.parse import urlsplit
@@ -32,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from index import BATCH, clustered
 
 PROCESSES = multiprocessing.get_context("spawn")
-CASES = ((10_000, 0.1), (1_000_000, 0.001))
+CANDIDATES = 1000  # of an answer
 DIMENSION = 128
 EPSILON = 4.0
 CODE_BYTES = 128  # of a candidate, without its name
@@ -96,23 +97,25 @@ class Asker(asyncio.Protocol):
             self._transport.close()
 
 
-def load(url: str, token: str, bodies: Sequence[bytes], connections: int, seconds: float) -> dict[str, float]:
+def load(
+    url: str, tokens: Sequence[str], bodies: Sequence[bytes], connections: int, seconds: float
+) -> dict[str, float]:
     """Ask for a while; return questions a second, and the median and 99th percentile of milliseconds."""
     place = urlsplit(url)
     at = (place.hostname or "", place.port or 0)
-    head = (
-        f"POST {PATH} HTTP/1.1\r\nHost: {place.netloc}\r\nAuthorization: Bearer {token}\r\n"
-        "Content-Type: application/vnd.nearveil.frame\r\n"
-    ).encode()
+
+    def head(number: int) -> bytes:
+        lines = (f"POST {PATH} HTTP/1.1", f"Host: {place.netloc}", f"Authorization: Bearer {tokens[number]}")
+        return "\r\n".join((*lines, "Content-Type: application/vnd.nearveil.frame", "")).encode()
 
     async def run() -> dict[str, float]:
         times: list[float] = []
         began = time.perf_counter()
         loop = asyncio.get_running_loop()
-        askers = [
-            (await loop.create_connection(lambda: Asker(head, bodies, began + seconds, times), *at))[1]
-            for _ in range(connections)
-        ]
+        askers = []
+        for number in range(connections):
+            asker = partial(Asker, head(number), bodies, began + seconds, times)
+            askers.append((await loop.create_connection(asker, *at))[1])
         said = await asyncio.gather(*(asker.done for asker in askers))
         if any(said):
             raise RuntimeError(f"the server said: {next(word for word in said if word)}")
@@ -210,15 +213,15 @@ def measure(folder: Path, items: int, fraction: float, seconds: float, rounds: i
         bodies, answer, map_bytes = pool.apply(questions, (place,))
     (folder / "answer").write_bytes(answer)
     with TokenStore(str(folder / "tokens.db")) as tokens:
-        _, token = tokens.create("bench", scopes=("query",), galleries=(NAME,))
+        secret = [tokens.create(f"client {number}", galleries=(NAME,))[1] for number in range(max(CONNECTIONS))]
     ours = running("ours", place, str(folder / "tokens.db"), str(folder / "log"))
     with ours as our_url, running("bare", str(folder / "answer")) as bare_url, PROCESSES.Pool(1) as pool:
-        pool.apply(load, (our_url, token, bodies, 8, 1.0))  # answers of the first are made, later ones are kept
+        pool.apply(load, (our_url, secret, bodies, 8, 1.0))  # answers of the first are made, later ones are kept
         for connections in CONNECTIONS:
             turns: dict[str, list[dict[str, float]]] = {"ours": [], "bare": []}
             for _ in range(rounds):
                 for kind, url in (("bare", bare_url), ("ours", our_url)):
-                    turns[kind].append(pool.apply(load, (url, token, bodies, connections, seconds)))
+                    turns[kind].append(pool.apply(load, (url, secret, bodies, connections, seconds)))
             medians = {
                 f"{kind}_{what}": statistics.median(turn[what] for turn in some)
                 for kind, some in turns.items()
@@ -263,7 +266,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the JSON")
     parser.add_argument("--seconds", type=float, default=3.0, help="of one round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--large", action="store_true", help="a million items, too: its map takes minutes to learn")
+    parser.add_argument(
+        "--items",
+        type=int,
+        nargs="+",
+        default=[10_000],
+        help="of galleries; the map of a million takes minutes to learn",
+    )
     parser.add_argument("--be", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.be:
@@ -272,8 +281,8 @@ def main() -> None:
         return
     records: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for items, fraction in CASES if options.large else CASES[:1]:
-            records.extend(measure(Path(folder), items, fraction, options.seconds, options.rounds))
+        for items in options.items:
+            records.extend(measure(Path(folder), items, CANDIDATES / items, options.seconds, options.rounds))
     show(records)
     options.out.mkdir(parents=True, exist_ok=True)
     kept = {"machine": platform.machine(), "processors": os.cpu_count(), "records": records}

@@ -166,7 +166,8 @@ def test_what_promises_nothing_cannot_break_it() -> None:
 )
 def test_verdicts(interval: tuple[float, float], verdict: str) -> None:
     report: Report = replace(audit(coin(1.0), trials=400), interval=interval, shown_epsilon=interval[0])
-    assert report.verdict == verdict
+    assert report.verdict == report.verdict_words == verdict
+    assert replace(report, sound=False).verdict_words == f"{verdict}, unsound"
 
 
 def test_a_mechanism_that_is_not_fitted_stays_so() -> None:

@@ -121,7 +121,7 @@ def _row(report: Report) -> str:
         (f"{number(low)} to {number(high)}", True),
         (f"{report.share:.0%}" if math.isfinite(report.promised_epsilon) else "", True),
         ("" if report.one_run is None else number(report.one_run), True),
-        (f'<span class="{report.verdict}">{report.verdict}</span>', False),
+        (f'<span class="{report.verdict}">{report.verdict_words}</span>', False),
         (escape(report.attack), False),
         (escape(report.pair), False),
         (f"{report.trials:,}", True),

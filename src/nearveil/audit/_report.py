@@ -106,6 +106,12 @@ class Report:
         )
 
     @property
+    def verdict_words(self) -> str:
+        """The verdict, and that the promise itself is marked unsound: then "kept" says that no attack here found why."""
+        doubtful = not self.sound and math.isfinite(self.promised_epsilon)
+        return f"{self.verdict}, unsound" if doubtful else self.verdict
+
+    @property
     def share(self) -> float:
         """The shown part of the promise: how sharp the audit was. Above 1 the promise is broken."""
         if math.isinf(self.promised_epsilon):
@@ -137,7 +143,7 @@ class Report:
 
     def __str__(self) -> str:
         return (
-            f"{self.mechanism}: {self.verdict}. Promised epsilon {self.promised_epsilon:.4g}"
+            f"{self.mechanism}: {self.verdict_words}. Promised epsilon {self.promised_epsilon:.4g}"
             f" (delta {self.promised_delta:.2g}), shown {self.shown_epsilon:.4g} by {self.attack} on {self.pair}."
         )
 

@@ -169,7 +169,7 @@ def _print(found: dict[str, list[Report]], wrong: list[str], out: Path | None, *
                 number(report.shown_epsilon),
                 f"{report.share:.0%}" if math.isfinite(report.promised_epsilon) else "",
                 "" if report.one_run is None else number(report.one_run),
-                Text(report.verdict, style=_STYLES[report.verdict]),
+                Text(report.verdict_words, style=_STYLES[report.verdict]),
             )
         console.print(grid)
     console.print(
