@@ -107,7 +107,7 @@ class Report:
 
     @property
     def verdict_words(self) -> str:
-        """The verdict, and that the promise itself is marked unsound: then "kept" says that no attack here found why."""
+        """The verdict, and whether the promise is marked unsound: then "kept" means that no attack here saw why."""
         doubtful = not self.sound and math.isfinite(self.promised_epsilon)
         return f"{self.verdict}, unsound" if doubtful else self.verdict
 
