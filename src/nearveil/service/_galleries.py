@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 Offer = Literal["names", "thumbnails", "originals"]
 OFFERS: tuple[Offer, ...] = get_args(Offer)
 _LONGEST_KEY = 4096  # bytes of a query whose answer is remembered: ours have some hundred
-_CACHE = 64 << 20
+_CACHE = 256 << 20
 _ORIGINALS, _NOTHING_ELSE = EXTRAS.index("originals"), bytes([EXTRAS.index("none")])
 
 
@@ -101,7 +101,7 @@ class OpenGallery:
         What is sent with all candidates, to those who ask for it.
     extractor : str, default=""
         The name of what makes the features, for people.
-    cache : int, default=64 MiB
+    cache : int, default=256 MiB
         Bytes of answers that are kept. They depend on the message and the gallery alone. Nothing else is kept of a
         query.
 

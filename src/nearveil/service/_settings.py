@@ -166,7 +166,7 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_file: Path | None = None
     trusted_hosts: tuple[str, ...] = ()
-    cache: Annotated[int, Field(ge=0)] = 64 << 20
+    cache: Annotated[int, Field(ge=0)] = 256 << 20
     database_timeout: Seconds = 5.0
     galleries: tuple[GallerySettings, ...] = ()
 
