@@ -139,3 +139,17 @@ def test_a_climb_ends_at_the_first_step_that_fails() -> None:
 
     steps = np.array([0.0, 1.0, 2.0, 3.0, 4.0])
     assert Gapped(np.ones(3)).interval(0.1, 0.05, steps) == (1.0, math.inf)
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.1])
+def test_the_epsilon_of_an_event_is_too_large_as_seldom_as_was_said(delta: float) -> None:
+    """Over all counts, exactly; and what is shown is not so little that a shift of a twentieth would hide in it."""
+    runs, p, q, mistake = 20_000, 0.6, 0.2, 0.05
+    hits, false_hits = (np.arange(int(runs * one) - 600, int(runs * one) + 600) for one in (p, q))
+    chance = np.outer(binom.pmf(hits, runs, p), binom.pmf(false_hits, runs, q))
+    low, high = event_epsilon(hits[:, None], false_hits[None, :], runs, delta, mistake)
+    true = math.log((p - delta) / q)
+    assert float(chance[low > true].sum()) <= mistake / 2
+    assert float(chance[high < true].sum()) <= mistake / 2
+    assert float(chance[low + 0.05 > true].sum()) > 0.5
+    assert float(chance[high - 0.05 < true].sum()) > 0.5
