@@ -128,7 +128,7 @@ def load(
     return uvloop.run(run())
 
 
-def build(place: str, items: int, fraction: float) -> dict[str, float]:
+def build(place: str, items: int, fraction: float, sets: int | None) -> dict[str, float]:
     """Make an index of rows around 1,000 centres, with its map; return seconds."""
     from nearveil.retrieval import Index, Item
 
@@ -139,7 +139,7 @@ def build(place: str, items: int, fraction: float) -> dict[str, float]:
             some = enumerate(rows[start : start + BATCH], start)
             index.add(Item(row, f"photos/{number}.jpg") for number, row in some)
         added = time.perf_counter()
-        index.publish(EPSILON, fraction, code_bytes=CODE_BYTES)
+        index.publish(EPSILON, fraction, n_sets=sets, code_bytes=CODE_BYTES)
     return {"add_s": added - began, "publish_s": time.perf_counter() - added}
 
 
@@ -203,13 +203,13 @@ def running(kind: str, *told: str) -> Iterator[str]:
         process.wait(30)
 
 
-def measure(folder: Path, items: int, fraction: float, seconds: float, rounds: int) -> Iterator[dict[str, Any]]:
+def measure(folder: Path, items: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure one gallery at all numbers of connections."""
     from nearveil.service import TokenStore
 
     place = str(folder / f"{items}")
     with PROCESSES.Pool(1) as pool:
-        built = pool.apply(build, (place, items, fraction))
+        built = pool.apply(build, (place, items, CANDIDATES / items, options.sets))
         bodies, answer, map_bytes = pool.apply(questions, (place,))
     (folder / "answer").write_bytes(answer)
     with TokenStore(str(folder / "tokens.db")) as tokens:
@@ -220,16 +220,17 @@ def measure(folder: Path, items: int, fraction: float, seconds: float, rounds: i
         pool.apply(load, (our_url, secret, bodies, 8, max(1.0, 0.04 * len(bodies))))
         for connections in CONNECTIONS:
             turns: dict[str, list[dict[str, float]]] = {"ours": [], "bare": []}
-            for _ in range(rounds):
+            for _ in range(options.rounds):
                 for kind, url in (("bare", bare_url), ("ours", our_url)):
-                    turns[kind].append(pool.apply(load, (url, secret, bodies, connections, seconds)))
+                    turns[kind].append(pool.apply(load, (url, secret, bodies, connections, options.seconds)))
             medians = {
                 f"{kind}_{what}": statistics.median(turn[what] for turn in some)
                 for kind, some in turns.items()
                 for what in ("rate", "p50", "p99")
             }
             yield {
-                "items": items, "fraction": fraction, "sets": len(bodies), "connections": connections, **built,
+                "items": items, "fraction": CANDIDATES / items,
+                "sets": len(bodies), "connections": connections, **built,
                 "answer_bytes": len(answer), "question_bytes": len(bodies[0]), "map_bytes": map_bytes, **medians,
                 "ratio": medians["ours_rate"] / medians["bare_rate"],
             }  # fmt: skip
@@ -274,6 +275,7 @@ def main() -> None:
         default=[10_000],
         help="of galleries; the map of a million takes minutes to learn",
     )
+    parser.add_argument("--sets", type=int, help="of the map; what is found best by default")
     parser.add_argument("--be", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.be:
@@ -283,7 +285,7 @@ def main() -> None:
     records: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for items in options.items:
-            records.extend(measure(Path(folder), items, CANDIDATES / items, options.seconds, options.rounds))
+            records.extend(measure(Path(folder), items, options))
     show(records)
     options.out.mkdir(parents=True, exist_ok=True)
     kept = {"machine": platform.machine(), "processors": os.cpu_count(), "records": records}
