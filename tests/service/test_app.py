@@ -412,8 +412,8 @@ def test_what_nobody_thought_of_is_not_told(server: Server, tmp_path: Path, monk
     def broken(*_: object, **__: object) -> bytes:
         raise RuntimeError("a secret in an error")
 
-    monkeypatch.setattr(server.gallery, "known_map", broken)
-    monkeypatch.setattr(server.gallery, "known", broken)
+    for name in ("known_map", "known", "map", "query"):  # at once, or in a thread while the watch is busy
+        monkeypatch.setattr(server.gallery, name, broken)
     for reply in (server.get("/v1/galleries/birds/map"), server.ask(server.query())):
         assert problem(reply) == (500, "failed")
         assert "secret" not in reply.text
