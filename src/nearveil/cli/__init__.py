@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 import nearveil
-from nearveil.cli import _audit, _budget, _gallery, _index, _label, _mechanisms, _query, _serve, _token, _train
+from nearveil.cli import _audit, _budget, _gallery, _index, _label, _mechanisms, _query, _serve, _study, _token, _train
 from nearveil.cli._plan import MECHANISM_HELP, METAVAR, Mechanism, event, part
 from nearveil.privacy._guarantee import factor, rounded_up
 from nearveil.privacy.accounting import Accountant, AdditionAccountant, PldAccountant, RdpAccountant
@@ -19,6 +19,7 @@ app = typer.Typer(
 app.add_typer(_budget.app, name="budget")
 app.add_typer(_token.app, name="token")
 app.command()(_audit.audit)
+app.command()(_study.study)
 app.command()(_gallery.plan)
 app.command()(_index.index)
 app.command()(_query.query)

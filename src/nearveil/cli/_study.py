@@ -1,0 +1,106 @@
+"""``nearveil study``: the papers' tables and figures, and ours, from one command."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from nearveil.study._study import Study
+
+
+def study(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...|all", help="Studies, or all; none lists what there is.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="A folder; each study has one of its own in it.")] = Path("out/study"),
+    docs: Annotated[Path | None, typer.Option(help="Copy pages and figures there too.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything again.")] = False,
+    jobs: Annotated[int, typer.Option(help="Processes; studies of time take one.", min=1, max=64)] = 2,
+) -> None:
+    """Make tables and figures: of the papers, and of this library. Each is CSV, JSON, SVG, PNG and a page.
+
+    A study that was stopped goes on where it was: what it has measured is kept, case by case. Most need real data (see
+    the variable NEARVEIL_DATA); "all" leaves out what is not there, and says so.
+
+    [bold]Examples[/bold]
+
+    nearveil study
+
+    nearveil study sensitivity
+
+    nearveil study all --docs docs/results/study
+    """
+    from nearveil.study._all import STUDIES
+
+    console = Console()
+    if not names:
+        console.print(_listed(STUDIES))
+        return
+    unknown = [name for name in names if name not in STUDIES and name != "all"]
+    if unknown:
+        raise typer.BadParameter(f"{unknown[0]!r} is none of: all, {', '.join(STUDIES)}", param_hint="NAME")
+    chosen = list(STUDIES) if "all" in names else list(dict.fromkeys(names))
+    _check_folders(out, docs)
+    begin = time.monotonic()
+    left_out = [name for name in chosen if not _run(STUDIES[name], out, docs, fresh, jobs, console)]
+    if len(chosen) > 1:
+        console.print(f"{len(chosen) - len(left_out)} studies in {(time.monotonic() - begin) / 60:.1f} minutes")
+    if left_out:
+        raise typer.Exit(0 if len(left_out) < len(chosen) else 1)
+
+
+def _listed(studies: "dict[str, Study]") -> Table:
+    table = Table("name", "what it shows", title="Studies")
+    for name, one in studies.items():
+        table.add_row(name, one.title)
+    return table
+
+
+def _check_folders(out: Path, docs: Path | None) -> None:
+    for option, folder in (("--out", out), ("--docs", docs)):
+        if folder is None:
+            continue
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            probe = folder / ".probe"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise typer.BadParameter(f"{folder} cannot be written: {error.strerror}", param_hint=option) from None
+
+
+def _run(one: "Study", out: Path, docs: Path | None, fresh: bool, jobs: int, console: Console) -> bool:
+    """Run a study; return whether it could be."""
+    from nearveil.study._report import publish, write
+    from nearveil.study._study import run
+    from nearveil.study.data import DataMissingError
+
+    folder = out / one.name
+    if fresh:
+        (folder / "cases.jsonl").unlink(missing_ok=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    try:
+        with bar as progress:
+            task = progress.add_task(one.name)
+            measured = run(
+                one, folder, jobs=jobs, advance=lambda done, all_: progress.update(task, completed=done, total=all_)
+            )
+        page = write(one, measured, folder)
+    except (DataMissingError, ModuleNotFoundError) as missing:
+        console.print(f"[yellow]{one.name} left out:[/yellow] {missing}", soft_wrap=True)
+        return False
+    except OSError as error:
+        console.print(
+            f"[red]{one.name}: {error.strerror or error}; what was measured is kept in {folder}", soft_wrap=True
+        )
+        raise typer.Exit(1) from None
+    if docs is not None:
+        publish(one, folder, docs)
+    console.print(f"{one.name}: {page} ({measured.seconds:.0f} s measured)", soft_wrap=True)
+    return True
