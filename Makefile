@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c requirements.lock
 OUT := out
 
-.PHONY: help demo test check bench audit docs lock clean
+.PHONY: help demo test check bench audit study docs lock clean
 
 help: ## Say what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
@@ -38,6 +38,9 @@ bench: $(VENV)/.bench ## Measure; a table, JSON and a picture
 
 audit: $(VENV)/.dev ## Attack every promise in full, up to half an hour; a table, a page, JSON
 	$(BIN)/nearveil audit all --out $(OUT)/audit
+
+study: $(VENV)/.dev ## Make all tables and figures, up to an hour; goes on where it was stopped
+	$(BIN)/nearveil study all --out $(OUT)/study --docs docs/results
 
 docs: $(VENV)/.dev ## Build the documentation
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs $(OUT)/docs
