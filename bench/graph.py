@@ -10,141 +10,29 @@ import argparse
 import json
 import math
 import platform
-import resource
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-FEATURES, COLUMNS, BANDWIDTH, TOLERANCE = 64, 2, 6.0, 1e-6
+from nearveil.study._cost_graph import (
+    BANDWIDTH,
+    COLUMNS,
+    CPU,
+    CUDA,
+    FEATURES,
+    TOLERANCE,
+    Contender,
+    in_dtype,
+    rows_and_values,
+)
+from nearveil.study._timing import in_new_process, peak_gib, timed
+
 CPU_SIZES = (2_000, 5_000, 20_000, 100_000, 1_000_000)
 CUDA_SIZES = (131_072, 1_048_576, 10_000_000)
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A way to take a step, and the sizes that it is asked for."""
-
-    name: str
-    dtype: str
-    largest: int
-    step: Callable[[Any, Any], Any]
-
-
-def dense(X: Any, Z: Any) -> Any:
-    """Form distances, weights and Laplacian as n x n matrices: the authors' way."""
-    from scipy.spatial.distance import cdist
-
-    weights = np.exp(cdist(X, X, "sqeuclidean") / (-2 * BANDWIDTH**2))
-    np.fill_diagonal(weights, 0)
-    return (np.diag(weights.sum(axis=1)) - weights) @ Z
-
-
-def row_tiles(X: Any, Z: Any) -> Any:
-    """Do what comes to mind first without n x n: strips of rows, no symmetry, one thread for exp."""
-    out, ones = np.empty_like(Z), np.ones(len(X), dtype=X.dtype)
-    for start in range(0, len(X), 1024):
-        strip = slice(start, start + 1024)
-        weights = np.exp((X[strip] @ X.T - 1) / X.dtype.type(BANDWIDTH**2))
-        weights[np.arange(len(weights)), np.arange(start, start + len(weights))] = 0
-        out[strip] = (weights @ ones)[:, None] * Z[strip] - weights @ Z
-    return out
-
-
-def ours(method: Any) -> Callable[[Any, Any], Any]:
-    """Take the step with one of our operators."""
-
-    def step(X: Any, Z: Any) -> Any:
-        from nearveil.graph import gaussian_graph
-
-        return gaussian_graph(X, BANDWIDTH, method=method, tolerance=TOLERANCE).laplacian_matmul(Z)
-
-    return step
-
-
-def ours_on_tensors(X: Any, Z: Any) -> Any:
-    """Take the exact step with torch tensors on the host, which share their memory with NumPy."""
-    import torch
-
-    return ours("exact")(torch.from_numpy(X), torch.from_numpy(Z)).numpy()
-
-
-def attention(X: Any, Z: Any) -> Any:
-    """Use PyTorch's fused attention; degrees come from its log-sum-exp, the self-term is subtracted."""
-    import torch
-
-    on_host = isinstance(X, np.ndarray)
-    rows, values = (torch.from_numpy(X), torch.from_numpy(Z)) if on_host else (X, Z)
-    padded = torch.nn.functional.pad(values.to(rows.dtype), (0, FEATURES - COLUMNS))
-    q, v, scale = rows[None, None], padded[None, None], BANDWIDTH**-2
-    if on_host:
-        out, log_sum, *_ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, v, 0.0, False, scale=scale)
-    else:
-        out, log_sum, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, q, v, 0.0, False, scale=scale)
-    full = torch.exp(log_sum[0, 0] - scale).to(values.dtype)[:, None]
-    product = full * out[0, 0, :, :COLUMNS].to(values.dtype) - values
-    step = (full - 1) * values - product
-    return step.numpy() if on_host else step
-
-
-def device_tiles(X: Any, Z: Any) -> Any:
-    """Multiply 32-bit tiles on the GPU with library products, weights through memory."""
-    from nearveil.graph import _exact
-
-    sums = _exact._symmetric(X, _with_ones(Z), BANDWIDTH**-2, _exact.DEVICE_TILE)
-    return sums[:, :1] * Z - sums[:, 1:]
-
-
-def keops(X: Any, Z: Any) -> Any:
-    """Use KeOps' lazy tensors, compiled for this formula."""
-    from pykeops.numpy import LazyTensor
-
-    squares = ((LazyTensor(X[:, None, :]) - LazyTensor(X[None, :, :])) ** 2).sum(-1)
-    sums = (-squares / (2 * BANDWIDTH**2)).exp() @ np.hstack([np.ones_like(Z[:, :1]), Z])
-    return (sums[:, :1] - 1) * Z - (sums[:, 1:] - Z)
-
-
-CPU = (
-    Contender("dense NumPy (the authors' way)", "float64", 20_000, dense),
-    Contender("row tiles, NumPy", "float64", 20_000, row_tiles),
-    Contender("row tiles, NumPy", "float32", 20_000, row_tiles),
-    Contender("exact (ours, NumPy)", "float64", 100_000, ours("exact")),
-    Contender("exact (ours, NumPy)", "float32", 100_000, ours("exact")),
-    Contender("exact (ours, torch tensors)", "float32", 100_000, ours_on_tensors),
-    Contender("fused attention, torch", "float64", 20_000, attention),
-    Contender("fused attention, torch", "float32", 100_000, attention),
-    Contender("pyKeOps", "float32", 20_000, keops),
-    Contender("series (ours)", "float64", 1_000_000, ours("series")),
-    Contender("series (ours)", "float32", 1_000_000, ours("series")),
-)
-CUDA = (
-    Contender("fused attention, torch", "bfloat16", 1_048_576, attention),
-    Contender("fused attention, torch", "float16", 1_048_576, attention),
-    Contender("32-bit tiles, torch", "float32", 1_048_576, device_tiles),
-    Contender("exact (ours)", "float16", 1_048_576, ours("exact")),
-    Contender("exact (ours)", "float32", 1_048_576, ours("exact")),
-    Contender("series (ours)", "float32", 10_000_000, ours("series")),
-)
-
-
-def _with_ones(Z: Any) -> Any:
-    import torch
-
-    return torch.cat([torch.ones_like(Z[:, :1]), Z], dim=1)
-
-
-def rows_and_values(n: int) -> tuple[Any, Any]:
-    """Draw unit rows and values, the same for every contender."""
-    rng = np.random.default_rng(0)
-    X = rng.standard_normal(size=(n, FEATURES), dtype=np.float32)
-    X /= np.sqrt(np.vecdot(X, X))[:, None]
-    return X, rng.standard_normal(size=(n, COLUMNS), dtype=np.float32)
 
 
 def probes(n: int) -> Any:
@@ -170,29 +58,11 @@ def measure(index: int, n: int, device: str) -> dict[str, Any]:
     contender = (CUDA if device == "cuda" else CPU)[index]
     rows, values = rows_and_values(n)
     if device == "cuda":
-        import torch
-
-        X, Z = torch.from_numpy(rows).cuda(), torch.from_numpy(values).cuda()
-        X = torch.nn.functional.normalize(X.double(), dim=1).to(getattr(torch, contender.dtype))
-        torch.cuda.reset_peak_memory_stats()
+        times, peak, result = _on_device(contender, rows, values)
     else:
-        X, Z = rows.astype(contender.dtype), values.astype(contender.dtype)
-        X /= np.sqrt(np.vecdot(X, X))[:, None]
-    times: list[float] = []
-    while len(times) < 2 or (len(times) < 9 and sum(times) < 4):
-        start = time.perf_counter()
-        contender.step(X, Z)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-        if times[0] > 60:
-            break
-    if device == "cuda":
-        peak = torch.cuda.max_memory_allocated() / 2**30
-        result = contender.step(X, torch.from_numpy(probes(n)).cuda()).double().cpu().numpy()
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        result = contender.step(X, probes(n).astype(contender.dtype))
+        X, Z = in_dtype(n, contender.dtype)
+        times, peak = timed(lambda: contender.step(X, Z)), peak_gib()
+        rows, result = X, contender.step(X, probes(n).astype(contender.dtype))
     bound = None
     if contender.name.startswith("series"):
         from nearveil.graph import gaussian_graph
@@ -205,9 +75,25 @@ def measure(index: int, n: int, device: str) -> dict[str, Any]:
         "seconds": min(times),
         "first_seconds": times[0],
         "peak_gib": peak,
-        "error": edge_error(np.asarray(result, dtype=np.float64), X if device == "cpu" else rows),
+        "error": edge_error(np.asarray(result, dtype=np.float64), rows),
         "certified_error": bound,
     }
+
+
+def _on_device(contender: Contender, rows: Any, values: Any) -> tuple[list[float], float, Any]:
+    """Time a contender on the GPU; return also its peak memory there and its product with the probes."""
+    import torch
+
+    X, Z = torch.from_numpy(rows).cuda(), torch.from_numpy(values).cuda()
+    X = torch.nn.functional.normalize(X.double(), dim=1).to(getattr(torch, contender.dtype))
+    torch.cuda.reset_peak_memory_stats()
+
+    def step() -> None:
+        contender.step(X, Z)
+        torch.cuda.synchronize()
+
+    times, peak = timed(step), torch.cuda.max_memory_allocated() / 2**30
+    return times, peak, contender.step(X, torch.from_numpy(probes(len(rows))).cuda()).double().cpu().numpy()
 
 
 def label_seconds() -> float:
@@ -272,13 +158,10 @@ def collect(device: str, sizes: Sequence[int]) -> list[dict[str, Any]]:
         task = progress.add_task("measuring", total=len(jobs))
         for index, contender, n in jobs:
             progress.update(task, description=f"{contender.name} {contender.dtype} {n:,}")
-            command = [sys.executable, __file__, "--one", str(index), str(n), "--device", device]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            try:
+                records.append(in_new_process(f"{__file__}:measure", index=index, n=n, device=device))
+            except RuntimeError as reason:
                 print(f"{contender.name} {contender.dtype} at {n:,} did not run: {reason}")
-            else:
-                records.append(json.loads(done.stdout.splitlines()[-1]))
             progress.advance(task)
     return records
 
@@ -328,12 +211,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the JSON and the picture")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--sizes", type=int, nargs="+", help="rows to measure at")
-    parser.add_argument("--one", type=int, nargs=2, metavar=("CONTENDER", "ROWS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        index, n = options.one
-        print(json.dumps(measure(index, n, options.device)))
-        return
     records = collect(options.device, options.sizes or (CUDA_SIZES if options.device == "cuda" else CPU_SIZES))
     show(records, "dense" if options.device == "cpu" else "fused attention")
     labels = label_seconds()

@@ -13,137 +13,19 @@ import json
 import math
 import os
 import platform
-import resource
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-PRIVATE, FEATURES, RATE, K, K_ALL = 60_000, 324, 0.15, 300, 2000
+from nearveil.study._cost_votes import CPU, CUDA, FEATURES, PRIVATE, RIVAL, Contender, rows, split
+from nearveil.study._timing import in_new_process, peak_gib, timed
+
 SIZES = (7_500, 15_000, 30_000, 60_000)
 COUNTS = (1, 16, 128, 1024, 8192)
-QUERIES = 4096
-RIVAL = "published loop, float32"
-Floats = NDArray[np.float32]
-Work = Callable[[Floats], Any]
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A way to find the voters, and at most how many queries it is asked at once."""
-
-    name: str
-    prepare: Callable[[Floats], Work]
-    queries: int = QUERIES
-    grows: bool = False
-
-
-def published(dtype: str) -> Callable[[Floats], Work]:
-    """Take each query alone: sample, subtract, norm, sort."""
-
-    def prepare(rows: Floats) -> Work:
-        private, rng = rows.astype(dtype), np.random.default_rng(0)
-
-        def work(queries: Floats) -> list[NDArray[np.int64]]:
-            voters = []
-            for x in queries.astype(dtype):
-                sample = rng.choice(len(private), int(RATE * len(private)), replace=False)
-                distances = np.linalg.norm(private[sample] - x, axis=1)
-                voters.append(sample[np.argsort(distances)[:K]])
-            return voters
-
-        return work
-
-    return prepare
-
-
-def product(rows: Floats) -> Work:
-    """Multiply, and look at nothing; as many queries at a time as the search takes."""
-    buffer = np.empty((1024, len(rows)), dtype=np.float32)
-
-    def work(queries: Floats) -> None:
-        for start in range(0, len(queries), 1024):
-            part = queries[start : start + 1024]
-            np.matmul(part, rows.T, out=buffer[: len(part)])
-
-    return work
-
-
-def product_on_device(rows: Floats) -> Work:
-    """Multiply on the GPU, in true float32, and look at nothing."""
-    import torch
-
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    private = torch.from_numpy(rows).cuda()
-
-    def work(queries: Floats) -> None:
-        for part in torch.split(torch.from_numpy(queries).cuda(), 1024):
-            _ = part @ private.T
-        torch.cuda.synchronize()
-
-    return work
-
-
-def sampled(engine: Any) -> Callable[[Floats], Work]:
-    """List the nearest and toss coins, rate 0.15, k 300."""
-
-    def prepare(rows: Floats) -> Work:
-        from nearveil.privacy.noise import secure_source
-        from nearveil.votes._coins import PoissonSample
-        from nearveil.votes._search import NeighborSearch
-
-        search, coins, source = NeighborSearch(rows, engine=engine), PoissonSample(RATE), secure_source()
-        length = coins.list_length(K)
-
-        def work(queries: Floats) -> list[NDArray[np.int32]]:
-            voters = []
-            for _, ids in search.batches(queries, length):
-                ranks = coins.ranks(len(ids), K, source)
-                voters.append(np.take_along_axis(ids, ranks, axis=1))  # a rank beyond the list would raise
-            return voters
-
-        return work
-
-    return prepare
-
-
-def listed(engine: Any, length: int = K_ALL) -> Callable[[Floats], Work]:
-    """List the nearest: rate 1."""
-
-    def prepare(rows: Floats) -> Work:
-        from nearveil.votes._search import NeighborSearch
-
-        search = NeighborSearch(rows, engine=engine)
-        return lambda queries: [ids for _, ids in search.batches(queries, length)]
-
-    return prepare
-
-
-CPU = (
-    Contender(RIVAL, published("float32"), 64, grows=True),
-    Contender("published loop, float64", published("float64"), 64),
-    Contender("floor: one product, NumPy", product, grows=True),
-    Contender("rate 0.15, k 300 (ours, numpy)", sampled("numpy"), grows=True),
-    Contender("rate 0.15, k 300 (ours, torch)", sampled("torch"), 1024),
-    Contender("rate 0.15, k 300 (ours, faiss)", sampled("faiss"), 256),
-    Contender("rate 1, k 2000 (ours, numpy)", listed("numpy"), grows=True),
-    Contender("rate 1, k 2000 (ours, torch)", listed("torch"), 1024),
-    Contender("rate 1, k 2000 (ours, faiss)", listed("faiss"), 256),
-)
-CUDA = (
-    Contender(RIVAL, published("float32"), 64, grows=True),
-    Contender("floor: one product, torch", product_on_device, 8192, grows=True),
-    Contender("rate 0.15, k 300 (ours, cuda)", sampled("cuda"), 8192, grows=True),
-    Contender("rate 1, k 2000 (ours, cuda)", listed("cuda"), 8192, grows=True),
-    Contender("rate 1, k 2000 (ours, numpy)", listed("numpy"), 8192),
-)
 
 
 def contenders(device: str) -> Sequence[Contender]:
@@ -153,51 +35,30 @@ def contenders(device: str) -> Sequence[Contender]:
 
 def features(given: Path | None, folder: Path) -> tuple[Path, str]:
     """Return a file of rows, private ones first, and what they are."""
-    from nearveil.study.data import DataMissingError, find
-
     if given:
         return given, f"rows of {given.name}"
     path = folder / "rows.npy"
-    try:
-        with np.load(find("mnist/mnist.npz")) as arrays:
-            images = np.concatenate([arrays["x_train"], arrays["x_test"]])
-    except DataMissingError:
-        np.save(path, np.random.default_rng(0).random((PRIVATE + 10_000, FEATURES), dtype=np.float32))
-        return path, "random rows (MNIST is not here)"
-    from nearveil.features import hog
-
-    np.save(path, hog(images, n_jobs=-1))
-    return path, "MNIST, HOG"
+    found, data = rows()
+    np.save(path, found)
+    return path, data
 
 
-def split(path: Path, n: int, count: int) -> tuple[Floats, Floats]:
-    """Return n private rows, and queries from behind all private ones."""
-    rows = np.load(path, mmap_mode="r")
-    private = min(PRIVATE, len(rows) - 1)
-    queries = np.resize(rows[private:], (count, rows.shape[1]))
-    return np.array(rows[: min(n, private)], dtype=np.float32), np.ascontiguousarray(queries, dtype=np.float32)
-
-
-def measure(index: int, n: int, count: int, device: str, path: Path) -> dict[str, Any]:
+def measure(index: int, n: int, count: int, device: str, path: str) -> dict[str, Any]:
     """Time one contender at one size, in this process."""
     contender = contenders(device)[index]
-    rows, queries = split(path, n, count)
+    private, queries = split(np.load(path, mmap_mode="r"), n, count)
     start = time.perf_counter()
-    work = contender.prepare(rows)
+    work = contender.prepare(private)
     prepared = time.perf_counter() - start
     work(queries[:2])
-    times: list[float] = []
-    while len(times) < 2 or (len(times) < 9 and sum(times) < 3):
-        start = time.perf_counter()
-        work(queries)
-        times.append(time.perf_counter() - start)
+    times = timed(lambda: work(queries), seconds=3)
     record = {
         "name": contender.name,
-        "rows": len(rows),
+        "rows": len(private),
         "queries": count,
         "per_second": count / min(times),
         "prepare_seconds": prepared,
-        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "peak_gib": peak_gib(),
     }
     if device == "cuda" and "cuda" in contender.name:
         import torch
@@ -225,14 +86,11 @@ def collect(device: str, path: Path) -> list[dict[str, Any]]:
         task = progress.add_task("measuring", total=len(jobs))
         for index, n, count in jobs:
             progress.update(task, description=f"{contenders(device)[index].name} {n:,}")
-            command = [sys.executable, __file__, "--device", device, "--features", str(path), "--one"]
-            command += [str(index), str(n), str(count)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            given = {"index": index, "n": n, "count": count, "device": device, "path": str(path)}
+            try:
+                records.append(in_new_process(f"{__file__}:measure", **given))
+            except RuntimeError as reason:
                 print(f"{contenders(device)[index].name} did not run: {reason}")
-            else:
-                records.append(json.loads(done.stdout.splitlines()[-1]))
             progress.advance(task)
     return records
 
@@ -340,12 +198,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the JSON and the picture")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--features", type=Path, help="rows in a .npy file, 60,000 private ones first, then queries")
-    parser.add_argument("--one", type=int, nargs=3, metavar=("WAY", "ROWS", "QUERIES"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        index, n, count = options.one
-        print(json.dumps(measure(index, n, count, options.device, options.features)))
-        return
     place = machine(options.device)
     print(", ".join(f"{key}: {value}" for key, value in place.items()))
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,6 @@
 """The searches of the study attack every sound bound; the published bounds are checked, and refuted."""
 
 import math
-import re
 from decimal import Decimal
 from itertools import product
 from typing import Any
@@ -19,7 +18,7 @@ from nearveil.privacy import _sensitivity_replace as replace
 from nearveil.privacy import _sensitivity_target as target
 from nearveil.privacy._sensitivity_common import sign_patterns
 from nearveil.privacy.sensitivity import published_2021, published_2022, replace_one, target_only
-from nearveil.study import sensitivity as study
+from nearveil.study import _sensitivity_search as study
 from nearveil.study.data import FeatureSet
 from tests.reference import dense_label_weights, dense_step, dense_weights, unit_rows
 
@@ -795,7 +794,7 @@ def test_the_theorem_of_2021_promises_a_change_of_zero() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The study
+# The search
 
 
 def test_the_search_climbs_along_its_gradient() -> None:
@@ -809,20 +808,6 @@ def test_the_search_climbs_along_its_gradient() -> None:
     nudge = 1e-6 * rng.normal(size=(6, 3))
     ahead, behind = (study.step(X[:6] + sign * nudge, V, start, 0.8, 0.6)[0] for sign in (1, -1))
     assert np.sum(gradient * nudge) == pytest.approx(np.sum(slope * (ahead - behind)) / 2, rel=1e-5)
-
-
-def test_the_study_prints_published_proved_and_found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("NEARVEIL_DATA", str(tmp_path))
-    monkeypatch.setattr(study, "ROWS", 60)
-    monkeypatch.setattr(study, "BANDWIDTHS", (6.0,))
-    study.main([])
-    printed = capsys.readouterr().out
-    assert "without Cars196: no real data" in printed
-    ratios = [float(number) for number in re.findall(r"(\d\.\d\d) │\n", printed)]
-    assert len(ratios) == 4
-    assert all(1 <= ratio < 1.15 for ratio in ratios)
 
 
 @pytest.mark.parametrize("size", [1e-160, 1e160])

@@ -56,6 +56,33 @@ def test_refused_unless_asked_for_and_never_called_sound(version):  # type: igno
     assert PrivateMail(1.0).fit(X, y).guarantee.sound
 
 
+@pytest.mark.parametrize(("data", "sigma", "alpha"), [("cars196", 6, 0.6), ("cub200", 5, 0.5), ("cifar100", 6, 0.6)])
+def test_published_takes_the_parameters_of_table_2(data, sigma, alpha):  # type: ignore[no-untyped-def]
+    for version in ("2022", "2022-code"):
+        found = PrivateMail.published(version, data).get_params()
+        assert (found["bandwidth"], found["label_weight"], found["n_components"]) == (sigma, alpha, 2)
+        assert (found["start_scale"], found["n_public_steps"]) == (1e-8, 5)
+        assert (found["epsilon"], found["delta"], found["as_published"]) == (0.1, 1e-5, version)
+    first = PrivateMail.published("2021", data).get_params()
+    assert (first["n_private_steps"], first["n_public_steps"], first["bandwidth"]) == (2, 2, sigma)
+
+
+def test_published_is_asked_for_twice_and_takes_changes():  # type: ignore[no-untyped-def]
+    X, y = rows_and_labels()
+    with pytest.raises(ValueError, match="allow_unsound=True"):
+        PrivateMail.published("2022").fit(X, y)
+    mail = PrivateMail.published("2022-code", "cub200", epsilon=2.0, n_components=3, allow_unsound=True).fit(X, y)
+    assert (mail.epsilon, mail.n_components, mail.guarantee.sound) == (2.0, 3, False)
+    published: Any = PrivateMail.published
+    for asked, changes, words in (
+        (("2023",), {}, "version must be one of 2022, 2021, 2022-code"),
+        (("2022", "cars"), {}, "data must be one of cars196"),
+        (("2022",), {"wide": 1}, "wide"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=words):
+            published(*asked, **changes)
+
+
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=20), st.integers(0, 99))
 def test_label_laplacian_of_the_program(labels, seed):  # type: ignore[no-untyped-def]
     y = np.array(labels)

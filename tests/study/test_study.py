@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nearveil.study import data, demo, label_weight
+from nearveil.study import data, demo
 
 
 def test_the_demonstration_prints_a_table_and_draws_a_picture(
@@ -18,21 +18,6 @@ def test_the_demonstration_prints_a_table_and_draws_a_picture(
     assert len(accuracies) == len(demo.SETTINGS) + 2
     assert all(floor < accuracy < ceiling for accuracy in accuracies[:-2])
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_study_of_label_weights_runs_without_real_data(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("NEARVEIL_DATA", str(tmp_path))
-    monkeypatch.setattr(label_weight, "BANDWIDTHS", (0.3,))
-    monkeypatch.setattr(label_weight, "LABEL_WEIGHTS", (0.0, 0.6))
-    monkeypatch.setattr(label_weight, "STARTS", 1)
-    label_weight.main(["--out", str(tmp_path)])
-    printed = capsys.readouterr().out
-    assert "without birds: no real data" in printed
-    without, with_labels = map(float, re.findall(r"0\.\d{3}(?= │)", printed))
-    assert with_labels < without
-    assert (tmp_path / "label-weight.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_data_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
@@ -18,8 +17,6 @@ from sklearn.svm import SVC
 from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy import compose
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.study.digits import Remembered, look, upright
-from nearveil.study.votes import MARKS, Measured, cheapest, draw, tell, ways
 from nearveil.votes import ExhaustedError, PateClassifier, PrivateKNeighborsClassifier, Student
 from nearveil.votes._propagation import HalfWhitening, graph, regress, spread, typical, unit
 
@@ -263,39 +260,3 @@ def test_spreading_reaches_every_row_of_a_cluster() -> None:
 
 def test_typical_rows_may_be_all_of_them() -> None:
     assert np.array_equal(np.sort(typical(X[:20], 50, seed=0)), np.arange(20))
-
-
-def test_the_studys_features_are_those_of_each_image() -> None:
-    pytest.importorskip("skimage", reason="scikit-image is not installed (the extra `images`)")
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 255, (5, 28, 28), dtype=np.uint8)
-    rows = look("mnist", images)
-    assert rows.shape == (5, 648)
-    assert np.array_equal(look("mnist", images[3:4]), rows[3:4])
-    assert np.array_equal(Remembered(images, rows)(images[[4, 0]]), rows[[4, 0]])
-    assert not upright(np.zeros((28, 28), dtype=np.uint8)).any()
-
-
-def test_the_study_prints_and_draws_every_way(tmp_path: Path) -> None:
-    results = [Measured(way, 0.5 + place, (0.97, 0.99), 500, 0.9) for place, way in enumerate(MARKS)]
-    console = Console(record=True, width=200)
-    tell("mnist", results, console)
-    printed = console.export_text()
-    assert all(way in printed for way in MARKS)
-    assert "0.9800" in printed
-    assert "not reached" in printed  # 98.8% is
-    assert draw("mnist", "sklearn", results, tmp_path).stat().st_size > 10_000
-
-
-def test_the_cheapest_epsilon_that_is_good_enough() -> None:
-    curve = [Measured("ours", epsilon, (accuracy,), 500, 1.0) for epsilon, accuracy in ((2.0, 0.99), (1.0, 0.98))]
-    assert cheapest(curve, 0.975) == 1.0
-    assert cheapest(curve, 0.985) == 2.0
-    assert cheapest(curve, 0.999) is None
-
-
-def test_the_study_compares_at_the_published_cost() -> None:
-    named = dict(ways("mnist", curve=True))
-    plan = named["published parameters"]().fit(PRIVATE, PRIVATE_Y).plan_
-    assert plan.epsilon(1e-5) == pytest.approx(0.871, abs=2e-4)
-    assert set(named) == set(MARKS)

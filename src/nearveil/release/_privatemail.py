@@ -15,7 +15,7 @@ from nearveil.release._base import Floats, checked_labels, checked_numbers, chec
 from nearveil.release._message import Message
 from nearveil.release._privatemail_common import MOST_STEPS, Dummies
 from nearveil.release._privatemail_fit import Parameters, build
-from nearveil.release._privatemail_published import REASONS, Version
+from nearveil.release._privatemail_published import EXPERIMENTS, REASONS, Experiment, Version
 from nearveil.release._privatemail_server import EmbeddingServer
 from nearveil.release._privatemail_steps import Kind
 
@@ -55,7 +55,7 @@ class PrivateMail(EmbeddingServer):
         Of the start and of that draw: public, the same on both sides, no source of noise.
     as_published : {"2022", "2021", "2022-code"}, optional
         Do what a paper or the authors' program does instead. Unsound, each of them: `release` then takes
-        the target's label, and the server needs the labels of its gallery.
+        the target's label, and the server needs the labels of its gallery. :meth:`published` has their parameters.
     allow_unsound : bool, default=False
         Must be set for `as_published`.
 
@@ -127,6 +127,39 @@ class PrivateMail(EmbeddingServer):
         self.public_seed = public_seed
         self.as_published = as_published
         self.allow_unsound = allow_unsound
+
+    @classmethod
+    def published(cls, version: Version, data: Experiment = "cars196", *, epsilon: float = 0.1, **changes: Any) -> Self:
+        """Return a published version with the parameters of its experiments: Table 2 of the 2022 paper.
+
+        The 2021 paper has no such table; its two private and two further iterations are taken from its section 6.2,
+        the rest from Table 2.
+
+        Parameters
+        ----------
+        version : {"2022", "2021", "2022-code"}
+        data : {"cars196", "cub200", "cifar100"}, default="cars196"
+            Whose column of the table.
+        epsilon : float, default=0.1
+        **changes
+            Other parameters of the constructor. `allow_unsound` must be among them.
+
+        Returns
+        -------
+        PrivateMail
+
+        Examples
+        --------
+        >>> paper = PrivateMail.published("2022", "cub200", allow_unsound=True)
+        >>> paper.bandwidth, paper.label_weight, paper.start_scale, paper.n_public_steps
+        (5.0, 0.5, 1e-08, 5)
+        """
+        for name, value, known in (("version", version, REASONS), ("data", data, EXPERIMENTS)):
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}")
+        steps = {"n_private_steps": 2, "n_public_steps": 2} if version == "2021" else {"n_public_steps": 5}
+        table = {"n_components": 2, "start_scale": 1e-8, "delta": 1e-5, **EXPERIMENTS[data], **steps}
+        return cls(epsilon, **{**table, **changes, "as_published": version})
 
     def fit(self, public_X: ArrayLike, public_y: ArrayLike | None = None) -> Self:
         """Choose the anchors and compute the noise, once and from public things alone.

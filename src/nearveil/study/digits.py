@@ -1,12 +1,11 @@
 """Images of digits for the study of private votes: private, public and held; and what a voter sees of them."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from joblib import Parallel, delayed
 from numpy.typing import NDArray
-from rich.progress import Progress
 from scipy.ndimage import affine_transform
 
 from nearveil.features import hog
@@ -16,7 +15,6 @@ Name = Literal["mnist", "svhn"]
 
 FOLDERS: dict[Name, str] = {"mnist": "mnist", "svhn": "svhn_digits"}
 BORDER: dict[Name, int] = {"mnist": 4, "svhn": 6}  # pixels that the second look leaves out
-_CHUNK = 1000
 
 
 class Remembered:
@@ -109,13 +107,13 @@ def look(name: Name, images: NDArray[np.uint8]) -> NDArray[np.float32]:
     return np.concatenate([hog(seen), hog(np.ascontiguousarray(seen[:, cut, cut]))], axis=1)
 
 
-def load(name: Name, progress: Progress) -> Digits:
-    """Read the images and compute their features.
+@functools.cache
+def load(name: Name) -> Digits:
+    """Read the images and compute their features: once in every process.
 
     Parameters
     ----------
     name : {"mnist", "svhn"}
-    progress : rich.progress.Progress
 
     Returns
     -------
@@ -125,7 +123,4 @@ def load(name: Name, progress: Progress) -> Digits:
         private, test = arrays["x_train"], arrays["x_test"]
         private_y, test_y = arrays["y_train"].astype(np.int64), arrays["y_test"].astype(np.int64)
     images = np.concatenate([private, test])
-    parts = [images[start : start + _CHUNK] for start in range(0, len(images), _CHUNK)]
-    found = Parallel(n_jobs=-1, return_as="generator")(delayed(look)(name, part) for part in parts)
-    rows = np.concatenate(list(progress.track(found, total=len(parts), description=f"features of {name}")))
-    return Digits(name, private, private_y, test, test_y, Remembered(images, rows))
+    return Digits(name, private, private_y, test, test_y, Remembered(images, look(name, images)))

@@ -1,0 +1,64 @@
+"""How many queries a budget pays for, by the arithmetic of the ledger."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from nearveil.ledger._budget import PureBudget, pld_epsilon
+from nearveil.ledger._events import guarantee_charge
+from nearveil.privacy import Guarantee
+from nearveil.release import AnalyticGaussian, Cells, Release
+
+BUDGET = 16.0
+DELTA = 1e-5
+PURE = "pure: epsilons added"
+PLAN = "at a delta: loss distributions"
+PRICED: dict[str, Callable[[float], Release]] = {"a pure message": Cells, "analytic Gaussian": AnalyticGaussian}
+_FINE = 0.02  # of the count, where finding the last query would take minutes
+
+
+def payable(kind: str, epsilon: float) -> dict[str, Any]:
+    """Return how many messages of one kind a budget pays for, with delta 0 and at `DELTA`.
+
+    Parameters
+    ----------
+    kind : str
+        Of `PRICED`.
+    epsilon : float
+        Of one message.
+
+    Returns
+    -------
+    dict
+        ``pure``: with delta 0 (0 for messages that are not pure). ``plan``: at the delta, the number fixed beforehand;
+        up to two percent below the largest.
+    """
+    promise = PRICED[kind](epsilon).fit(np.eye(3)).guarantee
+    return {"pure": _added(promise) if promise.delta == 0 else 0, "plan": _planned(promise)}
+
+
+def _added(promise: Guarantee) -> int:
+    budget = PureBudget.open(BUDGET)
+    (price,) = budget.price(guarantee_charge(promise, "query", "replace"))
+    assert price is not None
+    return budget.limits[0] // price
+
+
+def _planned(promise: Guarantee) -> int:
+    charge = guarantee_charge(promise, "query", "replace")
+
+    def within(count: int) -> bool:
+        # The ledger's own price of a plan, less what samplers of finite precision cost.
+        delta = DELTA - count * promise.extra_delta
+        return delta > 0 and pld_epsilon(tuple((text, count * times) for text, times in charge), delta) <= BUDGET
+
+    # One message has its own promise, which an accountant's rounding would only blur.
+    good = 1 if promise.epsilon <= BUDGET and promise.delta <= DELTA else 0
+    bad = max(2, int(BUDGET / promise.epsilon))
+    while within(bad):
+        good, bad = bad, 4 * bad
+    while bad - good > max(1, _FINE * good):
+        middle = max(good + 1, int(np.sqrt(good * bad)))
+        good, bad = (middle, bad) if within(middle) else (good, middle)
+    return good
