@@ -186,7 +186,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Squares" in listed.output
     made = runner.invoke(app, ["study", "squares", *out, "--docs", str(tmp_path / "docs")])
     assert made.exit_code == 0, made.output
-    assert (tmp_path / "docs/squares.md").exists()
+    assert (tmp_path / "docs/study/squares.md").exists()
     lines = (tmp_path / "out/squares/cases.jsonl").read_text().splitlines()
     runner.invoke(app, ["study", "squares", *out])
     assert (tmp_path / "out/squares/cases.jsonl").read_text().splitlines() == lines

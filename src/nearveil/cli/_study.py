@@ -18,7 +18,9 @@ def study(
         list[str] | None, typer.Argument(metavar="NAME...|all", help="Studies, or all; none lists what there is.")
     ] = None,
     out: Annotated[Path, typer.Option(help="A folder; each study has one of its own in it.")] = Path("out/study"),
-    docs: Annotated[Path | None, typer.Option(help="Copy pages and figures there too.")] = None,
+    docs: Annotated[
+        Path | None, typer.Option(help="A folder of results: pages go to its study/, findings to its index.md.")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything again.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes; studies of time take one.", min=1, max=64)] = 2,
 ) -> None:
@@ -33,9 +35,10 @@ def study(
 
     nearveil study sensitivity
 
-    nearveil study all --docs docs/results/study
+    nearveil study all --docs docs/results
     """
     from nearveil.study._all import STUDIES
+    from nearveil.study._findings import put
 
     console = Console()
     if not names:
@@ -48,6 +51,8 @@ def study(
     _check_folders(out, docs)
     begin = time.monotonic()
     left_out = [name for name in chosen if not _run(STUDIES[name], out, docs, fresh, jobs, console)]
+    if docs is not None:
+        put(docs)
     if len(chosen) > 1:
         console.print(f"{len(chosen) - len(left_out)} studies in {(time.monotonic() - begin) / 60:.1f} minutes")
     if left_out:
@@ -101,6 +106,6 @@ def _run(one: "Study", out: Path, docs: Path | None, fresh: bool, jobs: int, con
         )
         raise typer.Exit(1) from None
     if docs is not None:
-        publish(one, folder, docs)
+        publish(one, folder, docs / "study")
     console.print(f"{one.name}: {page} ({measured.seconds:.0f} s measured)", soft_wrap=True)
     return True

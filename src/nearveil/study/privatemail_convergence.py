@@ -130,7 +130,7 @@ def tell(rows: Sequence[Row]) -> str:
     )
     return (
         "![Recall@8 over iterations. Only the program's curve with the query's own label rises to nearly one; "
-        "without that label it stays at chance.](privatemail-convergence-recall.svg)\n\n"
+        "without that label it ends at chance or below.](privatemail-convergence-recall.svg)\n\n"
         f"The authors' program after seven iterations, two columns: {reached}. The raw features, which know no "
         f"label, find {', '.join(f'{raw[name, COLUMNS[0]].value:.2f}' for name in names)}: where a curve passes "
         "them, it cannot be the features that it finds more with. The paper's own formula (label weights that are "
