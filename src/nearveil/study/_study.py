@@ -74,7 +74,8 @@ class Measured:
     rows : list of dict
         In the order of the cases.
     seconds : float
-        Of all cases, by the clock, also those of earlier runs: what the study takes at once, on as many processes.
+        What the study takes at once on as many processes, whatever else runs: of the processor, also in earlier runs,
+        divided by their number; by the clock for studies that run alone.
     """
 
     rows: list[Row]
@@ -217,7 +218,8 @@ def run(study: Study, folder: Path, *, jobs: int = 2, advance: Callable[[int, in
     tell = advance or (lambda _done, _all: None)
     tell(done, len(cases))
     processes = 1 if study.alone else jobs
-    for case, rows, seconds in _measure(study.measure, missing, processes):
+    clock = time.perf_counter if study.alone else time.process_time
+    for case, rows, seconds in _measure(study.measure, missing, processes, clock):
         kept.put(case, rows, seconds)
         done += 1
         tell(done, len(cases))
@@ -227,17 +229,19 @@ def run(study: Study, folder: Path, *, jobs: int = 2, advance: Callable[[int, in
 
 
 def _measure(
-    measure: Callable[[Case], list[Row]], cases: list[Case], jobs: int
+    measure: Callable[[Case], list[Row]], cases: list[Case], jobs: int, clock: Callable[[], float]
 ) -> Iterator[tuple[Case, list[Row], float]]:
     if jobs == 1 or len(cases) <= 1:
-        yield from (_timed(measure, case) for case in cases)
+        yield from (_timed(measure, case, clock) for case in cases)
     else:
         yield from Parallel(n_jobs=jobs, return_as="generator_unordered")(
             delayed(_timed)(measure, one) for one in cases
         )
 
 
-def _timed(measure: Callable[[Case], list[Row]], case: Case) -> tuple[Case, list[Row], float]:
-    start = time.perf_counter()
+def _timed(
+    measure: Callable[[Case], list[Row]], case: Case, clock: Callable[[], float]
+) -> tuple[Case, list[Row], float]:
+    start = clock()
     rows = measure(dict(case))
-    return case, rows, time.perf_counter() - start
+    return case, rows, clock() - start
