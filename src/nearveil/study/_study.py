@@ -235,7 +235,7 @@ def _measure(
         yield from (_timed(measure, case, clock) for case in cases)
     else:
         yield from Parallel(n_jobs=jobs, return_as="generator_unordered")(
-            delayed(_timed)(measure, one) for one in cases
+            delayed(_timed)(measure, one, clock) for one in cases
         )
 
 
