@@ -144,6 +144,7 @@ def _first(rows: Sequence[Row]) -> "Figure":
         curve(axes, "no privacy", [FIRST_EPSILONS[0], FIRST_EPSILONS[-1]], [raw, raw], label="raw features, no privacy")
         axes.set_title(f"{SETS[data].title}: two noisy iterations, strong composition")
         epsilon_axis(axes, FIRST_EPSILONS, label="epsilon of one query, as the paper composes it")
+        axes.set_xticks(FIRST_EPSILONS, [f"{epsilon:.2g}" for epsilon in FIRST_EPSILONS])  # the last two are close
         axes.set_ylim(0, 1.03)
     panels[0].set_ylabel("Recall@8, straight from the ranking")
     legend_below(figure, panels, ncols=2)
@@ -156,7 +157,7 @@ def tell(rows: Sequence[Row]) -> str:
         [
             "## Figure 6 of 2022",
             "![Recall@8 over epsilon on three sets. Above, methods that do not protect the query: the authors' program "
-            "lies in the impossible region at small epsilon. Below, methods that do: covers follow the ceiling, the "
+            "lies mostly in the impossible region. Below, methods that do: covers follow the ceiling, the "
             "others stay near the floor.](privatemail-recall-epsilon.svg)",
             _leaks(rows),
             _above(rows),
