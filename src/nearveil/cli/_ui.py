@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nearveil.cli import _budget, _query
-from nearveil.cli._index import AUTO, Which, named, shown, words
+from nearveil.cli._index import AUTO, Which, named, place, shown, words
 from nearveil.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -96,7 +96,11 @@ def ui(
         stack.callback(book.close)
         payer = _payer(book, account)
         common: dict[str, Any] = {"extractor": None if extractor == AUTO else named(extractor)}
-        tls = {"ca": ca, "certificate": _query._certificate(certificate, certificate_key), "insecure": insecure}
+        tls: dict[str, Any] = {
+            "ca": ca,
+            "certificate": _query._certificate(certificate, certificate_key),
+            "insecure": insecure,
+        }
         if server is not None:
             tls |= {"timeout": _TIMEOUT, "retries": _RETRIES}
         try:
@@ -109,7 +113,7 @@ def ui(
             {**common, "account": purse}, tls,
         )  # fmt: skip
         client, _ = stack.enter_context(made)
-        where = server if server is not None else shown(_query.place(index))
+        where = server if server is not None else shown(place(index))
         desk = Desk(client, purse, book, where, gallery=gallery, dummies=others)
         serve(desk, port=port, ready=lambda address: _say(address, payer, browser=browser))
 

@@ -85,7 +85,7 @@ class Asker:
         return (yield from self.public(info, candidates, Tally()))
 
     def gallery(self, name: str | None, kind: GalleryKind | None) -> Steps[GalleryInfo]:
-        """Return what is known of a gallery: of the one that is named, or of the only one of its kind, if one is told."""
+        """Return what is known of a gallery: of the one that is named, or of the only one (of its kind, if told)."""
         infos = self._infos
         if infos is None or not any(name in (None, one.name) for one in infos):
             infos = yield from self.galleries()

@@ -17,7 +17,7 @@ from nearveil.ui._audit import Auditor
 from nearveil.ui._desk import Desk, Question
 from nearveil.ui._edge import Edge, cookie_name, told
 from nearveil.ui._entry import Entry
-from nearveil.ui._errors import Trouble, too_large, trouble_of
+from nearveil.ui._errors import Trouble, failure, too_large, trouble_of
 
 _KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _NO_MORE = 1024  # bytes of a body where none is wanted
@@ -174,6 +174,10 @@ def _troubles(app: FastAPI) -> None:
     def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         fields = ", ".join(sorted({str(one["loc"][-1]) for one in error.errors()}))
         return JSONResponse(told(Trouble(422, "question", f"This cannot be read: {fields}.")), 422)
+
+    @app.exception_handler(Exception)
+    def failed(_: Request, __: Exception) -> JSONResponse:
+        return JSONResponse(told(failure()), 500)  # it is raised on, to the edge, which writes down what it was
 
     @app.exception_handler(HTTPException)
     def unknown(_: Request, error: HTTPException) -> JSONResponse:

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nearveil.ui._entry import Entry
-from nearveil.ui._errors import Trouble
+from nearveil.ui._errors import Trouble, failure
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
@@ -70,10 +70,8 @@ class Edge:
         except Exception as error:
             # Of an error its type is written down, and not its text: that may hold what is private.
             _LOG.error("a request failed: %s", type(error).__name__)
-            if begun:
-                raise
-            words = "Something went wrong here that nobody thought of. Load the page anew."
-            await _say(sending, Trouble(500, "failed", words))
+            if not begun:
+                await _say(sending, failure())
 
     def _check(self, scope: Scope) -> None:
         headers = _single(scope["headers"])

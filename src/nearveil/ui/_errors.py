@@ -1,6 +1,7 @@
 """What went wrong, in the words of the page. Nothing private is in them, and no token."""
 
 from dataclasses import dataclass
+from functools import singledispatch
 
 from nearveil.features import FeatureError, ImageError
 from nearveil.features._images import TOO_LARGE
@@ -8,7 +9,7 @@ from nearveil.ledger import LedgerError, OverBudgetError
 from nearveil.ledger._amounts import shown_down, shown_up
 from nearveil.service import DeclinedError, QuestionError, ReplyError, UnansweredError, UnreachableError
 
-_NOTHING = "Nothing was sent, and nothing was paid."
+_NOTHING = "No message was sent, and nothing was paid."
 
 
 @dataclass(eq=False)
@@ -38,6 +39,7 @@ class Trouble(Exception):  # noqa: N818
         return self.words
 
 
+@singledispatch
 def trouble_of(error: Exception) -> Trouble:
     """Return an error of a question, or of looking at a ledger, in words.
 
@@ -52,16 +54,22 @@ def trouble_of(error: Exception) -> Trouble:
     Examples
     --------
     >>> print(trouble_of(ImageError("empty: it holds no bytes")))
-    This file cannot be used as an image. It is empty: it holds no bytes. Nothing was sent, and nothing was paid.
+    This file cannot be used as an image. It is empty: it holds no bytes. No message was sent, and nothing was paid.
     """
-    for kind, tell in _TOLD:
-        if isinstance(error, kind):
-            return tell(error)
-    if isinstance(error, ValueError):
-        return Trouble(422, "question", f"{_sentence(str(error))} {_NOTHING}")
     raise error
 
 
+@trouble_of.register
+def _told(error: Trouble) -> Trouble:
+    return error
+
+
+@trouble_of.register
+def _value(error: ValueError) -> Trouble:
+    return Trouble(422, "question", f"{_sentence(str(error))} {_NOTHING}")
+
+
+@trouble_of.register
 def _image(error: ImageError) -> Trouble:
     if error.reason == TOO_LARGE:
         return too_large()
@@ -75,11 +83,18 @@ def too_large() -> Trouble:
     return Trouble(413, "too_large", words)
 
 
+def failure() -> Trouble:
+    """Return what is said where nobody knows more."""
+    return Trouble(500, "failed", "Something went wrong here that nobody thought of. Load the page anew.")
+
+
+@trouble_of.register
 def _no_feature(_: FeatureError) -> Trouble:
     words = f"Nothing can be recognised in this image: it looks like a blank page. Take another. {_NOTHING}"
     return Trouble(422, "image", words)
 
 
+@trouble_of.register
 def _spent(error: OverBudgetError) -> Trouble:
     words = (
         f"The budget does not allow this: it would cost {shown_up(error.cost)}, and {shown_down(error.left)} of "
@@ -89,12 +104,14 @@ def _spent(error: OverBudgetError) -> Trouble:
     return Trouble(409, "spent", words)
 
 
+@trouble_of.register
 def _unreachable(_: UnreachableError) -> Trouble:
     return Trouble(
         502, "unreachable", f"The server does not answer. Is it running, and reachable from here? {_NOTHING}"
     )
 
 
+@trouble_of.register
 def _declined(error: DeclinedError) -> Trouble:
     if error.status in (401, 403):
         words = f"The server refused the token. Ask its operator for a new one, and start again. {_NOTHING}"
@@ -102,11 +119,13 @@ def _declined(error: DeclinedError) -> Trouble:
     return Trouble(502, "declined", f"The server says no: {_sentence(error.words)} {_NOTHING}")
 
 
+@trouble_of.register
 def _reply(_: ReplyError) -> Trouble:
     words = f"What answers at the server's address does not speak as a nearveil server does. {_NOTHING}"
     return Trouble(502, "reply", words)
 
 
+@trouble_of.register
 def _unanswered(error: UnansweredError) -> Trouble:
     if error.again:
         words = (
@@ -124,6 +143,7 @@ def _unanswered(error: UnansweredError) -> Trouble:
     return Trouble(409, "no_answer", words, paid=True)
 
 
+@trouble_of.register
 def _question(error: QuestionError) -> Trouble:
     if error.field == "extractor":
         words = f"The features of this gallery cannot be made here: {_sentence(error.words)} {_NOTHING}"
@@ -131,29 +151,15 @@ def _question(error: QuestionError) -> Trouble:
     return Trouble(422, "question", f"{_sentence(str(error))} {_NOTHING}")
 
 
+@trouble_of.register
 def _ledger(error: LedgerError) -> Trouble:
-    return Trouble(503, "ledger", f"The ledger says: {_sentence(str(error))} Nothing was sent.")
+    return Trouble(503, "ledger", f"The ledger says: {_sentence(str(error))} No message was sent.")
 
 
+@trouble_of.register
 def _missing(error: ModuleNotFoundError) -> Trouble:
     return Trouble(503, "missing", f"Something is not installed here: {_sentence(str(error))} {_NOTHING}")
 
 
 def _sentence(text: str) -> str:
     return f"{text.rstrip('.')}."
-
-
-# The first that fits tells: special ones stand before general ones.
-_TOLD = (
-    (Trouble, lambda error: error),
-    (ImageError, _image),
-    (FeatureError, _no_feature),
-    (OverBudgetError, _spent),
-    (LedgerError, _ledger),
-    (UnansweredError, _unanswered),
-    (UnreachableError, _unreachable),
-    (DeclinedError, _declined),
-    (ReplyError, _reply),
-    (QuestionError, _question),
-    (ModuleNotFoundError, _missing),
-)

@@ -146,7 +146,8 @@ def unit_prototypes(held: PublicMap) -> Singles:
     """Return the prototypes with norm one, or zero."""
     rows = held.prototypes.astype(np.float32)
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.divide(rows, norms, out=rows, where=norms > 0)
+    np.divide(rows, norms, out=rows, where=norms > 0)
+    return rows
 
 
 def _neighbors(held: PublicMap, rows: Singles, own: NDArray[np.intp] | None) -> NDArray[np.int64]:

@@ -9,11 +9,16 @@ from numpy.typing import NDArray
 
 from nearveil.manifold import SupervisedManifold
 from nearveil.retrieval._wire_public import PublicPart
+from nearveil.ui._errors import Trouble
 from nearveil.ui._outlook import Singles, projected, unit_prototypes
 
 MOST_POINTS = 600
-_BANDWIDTH = 0.5
-_LABEL_WEIGHT = 0.3
+_LEAST_POINTS = 3
+_STEPS = 3  # from the principal plane: it stays recognisable, and neighbours gather
+_BANDWIDTH = 0.4
+_LABEL_WEIGHT = 0.1
+_NONE = -1  # the set of what no set covers
+_HALF = 128  # of a coverage of 255: what a set covers mostly is in it
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +60,7 @@ def placed(public: PublicPart, codes: NDArray[np.uint8]) -> Singles:
 
 
 class Picture:
-    """The prototypes of a map in two dimensions, by the supervised manifold; their good sets are the labels.
+    """The prototypes of a map in two dimensions, by the supervised manifold; the sets that cover them are the labels.
 
     Parameters
     ----------
@@ -67,13 +72,26 @@ class Picture:
         rows = unit_prototypes(public.map).astype(np.float64)
         standing = np.flatnonzero(np.abs(rows).max(axis=1) > 0)
         some = standing[np.linspace(0, len(standing) - 1, min(MOST_POINTS, len(standing))).astype(int)]
-        self.sets = public.map.coverage[some].argmax(axis=1)
-        labels = self.sets if len(np.unique(self.sets)) > 1 else None
+        if len(some) < _LEAST_POINTS:
+            raise Trouble(422, "picture", "This map has too few points to be drawn.")
+        self._coverage = coverage = public.map.coverage[some]
+        labels = np.where(coverage.max(axis=1) > 0, coverage.argmax(axis=1), _NONE)
+        several = len(np.unique(labels[labels != _NONE])) > 1
         manifold = SupervisedManifold(
-            bandwidth=_BANDWIDTH, label_weight=_LABEL_WEIGHT, label_encoding="one-hot", random_state=0
+            bandwidth=_BANDWIDTH,
+            label_weight=_LABEL_WEIGHT,
+            label_encoding="one-hot",
+            n_iter=_STEPS,
+            init=_plane(rows[some]),
         )
-        self._manifold = manifold.fit(rows[some], labels)
-        found = np.asarray(manifold.embedding_)
+        try:
+            self._manifold = manifold.fit(rows[some], labels if several else None)
+        except ValueError:
+            raise Trouble(
+                422, "picture", "The points of this map lie in one place, so there is nothing to draw."
+            ) from None
+        # As new rows are placed, so that an image lies where its own prototype does.
+        found = np.asarray(manifold.transform(rows[some]))
         self._low, self._span = found.min(axis=0), np.maximum(np.ptp(found, axis=0), 1e-12)
         self.points = self._scaled(found)
 
@@ -92,8 +110,8 @@ class Picture:
         wide[np.abs(wide).max(axis=1) == 0, 0] = 1.0  # a row of zeros has no direction: any will do
         return self._scaled(np.asarray(self._manifold.transform(wide)))
 
-    def centre(self, sets: Sequence[int]) -> NDArray[np.float64]:
-        """Return the middle of what some sets cover.
+    def inside(self, sets: Sequence[int]) -> NDArray[np.bool_]:
+        """Return which points some sets cover.
 
         Parameters
         ----------
@@ -101,10 +119,9 @@ class Picture:
 
         Returns
         -------
-        ndarray of shape (2,)
+        ndarray of shape (n,)
         """
-        inside = np.isin(self.sets, list(sets))
-        return np.asarray(self.points[inside].mean(axis=0) if inside.any() else self.points.mean(axis=0))
+        return np.asarray((self._coverage[:, list(sets)] >= _HALF).any(axis=1))
 
     def drawn(
         self, seen: Mapping[int, Candidate], feature: Singles | None, sets: Sequence[int], image: Any
@@ -127,9 +144,11 @@ class Picture:
         """
         shown = list(seen.items())
         where = self.place(np.stack([one.row for _, one in shown])) if shown else ()
+        inside = self.inside(sets)
+        middle = self.points[inside].mean(axis=0) if inside.any() else None
         you = None if feature is None else _pair(self.place(projected(self._public, feature[None]))[0])
         return {
-            "points": [[*_pair(place), int(label)] for place, label in zip(self.points, self.sets, strict=True)],
+            "points": [[*_pair(place), int(within)] for place, within in zip(self.points, inside, strict=True)],
             "items": self._public.map.n_items,
             "seen": [
                 {
@@ -142,13 +161,22 @@ class Picture:
                 for (number, one), place in zip(shown, where, strict=True)
             ],
             "you": you,
-            "reported": _pair(self.centre(sets)) if sets else None,
+            "reported": None if middle is None else _pair(middle),
             "sets": list(sets),
             "n_sets": self._public.map.n_sets,
         }
 
     def _scaled(self, places: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.clip((places - self._low) / self._span, 0.0, 1.0)
+        return np.asarray(np.clip((places - self._low) / self._span, 0.0, 1.0))
+
+
+def _plane(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return rows in their principal plane, each direction with a spread of one."""
+    centred = rows - rows.mean(axis=0)
+    directions = np.linalg.svd(centred, full_matrices=False)[2][:2]
+    found = np.zeros((len(rows), 2))
+    found[:, : len(directions)] = centred @ directions.T
+    return np.asarray(found / np.maximum(found.std(axis=0), 1e-12))
 
 
 def _pair(place: NDArray[np.float64]) -> list[float]:

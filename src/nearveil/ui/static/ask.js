@@ -147,7 +147,7 @@ async function ask(event) {
   const error = find("ask-error"), button = find("ask-button");
   if (file === null) return say(error, "Choose an image first: drop one, or press the field and pick a file.");
   if (!valid()) return say(error, "Epsilon must be a number from 0.000001 to 40.");
-  if (file.size > LARGEST) return say(error, "This image is too large: at most 64 megapixels and 64 MiB are read. Save a smaller copy. Nothing was sent, and nothing was paid.");
+  if (file.size > LARGEST) return say(error, "This image is too large: at most 64 megapixels and 64 MiB are read. Save a smaller copy. No message was sent, and nothing was paid.");
   if (chosen() === null) return loadGalleries();
   busy = true;
   button.disabled = true;

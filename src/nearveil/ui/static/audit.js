@@ -56,7 +56,7 @@ function drawn(told) {
     make(
       "section", { class: "card" },
       make("h2", {}, report.mechanism),
-      make("p", { class: `verdict ${STYLES[report.verdict]}`, id: "verdict" }, report.words),
+      make("p", { class: "verdict", id: "verdict" }, make("span", { class: STYLES[report.verdict] }, report.words.slice(0, report.words.search(/\W/))), report.words.slice(report.words.search(/\W/))),
       report.sound ? null : make("p", { class: "note" }, "The mechanism itself says that its promise is not proved."),
       make("p", { class: "note" }, `Attack: ${report.attack}, on ${report.pair}. Each look has runs of its own, and the last one counts.`),
       make("table", {}, make("thead", {}, make("tr", {}, make("th", { scope: "col", class: "n" }, "runs"), make("th", { scope: "col", class: "n" }, "epsilon shown"), make("th", { scope: "col" }, "verdict"))), make("tbody", {}, ...looks)),

@@ -14,7 +14,7 @@ export function curve(map, epsilon, asked) {
   const at = Math.min(epsilon, FAR);
   const marks = [{ at: [at, expected], style: "ring", label: `Expected at epsilon ${epsilon}: ${percent(expected)} of the ${k} nearest` }];
   if (asked && asked.share !== null && asked.share !== undefined) {
-    marks.push({ at: [Math.min(asked.epsilon, FAR), asked.share], style: "dot", label: `Your last question: the set that it named holds about ${percent(asked.share)} of what lies nearest to your image` });
+    marks.push({ at: [Math.min(asked.epsilon, FAR), asked.share], style: "dot", label: `Your last question: the set that it named holds about ${percent(asked.share)} of what lies nearest to your image. One question may lie above the ceiling; the average cannot` });
   }
   const ceiling = told.whole
     ? "Ceiling, a bound: on average no private message with answers of this size finds more (Theorem D, for the popularity of images that the map shows)"

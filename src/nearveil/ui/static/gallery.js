@@ -40,16 +40,16 @@ function legend(told) {
     [draw("circle", { class: "proto", cx: 16, cy: 6, r: 4 }), `${count(told.points.length, "point")} of the public map. It does not tell which image is which.`],
   ];
   if (told.seen.length) rows.push([draw("circle", { class: "seen named", cx: 16, cy: 6, r: 5 }), "Images that answers have shown; those of the last one in colour. Hover, or use the arrow keys."]);
-  if (told.reported) rows.push([draw("circle", { class: "reported", cx: 16, cy: 6, r: 5 }), "What was told: the set that the last message named."]);
+  if (told.reported) rows.push([draw("circle", { class: "reported", cx: 16, cy: 6, r: 5 }), "What was told: the middle of the set that the last message named. Filled points are in it."]);
   if (told.you) rows.push([draw("path", { class: "you", d: star(16, 6, 6) }), "Where your image truly lies. This never leaves the machine."]);
   return make("ul", { class: "legend map" }, ...rows.map(([part, words]) => make("li", {}, draw("svg", { viewBox: "0 0 32 12", "aria-hidden": "true" }, part), make("span", {}, words))));
 }
 
 function drawn(told) {
   const side = make("aside", { class: "card peek", "aria-live": "polite" }, make("p", { class: "note" }, told.seen.length ? "Hover a point, or reach it with Tab and the arrow keys, to see its image." : "No image to show yet: ask a question first. The map by itself holds none."));
-  const parts = told.points.map(([x, y, set]) => {
+  const parts = told.points.map(([x, y, within]) => {
     const [cx, cy] = at([x, y]);
-    return draw("circle", { class: told.sets.includes(set) ? "proto in" : "proto", cx, cy, r: 6 });
+    return draw("circle", { class: within ? "proto in" : "proto", cx, cy, r: 6 });
   });
   parts.push(...seenPoints(told, side));
   if (told.reported) { const [cx, cy] = at(told.reported); parts.push(draw("circle", { class: "reported", cx, cy, r: 46 })); }
