@@ -90,11 +90,6 @@ def ui(
     """
     with words(), ExitStack() as stack:
         others = _query._public_images(dummies)
-        if account is not None:
-            _budget._must_exist(ledger)
-        book = Ledger(_budget.made_place(ledger), witness=witness, timeout=_budget._PATIENCE)
-        stack.callback(book.close)
-        payer = _payer(book, account)
         common: dict[str, Any] = {"extractor": None if extractor == AUTO else named(extractor)}
         tls: dict[str, Any] = {
             "ca": ca,
@@ -104,15 +99,20 @@ def ui(
         if server is not None:
             tls |= {"timeout": _TIMEOUT, "retries": _RETRIES}
         try:
+            from nearveil.service import QuestionError
             from nearveil.ui import Desk, Purse, serve
         except ModuleNotFoundError as missing:
             raise ModuleNotFoundError(_INSTALL) from missing
-        purse = Purse(payer)
-        made = _query._client(
-            server, index, None if server else gallery, _query._token(token_file, token, server),
-            {**common, "account": purse}, tls,
-        )  # fmt: skip
-        client, _ = stack.enter_context(made)
+        purse = Purse()
+        secret, common["account"] = _query._token(token_file, token, server), purse
+        try:
+            client, _ = stack.enter_context(_query._client(server, index, gallery, secret, common, tls))
+        except QuestionError as error:
+            raise ValueError(_query._in_words(error, others, local=server is None)) from None
+        if account is not None:
+            _budget._must_exist(ledger)
+        book = stack.enter_context(Ledger(_budget.made_place(ledger), witness=witness, timeout=_budget._PATIENCE))
+        purse.account = payer = _payer(book, account)
         where = server if server is not None else shown(place(index))
         desk = Desk(client, purse, book, where, gallery=gallery, dummies=others)
         serve(desk, port=port, ready=lambda address: _say(address, payer, browser=browser))

@@ -9,7 +9,8 @@ class Purse:
 
     Parameters
     ----------
-    account : Account
+    account : Account, optional
+        May be given later, before anything is paid: so that what is refused before leaves no ledger behind.
 
     Attributes
     ----------
@@ -18,8 +19,11 @@ class Purse:
         Of the last question; its message is all that the other side was sent. None before it paid.
     """
 
-    def __init__(self, account: Account) -> None:
-        self.account = account
+    account: Account
+
+    def __init__(self, account: Account | None = None) -> None:
+        if account is not None:
+            self.account = account
         self.debit: Debit | None = None
 
     def spend(self, promise: Guarantee, key: str, /) -> Debit:
