@@ -162,14 +162,14 @@ def looking(chromium: Browser, address: str, **options: Any) -> Iterator[Look]:
 
 @contextmanager
 def shown(
-    folder: Path, url: str, token: str, *, epsilon: float = 12.0, rng: Source | None = None,
-    keys: Callable[[], str] = new_key, retries: int = 0,
+    folder: Path, url: str, token: str | None, *, epsilon: float = 12.0, rng: Source | None = None,
+    keys: Callable[[], str] = new_key, where: str = "",
 ) -> Iterator[str]:  # fmt: skip
     """Show the page from this process, and yield its address."""
     with Ledger(folder / f"{new_key()}.db") as ledger:
         purse = Purse(open_account(ledger, "holiday", epsilon))
-        with Client(url, token, account=purse, retries=retries, timeout=30) as client, bound(0) as listening:
-            desk, entry = Desk(client, purse, ledger, url, rng=rng, keys=keys), Entry()
+        with Client(url, token, account=purse, retries=0, timeout=30) as client, bound(0) as listening:
+            desk, entry = Desk(client, purse, ledger, where or url, rng=rng, keys=keys), Entry()
             port = listening.getsockname()[1]
             running = uvicorn.Server(config(desk, entry, port))
             thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)

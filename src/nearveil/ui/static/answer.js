@@ -2,6 +2,7 @@ import { count, make, percent, picture, put } from "./dom.js";
 
 // The two panes: all that the other side knows, and what was chosen here.
 
+const chance = (share) => (share > 0.995 ? "above 99%" : percent(share));
 const named = (sets) => (sets.length === 1 ? `Set ${sets[0] + 1}` : `Sets ${sets.map((one) => one + 1).join(", ")}`);
 
 export function showSaw(place, told) {
@@ -15,7 +16,7 @@ export function showSaw(place, told) {
       ? `${count(saw.messages.length, "message")}, ${count(size, "byte")} in all, in random order. Not even this page keeps which one is about your image:`
       : `One message of ${count(size, "byte")}. It names that set, and says nothing else about your image:`),
     ...messages,
-    make("p", { class: "note" }, `The set that suits your image is named ${percent(told.right)} of the time; each other set could have been named, too, so the server cannot tell.`),
+    make("p", { class: "note" }, `A message names the set that suits its image best with probability ${chance(told.right)}, and otherwise one of the others by chance. The server may guess; how far that carries is the promise below.`),
   ];
   if (told.kind === "nearest") {
     const shown = saw.candidates.length < saw.total ? `The first ${saw.candidates.length} of ${count(saw.total, "image")}` : `All ${count(saw.total, "image")}`;

@@ -117,7 +117,16 @@ async function stop() {
   }
 }
 
+// What is broken on purpose promises an epsilon of its own.
+function fitEpsilon() {
+  const broken = find("mechanism").selectedOptions[0]?.parentElement.dataset.broken !== undefined;
+  find("audit-epsilon").disabled = broken;
+  const more = broken ? "This one is broken on purpose, and has an epsilon of its own. " : "";
+  put(find("audit-note"), more, "At most half a minute. An audit in full is ", make("code", {}, "nearveil audit"), ".");
+}
+
 export function start() {
+  find("mechanism").addEventListener("change", fitEpsilon);
   find("audit-form").addEventListener("submit", begin);
   find("audit-stop").addEventListener("click", stop);
 }
@@ -126,8 +135,8 @@ export async function open() {
   try {
     if (!find("mechanism").options.length) {
       const told = await get("/api/mechanisms", {}, 30);
-      const group = (label, names) => make("optgroup", { label }, ...names.map((name) => make("option", { value: name }, name)));
-      put(find("mechanism"), group("Mechanisms", told.mechanisms), group("Broken on purpose: each must be caught", told.specimens));
+      const group = (label, names, broken) => make("optgroup", { label, "data-broken": broken }, ...names.map((name) => make("option", { value: name }, name)));
+      put(find("mechanism"), group("Mechanisms", told.mechanisms), group("Broken on purpose: each must be caught", told.specimens, true));
     }
     await poll();
   } catch (trouble) {
