@@ -6,14 +6,14 @@ import tempfile
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import ViewportSize, expect, sync_playwright
 
 from nearveil.study.page import keep, with_extractor
 from nearveil.study.photos import digits
 from tests.ui.test_browser import Look, looking, shown
 
 FOLDER = Path("docs/howto")
-WIDE, NARROW = {"width": 1180, "height": 860}, {"width": 360, "height": 780}
+WIDE, NARROW = ViewportSize(width=1180, height=860), ViewportSize(width=360, height=780)
 
 
 def take(look: Look, name: str, *, whole: bool = True) -> None:

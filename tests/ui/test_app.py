@@ -277,6 +277,24 @@ def test_a_question_without_an_answer_is_asked_again_for_nothing(made: Path, tmp
     gallery.close()
 
 
+def test_what_fails_here_after_the_debit_is_not_lost(here: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr("nearveil.ui._desk.nearest_view", None)
+        words_of(here.ask(png(100)), 500, "failed")
+    assert here.left == 8.0
+    told = here.ask(png(100)).json()
+    assert (told["repeated"], here.left, here.desk._pending) == (True, 8.0, {})
+
+
+def test_a_debit_without_a_message_is_not_tried_for_ever(here: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr("nearveil.ledger.Debit.store", None)  # as if the process had been killed in between
+        words_of(here.ask(png(100)), 500, "failed")
+    assert "never stored" in words_of(here.ask(png(100)), 503, "ledger")
+    assert here.ask(png(100)).status_code == 200
+    assert (here.left, here.debits) == (4.0, 2)
+
+
 def test_another_image_does_not_take_a_message_that_waits(made: Path, tmp_path: Path) -> None:
     gallery, server = served(made, tmp_path)
     gone = True

@@ -2,37 +2,32 @@
 
 import hashlib
 import threading
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nearveil.features import load_image
-from nearveil.ledger import Ledger, new_key
-from nearveil.ledger._amounts import shown_up
+from nearveil.ledger import KeyConflictError, KeySpentError, Ledger, new_key
 from nearveil.ledger._figures import refusal
-from nearveil.privacy._guarantee import factor
 from nearveil.privacy.noise import Source
-from nearveil.release._channel import RandomizedResponse, checked_epsilon
+from nearveil.release import Message
+from nearveil.release._channel import checked_epsilon
 from nearveil.retrieval._protocol_client import ClientProtocol
 from nearveil.retrieval._wire_public import PublicPart
-from nearveil.service import Classified, Client, GalleryInfo, Nearest, UnansweredError
+from nearveil.service import Client, GalleryInfo, UnansweredError
 from nearveil.service._dummies import _unpacked
 from nearveil.ui._budget import balance_of, previewed
 from nearveil.ui._errors import Trouble
 from nearveil.ui._outlook import EPSILONS, K, Outlook, Singles, outlook, share_around
-from nearveil.ui._picture import Candidate, Picture, placed
+from nearveil.ui._picture import Picture
 from nearveil.ui._purse import Purse
+from nearveil.ui._seen import Last
+from nearveil.ui._views import classified_view, nearest_view, shown_image
 
-MOST_SHOWN = 240  # candidates in the server's pane
 _MOST_IMAGES = 4000  # candidates that come with thumbnails
-_MOST_SEEN = 2000  # candidates that the gallery page keeps
 _MOST_PENDING = 16  # questions that are paid for and wait
-_HEX = 24  # bytes of a message at either end
 
 
 @dataclass(frozen=True)
@@ -53,26 +48,6 @@ class Question:
     gallery: str
     candidates: float | None = None
     hide: bool = False
-
-
-@dataclass
-class Last:
-    """The last answer: what the gallery page draws.
-
-    Attributes
-    ----------
-    feature : ndarray of shape (d,)
-        Private.
-    sets : tuple of int
-    seen : dict of int to Candidate
-    map_id : str
-        Of the map that all this is about.
-    """
-
-    feature: Singles | None = field(default=None, repr=False)
-    sets: tuple[int, ...] = ()
-    seen: dict[int, Candidate] = field(default_factory=dict, repr=False)
-    map_id: str = ""
 
 
 class Desk:
@@ -206,6 +181,13 @@ class Desk:
                 else:
                     self._pending.pop(mark, None)
                 raise
+            except (KeySpentError, KeyConflictError):
+                self._pending.pop(mark, None)  # nothing will come of this key
+                raise
+            except Exception:
+                if self.purse.debit is not None:  # paid for, whatever went wrong since
+                    self._wait_with(mark, key)
+                raise
             self._pending.pop(mark, None)
             return found
 
@@ -224,7 +206,7 @@ class Desk:
         public = self.client.map(question.candidates, gallery=info.name)
         if info.kind == "protected":
             classified = self.client.classify(row, question.epsilon, gallery=info.name, key=key, rng=self._rng)
-            return self._classified(classified, public)
+            return classified_view(classified, self._messages(), public.map.n_sets, self.balance())
         # Decided by the gallery, never by the image.
         images = "thumbnails" in public.offers and public.map.set_size <= _MOST_IMAGES
         nearest = self.client.nearest(
@@ -240,92 +222,15 @@ class Desk:
         )
         # The gallery may have taken a new map in between; then nothing is said by the one before.
         same = (nearest.n_sets, nearest.found.codes.shape[1]) == (public.map.n_sets, public.table.width)
-        if same:
-            self._remember(nearest, public, row, images=images)
         share = round(share_around(public, row, nearest.sets), 4) if same else None
-        return {**self._found(nearest, images=images), "share": share}
+        if same:
+            self._last = self._last.after(nearest, public, row, images=images)
+        return {**nearest_view(nearest, self._messages(), self.balance(), images=images), "share": share}
 
-    def _found(self, nearest: Nearest, *, images: bool) -> dict[str, Any]:
-        answer = nearest.found.answer
-        pictures = answer.images if images else ()
-        epsilon = nearest.guarantee.epsilon
-        return {
-            "kind": "nearest",
-            "saw": {
-                **self._message(nearest.sets, nearest.n_sets),
-                "candidates": [
-                    {
-                        "id": int(number),
-                        "name": nearest.names.get(int(number), ""),
-                        "image": shown_image(pictures[place]) if images else "",
-                    }
-                    for place, number in enumerate(answer.ids[:MOST_SHOWN])  # by id: the same for every image
-                ],
-                "total": nearest.candidates,
-                "bytes_sent": nearest.bytes_sent,
-                "bytes_received": nearest.bytes_received,
-            },
-            "got": [
-                {
-                    "id": match.id,
-                    "name": match.name,
-                    "similarity": round(match.similarity, 4),
-                    "image": shown_image(match.image or b""),
-                }
-                for match in nearest.matches
-            ],
-            **self._paid(epsilon, str(nearest.guarantee), nearest.n_sets, repeated=nearest.repeated),
-        }
-
-    def _classified(self, found: Classified, public: PublicPart) -> dict[str, Any]:
-        sets = tuple(int(message["sets"][0]) for message in self._messages())
-        promise = found.query_guarantee
-        return {
-            "kind": "classified",
-            "saw": {**self._message(sets, public.map.n_sets), "candidates": [], "total": 0},
-            "label": found.label,
-            "votes": sorted(found.votes.items(), key=lambda one: -one[1]),
-            "gallery_promise": found.gallery_promise.words,
-            **self._paid(promise.epsilon, str(promise), public.map.n_sets, repeated=found.repeated),
-        }
-
-    def _paid(self, epsilon: float, promise: str, n_sets: int, *, repeated: bool) -> dict[str, Any]:
-        left = self.balance()
-        return {
-            "epsilon": epsilon,
-            "promise": promise,
-            "odds": factor(epsilon) if epsilon < 14 else "more than a million",
-            "right": round(RandomizedResponse(epsilon, n_sets).hit, 4),
-            "cost": "0" if repeated else shown_up(epsilon),
-            "repeated": repeated,
-            "balance": left,
-        }
-
-    def _message(self, sets: tuple[int, ...], n_sets: int) -> dict[str, Any]:
-        sent = [message.to_bytes() for message in self._messages()]
-        return {
-            "messages": [{"bytes": len(one), "hex": shortened(one)} for one in sent],
-            "sets": list(sets),
-            "n_sets": n_sets,
-        }
-
-    def _messages(self) -> Sequence[Any]:
+    def _messages(self) -> tuple[Message, ...]:
+        """Return what was sent, as the ledger keeps it."""
         debit = self.purse.debit
         return () if debit is None or debit.message is None else _unpacked(debit.message)
-
-    def _remember(self, nearest: Nearest, public: PublicPart, row: Singles, *, images: bool) -> None:
-        answer = nearest.found.answer
-        seen = dict(self._last.seen) if self._last.map_id == public.map.map_id else {}
-        count = min(len(answer.ids), _MOST_SEEN)
-        where = placed(public, answer.codes[:count])
-        for place, number in enumerate(answer.ids[:count].tolist()):
-            before = seen.pop(number, None)
-            sets = frozenset(nearest.sets) | (before.sets if before else frozenset())
-            image = answer.images[place] if images else b""
-            seen[number] = Candidate(nearest.names.get(number, ""), image, where[place], sets)
-        for number in list(seen)[:-_MOST_SEEN]:
-            del seen[number]
-        self._last = Last(np.asarray(row, np.float32), nearest.sets, seen, public.map.map_id)
 
     def _outlook(self, public: PublicPart) -> Outlook:
         name = public.map.map_id
@@ -368,21 +273,3 @@ class Desk:
             yield
         finally:
             self._lock.release()
-
-
-def shown_image(content: bytes) -> str:
-    """Return a thumbnail as an address that needs no request; empty if there is none."""
-    return f"data:image/webp;base64,{b64encode(content).decode()}" if content else ""
-
-
-def shortened(content: bytes) -> str:
-    """Return bytes in hexadecimal, their middle left out.
-
-    Examples
-    --------
-    >>> shortened(bytes(60))[-12:], shortened(b"NVM")
-    ('00 00 00 00', '4e 56 4d')
-    """
-    if len(content) <= 2 * _HEX:
-        return content.hex(" ")
-    return f"{content[:_HEX].hex(' ')} … {content[-_HEX:].hex(' ')}"
