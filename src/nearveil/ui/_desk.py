@@ -172,7 +172,7 @@ class Desk:
             if key is None:
                 self._check_budget(question.epsilon)
                 key = self._keys()
-            self.purse.debit = None
+            self.purse.begin()
             try:
                 found = self._asked(row, info, question, key)
             except UnansweredError as error:

@@ -26,6 +26,10 @@ class Purse:
             self.account = account
         self.debit: Debit | None = None
 
+    def begin(self) -> None:
+        """Forget the debit of the question before."""
+        self.debit = None
+
     def spend(self, promise: Guarantee, key: str, /) -> Debit:
         """Debit the account."""
         self.debit = self.account.spend(promise, key)
