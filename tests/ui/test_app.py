@@ -68,23 +68,23 @@ def test_without_the_cookie_nothing_is_told(here: Page) -> None:
     name, value = next(iter(cookies.items()))
     for wrong in ({}, {name: "guessed"}, {name: ""}, {"nearveil-1": value}, {name: value[:-1]}):
         here.cookies = wrong
-        for path in ("/api/galleries", "/api/balance", "/api/budget", "/api/history?account=holiday", "/api/audit"):
+        for path in ("/api/galleries", "/api/about", "/api/budget", "/api/history?account=holiday", "/api/audit"):
             assert "not open in this browser" in words_of(here.get(path), 401, "cookie")
         words_of(here.ask(png(1)), 401, "cookie")
         assert "What the server saw" not in here.get("/").text
     here.cookies = cookies
-    assert here.get("/api/balance").status_code == 200
+    assert here.get("/api/about").status_code == 200
     assert here.debits == 0
 
 
 def test_another_name_for_this_machine_is_refused(here: Page) -> None:
     names = ("evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", f"[::1]:{PORT}", f"0.0.0.0:{PORT}", "")
     for name in names:
-        for path in ("/", f"/?t={here.entry.token}", "/static/style.css", "/api/balance"):
+        for path in ("/", f"/?t={here.entry.token}", "/static/style.css", "/api/about"):
             words_of(here.get(path, headers={"host": name}), 421, "host")
-    assert here.get("/api/balance", headers={"host": f"localhost:{PORT}"}).status_code == 200
+    assert here.get("/api/about", headers={"host": f"localhost:{PORT}"}).status_code == 200
     twice = [("host", HOST), ("host", "evil.example")]
-    words_of(here.get("/api/balance", headers=twice), 400, "http")
+    words_of(here.get("/api/about", headers=twice), 400, "http")
 
 
 def test_requests_of_other_sites_are_refused(here: Page) -> None:
@@ -103,7 +103,7 @@ def test_requests_of_other_sites_are_refused(here: Page) -> None:
         words_of(here.request("POST", path, content=image, params=told), 403, "origin")
     for site in ("cross-site", "same-site", "nonsense"):
         words_of(here.post("/api/ask", image, params=told, headers={"sec-fetch-site": site}), 403, "origin")
-        words_of(here.get("/api/balance", headers={"sec-fetch-site": site}), 403, "origin")
+        words_of(here.get("/api/about", headers={"sec-fetch-site": site}), 403, "origin")
         words_of(here.get("/static/main.js", headers={"sec-fetch-site": site}), 403, "origin")
     assert here.debits == 0
     assert here.ask(image).status_code == 200  # the page's own
@@ -115,9 +115,9 @@ def test_every_reply_says_what_a_browser_may_do(here: Page) -> None:
         here.get("/"),
         here.get("/", cookie=False),
         here.get("/static/main.js"),
-        here.get("/api/balance"),
+        here.get("/api/about"),
         here.get("/api/nothing"),
-        here.get("/api/balance", headers={"host": "evil.example"}),
+        here.get("/api/about", headers={"host": "evil.example"}),
         here.get("/api/preview?epsilon=nonsense"),
         here.request("DELETE", "/api/ask", headers={"origin": f"http://{HOST}"}),
         here.ask(b"no image"),
@@ -399,7 +399,7 @@ def test_hidden_among_dummies(made: Path, tmp_path: Path) -> None:
     for number in range(3):
         (folder / f"{number}.png").write_bytes(png(200 + number))
     with page(tmp_path, made, dummies=sorted(folder.iterdir())) as here:
-        assert here.get("/api/galleries").json()["dummies"] == 3
+        assert here.get("/api/about").json()["dummies"] == 3
         told = here.ask(png(100), hide=True).json()
         assert len(told["saw"]["messages"]) == len(told["saw"]["sets"]) == 4
         assert here.left == 8.0
@@ -501,7 +501,7 @@ def test_what_nobody_thought_of_has_words_and_no_details(
         raise RuntimeError("something private")
 
     monkeypatch.setattr(here.desk, "balance", fail)
-    reply = here.get("/api/balance")
+    reply = here.get("/api/about")
     assert "nobody thought of" in words_of(reply, 500, "failed")
     assert "private" not in reply.text + caplog.text
     assert "RuntimeError" in caplog.text

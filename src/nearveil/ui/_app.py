@@ -107,9 +107,9 @@ def _questions(app: FastAPI, desk: Desk) -> None:
     def preview(epsilon: float) -> dict[str, Any]:
         return _plainly(lambda: desk.preview(epsilon))
 
-    @app.get("/api/balance")
-    def balance() -> dict[str, Any]:
-        return _plainly(desk.balance)
+    @app.get("/api/about")
+    def about() -> dict[str, Any]:
+        return _plainly(desk.about)
 
     @app.get("/api/picture")
     def picture(gallery: str, candidates: float | None = None) -> dict[str, Any]:

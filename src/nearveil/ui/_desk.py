@@ -95,14 +95,17 @@ class Desk:
         self._rows: dict[str, list[Singles]] = {}
         self._last = Last()
 
+    def about(self) -> dict[str, Any]:
+        """Return what is known without a server: whom the page asks, who pays, and how many dummies there are."""
+        return {"where": self.where, "balance": self.balance(), "dummies": len(self._dummies)}
+
     def galleries(self) -> dict[str, Any]:
-        """Return what there is to ask, and who pays."""
+        """Return what there is to ask."""
         infos = [one for one in self.client.galleries() if self._gallery in (None, one.name)]
         if not infos:
             raise Trouble(404, "question", "There is no gallery here that may be asked.")
         self._infos = {one.name: one for one in infos}
         return {
-            "where": self.where,
             "galleries": [
                 {
                     "name": one.name,
@@ -114,8 +117,6 @@ class Desk:
                 }
                 for one in infos
             ],
-            "balance": self.balance(),
-            "dummies": len(self._dummies),
         }
 
     def balance(self) -> dict[str, Any]:

@@ -85,10 +85,19 @@ async function loadMap() {
   changed();
 }
 
+// Known without a server.
+async function loadAbout() {
+  const told = await get("/api/about", {}, 20);
+  find("where").textContent = told.where;
+  put(find("gauge"), gauge(told.balance));
+  find("hide-field").hidden = told.dummies === 0;
+  find("dummies-count").textContent = told.dummies;
+}
+
 export async function loadGalleries() {
   try {
+    await loadAbout();
     const told = await get("/api/galleries", {}, 90);
-    find("where").textContent = told.where;
     state.galleries = told.galleries;
     const choice = find("gallery-choice");
     put(choice, ...told.galleries.map((one) => make("option", { value: one.name }, one.kind === "protected" ? `${one.name} (protected: a class is asked for)` : one.name)));
@@ -96,15 +105,14 @@ export async function loadGalleries() {
     if (!chosen()) state.gallery = told.galleries[0].name;
     choice.value = state.gallery;
     if (!chosen().candidates.includes(state.candidates)) state.candidates = chosen().newest;
-    find("hide-field").hidden = told.dummies === 0;
-    find("dummies-count").textContent = told.dummies;
-    put(find("gauge"), gauge(told.balance));
     say(find("ask-error"), "");
     await loadMap();
   } catch (trouble) {
     const again = make("button", { type: "button", class: "link", onclick: loadGalleries }, "Try again");
     say(find("ask-error"), `${trouble.message} `);
     find("ask-error").append(again);
+    showCandidates();
+    put(find("curve"), make("p", { class: "note" }, "The curve is drawn from the gallery’s map, which is not here yet."));
     preview();
   }
 }
@@ -162,7 +170,7 @@ async function ask(event) {
     find("ask-status").textContent = "";
     sentFor = trouble.paid && trouble.again ? mark : null;
     say(error, trouble.message);
-    if (trouble.paid) get("/api/balance", {}, 20).then((balance) => put(find("gauge"), gauge(balance)), () => {});
+    if (trouble.paid) loadAbout().catch(() => {});
     if (trouble.code === "map_changed") await loadMap().then(() => say(error, trouble.message));
   } finally {
     busy = false;
