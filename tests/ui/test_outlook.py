@@ -9,12 +9,12 @@ from nearveil.features._extractor import unit_rows
 from nearveil.release import Covers, PublicMap
 from nearveil.release._channel import RandomizedResponse
 from nearveil.retrieval import Index, Item
-from nearveil.retrieval._evaluate import true_neighbors
+from nearveil.retrieval._evaluate import popularity, true_neighbors
 from nearveil.retrieval._wire_public import PublicPart
 from nearveil.retrieval.ceiling import popular_floor
 from nearveil.service import Client
 from nearveil.ui._errors import Trouble
-from nearveil.ui._outlook import K, Outlook, outlook, projected, share_around
+from nearveil.ui._outlook import K, Outlook, outlook, projected, share_around, unit_prototypes
 from nearveil.ui._picture import Candidate, Picture, placed
 from tests.retrieval.standins import clustered
 
@@ -58,6 +58,13 @@ def test_what_is_expected_is_found(public: PublicPart, rows: np.ndarray, epsilon
     assert found.whole
     assert found.expected(epsilon) == pytest.approx(measured(public, rows, epsilon), abs=0.04)
     assert found.expected(epsilon) <= found.ceiling(epsilon) + 1e-9
+
+
+def test_no_point_is_a_neighbour_of_its_own(public: PublicPart) -> None:
+    found = outlook(public)
+    assert found.popularity is not None
+    by_hand = popularity(unit_prototypes(public.map), K)
+    assert np.abs(found.popularity - by_hand).sum() <= 4  # where two are equally near
 
 
 def test_floor_ceiling_and_line_are_in_order(public: PublicPart) -> None:
