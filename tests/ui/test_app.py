@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nearveil.features import HogColor
+from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Message
 from nearveil.retrieval import Index
 from nearveil.service import OpenGallery
@@ -382,6 +383,25 @@ def test_neither_image_nor_feature_is_sent_or_logged(
         assert piece not in ledger
     assert here.entry.token.encode() not in said
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and image[:64] in path.read_bytes()]
+    server.close()
+    gallery.close()
+
+
+def test_requests_depend_on_the_message_alone(made: Path, tmp_path: Path) -> None:
+    gallery, server = served(made, tmp_path)
+    groups: dict[bytes, list[tuple[Any, tuple[int, ...]]]] = {}
+    for number in range(100, 118):
+        wire, folder = server.wire(), tmp_path / str(number)
+        folder.mkdir()
+        more: dict[str, Any] = {"rng": unsafe_seeded(3), "keys": lambda: "the same for all"}
+        with page(folder, URL, token=server.token, transport=wire, **more) as here:
+            found = here.ask(png(number), gallery="stripes").json()
+            here.get("/api/picture?gallery=stripes")
+        chosen = tuple(one["id"] for one in found["got"])
+        groups.setdefault(wire.posts[0][3], []).append((wire.requests, chosen))
+    largest = max(groups.values(), key=len)
+    assert len({chosen for _, chosen in largest}) >= 3  # what was chosen at home differs,
+    assert all(requests == largest[0][0] for requests, _ in largest)  # and nothing shows it
     server.close()
     gallery.close()
 

@@ -9,7 +9,7 @@ const STOPS = [0.25, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 10, 12];
 const LEAST = 1e-6, MOST = 40;
 const LARGEST = 64 * 2 ** 20;
 
-let file = null, map = null, asked = null, busy = false, previewed = 0, sentFor = null;
+let file = null, map = null, asked = null, busy = false, previewed = 0, looked = 0, sentFor = null;
 
 const epsilon = () => Number(find("epsilon-number").value);
 const nearestStop = (value) => STOPS.reduce((best, stop, place) => (Math.abs(stop - value) < Math.abs(STOPS[best] - value) ? place : best), 0);
@@ -73,12 +73,16 @@ async function loadMap() {
     say(find("ask-error"), gallery ? "This gallery has no map yet: its operator must publish one." : "");
     return;
   }
+  const turn = ++looked; // of two that are under way, the later one counts
   map = null;
   showCandidates();
   try {
-    map = await get("/api/map", { gallery: gallery.name, candidates: gallery.kind === "protected" ? null : state.candidates }, 90);
+    const told = await get("/api/map", { gallery: gallery.name, candidates: gallery.kind === "protected" ? null : state.candidates }, 90);
+    if (turn !== looked) return;
+    map = told;
     say(find("ask-error"), "");
   } catch (trouble) {
+    if (turn !== looked) return;
     say(find("ask-error"), trouble.message);
   }
   showCandidates();
