@@ -14,6 +14,7 @@ demo: $(VENV)/.base ## Search images privately, from a budget; tables and pictur
 	$(BIN)/python -m nearveil.study.photos --out $(OUT)
 	$(BIN)/python -m nearveil.study.search --out $(OUT)
 	$(BIN)/python -m nearveil.study.demo --out $(OUT)
+	$(BIN)/python -m nearveil.study.page --out $(OUT)
 
 test: $(VENV)/.dev ## Run all tests and every example of the documentation
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile

@@ -86,6 +86,24 @@ def test_a_server_and_an_index_are_asked_with_the_same_words(here: Scene, made: 
     assert [(one.name, one.candidates) for one in far.galleries()] == [("birds", (0.1, 0.2))]
 
 
+def test_a_map_by_itself_is_free_and_the_same_request_as_before_a_question(here: Scene) -> None:
+    client, wire = here.client(account=None)
+    assert client.map().map.map_id == public_of(here.gallery).map.map_id
+    assert client.map(0.2, gallery="birds").candidates == 0.2
+    asked, asking = here.client()
+    asked.nearest(PRIVATE, 5, 4.0)
+    assert [one[:2] for one in asking.requests[:2]] == [one[:2] for one in wire.requests[:2]]
+    assert wire.posts == []
+    with pytest.raises(QuestionError, match="there is none named 'cars'"):
+        client.map(gallery="cars")
+
+
+def test_all_candidates_have_names(here: Scene) -> None:
+    client, _ = here.client()
+    found = client.nearest(PRIVATE, 5, 4.0, dummies=QUERIES[5:9])
+    assert found.names == {number: f"bird {number}.png" for number in found.found.answer.ids.tolist()}
+
+
 def test_the_nearest_of_the_set_are_found(here: Scene, made: Path) -> None:
     client, _ = here.client()
     found = client.nearest(PRIVATE, 4, 40.0)  # the good set, but for a chance of 1e-16

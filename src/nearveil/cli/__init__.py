@@ -8,7 +8,20 @@ from rich.console import Console
 from rich.table import Table
 
 import nearveil
-from nearveil.cli import _audit, _budget, _gallery, _index, _label, _mechanisms, _query, _serve, _study, _token, _train
+from nearveil.cli import (
+    _audit,
+    _budget,
+    _gallery,
+    _index,
+    _label,
+    _mechanisms,
+    _query,
+    _serve,
+    _study,
+    _token,
+    _train,
+    _ui,
+)
 from nearveil.cli._plan import MECHANISM_HELP, METAVAR, Mechanism, event, part
 from nearveil.privacy._guarantee import factor, rounded_up
 from nearveil.privacy.accounting import Accountant, AdditionAccountant, PldAccountant, RdpAccountant
@@ -27,6 +40,7 @@ app.command()(_serve.serve)
 app.command()(_label.label)
 app.command()(_mechanisms.mechanisms)
 app.command()(_train.train)
+app.command()(_ui.ui)
 
 _LEAST_DELTA = 1e-12
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from nearveil.features import Extractor
 from nearveil.ledger import Ledger
 from nearveil.privacy.noise import Source
+from nearveil.retrieval._wire_public import PublicPart
 from nearveil.service._client import shown
 from nearveil.service._connect import Options, Where, address, asker, here, is_url
 from nearveil.service._dummies import Payer
@@ -114,6 +115,10 @@ class AsyncClient:
     async def galleries(self) -> tuple[GalleryInfo, ...]:
         """Return what there is to ask."""
         return await self._driven(self._asker.galleries())
+
+    async def map(self, candidates: float | None = None, *, gallery: str | None = None) -> PublicPart:
+        """Return the public map of a gallery as it is now: :meth:`nearveil.Client.map`."""
+        return await self._driven(self._asker.map(gallery, candidates))
 
     async def close(self) -> None:
         """Close connections, and what the client itself has opened."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from nearveil.features import Extractor
 from nearveil.ledger import Ledger
 from nearveil.privacy.noise import Source
+from nearveil.retrieval._wire_public import PublicPart
 from nearveil.service._connect import Options, Where, address, asker, here, is_url
 from nearveil.service._dummies import Payer
 from nearveil.service._model import GalleryInfo
@@ -210,6 +211,22 @@ class Client:
         tuple of GalleryInfo
         """
         return self._driven(self._asker.galleries())
+
+    def map(self, candidates: float | None = None, *, gallery: str | None = None) -> PublicPart:
+        """Return the public map of a gallery as it is now. Nothing private plays a part, and nothing is paid.
+
+        Parameters
+        ----------
+        candidates : float, optional
+            The part of the gallery that an answer holds; the newest map otherwise.
+        gallery : str, optional
+            Its name; needed where there are several.
+
+        Returns
+        -------
+        PublicPart
+        """
+        return self._driven(self._asker.map(gallery, candidates))
 
     def close(self) -> None:
         """Close connections, and what the client itself has opened."""

@@ -53,6 +53,8 @@ class Nearest:
         Of bodies, in this call.
     found : Found
         All candidates, with codes and images.
+    names : mapping of int to str
+        Of all candidates, by their ids; empty where the gallery tells none.
     """
 
     matches: tuple[Match, ...]
@@ -65,6 +67,7 @@ class Nearest:
     bytes_sent: int
     bytes_received: int
     found: Found = field(repr=False)
+    names: Mapping[int, str] = field(default_factory=dict, repr=False)
 
     @property
     def set(self) -> int | None:

@@ -79,21 +79,26 @@ class Asker:
             raise QuestionError("account", "somebody must pay: give the client an account of a ledger")
         return self.account
 
-    def gallery(self, name: str | None, kind: GalleryKind) -> Steps[GalleryInfo]:
-        """Return what is known of a gallery: of the one that is named, or of the only one of its kind."""
+    def map(self, gallery: str | None, candidates: float | None) -> Steps[PublicPart]:
+        """Ask for the map of a gallery of either kind: the same request as before a question."""
+        info = yield from self.gallery(gallery, None)
+        return (yield from self.public(info, candidates, Tally()))
+
+    def gallery(self, name: str | None, kind: GalleryKind | None) -> Steps[GalleryInfo]:
+        """Return what is known of a gallery: of the one that is named, or of the only one (of its kind, if told)."""
         infos = self._infos
         if infos is None or not any(name in (None, one.name) for one in infos):
             infos = yield from self.galleries()
         if name is None:
-            fitting = [one for one in infos if one.kind == kind]
+            fitting = [one for one in infos if kind in (None, one.kind)]
             if len(fitting) != 1:
-                many = "name one of them" if fitting else f"none is {kind}"
+                many = "name one of them" if fitting or kind is None else f"none is {kind}"
                 raise QuestionError("gallery", f"there are {_listed(infos)}: {many}")
             return _published(fitting[0])
         found = next((one for one in infos if one.name == name), None)
         if found is None:
             raise QuestionError("gallery", f"there is none named {printed(str(name))!r}; there are {_listed(infos)}")
-        if found.kind != kind:
+        if kind is not None and found.kind != kind:
             raise QuestionError("gallery", f"{found.name}: {_KINDS[kind]}")
         return _published(found)
 

@@ -175,4 +175,5 @@ def _result(
         bytes_sent=tally.sent,
         bytes_received=tally.received,
         found=found,
+        names=names,
     )

@@ -59,6 +59,10 @@ class Photos:
         Of the gallery; empty ones where they cannot be made.
     pictures : sequence of ndarray of shape (height, width, 3), uint8
         Of the queries.
+    names : sequence of str
+        Of the gallery.
+    fingerprint : str, default=""
+        Of the extractor; empty where the features are not made of pictures.
     """
 
     what: str
@@ -69,6 +73,8 @@ class Photos:
     query_y: NDArray[np.intp] = field(repr=False)
     thumbnails: Sequence[bytes] = field(repr=False)
     pictures: Sequence[Pixels] = field(repr=False)
+    names: Sequence[str] = field(repr=False)
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,8 @@ def birds(folder: Path, extractor: Extractor, cache: FeatureCache) -> Photos:
         query_y=np.array([places[path.parent.name] for path in private], dtype=np.intp),
         thumbnails=[thumbnail(load_image(path)) for path in made.paths],
         pictures=pictures,
+        names=[f"{path.parent.name}/{path.name}" for path in made.paths],
+        fingerprint=extractor.fingerprint,
     )
 
 
@@ -156,6 +164,7 @@ def digits() -> Photos:
         query_y=y[:QUERIES],
         thumbnails=_thumbnails(pixels[QUERIES:]),
         pictures=list(pixels[:QUERIES]),
+        names=[f"digit {label}" for label in y[QUERIES:]],
     )
 
 

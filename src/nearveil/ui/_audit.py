@@ -1,0 +1,169 @@
+"""A short audit in the background: look again and again, each time with more runs, until the time is up."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nearveil.audit import Entry, Report, audit, mechanisms, specimens
+from nearveil.ui._errors import Trouble
+
+SECONDS = 30.0  # for all looks together
+_FIRST = 2_000  # runs of the first look
+_GROWTH = 2
+_MOST = 512_000
+_LEFT_OUT = ("raw", "plain-")  # promise nothing, so there is nothing to attack
+
+
+class _Stopped(Exception):  # noqa: N818
+    """Somebody pressed the button, or the time is up."""
+
+
+@dataclass
+class Job:
+    """One audit, as far as it has come.
+
+    Attributes
+    ----------
+    name : str
+    epsilon : float
+    reports : list of Report
+        One for each look, each of fresh runs; the last one counts.
+    state : {"running", "done", "stopped", "failed"}
+    runs : int
+        That were made in the look under way.
+    """
+
+    name: str
+    epsilon: float
+    reports: list[Report] = field(default_factory=list)
+    state: str = "running"
+    runs: int = 0
+    wanted: int = _FIRST
+
+
+class Auditor:
+    """Runs one audit at a time.
+
+    Parameters
+    ----------
+    seconds : float, default=30.0
+        After which no further look begins, and one under way ends.
+    """
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._job: Job | None = None
+
+    def names(self) -> dict[str, list[str]]:
+        """Return what can be audited: what keeps its promise, and what is broken on purpose."""
+        return {
+            "mechanisms": [one.name for one in mechanisms() if not one.name.startswith(_LEFT_OUT)],
+            "specimens": [one.name for one in specimens()],
+        }
+
+    def start(self, name: str, epsilon: float) -> None:
+        """Begin an audit; one that runs must be stopped first.
+
+        Parameters
+        ----------
+        name : str
+        epsilon : float
+            From 0.01 to 12.
+        """
+        if not 0.01 <= epsilon <= 12:
+            raise Trouble(422, "question", "An audit takes an epsilon from 0.01 to 12.")
+        entry = next((one for one in (*mechanisms(epsilon), *specimens()) if one.name == name), None)
+        if entry is None:
+            raise Trouble(404, "question", "There is no mechanism of this name.")
+        with self._lock:
+            if self._thread is not None and self._thread.is_alive():
+                raise Trouble(409, "busy", "An audit is running. Stop it first.")
+            self._stop = threading.Event()
+            self._job = job = Job(name, epsilon)
+            self._thread = threading.Thread(target=self._run, args=(job, entry, self._stop), daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the audit that runs, at its next chance."""
+        self._stop.set()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """End it, and wait for that a while."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def told(self) -> dict[str, Any]:
+        """Return how far the audit has come, as plain values."""
+        job = self._job
+        if job is None:
+            return {"state": "none"}
+        reports = list(job.reports)
+        return {
+            "name": job.name,
+            "state": job.state,
+            "runs": job.runs,
+            "wanted": job.wanted,
+            "looks": [
+                {"trials": one.trials, "shown": one.as_dict()["shown_epsilon"], "verdict": one.verdict}
+                for one in reports
+            ],
+            "report": None if not reports else _report(reports[-1]),
+        }
+
+    def _run(self, job: Job, entry: Entry, stop: threading.Event) -> None:
+        ends = time.monotonic() + self._seconds
+        try:
+            self._look(job, entry, stop, ends)
+            job.state = "done"
+        except _Stopped:
+            job.state = "stopped" if stop.is_set() else "done"
+        except Exception:  # told as such: there is nobody to raise it to
+            job.state = "failed"
+
+    def _look(self, job: Job, entry: Entry, stop: threading.Event, ends: float) -> None:
+        experiment = replace(entry.make(), name=entry.name)
+        runs, took = _FIRST, 0.0
+        # The next look takes about as many times longer as it has more runs: one that would be cut off is not begun.
+        while runs <= _MOST and time.monotonic() + _GROWTH * took < ends:
+            began = time.monotonic()
+            job.runs, job.wanted = 0, 2 * runs
+            job.reports.append(audit(experiment, trials=runs, progress=_ticking(job, stop, ends)))
+            took, runs = time.monotonic() - began, runs * _GROWTH
+
+
+def _ticking(job: Job, stop: threading.Event, ends: float) -> Callable[[int], None]:
+    def tick(runs: int) -> None:
+        job.runs += runs
+        if stop.is_set() or time.monotonic() > ends:
+            raise _Stopped
+
+    return tick
+
+
+def _report(report: Report) -> dict[str, Any]:
+    plain = report.as_dict()
+    return {**plain, "words": _words(report), "verdict_words": report.verdict_words}
+
+
+def _words(report: Report) -> str:
+    shown, promised = f"{report.shown_epsilon:.3g}", f"{report.promised_epsilon:.3g}"
+    if report.verdict == "broken":
+        return (
+            f"Broken: it promises epsilon {promised}, and {report.attack} shows at least {shown}, at confidence "
+            f"{report.confidence:g}."
+        )
+    if report.verdict == "kept":
+        return (
+            f"Kept, as far as this short look goes: of the promised epsilon {promised}, {shown} could be shown "
+            f"({report.share:.0%}). No attack found more; that is no proof."
+        )
+    return (
+        f"Undecided: at least {shown} of the promised {promised} was shown, and the interval reaches beyond it. "
+        "More runs decide."
+    )

@@ -1,0 +1,276 @@
+"""What the page can ask for. The private image is held in memory while its question is asked, and its feature after."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nearveil.features import load_image
+from nearveil.ledger import KeyConflictError, KeySpentError, Ledger, new_key
+from nearveil.ledger._figures import refusal
+from nearveil.privacy.noise import Source
+from nearveil.release import Message
+from nearveil.release._channel import checked_epsilon
+from nearveil.retrieval._protocol_client import ClientProtocol
+from nearveil.retrieval._wire_public import PublicPart
+from nearveil.service import Client, GalleryInfo, UnansweredError
+from nearveil.service._dummies import _unpacked
+from nearveil.ui._budget import balance_of, previewed
+from nearveil.ui._errors import Trouble
+from nearveil.ui._outlook import EPSILONS, K, Outlook, Singles, outlook, share_around
+from nearveil.ui._picture import Picture
+from nearveil.ui._purse import Purse
+from nearveil.ui._seen import Last
+from nearveil.ui._views import classified_view, nearest_view, shown_image
+
+_MOST_IMAGES = 4000  # candidates that come with thumbnails
+_MOST_PENDING = 16  # questions that are paid for and wait
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked, besides the image.
+
+    Attributes
+    ----------
+    epsilon : float
+    gallery : str
+    candidates : float or None
+        None for a protected gallery, which has no candidates.
+    hide : bool
+        Whether the message goes among those of the dummies.
+    """
+
+    epsilon: float
+    gallery: str
+    candidates: float | None = None
+    hide: bool = False
+
+
+class Desk:
+    """Asks for the page, one question at a time.
+
+    Parameters
+    ----------
+    client : Client
+        Of a server or of an index here; `purse` is its account.
+    purse : Purse
+    ledger : Ledger
+        That the account is in.
+    where : str
+        What is asked, in words: an address without secrets, or a folder.
+    gallery : str, optional
+        The only one to offer.
+    dummies : sequence of Path
+        Public images to hide among.
+    rng : Source, optional
+        Of messages; for tests. The operating system's randomness otherwise.
+    keys : callable, optional
+        Names questions; random by default.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        purse: Purse,
+        ledger: Ledger,
+        where: str,
+        *,
+        gallery: str | None = None,
+        dummies: Sequence[Path] = (),
+        rng: Source | None = None,
+        keys: Callable[[], str] = new_key,
+    ) -> None:
+        self.client, self.purse, self.ledger, self.where = client, purse, ledger, where
+        self._gallery, self._dummies, self._rng, self._keys = gallery, tuple(dummies), rng, keys
+        self._lock = threading.Lock()
+        self._looking = threading.Lock()
+        self._infos: dict[str, GalleryInfo] = {}
+        self._outlooks: dict[str, Outlook] = {}
+        self._pictures: dict[str, Picture] = {}
+        self._pending: dict[tuple[bytes, Question], str] = {}
+        self._rows: dict[str, list[Singles]] = {}
+        self._last = Last()
+
+    def about(self) -> dict[str, Any]:
+        """Return what is known without a server: whom the page asks, who pays, and how many dummies there are."""
+        return {"where": self.where, "balance": self.balance(), "dummies": len(self._dummies)}
+
+    def galleries(self) -> dict[str, Any]:
+        """Return what there is to ask."""
+        infos = [one for one in self.client.galleries() if self._gallery in (None, one.name)]
+        if not infos:
+            raise Trouble(404, "question", "There is no gallery here that may be asked.")
+        self._infos = {one.name: one for one in infos}
+        return {
+            "galleries": [
+                {
+                    "name": one.name,
+                    "kind": one.kind,
+                    "candidates": sorted(set(one.candidates)),
+                    "newest": one.candidates[0] if one.candidates else None,
+                    "extractor": one.extractor,
+                    "promise": None if one.promise is None else one.promise.words,
+                }
+                for one in infos
+            ],
+        }
+
+    def balance(self) -> dict[str, Any]:
+        """Return what is left of the account that pays."""
+        return balance_of(self.purse.account)
+
+    def map(self, gallery: str, candidates: float | None) -> dict[str, Any]:
+        """Return what the public map of a gallery says, and what can be expected of it."""
+        public = self.client.map(candidates, gallery=gallery)
+        found = self._outlook(public)
+        return {
+            "gallery": gallery,
+            "candidates": public.candidates,
+            "items": public.map.n_items,
+            "set_size": public.map.set_size,
+            "n_sets": public.map.n_sets,
+            "learned_for": public.epsilon,
+            "k": K,
+            "curve": {
+                "epsilon": EPSILONS,
+                "expected": [round(found.expected(epsilon), 4) for epsilon in EPSILONS],
+                "ceiling": [round(found.ceiling(epsilon), 4) for epsilon in EPSILONS],
+                "floor": round(found.floor, 4),
+                "whole": found.whole,
+            },
+        }
+
+    def preview(self, epsilon: float) -> dict[str, Any]:
+        """Return what a question would cost, and what it would promise. Nothing is spent."""
+        promise = ClientProtocol(checked_epsilon(epsilon)).guarantee
+        return {**previewed(self.purse.account, promise), "promise": str(promise)}
+
+    def ask(self, image: bytes, question: Question) -> dict[str, Any]:
+        """Ask. A question that failed after it was paid for is asked again with its key, for nothing.
+
+        Parameters
+        ----------
+        image : bytes
+            Of a file. Private.
+        question : Question
+
+        Returns
+        -------
+        dict
+            All that the page shows.
+        """
+        checked_epsilon(question.epsilon)
+        with self._alone():
+            # Decoded, and made a feature, before anything is sent: how long that takes shows nowhere.
+            info = self._info(question.gallery)
+            row = self.client._asker.features.rows([load_image(image)], info)[0]
+            mark = hashlib.sha256(image).digest(), question
+            key = self._pending.get(mark)
+            if key is None:
+                self._check_budget(question.epsilon)
+                key = self._keys()
+            self.purse.begin()
+            try:
+                found = self._asked(row, info, question, key)
+            except UnansweredError as error:
+                if error.again:
+                    self._wait_with(mark, key)
+                else:
+                    self._pending.pop(mark, None)
+                raise
+            except (KeySpentError, KeyConflictError):
+                self._pending.pop(mark, None)  # nothing will come of this key
+                raise
+            except Exception:
+                if self.purse.debit is not None:  # paid for, whatever went wrong since
+                    self._wait_with(mark, key)
+                raise
+            self._pending.pop(mark, None)
+            return found
+
+    def picture(self, gallery: str, candidates: float | None) -> dict[str, Any]:
+        """Return the map as a picture, with what the last answer showed. Nothing is asked but for the map."""
+        public = self.client.map(candidates, gallery=gallery)
+        name = public.map.map_id
+        with self._looking:
+            if name not in self._pictures:
+                self._pictures = {name: Picture(public)}
+            picture, last = self._pictures[name], self._last
+        known = last if last.map_id == name else Last()
+        return picture.drawn(dict(known.seen), known.feature, known.sets, shown_image)
+
+    def _asked(self, row: Singles, info: GalleryInfo, question: Question, key: str) -> dict[str, Any]:
+        public = self.client.map(question.candidates, gallery=info.name)
+        if info.kind == "protected":
+            classified = self.client.classify(row, question.epsilon, gallery=info.name, key=key, rng=self._rng)
+            return classified_view(classified, self._messages(), public.map.n_sets, self.balance())
+        # Decided by the gallery, never by the image.
+        images = "thumbnails" in public.offers and public.map.set_size <= _MOST_IMAGES
+        nearest = self.client.nearest(
+            row,
+            min(K, public.map.set_size),
+            question.epsilon,
+            question.candidates,
+            gallery=info.name,
+            thumbnails=images,
+            dummies=self._hiding(info) if question.hide else (),
+            key=key,
+            rng=self._rng,
+        )
+        # The gallery may have taken a new map in between; then nothing is said by the one before.
+        same = (nearest.n_sets, nearest.found.codes.shape[1]) == (public.map.n_sets, public.table.width)
+        share = round(share_around(public, row, nearest.sets), 4) if same else None
+        if same:
+            self._last = self._last.after(nearest, public, row, images=images)
+        return {**nearest_view(nearest, self._messages(), self.balance(), images=images), "share": share}
+
+    def _messages(self) -> tuple[Message, ...]:
+        """Return what was sent, as the ledger keeps it."""
+        debit = self.purse.debit
+        return () if debit is None or debit.message is None else _unpacked(debit.message)
+
+    def _outlook(self, public: PublicPart) -> Outlook:
+        name = public.map.map_id
+        with self._looking:
+            if name not in self._outlooks:
+                self._outlooks[name] = outlook(public)
+                for old in list(self._outlooks)[:-8]:
+                    del self._outlooks[old]
+            return self._outlooks[name]
+
+    def _info(self, name: str) -> GalleryInfo:
+        if name not in self._infos:
+            self.galleries()
+        if name not in self._infos:
+            raise Trouble(404, "question", "There is no gallery of this name here. Load the page anew.")
+        return self._infos[name]
+
+    def _check_budget(self, epsilon: float) -> None:
+        """Refuse what the account cannot pay before anything is sent; the debit itself looks again."""
+        found = self.purse.account.preview(ClientProtocol(epsilon).guarantee)
+        if not found.allowed:
+            raise refusal(found)
+
+    def _hiding(self, info: GalleryInfo) -> list[Singles]:
+        """Return the features of the dummies, made once."""
+        if info.fingerprint not in self._rows:
+            self._rows[info.fingerprint] = list(self.client._asker.features.rows(self._dummies, info))
+        return self._rows[info.fingerprint]
+
+    def _wait_with(self, mark: tuple[bytes, Question], key: str) -> None:
+        self._pending[mark] = key
+        for old in list(self._pending)[:-_MOST_PENDING]:
+            del self._pending[old]
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise Trouble(409, "busy", "A question is under way. Wait for its answer, or a minute.", again=True)
+        try:
+            yield
+        finally:
+            self._lock.release()

@@ -1,0 +1,130 @@
+"""What every request passes: whose page it is about, who asks, and what a browser may do with the reply. Plain ASGI."""
+
+import json
+import logging
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nearveil.ui._entry import Entry
+from nearveil.ui._errors import Trouble, failure
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
+]
+_SAFE = ("GET", "HEAD")
+_HERE = ("none", "same-origin")  # who may have made a request, as the browser says
+_LOG = logging.getLogger(__name__)
+
+
+class Edge:
+    """Lets in the page's own browser, and nobody else.
+
+    A name that was made to point here (DNS rebinding) fails by its Host, another site's request by its Origin or by
+    Sec-Fetch-Site, another program by the cookie.
+
+    Parameters
+    ----------
+    app : ASGI application
+    entry : Entry
+    port : int
+    """
+
+    def __init__(self, app: ASGIApp, entry: Entry, port: int) -> None:
+        self._app, self._entry = app, entry
+        self._hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
+        self._cookie = cookie_name(port)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check a request, answer it, and add what browsers must know."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def sending(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                message["headers"] = [*message.get("headers", ()), *_HEADERS]
+            await send(message)
+
+        if scope["type"] != "http":
+            raise RuntimeError("the page speaks HTTP alone")
+        try:
+            self._check(scope)
+            await self._app(scope, receive, sending)
+        except Trouble as trouble:
+            await _say(sending, trouble)
+        except Exception as error:
+            # Of an error its type is written down, and not its text: that may hold what is private.
+            _LOG.error("a request failed: %s", type(error).__name__)
+            if not begun:
+                await _say(sending, failure())
+
+    def _check(self, scope: Scope) -> None:
+        headers = _single(scope["headers"])
+        host = headers.get("host", "")
+        if host not in self._hosts:
+            raise Trouble(421, "host", "This page answers at the address that was printed, and at no other name.")
+        self._check_origin(scope, headers, host)
+        open_to_all = scope["path"] == "/" or scope["path"].startswith("/static/")
+        scope["state"] = {**scope.get("state", {}), "known": self._entry.knows(_cookie(headers, self._cookie))}
+        if not (open_to_all or scope["state"]["known"]):
+            words = "This page is not open in this browser. Use the address that `nearveil ui` printed."
+            raise Trouble(401, "cookie", words)
+
+    def _check_origin(self, scope: Scope, headers: dict[str, str], host: str) -> None:
+        site = headers.get("sec-fetch-site", "same-origin")
+        arriving = scope["path"] == "/" and scope["method"] in _SAFE  # a link from elsewhere may lead here
+        if site not in _HERE and not arriving:
+            raise Trouble(403, "origin", "This request comes from another site, and is not answered.")
+        if scope["method"] not in _SAFE and headers.get("origin") != f"http://{host}":
+            raise Trouble(403, "origin", "This request does not come from the page, and is not answered.")
+
+
+def cookie_name(port: int) -> str:
+    """Return the name of the cookie: cookies do not know ports, and two pages may be open."""
+    return f"nearveil-{port}"
+
+
+def _single(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return headers by name; what comes twice and decides something is refused."""
+    found: dict[str, str] = {}
+    for raw, value in headers:
+        name = raw.decode("latin-1").lower()
+        if name in found and name in ("host", "origin", "cookie", "sec-fetch-site", "content-length"):
+            raise Trouble(400, "http", "A header comes twice that may come once.")
+        found[name] = value.decode("latin-1")
+    return found
+
+
+def _cookie(headers: dict[str, str], name: str) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(name)
+    except CookieError:
+        return ""
+    return "" if found is None else found.value
+
+
+async def _say(send: Any, trouble: Trouble) -> None:
+    body = json.dumps(told(trouble)).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": trouble.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def told(trouble: Trouble) -> dict[str, Any]:
+    """Return what went wrong, for the page."""
+    return {"code": trouble.code, "words": trouble.words, "paid": trouble.paid, "again": trouble.again}

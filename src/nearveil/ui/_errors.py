@@ -1,0 +1,165 @@
+"""What went wrong, in the words of the page. Nothing private is in them, and no token."""
+
+from dataclasses import dataclass
+from functools import singledispatch
+
+from nearveil.features import FeatureError, ImageError
+from nearveil.features._images import TOO_LARGE
+from nearveil.ledger import LedgerError, OverBudgetError
+from nearveil.ledger._amounts import shown_down, shown_up
+from nearveil.service import DeclinedError, QuestionError, ReplyError, UnansweredError, UnreachableError
+
+_NOTHING = "No message was sent, and nothing was paid."
+
+
+@dataclass(eq=False)
+class Trouble(Exception):  # noqa: N818
+    """One thing that went wrong, as it is told.
+
+    Attributes
+    ----------
+    status : int
+        Of HTTP.
+    code : str
+        For the page's script.
+    words : str
+    paid : bool
+        Whether the question was paid for.
+    again : bool
+        Whether the same question may be asked again, for nothing where it was paid for.
+    """
+
+    status: int
+    code: str
+    words: str
+    paid: bool = False
+    again: bool = False
+
+    def __str__(self) -> str:
+        return self.words
+
+
+@singledispatch
+def trouble_of(error: Exception) -> Trouble:
+    """Return an error of a question, or of looking at a ledger, in words.
+
+    Parameters
+    ----------
+    error : Exception
+
+    Returns
+    -------
+    Trouble
+
+    Examples
+    --------
+    >>> print(trouble_of(ImageError("empty: it holds no bytes")))
+    This file cannot be used as an image. It is empty: it holds no bytes. No message was sent, and nothing was paid.
+    """
+    raise error
+
+
+@trouble_of.register
+def _told(error: Trouble) -> Trouble:
+    return error
+
+
+@trouble_of.register
+def _value(error: ValueError) -> Trouble:
+    return Trouble(422, "question", f"{_sentence(str(error))} {_NOTHING}")
+
+
+@trouble_of.register
+def _image(error: ImageError) -> Trouble:
+    if error.reason == TOO_LARGE:
+        return too_large()
+    words = f"This file cannot be used as an image. It is {error.reason.rstrip('.')}. {_NOTHING}"
+    return Trouble(422, "image", words)
+
+
+def too_large() -> Trouble:
+    """Return what is said of an image beyond the limits."""
+    words = f"This image is too large: at most 64 megapixels and 64 MiB are read. Save a smaller copy. {_NOTHING}"
+    return Trouble(413, "too_large", words)
+
+
+def failure() -> Trouble:
+    """Return what is said where nobody knows more."""
+    return Trouble(500, "failed", "Something went wrong here that nobody thought of. Load the page anew.")
+
+
+@trouble_of.register
+def _no_feature(_: FeatureError) -> Trouble:
+    words = f"Nothing can be recognised in this image: it looks like a blank page. Take another. {_NOTHING}"
+    return Trouble(422, "image", words)
+
+
+@trouble_of.register
+def _spent(error: OverBudgetError) -> Trouble:
+    words = (
+        f"The budget does not allow this: it would cost {shown_up(error.cost)}, and {shown_down(error.left)} of "
+        f"{error.epsilon:g} is left. Ask with a smaller epsilon, or end here: what is spent cannot be taken back. "
+        f"{_NOTHING}"
+    )
+    return Trouble(409, "spent", words)
+
+
+@trouble_of.register
+def _unreachable(_: UnreachableError) -> Trouble:
+    return Trouble(
+        502, "unreachable", f"The server does not answer. Is it running, and reachable from here? {_NOTHING}"
+    )
+
+
+@trouble_of.register
+def _declined(error: DeclinedError) -> Trouble:
+    if error.status in (401, 403):
+        words = f"The server refused the token. Ask its operator for a new one, and start again. {_NOTHING}"
+        return Trouble(502, "token", words)
+    return Trouble(502, "declined", f"The server says no: {_sentence(error.words)} {_NOTHING}")
+
+
+@trouble_of.register
+def _reply(_: ReplyError) -> Trouble:
+    words = f"What answers at the server's address does not speak as a nearveil server does. {_NOTHING}"
+    return Trouble(502, "reply", words)
+
+
+@trouble_of.register
+def _unanswered(error: UnansweredError) -> Trouble:
+    if error.again:
+        words = (
+            "The question is paid for, and no answer came: the server is gone, or too slow. Press the button again "
+            "when it is back: the same message is sent, and it costs nothing more."
+        )
+        return Trouble(502, "unanswered", words, paid=True, again=True)
+    if "map" in error.reason:
+        words = (
+            "The gallery changed its map while the question was on its way. The message was paid for and is of no "
+            "more use. Asking again is a new question, about the new map, and pays anew."
+        )
+        return Trouble(409, "map_changed", words, paid=True)
+    words = f"The question is paid for, and no answer will come: {_sentence(error.reason)}"
+    return Trouble(409, "no_answer", words, paid=True)
+
+
+@trouble_of.register
+def _question(error: QuestionError) -> Trouble:
+    if error.field == "extractor":
+        words = f"The features of this gallery cannot be made here: {_sentence(error.words)} {_NOTHING}"
+        return Trouble(422, "extractor", words)
+    return Trouble(422, "question", f"{_sentence(str(error))} {_NOTHING}")
+
+
+@trouble_of.register
+def _ledger(error: LedgerError) -> Trouble:
+    return Trouble(503, "ledger", f"The ledger says: {_sentence(str(error))} No message was sent.")
+
+
+@trouble_of.register
+def _missing(error: ModuleNotFoundError) -> Trouble:
+    return Trouble(503, "missing", f"Something is not installed here: {_sentence(str(error))} {_NOTHING}")
+
+
+def _sentence(text: str) -> str:
+    return f"{text.rstrip('.')}."

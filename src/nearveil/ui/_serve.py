@@ -1,0 +1,86 @@
+"""The page on a port of loopback, until somebody stops it."""
+
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import uvicorn
+
+from nearveil.ui._app import create_app
+from nearveil.ui._desk import Desk
+from nearveil.ui._entry import Entry
+
+HOST = "127.0.0.1"  # and no other: the page shows what is private
+PORT = 8322
+_GRACE = 2  # seconds for what is under way when it is stopped
+
+
+class PortError(ValueError):
+    """The page cannot listen there."""
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._ready()
+
+
+def serve(desk: Desk, *, port: int = PORT, ready: Callable[[str], None]) -> None:
+    """Show the page at 127.0.0.1 until SIGINT or SIGTERM.
+
+    Parameters
+    ----------
+    desk : Desk
+    port : int, default=8322
+        0 takes a free one.
+    ready : callable
+        Told the address when it answers. The address holds a token that is good once.
+    """
+    with ExitStack() as stack:
+        listening = bound(port)
+        stack.callback(listening.close)
+        number = int(listening.getsockname()[1])
+        entry = Entry()
+        server = _Server(config(desk, entry, number), lambda: ready(f"http://{HOST}:{number}/?t={entry.token}"))
+        # Uvicorn raises the signal again when it has stopped; then there is nothing left to end by it.
+        for one in (signal.SIGTERM, signal.SIGINT):
+            stack.callback(signal.signal, one, signal.signal(one, lambda *_: None))
+        server.run(sockets=[listening])
+
+
+def bound(port: int) -> socket.socket:
+    """Return a socket of loopback.
+
+    Parameters
+    ----------
+    port : int
+
+    Returns
+    -------
+    socket
+    """
+    try:
+        return socket.create_server((HOST, port))
+    except (OSError, OverflowError) as error:
+        words = getattr(error, "strerror", None) or "there is no such port"
+        raise PortError(f"--port: cannot listen at {HOST}:{port}: {words}; --port 0 takes a free one") from None
+
+
+def config(desk: Desk, entry: Entry, port: int) -> uvicorn.Config:
+    """Return how uvicorn serves the page: no log of requests, no words about itself."""
+    return uvicorn.Config(
+        create_app(desk, entry, port),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=_GRACE,
+    )

@@ -1,0 +1,130 @@
+"""Answers as the page shows them: plain values, nothing that a browser would have to fetch."""
+
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Any
+
+from nearveil.ledger._amounts import shown_up
+from nearveil.privacy import Guarantee
+from nearveil.privacy._guarantee import factor
+from nearveil.release import Message
+from nearveil.release._channel import RandomizedResponse
+from nearveil.service import Classified, Nearest
+
+MOST_SHOWN = 240  # candidates in the server's pane
+_HEX = 24  # bytes of a message at either end
+_FAR = 14  # an epsilon whose odds are beyond a million
+
+
+def nearest_view(
+    nearest: Nearest, messages: Sequence[Message], balance: dict[str, Any], *, images: bool
+) -> dict[str, Any]:
+    """Return what the server saw, what was chosen, and what it cost.
+
+    Parameters
+    ----------
+    nearest : Nearest
+    messages : sequence of Message
+        As they were sent.
+    balance : dict
+        Of the account, afterwards.
+    images : bool
+        Whether the candidates came with thumbnails.
+
+    Returns
+    -------
+    dict
+    """
+    answer = nearest.found.answer
+    pictures = answer.images if images else [b""] * len(answer.ids)
+    shown = list(zip(answer.ids.tolist(), pictures, strict=True))[:MOST_SHOWN]  # by id: the same for every image
+    return {
+        "kind": "nearest",
+        "saw": {
+            **_message_view(messages, nearest.sets, nearest.n_sets),
+            "candidates": [
+                {"id": number, "name": nearest.names.get(number, ""), "image": shown_image(image)}
+                for number, image in shown
+            ],
+            "total": nearest.candidates,
+            "bytes_sent": nearest.bytes_sent,
+            "bytes_received": nearest.bytes_received,
+        },
+        "got": [
+            {
+                "id": match.id,
+                "name": match.name,
+                "similarity": round(match.similarity, 4),
+                "image": shown_image(match.image or b""),
+            }
+            for match in nearest.matches
+        ],
+        **_paid_view(nearest.guarantee, nearest.n_sets, balance, repeated=nearest.repeated),
+    }
+
+
+def classified_view(
+    found: Classified, messages: Sequence[Message], n_sets: int, balance: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what the server saw, what its records voted, and both promises.
+
+    Parameters
+    ----------
+    found : Classified
+    messages : sequence of Message
+    n_sets : int
+    balance : dict
+
+    Returns
+    -------
+    dict
+    """
+    sets = tuple(int(message["sets"][0]) for message in messages)
+    return {
+        "kind": "classified",
+        "saw": {**_message_view(messages, sets, n_sets), "candidates": [], "total": 0},
+        "label": found.label,
+        "votes": sorted(found.votes.items(), key=lambda one: -one[1]),
+        "gallery_promise": found.gallery_promise.words,
+        **_paid_view(found.query_guarantee, n_sets, balance, repeated=found.repeated),
+    }
+
+
+def shown_image(content: bytes) -> str:
+    """Return a thumbnail as an address that needs no request; empty if there is none."""
+    return f"data:image/webp;base64,{b64encode(content).decode()}" if content else ""
+
+
+def shortened(content: bytes) -> str:
+    """Return bytes in hexadecimal, their middle left out.
+
+    Examples
+    --------
+    >>> shortened(bytes(60))[-11:], shortened(b"NVM")
+    ('00 00 00 00', '4e 56 4d')
+    """
+    if len(content) <= 2 * _HEX:
+        return content.hex(" ")
+    return f"{content[:_HEX].hex(' ')} … {content[-_HEX:].hex(' ')}"
+
+
+def _message_view(messages: Sequence[Message], sets: tuple[int, ...], n_sets: int) -> dict[str, Any]:
+    sent = [message.to_bytes() for message in messages]
+    return {
+        "messages": [{"bytes": len(one), "hex": shortened(one)} for one in sent],
+        "sets": list(sets),
+        "n_sets": n_sets,
+    }
+
+
+def _paid_view(promise: Guarantee, n_sets: int, balance: dict[str, Any], *, repeated: bool) -> dict[str, Any]:
+    epsilon = promise.epsilon
+    return {
+        "epsilon": epsilon,
+        "promise": str(promise),
+        "odds": factor(epsilon) if epsilon < _FAR else "more than a million",
+        "right": round(RandomizedResponse(epsilon, n_sets).hit, 4),
+        "cost": "0" if repeated else shown_up(epsilon),
+        "repeated": repeated,
+        "balance": balance,
+    }

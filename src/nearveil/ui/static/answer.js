@@ -1,0 +1,63 @@
+import { count, make, percent, picture, put } from "./dom.js";
+
+// The two panes: all that the other side knows, and what was chosen here.
+
+const chance = (share) => (share > 0.995 ? "above 99%" : percent(share));
+const named = (sets) => (sets.length === 1 ? `Set ${sets[0] + 1}` : `Sets ${sets.map((one) => one + 1).join(", ")}`);
+
+export function showSaw(place, told) {
+  const { saw } = told;
+  const several = saw.messages.length > 1;
+  const messages = saw.messages.slice(0, 6).map((one) => make("code", { class: "hex" }, one.hex));
+  const size = saw.messages.reduce((sum, one) => sum + one.bytes, 0);
+  const parts = [
+    make("p", { class: "big" }, `${named(saw.sets)} of ${saw.n_sets}`),
+    make("p", {}, several
+      ? `${count(saw.messages.length, "message")}, ${count(size, "byte")} in all, in random order. Not even this page keeps which one is about your image:`
+      : `One message of ${count(size, "byte")}. It names that set, and says nothing else about your image:`),
+    ...messages,
+    make("p", { class: "note" }, `A message names the set that suits its image best with probability ${chance(told.right)}, and otherwise one of the others by chance. The server may guess; how far that carries is the promise below.`),
+  ];
+  if (told.kind === "nearest") {
+    const shown = saw.candidates.length < saw.total ? `The first ${saw.candidates.length} of ${count(saw.total, "image")}` : `All ${count(saw.total, "image")}`;
+    parts.push(
+      make("h3", {}, "What it sent back"),
+      make("p", { class: "note" }, `${shown} of ${several ? "those sets" : "that set"}, in the order of their ids. It sends the same to whoever names the set.`),
+      make("ul", { class: "thumbs", tabindex: "0", "aria-label": "Candidates" }, ...saw.candidates.map((one) => make("li", { title: one.name || null }, picture(one.image, one.name || `candidate ${one.id}`)))),
+    );
+  }
+  put(place, ...parts);
+}
+
+function match(one, rank) {
+  const like = make("span", { class: "like" }, `${one.similarity.toFixed(3)} similar`);
+  return make("li", { "data-id": one.id }, picture(one.image, one.name || `match ${rank + 1}`), make("span", { class: "name" }, one.name || "no name"), like);
+}
+
+export function showGot(place, told) {
+  if (told.kind === "classified") {
+    const rows = told.votes.map(([label, votes]) => make("tr", {}, make("td", {}, label), make("td", { class: "n" }, votes.toFixed(1))));
+    put(
+      place,
+      make("p", { class: "big" }, told.label),
+      make("p", {}, "The gallery is protected: its private records voted, with noise, and no image is shown."),
+      make("table", {}, make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "class"), make("th", { scope: "col", class: "n" }, "noisy votes"))), make("tbody", {}, ...rows)),
+      make("p", { class: "note" }, told.gallery_promise),
+    );
+    return;
+  }
+  put(
+    place,
+    make("p", {}, `The ${told.got.length} nearest of the ${count(told.saw.total, "candidate")}, chosen on this machine by your image itself. Nothing was sent after the choice.`),
+    make("ol", { class: "matches" }, ...told.got.map(match)),
+  );
+}
+
+export function showPaid(place, told) {
+  const facts = [
+    ["Cost", told.repeated ? "nothing: it was paid for before" : `epsilon ${told.cost}`],
+    ["Odds change at most", `× ${told.odds}`],
+    ["Left", `${told.balance.left_words} of ${told.balance.epsilon}`],
+  ];
+  put(place, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+}

@@ -1,0 +1,212 @@
+import { get, post } from "./api.js";
+import { showGot, showPaid, showSaw } from "./answer.js";
+import { curve } from "./curve.js";
+import { count, find, make, percent, put, say } from "./dom.js";
+import { gauge } from "./gauge.js";
+import { chosen, state } from "./state.js";
+
+const STOPS = [0.25, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 10, 12];
+const LEAST = 1e-6, MOST = 40;
+const LARGEST = 64 * 2 ** 20;
+
+let file = null, map = null, asked = null, busy = false, previewed = 0, looked = 0, sentFor = null;
+
+const epsilon = () => Number(find("epsilon-number").value);
+const nearestStop = (value) => STOPS.reduce((best, stop, place) => (Math.abs(stop - value) < Math.abs(STOPS[best] - value) ? place : best), 0);
+const valid = () => Number.isFinite(epsilon()) && epsilon() >= LEAST && epsilon() <= MOST;
+
+function showCurve() {
+  const place = find("curve");
+  if (map === null) return;
+  if (chosen()?.kind === "protected") put(place, make("p", { class: "note" }, "A protected gallery shows no candidates, so there is no share of them to draw."));
+  else if (valid()) put(place, curve(map, epsilon(), asked));
+}
+
+async function preview() {
+  const turn = ++previewed;
+  if (!valid()) {
+    find("epsilon-note").textContent = "Epsilon must be a number from 0.000001 to 40.";
+    find("cost-note").textContent = "";
+    return;
+  }
+  try {
+    const told = await get("/api/preview", { epsilon: epsilon() }, 20);
+    if (turn !== previewed) return;
+    find("epsilon").setAttribute("aria-valuetext", `epsilon ${epsilon()}. ${told.promise}`);
+    find("epsilon-note").textContent = told.promise;
+    if (asked === null) find("promise").textContent = told.promise;
+    find("cost-note").textContent = paidBefore()
+      ? "This question is paid for. Asking again costs nothing."
+      : told.allowed
+        ? `This will cost ${told.cost} of the ${told.before} left.`
+        : `This would cost ${told.cost}, and ${told.before} is left: it will be refused.`;
+  } catch (trouble) {
+    if (turn === previewed) find("cost-note").textContent = trouble.message;
+  }
+}
+
+const question = () => JSON.stringify([file?.name, file?.size, file?.lastModified, epsilon(), state.gallery, state.candidates, find("hide").checked]);
+const paidBefore = () => sentFor !== null && sentFor === question();
+
+function changed() {
+  preview();
+  showCurve();
+}
+
+function showCandidates() {
+  const gallery = chosen(), slider = find("candidates");
+  const fractions = gallery?.candidates ?? [];
+  find("candidates-field").hidden = gallery?.kind === "protected";
+  slider.max = Math.max(fractions.length - 1, 0);
+  slider.value = Math.max(fractions.indexOf(state.candidates), 0);
+  slider.disabled = fractions.length < 2;
+  find("candidates-value").textContent = state.candidates === null ? "" : percent(state.candidates);
+  slider.setAttribute("aria-valuetext", state.candidates === null ? "" : `${percent(state.candidates)} of the gallery`);
+  if (map === null) return;
+  const offered = fractions.length < 2 ? "The gallery has one map, so there is nothing to choose." : `The gallery has maps for ${fractions.map(percent).join(", ")}.`;
+  find("candidates-note").textContent = `${map.set_size.toLocaleString("en")} of ${count(map.items, "image")} come back; one of ${count(map.n_sets, "set")} is named. ${offered} This map was learned for epsilon ${map.learned_for}; any other is just as private.`;
+}
+
+async function loadMap() {
+  const gallery = chosen();
+  if (gallery === null || !gallery.candidates.length) {
+    say(find("ask-error"), gallery ? "This gallery has no map yet: its operator must publish one." : "");
+    return;
+  }
+  const turn = ++looked; // of two that are under way, the later one counts
+  map = null;
+  showCandidates();
+  try {
+    const told = await get("/api/map", { gallery: gallery.name, candidates: gallery.kind === "protected" ? null : state.candidates }, 90);
+    if (turn !== looked) return;
+    map = told;
+    say(find("ask-error"), "");
+  } catch (trouble) {
+    if (turn !== looked) return;
+    say(find("ask-error"), trouble.message);
+  }
+  showCandidates();
+  changed();
+}
+
+// Known without a server.
+async function loadAbout() {
+  const told = await get("/api/about", {}, 20);
+  find("where").textContent = told.where;
+  put(find("gauge"), gauge(told.balance));
+  find("hide-field").hidden = told.dummies === 0;
+  find("dummies-count").textContent = told.dummies;
+}
+
+export async function loadGalleries() {
+  try {
+    await loadAbout();
+    const told = await get("/api/galleries", {}, 90);
+    state.galleries = told.galleries;
+    const choice = find("gallery-choice");
+    put(choice, ...told.galleries.map((one) => make("option", { value: one.name }, one.kind === "protected" ? `${one.name} (protected: a class is asked for)` : one.name)));
+    find("gallery-field").hidden = told.galleries.length < 2;
+    if (!chosen()) state.gallery = told.galleries[0].name;
+    choice.value = state.gallery;
+    if (!chosen().candidates.includes(state.candidates)) state.candidates = chosen().newest;
+    say(find("ask-error"), "");
+    await loadMap();
+  } catch (trouble) {
+    const again = make("button", { type: "button", class: "link", onclick: loadGalleries }, "Try again");
+    say(find("ask-error"), `${trouble.message} `);
+    find("ask-error").append(again);
+    showCandidates();
+    put(find("curve"), make("p", { class: "note" }, "The curve is drawn from the gallery’s map, which is not here yet."));
+    preview();
+  }
+}
+
+function take(given) {
+  if (!given) return;
+  const image = find("preview");
+  URL.revokeObjectURL(image.src);
+  file = given;
+  asked = null;
+  image.src = URL.createObjectURL(given);
+  image.alt = `Your image, ${given.name}`;
+  image.hidden = false;
+  image.onerror = () => { image.hidden = true; };
+  find("drop-label").classList.add("filled");
+  put(find("drop-words"), make("span", {}, `${given.name} · choose another`));
+  find("answer").hidden = true;
+  put(find("paid"));
+  say(find("ask-error"), "");
+  find("ask-status").textContent = `${given.name} is ready. Nothing was sent yet.`;
+  changed();
+}
+
+function show(told) {
+  asked = told;
+  showSaw(find("saw"), told);
+  showGot(find("got"), told);
+  showPaid(find("paid"), told);
+  find("promise").textContent = told.promise;
+  put(find("gauge"), gauge(told.balance));
+  find("answer").hidden = false;
+  state.answers += 1;
+  const what = told.kind === "nearest" ? `${told.got.length} matches found` : `The answer is ${told.label}`;
+  find("ask-status").textContent = `${what}. ${told.repeated ? "It was paid for before." : `It cost ${told.cost}.`} ${told.balance.left_words} of ${told.balance.epsilon} is left.`;
+}
+
+async function ask(event) {
+  event.preventDefault();
+  if (busy) return;
+  const error = find("ask-error"), button = find("ask-button");
+  if (file === null) return say(error, "Choose an image first: drop one, or press the field and pick a file.");
+  if (!valid()) return say(error, "Epsilon must be a number from 0.000001 to 40.");
+  if (file.size > LARGEST) return say(error, "This image is too large: at most 64 megapixels and 64 MiB are read. Save a smaller copy. No message was sent, and nothing was paid.");
+  if (chosen() === null) return loadGalleries();
+  busy = true;
+  button.disabled = true;
+  say(error, "");
+  find("ask-status").textContent = "Asking…";
+  const protectedGallery = chosen().kind === "protected", mark = question();
+  try {
+    const told = await post("/api/ask", { gallery: state.gallery, epsilon: epsilon(), candidates: protectedGallery ? null : state.candidates, hide: find("hide").checked }, file);
+    sentFor = null;
+    show(told);
+  } catch (trouble) {
+    find("ask-status").textContent = "";
+    sentFor = trouble.paid && trouble.again ? mark : null;
+    say(error, trouble.message);
+    if (trouble.paid) loadAbout().catch(() => {});
+    if (trouble.code === "map_changed") await loadMap().then(() => say(error, trouble.message));
+  } finally {
+    busy = false;
+    button.disabled = false;
+    find("ask-button").textContent = sentFor !== null ? "Ask again, for nothing" : asked ? "Ask again" : "Ask";
+    changed();
+  }
+}
+
+function listen() {
+  const slider = find("epsilon"), number = find("epsilon-number"), drop = find("drop");
+  slider.addEventListener("input", () => { number.value = STOPS[slider.value]; changed(); });
+  number.addEventListener("input", () => { if (valid()) slider.value = nearestStop(epsilon()); changed(); });
+  find("candidates").addEventListener("input", () => { state.candidates = chosen().candidates[find("candidates").value]; find("candidates-value").textContent = percent(state.candidates); });
+  find("candidates").addEventListener("change", loadMap);
+  find("hide").addEventListener("change", changed);
+  find("gallery-choice").addEventListener("change", () => { state.gallery = find("gallery-choice").value; state.candidates = chosen().newest; loadMap(); });
+  find("file").addEventListener("change", () => { take(find("file").files[0]); find("file").value = ""; });
+  for (const name of ["dragenter", "dragover"]) drop.addEventListener(name, (event) => { event.preventDefault(); drop.classList.add("over"); });
+  for (const name of ["dragleave", "drop"]) drop.addEventListener(name, () => drop.classList.remove("over"));
+  drop.addEventListener("drop", (event) => { event.preventDefault(); take(event.dataTransfer.files[0]); });
+  // Dropped beside the field, a file would take the place of the page.
+  for (const name of ["dragover", "drop"]) window.addEventListener(name, (event) => event.preventDefault());
+  window.addEventListener("paste", (event) => { if (event.clipboardData?.files.length) take(event.clipboardData.files[0]); });
+  find("ask-form").addEventListener("submit", ask);
+}
+
+export function start() {
+  find("epsilon-number").value = 4;
+  find("epsilon").value = STOPS.indexOf(4);
+  listen();
+  return loadGalleries();
+}
+
+export const refresh = () => (state.galleries.length ? preview() : loadGalleries());

@@ -1,0 +1,69 @@
+import { draw, make } from "./dom.js";
+
+// A chart of lines, marks and one forbidden area, as wide as its place, with a table for those who do not see it.
+
+const LEFT = 52, RIGHT = 14, TOP = 12, BOTTOM = 44;
+
+function scale({ min, max, log }, from, to) {
+  const turn = log ? Math.log10 : (value) => value;
+  const [low, high] = [turn(min), turn(max)];
+  return (value) => from + ((turn(Math.min(Math.max(value, min), max)) - low) / (high - low || 1)) * (to - from);
+}
+
+function axis(x, y, width, height, told) {
+  const parts = [];
+  for (const tick of told.x.ticks) {
+    parts.push(draw("line", { class: "grid", x1: x(tick), x2: x(tick), y1: TOP, y2: height - BOTTOM }));
+    parts.push(draw("text", { x: x(tick), y: height - BOTTOM + 18, "text-anchor": "middle" }, told.x.show(tick)));
+  }
+  for (const tick of told.y.ticks) {
+    parts.push(draw("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick) }));
+    parts.push(draw("text", { x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, told.y.show(tick)));
+  }
+  parts.push(draw("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: height - BOTTOM, y2: height - BOTTOM }));
+  parts.push(draw("text", { x: (LEFT + width - RIGHT) / 2, y: height - 6, "text-anchor": "middle" }, told.x.label));
+  const middle = (TOP + height - BOTTOM) / 2;
+  parts.push(draw("text", { x: 12, y: middle, "text-anchor": "middle", transform: `rotate(-90 12 ${middle})` }, told.y.label));
+  return parts;
+}
+
+const path = (points, x, y) => points.map(([a, b], place) => `${place ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
+
+function drawn(told, width) {
+  const height = Math.round(Math.min(340, Math.max(230, width * 0.55)));
+  const x = scale(told.x, LEFT, width - RIGHT), y = scale(told.y, height - BOTTOM, TOP);
+  const parts = axis(x, y, width, height, told);
+  if (told.forbidden?.length) parts.push(draw("path", { class: "forbidden", d: `${path(told.forbidden, x, y)}Z` }));
+  for (const line of told.lines) parts.push(draw("path", { class: `line ${line.style}`, d: path(line.points, x, y) }));
+  for (const mark of told.marks ?? []) parts.push(draw("circle", { class: mark.style, cx: x(mark.at[0]), cy: y(mark.at[1]), r: 6 }));
+  return draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${told.title}. ${told.words}` }, draw("title", {}, told.title), draw("desc", {}, told.words), ...parts);
+}
+
+function sample(style) {
+  const mark = style === "ring" || style === "dot";
+  const part = mark ? draw("circle", { class: style, cx: 16, cy: 6, r: 5 }) : draw("line", { class: `line ${style}`, x1: 0, x2: 32, y1: 6, y2: 6 });
+  return draw("svg", { viewBox: "0 0 32 12", "aria-hidden": "true" }, part);
+}
+
+function table(told) {
+  const head = make("tr", {}, ...told.table.head.map((words) => make("th", { scope: "col", class: "n" }, words)));
+  const rows = told.table.rows.map((row) => make("tr", {}, ...row.map((words) => make("td", { class: "n" }, words))));
+  const grid = make("table", {}, make("caption", { class: "note" }, told.title), make("thead", {}, head), make("tbody", {}, ...rows));
+  return make("details", {}, make("summary", {}, "The same as a table"), make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": told.title }, grid));
+}
+
+// Returns a figure that redraws itself where its width changes.
+export function chart(told) {
+  const place = make("div", {});
+  const named = [...told.lines, ...(told.marks ?? [])].filter((one) => one.label);
+  const legend = make("ul", { class: "legend" }, ...named.map((one) => make("li", {}, sample(one.style), make("span", {}, one.label))));
+  const figure = make("figure", {}, place, legend, told.table ? table(told) : null);
+  let last = 0;
+  new ResizeObserver(([seen]) => {
+    const width = Math.max(240, Math.round(seen.contentRect.width));
+    if (width === last) return;
+    last = width;
+    place.replaceChildren(drawn(told, width));
+  }).observe(place);
+  return figure;
+}

@@ -1,0 +1,32 @@
+// Elements, without any HTML made of text: what a server sends is never more than text here.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function filled(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+export const make = (tag, attributes = {}, ...children) => filled(document.createElement(tag), attributes, children);
+export const draw = (tag, attributes = {}, ...children) => filled(document.createElementNS(SVG, tag), attributes, children);
+export const find = (id) => document.getElementById(id);
+
+export function put(place, ...children) {
+  place.replaceChildren(...children.filter((child) => child !== null && child !== undefined));
+}
+
+export function say(place, words) {
+  place.hidden = !words;
+  place.textContent = words || "";
+}
+
+export function picture(source, words) {
+  return source ? make("img", { src: source, alt: words, draggable: "false" }) : make("span", { class: "blank", role: "img", "aria-label": words });
+}
+
+export const percent = (share) => `${Math.round(100 * share)}%`;
+export const count = (number, word) => `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;

@@ -1,0 +1,11 @@
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an index of sixty small pictures with two maps."""
+    from tests.ui.pages import make_index
+
+    return make_index(tmp_path_factory.mktemp("ui") / "index")

@@ -1,0 +1,82 @@
+"""The pictures of the documentation, of handwritten digits: ``python -m tests.ui.screenshots`` makes them anew."""
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import ViewportSize, expect, sync_playwright
+
+from nearveil.study.page import keep, with_extractor
+from nearveil.study.photos import digits
+from tests.ui.test_browser import Look, looking, shown
+
+FOLDER = Path("docs/howto")
+WIDE, NARROW = ViewportSize(width=1180, height=860), ViewportSize(width=360, height=780)
+
+
+def take(look: Look, name: str, *, whole: bool = True) -> None:
+    """Take a picture, with few colours, so that it is small."""
+    look.page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    path = FOLDER / f"ui-{name}.png"
+    look.page.screenshot(path=path, full_page=whole, animations="disabled")
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(220, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
+
+
+def tour(look: Look, image: Path) -> None:
+    """Go through the pages."""
+    page = look.page
+    page.set_viewport_size(WIDE)
+    look.open()
+    look.choose(image)
+    look.ask()
+    expect(page.locator(".matches li")).to_have_count(8)
+    take(look, "ask")
+    page.set_viewport_size(NARROW)
+    page.emulate_media(color_scheme="dark")
+    take(look, "narrow", whole=False)
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size(WIDE)
+    look.go("gallery")
+    expect(page.locator(".map .seen").first).to_be_visible()
+    page.locator(".map .seen").nth(3).hover(force=True)
+    expect(page.locator(".peek img")).to_be_visible()
+    take(look, "gallery")
+    look.go("budget")
+    page.get_by_role("button", name="Preview").click()
+    expect(page.locator("#plan-words")).to_contain_text("fit")
+    page.get_by_role("button", name="Verify").click()
+    expect(page.locator("#verify-words")).to_contain_text("all is well")
+    take(look, "budget")
+    look.go("audit")
+    page.select_option("#mechanism", "half the noise of privunit")
+    page.get_by_role("button", name="Attack it").click()
+    expect(page.locator("#audit-body tbody tr").nth(2)).to_be_visible()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("button", name="Attack it")).to_be_enabled()
+    take(look, "audit")
+    look.check_quiet()
+
+
+def main() -> None:
+    """Make a gallery of digits, open the page on it, and take pictures."""
+    program = shutil.which("chromium")
+    if program is None:
+        sys.exit("there is no chromium here: apt-get install chromium")
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        gallery, pictures = keep(with_extractor(digits()), Path(folder))
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        image = sorted(pictures.iterdir())[3]
+        with (
+            shown(Path(folder), str(gallery), None, where="a gallery of handwritten digits") as address,
+            looking(browser, address, reduced_motion="reduce") as look,
+        ):
+            tour(look, image)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,527 @@
+"""The page in this process: who is let in, what a browser may do with it, and what it says when something fails."""
+
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from nearveil.features import HogColor
+from nearveil.privacy.noise import unsafe_seeded
+from nearveil.release import Message
+from nearveil.retrieval import Index
+from nearveil.service import OpenGallery
+from nearveil.ui import _app
+from nearveil.ui._app import assets
+from nearveil.ui._edge import POLICY
+from tests.service.asking import URL, Body, Server, framed
+from tests.service.protected import gallery as protected_gallery
+from tests.service.protected import make as make_protected
+from tests.ui.pages import HOST, PORT, Page, page, pieces, png
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path) -> Iterator[Page]:
+    with page(tmp_path, made) as found:
+        yield found
+
+
+def words_of(reply: httpx.Response, status: int, code: str) -> str:
+    told = reply.json()
+    assert (reply.status_code, told["code"]) == (status, code), told
+    return str(told["words"])
+
+
+def test_the_token_is_exchanged_once(made: Path, tmp_path: Path) -> None:
+    with page(tmp_path, made, entered=False) as here:
+        assert here.get("/").status_code == 401
+        assert here.get("/?t=guessed").status_code == 403
+        for purpose in ("prefetch", "prefetch;prerender"):  # a browser that guesses does not use the token up
+            assert here.get(f"/?t={here.entry.token}", headers={"sec-purpose": purpose}).status_code == 503
+        reply = here.get(f"/?t={here.entry.token}")
+        assert (reply.status_code, reply.headers["location"]) == (303, "/")
+        cookie = reply.headers["set-cookie"]
+        assert re.fullmatch(rf"nearveil-{PORT}=[\w-]{{43}}; HttpOnly; Path=/; SameSite=strict", cookie)
+        again = here.get(f"/?t={here.entry.token}")
+        assert again.status_code == 403
+        assert "This address has been used" in again.text
+        here.cookies = dict(reply.cookies)
+        assert "What the server saw" in here.get("/").text
+        assert here.get(f"/?t={here.entry.token}").headers["location"] == "/"  # the browser that is in, stays in
+        assert here.entry.token not in repr(here.entry) + again.text
+
+
+def test_a_link_on_another_site_leads_to_a_page_that_goes_on(made: Path, tmp_path: Path) -> None:
+    with page(tmp_path, made, entered=False) as here:
+        reply = here.get(f"/?t={here.entry.token}", headers={"sec-fetch-site": "cross-site"})
+        assert reply.status_code == 200
+        assert 'content="0;url=/"' in reply.text
+        assert "SameSite=strict" in reply.headers["set-cookie"]
+
+
+def test_without_the_cookie_nothing_is_told(here: Page) -> None:
+    cookies = here.cookies
+    name, value = next(iter(cookies.items()))
+    for wrong in ({}, {name: "guessed"}, {name: ""}, {"nearveil-1": value}, {name: value[:-1]}):
+        here.cookies = wrong
+        for path in ("/api/galleries", "/api/about", "/api/budget", "/api/history?account=holiday", "/api/audit"):
+            assert "not open in this browser" in words_of(here.get(path), 401, "cookie")
+        words_of(here.ask(png(1)), 401, "cookie")
+        assert "What the server saw" not in here.get("/").text
+    here.cookies = cookies
+    assert here.get("/api/about").status_code == 200
+    assert here.debits == 0
+
+
+def test_another_name_for_this_machine_is_refused(here: Page) -> None:
+    names = ("evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", f"[::1]:{PORT}", f"0.0.0.0:{PORT}", "")
+    for name in names:
+        for path in ("/", f"/?t={here.entry.token}", "/static/style.css", "/api/about"):
+            words_of(here.get(path, headers={"host": name}), 421, "host")
+    assert here.get("/api/about", headers={"host": f"localhost:{PORT}"}).status_code == 200
+    twice = [("host", HOST), ("host", "evil.example")]
+    words_of(here.get("/api/about", headers=twice), 400, "http")
+
+
+def test_requests_of_other_sites_are_refused(here: Page) -> None:
+    image = png(1)
+    told = {"gallery": "local", "epsilon": 1}
+    for path in ("/api/ask", "/api/audit", "/api/audit/stop"):
+        for origin in (
+            "http://evil.example",
+            "null",
+            "http://127.0.0.1:9",
+            f"https://{HOST}",
+            f"http://localhost:{PORT}",
+            "",
+        ):
+            words_of(here.post(path, image, params=told, headers={"origin": origin}), 403, "origin")
+        words_of(here.request("POST", path, content=image, params=told), 403, "origin")
+    for site in ("cross-site", "same-site", "nonsense"):
+        words_of(here.post("/api/ask", image, params=told, headers={"sec-fetch-site": site}), 403, "origin")
+        words_of(here.get("/api/about", headers={"sec-fetch-site": site}), 403, "origin")
+        words_of(here.get("/static/main.js", headers={"sec-fetch-site": site}), 403, "origin")
+    assert here.debits == 0
+    assert here.ask(image).status_code == 200  # the page's own
+    assert here.debits == 1
+
+
+def test_every_reply_says_what_a_browser_may_do(here: Page) -> None:
+    replies = [
+        here.get("/"),
+        here.get("/", cookie=False),
+        here.get("/static/main.js"),
+        here.get("/api/about"),
+        here.get("/api/nothing"),
+        here.get("/api/about", headers={"host": "evil.example"}),
+        here.get("/api/preview?epsilon=nonsense"),
+        here.request("DELETE", "/api/ask", headers={"origin": f"http://{HOST}"}),
+        here.ask(b"no image"),
+    ]
+    for reply in replies:
+        assert reply.headers.get_list("content-security-policy") == [POLICY]
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        assert reply.headers["referrer-policy"] == "no-referrer"
+        assert reply.headers["cache-control"] == "no-store"
+        assert reply.headers["cross-origin-resource-policy"] == "same-origin"
+        assert reply.headers["cross-origin-opener-policy"] == "same-origin"
+        assert "server" not in reply.headers
+        assert "access-control-allow-origin" not in reply.headers
+    assert "unsafe" not in POLICY
+    assert "default-src 'none'" in POLICY
+
+
+def test_the_files_of_the_page_ask_for_nothing_from_elsewhere() -> None:
+    held = assets()
+    assert {"index.html", "closed.html", "used.html", "welcome.html", "style.css", "main.js", "icon.svg"} <= held.keys()
+    for name, content in held.items():
+        text = content.decode()
+        assert set(re.findall(r"https?://[^\s\"')]+", text)) <= {"http://www.w3.org/2000/svg"}, name
+        assert not re.search(r"\bon\w+\s*=\s*\"|style=\"|innerHTML|insertAdjacentHTML|document\.write|eval\(", text), (
+            name
+        )
+        if name.endswith(".html"):
+            assert not re.search(r"<style|<script(?![^>]*\bsrc=)|<script[^>]*>[^<]", text), name
+            for link in re.findall(r"(?:src|href)=\"(/static/[^\"]+)\"", text):
+                assert link.removeprefix("/static/") in held
+        for module in re.findall(r"from \"\./([^\"]+)\"", text):
+            assert module in held
+
+
+def test_nothing_else_is_served(here: Page) -> None:
+    for path in (
+        "/static/index.html", "/static/../__init__.py", "/static/..%2f__init__.py", "/static/%2e%2e/_app.py",
+        "/static/", "/docs", "/openapi.json", "/redoc", "/static/main.js/..", "/favicon.ico", "/api", "//evil.example",
+    ):  # fmt: skip
+        reply = here.get(f"http://{HOST}{path}")
+        assert reply.status_code == 404, path
+        assert "There is nothing here" in words_of(reply, 404, "path")
+
+
+def test_an_answer_and_what_it_cost(here: Page) -> None:
+    told = here.ask(png(100), candidates=0.2).json()
+    saw = told["saw"]
+    assert (len(told["got"]), saw["total"], saw["n_sets"], told["balance"]["left"]) == (8, 12, 5, 8.0)
+    likes = [one["similarity"] for one in told["got"]]
+    assert likes == sorted(likes, reverse=True)
+    ids = [one["id"] for one in saw["candidates"]]
+    assert ids == sorted(ids)
+    assert {one["id"] for one in told["got"]} <= set(ids)
+    assert all(one["image"].startswith("data:image/webp;base64,") for one in (*told["got"], *saw["candidates"]))
+    assert all(one["name"] == f"kind {one['id'] % 6}/{one['id']}.png" for one in saw["candidates"])
+    stored = [one.message for one in here.desk.purse.account.history() if one.kind == "message"]
+    assert stored[0] is not None
+    assert Message.from_bytes(stored[0])["sets"].tolist() == saw["sets"]
+    assert saw["messages"][0]["bytes"] == len(stored[0])
+    head, tail = saw["messages"][0]["hex"].split(" … ")
+    assert (bytes.fromhex(head), bytes.fromhex(tail)) == (stored[0][:24], stored[0][-24:])
+    assert told["promise"].endswith("by at most a factor of 55.")
+    assert here.ask(png(100)).json()["balance"]["left_words"] == "4"
+
+
+def test_what_will_be_paid_is_said_before(here: Page) -> None:
+    told = here.get("/api/preview?epsilon=4").json()
+    assert (told["allowed"], told["cost"], told["before"], told["after"]) == (True, "4", "12", "8")
+    told = here.get("/api/preview?epsilon=12.5").json()
+    assert (told["allowed"], told["cost"], told["before"], told["after"]) == (False, "12.5", "12", "12")
+    assert here.debits == 0
+    for wrong in ("0", "41", "-1", "inf", "nan", "x"):
+        words_of(here.get(f"/api/preview?epsilon={wrong}"), 422, "question")
+
+
+def test_what_cannot_be_asked_costs_nothing(here: Page) -> None:
+    not_image = words_of(here.ask(b"a text"), 422, "image")
+    assert "not an image" in not_image
+    assert "nothing was paid" in not_image
+    assert "no bytes" in words_of(here.ask(b""), 422, "image")
+    assert "truncated" in words_of(here.ask(png(1)[:200]), 422, "image")
+    words_of(here.ask(png(1), 0.0), 422, "question")
+    words_of(here.ask(png(1), gallery="nowhere"), 404, "question")
+    words_of(here.ask(png(1), candidates=0.9), 502, "declined")
+    assert "0.2, 0.25" in words_of(here.ask(png(1), candidates=7), 502, "declined")
+    assert "extra" not in words_of(here.post("/api/ask", png(1)), 422, "question")
+    assert here.debits == 0
+
+
+def test_too_large_is_refused_before_it_is_kept(here: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = {"content-length": str(1 << 40)}
+    reply = here.post("/api/ask", b"", params={"gallery": "local", "epsilon": 1}, headers=size)
+    assert "too large" in words_of(reply, 413, "too_large")
+    taken = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal taken
+        for _ in range(100):
+            taken += 1 << 16
+            yield bytes(1 << 16)
+
+    monkeypatch.setattr(_app, "MOST_BYTES", 1 << 18)
+    reply = here.post("/api/ask", endless(), params={"gallery": "local", "epsilon": 1})
+    assert "too large" in words_of(reply, 413, "too_large")
+    assert taken <= (1 << 18) + (2 << 16)
+    words_of(here.post("/api/audit/stop", bytes(2000)), 413, "too_large")
+
+
+def served(made: Path, folder: Path) -> tuple[OpenGallery, Server]:
+    index = Index.open(made)
+    gallery = OpenGallery(index, "stripes", offers=("names", "thumbnails"))
+    return gallery, Server(folder / "tokens.db", gallery)
+
+
+def test_a_spent_budget_is_refused_before_anything_is_sent(made: Path, tmp_path: Path) -> None:
+    gallery, server = served(made, tmp_path)
+    wire = server.wire()
+    with page(tmp_path, URL, epsilon=5.0, token=server.token, transport=wire) as here:
+        assert here.ask(png(100), gallery="stripes").status_code == 200
+        before = len(wire.requests)
+        told = words_of(here.ask(png(100), gallery="stripes"), 409, "spent")
+        assert "it would cost 4, and 1 of 5 is left" in told
+        assert "No message was sent" in told
+        assert len(wire.requests) == before
+        assert here.ask(png(100), 1.0, gallery="stripes").json()["balance"]["left"] == 0
+        assert "0 of 5 is left" in words_of(here.ask(png(100), 0.5, gallery="stripes"), 409, "spent")
+        assert here.debits == 2
+    server.close()
+    gallery.close()
+
+
+def test_a_question_without_an_answer_is_asked_again_for_nothing(made: Path, tmp_path: Path) -> None:
+    gallery, server = served(made, tmp_path)
+    gone = False
+
+    def lose(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+        if gone and request.method == "POST":
+            raise httpx.ConnectError("gone")
+        return reply
+
+    wire = server.wire(lose)
+    with page(tmp_path, URL, token=server.token, transport=wire, retries=0) as here:
+        assert here.get("/api/galleries").json()["galleries"][0]["name"] == "stripes"
+        gone = True
+        reply = here.ask(png(100), gallery="stripes")
+        assert "paid for, and no answer came" in words_of(reply, 502, "unanswered")
+        assert (reply.json()["paid"], reply.json()["again"], here.left) == (True, True, 8.0)
+        lost = wire.posts[-1]
+        gone = False
+        found = here.ask(png(100), gallery="stripes").json()
+        assert (found["repeated"], found["cost"], here.left, here.debits) == (True, "0", 8.0, 1)
+        assert wire.posts[1] == lost  # the same bytes under the same key
+        # What was answered is a new question the next time, and so is another image or another epsilon.
+        assert here.ask(png(100), gallery="stripes").json()["repeated"] is False
+        assert here.left == 4.0
+    server.close()
+    gallery.close()
+
+
+def test_what_fails_here_after_the_debit_is_not_lost(here: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr("nearveil.ui._desk.nearest_view", None)
+        words_of(here.ask(png(100)), 500, "failed")
+    assert here.left == 8.0
+    told = here.ask(png(100)).json()
+    assert (told["repeated"], here.left, here.desk._pending) == (True, 8.0, {})
+
+
+def test_a_debit_without_a_message_is_not_tried_for_ever(here: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr("nearveil.ledger.Debit.store", None)  # as if the process had been killed in between
+        words_of(here.ask(png(100)), 500, "failed")
+    assert "never stored" in words_of(here.ask(png(100)), 503, "ledger")
+    assert here.ask(png(100)).status_code == 200
+    assert (here.left, here.debits) == (4.0, 2)
+
+
+def test_another_image_does_not_take_a_message_that_waits(made: Path, tmp_path: Path) -> None:
+    gallery, server = served(made, tmp_path)
+    gone = True
+
+    def lose(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+        if gone and request.method == "POST":
+            raise httpx.ConnectError("gone")
+        return reply
+
+    with page(tmp_path, URL, token=server.token, transport=server.wire(lose), retries=0) as here:
+        words_of(here.ask(png(100), 2.0, gallery="stripes"), 502, "unanswered")
+        gone = False
+        assert here.ask(png(101), 2.0, gallery="stripes").json()["repeated"] is False
+        assert here.ask(png(100), 1.0, gallery="stripes").json()["repeated"] is False
+        assert here.ask(png(100), 2.0, gallery="stripes").json()["repeated"] is True
+        assert here.left == 12 - 2 - 2 - 1
+    server.close()
+    gallery.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "code", "said"),
+    [
+        (httpx.ConnectError("refused"), 502, "unreachable", "does not answer"),
+        ((401, b'{"code": "unauthorized", "message": "no"}'), 502, "token", "refused the token"),
+        ((200, b"<html>"), 502, "reply", "does not speak"),
+        ((404, b'{"code": "unknown", "message": "there is no such thing"}'), 502, "declined", "there is no such thing"),
+    ],
+)
+def test_what_a_server_does_wrong_is_said_in_words(
+    tmp_path: Path, reply: object, status: int, code: str, said: str
+) -> None:
+    class Wrong(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, _: httpx.Request) -> httpx.Response:
+            if isinstance(reply, Exception):
+                raise reply
+            assert isinstance(reply, tuple)
+            return httpx.Response(reply[0], headers={"content-type": "application/json"}, stream=Body(reply[1]))
+
+    with page(tmp_path, URL, token="nv_0_x", transport=Wrong(), retries=0) as here:  # noqa: S106
+        for made in (here.get("/api/galleries"), here.ask(png(1), gallery="stripes")):
+            words = words_of(made, status, code)
+            assert said in words
+            assert "nv_0_x" not in words
+        assert here.debits == 0
+
+
+def test_a_map_that_changes_is_said_in_words(made: Path, tmp_path: Path) -> None:
+    from nearveil.retrieval import MapChanged
+
+    gallery, server = served(made, tmp_path)
+
+    def change(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+        return framed(MapChanged("stripes", 9).to_bytes(), 409) if request.method == "POST" else reply
+
+    with page(tmp_path, URL, token=server.token, transport=server.wire(change)) as here:
+        reply = here.ask(png(1), gallery="stripes")
+        assert "changed its map" in words_of(reply, 409, "map_changed")
+        assert (reply.json()["paid"], reply.json()["again"]) == (True, False)
+        assert here.desk._pending == {}
+    server.close()
+    gallery.close()
+
+
+def test_neither_image_nor_feature_is_sent_or_logged(
+    made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gallery, server = served(made, tmp_path)
+    wire = server.wire()
+    image = png(100)
+    with caplog.at_level(logging.DEBUG), page(tmp_path, URL, token=server.token, transport=wire) as here:
+        assert here.ask(image, gallery="stripes").status_code == 200
+        here.ask(b"\x89PNG broken", gallery="stripes")
+        assert here.get("/api/picture?gallery=stripes").json()["you"] is not None
+    told = b"".join(
+        b"".join((method.encode(), url.encode(), *(part for one in headers for part in one), body))
+        for method, url, headers, body in wire.requests
+    )
+    lines = [one.getMessage() for one in caplog.records if one.name != "httpx"]  # which is the test's own browser, too
+    said = "".join([*lines, *capfd.readouterr()]).encode()
+    ledger = b"".join(path.read_bytes() for path in tmp_path.glob("budget.db*"))
+    for piece in pieces(image):
+        assert piece not in told
+        assert piece not in said
+        assert piece not in ledger
+    assert here.entry.token.encode() not in said
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and image[:64] in path.read_bytes()]
+    server.close()
+    gallery.close()
+
+
+def test_requests_depend_on_the_message_alone(made: Path, tmp_path: Path) -> None:
+    gallery, server = served(made, tmp_path)
+    groups: dict[bytes, list[tuple[Any, tuple[int, ...]]]] = {}
+    for number in range(100, 118):
+        wire, folder = server.wire(), tmp_path / str(number)
+        folder.mkdir()
+        more: dict[str, Any] = {"rng": unsafe_seeded(3), "keys": lambda: "the same for all"}
+        with page(folder, URL, token=server.token, transport=wire, **more) as here:
+            found = here.ask(png(number), gallery="stripes").json()
+            here.get("/api/picture?gallery=stripes")
+        chosen = tuple(one["id"] for one in found["got"])
+        groups.setdefault(wire.posts[0][3], []).append((wire.requests, chosen))
+    largest = max(groups.values(), key=len)
+    assert len({chosen for _, chosen in largest}) >= 3  # what was chosen at home differs,
+    assert all(requests == largest[0][0] for requests, _ in largest)  # and nothing shows it
+    server.close()
+    gallery.close()
+
+
+def test_one_question_at_a_time(here: Page) -> None:
+    with here.desk._alone():
+        reply = here.ask(png(1))
+    assert "A question is under way" in words_of(reply, 409, "busy")
+    assert here.ask(png(1)).status_code == 200
+
+
+def test_hidden_among_dummies(made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "public"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.png").write_bytes(png(200 + number))
+    with page(tmp_path, made, dummies=sorted(folder.iterdir())) as here:
+        assert here.get("/api/about").json()["dummies"] == 3
+        told = here.ask(png(100), hide=True).json()
+        assert len(told["saw"]["messages"]) == len(told["saw"]["sets"]) == 4
+        assert here.left == 8.0
+        assert len(here.ask(png(100)).json()["saw"]["messages"]) == 1
+
+
+def test_a_protected_gallery_is_asked_for_a_class(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    gallery = protected_gallery(make_protected(tmp_path / "made"))
+
+    class Toy(HogColor):
+        """Makes rows as that gallery has them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.fingerprint, self.dimension = "toy", 6
+
+        def _rows(self, images: np.ndarray) -> np.ndarray:
+            return np.stack([np.r_[image.reshape(-1, 3).mean(axis=0) + 1, 1, 1, 1] for image in images])
+
+    with page(tmp_path, gallery, extractor=Toy()) as here:
+        (told,) = here.get("/api/galleries").json()["galleries"]
+        assert (told["name"], told["kind"]) == ("scans", "protected")
+        found = here.ask(png(1), gallery="scans").json()
+        assert found["kind"] == "classified"
+        assert found["label"] == found["votes"][0][0]
+        assert {one for one, _ in found["votes"]} == {"benign", "malignant", "none"}
+        assert (len(found["saw"]["sets"]), found["saw"]["n_sets"], found["saw"]["candidates"]) == (1, 4, [])
+        assert "database" in found["gallery_promise"] or "record" in found["gallery_promise"]
+        assert here.left == 8.0
+    gallery.close()
+
+
+def test_budgets_are_told_planned_and_verified(here: Page) -> None:
+    here.ask(png(1))
+    here.desk.ledger.open_account(
+        "another", owner="me", protects="query", unit="image", relation="replace", epsilon=1.0, delta=0.0
+    )
+    told = here.get("/api/budget").json()
+    assert [(one["account"], one["pays"], one["left"]) for one in told["accounts"]] == [
+        ("holiday", True, 8.0),
+        ("another", False, 1.0),
+    ]
+    lines = here.get("/api/history?account=holiday").json()["entries"]
+    assert [(one["sequence"], one["what"]) for one in lines] == [
+        (3, "Message stored"),
+        (2, "Paid"),
+        (1, "Account opened"),
+    ]
+    assert lines[1]["detail"] == "epsilon 4"
+    words_of(here.get("/api/history?account=nobody"), 503, "ledger")
+    fits = here.get("/api/plan?account=holiday&count=4&epsilon=2").json()
+    assert (fits["allowed"], fits["after"]) == (True, "0")
+    assert fits["words"] == "4 questions at epsilon 2 fit: they cost 8, and 0 would be left."
+    refused = here.get("/api/plan?account=holiday&count=20&epsilon=2").json()
+    assert (refused["allowed"], refused["fits"]) == (False, 4)
+    assert refused["words"] == "20 questions at epsilon 2 do not fit: they cost 40, and 8 is left. 4 would fit."
+    for wrong in ("count=0&epsilon=2", "count=2&epsilon=0", "count=10000000&epsilon=1"):
+        words_of(here.get(f"/api/plan?account=holiday&{wrong}"), 422, "question")
+    assert here.get("/api/verify").json() == {"ok": True, "words": "4 entries of 2 accounts checked: all is well."}
+    assert here.left == 8.0
+
+
+def test_an_audit_grows_and_ends(made: Path, tmp_path: Path) -> None:
+    with page(tmp_path, made, seconds=3.0) as here:
+        assert here.get("/api/audit").json() == {"state": "none"}
+        names = here.get("/api/mechanisms").json()
+        assert "covers" in names["mechanisms"]
+        assert "half the noise of privunit" in names["specimens"]
+        words_of(here.post("/api/audit?name=nothing&epsilon=1"), 404, "question")
+        words_of(here.post("/api/audit?name=covers&epsilon=99"), 422, "question")
+        here.post("/api/audit?name=half the noise of privunit&epsilon=1")
+        words_of(here.post("/api/audit?name=covers&epsilon=1"), 409, "busy")
+        told = _ended(here)
+        trials = [one["trials"] for one in told["looks"]]
+        assert trials[0] == 2000
+        assert trials == [2000 * 2**place for place in range(len(trials))]
+        assert told["state"] == "done"
+        assert told["report"]["verdict"] == "broken"
+        assert told["report"]["words"].startswith("Broken: it promises epsilon 4, and ")
+        here.post("/api/audit?name=covers&epsilon=1")
+        here.post("/api/audit/stop")
+        assert _ended(here)["state"] == "stopped"
+
+
+def _ended(here: Page) -> dict[str, Any]:
+    for _ in range(600):
+        told: dict[str, Any] = here.get("/api/audit").json()
+        if told["state"] != "running":
+            return told
+        time.sleep(0.05)
+    raise AssertionError("the audit does not end")
+
+
+def test_what_nobody_thought_of_has_words_and_no_details(
+    here: Page, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("something private")
+
+    monkeypatch.setattr(here.desk, "balance", fail)
+    reply = here.get("/api/about")
+    assert "nobody thought of" in words_of(reply, 500, "failed")
+    assert "private" not in reply.text + caplog.text
+    assert "RuntimeError" in caplog.text

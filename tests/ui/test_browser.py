@@ -1,0 +1,539 @@
+"""The page in a real Chromium, against a real server, with real photographs; and all that went over the wire."""
+
+import base64
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright", reason="Playwright is not installed (the extra `dev`)")
+pytest.importorskip("tests.ui.pages")
+
+import uvicorn
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, expect, sync_playwright
+
+from nearveil.features import HogColor, load_image
+from nearveil.features._thumbnails import thumbnail
+from nearveil.ledger import Ledger, new_key
+from nearveil.privacy.noise import Source, unsafe_seeded
+from nearveil.retrieval import Index, Item
+from nearveil.service import Client
+from nearveil.study._loopback import Loopback, loopback
+from nearveil.study.data import DataMissingError, find
+from nearveil.ui import Desk, Entry, Purse
+from nearveil.ui._outlook import projected
+from nearveil.ui._serve import bound, config
+from tests.ui.pages import open_account, pieces
+from tests.ui.proxy import Recorder, recording
+
+PATIENCE = 60_000  # milliseconds: the machine may be busy
+EACH = 7  # photographs of a species in the gallery
+PAGES = ("ask", "gallery", "budget", "audit")
+
+expect.set_options(timeout=PATIENCE)
+
+
+@dataclass
+class Birds:
+    """An index of photographs, and others that are private."""
+
+    index: Path
+    private: list[Path]
+
+
+@pytest.fixture(scope="module")
+def birds(tmp_path_factory: pytest.TempPathFactory) -> Birds:
+    try:
+        folder = find("birds_photos")
+    except DataMissingError as missing:
+        pytest.skip(str(missing))
+    each = [sorted(place.glob("*.jpg")) for place in sorted(folder.iterdir()) if place.is_dir()]
+    files = [path for some in each for path in some[:EACH]]
+    pictures = [load_image(path) for path in files]
+    extractor = HogColor()
+    place = tmp_path_factory.mktemp("birds") / "index"
+    with Index.create(place, dimension=extractor.dimension, extractor=extractor.fingerprint) as index:
+        rows = extractor.extract(pictures)
+        index.add(
+            Item(row, f"{path.parent.name}/{path.name}", thumbnail(picture))
+            for row, path, picture in zip(rows, files, pictures, strict=True)
+        )
+        for fraction in (0.2, 0.1):
+            index.publish(4.0, fraction, n_sets=6)
+    return Birds(place, [some[-1] for some in each])
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("there is no chromium here: apt-get install chromium")
+    with sync_playwright() as playwright:
+        try:
+            browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=PATIENCE)
+        except Error as error:
+            pytest.skip(f"chromium does not start here: {error.message.splitlines()[0]}")
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def server(birds: Birds) -> Iterator[Loopback]:
+    with loopback(birds.index) as found:
+        yield found
+
+
+@pytest.fixture
+def wire(server: Loopback) -> Iterator[Recorder]:
+    with recording(server.url) as found:
+        yield found
+
+
+@dataclass
+class Look:
+    """A page in a browser, and everything that the browser complains of or asks for."""
+
+    page: Page
+    address: str
+    asked: list[Request] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    @property
+    def origin(self) -> str:
+        return self.address.partition("/?")[0]
+
+    def open(self) -> None:
+        page = self.page
+        page.add_init_script(
+            "addEventListener('securitypolicyviolation', (e) => console.error('policy', e.violatedDirective));"
+        )
+        page.on("request", lambda request: self.asked.append(request))  # noqa: PLW0108 - it marks what it is given
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", self._said)
+        page.goto(self.address)
+        expect(page.locator("#curve svg").first).to_be_visible()
+
+    def _said(self, message: ConsoleMessage) -> None:
+        # A reply with an error status is told in words on the page; the browser writes it down as well.
+        if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
+            self.complaints.append(message.text)
+
+    def choose(self, image: Path) -> None:
+        self.page.set_input_files("#file", image)
+        expect(self.page.locator("#preview")).to_be_visible()
+
+    def ask(self) -> None:
+        """Press the button and wait until there is an answer or an error."""
+        button = self.page.locator("#ask-button")
+        expect(button).to_be_enabled()
+        with self.page.expect_response(re.compile("/api/ask")):
+            button.click()
+        expect(button).to_be_enabled()
+
+    def go(self, name: str) -> None:
+        self.page.click(f"nav a[data-page={name}]")
+        expect(self.page.locator(f"#page-{name}")).to_be_visible()
+
+    def check_quiet(self) -> None:
+        assert self.complaints == []
+        local = ("blob:", "data:")
+        assert [one.url for one in self.asked if not one.url.startswith((f"{self.origin}/", *local))] == []
+
+
+@contextmanager
+def looking(chromium: Browser, address: str, **options: Any) -> Iterator[Look]:
+    context = chromium.new_context(viewport={"width": 1280, "height": 900}, **options)
+    context.set_default_timeout(PATIENCE)
+    try:
+        yield Look(context.new_page(), address)
+    finally:
+        context.close()
+
+
+@contextmanager
+def shown(
+    folder: Path, url: str, token: str | None, *, epsilon: float = 12.0, rng: Source | None = None,
+    keys: Callable[[], str] = new_key, where: str = "",
+) -> Iterator[str]:  # fmt: skip
+    """Show the page from this process, and yield its address."""
+    with Ledger(folder / f"{new_key()}.db") as ledger:
+        purse = Purse(open_account(ledger, "holiday", epsilon))
+        with Client(url, token, account=purse, retries=0, timeout=30) as client, bound(0) as listening:
+            desk, entry = Desk(client, purse, ledger, where or url, rng=rng, keys=keys), Entry()
+            port = listening.getsockname()[1]
+            running = uvicorn.Server(config(desk, entry, port))
+            thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
+            thread.start()
+            try:
+                yield f"http://127.0.0.1:{port}/?t={entry.token}"
+            finally:
+                running.should_exit = True
+                thread.join(30)
+
+
+@contextmanager
+def command(folder: Path, url: str, token: str) -> Iterator[str]:
+    """Run `nearveil ui` as a process of its own, and yield the address that it prints."""
+    ledger = folder / "budget.db"
+    with Ledger(ledger) as book:
+        open_account(book, "holiday", 10.0)
+    (folder / "token.txt").write_text(token)
+    told = ["--server", url, "--token-file", str(folder / "token.txt"), "--ledger", str(ledger), "--account", "holiday"]
+    line = [sys.executable, "-m", "nearveil.cli", "ui", *told, "--port", "0", "--no-browser"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
+        try:
+            assert process.stdout is not None
+            address = next((line.strip() for line in process.stdout if line.startswith("http")), None)
+            assert address is not None, process.stderr.read() if process.stderr else ""
+            yield address
+        finally:
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+        assert (process.returncode, said) == (0, "")
+
+
+def drop(page: Page, image: Path) -> None:
+    """Drop a file as a hand with a mouse would."""
+    content = base64.b64encode(image.read_bytes()).decode()
+    given = page.evaluate_handle(
+        """async ([content, name]) => {
+            const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
+            const given = new DataTransfer();
+            given.items.add(new File([bytes], name, { type: "image/jpeg" }));
+            return given;
+        }""",
+        [content, image.name],
+    )
+    for event in ("dragenter", "dragover", "drop"):
+        page.dispatch_event("#drop", event, {"dataTransfer": given})
+
+
+def test_from_a_dropped_image_to_an_empty_budget(
+    chromium: Browser, birds: Birds, server: Loopback, wire: Recorder, tmp_path: Path
+) -> None:
+    image = birds.private[9]
+    with command(tmp_path, wire.url, server.token) as address, looking(chromium, address) as look:
+        page = look.page
+        look.open()
+        assert page.url == f"{look.origin}/"  # the token is gone from the address
+        assert page.evaluate("document.cookie") == ""
+        expect(page.locator("#cost-note")).to_have_text("This will cost 4 of the 10 left.")
+        drop(page, image)
+        expect(page.locator("#preview")).to_be_visible()
+        assert not wire.posts
+
+        page.focus("#epsilon")
+        for _ in range(2):
+            page.keyboard.press("ArrowLeft")
+        expect(page.locator("#epsilon-number")).to_have_value("3")
+        expect(page.locator("#epsilon-note")).to_contain_text("a factor of 21")
+        expect(page.locator("#cost-note")).to_have_text("This will cost 3 of the 10 left.")
+        page.focus("#candidates")
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("#candidates-note")).to_contain_text("28 of 140 images come back")
+
+        look.ask()
+        expect(page.locator(".matches li")).to_have_count(8)
+        expect(page.locator("#saw .thumbs li")).to_have_count(28)
+        expect(page.locator("#saw .big")).to_have_text(re.compile(r"^Set \d of 6$"))
+        expect(page.locator("#promise")).to_contain_text("by at most a factor of 21")
+        meter = page.get_by_role("meter")
+        expect(meter).to_have_attribute("aria-valuenow", "7")
+        shown = page.locator("#saw .thumbs img").evaluate_all("(all) => all.map((one) => one.naturalWidth)")
+        assert len(shown) == 28
+        assert min(shown) > 0
+        for left in ("4", "1"):
+            look.ask()
+            expect(meter).to_have_attribute("aria-valuenow", left)
+        sent = len(wire.seen)
+        look.ask()
+        expect(page.get_by_role("alert").filter(visible=True)).to_contain_text("it would cost 3, and 1 of 10 is left")
+        expect(page.locator(".matches li")).to_have_count(8)  # what there was stays
+        assert page.locator("#epsilon-number").input_value() == "3"
+        assert len(wire.seen) == sent
+        page.fill("#epsilon-number", "1")
+        look.ask()
+        expect(meter).to_have_attribute("aria-valuetext", "0 of 10 left")
+        look.ask()
+        expect(page.get_by_role("alert").filter(visible=True)).to_contain_text("0 of 10 is left")
+        look.check_quiet()
+
+        with looking(chromium, address) as other:
+            other.page.goto(address)
+            expect(other.page.locator("h1")).to_have_text("This address has been used")
+            other.page.goto(f"{look.origin}/")
+            expect(other.page.locator("h1")).to_have_text("This page is not open here")
+
+    everything = b"".join(f"{method} {path} {headers}".encode() + body for method, path, headers, body in wire.seen)
+    assert len(wire.posts) == 2 * 4  # thumbnails and names, for four questions that were paid for
+    assert not [piece for piece in pieces(image.read_bytes()) if piece in everything]
+    assert image.name.encode() not in everything
+    assert {len(body) for *_, body in wire.posts} == {len(wire.posts[0][3])}
+
+
+def same_set(birds: Birds) -> tuple[Path, Path, Path]:
+    """Return two private images that the same set suits, and one that another suits."""
+    with Client(birds.index) as client:
+        public = client.map(0.1)
+    features = HogColor().extract([load_image(path) for path in birds.private])
+    near = public.map._choose(projected(public, features))
+    for number, one in enumerate(near):
+        alike = [place for place in range(number + 1, len(near)) if near[place] == one]
+        unlike = [place for place in range(len(near)) if near[place] != one]
+        if alike and unlike:
+            return birds.private[number], birds.private[alike[0]], birds.private[unlike[0]]
+    raise AssertionError("every private image has a set of its own")
+
+
+def everything_sent(chromium: Browser, server: Loopback, image: Path, folder: Path) -> tuple[list[Any], list[str]]:
+    """Ask about an image with coins that are the same for all, look at everything, and return what went where."""
+    with (
+        recording(server.url) as wire,
+        shown(folder, wire.url, server.token, rng=unsafe_seeded(3), keys=lambda: "the same for both") as address,
+        looking(chromium, address) as look,
+    ):
+        look.open()
+        look.choose(image)
+        look.ask()
+        expect(look.page.locator(".matches li")).to_have_count(8)
+        chosen = look.page.locator(".matches li").evaluate_all("(all) => all.map((one) => one.dataset.id)")
+        look.page.locator(".matches li").first.hover()
+        look.page.locator(".thumbs li").last.hover()
+        look.go("gallery")
+        point = look.page.locator(".map .seen").first
+        point.focus()
+        for _ in range(4):
+            look.page.keyboard.press("ArrowRight")
+        expect(look.page.locator(".peek img")).to_be_visible()
+        look.go("budget")
+        expect(look.page.locator("#history tbody tr")).to_have_count(3)
+        look.go("ask")
+        look.check_quiet()
+    host = ("host", wire.url.removeprefix("http://"))
+    told = [
+        (method, path, [pair for pair in headers if (pair[0].lower(), pair[1]) != host], body)
+        for method, path, headers, body in wire.seen
+    ]
+    return told, chosen
+
+
+def test_two_images_with_the_same_message_cause_the_same_requests(
+    chromium: Browser, birds: Birds, server: Loopback, tmp_path: Path
+) -> None:
+    one, alike, unlike = same_set(birds)
+    (first, got), (second, also), (third, _) = (
+        everything_sent(chromium, server, image, tmp_path) for image in (one, alike, unlike)
+    )
+    assert got != also  # what was chosen at home differs,
+    assert first == second  # and nobody can see it
+    assert [(method, path) for method, path, *_ in first] == [(method, path) for method, path, *_ in third]
+    assert [body for *_, body in first if body] != [body for *_, body in third if body]
+
+
+@contextmanager
+def mortal(index: Path) -> Iterator[Loopback]:
+    """Serve an index by a process that will be killed."""
+    with pytest.raises(RuntimeError, match="exit code -9"), loopback(index) as server:
+        yield server
+
+
+def test_a_server_that_is_killed(chromium: Browser, birds: Birds, tmp_path: Path) -> None:
+    with (
+        mortal(birds.index) as server,
+        shown(tmp_path, server.url, server.token) as address,
+        looking(chromium, address) as look,
+    ):
+        look.open()
+        look.choose(birds.private[0])
+        look.ask()
+        expect(look.page.locator(".matches li")).to_have_count(8)
+        os.kill(server.process, signal.SIGKILL)
+        look.page.fill("#epsilon-number", "2")
+        look.ask()
+        alert = look.page.get_by_role("alert").filter(visible=True)
+        expect(alert).to_contain_text("The server does not answer")
+        expect(alert).to_contain_text("nothing was paid")
+        expect(look.page.get_by_role("meter")).to_have_attribute("aria-valuenow", "8")
+        expect(look.page.locator("#preview")).to_be_visible()
+        assert look.page.locator("#epsilon-number").input_value() == "2"
+        look.go("gallery")
+        expect(look.page.locator("#gallery-error")).to_contain_text("The server does not answer")
+        look.go("budget")
+        expect(look.page.locator("#history tbody tr")).to_have_count(3)
+        look.page.goto(f"{look.origin}/")  # a page that is loaded while the server is gone says so, too
+        expect(look.page.get_by_role("alert").filter(visible=True)).to_contain_text("The server does not answer")
+        look.check_quiet()
+
+
+def test_a_paid_question_is_asked_again_for_nothing(
+    chromium: Browser, birds: Birds, server: Loopback, wire: Recorder, tmp_path: Path
+) -> None:
+    with shown(tmp_path, wire.url, server.token) as address, looking(chromium, address) as look:
+        look.open()
+        look.choose(birds.private[1])
+        # The map is asked for, and answered; then the server is gone before the question comes.
+        wire.only_get = True
+        look.ask()
+        alert = look.page.get_by_role("alert").filter(visible=True)
+        expect(alert).to_contain_text("paid for, and no answer came")
+        expect(look.page.locator("#ask-button")).to_have_text("Ask again, for nothing")
+        expect(look.page.locator("#cost-note")).to_have_text("This question is paid for. Asking again costs nothing.")
+        expect(look.page.get_by_role("meter")).to_have_attribute("aria-valuenow", "8")
+        wire.only_get = False
+        look.ask()
+        expect(look.page.locator(".matches li")).to_have_count(8)
+        expect(look.page.locator("#paid")).to_contain_text("nothing: it was paid for before")
+        expect(look.page.get_by_role("meter")).to_have_attribute("aria-valuenow", "8")
+        look.check_quiet()
+
+
+def test_what_is_no_image_is_refused_and_nothing_is_lost(
+    chromium: Browser, birds: Birds, server: Loopback, tmp_path: Path
+) -> None:
+    text = tmp_path / "notes.jpg"
+    text.write_text("not a picture")
+    with shown(tmp_path, server.url, server.token) as address, looking(chromium, address) as look:
+        look.open()
+        look.page.click("#ask-button")
+        alert = look.page.get_by_role("alert").filter(visible=True)
+        expect(alert).to_contain_text("Choose an image first")
+        look.page.fill("#epsilon-number", "2.5")
+        look.page.set_input_files("#file", text)
+        look.ask()
+        expect(alert).to_contain_text("not an image")
+        expect(alert).to_contain_text("nothing was paid")
+        assert look.page.locator("#epsilon-number").input_value() == "2.5"
+        look.page.fill("#epsilon-number", "99")
+        look.page.click("#ask-button")
+        expect(alert).to_contain_text("from 0.000001 to 40")
+        look.page.fill("#epsilon-number", "2.5")
+        look.choose(birds.private[2])
+        look.ask()
+        expect(look.page.locator(".matches li")).to_have_count(8)
+        expect(alert).to_have_count(0)
+        look.check_quiet()
+
+
+def test_budget_and_audit_pages(chromium: Browser, server: Loopback, tmp_path: Path) -> None:
+    with shown(tmp_path, server.url, server.token) as address, looking(chromium, address) as look:
+        look.open()
+        page = look.page
+        look.go("budget")
+        page.get_by_role("button", name="Preview").click()
+        expect(page.locator("#plan-words")).to_contain_text("Does not fit. 20 questions at epsilon 2")
+        page.fill("#plan-count", "6")
+        page.get_by_role("button", name="Preview").click()
+        expect(page.locator("#plan-words")).to_contain_text("Fits. 6 questions at epsilon 2 fit")
+        page.get_by_role("button", name="Verify").click()
+        expect(page.locator("#verify-words")).to_contain_text("all is well")
+        look.go("audit")
+        page.select_option("#mechanism", "half the noise of privunit")
+        page.get_by_role("button", name="Attack it").click()
+        expect(page.locator("#verdict")).to_contain_text("Broken")
+        expect(page.locator("#audit-body figure svg").first).to_be_visible()
+        more = page.locator("#audit-body tbody tr").nth(1)
+        expect(more).to_be_visible()  # a second look: the plot has grown
+        page.get_by_role("button", name="Stop").click()
+        expect(page.get_by_role("button", name="Attack it")).to_be_enabled()
+        look.check_quiet()
+
+
+CONTRAST = """() => {
+  const parts = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
+  const light = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map((one) => (one /= 255) <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const behind = (one) => {
+    for (let at = one; at; at = at.parentElement) {
+      const colour = parts(getComputedStyle(at).backgroundColor);
+      if (colour.length === 3 || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  for (const one of document.querySelectorAll("body *")) {
+    const text = [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!text || one.closest("[hidden], :disabled, option, svg, .skip, noscript") || !one.checkVisibility()) continue;
+    const [front, back] = [light(parts(getComputedStyle(one).color)), light(behind(one))];
+    const ratio = (Math.max(front, back) + 0.05) / (Math.min(front, back) + 0.05);
+    if (ratio < 4.5) found.push(`${one.tagName} ${one.className} "${one.textContent.slice(0, 20)}" ${ratio}`);
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_can_be_read_and_fits_narrow_screens(
+    chromium: Browser, birds: Birds, server: Loopback, tmp_path: Path, scheme: Any
+) -> None:
+    with (
+        shown(tmp_path, server.url, server.token) as address,
+        looking(chromium, address, color_scheme=scheme, reduced_motion="reduce") as look,
+    ):
+        look.open()
+        look.choose(birds.private[3])
+        look.ask()
+        expect(look.page.locator(".matches li")).to_have_count(8)
+        for name in PAGES:
+            look.go(name)
+            ready = {
+                "ask": ".matches li",
+                "gallery": ".map circle",
+                "budget": "#history td",
+                "audit": "#mechanism option",
+            }
+            look.page.locator(ready[name]).first.wait_for(state="attached")
+            for width in (1280, 320):
+                look.page.set_viewport_size({"width": width, "height": 800})
+                assert look.page.evaluate("document.documentElement.scrollWidth") <= width, (name, width)
+                assert look.page.evaluate(CONTRAST) == [], (name, width)
+            look.page.set_viewport_size({"width": 1280, "height": 900})
+        look.check_quiet()
+
+
+def test_a_keyboard_is_enough(chromium: Browser, birds: Birds, server: Loopback, tmp_path: Path) -> None:
+    with shown(tmp_path, server.url, server.token) as address, looking(chromium, address) as look:
+        look.open()
+        page = look.page
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        reached = []
+        for _ in range(16):
+            page.keyboard.press("Tab")
+            reached.append(page.evaluate("document.activeElement.id || document.activeElement.dataset.page || ''"))
+            outlined = page.evaluate(
+                "[document.activeElement, document.activeElement.nextElementSibling]"
+                ".some((one) => one && getComputedStyle(one).outlineStyle === 'solid')"
+            )
+            assert outlined, reached
+            if reached[-1] == "ask-button":
+                break
+        wanted = ["ask", "gallery", "budget", "audit", "file", "epsilon-number", "epsilon", "candidates", "ask-button"]
+        assert [one for one in reached if one in wanted] == wanted
+        look.choose(birds.private[4])
+        page.focus("#ask-button")
+        page.keyboard.press("Enter")
+        expect(page.locator("#ask-status")).to_contain_text("8 matches found. It cost 4. 8 of 12 is left.")
+        look.go("gallery")
+        assert page.evaluate("document.activeElement.id") == "main"
+        page.locator(".map .seen").first.focus()
+        before = page.locator(".peek").text_content()
+        page.keyboard.press("ArrowRight")
+        expect(page.locator(".peek")).not_to_have_text(before or "")
+        unnamed = page.evaluate(
+            "[...document.querySelectorAll('input, select, button')].filter((one) => !one.labels?.length"
+            " && !one.ariaLabel && !one.textContent.trim()).map((one) => one.outerHTML)"
+        )
+        assert unnamed == []
+        look.check_quiet()
