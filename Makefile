@@ -30,7 +30,6 @@ bench: $(VENV)/.bench ## Measure; a table, JSON and a picture
 	$(BIN)/python bench/noise.py --out $(OUT)/bench
 	$(BIN)/python bench/ledger.py --out $(OUT)/bench
 	$(BIN)/python bench/release.py --out $(OUT)/bench
-	$(BIN)/python bench/recall.py --out $(OUT)/bench
 	$(BIN)/python bench/votes.py --out $(OUT)/bench
 	$(BIN)/python bench/index.py --out $(OUT)/bench
 	$(BIN)/python bench/features.py --out $(OUT)/bench

@@ -110,7 +110,7 @@ def test_data_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_the_cheapest_epsilon_that_is_good_enough() -> None:
-    curve = [(epsilon, mean([accuracy]), []) for epsilon, accuracy in ((2.0, 0.99), (1.0, 0.98))]
+    curve: list[Any] = [(epsilon, mean([accuracy]), []) for epsilon, accuracy in ((2.0, 0.99), (1.0, 0.98))]
     assert private_knn.cheapest(curve, 0.975) == 1.0
     assert private_knn.cheapest(curve, 0.985) == 2.0
     assert private_knn.cheapest(curve, 0.999) is None
