@@ -267,8 +267,8 @@ STUDY = Study(
         "Covers name one of the server's sets; the server, which knows its labels (as the papers' does), answers with "
         "an item of each of the set's eight commonest classes. In normal use the client gets the whole set and "
         "re-ranks it, which finds more. How many sets there are at which epsilon was chosen among 10, 20 and 40 by a "
-        "look at queries of CUB. SMLQ without privacy is our out-of-sample map, which knows no label of the query, with "
-        "two columns and its default bandwidth of 0.4. "
+        "look at queries of CUB. SMLQ without privacy is our out-of-sample map, which knows no label of the query, "
+        "with two columns and its default bandwidth of 0.4. "
         "Features are those of EfficientNet-Lite0, where the paper has CGD and ResNet-50: raw features stand for its "
         "non-private state of the art. The seed draws images, starts and noise."
     ),
