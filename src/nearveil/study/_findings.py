@@ -1,6 +1,7 @@
 """Five findings: a sentence made of measured rows, a figure, and the command that checks it."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ def _leak(rows: Sequence[Row]) -> str:
         "**The published recall is a leaked label.** The authors' program of PrivateMail, at a nominal epsilon of "
         f"{here[0]['epsilon']:g}, has a Recall@8 of {bar('true', 'true')} with an image's features, "
         f"{bar('random', 'true')} with random ones, and {bar('true', 'random')} with its features and a random label. "
-        f"No message that keeps this epsilon can pass {here[0]['ceiling']:.3f}."
+        f"No message that keeps this epsilon can pass {math.ceil(here[0]['ceiling'] * 1000) / 1000:.3f}."
     )
 
 
