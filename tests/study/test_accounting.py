@@ -61,6 +61,7 @@ def test_the_page_shows_claims_below_the_lower_bound(monkeypatch: pytest.MonkeyP
     few = {name: replace(plan, claimed=0.3 if plan.answered else None) for name, plan in few.items()}
     for name, plan in few.items():
         monkeypatch.setitem(PLANS, name, plan)
+    monkeypatch.setattr(accounting, "_INTERVAL", 1e-4)
     monkeypatch.setattr(accounting, "WHOLE_ORDERS", (2.0, 4.0, 8.0, 16.0, 32.0, 64.0))
     found = run(accounting.STUDY, tmp_path, jobs=1)
     page = write(accounting.STUDY, found, tmp_path).read_text()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
 
 from nearveil.privacy.events import NoisyScreening
 from nearveil.study import _private_knn_ways as teachers
@@ -20,13 +21,13 @@ from nearveil.study.digits import Remembered, load, look, upright
 
 pytest.importorskip("skimage", reason="scikit-image is not installed (the extra `images`)")
 
-PRIVATE, HELD = 500, 80
+PRIVATE, HELD = 400, 60
 
 
 @pytest.fixture
 def few_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     X, y = load_digits(return_X_y=True)
-    images = np.kron(X.reshape(-1, 8, 8) / 16 * 255, np.ones((3, 3))).astype(np.uint8)[:800]
+    images = np.kron(X.reshape(-1, 8, 8) / 16 * 255, np.ones((3, 3))).astype(np.uint8)[:600]
     images = np.pad(images, ((0, 0), (2, 2), (2, 2)))
     for folder, shown in (("mnist", images), ("svhn_digits", np.repeat(images[..., None], 3, axis=3))):
         (tmp_path / folder).mkdir()
@@ -34,7 +35,7 @@ def few_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]
             "x_train": shown[:PRIVATE],
             "y_train": y[:PRIVATE],
             "x_test": shown[PRIVATE:],
-            "y_test": y[PRIVATE:800],
+            "y_test": y[PRIVATE:600],
         }
         np.savez(tmp_path / folder / f"{folder}.npz", **parts)
     monkeypatch.setenv("NEARVEIL_DATA", str(tmp_path))
@@ -69,10 +70,10 @@ def test_the_study_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
         return [row for row in rows if (row["data"], row["way"]) == (data, way)]
 
     # The floor is counted anew; at next to no epsilon nothing is learned, at a large one much is.
-    y, order = few_digits, np.random.default_rng(1).permutation(300)
+    y, order = few_digits, np.random.default_rng(1).permutation(200)
     commonest = np.bincount(y[:PRIVATE]).argmax()
     floor = {row["seed"]: row["accuracy"] for row in at("mnist", "commonest class")}
-    assert floor[1] == np.mean(y[PRIVATE:800][order[:HELD]] == commonest)
+    assert floor[1] == np.mean(y[PRIVATE:600][order[:HELD]] == commonest)
     low, high = (
         mean(row["accuracy"] for row in at("mnist", "ours") if (row["epsilon"] > 1) == large).value
         for large in (False, True)
@@ -95,9 +96,16 @@ def test_the_study_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 
 def test_the_network_is_a_student_too(monkeypatch: pytest.MonkeyPatch, few_digits: Any) -> None:
     pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
-    monkeypatch.setattr(private_knn, "EPOCHS", 1)
+    made: list[str] = []
+
+    def stand_in(name: str, epochs: int) -> LogisticRegression:  # a network takes seconds; it has tests of its own
+        made.append(f"{name}, {epochs} epochs")
+        return LogisticRegression(max_iter=500)
+
+    monkeypatch.setattr(private_knn, "NetworkStudent", stand_in)
     monkeypatch.setattr(private_knn, "NETWORK_EPSILON", 30.0)
     (row,) = private_knn.measure({"data": "mnist", "way": private_knn.NETWORK, "seed": 0})
+    assert made == [f"mnist, {private_knn.EPOCHS} epochs"]
     assert row["answered"] == 60
     assert 29 < row["epsilon"] <= 30
 

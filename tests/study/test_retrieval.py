@@ -56,11 +56,12 @@ def _page(study: Study, folder: Path) -> tuple[list[Row], str]:
         Unary(4.0, n_cells=16),
         Latent(6.0),
         Cells(3.0, 0.2),
+        Cells(3.0, 0.2, response="subset"),
     ],
-    ids=["PrivUnit", "PrivUnit to 8", "unary", "LATENT", "cells"],
+    ids=["PrivUnit", "PrivUnit to 8", "unary", "LATENT", "cells", "subset"],
 )
 def test_one_ranking_finds_what_a_retriever_finds(mechanism: Release, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_finding, "_MAPPED_REPEATS", 1)
+    monkeypatch.setattr(_finding, "_REPEATS", 1)
     trial = _digits()
     retriever = Retriever(mechanism, candidates=0.2, code_bytes=None).fit(trial.public)
     retriever.index(trial.gallery, trial.gallery_y)

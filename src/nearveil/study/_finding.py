@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from nearveil.privacy.noise import Source
 from nearveil.release import Cells, Message, PrivUnit, Release, Unary
 from nearveil.release._base import candidate_count
+from nearveil.release._channel import RandomizedResponse
 from nearveil.release._mapped import MappedRelease
 from nearveil.retrieval._evaluate import popularity, true_neighbors
 from nearveil.retrieval._server import first
@@ -17,7 +18,7 @@ from nearveil.study._trial import Labels, Rows, Trial
 
 K = 8
 _TIE = 1e-6  # cosines in single precision that differ by less are equal
-_MAPPED_REPEATS = 4  # a map has few answers, so that asking again costs nothing
+_REPEATS = 4  # of messages that name one set: there are few answers, so that asking again costs nothing
 
 Floats = NDArray[np.float64]
 Items = NDArray[np.intp]
@@ -102,7 +103,8 @@ def find(
     """
     counts = [candidate_count(fraction, len(search.gallery)) for fraction in fractions]
     if isinstance(mechanism, MappedRelease):
-        rows = np.repeat(rows, _MAPPED_REPEATS)
+        single = isinstance(mechanism._channel(mechanism.map_), RandomizedResponse)
+        rows = np.repeat(rows, _REPEATS if single else 1)
         messages = mechanism.release(search.trial.queries[rows], rng=source)
         answers = [_mapped_answers(mechanism, messages, counts[0])]
     else:

@@ -70,11 +70,6 @@ def in_new_process(function: str, **arguments: Any) -> Any:
     ------
     RuntimeError
         With the last line of what the process said, where it failed.
-
-    Examples
-    --------
-    >>> in_new_process("json:dumps", obj=[1])
-    '[1]'
     """
     command = [sys.executable, "-c", _CHILD, function, json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603

@@ -237,8 +237,7 @@ def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
             axes.annotate(f"{found[name]:.3f}", (found[name], place), (8, -3), textcoords="offset points")
         if about.claimed is not None:
             axes.axvline(about.claimed, color=COLOURS["red"], linestyle=":", linewidth=2, label="claimed (unsound)")
-            at = (about.claimed, len(names) - 1)
-            axes.annotate(f" {about.claimed:g} claimed", at, color=COLOURS["red"], va="center")
+            axes.annotate(f" {about.claimed:g}", (about.claimed, 0), color=COLOURS["red"], va="center")
         widest = max(value for name, value in found.items() if name in ACCOUNTANTS)
         axes.set(
             title=plan, xlabel=f"epsilon at delta {DELTA:g}", xlim=(0, 1.3 * widest), ylim=(len(names) - 0.5, -0.7)
@@ -271,8 +270,8 @@ def tell(rows: Sequence[Row]) -> str:
             f"the claim on MNIST and {times[1]:.2f} times on SVHN. Little is left to gain: that accountant is at most "
             f"{max(gaps):.1%} above what fixed pairs of counts cost that are asked again and again.",
             "The lower bound is about all that accountants know: sensitivities, noise, sampling. It takes a max-vote "
-            "at the threshold, which a random sample does not hold quite still, and noisy counts that are all released. "
-            "Databases that exist (all records of one class, and one of another) cost in votes alone at least "
+            "at the threshold, which a random sample does not hold quite still, and noisy counts that are all "
+            "released. Databases that exist (records of one class, and one of another) cost in votes alone at least "
             f"{found['MNIST', 'votes', BELOW]:.3f} on MNIST and {found['SVHN', 'votes', BELOW]:.3f} on SVHN. The "
             "published procedure shows the winner alone, which may cost less; no published analysis makes use of that.",
             f"To cost what is claimed as published, the vote noise would have to be {noise['MNIST', PUBLISHED]:.1f} on "

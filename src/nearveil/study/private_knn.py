@@ -246,8 +246,10 @@ def _tell_claims(rows: Sequence[Row]) -> list[str]:
             best = max(mine, key=lambda point: point[1].value)
             # The difference to the best is told where it is within what splits differ by anyway.
             near = min((epsilon for epsilon, found, _ in mine if found.high >= wanted), default=None)
-            text = _cost(least, wanted, low) if least is not None else f"not reached (best: {best[1].value:.4f} at {best[0]:.2g})"
-            if least is None and near is not None:
+            text = f"not reached (best: {best[1].value:.4f} at {best[0]:.2g})"
+            if least is not None:
+                text = _cost(least, wanted, low)
+            elif near is not None:
                 text += f"; within the interval from {near:.2g} on"
             claim = f"{PLANS[PLAN_OF[name]].claimed:g}"
             lines.append([f"{PLAN_OF[name]}, {label}", f"{wanted:.4f}", claim, f"{honest:.4f}", text])

@@ -245,8 +245,8 @@ Half of the classes are public: their images give the mean, principal directions
 images are the gallery, and {QUERIES:,} of them are held out as queries: **every figure of the first two sections is
 about classes that the public rows lack**. A seed asks {QUERIES // len(SEEDS)} of the held-out queries, no two seeds
 the same, with noise of its own. The gallery, and so the map of covers, is one for all seeds: intervals (95%,
-Student's t over {len(SEEDS)} seeds) are about queries and noise. Of cells and covers every query is asked four times.
-Candidates are re-ranked by whole features.
+Student's t over {len(SEEDS)} seeds) are about queries and noise. Of covers and k-means cells every query is asked
+four times. Candidates are re-ranked by whole features.
 
 Features are those of an EfficientNet-Lite0, centred by the public mean, and not those of the papers' networks.
 Epsilon is the exact one of the whole message, for every mechanism.
