@@ -78,6 +78,14 @@ def test_without_the_cookie_nothing_is_told(here: Page) -> None:
     assert here.debits == 0
 
 
+@pytest.mark.parametrize("others", ['theme={"dark": 1}', "flag", "a=b c", "a[b]=\xe9", "nearveil-8322=guessed", ""])
+def test_cookies_of_other_servers_of_this_machine_lock_nobody_out(here: Page, others: str) -> None:
+    name, value = next(iter(here.cookies.items()))
+    for crumbs in (f"{others}; {name}={value}", f"{name}={value}; {others}"):
+        reply = here.get("/api/about", cookie=False, headers={"cookie": crumbs.encode("latin-1")})
+        assert reply.status_code == 200
+
+
 def test_another_name_for_this_machine_is_refused(here: Page) -> None:
     names = ("evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", f"[::1]:{PORT}", f"0.0.0.0:{PORT}", "")
     for name in names:
