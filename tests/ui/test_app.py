@@ -1,17 +1,22 @@
 """The page in this process: who is let in, what a browser may do with it, and what it says when something fails."""
 
+import http.client
 import logging
 import re
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import numpy as np
 import pytest
+import uvicorn
 
 from nearveil.features import HogColor
+from nearveil.ledger import LedgerError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Message
 from nearveil.retrieval import Index
@@ -19,6 +24,7 @@ from nearveil.service import OpenGallery
 from nearveil.ui import _app
 from nearveil.ui._app import assets
 from nearveil.ui._edge import POLICY
+from nearveil.ui._serve import bound, config
 from tests.service.asking import URL, Body, Server, framed
 from tests.service.protected import gallery as protected_gallery
 from tests.service.protected import make as make_protected
@@ -289,10 +295,69 @@ def test_a_question_without_an_answer_is_asked_again_for_nothing(made: Path, tmp
 def test_what_fails_here_after_the_debit_is_not_lost(here: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
         broken.setattr("nearveil.ui._desk.nearest_view", None)
-        words_of(here.ask(png(100)), 500, "failed")
+        assert "is paid for" in words_of(here.ask(png(100)), 500, "failed")
     assert here.left == 8.0
     told = here.ask(png(100)).json()
     assert (told["repeated"], here.left, here.desk._pending) == (True, 8.0, {})
+
+
+@pytest.mark.parametrize("error", [ValueError("rows"), LedgerError("locked"), TypeError("rows")])
+def test_after_the_debit_nobody_says_that_nothing_was_paid(
+    here: Page, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail() -> None:
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(here.desk, "balance", fail)
+        reply = here.ask(png(100))
+    words = words_of(reply, 500, "failed")
+    assert words.startswith("The question is paid for")
+    assert not re.search(r"[Nn]othing was paid|No message was sent|rows|locked", words)
+    assert (reply.json()["paid"], reply.json()["again"], here.left) == (True, True, 8.0)
+    assert here.ask(png(100)).json()["repeated"] is True
+    assert here.left == 8.0
+
+
+def test_an_answer_that_nobody_heard_is_not_paid_twice(here: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = {"gallery": "local", "epsilon": 4.0}
+    with bound(0) as listening, monkeypatch.context() as waiting:
+        port = listening.getsockname()[1]
+        running = uvicorn.Server(config(here.desk, here.entry, port))
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
+        asked, gone, told = here.desk._asked, threading.Event(), threading.Event()
+
+        def late(*question: Any) -> Any:
+            found = asked(*question)
+            told.set()
+            gone.wait(30)
+            return found
+
+        waiting.setattr(here.desk, "_asked", late)
+        thread.start()
+        name, value = next(iter(here.cookies.items()))
+        browser = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        cookie = f"{name.replace(str(PORT), str(port))}={value}"
+        headers = {"cookie": cookie, "origin": f"http://127.0.0.1:{port}"}
+        browser.request("POST", f"/api/ask?{urlencode(params)}", png(100), headers)
+        assert told.wait(30)
+        browser.close()  # the page is loaded anew, or has lost its patience
+        while not _noticed(running):
+            time.sleep(0.01)
+        gone.set()
+        with here.desk._lock:  # the question has ended
+            pass
+        running.should_exit = True
+        thread.join(30)
+    assert here.left == 8.0
+    assert here.ask(png(100)).json()["repeated"] is True
+    assert here.ask(png(100)).json()["repeated"] is False
+    assert here.left == 4.0
+
+
+def _noticed(running: uvicorn.Server) -> bool:
+    """Return whether a server knows that its only client has gone."""
+    return not running.server_state.connections
 
 
 def test_a_debit_without_a_message_is_not_tried_for_ever(here: Page, monkeypatch: pytest.MonkeyPatch) -> None:

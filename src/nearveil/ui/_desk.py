@@ -1,6 +1,7 @@
 """What the page can ask for. The private image is held in memory while its question is asked, and its feature after."""
 
 import hashlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from nearveil.retrieval._wire_public import PublicPart
 from nearveil.service import Client, GalleryInfo, UnansweredError
 from nearveil.service._dummies import _unpacked
 from nearveil.ui._budget import balance_of, previewed
-from nearveil.ui._errors import Trouble
+from nearveil.ui._errors import Trouble, spoiled
 from nearveil.ui._outlook import EPSILONS, K, Outlook, Singles, outlook, share_around
 from nearveil.ui._picture import Picture
 from nearveil.ui._purse import Purse
@@ -28,6 +29,7 @@ from nearveil.ui._views import classified_view, nearest_view, shown_image
 
 _MOST_IMAGES = 4000  # candidates that come with thumbnails
 _MOST_PENDING = 16  # questions that are paid for and wait
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class Desk:
         promise = ClientProtocol(checked_epsilon(epsilon)).guarantee
         return {**previewed(self.purse.account, promise), "promise": str(promise)}
 
-    def ask(self, image: bytes, question: Question) -> dict[str, Any]:
+    def ask(self, image: bytes, question: Question, listens: Callable[[], bool] = lambda: True) -> dict[str, Any]:
         """Ask. A question that failed after it was paid for is asked again with its key, for nothing.
 
         Parameters
@@ -157,6 +159,8 @@ class Desk:
         image : bytes
             Of a file. Private.
         question : Question
+        listens : callable, optional
+            Whether somebody still waits for the answer. One that nobody hears can be asked for again, for nothing.
 
         Returns
         -------
@@ -176,21 +180,15 @@ class Desk:
             self.purse.begin()
             try:
                 found = self._asked(row, info, question, key)
-            except UnansweredError as error:
-                if error.again:
-                    self._wait_with(mark, key)
-                else:
+            except Exception as error:
+                trouble = self._failed(error, mark, key)
+            else:
+                if listens():
                     self._pending.pop(mark, None)
-                raise
-            except (KeySpentError, KeyConflictError):
-                self._pending.pop(mark, None)  # nothing will come of this key
-                raise
-            except Exception:
-                if self.purse.debit is not None:  # paid for, whatever went wrong since
+                else:
                     self._wait_with(mark, key)
-                raise
-            self._pending.pop(mark, None)
-            return found
+                return found
+            raise trouble
 
     def picture(self, gallery: str, candidates: float | None) -> dict[str, Any]:
         """Return the map as a picture, with what the last answer showed. Nothing is asked but for the map."""
@@ -227,6 +225,23 @@ class Desk:
         if same:
             self._last = self._last.after(nearest, public, row, images=images)
         return {**nearest_view(nearest, self._messages(), self.balance(), images=images), "share": share}
+
+    def _failed(self, error: Exception, mark: tuple[bytes, Question], key: str) -> Exception:
+        """Return what is told of a question that failed; it waits if it is paid for and asking again can help."""
+        if isinstance(error, (KeySpentError, KeyConflictError)):
+            self._pending.pop(mark, None)  # nothing will come of this key
+            return error
+        if isinstance(error, UnansweredError):
+            if error.again:
+                self._wait_with(mark, key)
+            else:
+                self._pending.pop(mark, None)
+            return error
+        if self.purse.debit is None:
+            return error
+        self._wait_with(mark, key)
+        _LOG.error("a question failed: %s", type(error).__name__)
+        return spoiled()
 
     def _messages(self) -> tuple[Message, ...]:
         """Return what was sent, as the ledger keeps it."""
