@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import uvicorn
 
-from nearveil.features import HogColor
+from nearveil.features import HogColor, load_image
 from nearveil.ledger import LedgerError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Message
-from nearveil.retrieval import Index
+from nearveil.retrieval import Index, Item
 from nearveil.service import OpenGallery
 from nearveil.ui import _app
 from nearveil.ui._app import assets
@@ -28,7 +28,7 @@ from nearveil.ui._serve import bound, config
 from tests.service.asking import URL, Body, Server, framed
 from tests.service.protected import gallery as protected_gallery
 from tests.service.protected import make as make_protected
-from tests.ui.pages import HOST, PORT, Page, page, pieces, png
+from tests.ui.pages import COUNT, HOST, PORT, Page, page, pieces, png
 
 
 @pytest.fixture
@@ -429,6 +429,28 @@ def test_a_map_that_changes_is_said_in_words(made: Path, tmp_path: Path) -> None
         assert "changed its map" in words_of(reply, 409, "map_changed")
         assert (reply.json()["paid"], reply.json()["again"]) == (True, False)
         assert here.desk._pending == {}
+    server.close()
+    gallery.close()
+
+
+def test_a_gallery_with_other_features_is_not_asked_with_the_old_ones(made: Path, tmp_path: Path) -> None:
+    place, rows = tmp_path / "other", HogColor().extract([load_image(png(number)) for number in range(COUNT)])
+    with Index.create(place, dimension=rows.shape[1], extractor="another kind of as many numbers") as index:
+        index.add(Item(row, "") for row in rows)
+        index.publish(4.0, 0.2, n_sets=5)
+    gallery, server = served(made, tmp_path)
+    with page(tmp_path, URL, token=server.token, transport=server.wire()) as here:
+        assert here.ask(png(100), gallery="stripes").status_code == 200
+        with Index.open(place) as index:
+            server.app.state.desk.galleries["stripes"] = OpenGallery(index, "stripes", offers=("names",))
+            server.app.state.desk.__post_init__()
+            words_of(here.ask(png(100), gallery="stripes"), 502, "reply")
+            told = words_of(here.ask(png(100), gallery="stripes"), 409, "listing")
+            assert "other features" in told
+            assert "nothing was paid" in told
+            # Listed anew, the gallery is what it is.
+            assert "cannot be made here" in words_of(here.ask(png(100), gallery="stripes"), 422, "extractor")
+        assert here.debits == 1
     server.close()
     gallery.close()
 

@@ -20,7 +20,7 @@ from nearveil.retrieval._wire_public import PublicPart
 from nearveil.service import Client, GalleryInfo, UnansweredError
 from nearveil.service._dummies import _unpacked
 from nearveil.ui._budget import balance_of, previewed
-from nearveil.ui._errors import Trouble, spoiled
+from nearveil.ui._errors import Trouble, relisted, spoiled
 from nearveil.ui._outlook import EPSILONS, K, Outlook, Singles, outlook, share_around
 from nearveil.ui._picture import Picture
 from nearveil.ui._purse import Purse
@@ -203,6 +203,9 @@ class Desk:
 
     def _asked(self, row: Singles, info: GalleryInfo, question: Question, key: str) -> dict[str, Any]:
         public = self.client.map(question.candidates, gallery=info.name)
+        if public.fingerprint != info.fingerprint:  # the row is of no use there, and its width need not show it
+            self.galleries()
+            raise relisted()
         if info.kind == "protected":
             classified = self.client.classify(row, question.epsilon, gallery=info.name, key=key, rng=self._rng)
             return classified_view(classified, self._messages(), public.map.n_sets, self.balance())

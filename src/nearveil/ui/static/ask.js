@@ -175,6 +175,7 @@ async function ask(event) {
     if (trouble.code !== "busy") sentFor = trouble.paid && trouble.again ? mark : null;
     say(error, trouble.message);
     if (trouble.paid || trouble.code === "slow") loadAbout().catch(() => {});
+    if (trouble.code === "listing") await loadGalleries().then(() => say(error, trouble.message));
     if (trouble.code === "map_changed") await loadMap().then(() => say(error, trouble.message));
   } finally {
     busy = false;
