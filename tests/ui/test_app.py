@@ -181,6 +181,8 @@ def test_an_answer_and_what_it_cost(here: Page) -> None:
     told = here.ask(png(100), candidates=0.2).json()
     saw = told["saw"]
     assert (len(told["got"]), saw["total"], saw["n_sets"], told["balance"]["left"]) == (8, 12, 5, 8.0)
+    assert (told["cost"], told["map"]) == ("4", here.get("/api/map?gallery=local&candidates=0.2").json()["map"])
+    assert told["map"] != here.get("/api/map?gallery=local&candidates=0.25").json()["map"]
     likes = [one["similarity"] for one in told["got"]]
     assert likes == sorted(likes, reverse=True)
     ids = [one["id"] for one in saw["candidates"]]
@@ -206,6 +208,25 @@ def test_what_will_be_paid_is_said_before(here: Page) -> None:
     assert here.debits == 0
     for wrong in ("0", "41", "-1", "inf", "nan", "x"):
         words_of(here.get(f"/api/preview?epsilon={wrong}"), 422, "question")
+
+
+def test_what_was_paid_is_what_the_account_says(made: Path, tmp_path: Path) -> None:
+    with page(tmp_path, made) as here:
+        account = here.desk.ledger.open_account(
+            "filter", owner="me", protects="query", unit="image", relation="replace", epsilon=3.0, delta=1e-5
+        )
+        here.desk.purse.account = account
+        before = here.get("/api/preview?epsilon=0.1").json()
+        assert before["cost"] != "0.1"  # it adds up more slowly there
+        told = here.ask(png(100), 0.1).json()
+        assert (told["cost"], told["balance"]["odds"]) == (before["cost"], None)
+
+
+def test_all_that_was_told_so_far_is_counted(here: Page) -> None:
+    assert here.get("/api/about").json()["balance"]["odds"] is None
+    for total in ("7.4", "55"):
+        told = here.ask(png(100), 2.0).json()
+        assert (told["odds"], told["balance"]["odds"]) == ("7.4", total)
 
 
 def test_what_cannot_be_asked_costs_nothing(here: Page) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from nearveil.features import load_image
 from nearveil.ledger import KeyConflictError, KeySpentError, Ledger, new_key
+from nearveil.ledger._amounts import shown_up
 from nearveil.ledger._figures import refusal
 from nearveil.privacy.noise import Source
 from nearveil.release import Message
@@ -130,6 +131,7 @@ class Desk:
         public = self.client.map(candidates, gallery=gallery)
         found = self._outlook(public)
         return {
+            "map": public.map.map_id,
             "gallery": gallery,
             "candidates": public.candidates,
             "items": public.map.n_items,
@@ -174,8 +176,9 @@ class Desk:
             row = self.client._asker.features.rows([load_image(image)], info)[0]
             mark = hashlib.sha256(image).digest(), question
             key = self._pending.get(mark)
+            cost = "0"
             if key is None:
-                self._check_budget(question.epsilon)
+                cost = self._checked_cost(question.epsilon)
                 key = self._keys()
             self.purse.begin()
             try:
@@ -187,7 +190,7 @@ class Desk:
                     self._pending.pop(mark, None)
                 else:
                     self._wait_with(mark, key)
-                return found
+                return {**found, "cost": cost}
             raise trouble
 
     def picture(self, gallery: str, candidates: float | None) -> dict[str, Any]:
@@ -227,7 +230,8 @@ class Desk:
         share = round(share_around(public, row, nearest.sets), 4) if same else None
         if same:
             self._last = self._last.after(nearest, public, row, images=images)
-        return {**nearest_view(nearest, self._messages(), self.balance(), images=images), "share": share}
+        view = nearest_view(nearest, self._messages(), self.balance(), images=images)
+        return {**view, "map": public.map.map_id, "share": share}
 
     def _failed(self, error: Exception, mark: tuple[bytes, Question], key: str) -> Exception:
         """Return what is told of a question that failed; it waits if it is paid for and asking again can help."""
@@ -267,11 +271,12 @@ class Desk:
             raise Trouble(404, "question", "There is no gallery of this name here. Load the page anew.")
         return self._infos[name]
 
-    def _check_budget(self, epsilon: float) -> None:
-        """Refuse what the account cannot pay before anything is sent; the debit itself looks again."""
+    def _checked_cost(self, epsilon: float) -> str:
+        """Return what the account will pay, or refuse before anything is sent; the debit itself looks again."""
         found = self.purse.account.preview(ClientProtocol(epsilon).guarantee)
         if not found.allowed:
             raise refusal(found)
+        return shown_up(found.cost)
 
     def _hiding(self, info: GalleryInfo) -> list[Singles]:
         """Return the features of the dummies, made once."""

@@ -4,16 +4,14 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
-from nearveil.ledger._amounts import shown_up
 from nearveil.privacy import Guarantee
-from nearveil.privacy._guarantee import factor
 from nearveil.release import Message
 from nearveil.release._channel import RandomizedResponse
 from nearveil.service import Classified, Nearest
+from nearveil.ui._budget import odds
 
 MOST_SHOWN = 240  # candidates in the server's pane
 _HEX = 24  # bytes of a message at either end
-_FAR = 14  # an epsilon whose odds are beyond a million
 
 
 def nearest_view(
@@ -122,9 +120,8 @@ def _paid_view(promise: Guarantee, n_sets: int, balance: dict[str, Any], *, repe
     return {
         "epsilon": epsilon,
         "promise": str(promise),
-        "odds": factor(epsilon) if epsilon < _FAR else "more than a million",
+        "odds": odds(epsilon),
         "right": round(RandomizedResponse(epsilon, n_sets).hit, 4),
-        "cost": "0" if repeated else shown_up(epsilon),
         "repeated": repeated,
         "balance": balance,
     }
