@@ -3,9 +3,11 @@
 import http.client
 import logging
 import re
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -342,10 +344,7 @@ def test_after_the_debit_nobody_says_that_nothing_was_paid(
 
 def test_an_answer_that_nobody_heard_is_not_paid_twice(here: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     params = {"gallery": "local", "epsilon": 4.0}
-    with bound(0) as listening, monkeypatch.context() as waiting:
-        port = listening.getsockname()[1]
-        running = uvicorn.Server(config(here.desk, here.entry, port))
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
+    with listening(here) as (port, running), monkeypatch.context() as waiting:
         asked, gone, told = here.desk._asked, threading.Event(), threading.Event()
 
         def late(*question: Any) -> Any:
@@ -355,7 +354,6 @@ def test_an_answer_that_nobody_heard_is_not_paid_twice(here: Page, monkeypatch: 
             return found
 
         waiting.setattr(here.desk, "_asked", late)
-        thread.start()
         name, value = next(iter(here.cookies.items()))
         browser = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         cookie = f"{name.replace(str(PORT), str(port))}={value}"
@@ -368,12 +366,32 @@ def test_an_answer_that_nobody_heard_is_not_paid_twice(here: Page, monkeypatch: 
         gone.set()
         with here.desk._lock:  # the question has ended
             pass
-        running.should_exit = True
-        thread.join(30)
     assert here.left == 8.0
     assert here.ask(png(100)).json()["repeated"] is True
     assert here.ask(png(100)).json()["repeated"] is False
     assert here.left == 4.0
+
+
+@contextmanager
+def listening(here: Page) -> Iterator[tuple[int, uvicorn.Server]]:
+    """Serve the page at a port of loopback, as the command does."""
+    with bound(0) as place:
+        port = place.getsockname()[1]
+        running = uvicorn.Server(config(here.desk, here.entry, port))
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [place]}, daemon=True)
+        thread.start()
+        try:
+            yield port, running
+        finally:
+            running.should_exit = True
+            thread.join(30)
+
+
+def test_headers_without_end_are_refused(here: Page) -> None:
+    with listening(here) as (port, _), socket.create_connection(("127.0.0.1", port), timeout=30) as line:
+        line.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * (1 << 15))
+        line.sendall(b"x" * 1000)
+        assert line.recv(100).startswith(b"HTTP/1.1 431 ")
 
 
 def _noticed(running: uvicorn.Server) -> bool:

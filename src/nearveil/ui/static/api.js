@@ -16,7 +16,7 @@ async function request(path, options, seconds) {
     reply = await fetch(path, { ...options, credentials: "same-origin", signal: AbortSignal.timeout(seconds * 1000) });
     const told = await reply.json();
     if (reply.ok) return told;
-    throw new Trouble({ status: reply.status, ...told });
+    throw new Trouble({ status: reply.status, words: GONE, ...told });
   } catch (error) {
     if (error instanceof Trouble) throw error;
     const slow = error.name === "TimeoutError";
