@@ -1,6 +1,7 @@
 """The page in this process: who is let in, what a browser may do with it, and what it says when something fails."""
 
 import http.client
+import io
 import logging
 import re
 import socket
@@ -16,6 +17,7 @@ import httpx
 import numpy as np
 import pytest
 import uvicorn
+from PIL import Image
 
 from nearveil.features import HogColor, load_image
 from nearveil.ledger import LedgerError
@@ -27,6 +29,7 @@ from nearveil.ui import _app
 from nearveil.ui._app import assets
 from nearveil.ui._edge import POLICY
 from nearveil.ui._serve import bound, config
+from nearveil.ui._views import shown_image
 from tests.service.asking import URL, Body, Server, framed
 from tests.service.protected import gallery as protected_gallery
 from tests.service.protected import make as make_protected
@@ -538,6 +541,21 @@ def test_requests_depend_on_the_message_alone(made: Path, tmp_path: Path) -> Non
     assert all(requests == largest[0][0] for requests, _ in largest)  # and nothing shows it
     server.close()
     gallery.close()
+
+
+@pytest.mark.parametrize("how", [{"quality": 80}, {"lossless": True}, {"save_all": True}])
+def test_a_thumbnail_that_would_fill_the_browser_is_not_shown(how: dict[str, Any]) -> None:
+    for width, height in ((512, 3), (3, 512), (513, 3), (3, 513), (16383, 3)):
+        out = io.BytesIO()
+        frames = [Image.new("RGB", (width, height), colour) for colour in ("red", "blue")]
+        frames[0].save(out, "WEBP", **how, append_images=frames[1:])
+        assert bool(shown_image(out.getvalue())) == (max(width, height) <= 512)
+    for content in (b"", b"RIFF\4\0\0\0WEBP", b"<svg xmlns='http://www.w3.org/2000/svg'/>", out.getvalue()[:29]):
+        assert shown_image(content) == ""
+    alpha = io.BytesIO()
+    Image.new("RGBA", (64, 48)).save(alpha, "WEBP")
+    assert shown_image(alpha.getvalue())
+    assert not shown_image(alpha.getvalue() + bytes(1 << 17))
 
 
 def test_one_question_at_a_time(here: Page) -> None:

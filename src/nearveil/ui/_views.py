@@ -12,6 +12,7 @@ from nearveil.ui._budget import odds
 
 MOST_SHOWN = 240  # candidates in the server's pane
 _HEX = 24  # bytes of a message at either end
+_SIDE, _LARGEST = 512, 1 << 17  # pixels and bytes of a thumbnail that is shown
 
 
 def nearest_view(
@@ -89,8 +90,13 @@ def classified_view(
 
 
 def shown_image(content: bytes) -> str:
-    """Return a thumbnail as an address that needs no request; empty if there is none."""
-    return f"data:image/webp;base64,{b64encode(content).decode()}" if content else ""
+    """Return a thumbnail as an address that needs no request; empty if there is none, or one that is none.
+
+    A few bytes of WebP can hold a gigabyte of pixels, and a browser would make room for all of them.
+    """
+    if not 0 < max(_size(content)) <= _SIDE or len(content) > _LARGEST:
+        return ""
+    return f"data:image/webp;base64,{b64encode(content).decode()}"
 
 
 def shortened(content: bytes) -> str:
@@ -104,6 +110,21 @@ def shortened(content: bytes) -> str:
     if len(content) <= 2 * _HEX:
         return content.hex(" ")
     return f"{content[:_HEX].hex(' ')} … {content[-_HEX:].hex(' ')}"
+
+
+def _size(content: bytes) -> tuple[int, int]:
+    """Return width and height as the head of a WebP file tells them (RFC 9649); zeros where there is none."""
+    kind, body = content[12:16], content[20:30]
+    if content[:4] != b"RIFF" or content[8:12] != b"WEBP" or len(body) < 10:
+        return 0, 0
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")
+    if kind == b"VP8L":
+        both = int.from_bytes(body[1:5], "little")
+        return 1 + (both & 0x3FFF), 1 + (both >> 14 & 0x3FFF)
+    if kind == b"VP8 ":
+        return int.from_bytes(body[6:8], "little") & 0x3FFF, int.from_bytes(body[8:10], "little") & 0x3FFF
+    return 0, 0
 
 
 def _message_view(messages: Sequence[Message], sets: tuple[int, ...], n_sets: int) -> dict[str, Any]:
