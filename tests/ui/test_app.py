@@ -1,28 +1,39 @@
 """The page in this process: who is let in, what a browser may do with it, and what it says when something fails."""
 
+import http.client
+import io
 import logging
 import re
+import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import numpy as np
 import pytest
+import uvicorn
+from PIL import Image
 
-from nearveil.features import HogColor
+from nearveil.features import HogColor, load_image
+from nearveil.ledger import LedgerError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Message
-from nearveil.retrieval import Index
+from nearveil.retrieval import Index, Item
 from nearveil.service import OpenGallery
 from nearveil.ui import _app
 from nearveil.ui._app import assets
 from nearveil.ui._edge import POLICY
+from nearveil.ui._serve import bound, config
+from nearveil.ui._views import shown_image
 from tests.service.asking import URL, Body, Server, framed
 from tests.service.protected import gallery as protected_gallery
 from tests.service.protected import make as make_protected
-from tests.ui.pages import HOST, PORT, Page, page, pieces, png
+from tests.ui.pages import COUNT, HOST, PORT, Page, page, pieces, png
 
 
 @pytest.fixture
@@ -76,6 +87,14 @@ def test_without_the_cookie_nothing_is_told(here: Page) -> None:
     here.cookies = cookies
     assert here.get("/api/about").status_code == 200
     assert here.debits == 0
+
+
+@pytest.mark.parametrize("others", ['theme={"dark": 1}', "flag", "a=b c", "a[b]=\xe9", "nearveil-8322=guessed", ""])
+def test_cookies_of_other_servers_of_this_machine_lock_nobody_out(here: Page, others: str) -> None:
+    name, value = next(iter(here.cookies.items()))
+    for crumbs in (f"{others}; {name}={value}", f"{name}={value}; {others}"):
+        reply = here.get("/api/about", cookie=False, headers={"cookie": crumbs.encode("latin-1")})
+        assert reply.status_code == 200
 
 
 def test_another_name_for_this_machine_is_refused(here: Page) -> None:
@@ -167,6 +186,8 @@ def test_an_answer_and_what_it_cost(here: Page) -> None:
     told = here.ask(png(100), candidates=0.2).json()
     saw = told["saw"]
     assert (len(told["got"]), saw["total"], saw["n_sets"], told["balance"]["left"]) == (8, 12, 5, 8.0)
+    assert (told["cost"], told["map"]) == ("4", here.get("/api/map?gallery=local&candidates=0.2").json()["map"])
+    assert told["map"] != here.get("/api/map?gallery=local&candidates=0.25").json()["map"]
     likes = [one["similarity"] for one in told["got"]]
     assert likes == sorted(likes, reverse=True)
     ids = [one["id"] for one in saw["candidates"]]
@@ -192,6 +213,25 @@ def test_what_will_be_paid_is_said_before(here: Page) -> None:
     assert here.debits == 0
     for wrong in ("0", "41", "-1", "inf", "nan", "x"):
         words_of(here.get(f"/api/preview?epsilon={wrong}"), 422, "question")
+
+
+def test_what_was_paid_is_what_the_account_says(made: Path, tmp_path: Path) -> None:
+    with page(tmp_path, made) as here:
+        account = here.desk.ledger.open_account(
+            "filter", owner="me", protects="query", unit="image", relation="replace", epsilon=3.0, delta=1e-5
+        )
+        here.desk.purse.account = account
+        before = here.get("/api/preview?epsilon=0.1").json()
+        assert before["cost"] != "0.1"  # it adds up more slowly there
+        told = here.ask(png(100), 0.1).json()
+        assert (told["cost"], told["balance"]["odds"]) == (before["cost"], None)
+
+
+def test_all_that_was_told_so_far_is_counted(here: Page) -> None:
+    assert here.get("/api/about").json()["balance"]["odds"] is None
+    for total in ("7.4", "55"):
+        told = here.ask(png(100), 2.0).json()
+        assert (told["odds"], told["balance"]["odds"]) == ("7.4", total)
 
 
 def test_what_cannot_be_asked_costs_nothing(here: Page) -> None:
@@ -281,10 +321,85 @@ def test_a_question_without_an_answer_is_asked_again_for_nothing(made: Path, tmp
 def test_what_fails_here_after_the_debit_is_not_lost(here: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
         broken.setattr("nearveil.ui._desk.nearest_view", None)
-        words_of(here.ask(png(100)), 500, "failed")
+        assert "is paid for" in words_of(here.ask(png(100)), 500, "failed")
     assert here.left == 8.0
     told = here.ask(png(100)).json()
     assert (told["repeated"], here.left, here.desk._pending) == (True, 8.0, {})
+
+
+@pytest.mark.parametrize("error", [ValueError("rows"), LedgerError("locked"), TypeError("rows")])
+def test_after_the_debit_nobody_says_that_nothing_was_paid(
+    here: Page, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail() -> None:
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(here.desk, "balance", fail)
+        reply = here.ask(png(100))
+    words = words_of(reply, 500, "failed")
+    assert words.startswith("The question is paid for")
+    assert not re.search(r"[Nn]othing was paid|No message was sent|rows|locked", words)
+    assert (reply.json()["paid"], reply.json()["again"], here.left) == (True, True, 8.0)
+    assert here.ask(png(100)).json()["repeated"] is True
+    assert here.left == 8.0
+
+
+def test_an_answer_that_nobody_heard_is_not_paid_twice(here: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = {"gallery": "local", "epsilon": 4.0}
+    with listening(here) as (port, running), monkeypatch.context() as waiting:
+        asked, gone, told = here.desk._asked, threading.Event(), threading.Event()
+
+        def late(*question: Any) -> Any:
+            found = asked(*question)
+            told.set()
+            gone.wait(30)
+            return found
+
+        waiting.setattr(here.desk, "_asked", late)
+        name, value = next(iter(here.cookies.items()))
+        browser = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        cookie = f"{name.replace(str(PORT), str(port))}={value}"
+        headers = {"cookie": cookie, "origin": f"http://127.0.0.1:{port}"}
+        browser.request("POST", f"/api/ask?{urlencode(params)}", png(100), headers)
+        assert told.wait(30)
+        browser.close()  # the page is loaded anew, or has lost its patience
+        while not _noticed(running):
+            time.sleep(0.01)
+        gone.set()
+        with here.desk._lock:  # the question has ended
+            pass
+    assert here.left == 8.0
+    assert here.ask(png(100)).json()["repeated"] is True
+    assert here.ask(png(100)).json()["repeated"] is False
+    assert here.left == 4.0
+
+
+@contextmanager
+def listening(here: Page) -> Iterator[tuple[int, uvicorn.Server]]:
+    """Serve the page at a port of loopback, as the command does."""
+    with bound(0) as place:
+        port = place.getsockname()[1]
+        running = uvicorn.Server(config(here.desk, here.entry, port))
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [place]}, daemon=True)
+        thread.start()
+        try:
+            yield port, running
+        finally:
+            running.should_exit = True
+            thread.join(30)
+
+
+def test_headers_without_end_are_refused(here: Page) -> None:
+    with listening(here) as (port, _), socket.create_connection(("127.0.0.1", port), timeout=30) as line:
+        line.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * (1 << 15))
+        line.sendall(b"x" * 1000)
+        assert line.recv(100).startswith(b"HTTP/1.1 431 ")
+
+
+def _noticed(running: uvicorn.Server) -> bool:
+    """Return whether a server knows that its only client has gone."""
+    return not running.server_state.connections
 
 
 def test_a_debit_without_a_message_is_not_tried_for_ever(here: Page, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,6 +475,28 @@ def test_a_map_that_changes_is_said_in_words(made: Path, tmp_path: Path) -> None
     gallery.close()
 
 
+def test_a_gallery_with_other_features_is_not_asked_with_the_old_ones(made: Path, tmp_path: Path) -> None:
+    place, rows = tmp_path / "other", HogColor().extract([load_image(png(number)) for number in range(COUNT)])
+    with Index.create(place, dimension=rows.shape[1], extractor="another kind of as many numbers") as index:
+        index.add(Item(row, "") for row in rows)
+        index.publish(4.0, 0.2, n_sets=5)
+    gallery, server = served(made, tmp_path)
+    with page(tmp_path, URL, token=server.token, transport=server.wire()) as here:
+        assert here.ask(png(100), gallery="stripes").status_code == 200
+        with Index.open(place) as index:
+            server.app.state.desk.galleries["stripes"] = OpenGallery(index, "stripes", offers=("names",))
+            server.app.state.desk.__post_init__()
+            words_of(here.ask(png(100), gallery="stripes"), 502, "reply")
+            told = words_of(here.ask(png(100), gallery="stripes"), 409, "listing")
+            assert "other features" in told
+            assert "nothing was paid" in told
+            # Listed anew, the gallery is what it is.
+            assert "cannot be made here" in words_of(here.ask(png(100), gallery="stripes"), 422, "extractor")
+        assert here.debits == 1
+    server.close()
+    gallery.close()
+
+
 def test_neither_image_nor_feature_is_sent_or_logged(
     made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -404,6 +541,21 @@ def test_requests_depend_on_the_message_alone(made: Path, tmp_path: Path) -> Non
     assert all(requests == largest[0][0] for requests, _ in largest)  # and nothing shows it
     server.close()
     gallery.close()
+
+
+@pytest.mark.parametrize("how", [{"quality": 80}, {"lossless": True}, {"save_all": True}])
+def test_a_thumbnail_that_would_fill_the_browser_is_not_shown(how: dict[str, Any]) -> None:
+    for width, height in ((512, 3), (3, 512), (513, 3), (3, 513), (16383, 3)):
+        out = io.BytesIO()
+        frames = [Image.new("RGB", (width, height), colour) for colour in ("red", "blue")]
+        frames[0].save(out, "WEBP", **how, append_images=frames[1:])
+        assert bool(shown_image(out.getvalue())) == (max(width, height) <= 512)
+    for content in (b"", b"RIFF\4\0\0\0WEBP", b"<svg xmlns='http://www.w3.org/2000/svg'/>", out.getvalue()[:29]):
+        assert shown_image(content) == ""
+    alpha = io.BytesIO()
+    Image.new("RGBA", (64, 48)).save(alpha, "WEBP")
+    assert shown_image(alpha.getvalue())
+    assert not shown_image(alpha.getvalue() + bytes(1 << 17))
 
 
 def test_one_question_at_a_time(here: Page) -> None:

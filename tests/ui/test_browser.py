@@ -252,6 +252,14 @@ def test_from_a_dropped_image_to_an_empty_budget(
         shown = page.locator("#saw .thumbs img").evaluate_all("(all) => all.map((one) => one.naturalWidth)")
         assert len(shown) == 28
         assert min(shown) > 0
+        dot = page.locator("#curve .legend").get_by_text("Your last question")
+        expect(dot).to_be_visible()
+        page.focus("#candidates")
+        page.keyboard.press("ArrowLeft")
+        expect(page.locator("#candidates-note")).to_contain_text("14 of 140 images come back")
+        expect(dot).to_have_count(0)  # it was about another map
+        page.keyboard.press("ArrowRight")
+        expect(dot).to_be_visible()
         for left in ("4", "1"):
             look.ask()
             expect(meter).to_have_attribute("aria-valuenow", left)
@@ -508,6 +516,12 @@ def test_a_keyboard_is_enough(chromium: Browser, birds: Birds, server: Loopback,
         page = look.page
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.className") == "skip"
+        page.keyboard.press("Enter")
+        page.reload()  # the way past the menu is in the address now, and is the name of no page
+        expect(page.locator("#curve svg").first).to_be_visible()
+        page.goto(f"{look.origin}/")
+        expect(page.locator("#curve svg").first).to_be_visible()
+        page.keyboard.press("Tab")
         reached = []
         for _ in range(16):
             page.keyboard.press("Tab")

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any
 
+from anyio import from_thread
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
@@ -121,7 +122,7 @@ def _questions(app: FastAPI, desk: Desk) -> None:
     ) -> dict[str, Any]:
         image = await _body(request, MOST_BYTES)
         question = Question(epsilon, gallery, candidates, hide)
-        return await run_in_threadpool(_plainly, lambda: desk.ask(image, question))
+        return await run_in_threadpool(_plainly, lambda: desk.ask(image, question, lambda: _listens(request)))
 
 
 def _budgets(app: FastAPI, desk: Desk) -> None:
@@ -192,6 +193,11 @@ def _plainly(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         trouble = trouble_of(error)
     # Raised here, with no other error behind it: those hold what was asked.
     raise trouble
+
+
+def _listens(request: Request) -> bool:
+    """Return whether the browser still waits: it may have lost its patience, or loaded the page anew."""
+    return not from_thread.run(request.is_disconnected)
 
 
 async def _body(request: Request, most: int) -> bytes:

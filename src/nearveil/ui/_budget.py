@@ -5,11 +5,24 @@ from typing import Any
 
 from nearveil.ledger import Account, Entry, Ledger
 from nearveil.ledger._amounts import shown_down, shown_up
+from nearveil.privacy._guarantee import factor
 from nearveil.privacy.events import PureDp
 from nearveil.ui._errors import Trouble
 
 LAST = 100  # entries that are listed
 _MOST_QUESTIONS = 10**6
+_FAR = 14  # an epsilon whose odds are beyond a million
+
+
+def odds(epsilon: float) -> str:
+    """Return by which factor odds can change at most, rounded up.
+
+    Examples
+    --------
+    >>> odds(4.0), odds(40.0)
+    ('55', 'more than a million')
+    """
+    return factor(epsilon) if epsilon < _FAR else "more than a million"
 
 
 def balance_of(account: Account) -> dict[str, Any]:
@@ -21,6 +34,7 @@ def balance_of(account: Account) -> dict[str, Any]:
         "delta": held.delta,
         "spent": held.spent if math.isfinite(held.spent) else held.epsilon,
         "left": held.left,
+        "odds": odds(held.spent) if held.delta == 0 and held.spent > 0 else None,  # a delta has no such factor
         "spent_words": shown_up(held.spent),
         "left_words": shown_down(held.left),
     }

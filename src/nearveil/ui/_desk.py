@@ -1,6 +1,7 @@
 """What the page can ask for. The private image is held in memory while its question is asked, and its feature after."""
 
 import hashlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 from nearveil.features import load_image
 from nearveil.ledger import KeyConflictError, KeySpentError, Ledger, new_key
+from nearveil.ledger._amounts import shown_up
 from nearveil.ledger._figures import refusal
 from nearveil.privacy.noise import Source
 from nearveil.release import Message
@@ -19,7 +21,7 @@ from nearveil.retrieval._wire_public import PublicPart
 from nearveil.service import Client, GalleryInfo, UnansweredError
 from nearveil.service._dummies import _unpacked
 from nearveil.ui._budget import balance_of, previewed
-from nearveil.ui._errors import Trouble
+from nearveil.ui._errors import Trouble, relisted, spoiled
 from nearveil.ui._outlook import EPSILONS, K, Outlook, Singles, outlook, share_around
 from nearveil.ui._picture import Picture
 from nearveil.ui._purse import Purse
@@ -28,6 +30,7 @@ from nearveil.ui._views import classified_view, nearest_view, shown_image
 
 _MOST_IMAGES = 4000  # candidates that come with thumbnails
 _MOST_PENDING = 16  # questions that are paid for and wait
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ class Desk:
         public = self.client.map(candidates, gallery=gallery)
         found = self._outlook(public)
         return {
+            "map": public.map.map_id,
             "gallery": gallery,
             "candidates": public.candidates,
             "items": public.map.n_items,
@@ -149,7 +153,7 @@ class Desk:
         promise = ClientProtocol(checked_epsilon(epsilon)).guarantee
         return {**previewed(self.purse.account, promise), "promise": str(promise)}
 
-    def ask(self, image: bytes, question: Question) -> dict[str, Any]:
+    def ask(self, image: bytes, question: Question, listens: Callable[[], bool] = lambda: True) -> dict[str, Any]:
         """Ask. A question that failed after it was paid for is asked again with its key, for nothing.
 
         Parameters
@@ -157,6 +161,8 @@ class Desk:
         image : bytes
             Of a file. Private.
         question : Question
+        listens : callable, optional
+            Whether somebody still waits for the answer. One that nobody hears can be asked for again, for nothing.
 
         Returns
         -------
@@ -170,27 +176,22 @@ class Desk:
             row = self.client._asker.features.rows([load_image(image)], info)[0]
             mark = hashlib.sha256(image).digest(), question
             key = self._pending.get(mark)
+            cost = "0"
             if key is None:
-                self._check_budget(question.epsilon)
+                cost = self._checked_cost(question.epsilon)
                 key = self._keys()
             self.purse.begin()
             try:
                 found = self._asked(row, info, question, key)
-            except UnansweredError as error:
-                if error.again:
-                    self._wait_with(mark, key)
-                else:
+            except Exception as error:
+                trouble = self._failed(error, mark, key)
+            else:
+                if listens():
                     self._pending.pop(mark, None)
-                raise
-            except (KeySpentError, KeyConflictError):
-                self._pending.pop(mark, None)  # nothing will come of this key
-                raise
-            except Exception:
-                if self.purse.debit is not None:  # paid for, whatever went wrong since
+                else:
                     self._wait_with(mark, key)
-                raise
-            self._pending.pop(mark, None)
-            return found
+                return {**found, "cost": cost}
+            raise trouble
 
     def picture(self, gallery: str, candidates: float | None) -> dict[str, Any]:
         """Return the map as a picture, with what the last answer showed. Nothing is asked but for the map."""
@@ -205,6 +206,9 @@ class Desk:
 
     def _asked(self, row: Singles, info: GalleryInfo, question: Question, key: str) -> dict[str, Any]:
         public = self.client.map(question.candidates, gallery=info.name)
+        if public.fingerprint != info.fingerprint:  # the row is of no use there, and its width need not show it
+            self.galleries()
+            raise relisted()
         if info.kind == "protected":
             classified = self.client.classify(row, question.epsilon, gallery=info.name, key=key, rng=self._rng)
             return classified_view(classified, self._messages(), public.map.n_sets, self.balance())
@@ -226,7 +230,25 @@ class Desk:
         share = round(share_around(public, row, nearest.sets), 4) if same else None
         if same:
             self._last = self._last.after(nearest, public, row, images=images)
-        return {**nearest_view(nearest, self._messages(), self.balance(), images=images), "share": share}
+        view = nearest_view(nearest, self._messages(), self.balance(), images=images)
+        return {**view, "map": public.map.map_id, "share": share}
+
+    def _failed(self, error: Exception, mark: tuple[bytes, Question], key: str) -> Exception:
+        """Return what is told of a question that failed; it waits if it is paid for and asking again can help."""
+        if isinstance(error, (KeySpentError, KeyConflictError)):
+            self._pending.pop(mark, None)  # nothing will come of this key
+            return error
+        if isinstance(error, UnansweredError):
+            if error.again:
+                self._wait_with(mark, key)
+            else:
+                self._pending.pop(mark, None)
+            return error
+        if self.purse.debit is None:
+            return error
+        self._wait_with(mark, key)
+        _LOG.error("a question failed: %s", type(error).__name__)
+        return spoiled()
 
     def _messages(self) -> tuple[Message, ...]:
         """Return what was sent, as the ledger keeps it."""
@@ -249,11 +271,12 @@ class Desk:
             raise Trouble(404, "question", "There is no gallery of this name here. Load the page anew.")
         return self._infos[name]
 
-    def _check_budget(self, epsilon: float) -> None:
-        """Refuse what the account cannot pay before anything is sent; the debit itself looks again."""
+    def _checked_cost(self, epsilon: float) -> str:
+        """Return what the account will pay, or refuse before anything is sent; the debit itself looks again."""
         found = self.purse.account.preview(ClientProtocol(epsilon).guarantee)
         if not found.allowed:
             raise refusal(found)
+        return shown_up(found.cost)
 
     def _hiding(self, info: GalleryInfo) -> list[Singles]:
         """Return the features of the dummies, made once."""

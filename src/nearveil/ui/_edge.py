@@ -2,7 +2,6 @@
 
 import json
 import logging
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -80,10 +79,14 @@ class Edge:
             raise Trouble(421, "host", "This page answers at the address that was printed, and at no other name.")
         self._check_origin(scope, headers, host)
         open_to_all = scope["path"] == "/" or scope["path"].startswith("/static/")
-        scope["state"] = {**scope.get("state", {}), "known": self._entry.knows(_cookie(headers, self._cookie))}
+        scope["state"] = {**scope.get("state", {}), "known": self._known(headers)}
         if not (open_to_all or scope["state"]["known"]):
             words = "This page is not open in this browser. Use the address that `nearveil ui` printed."
             raise Trouble(401, "cookie", words)
+
+    def _known(self, headers: dict[str, str]) -> bool:
+        """Return whether one of the cookies is the right one; other servers of this machine set what they like."""
+        return any(self._entry.knows(one) for one in _cookies(headers, self._cookie))
 
     def _check_origin(self, scope: Scope, headers: dict[str, str], host: str) -> None:
         site = headers.get("sec-fetch-site", "same-origin")
@@ -110,12 +113,10 @@ def _single(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
     return found
 
 
-def _cookie(headers: dict[str, str], name: str) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value
+def _cookies(headers: dict[str, str], name: str) -> list[str]:
+    """Return all values of a cookie. Those of other names may look like anything: they come along from every port."""
+    crumbs = (one.strip().partition("=") for one in headers.get("cookie", "").split(";"))
+    return [value for key, _, value in crumbs if key == name]
 
 
 async def _say(send: Any, trouble: Trouble) -> None:

@@ -88,6 +88,21 @@ def failure() -> Trouble:
     return Trouble(500, "failed", "Something went wrong here that nobody thought of. Load the page anew.")
 
 
+def relisted() -> Trouble:
+    """Return what is said where a gallery has changed what its images are compared by."""
+    words = f"The gallery has other features than when it was listed. It is listed anew: ask again. {_NOTHING}"
+    return Trouble(409, "listing", words)
+
+
+def spoiled() -> Trouble:
+    """Return what is said of an error after the debit: whatever it says itself, something was paid."""
+    words = (
+        "The question is paid for, and something went wrong here before its answer could be shown. Press the button "
+        "again: what was paid for is not paid twice."
+    )
+    return Trouble(500, "failed", words, paid=True, again=True)
+
+
 @trouble_of.register
 def _no_feature(_: FeatureError) -> Trouble:
     words = f"Nothing can be recognised in this image: it looks like a blank page. Take another. {_NOTHING}"

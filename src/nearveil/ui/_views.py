@@ -4,16 +4,15 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
-from nearveil.ledger._amounts import shown_up
 from nearveil.privacy import Guarantee
-from nearveil.privacy._guarantee import factor
 from nearveil.release import Message
 from nearveil.release._channel import RandomizedResponse
 from nearveil.service import Classified, Nearest
+from nearveil.ui._budget import odds
 
 MOST_SHOWN = 240  # candidates in the server's pane
 _HEX = 24  # bytes of a message at either end
-_FAR = 14  # an epsilon whose odds are beyond a million
+_SIDE, _LARGEST = 512, 1 << 17  # pixels and bytes of a thumbnail that is shown
 
 
 def nearest_view(
@@ -91,8 +90,13 @@ def classified_view(
 
 
 def shown_image(content: bytes) -> str:
-    """Return a thumbnail as an address that needs no request; empty if there is none."""
-    return f"data:image/webp;base64,{b64encode(content).decode()}" if content else ""
+    """Return a thumbnail as an address that needs no request; empty if there is none, or one that is none.
+
+    A few bytes of WebP can hold a gigabyte of pixels, and a browser would make room for all of them.
+    """
+    if not 0 < max(_size(content)) <= _SIDE or len(content) > _LARGEST:
+        return ""
+    return f"data:image/webp;base64,{b64encode(content).decode()}"
 
 
 def shortened(content: bytes) -> str:
@@ -106,6 +110,21 @@ def shortened(content: bytes) -> str:
     if len(content) <= 2 * _HEX:
         return content.hex(" ")
     return f"{content[:_HEX].hex(' ')} … {content[-_HEX:].hex(' ')}"
+
+
+def _size(content: bytes) -> tuple[int, int]:
+    """Return width and height as the head of a WebP file tells them (RFC 9649); zeros where there is none."""
+    kind, body = content[12:16], content[20:30]
+    if content[:4] != b"RIFF" or content[8:12] != b"WEBP" or len(body) < 10:
+        return 0, 0
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")
+    if kind == b"VP8L":
+        both = int.from_bytes(body[1:5], "little")
+        return 1 + (both & 0x3FFF), 1 + (both >> 14 & 0x3FFF)
+    if kind == b"VP8 ":
+        return int.from_bytes(body[6:8], "little") & 0x3FFF, int.from_bytes(body[8:10], "little") & 0x3FFF
+    return 0, 0
 
 
 def _message_view(messages: Sequence[Message], sets: tuple[int, ...], n_sets: int) -> dict[str, Any]:
@@ -122,9 +141,8 @@ def _paid_view(promise: Guarantee, n_sets: int, balance: dict[str, Any], *, repe
     return {
         "epsilon": epsilon,
         "promise": str(promise),
-        "odds": factor(epsilon) if epsilon < _FAR else "more than a million",
+        "odds": odds(epsilon),
         "right": round(RandomizedResponse(epsilon, n_sets).hit, 4),
-        "cost": "0" if repeated else shown_up(epsilon),
         "repeated": repeated,
         "balance": balance,
     }

@@ -42,7 +42,7 @@ export function showGot(place, told) {
       make("p", { class: "big" }, told.label),
       make("p", {}, "The gallery is protected: its private records voted, with noise, and no image is shown."),
       make("table", {}, make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "class"), make("th", { scope: "col", class: "n" }, "noisy votes"))), make("tbody", {}, ...rows)),
-      make("p", { class: "note" }, told.gallery_promise),
+      make("p", { class: "note" }, "The server says about its records, and nobody here can check it: ", make("q", {}, told.gallery_promise)),
     );
     return;
   }
@@ -56,7 +56,8 @@ export function showGot(place, told) {
 export function showPaid(place, told) {
   const facts = [
     ["Cost", told.repeated ? "nothing: it was paid for before" : `epsilon ${told.cost}`],
-    ["Odds change at most", `× ${told.odds}`],
+    ["Odds change at most", `× ${told.odds} by this message`],
+    ...(told.balance.odds === null ? [] : [["By all paid so far", `× ${told.balance.odds}, were it all about one image`]]),
     ["Left", `${told.balance.left_words} of ${told.balance.epsilon}`],
   ];
   put(place, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));

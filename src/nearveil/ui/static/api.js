@@ -1,7 +1,7 @@
 // Requests to this page's own process. None may hang, and every failure has words.
 
 const GONE = "The page's own process does not answer. Look into the terminal where nearveil ui was started.";
-const SLOW = "There was no answer in time. The question may be paid for: asking again sends the same message, for nothing.";
+const SLOW = "There was no answer in time. If the question was paid for, asking again sends the same message, for nothing.";
 
 export class Trouble extends Error {
   constructor(told) {
@@ -16,7 +16,7 @@ async function request(path, options, seconds) {
     reply = await fetch(path, { ...options, credentials: "same-origin", signal: AbortSignal.timeout(seconds * 1000) });
     const told = await reply.json();
     if (reply.ok) return told;
-    throw new Trouble({ status: reply.status, ...told });
+    throw new Trouble({ status: reply.status, words: GONE, ...told });
   } catch (error) {
     if (error instanceof Trouble) throw error;
     const slow = error.name === "TimeoutError";

@@ -172,9 +172,10 @@ async function ask(event) {
     show(told);
   } catch (trouble) {
     find("ask-status").textContent = "";
-    sentFor = trouble.paid && trouble.again ? mark : null;
+    if (trouble.code !== "busy") sentFor = trouble.paid && trouble.again ? mark : null;
     say(error, trouble.message);
-    if (trouble.paid) loadAbout().catch(() => {});
+    if (trouble.paid || trouble.code === "slow") loadAbout().catch(() => {});
+    if (trouble.code === "listing") await loadGalleries().then(() => say(error, trouble.message));
     if (trouble.code === "map_changed") await loadMap().then(() => say(error, trouble.message));
   } finally {
     busy = false;

@@ -10,8 +10,8 @@ const PAGES = { ask: { title: "Ask", open: ask.refresh }, gallery: { title: "Gal
 let shown = null;
 
 function route(event) {
-  const name = location.hash.slice(1) || "ask";
-  if (!(name in PAGES)) return;
+  const wanted = location.hash.slice(1) || "ask";
+  const name = Object.hasOwn(PAGES, wanted) ? wanted : (shown ?? "ask"); // "#main" is a place on every page
   if (name === shown) return;
   shown = name;
   for (const page of Object.keys(PAGES)) find(`page-${page}`).hidden = page !== name;
