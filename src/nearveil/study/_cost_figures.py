@@ -32,6 +32,8 @@ def embedding_figure(rows: Sequence[Row], rival: str) -> Figure:
         axes.set_xticks([1_000, 10_000, 100_000], ["1,000", "10,000", "100,000"])
         axes.minorticks_off()
     panels[0].set_ylabel("seconds for one embedding")
+    panels[1].set_yticks([0.2, 0.5, 1, 2, 5], ["0.2", "0.5", "1", "2", "5"])
+    panels[1].minorticks_off()
     panels[1].set_ylabel("peak memory of the process, GiB")
     legend_below(figure, list(panels))
     return figure
