@@ -1,5 +1,7 @@
 """``nearveil ui``: what it refuses before a page is there, who pays, and what it prints."""
 
+import queue
+import threading
 import webbrowser
 from pathlib import Path
 from typing import Any
@@ -63,12 +65,19 @@ def test_an_index_here_and_the_usual_account(index: Path, desks: list[tuple[Desk
 def test_the_browser_is_opened_unless_told(
     index: Path, desks: list[tuple[Desk, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", opened.append)
-    fine("ui", "--index", index)
+    opened: queue.Queue[str] = queue.Queue()
+    answered = threading.Event()
+
+    def browse(address: str) -> None:
+        assert answered.wait(30)  # as one that ends when it has shown the page: which must not wait for it, in turn
+        opened.put(address)
+
+    monkeypatch.setattr(webbrowser, "open", browse)
     fine("ui", "--index", index, "--no-browser")
-    assert opened == ["http://127.0.0.1:8322/?t=token"]
-    assert len(desks) == 2
+    fine("ui", "--index", index)
+    answered.set()
+    assert opened.get(timeout=30) == "http://127.0.0.1:8322/?t=token"
+    assert (opened.qsize(), len(desks)) == (0, 2)
 
 
 def test_an_account_of_ones_own_and_dummies(index: Path, desks: list[tuple[Desk, int]], here: Path) -> None:

@@ -635,8 +635,9 @@ def test_budgets_are_told_planned_and_verified(here: Page) -> None:
     assert here.left == 8.0
 
 
-def test_an_audit_grows_and_ends(made: Path, tmp_path: Path) -> None:
-    with page(tmp_path, made, seconds=3.0) as here:
+def test_an_audit_grows_and_ends(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nearveil.ui._audit._MOST", 8000)  # it ends by its runs, however slow the machine is
+    with page(tmp_path, made, seconds=300.0) as here:
         assert here.get("/api/audit").json() == {"state": "none"}
         names = here.get("/api/mechanisms").json()
         assert "covers" in names["mechanisms"]
@@ -647,8 +648,7 @@ def test_an_audit_grows_and_ends(made: Path, tmp_path: Path) -> None:
         words_of(here.post("/api/audit?name=covers&epsilon=1"), 409, "busy")
         told = _ended(here)
         trials = [one["trials"] for one in told["looks"]]
-        assert trials[0] == 2000
-        assert trials == [2000 * 2**place for place in range(len(trials))]
+        assert trials == [2000, 4000, 8000]
         assert told["state"] == "done"
         assert told["report"]["verdict"] == "broken"
         assert told["report"]["words"].startswith("Broken: it promises epsilon 4, and ")

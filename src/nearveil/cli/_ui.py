@@ -1,5 +1,6 @@
 """``nearveil ui``: the client's page, on this machine."""
 
+import threading
 import webbrowser
 from contextlib import ExitStack
 from pathlib import Path
@@ -132,5 +133,5 @@ def _say(address: str, payer: "Account", *, browser: bool) -> None:
     typer.echo(f"{payer.balance()}")
     typer.echo("The page is on this machine alone. Its address works once; Ctrl-C ends it:")
     typer.echo(address)
-    if browser:
-        webbrowser.open(address)
+    if browser:  # beside the page: some wait until the browser has the page, or until it ends
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
