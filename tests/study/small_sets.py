@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearveil.study import _trial, data, latent_ome, retrieval
+from nearveil.study import _trial, covers, data, latent_ome, retrieval
 
 CLASSES, ROWS, DIMENSIONS = 16, 800, 56
 QUERIES = 100
@@ -25,5 +25,5 @@ def small_sets(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         monkeypatch.delitem(_trial.SETS, name)
     monkeypatch.setattr(_trial, "QUERIES", QUERIES)
     monkeypatch.setenv(data.VARIABLE, str(folder))
-    for kept in (retrieval._search, retrieval._halves, latent_ome._search):
+    for kept in (retrieval._search, retrieval._halves, latent_ome._search, covers._known):
         kept.cache_clear()

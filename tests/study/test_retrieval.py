@@ -14,7 +14,6 @@ from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Cells, Covers, Latent, PrivUnit, Release, Unary
 from nearveil.retrieval import Retriever, evaluate
-from nearveil.retrieval._evaluate import popularity
 from nearveil.retrieval.ceiling import neighbor_ceiling
 from nearveil.study import _finding, _retrieval_budget, _retrieval_text, codes, covers, data, retrieval, search
 from nearveil.study import _retrieval_figures as draw
@@ -32,7 +31,7 @@ BIRDS = "cub200_cropped_lite0"
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     small_sets(monkeypatch, tmp_path)
     yield
-    for kept in (retrieval._search, retrieval._halves):
+    for kept in (retrieval._search, retrieval._halves, covers._known):
         kept.cache_clear()
 
 
@@ -186,13 +185,14 @@ def test_expected_recall_is_what_sampling_finds() -> None:
     retriever = Retriever(Covers(2.0, 0.2, n_sets=5), code_bytes=None).fit(trial.public).index(trial.gallery)
     release = retriever.mechanism
     assert isinstance(release, Covers)
+    known = covers.Known.of(trial)
     sampled = evaluate(retriever, trial.queries, rng=unsafe_seeded(0), repeats=20, confidence=0.9999).covered
-    assert sampled.low < covers.expected(release, trial) < sampled.high
-    assert covers.expected(release, trial) <= covers.expected(release, trial, knowing=True)
+    assert sampled.low < covers.expected(release, known) < sampled.high
+    assert covers.expected(release, known) <= covers.expected(release, known, knowing=True)
 
 
 def test_covers_are_compared_with_cells() -> None:
-    found = covers.compare(_digits(), 0.2, 2.0)
+    (found,) = covers.compare(covers.Known.of(_digits()), 0.2, [2.0])
     assert found["kmeans"] < found["share"] <= found["knowing"] < 1
     assert found["usual_number"] < found["share"] + 0.02
 
@@ -229,6 +229,7 @@ def test_codes_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_missing_data_is_said(study: Study, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(data.VARIABLE, str(tmp_path))
     retrieval._search.cache_clear()
+    covers._known.cache_clear()
     with pytest.raises(data.DataMissingError, match=data.VARIABLE):
         study.measure(dict(study.cases()[0]))
 
@@ -241,5 +242,5 @@ def test_covers_come_near_the_ceiling_on_real_images(
     assert len(birds.labels) == 11788
     trial = split(BIRDS, 3)
     release = Covers(epsilon, candidates).fit(trial.public).index(trial.gallery)
-    counts = popularity(release.features(trial.gallery).astype(np.float32), 8)
-    assert least < covers.expected(release, trial) / neighbor_ceiling(epsilon, candidates, counts) < 1
+    known = covers.Known.of(trial)
+    assert least < covers.expected(release, known) / neighbor_ceiling(epsilon, candidates, known.counts) < 1

@@ -164,7 +164,8 @@ def _tell_embedding(rows: Sequence[Row]) -> list[str]:
         "data. *Times* is the speed over the authors' dense way at the same size.",
         table(["rows", "way", "dtype", "seconds (95% interval)", "times the dense way", "peak GiB"], lines),
         f"At {largest:,} rows the fastest of ours over the same graph is {top[1]}, {top[0]:.3g} times as "
-        "fast as the dense way. The graph of nearest neighbours is another graph, not an approximation within the tolerance: most edges are missing.",
+        "fast as the dense way. The graph of nearest neighbours is another graph, not an approximation within the "
+        "tolerance: most edges are missing.",
     ]
 
 

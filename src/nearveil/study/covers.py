@@ -5,19 +5,22 @@ noise is drawn, so differences of a percent can be seen.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.release import Cells, Covers
+from nearveil.release._learning import projection
 from nearveil.release._mapped import MappedRelease
 from nearveil.retrieval._evaluate import popularity, true_neighbors
 from nearveil.retrieval.ceiling import neighbor_ceiling
 from nearveil.study import _style
 from nearveil.study._report import table
 from nearveil.study._study import Case, Row, Study, grouped, mean
-from nearveil.study._trial import FILES, NAMES, QUERIES, SETS, Trial, split
+from nearveil.study._trial import FILES, NAMES, QUERIES, SETS, Rows, Trial, split
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,14 +39,43 @@ COLUMNS = {
 }
 
 
-def expected(release: MappedRelease, trial: Trial, *, knowing: bool = False) -> float:
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A trial whose rows are centred and compared once, for all mechanisms.
+
+    Attributes
+    ----------
+    trial : Trial
+    queries, gallery : ndarray of shape (n, d)
+        Of norm one.
+    truth : ndarray of shape (n, 8)
+        The nearest items of each query.
+    counts : ndarray of shape (N,)
+        How often each item is among the eight nearest of another item of the gallery.
+    """
+
+    trial: Trial
+    queries: Rows
+    gallery: Rows
+    truth: NDArray[np.intp]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, trial: Trial) -> "Known":
+        """Compare all queries with all items."""
+        centred = Cells(1.0).fit(trial.public)  # any release: all centre alike
+        queries, gallery = (centred.features(rows).astype(np.float32) for rows in (trial.queries, trial.gallery))
+        return cls(trial, queries, gallery, true_neighbors(queries, gallery, K), popularity(gallery, K))
+
+
+def expected(release: MappedRelease, known: Known, *, knowing: bool = False) -> float:
     """Return the expected NN-recall@8.
 
     Parameters
     ----------
     release : MappedRelease
         With the trial's gallery.
-    trial : Trial
+    known : Known
     knowing : bool, default=False
         Whether good sets are chosen by the true neighbours, which no client knows.
 
@@ -51,80 +83,85 @@ def expected(release: MappedRelease, trial: Trial, *, knowing: bool = False) -> 
     -------
     float
     """
-    rows = release.features(trial.queries)
-    gallery = release.features(trial.gallery)
-    top = true_neighbors(rows.astype(np.float32), gallery.astype(np.float32), K)
-    coverage: NDArray[np.float64] = release.members_.toarray()[:, top].mean(axis=2).T
-    good = coverage.argmax(axis=1) if knowing else release.map_.choose(rows)
-    own = coverage[np.arange(len(rows)), good]
+    coverage: NDArray[np.float64] = release.members_.toarray()[:, known.truth].mean(axis=2).T
+    good = coverage.argmax(axis=1) if knowing else release.map_.choose(known.queries.astype(np.float64))
+    own = coverage[np.arange(len(coverage)), good]
     channel = release._channel(release.map_)
     other = (coverage.sum(axis=1) - own) / (channel.n_sets - 1)
     return float(np.mean(channel.hit * own + (1 - channel.hit) * other))
 
 
-def by_codes(release: MappedRelease, trial: Trial) -> float:
+def by_codes(known: Known) -> float:
     """Return the NN-recall@8 of a search among 64 dimensions of every item, in 8 bits: no message, epsilon 0.
 
     Parameters
     ----------
-    release : MappedRelease
-        With the trial's gallery, for the projection of its map.
-    trial : Trial
+    known : Known
 
     Returns
     -------
     float
     """
-    rows = release.features(trial.queries).astype(np.float32)
-    gallery = release.features(trial.gallery).astype(np.float32)
-    components = release.map_.components.astype(np.float32)
-    placed = gallery @ components
+    components = projection(known.gallery, CODE_BYTES)
+    placed = known.gallery @ components
     scale = np.abs(placed).max(axis=1, keepdims=True) / 127
-    found = true_neighbors(rows @ components, np.rint(placed / scale) * scale, K)
-    truth = true_neighbors(rows, gallery, K)
-    return float((truth[:, :, None] == found[:, None, :]).any(axis=2).mean())
+    found = true_neighbors(known.queries @ components, np.rint(placed / scale) * scale, K)
+    return float((known.truth[:, :, None] == found[:, None, :]).any(axis=2).mean())
 
 
-def compare(trial: Trial, candidates: float, epsilon: float) -> dict[str, Any]:
-    """Measure one gallery, fraction and epsilon.
+def compare(known: Known, candidates: float, epsilons: Sequence[float]) -> list[dict[str, Any]]:
+    """Measure one gallery and fraction.
 
     Parameters
     ----------
-    trial : Trial
-    candidates, epsilon : float
+    known : Known
+    candidates : float
+    epsilons : sequence of float
 
     Returns
     -------
-    dict
-        Shares of the ceiling by the names of `COLUMNS`; ``n_sets``, the number that the map chose by itself; and
-        ``codes``, the NN-recall of a client that was sent 64 bytes of every item with its id and asks nothing.
+    list of dict
+        For each epsilon shares of the ceiling by the names of `COLUMNS`; ``n_sets``, the number that the map chose by
+        itself; and ``codes``, the NN-recall of a client that has 64 bytes of every item with its id and asks nothing.
     """
-    covers = Covers(epsilon, candidates).fit(trial.public).index(trial.gallery)
-    usual = Covers(epsilon, candidates, n_sets=round(1 / candidates)).fit(trial.public).index(trial.gallery)
-    cells = Cells(epsilon, candidates).fit(trial.public).index(trial.gallery)
-    counts = popularity(covers.features(trial.gallery).astype(np.float32), K)
-    ceiling = neighbor_ceiling(epsilon, candidates, counts)
-    return {
-        "items": len(trial.gallery),
-        "n_sets": covers.map_.n_sets,
-        "ceiling": ceiling,
-        "share": expected(covers, trial) / ceiling,
-        "knowing": expected(covers, trial, knowing=True) / ceiling,
-        "usual_number": expected(usual, trial) / ceiling,
-        "kmeans": expected(cells, trial) / ceiling,
-        "codes": by_codes(covers, trial),
-    }
+    public, gallery = known.trial.public, known.trial.gallery
+    cells = Cells(epsilons[0], candidates).fit(public).index(gallery)
+    codes = by_codes(known)
+    found = []
+    for epsilon in epsilons:
+        covers = Covers(epsilon, candidates).fit(public).index(gallery)
+        usual = Covers(epsilon, candidates, n_sets=round(1 / candidates)).fit(public).index(gallery)
+        cells.set_params(epsilon=epsilon)  # cells are the same at every epsilon
+        ceiling = neighbor_ceiling(epsilon, candidates, known.counts)
+        found.append(
+            {
+                "epsilon": epsilon,
+                "items": len(gallery),
+                "n_sets": covers.map_.n_sets,
+                "ceiling": ceiling,
+                "share": expected(covers, known) / ceiling,
+                "knowing": expected(covers, known, knowing=True) / ceiling,
+                "usual_number": expected(usual, known) / ceiling,
+                "kmeans": expected(cells, known) / ceiling,
+                "codes": codes,
+            }
+        )
+    return found
 
 
 def cases() -> list[Case]:
-    """Return every set, fraction, epsilon and split."""
+    """Return every set, split and fraction."""
     return [
-        {"data": data, "f": fraction, "epsilon": epsilon, "seed": seed}
+        {"data": data, "seed": seed, "f": fraction, "epsilons": list(EPSILONS)}
         for data in SETS
         for seed in SEEDS
         for fraction in FRACTIONS
-        for epsilon in EPSILONS
     ]
+
+
+@lru_cache(maxsize=1)
+def _known(data: str, seed: int) -> Known:
+    return Known.of(split(data, seed))
 
 
 def measure(case: Case) -> list[Row]:
@@ -138,7 +175,9 @@ def measure(case: Case) -> list[Row]:
     -------
     list of dict
     """
-    return [{**case, **compare(split(case["data"], case["seed"]), case["f"], case["epsilon"])}]
+    common = {name: case[name] for name in ("data", "f", "seed")}
+    found = compare(_known(case["data"], case["seed"]), case["f"], case["epsilons"])
+    return [{**common, **one} for one in found]
 
 
 def figures(rows: Sequence[Row]) -> "dict[str, Figure]":

@@ -134,8 +134,8 @@ ABOUT = f"""
 Both methods write a vector as bits and randomise every bit by itself. *Claimed* is the epsilon of their papers, for
 the whole vector. *Corrected* is that of Theorems 8 and 9 of a later paper. They divide by an expected distance, and a
 likelihood ratio knows no expectation: what they state is **not an LDP bound**. *Exact* is the [largest log-likelihood
-ratio](../../theory/latent-ome.md) over all pairs of bit strings, a theorem and reached; *at delta {DELTA:g}* is what
-the bits compose to, exact for LATENT and at most a grid cell above for OME. All are computed, not measured; no seed
+ratio](../../theory/latent-ome.md) over all pairs of bit strings, a theorem and reached; *at delta 1e-5* is what the
+bits compose to, exact for LATENT and at most a grid cell above for OME. All are computed, not measured; no seed
 enters.
 
 What is found at equal *exact* epsilon is measured on CUB as in [the study of retrieval](retrieval.md): answers of

@@ -164,8 +164,8 @@ def tell(rows: Sequence[Row]) -> str:
         f"Means over {len(SEEDS)} splits with 95% intervals. *Labels right* is the part of the answers that name the "
         "true class. The floor names the commonest class of the private labels. *True labels* is the same student, "
         "a support vector machine, with the true label of every public image: what it learns where labels are no "
-        "limit. Answers that are noise give clusters wrong names, so a student may fall below the floor. *Neighbours, no "
-        "privacy* asks the "
+        "limit. Answers that are noise give clusters wrong names, so a student may fall below the floor. "
+        "*Neighbours, no privacy* asks the "
         f"{NEIGHBOURS} nearest private images themselves.",
     ]
     for name in NAMES:
@@ -269,7 +269,8 @@ def _tell_claims(rows: Sequence[Row]) -> list[str]:
         *words,
         "*Least epsilon of ours* is the least at which the mean over splits is as high; differences within the "
         "intervals above may be chance. The honest epsilon is that of the [accounting](accounting.md). The "
-        "published parameters went through our estimator and our student; the authors' students are not reproduced here.",
+        "published parameters went through our estimator and our student; the authors' students are not "
+        "reproduced here.",
     ]
 
 

@@ -230,6 +230,7 @@ def tell(rows: Sequence[Row]) -> str:
         "over what was found: "
         f"{_waste(stated)}.",
     ]
+    parts.append(_looseness(searched, len(searched) - len(stated)))
     for bandwidth in SIZE_BANDWIDTHS:
         parts += [f"Bandwidth {bandwidth:g}, {TABLE_SIZE:,} rows, means over seeds:", _table(rows, bandwidth)]
     parts.append(
@@ -241,6 +242,18 @@ def tell(rows: Sequence[Row]) -> str:
         "the noise that is more than needed, at most."
     )
     return "\n\n".join(parts)
+
+
+def _looseness(searched: Sequence[Row], silent: int) -> str:
+    ratios = {
+        bandwidth: max(min(row["plain"], row["sharp"]) / row["found"] for row in some)
+        for (bandwidth,), some in grouped(searched, "bandwidth").items()
+    }
+    listed = ", ".join(f"{ratios[bandwidth]:.3g} at bandwidth {bandwidth:g}" for bandwidth in sorted(ratios))
+    words = f"The smallest proved bound is at most so many times what was found: {listed}."
+    if not silent:
+        return words
+    return f"{words} The published theorem asks for n exp(-2 / s^2) > 1; in {silent} searches it said nothing."
 
 
 def _waste(stated: Sequence[Row]) -> str:
