@@ -13,7 +13,7 @@ from nearveil.retrieval.ceiling import neighbor_ceiling, popular_floor, referenc
 WHOLE, RELEASE, NONE = "whole gallery", "covers", "none"
 
 # Of the ceiling, by learned covers on CUB and Cars, f .1 and .2, epsilon 1 to 6: nearveil study covers
-SHARES = (0.86, 0.96)
+SHARES = (0.85, 0.96)
 CODE_LOSS = 0.07  # of NN-recall by codes of 128 bytes: nearveil study codes
 _TOP = 8  # neighbours that NN-recall@8 counts
 _LARGEST_EPSILON = 40.0  # of covers; more protects nothing
