@@ -1,6 +1,7 @@
 """What things cost in time and memory: embeddings, releases, votes; each beside a rival in the same run."""
 
 import functools
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,8 +64,13 @@ def measure(case: Case) -> list[Row]:
     Returns
     -------
     list of dict
-        A row for each repeat, or one that says why there is none.
+        A row for each repeat, or one that says why there is none; with the load of the machine beforehand.
     """
+    load = os.getloadavg()[0]
+    return [{**row, "load": round(load, 2)} for row in _measured(case)]
+
+
+def _measured(case: Case) -> list[Row]:
     if case["part"] == "embedding":
         return _embedding(case)
     if case["part"] == "release":
@@ -133,10 +139,20 @@ def tell(rows: Sequence[Row]) -> str:
             *words,
             *_tell_release(parts["release",]),
             *_tell_votes(parts["votes",]),
+            _tell_load(rows),
             "More sizes, one step, errors and a GPU: [graphs](../graph.md). More engines and a GPU: "
             "[voters](../votes-speed.md).",
         ]
     )
+
+
+def _tell_load(rows: Sequence[Row]) -> str:
+    """Say whether the machine did other things as well."""
+    loads, cores = sorted(row["load"] for row in rows), os.cpu_count() or 1
+    middle = loads[len(loads) // 2]
+    busy = middle > cores + 0.5  # what is measured here uses all cores itself
+    words = "other work ran beside this, so times are too long and intervals wide" if busy else "little else ran"
+    return f"The load of the machine before each measurement was {middle:.1f} in the median, on {cores} cores: {words}."
 
 
 def _tell_embedding(rows: Sequence[Row]) -> list[str]:
