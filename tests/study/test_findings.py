@@ -58,7 +58,7 @@ WORDS = {
     "label-leak": ("Recall@8 of 0.85 with an image's features", "0.75 with random ones", "0.15 with its", "pass 0.083"),
     "retrieval": ("in 1 of 2 settings", "nowhere below 0.85", "find 0.95", "sound 0.20", "nothing finds 0.30"),
     "sensitivity": ("50,000 to 50,000 times", "500 to 500 times", "at most 1.50 times", "(3.0 over all"),
-    "accounting": ("0.47 on MNIST is 0.871", "not less than 0.867", "0.49 on SVHN is 3.300 by the tightest"),
+    "accounting": ("0.47 on MNIST is 0.871", "(no less than 0.867 from", "0.49 on SVHN is 3.300 by the tightest"),
     "latent-ome": ("epsilon of 3,796, not 10", "in 1 of 2 settings"),
 }
 
