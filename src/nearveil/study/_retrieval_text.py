@@ -99,13 +99,11 @@ def _gain(group: Sequence[Row]) -> float:
 def _below(found: Sequence[Row]) -> str:
     least = {}
     for (method,), some in grouped(found, "method").items():
-        epsilons = [
-            epsilon
-            for (epsilon,), group in grouped(some, "epsilon").items()
-            if all(_gain(part) > 0 for part in grouped(group, "data", "f").values())
-        ]
-        if epsilons:
-            least[method] = min(epsilons)
+        groups = {epsilon: group for (epsilon,), group in grouped(some, "epsilon").items()}
+        for epsilon in sorted(groups, reverse=True):
+            if any(_gain(part) <= 0 for part in grouped(groups[epsilon], "data", "f").values()):
+                break
+            least[method] = epsilon
     named = "; ".join(f"{method} from epsilon {epsilon:g} on" for method, epsilon in least.items())
     return f"Above the floor on every set and at every f: {named or 'none'}."
 
@@ -228,7 +226,7 @@ def _gaps(found: Sequence[Row]) -> str:
             worst[method] = min(mean(row["difference"] for row in group).value for group in groups)
         listed = ", ".join(f"{method} {value:+.3f}" for method, value in worst.items())
         parts.append(f"where {lacks} lack the class: {listed}")
-    return f"The largest loss over sets and epsilons, {'; '.join(parts)}."
+    return f"The lowest difference over sets and epsilons, {'; '.join(parts)}."
 
 
 def _budget(rows: Sequence[Row]) -> str:
