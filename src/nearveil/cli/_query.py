@@ -10,6 +10,7 @@ import typer
 
 from nearveil.cli import _budget
 from nearveil.cli import _query_view as view
+from nearveil.cli._asking import Authorities, IndexPlace, Insecure, OwnCertificate, OwnKey, TokenFile, TokenText
 from nearveil.cli._index import AUTO, Which, named, place, shown, words
 from nearveil.cli._index_sync import files_below
 from nearveil.features import load_image
@@ -35,38 +36,17 @@ def query(
     k: Annotated[
         int | None, typer.Option("-k", min=1, help="How many to find; 8, or as many as an answer holds.")
     ] = None,
-    index: Annotated[
-        str | None,
-        typer.Option(
-            envvar="NEARVEIL_INDEX",
-            metavar="PATH_OR_URL",
-            help="As `nearveil index --into`; ~/.local/share/nearveil/index by default.",
-        ),
-    ] = None,
+    index: IndexPlace = None,
     server: Annotated[
         str | None, typer.Option(metavar="URL", help="Ask a server instead of an index here: https://host:8321.")
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="A file with the token for the server.")] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="NEARVEIL_TOKEN",
-            help="The token itself. On a command line others may see it: prefer the file, or the variable.",
-        ),
-    ] = None,
+    token_file: TokenFile = None,
+    token: TokenText = None,
     gallery: Annotated[str | None, typer.Option(help="Of the server; needed where it has several.")] = None,
-    ca: Annotated[
-        Path | None, typer.Option(help="Certificates that the server is known by (PEM), in place of the usual ones.")
-    ] = None,
-    certificate: Annotated[
-        Path | None, typer.Option(help="Your own certificate (PEM), where the server asks clients for one.")
-    ] = None,
-    certificate_key: Annotated[
-        Path | None, typer.Option(help="Its key (PEM), if that is in a file of its own.")
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow plain HTTP to another machine: all on the way see the token.")
-    ] = False,
+    ca: Authorities = None,
+    certificate: OwnCertificate = None,
+    certificate_key: OwnKey = None,
+    insecure: Insecure = False,
     candidates: Annotated[
         float | None, typer.Option(help="The part of the gallery that the answer holds; there must be a map for it.")
     ] = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nearveil.cli import _budget, _query
+from nearveil.cli._asking import Authorities, IndexPlace, Insecure, OwnCertificate, OwnKey, TokenFile, TokenText
 from nearveil.cli._index import AUTO, Which, named, place, shown, words
 from nearveil.ledger import Ledger
 
@@ -23,35 +24,14 @@ def ui(
     server: Annotated[
         str | None, typer.Option(metavar="URL", help="Ask a server instead of an index here: https://host:8321.")
     ] = None,
-    index: Annotated[
-        str | None,
-        typer.Option(
-            envvar="NEARVEIL_INDEX",
-            metavar="PATH_OR_URL",
-            help="As `nearveil index --into`; ~/.local/share/nearveil/index by default.",
-        ),
-    ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="A file with the token for the server.")] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="NEARVEIL_TOKEN",
-            help="The token itself. On a command line others may see it: prefer the file, or the variable.",
-        ),
-    ] = None,
+    index: IndexPlace = None,
+    token_file: TokenFile = None,
+    token: TokenText = None,
     gallery: Annotated[str | None, typer.Option(help="Of the server: the only one to offer.")] = None,
-    ca: Annotated[
-        Path | None, typer.Option(help="Certificates that the server is known by (PEM), in place of the usual ones.")
-    ] = None,
-    certificate: Annotated[
-        Path | None, typer.Option(help="Your own certificate (PEM), where the server asks clients for one.")
-    ] = None,
-    certificate_key: Annotated[
-        Path | None, typer.Option(help="Its key (PEM), if that is in a file of its own.")
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow plain HTTP to another machine: all on the way see the token.")
-    ] = False,
+    ca: Authorities = None,
+    certificate: OwnCertificate = None,
+    certificate_key: OwnKey = None,
+    insecure: Insecure = False,
     dummies: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Public images, one of every class: the page offers to hide among them."),
