@@ -5,9 +5,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from nearveil.study._study import Row, grouped, mean
+from nearveil.study._study import Row, grouped, mean, of
 from nearveil.study._trial import NAMES
 
 BEGIN, END = "<!-- findings: written by nearveil study -->", "<!-- end of findings -->"
@@ -35,16 +34,12 @@ class Finding:
     sentence: Callable[[Sequence[Row]], str]
 
 
-def _of(rows: Sequence[Row], /, **wanted: Any) -> list[Row]:
-    return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
-
-
 def _leak(rows: Sequence[Row]) -> str:
-    data = "cars196" if _of(rows, data="cars196") else rows[0]["data"]
-    here = _of(rows, data=data)
+    data = "cars196" if of(rows, data="cars196") else rows[0]["data"]
+    here = of(rows, data=data)
 
     def bar(features: str, label: str) -> str:
-        return f"{mean(row['recall'] for row in _of(here, features=features, label=label)).value:.2f}"
+        return f"{mean(row['recall'] for row in of(here, features=features, label=label)).value:.2f}"
 
     return (
         "**The published recall is a leaked label.** The authors' program of PrivateMail, at a nominal epsilon of "
@@ -55,16 +50,16 @@ def _leak(rows: Sequence[Row]) -> str:
 
 
 def _covers(rows: Sequence[Row]) -> str:
-    covers = grouped(_of(rows, part="recall", method="covers"), "data", "f", "epsilon")
+    covers = grouped(of(rows, part="recall", method="covers"), "data", "f", "epsilon")
     shares = [mean(row["nn_recall"] / row["ceiling"] for row in some).value for some in covers.values()]
     near = sum(share >= NEAR for share in shares)
     data = rows[0]["data"]
 
     def found(method: str) -> float:
-        some = _of(rows, part="recall", data=data, method=method, f=0.1, epsilon=4.0)
+        some = of(rows, part="recall", data=data, method=method, f=0.1, epsilon=4.0)
         return mean(row["nn_recall"] for row in some).value
 
-    floor = mean(row["floor"] for row in _of(rows, part="recall", data=data, method="covers", f=0.1)).value
+    floor = mean(row["floor"] for row in of(rows, part="recall", data=data, method="covers", f=0.1)).value
     return (
         f"**Learned covers come within 10% of the ceiling in {near} of {len(shares)} settings, and nowhere below "
         f"{min(shares):.2f} of it.** At epsilon 4, with answers of a tenth of {NAMES.get(data, data)}, they find "
@@ -75,7 +70,7 @@ def _covers(rows: Sequence[Row]) -> str:
 
 def _sensitivity(rows: Sequence[Row]) -> str:
     found = [row for row in rows if row["found"] is not None]
-    stated = [row for row in _of(found, rows=1000, bandwidth=6.0) if row["published"] is not None]
+    stated = [row for row in of(found, rows=1000, bandwidth=6.0) if row["published"] is not None]
 
     def times(word: str, column: str) -> str:
         ratios = [row[column] / row["found"] for row in stated if row["released"].startswith(word)]
@@ -92,17 +87,17 @@ def _sensitivity(rows: Sequence[Row]) -> str:
 def _claims(rows: Sequence[Row]) -> str:
     parts = []
     for plan, claimed in (("MNIST", 0.47), ("SVHN", 0.49)):
-        upper = [row["epsilon"] for row in _of(rows, kind="upper", plan=plan, part="all")]
-        lower = [row["epsilon"] for row in _of(rows, kind="lower", plan=plan, part="all")]
+        upper = [row["epsilon"] for row in of(rows, kind="upper", plan=plan, part="all")]
+        lower = [row["epsilon"] for row in of(rows, kind="lower", plan=plan, part="all")]
         least = f" (no less than {max(lower):.3f} from sensitivities, noise and sampling alone)" if lower else ""
         parts.append(f"{claimed:g} on {plan} is {min(upper):.3f} by the tightest accountant{least}")
     return f"**Private-kNN's published parameters cost more than is claimed for them:** {'; '.join(parts)}."
 
 
 def _bits(rows: Sequence[Row]) -> str:
-    budgets = _of(rows, part="budget")
+    budgets = of(rows, part="budget")
     ome = [row for row in budgets if row["mechanism"] != "LATENT"]
-    default = max(_of(ome, alpha=100.0, claimed=10.0), key=lambda row: row["bits"])
+    default = max(of(ome, alpha=100.0, claimed=10.0), key=lambda row: row["bits"])
     below = sum(row["correction"] < row["exact"] for row in ome)
     return (
         f"**OME with its published parameters has an epsilon of {default['exact']:,.0f}, not "

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nearveil.study import _style
-from nearveil.study._retrieval_figures import means, of
-from nearveil.study._study import Mean, Row, grouped, mean
+from nearveil.study._retrieval_figures import means
+from nearveil.study._study import Mean, Row, grouped, mean, of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from nearveil.study._latent_ome_figures import DEFAULT
 from nearveil.study._report import table
-from nearveil.study._retrieval_figures import of
-from nearveil.study._study import Row, grouped, mean
+from nearveil.study._study import Row, grouped, mean, of
 
 _SHOWN_ALPHAS = (1.0, 7.0, 100.0)
 _SHOWN_NOMINALS = (0.1, 1.0, 10.0, 100.0)

@@ -1,11 +1,11 @@
 """The figures of the study of retrieval."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nearveil.study import _style
 from nearveil.study._retrieval_budget import BUDGET, DELTA
-from nearveil.study._study import Mean, Row, grouped, mean
+from nearveil.study._study import Mean, Row, grouped, mean, of
 from nearveil.study._trial import NAMES
 
 if TYPE_CHECKING:
@@ -42,11 +42,6 @@ _PAID = (
     ("a pure message", "plan", f"pure, delta {SMALL}"),
     ("analytic Gaussian", "plan", f"Gaussian, delta {SMALL}"),
 )
-
-
-def of(rows: Sequence[Row], **wanted: Any) -> list[Row]:
-    """Return the rows that have all of these values."""
-    return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
 
 
 def means(rows: Sequence[Row], value: str, over: str = "epsilon") -> tuple[list[float], list[Mean]]:

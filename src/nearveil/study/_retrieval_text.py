@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from nearveil.study._report import table
 from nearveil.study._retrieval_budget import BUDGET
-from nearveil.study._retrieval_figures import BUDGET_FRACTION, LACKS, LEAST_GAINING, SMALL, WAYS, differences, gains, of
+from nearveil.study._retrieval_figures import BUDGET_FRACTION, LACKS, LEAST_GAINING, SMALL, WAYS, differences, gains
 from nearveil.study._rivals import SETTINGS
-from nearveil.study._study import Row, grouped, mean
+from nearveil.study._study import Row, grouped, mean, of
 from nearveil.study._trial import NAMES
 
 NEAR = 0.9  # of the ceiling: "within 10%"

@@ -142,6 +142,27 @@ def grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]
     return found
 
 
+def of(rows: Iterable[Row], /, **wanted: Any) -> list[Row]:
+    """Return the rows that have all of these values.
+
+    Parameters
+    ----------
+    rows : iterable of dict
+    **wanted
+        A value for each of some columns.
+
+    Returns
+    -------
+    list of dict
+
+    Examples
+    --------
+    >>> of([{"f": 1, "seed": 0}, {"f": 2}, {"f": 1, "seed": 1}], f=1, seed=1)
+    [{'f': 1, 'seed': 1}]
+    """
+    return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+
+
 class Kept:
     """The cases that were measured before: a line each in a file that only grows.
 

@@ -15,7 +15,7 @@ from nearveil.privacy.sensitivity import published_2022
 from nearveil.study import _style
 from nearveil.study._report import table
 from nearveil.study._sensitivity_search import found_replace, found_target, unit
-from nearveil.study._study import Case, Mean, Row, Study, grouped, mean
+from nearveil.study._study import Case, Mean, Row, Study, grouped, mean, of
 from nearveil.study._trial import FILES, NAMES
 from nearveil.study.data import load_features
 
@@ -160,7 +160,7 @@ def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
     panels = over_n.subplots(len(SIZE_BANDWIDTHS), len(SHOWN), squeeze=False, sharex=True, sharey="row")
     for line, bandwidth in zip(panels, SIZE_BANDWIDTHS, strict=True):
         for axes, released in zip(line, SHOWN, strict=True):
-            _panel(axes, _of(rows, released=released, bandwidth=bandwidth), "rows")
+            _panel(axes, of(rows, released=released, bandwidth=bandwidth), "rows")
             axes.set_title(f"{released}\nbandwidth {bandwidth:g}", fontsize=9.5)
             axes.set_xlabel("rows n" if bandwidth == SIZE_BANDWIDTHS[-1] else "")
         line[0].set_ylabel("L2 sensitivity of the first step")
@@ -168,7 +168,7 @@ def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
     over_bandwidth = Figure(figsize=(10.8, 3.6), layout="constrained")
     line = over_bandwidth.subplots(1, len(SHOWN), sharey=True)
     for axes, released in zip(line, SHOWN, strict=True):
-        here = _of(rows, released=released, rows=BANDWIDTH_SIZE)
+        here = of(rows, released=released, rows=BANDWIDTH_SIZE)
         _panel(axes, here, "bandwidth")
         axes.set_title(f"{released}\n{BANDWIDTH_SIZE:,} rows", fontsize=9.5)
         axes.set_xlabel("bandwidth s")
@@ -187,10 +187,6 @@ def _panel(axes: "Axes", here: Sequence[Row], over: str) -> None:
     axes.plot(x, [one.value for one in found], "k+", markersize=7, label="found by a search")
     axes.set_xscale("log")
     axes.set_yscale("log")
-
-
-def _of(all_rows: Sequence[Row], /, **wanted: Any) -> list[Row]:
-    return [row for row in all_rows if all(row[name] == value for name, value in wanted.items())]
 
 
 def _means(rows: Sequence[Row], column: str, over: str) -> tuple[list[float], list[Mean]]:
@@ -266,7 +262,7 @@ def _waste(stated: Sequence[Row]) -> str:
 
 def _table(rows: Sequence[Row], bandwidth: float) -> str:
     lines = []
-    for (released,), some in grouped(_of(rows, rows=TABLE_SIZE, bandwidth=bandwidth), "released").items():
+    for (released,), some in grouped(of(rows, rows=TABLE_SIZE, bandwidth=bandwidth), "released").items():
         values = [mean(row[column] for row in some) for column in ("published", "plain", "sharp", "found")]
         ratio = mean(min(row["plain"], row["sharp"]) / row["found"] for row in some)
         spread = mean(row["found"] for row in some)
