@@ -15,6 +15,7 @@ from nearveil.cli._label import label
 from nearveil.ledger import Account
 from nearveil.privacy import Basis, Guarantee
 from nearveil.votes import Answers, ExhaustedError
+from nearveil.votes._spending import inferred_unit
 
 RARE = "zanthoxylum"  # a label of PRIVATE
 HIDDEN = "quarantined-patient"  # part of the paths inside PRIVATE
@@ -67,6 +68,7 @@ class Plain:
     n_neighbors: int | None
     max_screened: int | None
     classes: Any
+    unit: str
     account: Account | None
     guarantee: Guarantee = field(init=False)
 
@@ -76,7 +78,7 @@ class Plain:
             epsilon=self.epsilon,
             delta=self.delta,
             protects="database",
-            unit="record" if self.classes is not None else "record of a class that occurs anyway",
+            unit=self.unit if self.classes is not None else inferred_unit(self.unit),
             relation="add-remove",
             basis=Basis("none"),
             events=(GaussianDpEvent(5.0 / self.epsilon),),

@@ -80,7 +80,7 @@ def test_create_opens_the_three_kinds(here: Path) -> None:
         plan = ledger.account("plan")
         assert set(plan.balance().remaining) == {(PureDp(0.1), 100), (PureDp(0.5), 2)}
         assert (plan.owner, plan.protects, plan.relation) == ("the archive", "database", "add-remove")
-        assert ledger.account("sums").unit == "person"
+        assert [ledger.account(name).unit for name in ("free", "sums", "plan")] == ["image", "person", "record"]
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def account(here: Path) -> Iterator[Callable[[], float]]:
         yield lambda: opened.balance().spent
 
 
-PAID = ("--ledger", "budget.db", "--account", "archive")
+PAID = ("--ledger", "budget.db", "--account", "archive", "--classes", f"{RARE},plain")
 
 
 def test_an_account_pays_once(private: Path, public: Path, account: Callable[[], float]) -> None:
@@ -122,6 +122,7 @@ def test_an_account_pays_once(private: Path, public: Path, account: Callable[[],
         (("--classes", "a"), "at least two"),
         (("--features", "hog"), "needs images"),
         (("--account", "nobody"), "no account"),
+        (("--unit", "person with all images"), "unit of the guarantee is 'person with all images'"),
     ],
 )
 def test_nothing_is_spent_on_mistakes(

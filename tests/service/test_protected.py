@@ -457,6 +457,7 @@ def test_indexes_must_fit(place: Path, tmp_path: Path) -> None:
         ({"delta": 1.0}, "delta"),
         ({"ledger": None}, "ledger must be given"),
         ({"account": ""}, "name must be a text"),
+        ({"unit": ""}, "unit must be a text"),
     ],
 )
 def test_wrong_parameters_are_named(place: Path, changed: dict[str, Any], message: str) -> None:
@@ -475,6 +476,7 @@ def test_an_account_keeps_its_terms(place: Path) -> None:
         ({"epsilon": 2.0}, "epsilon and delta must be those"),
         ({"delta": 1e-5}, "epsilon and delta must be those"),
         ({"answers": SETS}, "answers must be those of the account, 5"),
+        ({"unit": "person with all images"}, "unit must be that of the account, 'record'"),
         ({"classes": [*CLASSES, "new"]}, "answered for other classes"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -509,6 +511,19 @@ def test_an_account_keeps_its_terms(place: Path) -> None:
         )
         with pytest.raises(ValueError, match="votes and nothing else"):
             gallery(place, ledger, account="two")
+
+
+def test_clients_are_told_the_unit_that_the_operator_states(place: Path) -> None:
+    person = "person with all images"
+    found = gallery(place, unit=person)
+    told = found.info().promise
+    assert told is not None
+    assert (told.unit, found.terms.account.unit) == (person, person)
+    assert f"whether any one {person} is in the database" in told.words
+    assert ask(found, 0).promise == told
+    found.close()
+    with pytest.raises(ValueError, match=f"unit must be that of the account, '{person}'"):
+        gallery(place)
 
 
 @given(st.floats(0.05, 1e6))

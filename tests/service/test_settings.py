@@ -73,6 +73,7 @@ def test_what_is_wrong_is_named_and_not_shown(tmp_path: Path, monkeypatch: pytes
         ({"galleries": [{"name": "birds", "index": secret, "offers": ["codes"]}]}, "galleries.0.offers"),
         ({"galleries": [{"name": "birds", "index": secret}] * 2}, "galleries: two have the same name"),
         ({"galleries": [{"name": "birds", "index": secret, "ledger": "x"}]}, "ledger: for protected galleries only"),
+        ({"galleries": [{"name": "birds", "index": secret, "unit": "x"}]}, "unit: for protected galleries only"),
         ({"galleries": [{**PROTECTED, "epsilon": None}]}, "a protected gallery needs epsilon"),
         ({"galleries": [{**PROTECTED, "offers": ["names"]}]}, "offers none of its records"),
         ({"galleries": [{**PROTECTED, "delta": 0}]}, "galleries.0.delta: "),

@@ -66,8 +66,12 @@ def create(
     owner: Annotated[str, typer.Option(help="Who answers for the account.")] = ...,  # type: ignore[assignment]
     protects: Annotated[Protects, typer.Option(help="Whose record is protected.")] = "query",
     unit: Annotated[
-        str, typer.Option(help='What one record is, such as "image" or "person with all images".')
-    ] = "image",
+        str | None,
+        typer.Option(
+            help='What is protected, such as "person with all images"; "image" for queries, "record" for databases by '
+            "default. What pays from the account must have the same unit."
+        ),
+    ] = None,
     relation: Annotated[Relation, typer.Option(help="How inputs that shall look alike differ.")] = "replace",
     mechanism: Known = Mechanism.pure,
     ledger: Where = None,
@@ -91,7 +95,7 @@ def create(
                 name,
                 owner=owner,
                 protects=protects,
-                unit=unit,
+                unit=unit or ("image" if protects == "query" else "record"),
                 relation=relation,
                 epsilon=epsilon,
                 delta=delta,

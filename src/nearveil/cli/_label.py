@@ -78,6 +78,13 @@ def label(
         typer.Option("--ledger", envvar="NEARVEIL_LEDGER", metavar="PATH_OR_URL", help="Where the account is kept."),
     ] = None,
     account: Annotated[str | None, typer.Option(help="The account that pays.")] = None,
+    unit: Annotated[
+        str,
+        typer.Option(
+            help='What one row of PRIVATE is; the account\'s must be the same. "person with all images" only if each '
+            "person has one row."
+        ),
+    ] = "record",
     witness: _budget.Watch = None,
     as_json: _budget.Json = False,
 ) -> None:
@@ -108,6 +115,7 @@ def label(
                 n_neighbors=neighbors,
                 max_screened=task.rows if 2 * most >= task.rows else None,  # no row is screened twice
                 classes=np.arange(len(task.classes)) if classes else None,  # else the promise says so
+                unit=unit,
                 account=payer,
             ).fit(task.records, task.codes)
             _check_budget(payer, model.guarantee)

@@ -136,7 +136,7 @@ class Account:
 
     def _charge(self, events: Events | Guarantee) -> Charge:
         if isinstance(events, Guarantee):
-            return guarantee_charge(events, self.protects, self.relation)
+            return guarantee_charge(events, self.protects, self.unit, self.relation)
         return charge_of(events, self.relation)
 
     def quota(

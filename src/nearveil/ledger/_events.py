@@ -142,15 +142,16 @@ def charge_of(events: Events, relation: Relation) -> Charge:
     return tuple(sorted(counts.items()))
 
 
-def guarantee_charge(promise: Guarantee, protects: Protects, relation: Relation) -> Charge:
+def guarantee_charge(promise: Guarantee, protects: Protects, unit: str, relation: Relation) -> Charge:
     """Return what a promise costs an account, after checking that it is about what the account protects.
 
     Parameters
     ----------
     promise : Guarantee
     protects : {"query", "database"}
+    unit : str
     relation : {"replace", "add-remove"}
-        Both of the account.
+        All three of the account.
 
     Returns
     -------
@@ -160,6 +161,10 @@ def guarantee_charge(promise: Guarantee, protects: Protects, relation: Relation)
         raise ValueError("events: the guarantee is not sound, so no budget covers it")
     if promise.protects != protects:
         raise ValueError(f"events: the guarantee protects a {promise.protects}, this account a {protects}")
+    # Every message is charged, whatever it asks for: an account of queries covers any unit. Of a database it does not:
+    # a person with ten rows is in each answer ten times.
+    if protects == "database" and promise.unit != unit:
+        raise ValueError(f"events: the unit of the guarantee is {promise.unit!r}, that of this account {unit!r}")
     if promise.relation != relation:
         raise ValueError(f'events: the guarantee is for "{promise.relation}", this account for "{relation}"')
     return charge_of(promise.events, relation)

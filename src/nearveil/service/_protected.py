@@ -63,6 +63,9 @@ class ProtectedGallery:
         a crash may cost one. A new map has new sets: plan for those that you will publish.
     answers_per_client : int, optional
         How many new answers one client may cause. Answers that are there already are free.
+    unit : str, default="record"
+        What one record is, and so what is protected; clients are told. Give "person with all images" only where each
+        person has one record. It must be the account's unit.
     ledger : Ledger, Path or str, optional
         Where the account is.
     account : Account or str
@@ -104,6 +107,7 @@ class ProtectedGallery:
         delta: float,
         answers: int | None = None,
         answers_per_client: int | None = None,
+        unit: str = "record",
         ledger: Ledger | Path | str | None = None,
         account: Account | str,
         extractor: str = "",
@@ -124,6 +128,7 @@ class ProtectedGallery:
                 epsilon=epsilon,
                 delta=delta,
                 answers=answers,
+                unit=unit,
                 sets=newest.count,
             )
             check_binding(private, self._terms.account)

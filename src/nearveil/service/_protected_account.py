@@ -54,6 +54,7 @@ def open_terms(
     epsilon: float,
     delta: float,
     answers: int | None,
+    unit: str,
     sets: int,
 ) -> Terms:
     """Return the terms of an account, opened where there is none of that name.
@@ -70,6 +71,8 @@ def open_terms(
     answers : int or None
         A quarter more than there are sets by default, where an account is opened; as many as it has, where it is
         there.
+    unit : str
+        What one record is.
     sets : int
 
     Returns
@@ -82,7 +85,13 @@ def open_terms(
         raise ValueError("ledger must be given: account is only a name")
     else:
         found = _named(
-            ledger, account, n_classes, epsilon=epsilon, delta=delta, answers=answers or sets + -(-sets // SPARE)
+            ledger,
+            account,
+            n_classes,
+            epsilon=epsilon,
+            delta=delta,
+            answers=answers or sets + -(-sets // SPARE),
+            unit=unit,
         )
     budget = found._budget
     if not isinstance(budget, PlanBudget) or (found.protects, found.relation) != ("database", "add-remove"):
@@ -94,12 +103,19 @@ def open_terms(
         raise ValueError(
             f"epsilon and delta must be those of the account, {found.epsilon:g} and {found.delta:g}: they never change"
         )
+    if unit != found.unit:
+        raise ValueError(
+            f"unit must be that of the account, {found.unit!r}: it says what one record is, to clients too, and never "
+            "changes"
+        )
     if answers is not None and answers != budget.limits[0]:
         raise ValueError(f"answers must be those of the account, {budget.limits[0]}: they never change")
     return Terms(found, noises[0], budget.limits[0])
 
 
-def _named(ledger: Ledger, name: str, n_classes: int, *, epsilon: float, delta: float, answers: int) -> Account:
+def _named(
+    ledger: Ledger, name: str, n_classes: int, *, epsilon: float, delta: float, answers: int, unit: str
+) -> Account:
     with suppress(AccountError):
         return ledger.account(name)
     wish = Wish(epsilon=epsilon, delta=delta, max_answered=answers, max_screened=0)
@@ -109,7 +125,7 @@ def _named(ledger: Ledger, name: str, n_classes: int, *, epsilon: float, delta: 
             name,
             owner="nearveil.service",
             protects="database",
-            unit="record",
+            unit=unit,
             relation="add-remove",
             epsilon=epsilon,
             delta=delta,

@@ -138,6 +138,7 @@ class PrivateVoters:
             max_screened=0,
             vote_noise=self.noise,
             classes=self.classes,
+            unit=self.account.unit,
             account=self.account,
         )
         if not len(records.labels):

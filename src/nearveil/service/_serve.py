@@ -188,6 +188,7 @@ def _protected(told: GallerySettings, private: Index, wait: float) -> Gallery:
             delta=told.delta,
             answers=told.answers,
             answers_per_client=told.answers_per_client,
+            unit=told.unit or "record",
             ledger=told.ledger,
             account=told.account,
             extractor=told.extractor,

@@ -19,7 +19,7 @@ PREFIX = "NEARVEIL_SERVER_"
 CONFIG = "NEARVEIL_CONFIG"
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _NEEDED = ("public", "classes", "epsilon", "delta", "ledger", "account")  # by protected galleries, and by no others
-_MORE = ("answers", "answers_per_client")
+_MORE = ("answers", "answers_per_client", "unit")
 _SPOKEN = {  # by what pydantic calls it
     "extra_forbidden": "there is no such setting",
     "missing": "it must be given",
@@ -57,6 +57,9 @@ class GallerySettings(BaseModel):
         Of a protected gallery: what all its answers together may cost its records.
     answers, answers_per_client : int
         Of a protected gallery: how many sets it answers ever, and how many one client may be the first to ask for.
+    unit : str
+        Of a protected gallery: what one record is, "record" by default. "person with all images" says that each person
+        has one record.
     ledger, account : str
         Of a protected gallery: who pays.
     """
@@ -74,6 +77,7 @@ class GallerySettings(BaseModel):
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     answers: Annotated[int, Field(ge=1)] | None = None
     answers_per_client: Annotated[int, Field(ge=1)] | None = None
+    unit: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     ledger: Annotated[str, Field(min_length=1)] | None = None
     account: Annotated[str, Field(min_length=1)] | None = None
 

@@ -17,7 +17,7 @@ from nearveil.ledger import Account, Ledger
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.votes._plan import Ballot, VotePlan, Wish, make_plan
-from nearveil.votes._spending import Spending, find_account
+from nearveil.votes._spending import Spending, find_account, inferred_unit
 
 Progress = Callable[[int], None]
 """Called with how many queries were finished since the last call."""
@@ -26,6 +26,7 @@ PROMISE: dict[str, list[Any]] = {
     "epsilon": [Interval(Real, 0, None, closed="neither"), None],
     "delta": [Interval(Real, 0, 1, closed="neither")],
     "max_answered": [Interval(Integral, 1, None, closed="left")],
+    "unit": [str],
     "vote_noise": [Interval(Real, 0, None, closed="neither"), None],
     "ledger": [Ledger, str, None],
     "account": [Account, str, None],
@@ -79,11 +80,15 @@ class VotingEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     epsilon: float | None
     delta: float
     max_answered: int
+    unit: str
     plan_: VotePlan
 
-    def _plan(self, ballot: Ballot, wish: Wish, *, unit: str) -> tuple[VotePlan, Guarantee]:
-        """Return the plan and its promise. Nothing of the estimator changes yet: `fit` may still fail."""
-        plan = make_plan(wish, ballot)
+    def _plan(self, ballot: Ballot, wish: Wish, *, inferred: bool = False) -> tuple[VotePlan, Guarantee]:
+        """Return the plan and its promise. Nothing of the estimator changes yet: `fit` may still fail.
+
+        `inferred`: whether the classes are read from the labels.
+        """
+        plan, unit = make_plan(wish, ballot), inferred_unit(self.unit) if inferred else self.unit
         return plan, plan.guarantee(wish.delta, unit=unit, sound=getattr(self._source_given, "sound", False) is True)
 
     def _open(self, plan: VotePlan, promise: Guarantee) -> None:

@@ -17,7 +17,6 @@ from nearveil.votes._base import PROMISE, SCREENING, Progress, Tally, VotingClas
 from nearveil.votes._plan import Ballot, Wish
 from nearveil.votes._private import shielded
 from nearveil.votes._search import Engine, NeighborSearch
-from nearveil.votes._spending import INFERRED_UNIT, KNOWN_UNIT
 from nearveil.votes._voters import NEIGHBORS, draw_voters
 
 
@@ -70,6 +69,9 @@ class PrivateKNeighborsClassifier(VotingClassifier):
         are longer than it are scaled down to it.
     abstain_label : int or str, default=-1
         Given where a query was declined. Must not be a class.
+    unit : str, default="record"
+        What one row is, and so what is protected; it must be the account's unit. Give "person with all images" only
+        where each person has one row.
     ledger : Ledger or str, optional
         Where spending is kept, with the name of an account; the account is opened where there is none.
     account : Account or str, optional
@@ -127,6 +129,7 @@ class PrivateKNeighborsClassifier(VotingClassifier):
         classes: Sequence[Any] | NDArray[Any] | None = None,
         feature_norm: float | None = None,
         abstain_label: int | str = -1,
+        unit: str = "record",
         ledger: Ledger | str | None = None,
         account: Account | str | None = None,
         engine: Engine = "auto",
@@ -146,6 +149,7 @@ class PrivateKNeighborsClassifier(VotingClassifier):
         self.classes = classes
         self.feature_norm = feature_norm
         self.abstain_label = abstain_label
+        self.unit = unit
         self.ledger = ledger
         self.account = account
         self.engine = engine
@@ -182,7 +186,7 @@ class PrivateKNeighborsClassifier(VotingClassifier):
             vote_noise=self.vote_noise,
         )
         inferred = self.votes == "classes" and self.classes is None
-        plan, promise = self._plan(ballot, wish, unit=INFERRED_UNIT if inferred else KNOWN_UNIT)
+        plan, promise = self._plan(ballot, wish, inferred=inferred)
         search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
         self._open(plan, promise)  # nothing fails from here on: old rows never meet new labels
         self.classes_, self._ballots, self._search = classes, ballots, search

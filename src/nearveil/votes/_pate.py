@@ -18,7 +18,6 @@ from nearveil.votes._ballots import hard_votes
 from nearveil.votes._base import PROMISE, SCREENING, Progress, Tally, VotingClassifier
 from nearveil.votes._plan import Ballot, Wish
 from nearveil.votes._private import shielded
-from nearveil.votes._spending import INFERRED_UNIT, KNOWN_UNIT
 from nearveil.votes._teachers import train
 
 Mechanism = Literal["lnmax", "gnmax", "confident-gnmax"]
@@ -63,6 +62,8 @@ class PateClassifier(VotingClassifier):
         about a record of a class that occurs anyway.
     abstain_label : int or str, default=-1
         Given where a query was declined. Must not be a class.
+    unit : str, default="record"
+        What one row is; see :class:`PrivateKNeighborsClassifier`.
     ledger : Ledger or str, optional
     account : Account or str, optional
         Pays for every query before it is answered. See :class:`PrivateKNeighborsClassifier`.
@@ -113,6 +114,7 @@ class PateClassifier(VotingClassifier):
         max_screened: int | None = None,
         classes: Sequence[Any] | NDArray[Any] | None = None,
         abstain_label: int | str = -1,
+        unit: str = "record",
         ledger: Ledger | str | None = None,
         account: Account | str | None = None,
         source: Source | None = None,
@@ -129,6 +131,7 @@ class PateClassifier(VotingClassifier):
         self.max_screened = max_screened
         self.classes = classes
         self.abstain_label = abstain_label
+        self.unit = unit
         self.ledger = ledger
         self.account = account
         self.source = source
@@ -153,7 +156,7 @@ class PateClassifier(VotingClassifier):
         self._check_abstain_label(classes)
         event = LaplaceNoisyMax if self.mechanism == "lnmax" else GaussianNoisyMax
         ballot = Ballot(event, len(classes), screened=self.mechanism == "confident-gnmax")
-        plan, promise = self._plan(ballot, self._wish(), unit=INFERRED_UNIT if self.classes is None else KNOWN_UNIT)
+        plan, promise = self._plan(ballot, self._wish(), inferred=self.classes is None)
         teachers = train(
             RidgeClassifier() if self.estimator is None else self.estimator,
             rows,

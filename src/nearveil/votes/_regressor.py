@@ -19,7 +19,6 @@ from nearveil.votes._base import PROMISE, Progress, Tally, VotingEstimator
 from nearveil.votes._plan import Ballot, GaussianSums, Wish
 from nearveil.votes._private import shielded
 from nearveil.votes._search import Engine, NeighborSearch
-from nearveil.votes._spending import KNOWN_UNIT
 from nearveil.votes._voters import NEIGHBORS, NOBODY, draw_voters
 
 _STEPS = 2**20  # values are rounded to this part of their range, or finer
@@ -135,6 +134,9 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
         Steps of the bisection; the median is known up to a part 2^-depth of the range.
     feature_norm : float, optional
         Public. None scales every row to norm 1. A number compares distances; longer rows are scaled down to it.
+    unit : str, default="record"
+        What one row is, and so what is protected; it must be the account's unit. Give "person with all images" only
+        where each person has one row.
     ledger : Ledger or str, optional
     account : Account or str, optional
         Pays for every query before it is answered. See :class:`PrivateKNeighborsClassifier`.
@@ -182,6 +184,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
         vote_noise: float | None = None,
         depth: int = 8,
         feature_norm: float | None = None,
+        unit: str = "record",
         ledger: Ledger | str | None = None,
         account: Account | str | None = None,
         engine: Engine = "auto",
@@ -198,6 +201,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
         self.vote_noise = vote_noise
         self.depth = depth
         self.feature_norm = feature_norm
+        self.unit = unit
         self.ledger = ledger
         self.account = account
         self.engine = engine
@@ -229,7 +233,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
             vote_noise=self.vote_noise,
             max_screened=0,
         )
-        plan, promise = self._plan(asked.ballot, wish, unit=KNOWN_UNIT)
+        plan, promise = self._plan(asked.ballot, wish)
         values = asked.votes(np.asarray(y, dtype=np.float64))
         search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
         self._open(plan, promise)  # nothing fails from here on: old rows never meet new values

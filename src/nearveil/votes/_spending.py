@@ -18,9 +18,6 @@ from nearveil.votes._plan import VotePlan
 
 Part = Literal["screened", "answered"]
 
-KNOWN_UNIT = "record"
-INFERRED_UNIT = "record of a class that occurs anyway"
-
 
 class ExhaustedError(RuntimeError):
     """All queries of the plan are used up; nothing more is answered."""
@@ -185,12 +182,22 @@ def find_account(
     return found
 
 
+def inferred_unit(unit: str) -> str:
+    """Return what is protected where the classes are read from the labels."""
+    return f"{unit} of a class that occurs anyway"
+
+
 def _check_account(account: Account, plan: VotePlan, promise: Guarantee) -> None:
     if (account.protects, account.relation) != ("database", "add-remove"):
         raise ValueError('account must protect the "database", with relation "add-remove"')
-    if promise.unit not in (KNOWN_UNIT, account.unit):
+    if promise.unit == inferred_unit(account.unit):
         raise ValueError(
             f"classes must be given: without the public list, the account's {account.unit!r} is not protected"
+        )
+    if promise.unit != account.unit:
+        raise ValueError(
+            f"unit must be the account's, {account.unit!r}: it says what one row is. Give it only if no two rows are "
+            "of one such unit; else open another account"
         )
     try:
         account._budget.price(charge_of(plan.events, "add-remove"))
