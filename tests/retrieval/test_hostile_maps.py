@@ -239,9 +239,10 @@ def test_public_parts_that_are_refused_before_anything_is_paid(data: bytes, word
     ("changed", "words"),
     [
         ({"coverage": np.zeros((ITEMS, 1), np.uint8)}, "2 to 4096 sets"),
-        ({"coverage": np.zeros((ITEMS, 4097), np.uint8)}, "2 to 4096 sets"),
+        ({"coverage": np.zeros((ITEMS, 4097), np.uint8)}, "at most 8192 x 4096"),
+        ({"prototypes": np.zeros((8193, 6), np.int8)}, "at most 8192 x 64"),
         ({"set_size": 39}, "sets of as many items as candidates says"),
-        ({"n_items": 1 << 33}, "at most 2\\^32 items"),
+        ({"n_items": 1 << 33}, "n_items must be at most"),
         ({"n_items": 10**9}, "bytes, and at most"),  # an answer that no client would read
         ({"mean": np.zeros(DIMENSION - 1)}, "one dimension"),
         ({"components": np.ones((DIMENSION + 1, 6), np.float16)}, "one dimension"),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearveil.release import Message, PublicMap
+from nearveil.release import Message, MessageError, PublicMap
 from nearveil.retrieval import _answer
 from nearveil.retrieval._answer import Answer, AnswerError
 from nearveil.retrieval._codes import WholeCodes
@@ -24,6 +24,7 @@ from nearveil.retrieval._wire import (
     frame_bytes,
     unframe,
 )
+from nearveil.retrieval._wire_codes import codes_from_bytes
 from nearveil.retrieval._wire_public import PublicPart
 from nearveil.retrieval._wire_schema import MapChanged, PublicRequest, Query, Refusal, RefusalCode, Spoken, read
 
@@ -148,7 +149,8 @@ def resealed(data: bytes, **changed: int) -> bytes:
         (spoken()[6].to_bytes()[:-1], WireError, "truncated"),
         (spoken()[6].to_bytes()[:-1] + b"R", WireError, "checksum"),
         (frame(Kind.MAP_CHANGED, b"\x01\0\0\0a" + bytes(9)), WireError, "after its end"),
-        (frame(Kind.MAP_CHANGED, b"\xff\xff\xff\xffa"), WireError, "longer than what is there"),
+        (frame(Kind.MAP_CHANGED, b"\xff\0\0\0a"), WireError, "longer than what is there"),
+        (frame(Kind.MAP_CHANGED, b"\xff\xff\xff\xffa"), WireError, "more than 1000 characters"),
         (frame(Kind.MAP_CHANGED, b"\x02\0\0\0\xff\xff" + bytes(8)), WireError, "UTF-8"),
         (frame(Kind.MAP_CHANGED, b"\x02\0\0\0a\x1b" + bytes(8)), WireError, "prints"),
         (frame(Kind.REFUSAL, struct.pack("<QI", 99, 0)), WireError, "code 99"),
@@ -195,7 +197,6 @@ def test_a_message_has_one_way_to_be_written() -> None:
         ({"mean": np.zeros(2)}, "features of one dimension"),
         ({"table": WholeCodes(4)}, "features of one dimension"),
         ({"map": small_map(components=np.ones((4, 2), np.float16))}, "features of one dimension"),
-        ({"map": small_map(n_items=10**12, set_size=2 * 10**11)}, "at most 2\\^32 items"),
         ({"offers": ("originals", "thumbnails")}, "offers must be"),
         ({"offers": ("none",)}, "offers must be"),
     ],
@@ -219,6 +220,52 @@ def test_numbers_that_are_not_finite_do_not_arrive() -> None:
     table = small_map().components.tobytes()
     changed = body.replace(table, np.full((3, 2), np.nan, np.float16).tobytes(), 1)
     with pytest.raises(WireError, match="components must be finite"):
+        read(frame(Kind.PUBLIC_PART, changed), PublicPart)
+
+
+LARGE_MAPS: dict[str, dict[str, Any]] = {
+    "components": {"components": np.zeros((3, 65), np.uint16)},
+    "prototypes": {"prototypes": np.zeros((8193, 2), np.int8)},
+    "coverage": {"coverage": np.zeros((4, 4097), np.uint8)},
+    "more": {"more": np.zeros(1, np.int8)},
+}
+
+
+@pytest.mark.parametrize("name", LARGE_MAPS)
+def test_maps_beyond_the_caps_are_refused_by_their_header(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = dict(Message.from_bytes(small_map().to_bytes()).arrays) | LARGE_MAPS[name]
+    data = Message("map", "0" * 32, arrays).to_bytes()
+    monkeypatch.setattr(np, "frombuffer", None)  # nothing of it is read
+    with pytest.raises(MessageError, match=rf"{name}.* (at most|no place here)"):
+        PublicMap.from_bytes(data)
+
+
+LARGE_TABLES: dict[str, tuple[str, dict[str, Any]]] = {
+    "dimension": ("codes-whole", {"dimension": np.array(16_001, "<i8")}),
+    "projection": ("codes-scalar", {"projection": np.zeros((1, 32_001), "<f4")}),
+    "steps": ("codes-scalar", {"steps": np.zeros(32_001, "<f4")}),
+    "centroids": ("codes-product", {"centroids": np.zeros((1, 256, 5), "<f4")}),
+    "more": ("codes-whole", {"more": np.zeros(1, np.int8)}),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_TABLES)
+def test_tables_beyond_the_caps_are_refused(name: str) -> None:
+    kind, arrays = LARGE_TABLES[name]
+    with pytest.raises(WireError, match=r"at most|1 to 16000|no place here"):
+        codes_from_bytes(Message(kind, "0" * 32, arrays).to_bytes())
+
+
+def test_long_fields_are_refused_before_they_are_read() -> None:
+    out = Writer()
+    out.text("x" * 4001)
+    with pytest.raises(WireError, match="more than 1000 characters"):
+        read(frame(Kind.MAP_CHANGED, out.done()), MapChanged)
+    body = unframe(small_part().to_bytes())[2]
+    mean = small_part().mean.astype("<f8").tobytes()
+    long = np.zeros(16_001, "<f8").tobytes()
+    changed = body.replace(struct.pack("<I", len(mean)) + mean, struct.pack("<I", len(long)) + long, 1)
+    with pytest.raises(WireError, match="mean must be a row of at most 16000"):
         read(frame(Kind.PUBLIC_PART, changed), PublicPart)
 
 

@@ -190,6 +190,8 @@ def kept(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene
         (json.dumps(GOOD | {"votes": {"benign": float("nan")}}).encode(), "no numbers|not what"),
         (json.dumps(GOOD | {"votes": {"benign": 1, "\x1b": 1}}).encode(), "does not print"),
         (json.dumps(GOOD | {"votes": []}).encode(), "not what a nearveil server sends"),
+        (json.dumps(GOOD | {"votes": dict.fromkeys(map(str, range(10_001)), 1)}).encode(), "not what a nearveil"),
+        (json.dumps(GOOD | {"votes": {"benign": 1, "x" * 1001: 1}}).encode(), "not what a nearveil server sends"),
         (json.dumps(GOOD | {"promise": GOOD["promise"] | {"protects": "query"}}).encode(), "not to its records"),  # type: ignore[operator]
         (json.dumps(GOOD | {"promise": None}).encode(), "not what a nearveil server sends"),
         (b"[" * 70_000, "not what a nearveil server sends"),

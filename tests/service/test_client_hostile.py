@@ -15,12 +15,14 @@ import httpx
 import numpy as np
 import pytest
 
-from nearveil.retrieval import Answer, MapChanged, Refusal, RefusalCode
+from nearveil.release import _map
+from nearveil.retrieval import Answer, MapChanged, Refusal, RefusalCode, _answer, _wire, _wire_codes
 from nearveil.retrieval._wire import Kind, frame
 from nearveil.retrieval._wire_schema import PublicRequest
-from nearveil.service import AsyncClient, Client
+from nearveil.service import AsyncClient, Client, _model
 from nearveil.service._client_errors import ReplyError, UnansweredError, UnreachableError
 from nearveil.service._model import FRAME
+from nearveil.service._transport import Request
 from tests.service.asking import (
     CANDIDATES,
     QUERIES,
@@ -182,6 +184,14 @@ def info(**changed: Any) -> bytes:
         info(name="birds\n"),
         info(kind="both"),
         info(dimension="many"),
+        info(dimension=0),
+        info(dimension=16_001),
+        info(revision=-1),
+        info(revision=1 << 64),
+        info(candidates=[0.1] * 101),
+        info(candidates=[1.5]),
+        info(offers=["names"] * 4),
+        json.dumps({"galleries": json.loads(info())["galleries"] * 1001}).encode(),
         info(candidates=["x"]),
         info(offers=["secrets"]),
         info(extractor="\x1b[2J"),
@@ -328,3 +338,27 @@ def test_nobody_listens() -> None:
         pytest.raises(UnreachableError, match="cannot be reached"),
     ):
         client.galleries()
+
+
+def test_the_documented_caps_are_those_of_the_code() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "theory" / "service.md").read_text(encoding="utf-8")
+    table = page.split("## How much a server may send")[1].split("## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    stated = {name: int(most.split()[0]) for name, most in rows}
+    assert stated == {
+        "galleries in the list": _model.MOST_GALLERIES,
+        "maps of a gallery in the list": _model.MOST_MAPS,
+        "text: names, extractors, labels, reasons": _wire.LONGEST_TEXT,
+        "name of an item": _answer.LONGEST_NAME,
+        "dimensions of a feature": _map.MOST_FEATURES,
+        "dimensions of a projected feature": _map.MOST_DIMENSIONS,
+        "prototypes of a map": _map.MOST_PROTOTYPES,
+        "sets of a map": _map.MOST_SETS,
+        "items of a gallery": _map.MOST_ITEMS,
+        "columns of a table of codes": _wire_codes.MOST_COLUMNS,
+        "dimensions for a byte of a product code": _wire_codes._MOST_DIMENSIONS,
+        "classes of a protected gallery": _model.MOST_CLASSES,
+        "bytes of the list, or of votes": Request("galleries").most,
+        "bytes of a public part": _wire.DEFAULT_LIMITS.public_part,
+        "bytes of an answer": _wire.DEFAULT_LIMITS.answer,
+    }

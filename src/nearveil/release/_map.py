@@ -9,17 +9,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.release._base import Floats, fingerprint
-from nearveil.release._message import Message, MessageError
+from nearveil.release._message import Message, MessageError, check_shape
 
 _NAME = "map"
-_MOST_SETS = 4096
+MOST_FEATURES = 16_000  # dimensions of a feature: what a column of pgvector holds
+MOST_DIMENSIONS = 64  # of a projected feature
+MOST_PROTOTYPES = 8192
+MOST_SETS = 4096
+MOST_ITEMS = 1 << 32  # as many as there are ids
+_LARGEST = {
+    "components": (MOST_FEATURES, MOST_DIMENSIONS),
+    "prototypes": (MOST_PROTOTYPES, MOST_DIMENSIONS),
+    "coverage": (MOST_PROTOTYPES, MOST_SETS),
+    "sizes": (2,),
+}
 _CHUNK = 4096  # rows whose nearest prototypes' coverage is held at once
 RULE_NEIGHBORS = 24
 RULE_DECAY = 8.0
 
 
 class MapError(MessageError):
-    """A map is not one: wrong shapes, numbers that are not finite, too many sets."""
+    """A map is not valid: wrong or too large shapes, or numbers that are not finite."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,17 +62,21 @@ class PublicMap:
 
     def __post_init__(self) -> None:
         for name, kind in (("components", "f2"), ("prototypes", "i1"), ("coverage", "u1")):
-            values = np.array(getattr(self, name), order="C")
-            if values.dtype != np.dtype(kind) or values.ndim != 2 or 0 in values.shape:
+            given = getattr(self, name)
+            if given.dtype != np.dtype(kind) or given.ndim != 2 or 0 in given.shape:
                 raise MapError(f"{name} must be a table of type {kind} with rows and columns")
+            _check_size(name, given.shape)
+            values = np.array(given, order="C")
             values.setflags(write=False)
             object.__setattr__(self, name, values)
         if not np.isfinite(self.components).all():
             raise MapError("components must be finite")
         if self.components.shape[1] != self.prototypes.shape[1] or len(self.prototypes) != len(self.coverage):
             raise MapError("components, prototypes and coverage must fit each other")
-        if not 2 <= self.n_sets <= _MOST_SETS:
-            raise MapError(f"coverage must be of 2 to {_MOST_SETS} sets")
+        if self.n_sets < 2:
+            raise MapError(f"coverage must be of 2 to {MOST_SETS} sets")
+        if self.n_items > MOST_ITEMS:
+            raise MapError(f"n_items must be at most {MOST_ITEMS}, as many as there are ids")
         if not 1 <= self.set_size <= self.n_items:
             raise MapError("set_size must be from 1 to n_items")
 
@@ -157,7 +171,7 @@ class PublicMap:
         MessageError
             If they are not a map.
         """
-        read = Message.from_bytes(data)
+        read = Message.from_bytes(data, _LARGEST)
         if read.mechanism != _NAME or read["components"].dtype != np.uint16 or read["sizes"].shape != (2,):
             raise MapError("data is not a map")
         n_items, set_size = (int(size) for size in read["sizes"])
@@ -165,3 +179,10 @@ class PublicMap:
         if found.map_id != read.public_id:
             raise MapError("data is not the map that it says it is")
         return found
+
+
+def _check_size(name: str, shape: tuple[int, ...]) -> None:
+    try:
+        check_shape(name, shape, _LARGEST)
+    except MessageError as error:
+        raise MapError(str(error)) from None

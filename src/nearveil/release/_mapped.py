@@ -16,11 +16,10 @@ from nearveil.privacy.noise import Source
 from nearveil.release._base import Floats, Release, candidate_count, checked_fraction, checked_numbers, fingerprint
 from nearveil.release._channel import RandomizedResponse, SubsetSelection, checked_epsilon
 from nearveil.release._learning import Rows, centres, projection
-from nearveil.release._map import MapError, PublicMap
+from nearveil.release._map import MOST_DIMENSIONS, MOST_PROTOTYPES, MapError, PublicMap
 from nearveil.release._message import Message, MessageError
 
-PROTOTYPES = 8192  # a gallery up to this size stands for itself
-_RULE_DIMENSIONS = 64
+PROTOTYPES = MOST_PROTOTYPES  # a gallery up to this size stands for itself
 
 
 @dataclass(frozen=True)
@@ -264,7 +263,7 @@ def standing_for(features: Rows, members: scipy.sparse.csr_array) -> tuple[Rows,
 
 
 def _published(features: Rows, grouping: Grouping, size: int) -> PublicMap:
-    components = projection(features, _RULE_DIMENSIONS).astype(np.float16)
+    components = projection(features, MOST_DIMENSIONS).astype(np.float16)
     placed = grouping.prototypes @ components.astype(np.float32)
     largest = np.abs(placed).max(axis=1, keepdims=True)
     scaled = np.divide(127 * placed, largest, out=np.zeros_like(placed), where=largest > 0)

@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -17,6 +17,8 @@ _LARGEST = 64 << 20  # bytes of a message: far above any of ours, far below what
 _LARGEST_JSON = 1 << 16
 _MOST_ARRAYS = 16
 _FIELDS = {"mechanism", "public_id", "seeded", "arrays"}
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 class MessageError(ValueError):
@@ -91,13 +93,15 @@ class Message:
         return _HEADER.pack(_MAGIC, self.version, len(text)) + text + body
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
+    def from_bytes(cls, data: bytes, largest: Shapes | None = None) -> Self:
         """Read a message.
 
         Parameters
         ----------
         data : bytes
             As :meth:`to_bytes` made them. Nothing in them is trusted.
+        largest : mapping of str to tuple of int, optional
+            The arrays that the message may hold, with the largest shape of each. It is checked before they are read.
 
         Returns
         -------
@@ -121,9 +125,18 @@ class Message:
         return cls(
             mechanism=top["mechanism"],
             public_id=top["public_id"],
-            arrays=_split(top["arrays"], data[_HEADER.size + length :]),
+            arrays=_split(_checked_forms(top["arrays"], largest), data[_HEADER.size + length :]),
             seeded=top["seeded"],
         )
+
+
+def check_shape(name: str, shape: Sequence[int], largest: Shapes) -> None:
+    """Refuse an array that is not known, or is larger than it may be in any dimension."""
+    most = largest.get(name)
+    if most is None:
+        raise MessageError(f"arrays: {name!r} has no place here")
+    if len(shape) != len(most) or any(side > limit for side, limit in zip(shape, most, strict=True)):
+        raise MessageError(f"{name} must be an array of at most {' x '.join(map(str, most)) or 'one number'}")
 
 
 def _frozen(name: str, values: NDArray[Any]) -> NDArray[Any]:
@@ -150,21 +163,31 @@ def _parse(text: bytes) -> dict[str, Any]:
     return top
 
 
-def _split(described: dict[str, Any], body: bytes) -> dict[str, NDArray[Any]]:
-    """Cut the body into the arrays that the header describes; it must end with the last of them."""
-    arrays = {}
-    start = 0
+def _checked_forms(described: dict[str, Any], largest: Shapes | None) -> list[tuple[str, str, list[int]]]:
+    """Return name, type and shape of the arrays that a header describes."""
+    forms = []
     for name, entry in sorted(described.items()):
         if not (isinstance(entry, list) and len(entry) == 2 and entry[0] in _TYPES and isinstance(entry[1], list)):
             raise MessageError(f"arrays: {name!r} has a type that is not known")
-        shape = entry[1]
+        kind, shape = entry
         if len(shape) > 3 or not all(type(side) is int and 0 <= side <= _LARGEST for side in shape):
             raise MessageError(f"arrays: {name!r} has an impossible shape")
+        if largest is not None:
+            check_shape(name, shape, largest)
+        forms.append((name, kind, shape))
+    return forms
+
+
+def _split(forms: list[tuple[str, str, list[int]]], body: bytes) -> dict[str, NDArray[Any]]:
+    """Cut the body into arrays; it must end with the last of them."""
+    arrays = {}
+    start = 0
+    for name, kind, shape in forms:
         count = int(np.prod(shape, dtype=object)) if shape else 1
-        end = start + count * np.dtype(entry[0]).itemsize
+        end = start + count * np.dtype(kind).itemsize
         if end > len(body):
             raise MessageError("data is truncated")
-        arrays[name] = np.frombuffer(body[start:end], dtype=entry[0]).reshape(shape)
+        arrays[name] = np.frombuffer(body[start:end], dtype=kind).reshape(shape)
         start = end
     if start != len(body):
         raise MessageError("data has bytes after its end")

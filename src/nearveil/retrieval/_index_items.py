@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nearveil.release._map import MOST_FEATURES
 from nearveil.retrieval._answer import is_thumbnail
 
 Ids = NDArray[np.uint32]
 Singles = NDArray[np.float32]
 
-LARGEST_DIMENSION = 16_000  # what a column of pgvector holds
-MOST_IDS = 1 << 32
 _LONGEST_NAME = 4096
 _LARGEST_THUMBNAIL = 1 << 20
 LARGEST_ORIGINAL = 64 << 20
@@ -229,8 +228,8 @@ def checked_dimension(dimension: int) -> int:
     """Return a number of dimensions that both stores can hold."""
     if isinstance(dimension, bool) or not isinstance(dimension, (int, np.integer)):
         raise ValueError("dimension must be a whole number")
-    if not 1 <= dimension <= LARGEST_DIMENSION:
-        raise ValueError(f"dimension must be from 1 to {LARGEST_DIMENSION}")
+    if not 1 <= dimension <= MOST_FEATURES:
+        raise ValueError(f"dimension must be from 1 to {MOST_FEATURES}")
     return int(dimension)
 
 

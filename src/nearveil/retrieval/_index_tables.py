@@ -10,8 +10,9 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
+from nearveil.release._map import MOST_ITEMS
 from nearveil.retrieval._index_errors import DamagedIndexError, IndexFullError, NewerIndexError, NotAnIndexError
-from nearveil.retrieval._index_items import MOST_IDS, Batch, Ids, Singles, StoredItem
+from nearveil.retrieval._index_items import Batch, Ids, Singles, StoredItem
 
 FORMAT = 1
 _SOME = 500  # ids in one statement
@@ -136,7 +137,7 @@ def save_head(connection: sa.Connection, head: Head) -> None:
 
 def next_ids(head: Head, count: int) -> NDArray[np.int64]:
     """Return ids that nobody had."""
-    if head.next_id + count > MOST_IDS:
+    if head.next_id + count > MOST_ITEMS:
         raise IndexFullError("all ids of 32 bits are used up; nothing was changed: make a new index")
     return np.arange(head.next_id, head.next_id + count, dtype=np.int64)
 
@@ -167,7 +168,7 @@ def decoded(rows: Sequence[tuple[int, int, bytes]], dimension: int, where: str) 
         fits = feature_crcs(ids, features) == list(crcs) and set(map(len, features)) == {4 * dimension}
     except (TypeError, OverflowError):  # a number or bytes that are none
         fits = False
-    if not fits or not 0 <= min(ids) <= max(ids) < MOST_IDS:
+    if not fits or not 0 <= min(ids) <= max(ids) < MOST_ITEMS:
         raise damaged(where, "a feature")
     joined = np.frombuffer(b"".join(features), "<f4").reshape(-1, dimension)
     return np.array(ids, np.uint32), joined.astype(np.float32, copy=False)

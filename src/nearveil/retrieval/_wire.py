@@ -18,7 +18,8 @@ VERSION = 1
 _HEADER = struct.Struct("<3sBBBII")
 _UNCHECKED = _HEADER.size - 4  # the checksum covers what stands before it, and the body
 HEADER_BYTES = _HEADER.size
-_LONGEST_TEXT = 1000  # characters
+LONGEST_TEXT = 1000  # characters
+_UTF8 = 4  # bytes of a character, at most
 
 
 class WireError(ValueError):
@@ -224,8 +225,11 @@ class Reader:
 
     def text(self) -> str:
         """Return text."""
+        length = int.from_bytes(self.take(4), "little")
+        if length > _UTF8 * LONGEST_TEXT:
+            raise WireError(f"data holds text of more than {LONGEST_TEXT} characters")
         try:
-            return self.blob().decode()
+            return self.take(length).decode()
         except UnicodeDecodeError:
             raise WireError("data holds text that is not UTF-8") from None
 
@@ -250,10 +254,8 @@ def checked_text(value: object, name: str, *, least: int = 1) -> str:
     -------
     str
     """
-    if not isinstance(value, str) or not least <= len(value) <= _LONGEST_TEXT or not value.isprintable():
-        raise WireError(
-            f"{name} must be {least} to {_LONGEST_TEXT} characters of text that prints, without line breaks"
-        )
+    if not isinstance(value, str) or not least <= len(value) <= LONGEST_TEXT or not value.isprintable():
+        raise WireError(f"{name} must be {least} to {LONGEST_TEXT} characters of text that prints, without line breaks")
     return value
 
 

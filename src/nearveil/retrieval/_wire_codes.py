@@ -8,11 +8,23 @@ from numpy.typing import NDArray
 
 from nearveil.release import Message
 from nearveil.release._base import fingerprint
+from nearveil.release._map import MOST_FEATURES
 from nearveil.retrieval._codes import Codes, ProductCodes, ScalarCodes, Singles, WholeCodes
 from nearveil.retrieval._wire import WireError
 
 _CENTROIDS = 256  # a byte names one of them
 _MOST_DIMENSIONS = 4  # that a byte of a product code stands for: more would make small answers large in memory
+MOST_COLUMNS = 2 * MOST_FEATURES  # of a projection: groups of one size are filled up
+_LARGEST = {
+    "dimension": (),
+    "double": (),
+    "projection": (MOST_FEATURES, MOST_COLUMNS),
+    "lowest": (MOST_COLUMNS,),
+    "steps": (MOST_COLUMNS,),
+    "weights": (MOST_COLUMNS,),
+    "mean": (MOST_COLUMNS,),
+    "centroids": (MOST_FEATURES, _CENTROIDS, _MOST_DIMENSIONS),
+}
 
 
 def codes_to_bytes(codes: Codes) -> bytes:
@@ -52,7 +64,7 @@ def codes_from_bytes(data: bytes) -> Codes:
         Good for :meth:`~nearveil.retrieval._codes.Codes.scores`; product codes encode nothing, for want of a sample.
     """
     try:
-        message = Message.from_bytes(data)
+        message = Message.from_bytes(data, _LARGEST)
     except ValueError as error:
         raise WireError(f"the table of codes cannot be read: {error}") from None
     made = {name: reader for name, _, _, reader in _FORMS}.get(message.mechanism)
@@ -87,8 +99,8 @@ def _whole_arrays(codes: WholeCodes) -> dict[str, NDArray[Any]]:
 
 def _whole(message: Message) -> WholeCodes:
     dimension = int(_array(message, "dimension", "<i8", 0))
-    if dimension < 1:
-        raise WireError("the table of codes must be of at least one dimension")
+    if not 1 <= dimension <= MOST_FEATURES:
+        raise WireError(f"the table of codes must be of 1 to {MOST_FEATURES} dimensions")
     return WholeCodes(dimension)
 
 
@@ -115,10 +127,8 @@ def _product(message: Message) -> ProductCodes:
     projection, centroids = _array(message, "projection", "<f4", 2), _array(message, "centroids", "<f4", 3)
     weights, mean = _array(message, "weights", "<f4", 1), _array(message, "mean", "<f4", 1)
     groups, levels, size = centroids.shape
-    if levels != _CENTROIDS or size > _MOST_DIMENSIONS:
-        raise WireError(
-            f"the table of codes must have {_CENTROIDS} centroids, of at most {_MOST_DIMENSIONS} dimensions"
-        )
+    if levels != _CENTROIDS:
+        raise WireError(f"the table of codes must have {_CENTROIDS} centroids for each byte")
     if not projection.shape[1] == len(weights) == len(mean) == groups * size:
         raise WireError("the table of codes has arrays that do not fit each other")
     quantiser = faiss.ProductQuantizer(groups * size, groups, 8)

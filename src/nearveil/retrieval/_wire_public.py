@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from nearveil.release import PublicMap
 from nearveil.release._base import candidate_count
+from nearveil.release._map import MOST_FEATURES
 from nearveil.retrieval._answer import EXTRAS, Extras
 from nearveil.retrieval._codes import Codes
 from nearveil.retrieval._wire import Kind, Reader, WireError, Writer, checked_text, checked_whole, frame
@@ -84,8 +85,6 @@ class PublicPart:
         """Check that mean, map and table are of one gallery."""
         if not len(self.mean) == len(self.map.components) == code_dimension(self.table):
             raise WireError("mean, map and table must be for features of one dimension")
-        if self.map.n_items > 1 << 32:
-            raise WireError("map must be of at most 2^32 items, as many as there are ids")
         try:
             size = candidate_count(self.candidates, self.map.n_items)
         except ValueError as error:
@@ -118,8 +117,8 @@ class PublicPart:
         digest, extractor, fingerprint = taken.text(), taken.text(), taken.text()
         mean, public_map, table = taken.blob(), taken.blob(), taken.blob()
         taken.end()
-        if len(mean) % 8:
-            raise WireError("mean must be a row of finite numbers of 64 bits")
+        if len(mean) % 8 or len(mean) > 8 * MOST_FEATURES:
+            raise WireError(f"mean must be a row of at most {MOST_FEATURES} finite numbers of 64 bits")
         return cls(
             gallery=gallery,
             revision=revision,

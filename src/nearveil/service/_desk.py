@@ -20,7 +20,7 @@ from nearveil.service._galleries import Gallery, QuickGallery
 from nearveil.service._limits import Buckets, Replays, Sending, UnderWay, Workers, read_body
 from nearveil.service._logs import LineWriter
 from nearveil.service._metrics import Metrics
-from nearveil.service._model import FRAME, KEY, KEY_HEADER, GalleryInfo
+from nearveil.service._model import FRAME, KEY, KEY_HEADER, MOST_GALLERIES, GalleryInfo
 from nearveil.service._settings import Settings
 from nearveil.service._token import Token
 from nearveil.service._token_places import TokenError
@@ -79,6 +79,8 @@ class Desk:
         named = {gallery.name: gallery for gallery in galleries}
         if len(named) != len(galleries):
             raise ValueError("galleries must have names of their own")
+        if len(named) > MOST_GALLERIES:
+            raise ValueError(f"galleries must be at most {MOST_GALLERIES}: clients read no longer list")
         return cls(
             named,
             tokens,

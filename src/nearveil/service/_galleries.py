@@ -20,7 +20,7 @@ from nearveil.retrieval._wire_schema import MapChanged
 from nearveil.service._cache import ByteCache
 from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
 from nearveil.service._frames import FLAGS, KIND
-from nearveil.service._model import GALLERY_NAME, Classification, GalleryInfo
+from nearveil.service._model import GALLERY_NAME, MOST_MAPS, Classification, GalleryInfo
 from nearveil.service._shown import Settled, Shown
 
 _LOG = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class OpenGallery:
         return GalleryInfo(
             name=self._name,
             kind="open",
-            candidates=tuple(fractions),
+            candidates=tuple(fractions)[:MOST_MAPS],
             offers=self._offers,
             extractor=self._extractor,
             fingerprint=self._index.extractor,

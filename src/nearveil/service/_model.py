@@ -4,11 +4,18 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from nearveil.release._map import MOST_FEATURES
+
 GalleryKind = Literal["open", "protected"]
 GALLERY_NAME = r"^[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?$"
 KEY = r"^[A-Za-z0-9_.:-]{8,128}$"
 KEY_HEADER = "Nearveil-Key"
 FRAME = "application/vnd.nearveil.frame"
+MOST_GALLERIES = 1000  # of a server
+MOST_MAPS = 100  # of a gallery
+MOST_CLASSES = 10_000  # of a protected gallery
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Label = Annotated[str, Field(max_length=1000)]
 
 
 class Model(BaseModel):
@@ -50,19 +57,19 @@ class GalleryInfo(Model):
 
     name: Annotated[str, Field(pattern=GALLERY_NAME)]
     kind: GalleryKind
-    candidates: tuple[float, ...]
-    offers: tuple[Literal["names", "thumbnails", "originals"], ...]
+    candidates: Annotated[tuple[Fraction, ...], Field(max_length=MOST_MAPS)]
+    offers: Annotated[tuple[Literal["names", "thumbnails", "originals"], ...], Field(max_length=3)]
     extractor: Annotated[str, Field(max_length=1000)]
     fingerprint: Annotated[str, Field(max_length=1000)]
-    dimension: int
-    revision: int
+    dimension: Annotated[int, Field(ge=1, le=MOST_FEATURES)]
+    revision: Annotated[int, Field(ge=0, lt=1 << 64)]
     promise: Promise | None = None
 
 
 class Galleries(Model):
     """All galleries that a token may use."""
 
-    galleries: tuple[GalleryInfo, ...]
+    galleries: Annotated[tuple[GalleryInfo, ...], Field(max_length=MOST_GALLERIES)]
 
 
 class Classification(Model):
@@ -78,8 +85,8 @@ class Classification(Model):
         To the records: of this and all other answers that the gallery will ever give.
     """
 
-    label: Annotated[str, Field(max_length=1000)]
-    votes: dict[str, float]
+    label: Label
+    votes: Annotated[dict[Label, float], Field(max_length=MOST_CLASSES)]
     promise: Promise
 
 

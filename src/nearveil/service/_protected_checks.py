@@ -8,6 +8,7 @@ from sqlalchemy.engine import make_url
 
 from nearveil.ledger import Account
 from nearveil.retrieval import Index
+from nearveil.service._model import MOST_CLASSES
 from nearveil.service._protected_records import read_records, share_images
 
 _LONGEST_CLASS = 200
@@ -45,9 +46,9 @@ def checked_classes(classes: Sequence[str]) -> tuple[str, ...]:
     """
     given = [] if isinstance(classes, str) else list(classes)
     fits = all(isinstance(one, str) and 0 < len(one) <= _LONGEST_CLASS and "/" not in one for one in given)
-    if not fits or len(given) < 2 or len(set(given)) != len(given):
+    if not fits or not 2 <= len(given) <= MOST_CLASSES or len(set(given)) != len(given):
         raise ValueError(
-            f"classes must list at least two different names of folders, of at most {_LONGEST_CLASS} characters"
+            f"classes must list 2 to {MOST_CLASSES} different names of folders, of at most {_LONGEST_CLASS} characters"
         )
     return tuple(sorted(given))
 
