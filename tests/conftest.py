@@ -16,6 +16,12 @@ def convert(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
     return lambda array: torch.from_numpy(np.ascontiguousarray(array))
 
 
+@pytest.fixture
+def same_nonces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the same nonces for every question: then whatever differs on the wire was not drawn."""
+    monkeypatch.setattr("secrets.token_hex", lambda count: "5a" * count)
+
+
 @pytest.fixture(scope="session")
 def birds() -> FeatureSet:
     try:

@@ -78,6 +78,8 @@ def test_the_same_key_returns_the_message_and_pays_once(open_account: Open) -> N
     with account.spend(PureDp(0.5), "k") as again:
         assert again.repeated
         assert again.message == b"\x00public"
+        assert again.nonce == first.nonce != other.nonce
+        assert len(again.nonce) == 32
         with pytest.raises(LedgerError, match="stored already"):
             again.store(b"another")
     with account.spend([(PureDp(0.25), 2)], "other") as empty:

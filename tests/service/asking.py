@@ -69,10 +69,10 @@ def opened(
 @contextmanager
 def new_account(place: Path, epsilon: float = 100.0) -> Iterator[Account]:
     with Ledger(place) as ledger:
-        yield _opened_account(ledger, "me", epsilon)
+        yield opened_account(ledger, "me", epsilon)
 
 
-def _opened_account(ledger: Ledger, name: str, epsilon: float) -> Account:
+def opened_account(ledger: Ledger, name: str, epsilon: float = 100.0) -> Account:
     return ledger.open_account(
         name, owner="me", protects="query", unit="image", relation="replace", epsilon=epsilon, delta=0.0
     )
@@ -138,7 +138,7 @@ class Scene:
 
     def another(self, name: str) -> Account:
         """Open one more account, in the same ledger."""
-        return _opened_account(self.account._ledger, name, 100.0)
+        return opened_account(self.account._ledger, name)
 
     @property
     def paid(self) -> int:

@@ -79,6 +79,7 @@ def test_a_gallery_here_is_asked_with_the_same_words(here: Scene, tmp_path: Path
     assert (far.label, far.votes, far.gallery_promise) == (same.label, same.votes, same.gallery_promise)
 
 
+@pytest.mark.usefixtures("same_nonces")
 def test_asking_for_every_set_tells_nothing_and_costs_nothing(here: Scene) -> None:
     asked = []
     public = public_of(here.gallery)
@@ -100,6 +101,7 @@ def test_asking_for_every_set_tells_nothing_and_costs_nothing(here: Scene) -> No
     assert here.paid == 0
 
 
+@pytest.mark.usefixtures("same_nonces")
 def test_one_set_without_an_answer_is_the_end_for_every_image(here: Scene) -> None:
     """Were it the end only for those who need that set, whoever comes again would tell that they do."""
     said, sent = set(), set()

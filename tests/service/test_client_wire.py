@@ -1,6 +1,8 @@
 """What goes over the wire: a function of messages and of public things. Attacks ``docs/theory/service.md``."""
 
 import asyncio
+import hashlib
+import hmac
 import logging
 import shutil
 import socket
@@ -36,6 +38,7 @@ from tests.service.asking import (
     is_post,
     make_index,
     new_account,
+    opened_account,
     public_of,
     raw_server,
     scene,
@@ -80,6 +83,7 @@ def requests_of(here: Scene, row: Any, name: str, k: int = 8, seed: int = 5, **w
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.usefixtures("same_nonces")
 def test_requests_are_the_same_for_all_features_that_send_the_same_message(here: Scene, way: str) -> None:
     """Theorem 1 of docs/theory/service.md, to the byte: method, address, headers in their order, body."""
     sets = groups(here)
@@ -92,6 +96,7 @@ def test_requests_are_the_same_for_all_features_that_send_the_same_message(here:
     assert compared >= 4
 
 
+@pytest.mark.usefixtures("same_nonces")
 def test_another_message_is_the_only_thing_that_differs(here: Scene) -> None:
     first, second, *_ = groups(here).values()
     one, other = (requests_of(here, QUERIES[rows[0]], f"{rows[0]}") for rows in (first, second))
@@ -103,6 +108,48 @@ def test_another_message_is_the_only_thing_that_differs(here: Scene) -> None:
     assert {name for name, value in set(head) ^ set(others)} == {b"Nearveil-Key"}
 
 
+def test_keys_of_requests_are_as_random_as_their_nonce(here: Scene) -> None:
+    client, wire = here.client()
+    for _ in range(8):
+        client.nearest(QUERIES[0], rng=seeded())
+    assert len({body for *_, body in wire.posts}) == 1
+    assert len({key_of(seen) for seen in wire.posts}) == 8
+
+
+def key_of(seen: Seen) -> str:
+    return dict(seen[2])[b"Nearveil-Key"].decode()
+
+
+def test_nobody_guesses_what_a_question_is_called(here: Scene) -> None:
+    """People call their questions "patient 0417". The server knows the token and everything that it was sent."""
+    client, wire = here.client()
+    client.nearest(QUERIES[0], key="patient 0417")
+    told, body = key_of(wire.posts[0]), wire.posts[0][3]
+    salts = (b"", here.server.token.encode(), hashlib.sha256(here.server.token.encode()).digest(), body)
+    for number in range(10_000):
+        name = f"patient {number:04d}"
+        for salt in salts:
+            for text in (f"query\0birds\0{name}\0".encode() + body, f"{name}\0".encode() + body, name.encode()):
+                assert hmac.digest(salt, text, "sha256").hex()[:32] != told
+
+
+def test_the_key_of_a_request_is_of_one_ledger(here: Scene, tmp_path: Path) -> None:
+    """The same question of two people, with one token and one message, has two keys; asked again, from anywhere, one."""
+    told = []
+    for name in ("ann", "ben"):
+        for _ in range(2):
+            with Ledger(tmp_path / f"{name}.db") as ledger:
+                account = ledger.account("me") if ledger.accounts() else opened_account(ledger, "me")
+                client, wire = here.client(account=account)
+                client.nearest(QUERIES[0], key="patient 0417", rng=seeded())
+                told.append(wire.posts)
+    (first, again), (other, _) = told[:2], told[2:]
+    assert first == again
+    assert [body for *_, body in first] == [body for *_, body in other]
+    assert key_of(first[0]) != key_of(other[0])
+
+
+@pytest.mark.usefixtures("same_nonces")
 def test_how_many_are_wanted_is_not_told(here: Scene) -> None:
     seen = [requests_of(here, QUERIES[0], f"{k}", k=k) for k in (1, 5, CANDIDATES)]
     assert seen[0] == seen[1] == seen[2]
@@ -144,6 +191,7 @@ def test_all_requests_are_there_before_the_first_answer_is_looked_at(here: Scene
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.usefixtures("same_nonces")
 def test_waiting_or_not_the_requests_are_the_same(here: Scene, way: str) -> None:
     waiting = requests_of(here, QUERIES[0], "waiting", **WAYS[way])
 

@@ -108,7 +108,7 @@ class Account:
             What is about to be released. A guarantee is checked too: it must be sound and about what is protected.
         key : str, optional
             Names this release; :func:`new_key` by default. The same key with the same events never pays twice: it
-            gives back the stored message. Never derive it from the record: keys are kept and sent in the clear.
+            gives back the stored message. Never derive it from the record: the ledger keeps it in the clear.
         client : str, optional
             Whose quota pays as well, in the same transaction.
 

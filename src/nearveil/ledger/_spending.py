@@ -46,6 +46,9 @@ class Debit:
         Whether the key was spent before. Then run nothing: `message` is what was released.
     message : bytes or None
         The public message: of an earlier spend with this key, or as stored here.
+    nonce : str
+        128 random bits, drawn when the key was first spent and kept in the ledger. Who must name the release to
+        others derives a name from it: one made from the key could be guessed.
     receipt : Receipt
         How far the account had come.
     """
@@ -55,6 +58,7 @@ class Debit:
     ) -> None:
         self.key, self.client = request.key, request.client
         self.repeated, self.message, self.receipt = repeated, message, receipt
+        self.nonce = request.nonce
         self._core, self._request, self._process, self._open = core, request, os.getpid(), True
 
     @property
@@ -137,6 +141,7 @@ def _debit(connection: sa.Connection, core: Core, request: Request) -> tuple[Deb
     quota = None if request.client is None else load_quota(connection, request.account, request.client)
     if earlier is not None:
         message = _stored(connection, request, earlier)
+        request = replace(request, nonce=earlier.nonce)
         return Debit(core, request, book.receipt, message, repeated=True), None
     held, price = _pay(book.held, request.charge, None)
     paid = {"charge": request.charge, "price": price}

@@ -1,6 +1,5 @@
 """Where a client's galleries are: behind a URL, in an index here, or in a gallery that is given."""
 
-import hashlib
 import os
 import re
 from dataclasses import dataclass, field
@@ -88,9 +87,8 @@ def asker(options: Options) -> tuple[Asker, Ledger | None]:
     if isinstance(options.retries, bool) or not isinstance(options.retries, int) or options.retries < 0:
         raise QuestionError("retries", "it must be a whole number from 0 upwards")
     patience = Patience(options.retries if is_url(options.where) else 0)
-    salt = hashlib.sha256((options.token or "").encode()).digest()
     account, opened = _account(options)
-    return Asker(account, Features(options.extractor), patience, salt), opened
+    return Asker(account, Features(options.extractor), patience, options.token or ""), opened
 
 
 def _account(options: Options) -> tuple[Payer | None, Ledger | None]:

@@ -119,6 +119,11 @@ class Hidden:
         return self._debit.repeated
 
     @property
+    def nonce(self) -> str:
+        """What the keys of this question's requests are made from. It is not sent."""
+        return self._debit.nonce
+
+    @property
     def message(self) -> bytes | None:
         """One of those that were stored: all are for one map."""
         return self.messages[0].to_bytes() if self.messages else None

@@ -49,13 +49,13 @@ class Asker:
         Who pays.
     features : Features
     patience : Patience
-    salt : bytes
-        Keys of requests are made with it, so that those of two tokens differ.
+    token : str
+        Keys of requests differ between tokens: a server refuses a key that another token has used.
     """
 
-    def __init__(self, account: Payer | None, features: Features, patience: Patience, salt: bytes) -> None:
+    def __init__(self, account: Payer | None, features: Features, patience: Patience, token: str) -> None:
         self.account, self.features = account, features
-        self._patience, self._salt = patience, salt
+        self._patience, self._token = patience, token
         self._infos: tuple[GalleryInfo, ...] | None = None
         self._maps: dict[tuple[str, float | None], tuple[str, PublicPart]] = {}
 
@@ -124,14 +124,15 @@ class Asker:
         return public
 
     def question(
-        self, what: What, info: GalleryInfo, body: bytes, key: str, *, most: int, tally: Tally
+        self, what: What, info: GalleryInfo, body: bytes, nonce: str, *, most: int, tally: Tally
     ) -> Steps[Response]:
-        """Send the frame of a query. The same frame with the same key is the same request, at any time.
+        """Send the frame of a query. The same frame with the same nonce is the same request, at any time.
 
-        Keys of debits may be short, or the same for two people. What is sent in their place is neither.
+        The key of a debit is not sent in any form: it may be short, and the server could guess it.
         """
-        told = hmac.digest(self._salt, f"{what}\0{info.name}\0{key}\0".encode() + body, "sha256").hex()[:32]
-        request = Request(what, info.name, body, told, most=max(most, _LEAST_REPLY))
+        told = f"{self._token}\0{what}\0{info.name}\0".encode() + body
+        key = hmac.digest(nonce.encode(), told, "sha256").hex()[:32]
+        request = Request(what, info.name, body, key, most=max(most, _LEAST_REPLY))
         return (yield from replied(request, self._patience, tally))
 
     @contextmanager

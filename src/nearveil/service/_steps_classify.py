@@ -1,6 +1,7 @@
 """What a protected gallery says of an image: the query protected by a release, the records by their votes."""
 
 import math
+import secrets
 
 from nearveil.ledger import new_key
 from nearveil.ledger._core import check_text
@@ -61,29 +62,30 @@ def classify(
     client = yield from done(lambda: ClientProtocol(_ANY if nothing else epsilon, public=public))
     if nothing:
         own = yield from done(lambda: client.good_set(row))
-        every = yield from _every(asker, info, client, key)
+        every = yield from _every(asker, info, client)
         return _result(every[own], _NOTHING_TOLD, key, repeated=False)
     account = asker.payer()
     with telling(key):
         hidden = Hidden(account, key, (), rng)
         question = yield from done(lambda: hidden.ask(client, row))
         try:
-            found = yield from _votes(asker, info, question, key)
+            found = yield from _votes(asker, info, question, hidden.nonce)
         except Exception as error:
             raise unanswered(error, key) from error
         return _result(found, client.guarantee, key, repeated=hidden.repeated)
 
 
-def _every(asker: Asker, info: GalleryInfo, client: ClientProtocol, key: str) -> Steps[list[Classification]]:
+def _every(asker: Asker, info: GalleryInfo, client: ClientProtocol) -> Steps[list[Classification]]:
     """Ask for all sets. One that is not answered is the end of it, whichever set was wanted."""
     found: list[Classification] = []
+    nonce = secrets.token_hex(16)  # nothing is paid, so no ledger has one
     for question in client.every_question():
-        found += [(yield from _votes(asker, info, question, key))]
+        found += [(yield from _votes(asker, info, question, nonce))]
     return found
 
 
-def _votes(asker: Asker, info: GalleryInfo, question: bytes, key: str) -> Steps[Classification]:
-    response = yield from asker.question("classify", info, question, key, most=_MOST, tally=Tally())
+def _votes(asker: Asker, info: GalleryInfo, question: bytes, nonce: str) -> Steps[Classification]:
+    response = yield from asker.question("classify", info, question, nonce, most=_MOST, tally=Tally())
     return _read(response)
 
 

@@ -101,7 +101,7 @@ def nearest(asker: Asker, asked: Asked) -> Steps[Nearest]:
             for message in hidden.messages:
                 for extras in plan:
                     body, most = Query(message, extras).to_bytes(), _most(public, extras)
-                    response = yield from asker.question("query", info, body, key, most=most, tally=tally)
+                    response = yield from asker.question("query", info, body, hidden.nonce, most=most, tally=tally)
                     replies.append((extras, _taken(client, response, extras)))
             return (yield from done(lambda: _result(client, replies, count, hidden, key, tally)))
         except Exception as error:
