@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ def convert(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
 @pytest.fixture
 def same_nonces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw the same nonces for every question: then whatever differs on the wire was not drawn."""
-    monkeypatch.setattr("secrets.token_hex", lambda count: "5a" * count)
+    same = SimpleNamespace(token_hex=lambda count: "5a" * count)
+    for room in ("nearveil.ledger._spending", "nearveil.service._steps_classify"):
+        monkeypatch.setattr(f"{room}.secrets", same)
 
 
 @pytest.fixture(scope="session")

@@ -134,7 +134,7 @@ def test_nobody_guesses_what_a_question_is_called(here: Scene) -> None:
 
 
 def test_the_key_of_a_request_is_of_one_ledger(here: Scene, tmp_path: Path) -> None:
-    """The same question of two people, with one token and one message, has two keys; asked again, from anywhere, one."""
+    """One question of two people, with one token and one message, has two keys; asked again, the same."""
     told = []
     for name in ("ann", "ben"):
         for _ in range(2):

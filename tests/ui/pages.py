@@ -107,6 +107,13 @@ class Page:
     def ask(self, image: bytes, epsilon: float = 4.0, gallery: str = "local", **more: Any) -> httpx.Response:
         return self.post("/api/ask", image, params={"gallery": gallery, "epsilon": epsilon, **more})
 
+    def again(self, key: str) -> httpx.Response:
+        return self.post("/api/again", params={"key": key})
+
+    @property
+    def waiting(self) -> list[dict[str, Any]]:
+        return list(self.get("/api/about").json()["waiting"])
+
     @property
     def left(self) -> float:
         return self.desk.purse.account.balance().left

@@ -83,6 +83,7 @@ def test_without_the_cookie_nothing_is_told(here: Page) -> None:
         for path in ("/api/galleries", "/api/about", "/api/budget", "/api/history?account=holiday", "/api/audit"):
             assert "not open in this browser" in words_of(here.get(path), 401, "cookie")
         words_of(here.ask(png(1)), 401, "cookie")
+        words_of(here.again("guessed"), 401, "cookie")
         assert "What the server saw" not in here.get("/").text
     here.cookies = cookies
     assert here.get("/api/about").status_code == 200
@@ -110,7 +111,7 @@ def test_another_name_for_this_machine_is_refused(here: Page) -> None:
 def test_requests_of_other_sites_are_refused(here: Page) -> None:
     image = png(1)
     told = {"gallery": "local", "epsilon": 1}
-    for path in ("/api/ask", "/api/audit", "/api/audit/stop"):
+    for path in ("/api/ask", "/api/again", "/api/audit", "/api/audit/stop"):
         for origin in (
             "http://evil.example",
             "null",
@@ -308,12 +309,39 @@ def test_a_question_without_an_answer_is_asked_again_for_nothing(made: Path, tmp
         assert (reply.json()["paid"], reply.json()["again"], here.left) == (True, True, 8.0)
         lost = wire.posts[-1]
         gone = False
-        found = here.ask(png(100), gallery="stripes").json()
+        (waits,) = here.waiting
+        assert (waits["epsilon"], waits["gallery"]) == (4.0, "stripes")
+        found = here.again(waits["key"]).json()
         assert (found["repeated"], found["cost"], here.left, here.debits) == (True, "0", 8.0, 1)
         assert wire.posts[1] == lost  # the same bytes under the same key
-        # What was answered is a new question the next time, and so is another image or another epsilon.
-        assert here.ask(png(100), gallery="stripes").json()["repeated"] is False
-        assert here.left == 4.0
+        assert here.waiting == []
+        assert "waits for no answer" in words_of(here.again(waits["key"]), 404, "question")
+    server.close()
+    gallery.close()
+
+
+def test_a_server_that_spoils_an_answer_does_not_learn_whether_the_next_image_is_the_same(
+    made: Path, tmp_path: Path
+) -> None:
+    """A key that came back with the same image would tell, at any epsilon."""
+    gallery, server = served(made, tmp_path)
+    spoils = True
+
+    def spoil(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+        return framed(b"NVW damaged") if spoils and request.method == "POST" else reply
+
+    wire = server.wire(spoil)
+    with page(tmp_path, URL, token=server.token, transport=wire, retries=0) as here:
+        keys: list[bytes] = []
+        for turn in range(12):
+            spoils = True
+            words_of(here.ask(png(100), 0.01, gallery="stripes"), 502, "unanswered")
+            spoils = False
+            told = here.ask(png(100 + turn % 2), 0.01, gallery="stripes").json()
+            assert (told["repeated"], told["cost"]) == (False, "0.01")
+            keys += [dict(headers)[b"Nearveil-Key"] for _, _, headers, _ in wire.posts[-4:]]
+        assert len(set(keys)) == len(keys) == 12 * 4  # two requests for each upload, all with keys of their own
+        assert here.debits == 24
     server.close()
     gallery.close()
 
@@ -323,8 +351,8 @@ def test_what_fails_here_after_the_debit_is_not_lost(here: Page, monkeypatch: py
         broken.setattr("nearveil.ui._desk.nearest_view", None)
         assert "is paid for" in words_of(here.ask(png(100)), 500, "failed")
     assert here.left == 8.0
-    told = here.ask(png(100)).json()
-    assert (told["repeated"], here.left, here.desk._pending) == (True, 8.0, {})
+    told = here.again(here.waiting[0]["key"]).json()
+    assert (told["repeated"], here.left, here.waiting) == (True, 8.0, [])
 
 
 @pytest.mark.parametrize("error", [ValueError("rows"), LedgerError("locked"), TypeError("rows")])
@@ -341,7 +369,7 @@ def test_after_the_debit_nobody_says_that_nothing_was_paid(
     assert words.startswith("The question is paid for")
     assert not re.search(r"[Nn]othing was paid|No message was sent|rows|locked", words)
     assert (reply.json()["paid"], reply.json()["again"], here.left) == (True, True, 8.0)
-    assert here.ask(png(100)).json()["repeated"] is True
+    assert here.again(here.waiting[0]["key"]).json()["repeated"] is True
     assert here.left == 8.0
 
 
@@ -370,9 +398,8 @@ def test_an_answer_that_nobody_heard_is_not_paid_twice(here: Page, monkeypatch: 
         with here.desk._lock:  # the question has ended
             pass
     assert here.left == 8.0
-    assert here.ask(png(100)).json()["repeated"] is True
-    assert here.ask(png(100)).json()["repeated"] is False
-    assert here.left == 4.0
+    assert here.again(here.waiting[0]["key"]).json()["repeated"] is True
+    assert (here.left, here.waiting) == (8.0, [])
 
 
 @contextmanager
@@ -406,12 +433,13 @@ def test_a_debit_without_a_message_is_not_tried_for_ever(here: Page, monkeypatch
     with monkeypatch.context() as broken:
         broken.setattr("nearveil.ledger.Debit.store", None)  # as if the process had been killed in between
         words_of(here.ask(png(100)), 500, "failed")
-    assert "never stored" in words_of(here.ask(png(100)), 503, "ledger")
+    assert "never stored" in words_of(here.again(here.waiting[0]["key"]), 503, "ledger")
+    assert here.waiting == []
     assert here.ask(png(100)).status_code == 200
     assert (here.left, here.debits) == (4.0, 2)
 
 
-def test_another_image_does_not_take_a_message_that_waits(made: Path, tmp_path: Path) -> None:
+def test_questions_that_wait_are_kept_apart_and_not_without_end(made: Path, tmp_path: Path) -> None:
     gallery, server = served(made, tmp_path)
     gone = True
 
@@ -420,13 +448,22 @@ def test_another_image_does_not_take_a_message_that_waits(made: Path, tmp_path: 
             raise httpx.ConnectError("gone")
         return reply
 
-    with page(tmp_path, URL, token=server.token, transport=server.wire(lose), retries=0) as here:
-        words_of(here.ask(png(100), 2.0, gallery="stripes"), 502, "unanswered")
+    wire = server.wire(lose)
+    with page(tmp_path, URL, token=server.token, transport=wire, retries=0) as here:
+        for epsilon in (0.25, 0.5):
+            words_of(here.ask(png(100), epsilon, gallery="stripes"), 502, "unanswered")
+        first, second = (one["key"] for one in here.waiting)
+        words_of(here.again(first), 502, "unanswered")  # it goes on waiting
+        assert [one["epsilon"] for one in here.waiting] == [0.5, 0.25]
         gone = False
-        assert here.ask(png(101), 2.0, gallery="stripes").json()["repeated"] is False
-        assert here.ask(png(100), 1.0, gallery="stripes").json()["repeated"] is False
-        assert here.ask(png(100), 2.0, gallery="stripes").json()["repeated"] is True
-        assert here.left == 12 - 2 - 2 - 1
+        assert here.again(second).json()["epsilon"] == 0.5
+        assert wire.posts[-2] == wire.posts[1]
+        gone = True
+        for _ in range(16):
+            words_of(here.ask(png(100), 0.125, gallery="stripes"), 502, "unanswered")
+        assert len(here.waiting) == 16
+        words_of(here.again(first), 404, "question")
+        assert here.debits == 18
     server.close()
     gallery.close()
 
@@ -470,7 +507,7 @@ def test_a_map_that_changes_is_said_in_words(made: Path, tmp_path: Path) -> None
         reply = here.ask(png(1), gallery="stripes")
         assert "changed its map" in words_of(reply, 409, "map_changed")
         assert (reply.json()["paid"], reply.json()["again"]) == (True, False)
-        assert here.desk._pending == {}
+        assert here.waiting == []
     server.close()
     gallery.close()
 
@@ -524,14 +561,14 @@ def test_neither_image_nor_feature_is_sent_or_logged(
     gallery.close()
 
 
+@pytest.mark.usefixtures("same_nonces")
 def test_requests_depend_on_the_message_alone(made: Path, tmp_path: Path) -> None:
     gallery, server = served(made, tmp_path)
     groups: dict[bytes, list[tuple[Any, tuple[int, ...]]]] = {}
     for number in range(100, 118):
         wire, folder = server.wire(), tmp_path / str(number)
         folder.mkdir()
-        more: dict[str, Any] = {"rng": unsafe_seeded(3), "keys": lambda: "the same for all"}
-        with page(folder, URL, token=server.token, transport=wire, **more) as here:
+        with page(folder, URL, token=server.token, transport=wire, rng=unsafe_seeded(3)) as here:
             found = here.ask(png(number), gallery="stripes").json()
             here.get("/api/picture?gallery=stripes")
         chosen = tuple(one["id"] for one in found["got"])

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,13 +163,13 @@ def looking(chromium: Browser, address: str, **options: Any) -> Iterator[Look]:
 @contextmanager
 def shown(
     folder: Path, url: str, token: str | None, *, epsilon: float = 12.0, rng: Source | None = None,
-    keys: Callable[[], str] = new_key, where: str = "",
+    where: str = "",
 ) -> Iterator[str]:  # fmt: skip
     """Show the page from this process, and yield its address."""
     with Ledger(folder / f"{new_key()}.db") as ledger:
         purse = Purse(open_account(ledger, "holiday", epsilon))
         with Client(url, token, account=purse, retries=0, timeout=30) as client, bound(0) as listening:
-            desk, entry = Desk(client, purse, ledger, where or url, rng=rng, keys=keys), Entry()
+            desk, entry = Desk(client, purse, ledger, where or url, rng=rng), Entry()
             port = listening.getsockname()[1]
             running = uvicorn.Server(config(desk, entry, port))
             thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
@@ -307,7 +307,7 @@ def everything_sent(chromium: Browser, server: Loopback, image: Path, folder: Pa
     """Ask about an image with coins that are the same for all, look at everything, and return what went where."""
     with (
         recording(server.url) as wire,
-        shown(folder, wire.url, server.token, rng=unsafe_seeded(3), keys=lambda: "the same for both") as address,
+        shown(folder, wire.url, server.token, rng=unsafe_seeded(3)) as address,
         looking(chromium, address) as look,
     ):
         look.open()
@@ -335,6 +335,7 @@ def everything_sent(chromium: Browser, server: Loopback, image: Path, folder: Pa
     return told, chosen
 
 
+@pytest.mark.usefixtures("same_nonces")
 def test_two_images_with_the_same_message_cause_the_same_requests(
     chromium: Browser, birds: Birds, server: Loopback, tmp_path: Path
 ) -> None:
@@ -394,14 +395,26 @@ def test_a_paid_question_is_asked_again_for_nothing(
         look.ask()
         alert = look.page.get_by_role("alert").filter(visible=True)
         expect(alert).to_contain_text("paid for, and no answer came")
-        expect(look.page.locator("#ask-button")).to_have_text("Ask again, for nothing")
-        expect(look.page.locator("#cost-note")).to_have_text("This question is paid for. Asking again costs nothing.")
         expect(look.page.get_by_role("meter")).to_have_attribute("aria-valuenow", "8")
         wire.only_get = False
+        # The same image is a new question, and the server sees nothing that it has seen before.
+        look.choose(birds.private[1])
+        expect(look.page.locator("#cost-note")).to_have_text("This will cost 4 of the 8 left.")
         look.ask()
+        expect(look.page.get_by_role("meter")).to_have_attribute("aria-valuenow", "4")
+        keys = [dict(headers)["Nearveil-Key"] for _, _, headers, _ in wire.posts]
+        assert len(set(keys)) == len(keys) == 3
+        # The button asks the first one again, also after the page was loaded anew.
+        look.page.reload()
+        button = look.page.get_by_role("button", name="Ask again, for nothing")
+        expect(button).to_have_count(1)
+        button.click()
+        expect(look.page.locator("#ask-status")).to_contain_text("8 matches found. It was paid for before.")
         expect(look.page.locator(".matches li")).to_have_count(8)
         expect(look.page.locator("#paid")).to_contain_text("nothing: it was paid for before")
-        expect(look.page.get_by_role("meter")).to_have_attribute("aria-valuenow", "8")
+        expect(look.page.get_by_role("meter")).to_have_attribute("aria-valuenow", "4")
+        expect(look.page.locator("#waiting")).to_be_hidden()
+        assert wire.posts[3] == wire.posts[0]
         look.check_quiet()
 
 

@@ -1,11 +1,11 @@
 """What the page can ask for. The private image is held in memory while its question is asked, and its feature after."""
 
-import hashlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from nearveil.ui._seen import Last
 from nearveil.ui._views import classified_view, nearest_view, shown_image
 
 _MOST_IMAGES = 4000  # candidates that come with thumbnails
-_MOST_PENDING = 16  # questions that are paid for and wait
+_MOST_WAITING = 16  # questions that are paid for and have no answer
 _LOG = logging.getLogger(__name__)
 
 
@@ -53,6 +53,27 @@ class Question:
     hide: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Waiting:
+    """A question that is paid for and has no answer.
+
+    Attributes
+    ----------
+    question : Question
+    info : GalleryInfo
+        Of the gallery, as it was listed then.
+    row : ndarray of shape (d,)
+        The feature. Private.
+    asked : int
+        When; seconds since 1970.
+    """
+
+    question: Question
+    info: GalleryInfo
+    row: Singles = field(repr=False)
+    asked: int
+
+
 class Desk:
     """Asks for the page, one question at a time.
 
@@ -71,8 +92,6 @@ class Desk:
         Public images to hide among.
     rng : Source, optional
         Of messages; for tests. The operating system's randomness otherwise.
-    keys : callable, optional
-        Names questions; random by default.
     """
 
     def __init__(
@@ -85,22 +104,25 @@ class Desk:
         gallery: str | None = None,
         dummies: Sequence[Path] = (),
         rng: Source | None = None,
-        keys: Callable[[], str] = new_key,
     ) -> None:
         self.client, self.purse, self.ledger, self.where = client, purse, ledger, where
-        self._gallery, self._dummies, self._rng, self._keys = gallery, tuple(dummies), rng, keys
+        self._gallery, self._dummies, self._rng = gallery, tuple(dummies), rng
         self._lock = threading.Lock()
         self._looking = threading.Lock()
         self._infos: dict[str, GalleryInfo] = {}
         self._outlooks: dict[str, Outlook] = {}
         self._pictures: dict[str, Picture] = {}
-        self._pending: dict[tuple[bytes, Question], str] = {}
+        self._waiting: dict[str, Waiting] = {}  # by key
         self._rows: dict[str, list[Singles]] = {}
         self._last = Last()
 
     def about(self) -> dict[str, Any]:
-        """Return what is known without a server: whom the page asks, who pays, and how many dummies there are."""
-        return {"where": self.where, "balance": self.balance(), "dummies": len(self._dummies)}
+        """Return what is known without a server: whom the page asks, who pays, and what waits for an answer."""
+        waiting = [
+            {"key": key, "asked": one.asked, "epsilon": one.question.epsilon, "gallery": one.question.gallery}
+            for key, one in list(self._waiting.items())
+        ]
+        return {"where": self.where, "balance": self.balance(), "dummies": len(self._dummies), "waiting": waiting}
 
     def galleries(self) -> dict[str, Any]:
         """Return what there is to ask."""
@@ -154,7 +176,7 @@ class Desk:
         return {**previewed(self.purse.account, promise), "promise": str(promise)}
 
     def ask(self, image: bytes, question: Question, listens: Callable[[], bool] = lambda: True) -> dict[str, Any]:
-        """Ask. A question that failed after it was paid for is asked again with its key, for nothing.
+        """Ask, with a new key. Nothing is looked up by the image: one that comes again is a new question, and pays.
 
         Parameters
         ----------
@@ -162,7 +184,7 @@ class Desk:
             Of a file. Private.
         question : Question
         listens : callable, optional
-            Whether somebody still waits for the answer. One that nobody hears can be asked for again, for nothing.
+            Whether somebody still waits for the answer. One that nobody hears waits for :meth:`again`.
 
         Returns
         -------
@@ -174,24 +196,29 @@ class Desk:
             # Decoded, and made a feature, before anything is sent: how long that takes shows nowhere.
             info = self._info(question.gallery)
             row = self.client._asker.features.rows([load_image(image)], info)[0]
-            mark = hashlib.sha256(image).digest(), question
-            key = self._pending.get(mark)
-            cost = "0"
-            if key is None:
-                cost = self._checked_cost(question.epsilon)
-                key = self._keys()
-            self.purse.begin()
-            try:
-                found = self._asked(row, info, question, key)
-            except Exception as error:
-                trouble = self._failed(error, mark, key)
-            else:
-                if listens():
-                    self._pending.pop(mark, None)
-                else:
-                    self._wait_with(mark, key)
-                return {**found, "cost": cost}
-            raise trouble
+            cost = self._checked_cost(question.epsilon)
+            asked = Waiting(question, info, row, int(time.time()))
+            return {**self._answered(new_key(), asked, listens), "cost": cost}
+
+    def again(self, key: str, listens: Callable[[], bool] = lambda: True) -> dict[str, Any]:
+        """Ask a question again that is paid for and has no answer: the same message, for nothing.
+
+        Parameters
+        ----------
+        key : str
+            Of the question, as :meth:`about` lists it.
+        listens : callable, optional
+            As of :meth:`ask`.
+
+        Returns
+        -------
+        dict
+            As of :meth:`ask`.
+        """
+        with self._alone():
+            if key not in self._waiting:
+                raise Trouble(404, "question", "This question waits for no answer here. Load the page anew.")
+            return {**self._answered(key, self._waiting[key], listens), "cost": "0"}
 
     def picture(self, gallery: str, candidates: float | None) -> dict[str, Any]:
         """Return the map as a picture, with what the last answer showed. Nothing is asked but for the map."""
@@ -203,6 +230,24 @@ class Desk:
             picture, last = self._pictures[name], self._last
         known = last if last.map_id == name else Last()
         return picture.drawn(dict(known.seen), known.feature, known.sets, shown_image)
+
+    def _answered(self, key: str, asked: Waiting, listens: Callable[[], bool]) -> dict[str, Any]:
+        """Return the answer to a question. It waits if it is paid for and nobody has heard the answer."""
+        trouble: Exception | None = None
+        self.purse.begin()
+        try:
+            found = self._asked(asked.row, asked.info, asked.question, key)
+            waits = not listens()
+        except Exception as error:
+            trouble, waits = self._failed(error, waits=key in self._waiting)
+        self._waiting.pop(key, None)
+        if waits:
+            self._waiting[key] = asked
+            for old in list(self._waiting)[:-_MOST_WAITING]:
+                del self._waiting[old]
+        if trouble is not None:
+            raise trouble
+        return found
 
     def _asked(self, row: Singles, info: GalleryInfo, question: Question, key: str) -> dict[str, Any]:
         public = self.client.map(question.candidates, gallery=info.name)
@@ -233,22 +278,16 @@ class Desk:
         view = nearest_view(nearest, self._messages(), self.balance(), images=images)
         return {**view, "map": public.map.map_id, "share": share}
 
-    def _failed(self, error: Exception, mark: tuple[bytes, Question], key: str) -> Exception:
-        """Return what is told of a question that failed; it waits if it is paid for and asking again can help."""
+    def _failed(self, error: Exception, *, waits: bool) -> tuple[Exception, bool]:
+        """Return what is told of a question that failed, and whether it waits: it is paid for, and asking can help."""
         if isinstance(error, (KeySpentError, KeyConflictError)):
-            self._pending.pop(mark, None)  # nothing will come of this key
-            return error
+            return error, False
         if isinstance(error, UnansweredError):
-            if error.again:
-                self._wait_with(mark, key)
-            else:
-                self._pending.pop(mark, None)
-            return error
-        if self.purse.debit is None:
-            return error
-        self._wait_with(mark, key)
+            return error, error.again
+        if self.purse.debit is None:  # not looked at yet: what waited before waits on, unless its gallery is another
+            return error, waits and not isinstance(error, Trouble)
         _LOG.error("a question failed: %s", type(error).__name__)
-        return spoiled()
+        return spoiled(), True
 
     def _messages(self) -> tuple[Message, ...]:
         """Return what was sent, as the ledger keeps it."""
@@ -283,11 +322,6 @@ class Desk:
         if info.fingerprint not in self._rows:
             self._rows[info.fingerprint] = list(self.client._asker.features.rows(self._dummies, info))
         return self._rows[info.fingerprint]
-
-    def _wait_with(self, mark: tuple[bytes, Question], key: str) -> None:
-        self._pending[mark] = key
-        for old in list(self._pending)[:-_MOST_PENDING]:
-            del self._pending[old]
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ class Trouble(Exception):  # noqa: N818
     paid : bool
         Whether the question was paid for.
     again : bool
-        Whether the same question may be asked again, for nothing where it was paid for.
+        Whether the same question may be asked again; where it was paid for, it waits and costs nothing more.
     """
 
     status: int
@@ -97,8 +97,8 @@ def relisted() -> Trouble:
 def spoiled() -> Trouble:
     """Return what is said of an error after the debit: whatever it says itself, something was paid."""
     words = (
-        "The question is paid for, and something went wrong here before its answer could be shown. Press the button "
-        "again: what was paid for is not paid twice."
+        "The question is paid for, and something went wrong here before its answer could be shown. It waits "
+        "below: asking it again costs nothing."
     )
     return Trouble(500, "failed", words, paid=True, again=True)
 
@@ -144,8 +144,8 @@ def _reply(_: ReplyError) -> Trouble:
 def _unanswered(error: UnansweredError) -> Trouble:
     if error.again:
         words = (
-            "The question is paid for, and no answer came: the server is gone, or too slow. Press the button again "
-            "when it is back: the same message is sent, and it costs nothing more."
+            "The question is paid for, and no answer came: the server is gone, too slow, or sent nonsense. It "
+            "waits below: asking it again sends the same message and costs nothing. A new question pays anew."
         )
         return Trouble(502, "unanswered", words, paid=True, again=True)
     if "map" in error.reason:

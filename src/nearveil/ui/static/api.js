@@ -1,7 +1,7 @@
 // Requests to this page's own process. None may hang, and every failure has words.
 
 const GONE = "The page's own process does not answer. Look into the terminal where nearveil ui was started.";
-const SLOW = "There was no answer in time. If the question was paid for, asking again sends the same message, for nothing.";
+const SLOW = "There was no answer in time. Load the page anew in a minute: if the question was paid for, it waits there, and asking it again costs nothing.";
 
 export class Trouble extends Error {
   constructor(told) {

@@ -9,7 +9,7 @@ const STOPS = [0.25, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 10, 12];
 const LEAST = 1e-6, MOST = 40;
 const LARGEST = 64 * 2 ** 20;
 
-let file = null, map = null, asked = null, busy = false, previewed = 0, looked = 0, sentFor = null;
+let file = null, map = null, asked = null, busy = false, previewed = 0, looked = 0;
 
 const epsilon = () => Number(find("epsilon-number").value);
 const nearestStop = (value) => STOPS.reduce((best, stop, place) => (Math.abs(stop - value) < Math.abs(STOPS[best] - value) ? place : best), 0);
@@ -35,18 +35,13 @@ async function preview() {
     find("epsilon").setAttribute("aria-valuetext", `epsilon ${epsilon()}. ${told.promise}`);
     find("epsilon-note").textContent = told.promise;
     if (asked === null) find("promise").textContent = told.promise;
-    find("cost-note").textContent = paidBefore()
-      ? "This question is paid for. Asking again costs nothing."
-      : told.allowed
-        ? `This will cost ${told.cost} of the ${told.before} left.`
-        : `This would cost ${told.cost}, and ${told.before} is left: it will be refused.`;
+    find("cost-note").textContent = told.allowed
+      ? `This will cost ${told.cost} of the ${told.before} left.`
+      : `This would cost ${told.cost}, and ${told.before} is left: it will be refused.`;
   } catch (trouble) {
     if (turn === previewed) find("cost-note").textContent = trouble.message;
   }
 }
-
-const question = () => JSON.stringify([file?.name, file?.size, file?.lastModified, epsilon(), state.gallery, state.candidates, find("hide").checked]);
-const paidBefore = () => sentFor !== null && sentFor === question();
 
 function changed() {
   preview();
@@ -96,6 +91,15 @@ async function loadAbout() {
   put(find("gauge"), gauge(told.balance));
   find("hide-field").hidden = told.dummies === 0;
   find("dummies-count").textContent = told.dummies;
+  find("waiting").hidden = told.waiting.length === 0;
+  put(find("waiting-list"), ...told.waiting.map(waits));
+}
+
+// The button is the only way back to a question: its image, chosen once more, is a new question.
+function waits(one) {
+  const time = new Date(1000 * one.asked).toLocaleTimeString("en", { hour: "2-digit", minute: "2-digit", hour12: false });
+  const again = () => busy || answered("/api/again", { key: one.key }, "", `Your question of ${time}: `);
+  return make("li", {}, `Asked at ${time}, epsilon ${one.epsilon}, gallery ${one.gallery}. `, make("button", { type: "button", onclick: again }, "Ask again, for nothing"));
 }
 
 export async function loadGalleries() {
@@ -140,7 +144,7 @@ function take(given) {
   changed();
 }
 
-function show(told) {
+function show(told, which) {
   asked = told;
   showSaw(find("saw"), told);
   showGot(find("got"), told);
@@ -150,39 +154,41 @@ function show(told) {
   find("answer").hidden = false;
   state.answers += 1;
   const what = told.kind === "nearest" ? `${told.got.length} matches found` : `The answer is ${told.label}`;
-  find("ask-status").textContent = `${what}. ${told.repeated ? "It was paid for before." : `It cost ${told.cost}.`} ${told.balance.left_words} of ${told.balance.epsilon} is left.`;
+  find("ask-status").textContent = `${which}${what}. ${told.repeated ? "It was paid for before." : `It cost ${told.cost}.`} ${told.balance.left_words} of ${told.balance.epsilon} is left.`;
+}
+
+// Send something to be answered, show what comes, and say what went wrong.
+async function answered(path, told, body, which = "") {
+  const error = find("ask-error"), button = find("ask-button");
+  busy = true;
+  button.disabled = true;
+  say(error, "");
+  find("ask-status").textContent = "Asking…";
+  try {
+    show(await post(path, told, body), which);
+  } catch (trouble) {
+    find("ask-status").textContent = "";
+    say(error, trouble.message);
+    if (trouble.code === "listing") await loadGalleries().then(() => say(error, trouble.message));
+    if (trouble.code === "map_changed") await loadMap().then(() => say(error, trouble.message));
+  } finally {
+    await loadAbout().catch(() => {});
+    busy = false;
+    button.disabled = false;
+    changed();
+  }
 }
 
 async function ask(event) {
   event.preventDefault();
   if (busy) return;
-  const error = find("ask-error"), button = find("ask-button");
+  const error = find("ask-error");
   if (file === null) return say(error, "Choose an image first: drop one, or press the field and pick a file.");
   if (!valid()) return say(error, "Epsilon must be a number from 0.000001 to 40.");
   if (file.size > LARGEST) return say(error, "This image is too large: at most 64 megapixels and 64 MiB are read. Save a smaller copy. No message was sent, and nothing was paid.");
   if (chosen() === null) return loadGalleries();
-  busy = true;
-  button.disabled = true;
-  say(error, "");
-  find("ask-status").textContent = "Asking…";
-  const protectedGallery = chosen().kind === "protected", mark = question();
-  try {
-    const told = await post("/api/ask", { gallery: state.gallery, epsilon: epsilon(), candidates: protectedGallery ? null : state.candidates, hide: find("hide").checked }, file);
-    sentFor = null;
-    show(told);
-  } catch (trouble) {
-    find("ask-status").textContent = "";
-    if (trouble.code !== "busy") sentFor = trouble.paid && trouble.again ? mark : null;
-    say(error, trouble.message);
-    if (trouble.paid || trouble.code === "slow") loadAbout().catch(() => {});
-    if (trouble.code === "listing") await loadGalleries().then(() => say(error, trouble.message));
-    if (trouble.code === "map_changed") await loadMap().then(() => say(error, trouble.message));
-  } finally {
-    busy = false;
-    button.disabled = false;
-    find("ask-button").textContent = sentFor !== null ? "Ask again, for nothing" : asked ? "Ask again" : "Ask";
-    changed();
-  }
+  const candidates = chosen().kind === "protected" ? null : state.candidates;
+  await answered("/api/ask", { gallery: state.gallery, epsilon: epsilon(), candidates, hide: find("hide").checked }, file);
 }
 
 function listen() {
