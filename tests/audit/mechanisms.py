@@ -8,6 +8,7 @@ import numpy as np
 
 from nearveil.audit import Experiment, Pair
 from nearveil.privacy import Basis, Guarantee
+from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import unsafe_seeded
 
 SURE = 1 - 1e-6
@@ -16,7 +17,13 @@ SURE = 1 - 1e-6
 
 def promise(epsilon: float, delta: float = 0.0) -> Guarantee:
     return Guarantee(
-        epsilon=epsilon, delta=delta, protects="query", unit="bit", relation="replace", basis=Basis("a claim")
+        epsilon=epsilon,
+        delta=delta,
+        protects="query",
+        unit="bit",
+        relation="replace",
+        basis=Basis("a claim"),
+        events=(PureDp(epsilon),),
     )
 
 

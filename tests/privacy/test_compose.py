@@ -4,11 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dp_accounting import GaussianDpEvent
+from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 
-from nearveil.privacy import Basis, Guarantee, compose
+from nearveil.privacy import Basis, FilterTerms, Guarantee, compose, compose_events
 from nearveil.privacy.accounting import PldAccountant, RenyiFilter
 from nearveil.privacy.events import PureDp
+from nearveil.privacy.noise import unsafe_seeded
 
 
 def promise(epsilon: float = 0.1, **changes: Any) -> Guarantee:
@@ -36,7 +37,7 @@ def test_fixed_parameters_are_composed_by_losses() -> None:
 
 def test_parameters_chosen_along_the_way_have_the_promise_of_their_filter() -> None:
     gate = RenyiFilter(3.0, 1e-5)
-    guarantees = [promise(0.1, events=(GaussianDpEvent(noise),)) for noise in (10.0, 12.0, 10.0)]
+    guarantees = [promise(1.0, delta=1e-5, events=(GaussianDpEvent(noise),)) for noise in (10.0, 12.0, 10.0)]
     with pytest.raises(ValueError, match="exactly these events"):
         compose(guarantees, within=gate)
     for guarantee in guarantees:
@@ -51,6 +52,51 @@ def test_parameters_chosen_along_the_way_have_the_promise_of_their_filter() -> N
     assert "chosen along the way" in whole.basis.name
 
 
+def test_what_was_chosen_along_the_way_is_never_relabelled_as_fixed() -> None:
+    gate = RenyiFilter(3.0, 1e-5)
+    guarantees = [promise(1.0, delta=1e-5, events=(GaussianDpEvent(noise),)) for noise in (10.0, 12.0, 10.0)]
+    for guarantee in guarantees:
+        gate.spend(guarantee.events[0])
+    whole = compose(guarantees, within=gate)
+    assert (whole.adaptivity, guarantees[0].adaptivity) == ("adaptive", "fixed")
+    assert whole.within == FilterTerms(3.0, 1e-5, gate.orders)
+    for again in ([whole], [*guarantees, whole]):
+        with pytest.raises(ValueError, match="within must be given"):
+            compose(again, delta=1e-5)
+    with pytest.raises(ValueError, match="those of the filter"):
+        replace(whole, epsilon=0.705)
+    wider = RenyiFilter(4.0, 1e-5)
+    for event in (*whole.events, GaussianDpEvent(9.0)):
+        wider.spend(event)
+    more = compose([whole, promise(1.0, delta=1e-5, events=(GaussianDpEvent(9.0),))], within=wider)
+    assert (more.epsilon, more.within) == (4.0, FilterTerms(4.0, 1e-5, wider.orders))
+
+
+def test_beyond_64_nothing_is_promised_where_samplers_cost_something() -> None:
+    noisy = GaussianDpEvent(0.2)
+    for extra_delta, epsilon in ((0.0, 70.0), (1e-20, float("inf"))):
+        gate = RenyiFilter(70.0, 1e-5)
+        gate.spend(noisy)
+        alone = promise(50.0, delta=1e-5, events=(noisy,), extra_delta=extra_delta)
+        assert compose([alone], within=gate).epsilon == epsilon
+        many = promise(60.0, events=(PureDp(60.0),), delta=extra_delta, extra_delta=extra_delta)
+        assert (compose([many] * 2, delta=1e-5).epsilon > 64) is True
+        assert (compose([many] * 2, delta=1e-5).epsilon == float("inf")) is bool(extra_delta)
+
+
+def test_one_seeded_release_makes_the_whole_seeded() -> None:
+    whole = compose([promise(), promise().with_source(unsafe_seeded(7))], delta=1e-5)
+    assert (whole.sound, whole.source) == (False, "seeded")
+
+
+def test_events_are_composed_at_once() -> None:
+    about: dict[str, Any] = {"protects": "query", "unit": "image", "relation": "replace", "basis": Basis("noise")}
+    tenfold = compose_events([SelfComposedDpEvent(PureDp(0.1), 10)], delta=0.0, **about)
+    assert tenfold.epsilon == pytest.approx(1.0)
+    assert compose_events([GaussianDpEvent(4.0)], delta=0.0, **about).epsilon == float("inf")
+    assert compose_events([GaussianDpEvent(4.0)], delta=1e-5, **about).epsilon == pytest.approx(0.9263, abs=1e-4)
+
+
 def test_one_way_to_compose_must_be_named() -> None:
     for ways in ({}, {"delta": 1e-5, "within": RenyiFilter(1.0, 1e-5)}):
         with pytest.raises(ValueError, match="one of the two"):
@@ -58,12 +104,13 @@ def test_one_way_to_compose_must_be_named() -> None:
 
 
 def test_what_samplers_cost_is_taken_out_of_delta() -> None:
-    costly = promise(0.1, events=(GaussianDpEvent(10.0),), delta=5e-6, extra_delta=2.5e-6)
+    costly = promise(0.5, events=(GaussianDpEvent(10.0),), delta=5e-6, extra_delta=2.5e-6)
     free = replace(costly, extra_delta=0.0)
     whole = compose([costly] * 2, delta=1e-5)
     assert whole.epsilon == pytest.approx(compose([free] * 2, delta=5e-6).epsilon)
     assert (whole.delta, whole.extra_delta) == (1e-5, 5e-6)
-    assert compose([replace(costly, events=(GaussianDpEvent(0.05),))], delta=1e-5).epsilon == float("inf")
+    useless = replace(costly, epsilon=float("inf"), events=(GaussianDpEvent(0.05),))
+    assert compose([useless], delta=1e-5).epsilon == float("inf")
 
 
 def test_one_that_is_not_sound_makes_the_whole_unsound() -> None:
@@ -80,7 +127,7 @@ def test_one_that_is_not_sound_makes_the_whole_unsound() -> None:
         ([promise(), promise(unit="person")], 1e-5, "agree in unit"),
         ([promise(), promise(protects="database")], 1e-5, "agree in protects"),
         ([promise(), promise(relation="add-remove")], 1e-5, "agree in relation"),
-        ([promise(), promise(events=())], 1e-5, "must say what happened"),
+        ([promise(), promise(events=(), sound=False, reason="a claim")], 1e-5, "must say what happened"),
         ([promise()], 0.0, "delta must lie between"),
         ([promise()], 1.0, "delta must lie between"),
         ([promise()], float("nan"), "delta must lie between"),

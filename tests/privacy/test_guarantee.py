@@ -7,15 +7,24 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearveil.privacy import Basis, Guarantee
-from nearveil.privacy.events import NoisyScreening, VoteHistogram
+from nearveil.privacy import Basis, FilterTerms, Guarantee
+from nearveil.privacy._cost import count_events, freeze_event
+from nearveil.privacy.events import NoisyScreening, PureDp, VoteHistogram
+from nearveil.privacy.noise import analytic_gaussian_scale, secure_source, unsafe_seeded
 
 
 def promise(**changes: Any) -> Guarantee:
+    epsilon = changes.get("epsilon", 2.0)
     fields: dict[str, Any] = {
         "epsilon": 2.0,
         "delta": 0.0,
@@ -23,6 +32,7 @@ def promise(**changes: Any) -> Guarantee:
         "unit": "image",
         "relation": "replace",
         "basis": Basis("a theorem", "docs/theory/noise.md"),
+        "events": (PureDp(epsilon),) if 0 <= epsilon < math.inf else (),
     }
     return Guarantee(**fields | changes)
 
@@ -94,11 +104,12 @@ def test_the_sentence_never_promises_more_than_the_figures(epsilon: float, delta
 def test_what_is_priced_for_one_record_more_or_less_is_no_replacement(event: Any) -> None:
     with pytest.raises(ValueError, match='relation must be "add-remove"'):
         promise(protects="database", events=(event,))
-    assert promise(protects="database", relation="add-remove", events=[event]).events == (event,)
+    kept = promise(epsilon=30.0, delta=1e-5, protects="database", relation="add-remove", events=[event])
+    assert count_events(kept.events) == count_events([freeze_event(event)])
 
 
 def test_it_is_frozen_and_carries_what_happened() -> None:
-    guarantee = promise(events=(GaussianDpEvent(3.0),))
+    guarantee = promise(delta=1e-5, events=(GaussianDpEvent(3.0),))
     assert guarantee.events == (GaussianDpEvent(3.0),)
     assert guarantee.basis.link == "docs/theory/noise.md"
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -129,8 +140,75 @@ def test_it_is_not_added_by_hand() -> None:
         ({"reason": "because"}, "a reason that says why"),
         ({"events": ("gaussian",)}, "events must be dp-accounting events"),
         ({"extra_delta": 0.1}, "extra_delta must be a part of delta"),
+        ({"events": ()}, "events must say what happened"),
+        ({"source": "dice"}, 'source must be "system" or "seeded"'),
+        ({"source": "seeded"}, "sound must be False where the source is seeded"),
+        ({"epsilon": 65.0, "delta": 1e-5, "extra_delta": 1e-9}, "epsilon must be at most 64, or infinity"),
+        ({"within": FilterTerms(3.0, 0.0)}, "must be those of the filter"),
+        ({"events": (PureDp(2.1),), "within": FilterTerms(2.0, 0.0)}, "within the filter"),
+        ({"delta": 1e-5, "events": (GaussianDpEvent(1.0),), "within": FilterTerms(2.0, 1e-5, (8.0,))}, "within the fi"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         promise(**changes)
+
+
+COSTS: list[tuple[Any, float, float]] = [  # an event, and an epsilon and delta that it just costs
+    (PureDp(2.0), 2.0, 0.0),
+    (SelfComposedDpEvent(PureDp(0.1), 20), 2.0, 0.0),
+    (LaplaceDpEvent(0.5), 2.0, 0.0),
+    (GaussianDpEvent(analytic_gaussian_scale(1.0, 2.0, 1e-5)), 2.0, 1e-5),
+    (SelfComposedDpEvent(GaussianDpEvent(10 * analytic_gaussian_scale(1.0, 2.0, 1e-5)), 100), 2.0, 1e-5),
+    (SelfComposedDpEvent(PureDp(0.1), 100), 4.31, 1e-5),
+    (SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)), 50), 1.66, 1e-5),
+    (SelfComposedDpEvent(NoisyScreening(5.0, 3.0, 7), 40), 4.53, 1e-5),
+]
+
+
+@pytest.mark.parametrize(("event", "epsilon", "delta"), COSTS)
+def test_it_never_states_less_than_its_events_cost(event: Any, epsilon: float, delta: float) -> None:
+    stated = promise(epsilon=epsilon, delta=delta, protects="database", relation="add-remove", events=(event,))
+    less: list[dict[str, Any]] = [{"epsilon": 0.99 * epsilon}, {"events": (event, event)}]
+    for changes in [*less, {"extra_delta": delta / 2}] if delta else less:
+        with pytest.raises(ValueError, match="epsilon must be at least what the events cost"):
+            dataclasses.replace(stated, **changes)
+    unsound = dataclasses.replace(stated, epsilon=0.01, sound=False, reason="a claim, not checked")
+    assert unsound.epsilon == 0.01
+
+
+def test_nobody_changes_what_happened_afterwards() -> None:
+    parts = [PureDp(1.0), PureDp(1.0)]
+    guarantee = promise(events=(ComposedDpEvent(parts),))
+    parts.append(PureDp(50.0))
+    assert count_events(guarantee.events) == ((PureDp(1.0), 2),)
+    assert hash(guarantee) == hash(promise(events=(ComposedDpEvent(parts[:2]),)))
+
+
+def test_a_seed_is_never_sound() -> None:
+    system = promise()
+    assert system.with_source(secure_source()) is system
+    seeded = system.with_source(unsafe_seeded(7))
+    assert (seeded.sound, seeded.source) == (False, "seeded")
+    assert "seed" in seeded.reason
+    assert seeded.with_source(secure_source()) is seeded  # what a seed foretold stays so
+    with pytest.raises(ValueError, match="sound must be False"):
+        dataclasses.replace(seeded, sound=True, reason="")
+    twice = promise(sound=False, reason="it leaks").with_source(unsafe_seeded(7))
+    assert twice.reason.startswith("it leaks; ")
+
+
+def test_a_part_has_the_figures_of_its_whole() -> None:
+    vote = VoteHistogram(40.0)
+    whole = promise(delta=1e-5, protects="database", relation="add-remove", events=(SelfComposedDpEvent(vote, 30),))
+    part = whole.part(vote, 7)
+    assert (part.epsilon, part.delta, part.whole) == (whole.epsilon, whole.delta, whole)
+    assert count_events(part.events) == count_events((SelfComposedDpEvent(vote, 7),))
+    assert part.part(vote, 2).whole is whole
+    for event, count in ((vote, 31), (VoteHistogram(39.0), 1), (PureDp(0.1), 1)):
+        with pytest.raises(ValueError, match="events must be a part of the whole"):
+            whole.part(event, count)
+    changed: list[dict[str, Any]] = [{"epsilon": 1.0}, {"delta": 1e-6}, {"unit": "person"}, {"extra_delta": 1e-6}]
+    for changes in changed:
+        with pytest.raises(ValueError, match="whole"):
+            dataclasses.replace(part, **changes)

@@ -5,13 +5,15 @@ from functools import cache
 
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent
+from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from scipy.special import ndtr
 
+from nearveil.privacy._cost import count_events, find_accountant
 from nearveil.privacy.events import VoteHistogram
+from nearveil.privacy.noise import secure_source
 from nearveil.votes._coins import PoissonSample
 from nearveil.votes._mechanisms import NoisySums, Screening
-from nearveil.votes._plan import Ballot, GaussianSums, VotePlan, Wish, _accountant, make_plan
+from nearveil.votes._plan import Ballot, GaussianSums, VotePlan, Wish, make_plan
 
 CLASSES = Ballot(VoteHistogram, 10)
 Pair = tuple[tuple[float, ...], tuple[float, ...]]
@@ -70,7 +72,8 @@ def best_attack(plan: VotePlan, epsilon: float, *, add: bool, cells: int) -> flo
 @pytest.mark.parametrize(("screened", "answered", "cells"), [(1, 1, 40), (2, 1, 24), (1, 2, 16), (3, 0, 2), (2, 2, 8)])
 def test_no_strategy_in_any_order_beats_the_price(rate: float, screened: int, answered: int, cells: int) -> None:
     plan = tiny(rate, screened, answered)
-    accountant = _accountant(tuple((event, count) for event, count in plan.events if count))
+    accountant = find_accountant(count_events(SelfComposedDpEvent(event, count) for event, count in plan.events))
+    assert accountant is not None
     for epsilon in (0.0, 0.1, 0.3, 0.8):
         price = accountant.delta(epsilon)
         shown = max(best_attack(plan, epsilon, add=add, cells=cells) for add in (True, False))
@@ -172,4 +175,4 @@ def test_very_many_screenings_are_charged_as_gaussian_mechanisms() -> None:
 def test_a_plan_with_hardly_any_noise_promises_nothing() -> None:
     plan = make_plan(Wish(epsilon=None, delta=1e-5, max_answered=1000, vote_noise=0.01), CLASSES)
     assert plan.epsilon(1e-5) == math.inf
-    assert "Nothing is promised" in str(plan.guarantee(1e-5, unit="record", sound=True))
+    assert "Nothing is promised" in str(plan.guarantee(1e-5, unit="record", source=secure_source()))

@@ -6,17 +6,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import sqlalchemy as sa
+from dp_accounting import NoOpDpEvent, SelfComposedDpEvent
 
 from nearveil.ledger._budget import Budget, FilterBudget, PlanBudget, PureBudget, RefusedError, pld_epsilon
 from nearveil.ledger._chain import Receipt
 from nearveil.ledger._core import Core, check_text, new_key
-from nearveil.ledger._events import Charge, Events, canonical_json, charge_of, guarantee_charge
+from nearveil.ledger._events import Charge, Events, canonical_json, charge_events, charge_of, guarantee_charge
 from nearveil.ledger._figures import Balance, Preview, balance_of, preview_of
 from nearveil.ledger._history import Entry, entry_of
 from nearveil.ledger._spending import Debit, spend
 from nearveil.ledger._store import Book, Held, all_entries, append, find_quota, insert_quota, load_book, load_quota
 from nearveil.ledger.errors import AccountError
-from nearveil.privacy import Guarantee
+from nearveil.privacy import Basis, FilterTerms, Guarantee
 from nearveil.privacy._guarantee import Protects, Relation
 
 if TYPE_CHECKING:
@@ -66,6 +67,27 @@ class Account:
     def delta(self) -> float:
         """The budget."""
         return self._budget.delta
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What holds for everything that is ever paid from it: all of a plan, or whatever a filter lets pass."""
+        events, within = (NoOpDpEvent(),), None
+        if isinstance(self._budget, PlanBudget):
+            charge = tuple(zip(self._budget.plan, self._budget.limits, strict=True))
+            events = tuple(SelfComposedDpEvent(event, times) for event, times in charge_events(charge))
+        else:
+            orders = self._budget.orders if isinstance(self._budget, FilterBudget) else ()
+            within = FilterTerms(self.epsilon, self.delta, orders)
+        return Guarantee(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            protects=self.protects,
+            unit=self.unit,
+            relation=self.relation,
+            basis=Basis(f"a budget ({self.kind}) that is debited before each release", "docs/theory/ledger.md"),
+            events=events,
+            within=within,
+        )
 
     def balance(self, *, client: str | None = None) -> Balance:
         """Return what is spent and what is left, of the account or of a client's quota.

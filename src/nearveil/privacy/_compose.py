@@ -1,14 +1,17 @@
 """How guarantees become one: through an accountant, never by hand."""
 
-import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from dp_accounting import ComposedDpEvent, DpEvent
+from dp_accounting import DpEvent
 
-from nearveil.privacy._guarantee import Basis, Guarantee
-from nearveil.privacy.accounting import AdditionAccountant, PldAccountant, RenyiFilter
-from nearveil.privacy.noise import LARGEST_EPSILON
+from nearveil.privacy._cost import count_events, find_epsilon, freeze_event
+from nearveil.privacy._guarantee import Basis, FilterTerms, Guarantee, Protects, Relation, bound_epsilon
+from nearveil.privacy.accounting import RenyiFilter
+
+_LINK = "docs/theory/accounting.md"
 
 
 def compose(
@@ -23,7 +26,8 @@ def compose(
     ----------
     guarantees : sequence of Guarantee
         Of one record: they must protect the same thing, in the same unit and relation, and say what
-        happened (`events`). What their samplers cost (`extra_delta`) is added up.
+        happened (`events`). What their samplers cost (`extra_delta`) is added up. Those of a filter
+        (`within`) compose within a filter of all their events alone.
     delta : float, optional
         The delta of the whole, where the parameters of all releases were fixed before the first; they
         are composed by privacy loss distributions.
@@ -55,40 +59,94 @@ def compose(
         raise ValueError("every guarantee must say what happened (events): nothing else can be composed")
     if (delta is None) == (within is None):
         raise ValueError("give delta (parameters fixed beforehand) or within (chosen along the way), one of the two")
-    events = tuple(event for guarantee in guarantees for event in guarantee.events)
-    extra_delta = sum(guarantee.extra_delta for guarantee in guarantees)
+    merged: dict[str, Any] = {
+        "events": tuple(event for guarantee in guarantees for event in guarantee.events),
+        "extra_delta": sum(guarantee.extra_delta for guarantee in guarantees),
+        "source": "seeded" if any(guarantee.source == "seeded" for guarantee in guarantees) else "system",
+        "whole": None,
+    }
     reasons = list(dict.fromkeys(guarantee.reason for guarantee in guarantees if not guarantee.sound))
-    epsilon, whole_delta, name = (
-        _fixed(events, delta, extra_delta) if within is None else _filtered(events, within, extra_delta)
-    )
-    return replace(
-        guarantees[0],
-        epsilon=epsilon,
-        delta=whole_delta,
-        basis=Basis(name, "docs/theory/accounting.md"),
-        sound=not reasons,
-        reason="; ".join(reasons),
-        events=events,
+    stated = _fixed(guarantees, delta, **merged) if within is None else _filtered(within, **merged)
+    return replace(guarantees[0], sound=not reasons, reason="; ".join(reasons), **merged, **stated)
+
+
+def compose_events(
+    events: Iterable[DpEvent],
+    *,
+    delta: float,
+    protects: Protects,
+    unit: str,
+    relation: Relation,
+    basis: Basis,
+    extra_delta: float = 0.0,
+) -> Guarantee:
+    """Return the guarantee of events whose parameters are fixed beforehand, with the least epsilon at `delta`.
+
+    Parameters
+    ----------
+    events : iterable of DpEvent
+        ``SelfComposedDpEvent(event, count)`` for repetitions.
+    delta : float
+        From 0 to 1; at 0 only pure mechanisms have a finite epsilon.
+    protects : {"query", "database"}
+    unit : str
+    relation : {"replace", "add-remove"}
+    basis : Basis
+    extra_delta : float, default=0.0
+        The part of `delta` that samplers cost.
+
+    Returns
+    -------
+    Guarantee
+
+    Examples
+    --------
+    >>> from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+    >>> ten = compose_events(
+    ...     [SelfComposedDpEvent(GaussianDpEvent(20.0), 10)], delta=1e-5, protects="database", unit="record",
+    ...     relation="add-remove", basis=Basis("Gaussian mechanism"),
+    ... )
+    >>> f"{ten.epsilon:.3f}"
+    '0.561'
+    """
+    happened = tuple(map(freeze_event, events))
+    return Guarantee(
+        epsilon=bound_epsilon(find_epsilon(count_events(happened), delta - extra_delta), extra_delta),
+        delta=delta,
+        protects=protects,
+        unit=unit,
+        relation=relation,
+        basis=basis,
+        events=happened,
         extra_delta=extra_delta,
     )
 
 
-def _fixed(events: Sequence[DpEvent], delta: float | None, extra_delta: float) -> tuple[float, float, str]:
+def _fixed(guarantees: Sequence[Guarantee], delta: float | None, **merged: Any) -> dict[str, Any]:
+    if any(guarantee.within is not None for guarantee in guarantees):
+        raise ValueError(
+            "within must be given: parameters of some guarantees were chosen along the way, and the filter of all "
+            "their events is the only promise; an epsilon computed afterwards would not be one"
+        )
+    extra_delta = merged["extra_delta"]
     if delta is None or not 0 <= extra_delta < delta < 1:
         raise ValueError("delta must lie between 0, or what the samplers cost, and 1")
-    accountant = PldAccountant()
-    for event in events:
-        accountant.compose(event)
-    epsilon = accountant.epsilon(delta - extra_delta)
-    if extra_delta and epsilon > LARGEST_EPSILON:  # beyond it the samplers' extra delta is not proved
-        epsilon = math.inf
-    return epsilon, delta, "PLD accountant, parameters fixed beforehand"
+    return {
+        "epsilon": bound_epsilon(find_epsilon(count_events(merged["events"]), delta - extra_delta), extra_delta),
+        "delta": delta,
+        "basis": Basis("PLD accountant, parameters fixed beforehand", _LINK),
+    }
 
 
-def _filtered(events: Sequence[DpEvent], within: RenyiFilter, extra_delta: float) -> tuple[float, float, str]:
+def _filtered(within: RenyiFilter, **merged: Any) -> dict[str, Any]:
+    extra_delta = merged["extra_delta"]
     if not (extra_delta >= 0 and within.delta + extra_delta < 1):
         raise ValueError("extra_delta must not be negative, nor lift delta to 1")
-    spent = AdditionAccountant().compose(ComposedDpEvent(list(events))).spent
-    if sorted(map(repr, within.spent)) != sorted(map(repr, spent)):
+    if Counter(dict(count_events(merged["events"]))) != Counter(dict(within.spent)):
         raise ValueError("within must be the filter that let exactly these events pass")
-    return within.epsilon, within.delta + extra_delta, "Renyi filter, parameters chosen along the way"
+    return {
+        "epsilon": bound_epsilon(within.epsilon, extra_delta),
+        "delta": within.delta + extra_delta,
+        "basis": Basis("Renyi filter, parameters chosen along the way", _LINK),
+        "within": FilterTerms(within.epsilon, within.delta, within.orders),
+    }

@@ -1,17 +1,24 @@
-"""The promise, in figures and in one sentence."""
+"""The guarantee: what is promised, in figures and in one sentence, and a check that its events keep it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Literal, NoReturn, get_args
 
-from dp_accounting import DpEvent, PoissonSampledDpEvent
+from dp_accounting import DpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
+from nearveil.privacy._accounting_checks import check_count
+from nearveil.privacy._cost import costs_at_most, count_events, find_epsilon, freeze_event, passes_filter
+from nearveil.privacy._noise_sources import Source
 from nearveil.privacy.events import ClippedVotes, NoisyScreening, VoteHistogram
+from nearveil.privacy.noise import LARGEST_EPSILON
 
 Protects = Literal["query", "database"]
 Relation = Literal["replace", "add-remove"]
+Randomness = Literal["system", "seeded"]
+Adaptivity = Literal["fixed", "adaptive"]
 
+_SEEDED = "the noise came from a seed, so whoever knows the seed can take it away"
 _DOCUMENTATION = "docs/theory/"
 _PRECISE = Context(prec=40)
 _FAR = 1e6  # whose odds may change by more than this may as well be certain
@@ -36,12 +43,39 @@ class Basis:
         return f"{self.name} ({self.link})"
 
 
+@dataclass(frozen=True)
+class FilterTerms:
+    """The budget of a filter: what holds for mechanisms that are chosen after seeing earlier answers.
+
+    Parameters
+    ----------
+    epsilon : float
+        From 0 to infinity.
+    delta : float
+        From 0 to 1.
+    orders : tuple of float, default=()
+        Of a Renyi filter (:class:`nearveil.privacy.accounting.RenyiFilter`). Without orders, the epsilons of pure
+        mechanisms are added up, and delta is 0.
+    """
+
+    epsilon: float
+    delta: float
+    orders: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.epsilon >= 0 or not 0 <= self.delta < 1 or bool(self.orders) != (self.delta > 0):
+            raise ValueError("within must have an epsilon from 0 upwards, and orders where delta is above 0")
+        object.__setattr__(self, "orders", tuple(map(float, self.orders)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
     """What is promised, to whom, and why it is true.
 
-    Immutable. Guarantees compose through an accountant (:func:`nearveil.privacy.compose`), never by
-    adding their figures. No guarantee covers that a query was made, when, how often and from where.
+    Immutable, and checked when it is made: an accountant must find that the events cost no more than
+    epsilon and delta say (``docs/theory/guarantee.md``). Guarantees compose through an accountant
+    (:func:`nearveil.privacy.compose`), never by adding their figures. No guarantee covers that a query
+    was made, when, how often and from where.
 
     Parameters
     ----------
@@ -58,21 +92,36 @@ class Guarantee:
     basis : Basis
         The theorem or accountant, with a link to its documentation.
     sound : bool, default=True
-        Whether the promise is proved. One that is not needs a `reason`.
+        Whether the promise is proved. One that is not needs a `reason`, and its figures are a claim that nobody checks.
     reason : str, default=""
         Why the promise is not sound.
     events : tuple of dp_accounting.DpEvent, default=()
-        What happened, for accountants.
+        What happened, for accountants. A sound guarantee of a finite epsilon must have some
+        (``NoOpDpEvent()`` where nothing is told).
     extra_delta : float, default=0.0
-        The part of `delta` that no event tells of: what samplers of finite precision cost.
+        The part of `delta` that no event tells of: what samplers of finite precision cost. Proved up to an
+        epsilon of 64.
+    source : {"system", "seeded"}, default="system"
+        Where the randomness came from. A guarantee of what a seed foretells is never sound; :meth:`with_source`
+        makes one.
+    within : FilterTerms, optional
+        The filter that let the events pass, where their parameters were chosen along the way. Its epsilon and delta
+        are then the guarantee's; without one, the parameters were fixed beforehand.
+    whole : Guarantee, optional
+        The guarantee that these events are a part of, whose figures hold for the part too; :meth:`part` makes one.
 
     Examples
     --------
+    >>> from nearveil.privacy.events import PureDp
     >>> promise = Guarantee(
-    ...     epsilon=2.0, delta=0.0, protects="query", unit="image", relation="replace", basis=Basis("PrivUnit")
+    ...     epsilon=2.0, delta=0.0, protects="query", unit="image", relation="replace", basis=Basis("PrivUnit"),
+    ...     events=(PureDp(2.0),),
     ... )
     >>> print(promise)
     Whoever sees the message can change their odds about which image was asked for by at most a factor of 7.4.
+    >>> replace(promise, epsilon=1.0)
+    Traceback (most recent call last):
+    ValueError: epsilon must be at least what the events cost: epsilon 2.0 at delta 0
     """
 
     epsilon: float
@@ -85,6 +134,9 @@ class Guarantee:
     reason: str = ""
     events: tuple[DpEvent, ...] = ()
     extra_delta: float = 0.0
+    source: Randomness = "system"
+    within: FilterTerms | None = None
+    whole: "Guarantee | None" = None
 
     def __post_init__(self) -> None:
         if not self.epsilon >= 0:
@@ -99,20 +151,114 @@ class Guarantee:
             raise ValueError('unit must say what one record is, such as "image" or "person with all images"')
         if not isinstance(self.basis, Basis):
             raise ValueError("basis must be a Basis: the name of a theorem or accountant, and a link")
-        self._check_soundness_and_events()
+        self._check_soundness()
+        self._check_events()
+        if self.sound and math.isfinite(self.epsilon) and self.delta < 1:
+            self._check_cost()
 
-    def _check_soundness_and_events(self) -> None:
+    @property
+    def adaptivity(self) -> Adaptivity:
+        """Whether parameters were fixed beforehand, or chosen along the way within a filter."""
+        return "fixed" if self.within is None else "adaptive"
+
+    def with_source(self, source: Source) -> "Guarantee":
+        """Return the guarantee of the same release with the randomness of `source`: not sound if a seed foretells it.
+
+        Parameters
+        ----------
+        source : Source
+
+        Returns
+        -------
+        Guarantee
+
+        Examples
+        --------
+        >>> from nearveil.privacy.events import PureDp
+        >>> from nearveil.privacy.noise import secure_source, unsafe_seeded
+        >>> once = Guarantee(
+        ...     epsilon=2.0, delta=0.0, protects="query", unit="image", relation="replace", basis=Basis("PrivUnit"),
+        ...     events=(PureDp(2.0),),
+        ... )
+        >>> once.with_source(secure_source()) is once, once.with_source(unsafe_seeded(7)).sound
+        (True, False)
+        """
+        if getattr(source, "sound", False) is True or self.source == "seeded":
+            return self
+        reason = f"{self.reason}; {_SEEDED}" if self.reason else _SEEDED
+        return replace(self, sound=False, reason=reason, source="seeded")
+
+    def part(self, event: DpEvent, count: int = 1) -> "Guarantee":
+        """Return the guarantee of `count` repetitions of one of the events: a part of all, to be paid for by itself.
+
+        Parameters
+        ----------
+        event : DpEvent
+        count : int, default=1
+
+        Returns
+        -------
+        Guarantee
+            With the figures of the whole, which hold for a part too.
+        """
+        events = (SelfComposedDpEvent(event, check_count(count, "count", least=1)),)
+        return replace(self, events=events, whole=self if self.whole is None else self.whole)
+
+    def _check_soundness(self) -> None:
         if not isinstance(self.sound, bool) or self.sound == bool(self.reason.strip()):
             raise ValueError("sound must be True, or False with a reason that says why")
+        if self.source not in get_args(Randomness):
+            raise ValueError(f'source must be "system" or "seeded"; got {self.source!r}')
+        if self.source == "seeded" and self.sound:
+            raise ValueError("sound must be False where the source is seeded: whoever knows the seed can repeat it")
+
+    def _check_events(self) -> None:
         if not 0 <= self.extra_delta <= self.delta:
             raise ValueError("extra_delta must be a part of delta")
-        object.__setattr__(self, "events", tuple(self.events))
         if not all(isinstance(event, DpEvent) for event in self.events):
             raise ValueError("events must be dp-accounting events, or nearveil's own")
+        object.__setattr__(self, "events", tuple(map(freeze_event, self.events)))
         if self.relation == "replace" and any(_needs_add_remove(event) for event in self.events):
             raise ValueError(
                 'relation must be "add-remove": sampling, votes and screenings are priced for one record more or less'
             )
+
+    def _check_cost(self) -> None:
+        """Refuse figures that an accountant does not confirm."""
+        if self.extra_delta and self.epsilon > LARGEST_EPSILON:
+            raise ValueError(
+                f"epsilon must be at most {LARGEST_EPSILON:g}, or infinity, where extra_delta is above 0: beyond it "
+                "nothing is proved about what samplers cost"
+            )
+        if not self.events:
+            raise ValueError("events must say what happened: without them nobody can check epsilon and delta")
+        if self.whole is not None:
+            self._check_part(self.whole)
+        elif self.within is not None:
+            self._check_filter(self.within)
+        else:
+            spent, delta = count_events(self.events), self.delta - self.extra_delta
+            if not costs_at_most(spent, float(self.epsilon), float(delta)):
+                cost = rounded_up(find_epsilon(spent, delta), 4)
+                raise ValueError(f"epsilon must be at least what the events cost: epsilon {cost} at delta {delta:.4g}")
+
+    def _check_filter(self, terms: FilterTerms) -> None:
+        if self.epsilon < terms.epsilon or self.delta < terms.delta + self.extra_delta:
+            raise ValueError("epsilon and delta must be those of the filter, and extra_delta on top")
+        if not passes_filter(count_events(self.events), terms.epsilon, terms.delta, terms.orders):
+            raise ValueError("events must be within the filter: it would not have let them pass")
+
+    def _check_part(self, whole: "Guarantee") -> None:
+        if not isinstance(whole, Guarantee):
+            raise ValueError("whole must be a Guarantee")
+        same = ("protects", "unit", "relation", "sound", "extra_delta", "source", "within")
+        if any(getattr(self, field) != getattr(whole, field) for field in same):
+            raise ValueError("whole must be about the same record, source and filter as its part")
+        if self.epsilon < whole.epsilon or self.delta < whole.delta:
+            raise ValueError("epsilon and delta must be those of the whole, which the events are a part of")
+        planned = dict(count_events(whole.events))
+        if any(times > planned.get(leaf, 0) for leaf, times in count_events(self.events)):
+            raise ValueError("events must be a part of the whole: one of them happens more often than it may")
 
     def __add__(self, other: object) -> NoReturn:
         raise TypeError("guarantees are not added by hand: nearveil.privacy.compose([...]) asks an accountant")
@@ -147,6 +293,11 @@ class Guarantee:
         if self.relation == "replace":
             return f"which {self.unit} any one record of the database is"
         return f"whether any one {self.unit} is in the database"
+
+
+def bound_epsilon(epsilon: float, extra_delta: float) -> float:
+    """Return infinity in place of an epsilon up to which the cost of samplers, if they cost anything, is not proved."""
+    return math.inf if extra_delta and epsilon > LARGEST_EPSILON else epsilon
 
 
 def factor(epsilon: float) -> str:

@@ -1,12 +1,8 @@
-"""The promise of a release that added noise."""
+"""The guarantee of a release that added noise."""
 
-import math
-
+from nearveil.privacy._compose import compose_events
 from nearveil.privacy._guarantee import Basis, Guarantee, Protects, Relation
-from nearveil.privacy.accounting import PldAccountant
-from nearveil.privacy.noise import LARGEST_EPSILON, GaussianNoise, LaplaceNoise, Source
-
-_SEEDED = "the noise came from a seed, so whoever knows the seed can take it away"
+from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source
 
 
 def noise_guarantee(
@@ -51,16 +47,12 @@ def noise_guarantee(
     """
     if not noise.extra_delta < delta < 1:
         raise ValueError(f"delta must lie between {noise.extra_delta:.1g}, which the sampler costs, and 1")
-    epsilon = PldAccountant().compose(noise.event).epsilon(delta - noise.extra_delta)
-    return Guarantee(
-        epsilon=epsilon if epsilon <= LARGEST_EPSILON else math.inf,  # beyond it the extra delta is not proved
+    return compose_events(
+        [noise.event],
         delta=delta,
+        extra_delta=noise.extra_delta,
         protects=protects,
         unit=unit,
         relation=relation,
         basis=Basis(f"{type(noise).__name__}, rounded, by its privacy loss", "docs/theory/noise.md"),
-        sound=bool(source.sound),
-        reason="" if source.sound else _SEEDED,
-        events=(noise.event,),
-        extra_delta=noise.extra_delta,
-    )
+    ).with_source(source)

@@ -12,7 +12,6 @@ from dp_accounting import DpEvent, GaussianDpEvent
 from nearveil.ledger import Account, AccountError, Ledger
 from nearveil.ledger._budget import PlanBudget
 from nearveil.ledger._events import text_event
-from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import VoteHistogram
 from nearveil.service._model import Promise
 from nearveil.votes._base import votes_from_bytes
@@ -226,14 +225,7 @@ def promise_of(account: Account) -> Promise:
     -------
     Promise
     """
-    guarantee = Guarantee(
-        epsilon=account.epsilon,
-        delta=account.delta,
-        protects=account.protects,
-        unit=account.unit,
-        relation=account.relation,
-        basis=Basis("the plan of the gallery's one account", "docs/theory/two-sided.md"),
-    )
+    guarantee = account.guarantee
     return Promise(
         epsilon=guarantee.epsilon,
         delta=guarantee.delta,

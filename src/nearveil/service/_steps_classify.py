@@ -3,6 +3,8 @@
 import math
 import secrets
 
+from dp_accounting import NoOpDpEvent
+
 from nearveil.ledger import new_key
 from nearveil.ledger._core import check_text
 from nearveil.privacy import Basis, Guarantee
@@ -29,6 +31,7 @@ _NOTHING_TOLD = Guarantee(
     unit="record",
     relation="replace",
     basis=Basis("every set is asked for, in order", "docs/theory/service.md"),
+    events=(NoOpDpEvent(),),
 )
 
 

@@ -89,7 +89,7 @@ class VotingEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         `inferred`: whether the classes are read from the labels.
         """
         plan, unit = make_plan(wish, ballot), inferred_unit(self.unit) if inferred else self.unit
-        return plan, plan.guarantee(wish.delta, unit=unit, sound=getattr(self._source_given, "sound", False) is True)
+        return plan, plan.guarantee(wish.delta, unit=unit, source=self._source_given)
 
     def _open(self, plan: VotePlan, promise: Guarantee) -> None:
         """Find who pays, and take the plan. What follows from parameters is settled here, not when a query comes."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent, SelfComposedDpEvent
 
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy._accounting_checks import check_count, check_delta, check_finite, check_positive
-from nearveil.privacy._accounting_leaves import SampledScreening, leaves
-from nearveil.privacy.accounting import PldAccountant
+from nearveil.privacy._accounting_leaves import leaves
+from nearveil.privacy._cost import count_events, find_epsilon
 from nearveil.privacy.events import ClippedVotes
-from nearveil.privacy.noise import analytic_gaussian_scale
+from nearveil.privacy.noise import Source, analytic_gaussian_scale
 from nearveil.votes._coins import PoissonSample
 from nearveil.votes._mechanisms import NoisySums, Screening
 
@@ -136,6 +136,10 @@ class VotePlan:
         screenings = () if self.screening is None else ((self.screening.event, self.max_screened),)
         return (*screenings, (self.votes.event, self.max_answered))
 
+    @property
+    def _repeated(self) -> tuple[DpEvent, ...]:
+        return tuple(SelfComposedDpEvent(event, count) for event, count in self.events)
+
     def extra_delta(self, epsilon: float) -> float:
         """Return what samplers of finite precision add to the delta of a promise of `epsilon`."""
         votes = self.max_answered * self.votes.extra_delta(self.size)
@@ -171,10 +175,10 @@ class VotePlan:
         (leaf, times), *_ = leaves(self.votes.event, self.max_answered)
         if isinstance(leaf, GaussianDpEvent) and times > 2 * _LARGEST_EPSILON * leaf.noise_multiplier**2:
             return math.inf  # the mean of the privacy loss is beyond any promise
-        accountant, guess = _accountant(self.events), 3.0
+        spent, guess = count_events(self._repeated), 3.0
         for _ in range(8):
             extra = self.extra_delta(guess)
-            cost = accountant.epsilon(delta - extra) if extra < delta else math.inf
+            cost = find_epsilon(spent, delta - extra) if extra < delta else math.inf
             if cost <= guess:
                 return cost
             if cost > _LARGEST_EPSILON:
@@ -182,7 +186,7 @@ class VotePlan:
             guess = 1.01 * cost
         return math.inf
 
-    def guarantee(self, delta: float, *, unit: str, sound: bool) -> Guarantee:
+    def guarantee(self, delta: float, *, unit: str, source: Source) -> Guarantee:
         """Return the promise of everything that may happen.
 
         Parameters
@@ -190,8 +194,8 @@ class VotePlan:
         delta : float
         unit : str
             What one record is.
-        sound : bool
-            Whether nobody can foresee the coins.
+        source : Source
+            Where the coins come from.
 
         Returns
         -------
@@ -206,11 +210,9 @@ class VotePlan:
             unit=unit,
             relation="add-remove",
             basis=Basis(f"{name}, up to caps fixed beforehand", "docs/theory/private-knn.md"),
-            sound=sound,
-            reason="" if sound else "the coins came from a seed, so whoever knows the seed can take the noise away",
-            events=tuple(_repeated(event, count) for event, count in self.events),
+            events=self._repeated,
             extra_delta=min(self.extra_delta(epsilon), delta),
-        )
+        ).with_source(source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,7 +333,8 @@ def _calibrated(wish: Wish, ballot: Ballot, target: float) -> float:
 
     noise, slope = _first_guess(wish, ballot, screens, target), -1.0
     fixed = _plan_at(wish, ballot, screens, noise).screening if wish.screening_noise is not None else None
-    if fixed is not None and _accountant(((fixed.event, wish.screened),)).epsilon(wish.delta) > target:
+    screenings = [] if fixed is None else [SelfComposedDpEvent(fixed.event, wish.screened)]
+    if find_epsilon(count_events(screenings), wish.delta) > target:
         raise ValueError("screening_noise is too small: screenings alone cost more than epsilon")
     known: list[tuple[float, float]] = []  # logarithms of noise and of cost over target
     for _ in range(_GUESSES):
@@ -383,30 +386,3 @@ def _plan_at(wish: Wish, ballot: Ballot, screens: bool, noise: float) -> VotePla
         max_answered=wish.max_answered,
         size=ballot.size,
     )
-
-
-@lru_cache(maxsize=16)
-def _accountant(events: tuple[tuple[DpEvent, int], ...]) -> PldAccountant:
-    """Return an accountant of all events, on a grid that grows with what they cost: coarser is safe, and quick.
-
-    It is kept, for whoever fits the same plan to other records; nobody composes anything on top.
-    """
-    parts = [(leaf, times) for event, count in events for leaf, times in leaves(event, count)]
-    square = sum(times * _square(leaf) for leaf, times in parts)
-    accountant = PldAccountant(interval=min(max(5e-5, (square / 2 + 4 * math.sqrt(square)) / 4e4), 0.1))
-    for leaf, times in parts:
-        accountant.compose(leaf, times)
-    return accountant
-
-
-def _square(leaf: DpEvent) -> float:
-    """Return about the variance of a mechanism's privacy loss."""
-    if isinstance(leaf, PoissonSampledDpEvent):
-        return _square(leaf.event) * float(leaf.sampling_probability) ** 2
-    if isinstance(leaf, SampledScreening):
-        return (leaf.sampling_rate / leaf.screening.noise) ** 2
-    return float(leaf.noise_multiplier) ** -2
-
-
-def _repeated(event: DpEvent, count: int) -> DpEvent:
-    return SelfComposedDpEvent(event, count)
