@@ -120,7 +120,7 @@ def without_noise(gallery: Any) -> NDArray[np.str_]:
     """Return the labels that the votes on all sets of the newest map have before noise: what the sets alone lose."""
     sets = next(iter(gallery._sets.values()))
     voter = gallery._voters.on(sets)
-    counts = np.concatenate([tally.sums for tally in voter._tallies(sets.prototypes, None)])
+    counts = np.concatenate([tally.sums for tally in voter._poll.tallies(sets.prototypes, None)])
     found: NDArray[np.str_] = voter.classes_[counts.argmax(axis=1)]
     return found
 

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from nearveil.ledger import (
     Account,
     AccountError,
+    Debit,
     KeySpentError,
     Ledger,
     LedgerError,
@@ -348,3 +349,21 @@ def test_many_open_a_new_ledger_at_once(url: str, tmp_path: Path) -> None:
     with Ledger(url, witness=tmp_path / "w") as ledger:
         assert len(ledger.accounts()) == 9
         assert ledger.verify()
+
+
+def test_a_forked_process_does_not_store_for_its_parent(open_account: Open, ledger: Ledger) -> None:
+    """Two processes that hold one debit would release two messages for one payment."""
+    account = open_account(delta=0.0)
+
+    def work(debit: Debit, release: Callable[[str], None]) -> None:
+        try:
+            debit.store(b"of the child")
+        except LedgerError as error:
+            release(str(error))
+
+    with account.spend(PureDp(0.5), "k") as debit:
+        (told,), _ = lines(*in_child(lambda release: work(debit, release)))
+        assert "in the same process" in told
+        debit.store(b"of the parent")
+    assert [entry.message for entry in account.history() if entry.kind == "message"] == [b"of the parent"]
+    assert ledger.verify()

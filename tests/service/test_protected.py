@@ -33,7 +33,7 @@ from nearveil.service._errors import NotOfferedError, ServiceError, SpentError, 
 from nearveil.service._model import Classification
 from nearveil.service._protected import ProtectedGallery
 from nearveil.service._protected_account import _noise
-from nearveil.votes import PrivateKNeighborsClassifier
+from nearveil.votes._classifier import NeighborPoll
 from tests.service.protected import (
     CLASSES,
     DIMENSION,
@@ -72,14 +72,14 @@ def scans(place: Path) -> Iterator[ProtectedGallery]:
 def counts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was counted, before noise."""
     seen: list[Any] = []
-    tallies = PrivateKNeighborsClassifier._tallies
+    tallies = NeighborPoll.tallies
 
     def watched(self: Any, queries: Any, progress: Any) -> Any:
         for tally in tallies(self, queries, progress):
-            seen.append(dict(zip(self.classes_.tolist(), tally.sums[0].tolist(), strict=True)))
+            seen.append(dict(zip(self.classes.tolist(), tally.sums[0].tolist(), strict=True)))
             yield tally
 
-    monkeypatch.setattr(PrivateKNeighborsClassifier, "_tallies", watched)
+    monkeypatch.setattr(NeighborPoll, "tallies", watched)
     return seen
 
 
@@ -192,13 +192,13 @@ def test_the_debit_comes_before_the_count_and_the_store_before_the_answer(
         store(self, message)
 
     monkeypatch.setattr(Debit, "store", stored)
-    tallies = PrivateKNeighborsClassifier._tallies
+    tallies = NeighborPoll.tallies
 
     def counted(self: Any, *arguments: Any) -> Any:
         order.append((len(counts), debits(scans)))
         return tallies(self, *arguments)
 
-    monkeypatch.setattr(PrivateKNeighborsClassifier, "_tallies", counted)
+    monkeypatch.setattr(NeighborPoll, "tallies", counted)
     told = ask(scans, 0)
     assert order == [(0, 1), (1, 1)]
     kinds = [entry.kind for entry in scans.terms.account.history()]
@@ -366,7 +366,7 @@ def test_a_failure_tells_nothing_and_is_not_paid_for_again_and_again(
         elif breaks == "ledger":
             patched.setattr(type(scans.terms.account), "receipt", broken)
         else:
-            patched.setattr(PrivateKNeighborsClassifier, "_tallies", broken)
+            patched.setattr(NeighborPoll, "tallies", broken)
         for _ in range(3):
             with pytest.raises(UnavailableError) as error:
                 ask(scans, 0)

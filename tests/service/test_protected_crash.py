@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nearveil.service import _protected
-from nearveil.votes import PrivateKNeighborsClassifier
+from nearveil.votes._classifier import NeighborPoll
 from tests.service.protected import SETS, ask, copied, debits, gallery, make, newest
 
 WORKER = """
@@ -38,14 +38,14 @@ with slowly():
 @contextmanager
 def slowly() -> Iterator[None]:
     """Count so slowly that whoever races is at it too."""
-    count = PrivateKNeighborsClassifier._tallies
+    count = NeighborPoll.tallies
 
     def slow(self: Any, *arguments: Any) -> Any:
         time.sleep(0.1)
         return count(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PrivateKNeighborsClassifier, "_tallies", slow)
+        patched.setattr(NeighborPoll, "tallies", slow)
         yield
 
 
@@ -106,7 +106,7 @@ def test_who_was_given_up_too_early_shows_what_was_shown_meanwhile(made: Path, m
     """A process stalls between count and store; another gives it up, pays again and answers. Then the first goes on."""
     monkeypatch.setattr(_protected, "_PATIENCE", 0.05)
     stalled, go_on = threading.Event(), threading.Event()
-    count = PrivateKNeighborsClassifier._tallies
+    count = NeighborPoll.tallies
     slow, quick = gallery(made), gallery(made)
 
     def stalling(self: Any, *arguments: Any) -> Any:
@@ -117,7 +117,7 @@ def test_who_was_given_up_too_early_shows_what_was_shown_meanwhile(made: Path, m
 
     told: list[Any] = []
     first = threading.Thread(target=lambda: told.append(ask(slow, 0)))
-    monkeypatch.setattr(PrivateKNeighborsClassifier, "_tallies", stalling)
+    monkeypatch.setattr(NeighborPoll, "tallies", stalling)
     first.start()
     assert stalled.wait(60)
     shown = ask(quick, 0)

@@ -26,7 +26,7 @@ def test_one_record_moves_one_vote_of_each_set_down_to_an_empty_gallery(tmp_path
     moved, before = [], None
     for _ in range(25):
         voter = found._voters.on(sets)
-        (tally,) = voter._tallies(prototypes, None)
+        (tally,) = voter._poll.tallies(prototypes, None)
         counts = tally.sums
         assert counts.shape == (SETS, len(CLASSES))
         if before is not None:
@@ -74,7 +74,7 @@ def test_nobody_tells_one_record_from_none_better_than_promised(tmp_path: Path, 
 
     def answers() -> NDArray[np.float64]:
         voter = found._voters.on(sets)
-        (tally,) = voter._tallies(sets.prototypes, None)
+        (tally,) = voter._poll.tallies(sets.prototypes, None)
         sums, plan = tally.sums[:, :2], voter.plan_
         told = plan.votes.release(np.zeros((TRIALS, *sums.shape), np.int64), source)
         return sums + noise * told

@@ -18,7 +18,7 @@ from nearveil.ledger import (
     OverBudgetError,
 )
 from nearveil.votes import ExhaustedError, PateClassifier, PrivateKNeighborsClassifier
-from nearveil.votes._base import votes_from_bytes, votes_to_bytes
+from nearveil.votes._base import Poll, votes_from_bytes, votes_to_bytes
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 X, Y = DIGITS[:300], LABELS[:300]
@@ -61,7 +61,8 @@ def test_it_is_paid_for_before_the_count_and_stored_before_it_is_told(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, order = voter(ledger), []
-    count, store = PrivateKNeighborsClassifier._tallies, Debit.store
+    counting, store = type(asked._poll), Debit.store
+    count = counting.tallies
 
     def counted(self: Any, *arguments: Any) -> Any:
         order.append(("count", debits(ledger)))
@@ -71,7 +72,7 @@ def test_it_is_paid_for_before_the_count_and_stored_before_it_is_told(
         order.append(("store", debits(ledger)))
         store(self, message)
 
-    monkeypatch.setattr(PrivateKNeighborsClassifier, "_tallies", counted)
+    monkeypatch.setattr(counting, "tallies", counted)
     monkeypatch.setattr(Debit, "store", stored)
     told = asked.answer_once(QUERY, "one")
     assert order == [("count", 1), ("store", 1)]
@@ -83,15 +84,14 @@ def test_what_is_released_is_the_count_with_the_noise_of_the_plan(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = voter(ledger)
-    (tally,) = asked._tallies(QUERY[None], None)
-    seen = []
-    release = type(asked)._release
+    (tally,) = asked._poll.tallies(QUERY[None], None)
+    seen, release = [], Poll.release
 
     def released(self: Any, sums: Any) -> Any:
         seen.append(sums)
         return release(self, sums)
 
-    monkeypatch.setattr(type(asked), "_release", released)
+    monkeypatch.setattr(Poll, "release", released)
     votes = asked.answer_once(QUERY, "one").votes
     np.testing.assert_array_equal(seen[0], tally.sums)
     assert 0 < np.abs(votes - tally.sums).max() < 7 * asked.plan_.vote_noise  # more once in 10^10 runs
@@ -120,15 +120,14 @@ def test_a_crash_after_the_payment_leaves_a_key_that_is_never_counted_again(
 def test_caps_hold_for_new_keys_alone(ledger: Ledger) -> None:
     asked = voter(ledger)
     known = [asked.answer_once(QUERY, key).votes for key in ("a", "b", "c")]
-    with pytest.raises(ExhaustedError, match="answered before"):
-        asked.answer_once(QUERY, "d")
-    with pytest.raises(OverBudgetError, match="left 0"):
-        voter(ledger).answer_once(QUERY, "d")
+    for one in (asked, voter(ledger)):
+        with pytest.raises(ExhaustedError, match="answered before"):
+            one.answer_once(QUERY, "d")
     np.testing.assert_array_equal(asked.answer_once(QUERY, "a").votes, known[0])
     np.testing.assert_array_equal(voter(ledger).answer_once(QUERY, "c").votes, known[2])
 
 
-def test_repeating_and_refusing_use_up_nothing_in_memory_either(ledger: Ledger) -> None:
+def test_repeating_and_refusing_use_up_nothing_of_the_cap_either(ledger: Ledger) -> None:
     account = ledger.open_account(
         "wide", owner="me", protects="database", unit="record", relation="add-remove", epsilon=50.0, delta=1e-5
     )

@@ -20,13 +20,13 @@ from sklearn.datasets import load_digits
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import nearveil
-from nearveil.ledger import Account, Ledger, LedgerUnavailableError, OverBudgetError
+from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import Answers, ExhaustedError, PrivateKNeighborsClassifier
 from nearveil.votes._ballots import hard_votes, label_votes, soft_votes
 from nearveil.votes._coins import PoissonSample
 from nearveil.votes._search import NeighborSearch
-from nearveil.votes._spending import Spending
+from nearveil.votes._spending import MemorySpending
 from nearveil.votes._voters import draw_voters
 
 DIGITS, LABELS = load_digits(return_X_y=True)
@@ -309,8 +309,9 @@ def test_screening_and_vote_have_samples_of_their_own() -> None:
     answers = voter.answer(np.ones((1000, 2)))
     assert 420 < answers.answered.sum() < 580
     assert 0.4 < np.rint(answers.votes[answers.answered, 0]).mean() < 0.6
-    votes = np.rint(voter._release(np.concatenate([t.sums for t in voter._tallies(np.ones((1000, 2)), None)])))
-    largest = np.concatenate([t.largest for t in voter._tallies(np.ones((1000, 2)), None) if t.largest is not None])
+    poll, queries = voter._poll, np.ones((1000, 2))
+    votes = np.rint(poll.release(np.concatenate([tally.sums for tally in poll.tallies(queries, None)])))
+    largest = np.concatenate([tally.largest for tally in poll.tallies(queries, None) if tally.largest is not None])
     assert 0.4 < votes.mean() < 0.6
     assert 0.4 < largest.mean() < 0.6
 
@@ -329,14 +330,14 @@ def test_every_screening_and_every_vote_is_debited(tmp_path: Path) -> None:
 
 def test_threads_share_the_caps(monkeypatch: pytest.MonkeyPatch) -> None:
     voter = quiet(max_answered=50).fit(DIGITS[:100], LABELS[:100])
-    allowed = Spending._allowed
+    left = MemorySpending.left
 
-    def slow(self: Spending, part: Any) -> int:
-        found = allowed(self, part)
+    def slow(self: MemorySpending) -> Any:
+        found = left(self)
         time.sleep(0.005)
         return found
 
-    monkeypatch.setattr(Spending, "_allowed", slow)
+    monkeypatch.setattr(MemorySpending, "left", slow)
     with ThreadPoolExecutor(8) as pool:
         counts = [one.answered.sum() for one in pool.map(lambda _: voter.answer(DIGITS[:6]), range(8))]
     assert sum(counts) == 48
@@ -350,36 +351,10 @@ def test_a_forked_process_may_not_answer_without_an_account(monkeypatch: pytest.
         voter.predict(DIGITS[:1])
 
 
-def test_what_may_have_been_spent_stays_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = Ledger(str(tmp_path / "budget.db"))
-    voter = PrivateKNeighborsClassifier(
-        epsilon=2.0, max_answered=5, max_screened=0, classes=range(10), ledger=ledger, account="digits"
-    ).fit(DIGITS[:100], LABELS[:100])
-
-    def dead(*_: Any, **__: Any) -> None:
-        raise LedgerUnavailableError("the database went away")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(Account, "spend", dead)
-        with pytest.raises(LedgerUnavailableError):
-            voter.predict(DIGITS[:3])
-    assert voter.answer(DIGITS[:5]).answered.sum() == 2
-
-
 def test_the_last_one_may_be_taken_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
     voter = quiet(max_answered=50, max_screened=6, screening_noise=0.1, threshold=1.0).fit(DIGITS[:200], LABELS[:200])
-    monkeypatch.setattr(Spending, "take", lambda *_: 0)
+    monkeypatch.setattr(MemorySpending, "take", lambda *_: 0)
     assert not voter.answer(DIGITS[:3]).answered.any()
-
-
-def test_pickles_with_an_account_keep_their_caps(tmp_path: Path) -> None:
-    ledger = Ledger(str(tmp_path / "budget.db"))
-    account = ledger.open_account(
-        "all", owner="me", protects="database", unit="record", relation="add-remove", epsilon=9.0, delta=1e-5
-    )
-    voter = PrivateKNeighborsClassifier(epsilon=1.0, max_answered=4, max_screened=0, classes=range(10), account=account)
-    voter.fit(DIGITS[:500], LABELS[:500]).predict(DIGITS[:3])
-    assert pickle.loads(pickle.dumps(voter)).answer(DIGITS[:4]).answered.sum() == 1  # noqa: S301
 
 
 def test_a_fit_that_fails_changes_nothing() -> None:
@@ -446,7 +421,7 @@ def test_nothing_private_is_shown(caplog: pytest.LogCaptureFixture) -> None:
         seen.append(str(error.value))
     seen += [repr(voter), str(voter), voter._repr_html_(), repr(voter.plan_), repr(voter.guarantee), caplog.text]
     seen += [repr(value) for value in vars(voter).values()]
-    tally = next(voter._tallies(DIGITS[300:302], None))
+    tally = next(voter._poll.tallies(DIGITS[300:302], None))
     seen += [repr(tally)]
     assert not any(str(PRIVATE) in text for text in seen)
 

@@ -1,23 +1,33 @@
 """An account: a handle that is copied freely, on one budget that never is."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import sqlalchemy as sa
-from dp_accounting import NoOpDpEvent, SelfComposedDpEvent
+from dp_accounting import DpEvent, NoOpDpEvent, SelfComposedDpEvent
 
 from nearveil.ledger._budget import Budget, FilterBudget, PlanBudget, PureBudget, RefusedError, pld_epsilon
 from nearveil.ledger._chain import Receipt
 from nearveil.ledger._core import Core, check_text, new_key
-from nearveil.ledger._events import Charge, Events, canonical_json, charge_events, charge_of, guarantee_charge
-from nearveil.ledger._figures import Balance, Preview, balance_of, preview_of
+from nearveil.ledger._events import (
+    Charge,
+    Events,
+    canonical_json,
+    charge_events,
+    charge_of,
+    guarantee_charge,
+    joined,
+    repeated,
+)
+from nearveil.ledger._figures import Balance, Preview, affordable, balance_of, preview_of, refusal
 from nearveil.ledger._history import Entry, entry_of
-from nearveil.ledger._spending import Debit, spend
+from nearveil.ledger._spending import Debit, Request, spend, take
 from nearveil.ledger._store import Book, Held, all_entries, append, find_quota, insert_quota, load_book, load_quota
 from nearveil.ledger.errors import AccountError
 from nearveil.privacy import Basis, FilterTerms, Guarantee
+from nearveil.privacy._accounting_checks import check_count
 from nearveil.privacy._guarantee import Protects, Relation
 
 if TYPE_CHECKING:
@@ -102,6 +112,40 @@ class Account:
         """
         return balance_of(self.name, client, self._held(client))
 
+    def remaining(self, cap: str | None = None) -> tuple[tuple[DpEvent, int], ...]:
+        """Return what may still be taken of the account's plan, or of a cap. Counts are read, nothing is priced.
+
+        Parameters
+        ----------
+        cap : str, optional
+            As :meth:`open_cap` gave it; the account's own plan by default.
+
+        Returns
+        -------
+        tuple of (DpEvent, int)
+            Empty where all is taken, and for accounts without a plan.
+        """
+        held = self._held(cap)
+        return charge_events(held.budget.left(held.totals)) if isinstance(held.budget, PlanBudget) else ()
+
+    def assert_affordable(self, parts: Iterable[tuple[Events | Guarantee, int]]) -> None:
+        """Raise unless all parts together could be paid now. Nothing is spent, and priced for a refusal alone.
+
+        Parameters
+        ----------
+        parts : iterable of (Guarantee, int)
+            What may be released, and how often.
+
+        Raises
+        ------
+        OverBudgetError
+            With figures.
+        """
+        charge = joined(repeated(self._charge(what), times) for what, times in parts)
+        held = self._held(None)
+        if not affordable(held, charge):
+            raise refusal(preview_of(self.name, None, held, charge))
+
     def preview(self, events: Events | Guarantee, *, client: str | None = None) -> Preview:
         """Return what a spend would cost and leave, spending nothing.
 
@@ -121,7 +165,14 @@ class Account:
             return whole
         return preview_of(self.name, client, self._held(client), charge)
 
-    def spend(self, events: Events | Guarantee, key: str | None = None, *, client: str | None = None) -> Debit:
+    def spend(
+        self,
+        events: Events | Guarantee,
+        key: str | None = None,
+        *,
+        client: str | None = None,
+        cap: str | None = None,
+    ) -> Debit:
         """Pay, *before* the mechanism runs: when this returns, the debit is durable and stays.
 
         Parameters
@@ -133,6 +184,8 @@ class Account:
             gives back the stored message. Never derive it from the record: the ledger keeps it in the clear.
         client : str, optional
             Whose quota pays as well, in the same transaction.
+        cap : str, optional
+            The cap that counts it as well, in the same transaction; see :meth:`open_cap`.
 
         Returns
         -------
@@ -153,13 +206,36 @@ class Account:
         key = new_key() if key is None else check_text(key, "key")
         if client is not None:
             check_text(client, "client")
-        charge = self._charge(events)
-        return spend(self._core, self.name, charge, key, client, self._book.held.terms)
+        charge, nonce = self._charge(events), secrets.token_hex(16)
+        return spend(self._core, Request(self.name, charge, key, client, cap, nonce), self._book.held.terms)
 
-    def _charge(self, events: Events | Guarantee) -> Charge:
-        if isinstance(events, Guarantee):
-            return guarantee_charge(events, self.protects, self.unit, self.relation)
-        return charge_of(events, self.relation)
+    def take(self, events: Events | Guarantee, most: int, *, cap: str | None = None) -> int:
+        """Pay for a release as often as a cap, and the account's plan if it has one, still allow.
+
+        Parameters
+        ----------
+        events : Guarantee, DpEvent, or iterable of DpEvent or (DpEvent, int)
+            One release.
+        most : int
+            At most so many.
+        cap : str, optional
+            The cap that counts it as well, in the same transaction; see :meth:`open_cap`.
+
+        Returns
+        -------
+        int
+            How many are paid for, and may happen.
+
+        Raises
+        ------
+        OverBudgetError
+            Where an account without a plan cannot pay for all that the cap allows; nothing is spent.
+        LedgerUnavailableError
+            Whether a debit stands is not known; release nothing.
+        """
+        check_count(most, "most")
+        charge = self._charge(events)
+        return take(self._core, Request(self.name, charge, new_key(), None, cap, secrets.token_hex(16)), most)
 
     def quota(
         self,
@@ -190,23 +266,50 @@ class Account:
         part = self._part(epsilon, delta, plan)
         if not self._budget.contains(part):
             raise ValueError("quota must be a part of the account's budget: smaller, and at no larger delta")
+        return balance_of(self.name, client, self._give("quota", client, part.terms()))
+
+    def open_cap(self, plan: Events) -> str | None:
+        """Open a cap: how often each mechanism may happen at all, for whoever knows its name.
+
+        An estimator opens one when it is fitted. Its copies, its pickles and the processes that it forks take from the
+        same counts, so together they do what one estimator stated, whatever else the account could pay.
+
+        Parameters
+        ----------
+        plan : DpEvent, or iterable of DpEvent or (DpEvent, int)
+
+        Returns
+        -------
+        str or None
+            Its name, for :meth:`spend` and :meth:`remaining`. None where the account has this very plan: then the
+            account caps it.
+        """
+        charge = charge_of(plan, self.relation)
+        cap = PlanBudget.open(self.epsilon, self.delta, charge)
+        if self._budget == cap:
+            return None
+        name = f"cap {new_key()}"
+        self._give("cap", name, cap.terms())
+        return name
+
+    def _give(self, kind: Literal["quota", "cap"], name: str, terms: str) -> Held:
+        """Write a quota or a cap that is not there yet."""
         nonce, core = secrets.token_hex(16), self._core
 
         def work(connection: sa.Connection) -> tuple[Held, Receipt | None]:
             book = load_book(connection, self.name, core.witness, lock=True)
-            there = find_quota(connection, self.name, client)
+            there = find_quota(connection, self.name, name)
             if there is not None:
-                if there.terms == part.terms():
+                if there.terms == terms:
                     return there, book.receipt  # given already, perhaps by an attempt of ours whose answer was lost
-                raise AccountError(f"client {client!r} has another quota already: quotas do not change")
-            held = insert_quota(connection, self.name, client, part.terms())
-            payload = canonical_json({"terms": part.terms()})
+                raise AccountError(f"client {name!r} has another quota already: quotas do not change")
+            held, payload = insert_quota(connection, self.name, name, terms), canonical_json({"terms": terms})
             book = append(
-                connection, book, kind="quota", time=core.now(), nonce=nonce, payload=payload, client=client, quota=held
+                connection, book, kind=kind, time=core.now(), nonce=nonce, payload=payload, client=name, quota=held
             )
             return held, book.receipt
 
-        return balance_of(self.name, client, core.write(work))
+        return core.write(work)
 
     def receipt(self) -> Receipt:
         """Return how far the account has come, to be kept elsewhere and shown to :meth:`Ledger.verify`.
@@ -225,6 +328,11 @@ class Account:
         list of Entry
         """
         return self._core.read(lambda connection: [entry_of(*line) for line in all_entries(connection, self.name)])
+
+    def _charge(self, events: Events | Guarantee) -> Charge:
+        if isinstance(events, Guarantee):
+            return guarantee_charge(events, self.protects, self.unit, self.relation)
+        return charge_of(events, self.relation)
 
     @property
     def _core(self) -> Core:

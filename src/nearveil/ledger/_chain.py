@@ -30,19 +30,20 @@ class Row:
     account : str
     sequence : int
         1, 2, 3, ... in every account.
-    kind : {"opened", "quota", "debit", "message"}
+    kind : {"opened", "quota", "cap", "debit", "take", "message"}
     time : str
         UTC, for people; nothing is decided by it.
     key : str or None
     client : str or None
+        Whose quota the entry is about, or which cap.
     nonce : str
         Random; tells whose attempt wrote it.
     payload : str
-        JSON: terms, charge and price, or message.
+        JSON: terms, charge and price, price alone, or message.
     state : str
         Digest of the account's terms and totals after the entry.
     client_state : str or None
-        Likewise for the client's quota, where the entry is about one.
+        Likewise for the quota or the cap, where the entry is about one.
     slot : str or None
         What `slot_of` gives; no two entries have the same.
     """

@@ -137,7 +137,24 @@ def charge_of(events: Events, relation: Relation) -> Charge:
                 counts[event_text(leaf)] += repeats
     if not counts:
         raise ValueError("events must hold at least one mechanism that happens at least once")
-    if max(counts.values()) > _MOST:
+    return _checked(counts)
+
+
+def repeated(charge: Charge, times: int) -> Charge:
+    """Return a charge that happens several times."""
+    return _checked({text: count * times for text, count in charge})
+
+
+def joined(charges: Iterable[Charge]) -> Charge:
+    """Return several charges as one."""
+    counts: Counter[str] = Counter()
+    for charge in charges:
+        counts.update(dict(charge))
+    return _checked(counts)
+
+
+def _checked(counts: Mapping[str, int]) -> Charge:
+    if any(count > _MOST for count in counts.values()):
         raise ValueError("events: a count is larger than any ledger holds")
     return tuple(sorted(counts.items()))
 

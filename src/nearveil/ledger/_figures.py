@@ -110,6 +110,14 @@ def balance_of(account: str, client: str | None, held: Held) -> Balance:
     )
 
 
+def affordable(held: Held, charge: Charge) -> bool:
+    """Return whether a charge could be paid now. Reads totals alone: no figure is computed."""
+    try:
+        return held.budget.allows(add(held.totals, held.budget.price(charge)))
+    except RefusedError:
+        return False
+
+
 def preview_of(account: str, client: str | None, held: Held, charge: Charge) -> Preview:
     """Return what a charge would cost an account or a quota."""
     before, budget = balance_of(account, client, held), held.budget

@@ -39,11 +39,13 @@ class Entry:
     account : str
     sequence : int
         The order of things; times are only informative.
-    kind : {"opened", "quota", "debit", "message"}
+    kind : {"opened", "quota", "cap", "debit", "take", "message"}
+        A "take" says that the debit before it counts in a cap, too.
     time : str
         UTC, as the clock said.
     key : str or None
     client : str or None
+        Or the name of a cap.
     events : tuple of (DpEvent, int)
         What a debit paid for: single mechanisms, counted.
     message : bytes or None

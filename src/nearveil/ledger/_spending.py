@@ -2,7 +2,6 @@
 
 import base64
 import os
-import secrets
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -11,10 +10,10 @@ from typing import Any, NoReturn, Self
 import sqlalchemy as sa
 from dp_accounting import DpEvent
 
-from nearveil.ledger._budget import RefusedError, add
+from nearveil.ledger._budget import PlanBudget, RefusedError, add
 from nearveil.ledger._chain import Receipt, Row
 from nearveil.ledger._core import Core
-from nearveil.ledger._events import Charge, canonical_json, charge_events
+from nearveil.ledger._events import Charge, canonical_json, charge_events, repeated
 from nearveil.ledger._figures import preview_of, refusal
 from nearveil.ledger._store import Book, Held, append, entry_with_key, load_book, load_quota
 from nearveil.ledger.errors import KeyConflictError, KeySpentError, LedgerError
@@ -30,6 +29,7 @@ class Request:
     charge: Charge
     key: str
     client: str | None
+    cap: str | None
     nonce: str
 
 
@@ -109,27 +109,66 @@ class _RefusedSpendError(Exception):
         self.client, self.held = client, held
 
 
-def spend(core: Core, account: str, charge: Charge, key: str, client: str | None, terms: str) -> Debit:
+def spend(core: Core, request: Request, terms: str) -> Debit:
     """Debit an account durably, or find the debit of the same key.
 
     Parameters
     ----------
     core : Core
-    account : str
-    charge : Charge
-    key : str
-    client : str or None
+    request : Request
     terms : str
         Of the account, to price the charge before anybody is made to wait.
     """
-    request = Request(account, charge, key, client, secrets.token_hex(16))
     with suppress(RefusedError):
-        Held(terms, (), 0).budget.price(charge)
+        Held(terms, (), 0).budget.price(request.charge)
     try:
         return core.write(lambda connection: _debit(connection, core, request))
     except _RefusedSpendError as refused:
         held, client = refused.held, refused.client
-    raise refusal(preview_of(account, client, held, charge))
+    raise refusal(preview_of(request.account, client, held, request.charge))
+
+
+def take(core: Core, request: Request, most: int) -> int:
+    """Debit an account durably for a charge as often as its plan and the cap still allow, at most `most` times.
+
+    Parameters
+    ----------
+    core : Core
+    request : Request
+        Its charge is of one time.
+    most : int
+
+    Returns
+    -------
+    int
+        How often. 0 writes nothing.
+    """
+
+    def work(connection: sa.Connection) -> tuple[int, Receipt | None]:
+        book = load_book(connection, request.account, core.witness, lock=True)
+        earlier = entry_with_key(connection, request.account, request.key, "debit")
+        if earlier is not None:  # our own, whose answer was lost: nobody else has the key
+            return dict(earlier.content["charge"])[request.charge[0][0]] // request.charge[0][1], book.receipt
+        cap = None if request.cap is None else load_quota(connection, request.account, request.cap)
+        granted = min(_times(held, request.charge, most) for held in (book.held, cap) if held is not None)
+        if not granted:
+            return 0, None
+        book = _append(connection, core, book, replace(request, charge=repeated(request.charge, granted)), None, cap)
+        return granted, book.receipt
+
+    try:
+        return core.write(work)
+    except _RefusedSpendError as refused:
+        held = refused.held
+    raise refusal(preview_of(request.account, None, held, repeated(request.charge, most)))
+
+
+def _times(held: Held, charge: Charge, most: int) -> int:
+    """Return how often a charge is left of a plan, or `most`."""
+    if not isinstance(held.budget, PlanBudget):
+        return most
+    left = dict(held.budget.left(held.totals))
+    return min(most, *(left.get(text, 0) // times for text, times in charge))
 
 
 def _debit(connection: sa.Connection, core: Core, request: Request) -> tuple[Debit, Receipt | None]:
@@ -138,27 +177,34 @@ def _debit(connection: sa.Connection, core: Core, request: Request) -> tuple[Deb
     if earlier is not None and earlier.nonce == request.nonce:
         # Our own: the connection died after the commit, before it could say so.
         return Debit(core, request, book.receipt, None, repeated=False), book.receipt
-    quota = None if request.client is None else load_quota(connection, request.account, request.client)
+    quota, cap = (
+        None if name is None else load_quota(connection, request.account, name)
+        for name in (request.client, request.cap)
+    )
     if earlier is not None:
         message = _stored(connection, request, earlier)
         request = replace(request, nonce=earlier.nonce)
         return Debit(core, request, book.receipt, message, repeated=True), None
+    book = _append(connection, core, book, request, quota, cap)
+    return Debit(core, request, book.receipt, None, repeated=False), book.receipt
+
+
+def _append(
+    connection: sa.Connection, core: Core, book: Book, request: Request, quota: Held | None, cap: Held | None
+) -> Book:
+    """Write the debit of an account, a client and a cap, or leave the transaction."""
     held, price = _pay(book.held, request.charge, None)
     paid = {"charge": request.charge, "price": price}
     if quota is not None:
         quota, paid["client_price"] = _pay(quota, request.charge, request.client)
-    book = append(
-        connection,
-        replace(book, held=held),
-        kind="debit",
-        time=core.now(),
-        nonce=request.nonce,
-        payload=canonical_json(paid),
-        key=request.key,
-        client=request.client,
-        quota=quota,
-    )
-    return Debit(core, request, book.receipt, None, repeated=False), book.receipt
+    about = {"time": core.now(), "nonce": request.nonce, "key": request.key}
+    book, payload = replace(book, held=held), canonical_json(paid)
+    book = append(connection, book, kind="debit", payload=payload, client=request.client, quota=quota, **about)
+    if cap is not None:
+        cap, price = _pay(cap, request.charge, request.cap)
+        payload = canonical_json({"price": price})
+        book = append(connection, book, kind="take", payload=payload, client=request.cap, quota=cap, **about)
+    return book
 
 
 def _pay(held: Held, charge: Charge, client: str | None) -> tuple[Held, Any]:

@@ -108,10 +108,10 @@ def _check_witness(connection: sa.Connection, name: str, book: Book | None, witn
 
 
 def load_quota(connection: sa.Connection, name: str, client: str) -> Held:
-    """Return a client's quota, which agrees with the last entry about it."""
+    """Return a client's quota, or a cap, which agrees with the last entry about it."""
     quota = find_quota(connection, name, client)
     if quota is None:
-        raise AccountError(f"client {client!r} has no quota in account {name!r}: quota() gives one")
+        raise AccountError(f"client {client!r} has no quota, and no cap, in account {name!r}: quota() gives one")
     last = entry_at(connection, name, quota.sequence)
     if last is None or last.client != client or last.client_state != quota.state:
         raise CorruptLedgerError(

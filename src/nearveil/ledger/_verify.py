@@ -7,9 +7,10 @@ import sqlalchemy as sa
 
 from nearveil.ledger._account import plan_cost
 from nearveil.ledger._amounts import Amounts
-from nearveil.ledger._budget import Budget, FilterBudget, PureBudget, RefusedError, add, budget_of
+from nearveil.ledger._budget import Budget, FilterBudget, PlanBudget, PureBudget, RefusedError, add, budget_of
 from nearveil.ledger._chain import GENESIS, Receipt, Row, digest, slot_of
 from nearveil.ledger._core import Core
+from nearveil.ledger._events import Charge
 from nearveil.ledger._schema import accounts, entries, quotas
 from nearveil.ledger._store import Held, all_entries, find_book, find_quota
 from nearveil.ledger.errors import CorruptLedgerError
@@ -138,7 +139,8 @@ class _Check:
     opening: str = ""
     held: Held | None = None
     clients: dict[str, Held] = field(default_factory=dict)
-    debits: dict[str, str | None] = field(default_factory=dict)
+    debits: dict[str, Charge] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
 
     def run(self, marks: Sequence[tuple[tuple[int, str], str]]) -> list[Problem]:
@@ -171,7 +173,9 @@ class _Check:
         steps: dict[str, Callable[[Row], Iterator[str]]] = {
             "opened": self._opened,
             "quota": self._quota,
+            "cap": self._cap,
             "debit": self._debit,
+            "take": self._take,
             "message": self._message,
         }
         try:
@@ -211,13 +215,20 @@ class _Check:
             yield "gives a quota that is no part of the account"
         yield from _limits(budget)
 
+    def _cap(self, row: Row) -> Iterator[str]:
+        budget = budget_of(row.content["terms"])
+        if row.client is None or row.client in self.clients or not isinstance(budget, PlanBudget):
+            yield "opens a cap that cannot be"
+            return
+        self.clients[row.client] = Held(budget.terms(), budget.nothing, row.sequence)
+
     def _debit(self, row: Row) -> Iterator[str]:
         content = row.content
         charge = tuple((str(text), int(times)) for text, times in content["charge"])
         if row.key is None or row.key in self.debits or self.held is None:
             yield "debits a key that was spent before, or none"
             return
-        self.debits[row.key] = row.client
+        self.debits[row.key] = charge
         self.held, wrong = _paid(self.held, charge, tuple(content["price"]), row.sequence)
         yield from wrong
         if row.client is not None:
@@ -227,6 +238,15 @@ class _Check:
             price = tuple(content["client_price"])
             self.clients[row.client], wrong = _paid(self.clients[row.client], charge, price, row.sequence)
             yield from (f"{text} (of the client)" for text in wrong)
+
+    def _take(self, row: Row) -> Iterator[str]:
+        if row.key not in self.debits or row.key in self.taken or row.client not in self.clients:
+            yield "counts in a cap what has no debit, or was counted, or in none that is there"
+            return
+        self.taken.add(row.key)
+        held, price = self.clients[row.client], tuple(row.content["price"])
+        self.clients[row.client], wrong = _paid(held, self.debits[row.key], price, row.sequence)
+        yield from (f"{text} (of the cap)" for text in wrong)
 
     def _message(self, row: Row) -> Iterator[str]:
         if row.key not in self.debits or row.key in self.answered:
@@ -268,7 +288,7 @@ def _limits(budget: Budget) -> Iterator[str]:
         yield "has limits that are wider than its budget"
 
 
-def _paid(held: Held, charge: tuple[tuple[str, int], ...], price: Amounts, sequence: int) -> tuple[Held, list[str]]:
+def _paid(held: Held, charge: Charge, price: Amounts, sequence: int) -> tuple[Held, list[str]]:
     """Return what is held after a recorded price was paid, and what is wrong with it."""
     wrong = []
     try:

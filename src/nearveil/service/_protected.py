@@ -274,8 +274,12 @@ class ProtectedGallery:
         """Return the votes on a set, counted and paid for if nobody has yet. Who stored first is who is shown."""
         if place in self._failed:
             raise UnavailableError("the gallery could not count these votes: its operator must see to it")
+        attempt = -1
         while (found := self._stored(place)) is None:
-            key = set_key(*place, self._paid.attempts(*place))
+            attempt, before = self._paid.attempts(*place), attempt
+            if attempt <= before:
+                raise LedgerError("an attempt that was made is not in the ledger")
+            key = set_key(*place, attempt)
             try:
                 self._voters.on(sets).answer_once(sets.prototypes[place[1]], key, client=self._payer(client))
             except (KeySpentError, KeyConflictError):

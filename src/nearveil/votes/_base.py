@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +17,7 @@ from nearveil.ledger import Account, Ledger
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.votes._plan import Ballot, VotePlan, Wish, make_plan
-from nearveil.votes._spending import Spending, find_account, inferred_unit
+from nearveil.votes._spending import AccountSpending, MemorySpending, Spending, find_account, inferred_unit
 
 Progress = Callable[[int], None]
 """Called with how many queries were finished since the last call."""
@@ -66,10 +66,79 @@ class Tally:
         return "Tally(private)"
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What a fit settles before it looks at who votes.
+
+    Attributes
+    ----------
+    columns : VotingEstimator
+        Empty but for the number, and perhaps the names, of the columns that queries must have.
+    plan : VotePlan
+    guarantee : Guarantee
+    source : Source
+    spending : Spending
+    """
+
+    columns: "VotingEstimator"
+    plan: VotePlan
+    guarantee: Guarantee
+    source: Source
+    spending: Spending
+
+
+@dataclass(frozen=True, eq=False)
+class Poll(ABC):
+    """Everything that a fit made: the records, what may be asked of them, and who pays. It never changes.
+
+    An estimator holds one and replaces it as a whole when it is fitted again. Whoever answers reads it once: rows,
+    labels, noise and caps of two fits never meet. Subclasses say how votes are counted.
+    """
+
+    terms: Terms
+
+    @abstractmethod
+    def tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[Tally]:
+        """Count the votes on each query, a batch at a time."""
+
+    def release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Release the votes on queries that were paid for."""
+        return self.terms.plan.votes.release(sums, self.terms.source)
+
+    def checked(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return queries that have the columns of the records."""
+        queries: NDArray[np.float64] = validate_data(self.terms.columns, X, dtype=np.float64, reset=False)
+        return queries
+
+    def ask(
+        self, queries: NDArray[np.float64], progress: Progress | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return which queries are answered, and the noisy sums of their votes."""
+        plan, spending = self.terms.plan, self.terms.spending
+        spending.assert_open()
+        spending.assert_affordable(len(queries))
+        if plan.screening is None:
+            paid = spending.take("answered", len(queries))
+            released = [self.release(tally.sums) for tally in self.tallies(queries[:paid], progress)]
+            return np.arange(paid), np.concatenate(released) if released else np.zeros((0, plan.size))
+        paid = spending.take("screened", len(queries))
+        if not paid:  # somebody else has taken the last
+            return np.arange(0), np.zeros((0, plan.size))
+        tallies = list(self.tallies(queries[:paid], progress))
+        largest = np.concatenate([tally.largest for tally in tallies if tally.largest is not None])
+        passed = np.flatnonzero(plan.screening.toss(largest, self.terms.source))
+        # Whether a query passed is public from here on; so is how many votes are paid for.
+        chosen = passed[: spending.take("answered", len(passed))]
+        return chosen, self.release(np.concatenate([tally.sums for tally in tallies])[chosen])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(private)"
+
+
 class VotingEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     """Queries answered by votes of private records, up to caps fixed beforehand.
 
-    Subclasses say what is voted on (`Ballot`) and how votes are counted (`_tallies`).
+    Subclasses say what is voted on (`Ballot`) and how votes are counted (`Poll`).
 
     Attributes
     ----------
@@ -82,6 +151,11 @@ class VotingEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     max_answered: int
     unit: str
     plan_: VotePlan
+    _poll: Poll
+
+    def _columns(self) -> Self:
+        """Return an empty estimator, for `validate_data` to note the columns in: `self` changes all at once."""
+        return type(self).__new__(type(self))
 
     def _plan(self, ballot: Ballot, wish: Wish, *, inferred: bool = False) -> tuple[VotePlan, Guarantee]:
         """Return the plan and its promise. Nothing of the estimator changes yet: `fit` may still fail.
@@ -89,57 +163,37 @@ class VotingEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         `inferred`: whether the classes are read from the labels.
         """
         plan, unit = make_plan(wish, ballot), inferred_unit(self.unit) if inferred else self.unit
-        return plan, plan.guarantee(wish.delta, unit=unit, source=self._source_given)
+        return plan, plan.guarantee(wish.delta, unit=unit, source=self._source)
 
-    def _open(self, plan: VotePlan, promise: Guarantee) -> None:
-        """Find who pays, and take the plan. What follows from parameters is settled here, not when a query comes."""
-        parameters: dict[str, Any] = self.get_params(deep=False)
-        self._spending = Spending(plan, find_account(parameters["ledger"], parameters["account"], plan, promise))
-        self.plan_, self._guarantee, self._source = plan, promise, self._source_given
+    def _terms(self, columns: Self, plan: VotePlan, promise: Guarantee) -> Terms:
+        """Find who pays, and open the caps there: the last thing of a fit that may fail."""
+        given: dict[str, Any] = self.get_params(deep=False)
+        account = find_account(given["ledger"], given["account"], plan, promise)
+        spending = MemorySpending(plan) if account is None else AccountSpending.open(account, plan, promise)
+        return Terms(columns, plan, promise, self._source, spending)
+
+    def _settle(self, poll: Poll, **shown: Any) -> Self:
+        """Take what was fitted, all at once; then show people what is public about it."""
+        self._poll = poll
+        self.__dict__.pop("feature_names_in_", None)
+        self.__dict__.update(vars(poll.terms.columns), plan_=poll.terms.plan, **shown)
+        return self
 
     @property
     def guarantee(self) -> Guarantee:
         """The promise of everything answered so far and of everything that the caps still allow.
 
         How many queries pass the screening depends on the records, and when a caller stops may depend on the answers.
-        So what happened to be asked is no ground for a smaller figure; the caps are.
+        So what happened to be asked is no ground for a smaller figure; the caps are. With an account they are counted
+        in its ledger, so all copies of the estimator together keep this one promise.
         """
         check_is_fitted(self)
-        return self._guarantee
-
-    @abstractmethod
-    def _tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[Tally]:
-        """Count the votes on each query, a batch at a time."""
-
-    def _release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Release the votes on queries that were paid for."""
-        return self.plan_.votes.release(sums, self._source)
+        return self._poll.terms.guarantee
 
     @property
-    def _source_given(self) -> Source:
+    def _source(self) -> Source:
         source: Source | None = self.get_params(deep=False)["source"]
         return secure_source() if source is None else source
-
-    def _ask(
-        self, queries: NDArray[np.float64], progress: Progress | None
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return which queries are answered, and the noisy sums of their votes."""
-        spending, screening = self._spending, self.plan_.screening
-        spending.assert_open()
-        spending.assert_affordable(len(queries))
-        if screening is None:
-            paid = spending.take("answered", len(queries))
-            released = [self._release(tally.sums) for tally in self._tallies(queries[:paid], progress)]
-            return np.arange(paid), np.concatenate(released) if released else np.zeros((0, self.plan_.size))
-        paid = spending.take("screened", len(queries))
-        if not paid:  # somebody else has taken the last
-            return np.arange(0), np.zeros((0, self.plan_.size))
-        tallies = list(self._tallies(queries[:paid], progress))
-        largest = np.concatenate([tally.largest for tally in tallies if tally.largest is not None])
-        passed = np.flatnonzero(screening.toss(largest, self._source))
-        # Whether a query passed is public from here on; so is how many votes are paid for.
-        chosen = passed[: spending.take("answered", len(passed))]
-        return chosen, self._release(np.concatenate([tally.sums for tally in tallies])[chosen])
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -165,11 +219,34 @@ class Answers:
     votes: NDArray[np.float64]
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class ClassPoll(Poll):
+    """A poll about classes.
+
+    Attributes
+    ----------
+    classes : ndarray of shape (n_classes,)
+    abstain_label : int or str
+    """
+
+    classes: NDArray[Any]
+    abstain_label: int | str
+
+    def labels(self, votes: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[Any]:
+        """Return the class that won each vote, or the abstain label."""
+        same = isinstance(self.abstain_label, str) == (self.classes.dtype.kind in "US")
+        labels = np.full(len(votes), self.abstain_label, dtype=object)
+        labels[answered] = self.classes[np.argmax(votes[answered], axis=1)]
+        common = np.result_type(self.classes, np.asarray(self.abstain_label))
+        return labels.astype(common) if same and (common.kind != "f" or self.classes.dtype.kind == "f") else labels
+
+
 class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
     """Queries answered by the class that wins a vote."""
 
     abstain_label: int | str
     classes_: NDArray[Any]
+    _poll: ClassPoll
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Answer public queries, or decline. The call is paid for before anything is released.
@@ -205,13 +282,14 @@ class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
         Answers
         """
         check_is_fitted(self)
-        queries = validate_data(self, X, dtype=np.float64, reset=False)
-        rows, released = self._ask(queries, progress)
-        votes = np.full((len(queries), len(self.classes_)), np.nan)
+        poll = self._poll
+        queries = poll.checked(X)
+        rows, released = poll.ask(queries, progress)
+        votes = np.full((len(queries), len(poll.classes)), np.nan)
         votes[rows] = released
         answered = np.zeros(len(queries), dtype=np.bool_)
         answered[rows] = True
-        return Answers(self._labels(votes, answered), answered, votes)
+        return Answers(poll.labels(votes, answered), answered, votes)
 
     def answer_once(self, x: ArrayLike, key: str, *, client: str | None = None) -> Answers:
         """Answer one public query under a key, for good: the same key gives the same votes again, for nothing.
@@ -259,29 +337,23 @@ class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
         True
         """
         check_is_fitted(self)
-        if self.plan_.screening is not None:
+        poll = self._poll
+        if poll.terms.plan.screening is not None:
             raise ValueError("max_screened must be 0: one key pays for one vote, and a screening is another release")
         if np.ndim(x) != 1:
             raise ValueError("x must be one row")
-        query = validate_data(self, np.asarray(x)[None], dtype=np.float64, reset=False)
-        with self._spending.take_once(key, client) as debit:
+        query = poll.checked(np.asarray(x)[None])
+        with poll.terms.spending.take_once(key, client) as debit:
             if debit.message is None:
-                (tally,) = self._tallies(query, None)
-                debit.store(votes_to_bytes(self.classes_, self._release(tally.sums)))
-            votes = votes_from_bytes(debit.message or b"", self.classes_)
+                (tally,) = poll.tallies(query, None)
+                debit.store(votes_to_bytes(poll.classes, poll.release(tally.sums)))
+            votes = votes_from_bytes(debit.message or b"", poll.classes)
         answered = np.ones(1, dtype=np.bool_)
-        return Answers(self._labels(votes, answered), answered, votes)
+        return Answers(poll.labels(votes, answered), answered, votes)
 
     def _check_abstain_label(self, classes: NDArray[Any]) -> None:
         if self.abstain_label in classes.tolist():
             raise ValueError("abstain_label must not be a class: choose a label that no record has")
-
-    def _labels(self, votes: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[Any]:
-        same = isinstance(self.abstain_label, str) == (self.classes_.dtype.kind in "US")
-        labels = np.full(len(votes), self.abstain_label, dtype=object)
-        labels[answered] = self.classes_[np.argmax(votes[answered], axis=1)]
-        common = np.result_type(self.classes_, np.asarray(self.abstain_label))
-        return labels.astype(common) if same and (common.kind != "f" or self.classes_.dtype.kind == "f") else labels
 
 
 def votes_to_bytes(classes: NDArray[Any], votes: NDArray[np.float64]) -> bytes:

@@ -1,6 +1,7 @@
 """Private-kNN: the nearest private records vote on a public query."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar, Self
 
@@ -13,11 +14,49 @@ from sklearn.utils.validation import validate_data
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy.noise import Source
 from nearveil.votes._ballots import MULTILABEL, Labels, Votes, Weights, hard_votes, label_votes, soft_votes
-from nearveil.votes._base import PROMISE, SCREENING, Progress, Tally, VotingClassifier
+from nearveil.votes._base import PROMISE, SCREENING, ClassPoll, Progress, Tally, VotingClassifier
 from nearveil.votes._plan import Ballot, Wish
 from nearveil.votes._private import shielded
 from nearveil.votes._search import Engine, NeighborSearch
 from nearveil.votes._voters import NEIGHBORS, draw_voters
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NeighborPoll(ClassPoll):
+    """The nearest records vote.
+
+    Attributes
+    ----------
+    ballots : Labels or Weights
+        What each record votes for.
+    search : NeighborSearch
+    votes : Votes
+    """
+
+    ballots: Labels | Weights
+    search: NeighborSearch
+    votes: Votes
+
+    def tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[Tally]:
+        plan, source = self.terms.plan, self.terms.source
+        screens = plan.screening is not None
+        voters = draw_voters(
+            self.search, queries, plan.votes.sample, plan.n_neighbors, source, draws=2 if screens else 1
+        )
+        for rows, drawn in voters:
+            largest = self.ballots.count(drawn[1]).max(axis=1) * plan.votes.unit if screens else None
+            yield Tally(rows, self.ballots.count(drawn[0]), largest)
+            if progress is not None:
+                progress(rows.stop - rows.start)
+
+    def labels(self, votes: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[Any]:
+        if self.votes not in MULTILABEL:
+            return super().labels(votes, answered)
+        # Of votes that may be negative more than none must be for a label, of the others more than half.
+        least = 0.0 if self.votes == "signed" else self.terms.plan.n_neighbors / 2
+        chosen = np.full(votes.shape, self.abstain_label, dtype=object)
+        chosen[answered] = (votes[answered] > least).astype(int)
+        return chosen if isinstance(self.abstain_label, str) else chosen.astype(int)
 
 
 class PrivateKNeighborsClassifier(VotingClassifier):
@@ -75,8 +114,9 @@ class PrivateKNeighborsClassifier(VotingClassifier):
     ledger : Ledger or str, optional
         Where spending is kept, with the name of an account; the account is opened where there is none.
     account : Account or str, optional
-        Pays for every query before it is answered. Without one, caps are counted in memory: fitting again, or
-        loading a pickle, starts anew, and a pickle refuses to answer.
+        Pays for every query before it is answered, and counts the caps: all copies, pickles and processes share them.
+        Without one, caps are counted in the memory of one process: fitting again starts anew, and a pickle refuses to
+        answer.
     engine : {"auto", "numpy", "faiss", "torch", "cuda"}, default="auto"
         What searches. The answer does not depend on it.
     source : Source, optional
@@ -170,7 +210,8 @@ class PrivateKNeighborsClassifier(VotingClassifier):
         -------
         PrivateKNeighborsClassifier
         """
-        X, y = shielded(validate_data, self, X, y, dtype=np.float64, multi_output=True)
+        columns = self._columns()
+        X, y = shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)
         classes, ballots, ballot = self._votes(y)
         if self.votes not in MULTILABEL:
             self._check_abstain_label(classes)
@@ -188,9 +229,9 @@ class PrivateKNeighborsClassifier(VotingClassifier):
         inferred = self.votes == "classes" and self.classes is None
         plan, promise = self._plan(ballot, wish, inferred=inferred)
         search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
-        self._open(plan, promise)  # nothing fails from here on: old rows never meet new labels
-        self.classes_, self._ballots, self._search = classes, ballots, search
-        return self
+        terms = self._terms(columns, plan, promise)
+        poll = NeighborPoll(terms, classes, self.abstain_label, ballots, search, self.votes)
+        return self._settle(poll, classes_=classes)
 
     def _votes(self, y: ArrayLike) -> tuple[NDArray[Any], Labels | Weights, Ballot]:
         if self.votes == "classes":
@@ -198,23 +239,3 @@ class PrivateKNeighborsClassifier(VotingClassifier):
         if self.votes == "soft":
             return soft_votes(y, self.classes)
         return label_votes(y, self.classes, self.clip, self.votes)
-
-    def _labels(self, votes: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[Any]:
-        if self.votes not in MULTILABEL:
-            return super()._labels(votes, answered)
-        # Of votes that may be negative more than none must be for a label, of the others more than half.
-        least = 0.0 if self.votes == "signed" else self.plan_.n_neighbors / 2
-        chosen = np.full(votes.shape, self.abstain_label, dtype=object)
-        chosen[answered] = (votes[answered] > least).astype(int)
-        return chosen if isinstance(self.abstain_label, str) else chosen.astype(int)
-
-    def _tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[Tally]:
-        plan, screens = self.plan_, self.plan_.screening is not None
-        voters = draw_voters(
-            self._search, queries, plan.votes.sample, plan.n_neighbors, self._source, draws=2 if screens else 1
-        )
-        for rows, drawn in voters:
-            largest = self._ballots.count(drawn[1]).max(axis=1) * plan.votes.unit if screens else None
-            yield Tally(rows, self._ballots.count(drawn[0]), largest)
-            if progress is not None:
-                progress(rows.stop - rows.start)

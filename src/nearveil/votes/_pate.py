@@ -1,6 +1,7 @@
 """PATE: teachers trained on disjoint parts of the private records vote on a public query."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, ClassVar, Literal, Self
 
@@ -15,13 +16,34 @@ from nearveil.ledger import Account, Ledger
 from nearveil.privacy.events import GaussianNoisyMax, LaplaceNoisyMax
 from nearveil.privacy.noise import Source
 from nearveil.votes._ballots import hard_votes
-from nearveil.votes._base import PROMISE, SCREENING, Progress, Tally, VotingClassifier
+from nearveil.votes._base import PROMISE, SCREENING, ClassPoll, Progress, Tally, VotingClassifier
 from nearveil.votes._plan import Ballot, Wish
 from nearveil.votes._private import shielded
-from nearveil.votes._teachers import train
+from nearveil.votes._teachers import Teachers, train
 
 Mechanism = Literal["lnmax", "gnmax", "confident-gnmax"]
 _AT_ONCE = 1024  # queries
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TeacherPoll(ClassPoll):
+    """Teachers vote.
+
+    Attributes
+    ----------
+    teachers : Teachers
+    """
+
+    teachers: Teachers
+
+    def tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[Tally]:
+        for start in range(0, len(queries), _AT_ONCE):
+            batch = queries[start : start + _AT_ONCE]
+            counts = self.teachers.votes(batch)
+            largest = None if self.terms.plan.screening is None else counts.max(axis=1).astype(np.float64)
+            yield Tally(slice(start, start + len(batch)), counts, largest)
+            if progress is not None:
+                progress(len(batch))
 
 
 class PateClassifier(VotingClassifier):
@@ -90,6 +112,7 @@ class PateClassifier(VotingClassifier):
     '12.6 on counts of 40 votes'
     """
 
+    _poll: TeacherPoll
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         **PROMISE,
         **SCREENING,
@@ -151,7 +174,8 @@ class PateClassifier(VotingClassifier):
         -------
         PateClassifier
         """
-        rows, y = shielded(validate_data, self, X, y, dtype=np.float64)
+        columns = self._columns()
+        rows, y = shielded(validate_data, columns, X, y, dtype=np.float64)
         classes, labels, _ = hard_votes(y, self.classes)
         self._check_abstain_label(classes)
         event = LaplaceNoisyMax if self.mechanism == "lnmax" else GaussianNoisyMax
@@ -163,11 +187,10 @@ class PateClassifier(VotingClassifier):
             labels.codes[:-1],
             n_teachers=self.n_teachers,
             n_classes=len(classes),
-            source=self._source_given,
+            source=self._source,
         )
-        self._open(plan, promise)  # nothing fails from here on: a new plan never stands over old teachers
-        self.classes_, self._teachers = classes, teachers
-        return self
+        poll = TeacherPoll(self._terms(columns, plan, promise), classes, self.abstain_label, teachers)
+        return self._settle(poll, classes_=classes)
 
     def _wish(self) -> Wish:
         about = {name: getattr(self, name) for name in ("screening_noise", "threshold", "max_screened")}
@@ -186,12 +209,3 @@ class PateClassifier(VotingClassifier):
             vote_noise=self.vote_noise,
             **about,
         )
-
-    def _tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[Tally]:
-        for start in range(0, len(queries), _AT_ONCE):
-            batch = queries[start : start + _AT_ONCE]
-            counts = self._teachers.votes(batch)
-            largest = None if self.plan_.screening is None else counts.max(axis=1).astype(np.float64)
-            yield Tally(slice(start, start + len(batch)), counts, largest)
-            if progress is not None:
-                progress(len(batch))

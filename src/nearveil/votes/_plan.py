@@ -31,6 +31,7 @@ _CLOSE = 1e-3  # how near to its budget a calibrated plan comes
 
 
 Kind = Literal["binary", "nonnegative", "signed"]
+Part = Literal["screened", "answered"]
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,21 @@ class VotePlan:
         return self.votes.noise
 
     @cached_property
+    def parts(self) -> dict[Part, DpEvent]:
+        """What one query is charged as: when it is screened, and when it is answered."""
+        screened: dict[Part, DpEvent] = {} if self.screening is None else {"screened": self.screening.event}
+        return {**screened, "answered": self.votes.event}
+
+    @property
+    def caps(self) -> dict[Part, int]:
+        """How many queries may be screened and answered."""
+        caps: dict[Part, int] = {"screened": self.max_screened, "answered": self.max_answered}
+        return {part: caps[part] for part in self.parts}
+
+    @property
     def events(self) -> tuple[tuple[DpEvent, int], ...]:
         """Everything that may happen, and how often."""
-        screenings = () if self.screening is None else ((self.screening.event, self.max_screened),)
-        return (*screenings, (self.votes.event, self.max_answered))
+        return tuple((event, self.caps[part]) for part, event in self.parts.items())
 
     @property
     def _repeated(self) -> tuple[DpEvent, ...]:

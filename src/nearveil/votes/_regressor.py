@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy.noise import Source
 from nearveil.votes._ballots import Weights
-from nearveil.votes._base import PROMISE, Progress, Tally, VotingEstimator
+from nearveil.votes._base import PROMISE, Poll, Progress, Tally, VotingEstimator
 from nearveil.votes._plan import Ballot, GaussianSums, Wish
 from nearveil.votes._private import shielded
 from nearveil.votes._search import Engine, NeighborSearch
@@ -105,6 +105,48 @@ def balance(cells: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.i
     return np.asarray(2 * below - np.sum(there, axis=1))
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class ValuePoll(Poll):
+    """The nearest records give their values.
+
+    Attributes
+    ----------
+    asked : _Asked
+    values : Weights
+        Of each record.
+    search : NeighborSearch
+    """
+
+    asked: _Asked
+    values: Weights
+    search: NeighborSearch
+
+    def tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[Tally]:
+        plan, source, mean = self.terms.plan, self.terms.source, self.asked.method == "mean"
+        for rows, (voters,) in draw_voters(self.search, queries, plan.votes.sample, plan.n_neighbors, source, draws=1):
+            yield Tally(rows, self.values.count(voters) if mean else self.values.units[voters, 0], None)
+            if progress is not None:
+                progress(rows.stop - rows.start)
+
+    def release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
+        if self.asked.method == "mean":
+            return super().release(sums)
+        low = np.zeros(len(sums), dtype=np.int64)
+        for step in reversed(range(self.asked.depth)):
+            point = low + (1 << step)
+            low = np.where(super().release(balance(sums, point)) < 0, point, low)
+        return low[:, None].astype(np.float64)
+
+    def predicted(self, released: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what was released as numbers within the bounds."""
+        asked = self.asked
+        if asked.method == "mean":
+            found = asked.middle + released[:, 0] / self.terms.plan.n_neighbors
+        else:
+            found = asked.low + asked.width * (released[:, 0] + 0.5) / 2**asked.depth
+        return np.asarray(np.clip(found, asked.low, asked.high))
+
+
 class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: ignore[misc]
     """Predict numbers for public queries from their nearest private records.
 
@@ -161,6 +203,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
     True
     """
 
+    _poll: ValuePoll
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         **PROMISE,
         **NEIGHBORS,
@@ -222,7 +265,8 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
         -------
         PrivateKNeighborsRegressor
         """
-        X, y = shielded(validate_data, self, X, y, dtype=np.float64, y_numeric=True)
+        columns = self._columns()
+        X, y = shielded(validate_data, columns, X, y, dtype=np.float64, y_numeric=True)
         asked = _Asked.of(float(self.low), float(self.high), self.method, self.depth)
         wish = Wish(
             epsilon=self.epsilon,
@@ -236,9 +280,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
         plan, promise = self._plan(asked.ballot, wish)
         values = asked.votes(np.asarray(y, dtype=np.float64))
         search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
-        self._open(plan, promise)  # nothing fails from here on: old rows never meet new values
-        self._asked, self._values, self._search = asked, values, search
-        return self
+        return self._settle(ValuePoll(self._terms(columns, plan, promise), asked, values, search))
 
     def predict(self, X: ArrayLike) -> NDArray[np.float64]:
         """Answer public queries. The call is paid for before anything is released.
@@ -275,34 +317,12 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
         ndarray of shape (n_queries,)
         """
         check_is_fitted(self)
-        queries = validate_data(self, X, dtype=np.float64, reset=False)
-        rows, released = self._ask(queries, progress)
+        poll = self._poll
+        queries = poll.checked(X)
+        rows, released = poll.ask(queries, progress)
         found = np.full(len(queries), np.nan)
-        asked = self._asked
-        if asked.method == "mean":
-            found[rows] = asked.middle + released[:, 0] / self.plan_.n_neighbors
-        else:
-            found[rows] = asked.low + asked.width * (released[:, 0] + 0.5) / 2**asked.depth
-        return np.asarray(np.clip(found, asked.low, asked.high))
-
-    def _tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[Tally]:
-        plan = self.plan_
-        for rows, (voters,) in draw_voters(
-            self._search, queries, plan.votes.sample, plan.n_neighbors, self._source, draws=1
-        ):
-            mean = self._asked.method == "mean"
-            yield Tally(rows, self._values.count(voters) if mean else self._values.units[voters, 0], None)
-            if progress is not None:
-                progress(rows.stop - rows.start)
-
-    def _release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
-        if self._asked.method == "mean":
-            return super()._release(sums)
-        low = np.zeros(len(sums), dtype=np.int64)
-        for step in reversed(range(self._asked.depth)):
-            point = low + (1 << step)
-            low = np.where(super()._release(balance(sums, point)) < 0, point, low)
-        return low[:, None].astype(np.float64)
+        found[rows] = poll.predicted(released)
+        return found
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -2,74 +2,34 @@
 
 import os
 import threading
-from collections.abc import Callable
-from typing import Any, Literal, Self
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 from dp_accounting import DpEvent
 
-from nearveil.ledger import Account, AccountError, Debit, KeySpentError, Ledger, OverBudgetError
+from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetError
 from nearveil.ledger._account import open_budget, plan_cost
 from nearveil.ledger._budget import RefusedError
 from nearveil.ledger._events import charge_of
-from nearveil.ledger._figures import refusal
 from nearveil.privacy import Guarantee
 from nearveil.privacy._accounting_leaves import leaves
-from nearveil.votes._plan import VotePlan
-
-Part = Literal["screened", "answered"]
+from nearveil.votes._plan import Part, VotePlan
 
 
 class ExhaustedError(RuntimeError):
     """All queries of the plan are used up; nothing more is answered."""
 
 
-class Spending:
-    """What a fitted estimator may still do. Copies in one process share it.
+class Spending(ABC):
+    """What a fitted estimator may still do. All its copies share it, or may do nothing."""
 
-    A pickle, or a process that was forked, cannot know what the others spend: without an account it may do nothing.
+    @abstractmethod
+    def left(self) -> dict[Part, int]:
+        """Return how many queries may still be screened and answered."""
 
-    Parameters
-    ----------
-    plan : VotePlan
-    account : Account or None
-        Pays, durably, for everything.
-    """
-
-    def __init__(self, plan: VotePlan, account: Account | None) -> None:
-        self._events: dict[Part, DpEvent] = {"answered": plan.votes.event}
-        self._left: dict[Part, int] = {"answered": plan.max_answered}
-        if plan.screening is not None:
-            self._events["screened"] = plan.screening.event
-            self._left["screened"] = plan.max_screened
-        self._plan, self._account, self._lock, self._process = plan, account, threading.Lock(), os.getpid()
-
-    def assert_open(self) -> None:
-        """Raise where no further query may be answered."""
-        if self._process != os.getpid() and self._account is None:
-            raise ExhaustedError(
-                "this estimator was pickled or its process forked, and a copy must not spend what another has: give it "
-                "a ledger and an account before fit, then copies share one budget"
-            )
-        spent = [part for part in self._left if self._allowed(part) == 0]
-        if spent:
-            raise ExhaustedError(
-                f"max_{spent[0]} is reached: the promise covers no further query. Fit again with a budget of its own; "
-                "what that tells about the records comes on top"
-            )
-
-    def assert_affordable(self, n_queries: int) -> None:
-        """Raise, before anything is spent, where the account could not pay if every query passed its screening.
-
-        Parameters
-        ----------
-        n_queries : int
-        """
-        if self._account is not None and self._account.kind != "plan":  # a plan declines what it cannot pay
-            events = [(self._events[part], min(n_queries, left)) for part, left in self._left.items()]
-            preview = self._account.preview(events)
-            if not preview.allowed:
-                raise refusal(preview)
-
+    @abstractmethod
     def take(self, part: Part, wanted: int) -> int:
         """Pay for up to `wanted` queries and return for how many.
 
@@ -82,18 +42,8 @@ class Spending:
         -------
         int
         """
-        with self._lock:
-            granted = min(wanted, self._allowed(part))
-            self._left[part] -= granted
-        if self._account is not None and granted:
-            try:
-                self._account.spend([(self._events[part], granted)])
-            except OverBudgetError:
-                with self._lock:
-                    self._left[part] += granted  # nothing was spent, nothing will be released
-                raise
-        return granted
 
+    @abstractmethod
     def take_once(self, key: str, client: str | None) -> Debit:
         """Pay for one vote under a key, or find what was paid and stored under it before, which costs nothing.
 
@@ -107,33 +57,24 @@ class Spending:
         -------
         Debit
         """
-        if self._account is None:
-            raise ValueError("account must be given before fit: what was answered under a key is kept in its ledger")
-        with self._lock:
-            taken = min(self._left["answered"], 1)
-            self._left["answered"] -= taken
-        if not taken and all(entry.key != key for entry in self._account.history()):
-            raise ExhaustedError("max_answered is reached: only keys that were answered before are answered again")
-        spent = True
-        try:
-            debit = self._account.spend([(self._events["answered"], 1)], key, client=client)
-            spent = not debit.repeated
-        except (OverBudgetError, KeySpentError, ValueError):
-            spent = False  # of all other errors nobody knows
-            raise
-        finally:
-            if not spent:
-                with self._lock:
-                    self._left["answered"] += taken
-        return debit
 
-    def _allowed(self, part: Part) -> int:
-        left = self._left[part]
-        if self._account is None or self._account.kind != "plan":
-            return left
-        (wanted, times), *_ = leaves(self._events[part])
-        remaining = (count // times for event, count in self._account.balance().remaining if event == wanted)
-        return min(left, next(remaining, 0))
+    def assert_open(self) -> None:
+        """Raise where no further query may be answered."""
+        spent = [part for part, left in self.left().items() if not left]
+        if spent:
+            raise ExhaustedError(
+                f"max_{spent[0]} is reached: the promise covers no further query. Fit again with a budget of its own; "
+                "what that tells about the records comes on top"
+            )
+
+    @abstractmethod
+    def assert_affordable(self, n_queries: int) -> None:
+        """Raise, before anything is spent, where nobody could pay if every query passed its screening.
+
+        Parameters
+        ----------
+        n_queries : int
+        """
 
     def __copy__(self) -> Self:
         return self
@@ -141,14 +82,101 @@ class Spending:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
-    def __reduce__(self) -> tuple[Callable[..., "Spending"], tuple[Any, ...]]:
-        return _unpickled, (self._plan, self._account, dict(self._left))
+
+class MemorySpending(Spending):
+    """Caps of an estimator without an account, counted in the memory of one process.
+
+    A pickle, or a process that was forked, cannot know what the others spend: it may do nothing.
+
+    Parameters
+    ----------
+    plan : VotePlan
+    """
+
+    def __init__(self, plan: VotePlan) -> None:
+        self._left, self._lock, self._process = plan.caps, threading.Lock(), os.getpid()
+
+    def left(self) -> dict[Part, int]:
+        if self._process != os.getpid():
+            raise ExhaustedError(
+                "this estimator was pickled or its process forked, and a copy must not spend what another has: give it "
+                "a ledger and an account before fit, then copies share one budget"
+            )
+        return dict(self._left)
+
+    def take(self, part: Part, wanted: int) -> int:
+        with self._lock:
+            granted = min(wanted, self.left()[part])
+            self._left[part] -= granted
+        return granted
+
+    def assert_affordable(self, n_queries: int) -> None:
+        pass  # nobody pays
+
+    def take_once(self, key: str, client: str | None) -> Debit:  # noqa: ARG002
+        raise ValueError("account must be given before fit: what was answered under a key is kept in its ledger")
+
+    def __reduce__(self) -> tuple[Callable[..., "MemorySpending"], tuple[()]]:
+        return _nothing, ()
 
 
-def _unpickled(plan: VotePlan, account: Account | None, left: dict[Part, int]) -> Spending:
-    spending = Spending(plan, account)
-    spending._left, spending._process = left, -1
+def _nothing() -> MemorySpending:
+    """Return what a pickle may spend."""
+    spending = MemorySpending.__new__(MemorySpending)
+    spending._left, spending._lock, spending._process = {}, threading.Lock(), -1
     return spending
+
+
+@dataclass(frozen=True, eq=False)
+class AccountSpending(Spending):
+    """Caps that are counted in the ledger, together with the debits: copies, pickles, forks and processes share them.
+
+    Parameters
+    ----------
+    account : Account
+        Pays, durably, for everything.
+    cap : str or None
+        Of the account; None where the account has the very plan of the estimator, and caps it.
+    parts : dict
+        What one query of each part is charged as.
+    """
+
+    account: Account
+    cap: str | None
+    parts: Mapping[Part, Guarantee]
+
+    @classmethod
+    def open(cls, account: Account, plan: VotePlan, promise: Guarantee) -> Self:
+        """Open a cap for a plan, and settle what a query of each part is charged as."""
+        parts = {part: promise.part(event) for part, event in plan.parts.items()}
+        return cls(account, account.open_cap(plan.events), parts)
+
+    def left(self) -> dict[Part, int]:
+        caps = {self.cap, None} if self.account.kind == "plan" else {self.cap}  # a plan binds, too
+        found = [self.account.remaining(cap) for cap in caps]
+        return {part: min(_count(one, self.parts[part]) for one in found) for part in self.parts}
+
+    def assert_affordable(self, n_queries: int) -> None:
+        if self.account.kind != "plan":  # a plan declines what it cannot pay
+            left = self.left()
+            self.account.assert_affordable((one, min(n_queries, left[part])) for part, one in self.parts.items())
+
+    def take(self, part: Part, wanted: int) -> int:
+        return self.account.take(self.parts[part], wanted, cap=self.cap)
+
+    def take_once(self, key: str, client: str | None) -> Debit:
+        try:
+            return self.account.spend(self.parts["answered"], key, client=client, cap=self.cap)
+        except OverBudgetError:
+            if self.left()["answered"]:
+                raise
+        raise ExhaustedError("max_answered is reached: only keys that were answered before are answered again")
+
+
+def _count(remaining: Sequence[tuple[DpEvent, int]], one: Guarantee) -> int:
+    """Return how often a guarantee's events are among those that remain."""
+    (wanted, times), *_ = leaves(one.events[0])
+    return next((count // times for event, count in remaining if event == wanted), 0)
 
 
 def find_account(
