@@ -206,8 +206,8 @@ class Account:
         key = new_key() if key is None else check_text(key, "key")
         if client is not None:
             check_text(client, "client")
-        charge, nonce = self._charge(events), secrets.token_hex(16)
-        return spend(self._core, Request(self.name, charge, key, client, cap, nonce), self._book.held.terms)
+        request = Request(self.name, self._charge(events), key, client, cap)
+        return spend(self._core, request, self._book.held.terms)
 
     def take(self, events: Events | Guarantee, most: int, *, cap: str | None = None) -> int:
         """Pay for a release as often as a cap, and the account's plan if it has one, still allow.
@@ -234,8 +234,7 @@ class Account:
             Whether a debit stands is not known; release nothing.
         """
         check_count(most, "most")
-        charge = self._charge(events)
-        return take(self._core, Request(self.name, charge, new_key(), None, cap, secrets.token_hex(16)), most)
+        return take(self._core, Request(self.name, self._charge(events), new_key(), None, cap), most)
 
     def quota(
         self,

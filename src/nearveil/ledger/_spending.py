@@ -2,8 +2,9 @@
 
 import base64
 import os
+import secrets
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -30,7 +31,7 @@ class Request:
     key: str
     client: str | None
     cap: str | None
-    nonce: str
+    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
 
 
 class Debit:
