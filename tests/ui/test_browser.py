@@ -26,12 +26,12 @@ from nearveil.features import HogColor, load_image
 from nearveil.features._thumbnails import thumbnail
 from nearveil.ledger import Ledger, new_key
 from nearveil.privacy.noise import Source, unsafe_seeded
+from nearveil.release import Covers
 from nearveil.retrieval import Index, Item
 from nearveil.service import Client
 from nearveil.study._loopback import Loopback, loopback
 from nearveil.study.data import DataMissingError, find
 from nearveil.ui import Desk, Entry, Purse
-from nearveil.ui._outlook import projected
 from nearveil.ui._serve import bound, config
 from tests.ui.pages import open_account, pieces
 from tests.ui.proxy import Recorder, recording
@@ -294,7 +294,7 @@ def same_set(birds: Birds) -> tuple[Path, Path, Path]:
     with Client(birds.index) as client:
         public = client.map(0.1)
     features = HogColor().extract([load_image(path) for path in birds.private])
-    near = public.map._choose(projected(public, features))
+    near = public.map.choose(Covers(4.0).fit_mean(public.mean).features(features))
     for number, one in enumerate(near):
         alike = [place for place in range(number + 1, len(near)) if near[place] == one]
         unlike = [place for place in range(len(near)) if near[place] != one]

@@ -43,7 +43,7 @@ def measured(public: PublicPart, rows: np.ndarray, epsilon: float) -> float:
     gallery, queries = (release.features(some).astype(np.float32) for some in (rows[:COUNT], rows[COUNT:]))
     truth = true_neighbors(queries, gallery, K)
     # Prototypes are the items in an order of their own; each item's own nearest prototype is itself.
-    places = public.map._nearest.search(projected(public, rows[:COUNT]), 1)[1][:, 0]
+    places = public.map.nearest(projected(public, rows[:COUNT]).astype(np.float64), 1)[:, 0]
     covered = (public.map.coverage[places] > 127).astype(float)[truth].mean(axis=1)
     good = public.map.choose(queries.astype(np.float64))
     hit = RandomizedResponse(epsilon, public.map.n_sets).hit
@@ -64,7 +64,7 @@ def test_no_point_is_a_neighbour_of_its_own(public: PublicPart) -> None:
     found = outlook(public)
     assert found.popularity is not None
     by_hand = popularity(unit_prototypes(public.map), K)
-    assert np.abs(found.popularity - by_hand).sum() <= 4  # where two are equally near
+    assert np.abs(found.popularity - by_hand).sum() <= 0.005 * K * COUNT  # where the rule's whole numbers are equal
 
 
 def test_floor_ceiling_and_line_are_in_order(public: PublicPart) -> None:

@@ -1,15 +1,26 @@
 """The public map: what a server publishes of its gallery so that a client can choose one of its sets."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.release._base import Floats, fingerprint
 from nearveil.release._message import Message, MessageError, check_shape
+from nearveil.release._oblivious import (
+    MOST_NEIGHBORS,
+    Keys,
+    Singles,
+    directions,
+    largest_keys,
+    most_covered,
+    prototype_of,
+    similarity_keys,
+    whole,
+)
 
 _NAME = "map"
 MOST_FEATURES = 16_000  # dimensions of a feature: what a column of pgvector holds
@@ -23,9 +34,8 @@ _LARGEST = {
     "coverage": (MOST_PROTOTYPES, MOST_SETS),
     "sizes": (2,),
 }
-_CHUNK = 4096  # rows whose nearest prototypes' coverage is held at once
-RULE_NEIGHBORS = 24
-RULE_DECAY = 8.0
+_CHUNK = 1 << 18  # similarities that are held at once
+_TINY = 2.0**-24  # the smallest component above zero
 
 
 class MapError(MessageError):
@@ -112,36 +122,50 @@ class PublicMap:
         """
         if features.shape[1] != len(self.components):
             raise MapError(f"the map is for {len(self.components)} features; X has {features.shape[1]}")
-        # A number may underflow for some rows and not for others. To stop there would tell which.
-        with np.errstate(all="ignore"):
-            return self._choose(features.astype(np.float32) @ self._components)
-
-    def _choose(self, projected: NDArray[np.float32]) -> NDArray[np.int64]:
-        count = min(RULE_NEIGHBORS, len(self.prototypes))
-        _, near = self._nearest.search(projected, count)
-        good = np.zeros(len(projected), dtype=np.int64)
-        for start in range(0, len(projected), _CHUNK):
-            some = slice(start, start + _CHUNK)
-            # -1 where the projections are so large that no similarity is a number: then any prototype will do.
-            good[some] = (self._weights[:count] @ self.coverage[np.maximum(near[some], 0)]).argmax(axis=1)
+        good = np.zeros(len(features), dtype=np.int64)
+        for some in self._chunks(len(features)):
+            keys = self._keys(whole(features[some]) @ self._components)
+            good[some] = most_covered(keys, self.coverage)
         return good
 
-    @cached_property
-    def _components(self) -> NDArray[np.float32]:
-        return self.components.astype(np.float32)
+    def nearest(self, projected: Floats, count: int) -> NDArray[np.int64]:
+        """Return the prototypes nearest to projected rows, as :meth:`choose` finds them.
+
+        Parameters
+        ----------
+        projected : ndarray of shape (n, r)
+            Of any length.
+        count : int
+            At most 32, and at most the number of prototypes.
+
+        Returns
+        -------
+        ndarray of shape (n, count)
+            Nearest first.
+        """
+        if not 1 <= count <= min(MOST_NEIGHBORS, len(self.prototypes)):
+            raise ValueError(f"count must be from 1 to {min(MOST_NEIGHBORS, len(self.prototypes))}")
+        near = np.zeros((len(projected), count), dtype=np.int64)
+        for some in self._chunks(len(projected)):
+            near[some] = prototype_of(largest_keys(self._keys(projected[some]))[:, :count])
+        return near
+
+    def _keys(self, projected: Floats) -> Keys:
+        return similarity_keys(directions(projected), self._directions)
+
+    def _chunks(self, n_rows: int) -> Iterator[slice]:
+        step = max(1, _CHUNK // len(self.prototypes))
+        return (slice(start, start + step) for start in range(0, n_rows, step))
 
     @cached_property
-    def _nearest(self) -> faiss.IndexFlatIP:
-        rows = self.prototypes.astype(np.float32)
-        norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
-        np.divide(rows, norms, out=rows, where=norms > 0)
-        index = faiss.IndexFlatIP(rows.shape[1])
-        index.add(rows)
-        return index
+    def _components(self) -> Floats:
+        """Whole numbers up to 2^16. With features in steps of 2^-20 all sums are below 2^53, so exact."""
+        wide = self.components.astype(np.float64)
+        return whole(wide / max(float(np.abs(wide).max()), _TINY), 2.0**16)
 
     @cached_property
-    def _weights(self) -> NDArray[np.float32]:
-        return np.exp(-np.arange(RULE_NEIGHBORS) / RULE_DECAY).astype(np.float32)
+    def _directions(self) -> Singles:
+        return directions(self.prototypes.astype(np.float64))
 
     def to_bytes(self) -> bytes:
         """Return the map as bytes, in the form of messages."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nearveil.release import PublicMap
 from nearveil.release._channel import RandomizedResponse
-from nearveil.release._map import RULE_DECAY, RULE_NEIGHBORS
+from nearveil.release._oblivious import DECAY, NEIGHBORS
 from nearveil.retrieval._wire_public import PublicPart
 from nearveil.retrieval.ceiling import neighbor_ceiling, popular_floor, reference_line
 
@@ -99,7 +99,7 @@ def outlook(public: PublicPart) -> Outlook:
     some = np.arange(len(rows)) if whole else np.linspace(0, len(rows) - 1, min(_MOST_ROWS, len(rows))).astype(int)
     near = _neighbors(held, rows[some], some if whole else None)
     around = held.coverage[near[:, :K] if whole else near[:, :1]].mean(axis=1) / _FULL
-    weights = np.exp(-np.arange(near.shape[1]) / RULE_DECAY)
+    weights = np.exp(-np.arange(near.shape[1]) / DECAY)
     good = np.stack([weights @ held.coverage[one] for one in near]).argmax(axis=1)
     right = around[np.arange(len(some)), good]
     others = (around.sum(axis=1) - right) / (held.n_sets - 1)
@@ -152,11 +152,11 @@ def unit_prototypes(held: PublicMap) -> Singles:
 
 def _neighbors(held: PublicMap, rows: Singles, own: NDArray[np.intp] | None) -> NDArray[np.int64]:
     """Return the prototypes nearest to rows, as many as the client's rule looks at; without their own, if told."""
-    count = min(RULE_NEIGHBORS + (own is not None), len(held.prototypes))
-    found = np.maximum(held._nearest.search(rows, count)[1], 0)
+    count = min(NEIGHBORS + (own is not None), len(held.prototypes))
+    found = held.nearest(rows.astype(np.float64), count)
     if own is None:
-        return np.asarray(found, dtype=np.int64)
+        return found
     # Of equal rows another may stand first; then the last one goes in place of the own.
     keep = found != own[:, None]
     keep[keep.all(axis=1), -1] = False
-    return np.asarray(found[keep].reshape(len(rows), count - 1), dtype=np.int64)
+    return np.asarray(found[keep].reshape(len(rows), count - 1))
