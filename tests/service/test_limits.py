@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nearveil.service import _desk, _edge
+from nearveil.service import _desk, _edge, _logs
 from nearveil.service._cache import ByteCache
 from nearveil.service._errors import BusyError, LengthError, RateError, ReplayedError, SlowError, TooLargeError
 from nearveil.service._limits import Buckets, Replays, Workers, read_body
@@ -74,6 +74,7 @@ def test_buckets_are_forgotten_beyond_a_number() -> None:
 
 def test_those_without_a_good_token_may_not_ask_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_edge, "_STRANGERS", (1.0, 5, 10))
+    monkeypatch.setattr(_logs, "_STRANGERS", (1.0, 7))
     with serving(tmp_path) as server:
         bad = "nv_" + "0" * 16 + "_" + "a" * 43
         replies = [server.get("/v1/galleries", bad if number % 2 else None) for number in range(40)]
@@ -84,8 +85,8 @@ def test_those_without_a_good_token_may_not_ask_for_ever(tmp_path: Path, monkeyp
         assert 'nearveil_refused_total{code="rate_limited"} 35.0' in server.get("/metrics").text
         server.client.app.state.desk.lines.flush()
         told = [json.loads(line) for line in lines(tmp_path).splitlines()]
-        assert [one["status"] for one in told if one["event"] == "request"] == [401] * 5 + [200] * 2
-        assert [one["count"] for one in told if one["event"] == "refused"] == [1]
+        assert [one["status"] for one in told if one["event"] == "request"] == [401] * 5 + [429] * 2 + [200] * 2
+        assert [one["count"] for one in told if one["event"] == "strangers"] == [1]
 
 
 def test_tokens_are_read_once_for_all_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """What every request passes: who asks, how often, and what is written down of it. Plain ASGI, because it is on all."""
 
 import asyncio
-import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
@@ -13,12 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nearveil.service._errors import (
-    RateError,
-    ServiceError,
-    UnauthorizedError,
-    UnavailableError,
-)
+from nearveil.service._addresses import network_of
+from nearveil.service._errors import RateError, ServiceError, UnavailableError, UnknownError
 from nearveil.service._limits import Buckets, Sending, UnderWay, Workers
 from nearveil.service._logs import LineWriter, described
 from nearveil.service._metrics import Metrics
@@ -26,17 +21,18 @@ from nearveil.service._model import KEY_HEADER, Problem
 from nearveil.service._token import Token
 from nearveil.service._token_places import TokenStoreError
 from nearveil.service._tokens import TokenStore
-from nearveil.service._visit import GONE, VISIT, Visit, unauthorized
+from nearveil.service._visit import GONE, OWNER, VISIT, Visit, unauthorized
 
 ASKED = "/v1/galleries/{gallery}/"  # where private questions are asked: of the rest, one word is left
 UNMATCHED = "unmatched"
 _CLOSING = frozenset((408, 411, 413))  # what is left of the body is not read
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _HEALTH = "/health"
-_STRANGERS = 60.0, 120, 4096  # refused tokens a minute of one address, at once after a pause, and addresses
-_UNSAID = 10.0  # seconds between two lines about those beyond
+_STRANGERS = 60.0, 120, 4096  # refusals a minute of one address, at once after a pause, and addresses
+_WATCHERS = 600.0, 600, 4096  # the same of requests for what anybody may ask
 _LINGER = 2.0  # seconds that a body is read that is not wanted
 _GUARDED = ("/v1", "/metrics")
+_OPEN = (_HEALTH, "/ready", "/openapi.json")
 _BEFORE_NAME = ASKED.partition("{")[0]
 _SECURITY = [
     (b"x-content-type-options", b"nosniff"),
@@ -100,7 +96,8 @@ class Edge:
         self._under_way, self._sending = under_way, sending
         rate, burst, most = _STRANGERS
         self._strangers = Buckets(rate, burst, most=most, words="too many requests without a good token: wait")
-        self._unsaid, self._said = 0, -_UNSAID
+        rate, burst, most = _WATCHERS
+        self._watchers = Buckets(rate, burst, most=most, words="too many requests from this address: wait")
         self._reading: asyncio.Task[None] | None = None
         self._asked = {route.path.removeprefix(ASKED): route for route in asked}
 
@@ -161,15 +158,20 @@ class Edge:
             raise HostError("the Host header names another machine than this server is told to be")
         if scope["path"].startswith(_GUARDED):
             visit.token = await self._token(bearer)
+            scope.get(OWNER, _forget)(visit.token.id)
             self._buckets.take(visit.token.id)
+        elif scope["path"] in _OPEN:
+            self._watchers.take(network_of(scope.get("client")))
+        else:
+            raise UnknownError("there is nothing at this address")
 
     def _again(self, visit: Visit, error: Exception, scope: Scope) -> Exception:
         """Return what a client is told: one without a good token, that it asks too often, where that is so."""
-        if isinstance(error, UnauthorizedError):
+        if visit.token is None and isinstance(error, ServiceError) and error.status < 500:
+            scope.get(OWNER, _forget)(None)
             try:
-                self._strangers.take(_neighbourhood(scope.get("client")))
+                self._strangers.take(network_of(scope.get("client")))
             except RateError as too_often:
-                visit.quiet = True
                 return too_often
         return error
 
@@ -219,14 +221,12 @@ class Edge:
         self._metrics.refuse(error.code)
         if error.status not in _CLOSING and visit.has_a_little_to_read():
             await _read_to_the_end(receive)  # else the connection is closed, and the client may miss what it is told
-        await problem(error)(scope, receive, send)
+        stranger = visit.token is None and isinstance(error, RateError)
+        await problem(error, close=stranger)(scope, receive, send)
 
     def _told(self, visit: Visit, scope: Scope, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", UNMATCHED)
         self._metrics.count(route, visit.status, seconds, visit.sent)
-        if visit.quiet:
-            self._tell_of_strangers()
-            return
         method = scope["method"]
         fields: dict[str, Any] = {
             "event": "request",
@@ -241,26 +241,21 @@ class Edge:
         }
         if visit.error is not None:
             fields.update(visit.error)
-        self._lines.write(fields)
-
-    def _tell_of_strangers(self) -> None:
-        """Write one line for many requests without a good token."""
-        self._unsaid += 1
-        now = perf_counter()
-        if now - self._said >= _UNSAID:
-            self._lines.write({"event": "refused", "count": self._unsaid})
-            self._unsaid, self._said = 0, now
+        if visit.token is None and visit.error is None:
+            self._lines.write_stranger(fields)
+        else:
+            self._lines.write(fields)
 
 
-def problem(error: ServiceError) -> Response:
-    """Return an error as a client gets it."""
+def problem(error: ServiceError, *, close: bool = False) -> Response:
+    """Return an error as a client gets it, and whether its connection is closed then."""
     body = Problem(code=error.code, message=str(error)[:1000]).model_dump_json().encode()
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    if error.status in _CLOSING:
+    if close or error.status in _CLOSING:
         headers["connection"] = "close"
     return Response(body, error.status, headers, "application/json")
 
@@ -292,28 +287,16 @@ def _without_port(host: bytes) -> str:
     return name if colon and port.isdigit() else text
 
 
-def _neighbourhood(client: Sequence[Any] | None) -> str:
-    """Return whose bucket pays: an address; of IPv6 the network, because one machine has all addresses of it.
-
-    Examples
-    --------
-    >>> [_neighbourhood(client) for client in (("192.0.2.1", 5), ("2001:db8::1:2", 5), None)]
-    ['192.0.2.1', '2001:db8::/64', '']
-    """
-    address = str(client[0]) if client else ""
-    if ":" not in address:
-        return address
-    with suppress(ValueError):
-        return str(ipaddress.IPv6Network((address.partition("%")[0], 64), strict=False))
-    return address
-
-
 async def _read_to_the_end(receive: Receive) -> None:
     """Read what is left of a body, for a while."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_LINGER):
             while (await receive()).get("more_body", False):
                 pass
+
+
+def _forget(_: str | None) -> None:
+    """Note nothing, where nothing is known of a connection."""
 
 
 def _stays() -> bool:

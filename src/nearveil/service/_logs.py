@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Mapping
@@ -16,7 +17,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from nearveil.service._errors import RateError
+from nearveil.service._limits import Buckets
+
 _MOST = 20_000  # lines that wait
+_STRANGERS = 60.0, 120  # lines of strangers a minute, and at once after a pause
+_UNSAID = 10.0  # seconds between two lines that count the others
 _PAUSE = 0.1  # seconds between two rounds of writing
 _as_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 LOGGERS = ("nearveil", "uvicorn", "uvicorn.error", "asyncio")
@@ -37,7 +43,22 @@ class LineWriter:
         self._wake, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._starting, self._writing = threading.Lock(), threading.Lock()
+        self._strangers = Buckets(*_STRANGERS)
+        self._unsaid, self._said = 0, -_UNSAID
         self.dropped = 0
+        self.failing = False  # whether the last round could not be written
+
+    def write_stranger(self, fields: Mapping[str, Any]) -> None:
+        """Write a line about somebody without a good token; beyond a rate they are only counted, in one line."""
+        try:
+            self._strangers.take("")
+            self.write(fields)
+        except RateError:
+            self._unsaid += 1
+        now = time.monotonic()
+        if self._unsaid and now - self._said >= _UNSAID:
+            self.write({"event": "strangers", "count": self._unsaid})
+            self._unsaid, self._said = 0, now
 
     def write(self, fields: Mapping[str, Any]) -> None:
         """Write a line soon; where too many wait, it is dropped and counted."""
@@ -91,8 +112,10 @@ class LineWriter:
             else:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(text)
+            self.failing = False
         except (OSError, ValueError):  # a full disk, a closed stream
             self.dropped += text.count("\n")
+            self.failing = True
 
 
 class LineHandler(logging.Handler):

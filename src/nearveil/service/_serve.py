@@ -16,7 +16,7 @@ import uvicorn
 
 from nearveil.retrieval._index import Index
 from nearveil.service._app import create_app
-from nearveil.service._connections import Connection
+from nearveil.service._connections import Connection, Slots
 from nearveil.service._galleries import Gallery, OpenGallery
 from nearveil.service._logs import install
 from nearveil.service._protected_checks import check_apart
@@ -108,7 +108,7 @@ def _config(app: Any, settings: Settings) -> uvicorn.Config:
         "body_seconds": 2 * settings.body_timeout,  # who reads the body has the first turn, and says why
         "send_seconds": settings.send_timeout,
         "largest_body": settings.max_body,
-        "most": settings.connections,
+        "slots": Slots(settings.connections),
     }
     return uvicorn.Config(
         app,

@@ -10,6 +10,7 @@ from nearveil.service._token import Scope, Token
 
 VISIT = "nearveil.visit"  # where a scope of ASGI holds what is known of a request
 GONE = "nearveil.gone"  # where it holds a function that says whether the client has gone
+OWNER = "nearveil.owner"  # where it holds a function that is told whose good token the connection's request had
 _LITTLE = 1 << 16  # bytes that a body is read that is not wanted
 
 
@@ -17,15 +18,15 @@ class Visit:
     """What is known of one request: for its handler, and for the line that is written of it."""
 
     __slots__ = (
-        "chunked", "content_type", "error", "gallery", "gone", "held", "id", "key", "length", "quiet", "read", "sent",
-        "status", "token", "under_way",
+        "chunked", "content_type", "error", "gallery", "gone", "held", "id", "key", "length", "read", "sent", "status",
+        "token", "under_way",
     )  # fmt: skip
 
     def __init__(self, gone: Callable[[], bool]) -> None:
         self.id = secrets.token_hex(8)
         self.gone = gone
         self.status, self.sent, self.held = 0, 0, 0  # held: of the bytes that all answers under way may have
-        self.read = self.quiet = False  # whether its body was read; whether no line is written of it
+        self.read = False  # whether its body was read
         self.under_way: UnderWay | None = None
         self.token: Token | None = None
         self.gallery: str | None = None

@@ -8,13 +8,14 @@ from contextlib import ExitStack
 import uvicorn
 
 from nearveil.features._images import MOST_BYTES
-from nearveil.service._connections import Connection
+from nearveil.service._connections import Connection, Slots
 from nearveil.ui._app import create_app
 from nearveil.ui._desk import Desk
 from nearveil.ui._entry import Entry
 
 HOST = "127.0.0.1"  # and no other: the page shows what is private
 PORT = 8322
+_CONNECTIONS = 200
 _GRACE = 2  # seconds for what is under way when it is stopped
 
 
@@ -23,7 +24,6 @@ class _Limited(Connection):
 
     body_seconds = 300.0  # the way may be a tunnel
     largest_body = MOST_BYTES + (1 << 16)  # beyond MOST_BYTES the page itself says why
-    most = 200
 
 
 class PortError(ValueError):
@@ -86,7 +86,7 @@ def config(desk: Desk, entry: Entry, port: int) -> uvicorn.Config:
     """Return how uvicorn serves the page: no log of requests, no words about itself."""
     return uvicorn.Config(
         create_app(desk, entry, port),
-        http=_Limited,
+        http=type("LimitedConnection", (_Limited,), {"slots": Slots(_CONNECTIONS)}),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -1,0 +1,130 @@
+"""Strangers at the door of a real server: they cost little memory, few lines of log, and lock nobody out."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
+from pathlib import Path
+
+import httpx
+import pytest
+
+from .serving import index_of
+from .test_serve import Process, closed_after, started
+
+PIPELINED = b"GET /x HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3000
+LARGEST_HEAD = 32 << 10
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    folder = tmp_path_factory.mktemp("strangers")
+    index_of(folder / "birds").close()
+    found = started(folder, str(folder / "birds"), CONNECTIONS="100")
+    yield found
+    found.end()
+
+
+def resident(process: Process) -> int:
+    """Return the bytes of memory that a process holds."""
+    status = Path(f"/proc/{process.running.pid}/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+
+
+def flood(process: Process, connections: int, rounds: int) -> int:
+    """Send many requests at once on each connection, again and again; return how many bytes were sent."""
+    sent = 0
+    for _ in range(rounds):
+        with ExitStack() as stack:
+            for _ in range(connections):
+                connection = stack.enter_context(process.connect())
+                connection.settimeout(2)
+                try:
+                    while True:
+                        sent += connection.send(PIPELINED)
+                except OSError:  # closed, or the server stopped reading
+                    pass
+    return sent
+
+
+def test_queued_requests_take_no_memory(process: Process) -> None:
+    with httpx.Client(base_url=process.url, headers={"authorization": f"Bearer {process.secret}"}) as client:
+        client.get("/v1/galleries/birds/map")
+        flood(process, 6, 1)  # what the first requests load
+        before = resident(process)
+        flood(process, 6, 20)
+        assert client.get("/v1/galleries/birds/map").status_code == 200
+        assert resident(process) < 1.1 * before
+
+
+def test_a_few_requests_may_be_queued(process: Process) -> None:
+    with process.connect() as connection:
+        connection.sendall(process.head("/v1/galleries") * 6 + process.head("/v1/galleries", "Connection: close"))
+        assert closed_after(connection)[1].count(b"HTTP/1.1 200 OK") == 7
+
+
+def test_idle_strangers_lock_nobody_out(process: Process) -> None:
+    with ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(process.connect())
+        for _ in range(20):
+            reply = httpx.get(f"{process.url}/v1/galleries", headers={"authorization": f"Bearer {process.secret}"})
+            assert reply.status_code == 200
+
+
+def test_a_token_keeps_its_connection_while_strangers_come(process: Process) -> None:
+    mine, headers = HTTPConnection("127.0.0.1", process.port), {"authorization": f"Bearer {process.secret}"}
+    with closing(mine), ExitStack() as stack:
+        mine.connect()
+        mine.auto_open = 0  # a connection that was closed is not opened again unseen
+        for _ in range(4):
+            mine.request("GET", "/v1/galleries", headers=headers)
+            reply = mine.getresponse()
+            assert (reply.status, len(reply.read()) > 0) == (200, True)
+            for _ in range(100):
+                stack.enter_context(process.connect())
+
+
+@pytest.mark.parametrize("pieces", [1, 7])
+@pytest.mark.parametrize("excess", [-200, 200])
+def test_headers_have_the_size_that_is_stated(process: Process, pieces: int, excess: int) -> None:
+    plain = len(process.head("/v1/galleries", "Connection: close", "X-Long: "))
+    head = process.head("/v1/galleries", "Connection: close", "X-Long: " + "a" * (LARGEST_HEAD + excess - plain))
+    with process.connect() as connection:
+        step = len(head) // pieces + 1
+        for start in range(0, len(head), step):
+            connection.sendall(head[start : start + step])
+            time.sleep(0.02 if pieces > 1 else 0)
+        _, said = closed_after(connection)
+    assert said.startswith(b"HTTP/1.1 431" if excess > 0 else b"HTTP/1.1 200"), said[:100]
+
+
+@pytest.mark.parametrize(
+    "request_line", [b"CONNECT example.org:443 HTTP/1.1", b"GET /%s HTTP/1.1" % (b"a" * 100_000), b"GET * HTTP/1.1"]
+)
+def test_odd_requests_are_refused_in_words(process: Process, request_line: bytes) -> None:
+    with process.connect() as connection:
+        connection.sendall(request_line + b"\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        _, said = closed_after(connection)
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert 400 <= int(head.split()[1]) < 500
+    assert set(json.loads(body)) == {"code", "message"}
+    assert "HttpParser" not in log_of(process)
+
+
+def log_of(process: Process) -> str:
+    time.sleep(0.3)
+    return (process.folder / "log.jsonl").read_text()
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/health", "/v1/galleries", None])
+def test_lines_of_strangers_are_bounded(process: Process, path: str | None) -> None:
+    before = len(log_of(process))
+    request = b"\x00\xff garbage\r\n\r\n" if path is None else f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    for _ in range(700):
+        with socket.create_connection(("127.0.0.1", process.port), timeout=10) as connection:
+            connection.sendall(request)
+            connection.recv(1000)
+    assert len(log_of(process)) - before < 200 * 300
