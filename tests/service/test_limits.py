@@ -251,7 +251,7 @@ def test_a_token_may_have_so_many_requests_under_way(tmp_path: Path, monkeypatch
 
 def test_work_is_not_begun_for_those_who_have_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path, concurrency=1) as server:
-        workers, go, made = server.client.app.state.desk.workers, threading.Event(), []
+        workers, go, made = server.client.app.state.desk.pools["birds"].files, threading.Event(), []
 
         def original(number: int) -> bytes:
             made.append(number)
@@ -285,7 +285,7 @@ def test_work_waits_in_a_queue_that_ends() -> None:
         go.set()
         assert await asyncio.gather(*under_way) == [True] * 5
         assert workers.pending == 0
-        assert await workers.run(max, 1, 2) == 2
+        assert await workers.run(lambda: 2) == 2
         workers.close()
 
     asyncio.run(run())
@@ -297,11 +297,30 @@ def test_work_that_takes_too_long_is_given_up_but_counts_on() -> None:
         with pytest.raises(BusyError, match="too long"):
             await workers.run(go.wait)
         with pytest.raises(BusyError, match="at once"):  # its thread is not free yet
-            await workers.run(max, 1, 2)
+            await workers.run(lambda: 2)
         go.set()
         while workers.pending:
             await asyncio.sleep(0.005)
-        assert await workers.run(max, 1, 2) == 2
+        assert await workers.run(lambda: 2) == 2
+        workers.close()
+
+    asyncio.run(run())
+
+
+def test_workers_that_never_come_back_are_noticed() -> None:
+    async def run() -> None:
+        workers, go = Workers(2, 0, 0.05), threading.Event()
+        for _ in range(2):
+            assert not workers.stuck
+            with pytest.raises(BusyError, match="too long"):
+                await workers.run(go.wait)
+        await asyncio.sleep(0.06)
+        assert workers.stuck
+        go.set()
+        while workers.pending:
+            await asyncio.sleep(0.005)
+        assert await workers.run(lambda: 2) == 2
+        assert not workers.stuck
         workers.close()
 
     asyncio.run(run())
@@ -311,7 +330,7 @@ def test_an_error_of_the_work_is_its_own() -> None:
     async def run() -> None:
         workers = Workers(1, 0, 5.0)
         with pytest.raises(ValueError, match="invalid literal"):
-            await workers.run(int, "x")
+            await workers.run(lambda: int("x"))
         workers.close()
 
     asyncio.run(run())
@@ -320,7 +339,7 @@ def test_an_error_of_the_work_is_its_own() -> None:
 def test_a_server_that_is_full_says_so(tmp_path: Path) -> None:
     with serving(tmp_path, concurrency=1, queue=0) as server:
         server.ask(server.query())  # whatever is to be read is read
-        workers, go = server.client.app.state.desk.workers, threading.Event()
+        workers, go = server.client.app.state.desk.pools["birds"].answers, threading.Event()
         while workers.pending:
             time.sleep(0.001)
 

@@ -122,7 +122,9 @@ def log_of(process: Process) -> str:
 @pytest.mark.parametrize("path", ["/nothing", "/health", "/v1/galleries", None])
 def test_lines_of_strangers_are_bounded(process: Process, path: str | None) -> None:
     before = len(log_of(process))
-    request = b"\x00\xff garbage\r\n\r\n" if path is None else f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    request = (
+        b"\x00\xff garbage\r\n\r\n" if path is None else f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    )
     for _ in range(700):
         with socket.create_connection(("127.0.0.1", process.port), timeout=10) as connection:
             connection.sendall(request)

@@ -15,7 +15,7 @@ import nearveil
 from nearveil.service import _openapi as words
 from nearveil.service._desk import Desk, visit_of
 from nearveil.service._edge import ASKED, Edge, problem
-from nearveil.service._errors import BusyError, FieldError, ServiceError, UnknownError
+from nearveil.service._errors import FieldError, ServiceError, UnknownError
 from nearveil.service._galleries import Gallery
 from nearveil.service._model import FRAME, GALLERY_NAME, Classification, Galleries, Health
 from nearveil.service._settings import Settings
@@ -91,22 +91,25 @@ def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Setti
 def _add_own(app: FastAPI, desk: Desk) -> None:
     """Add what is asked about the server itself."""
 
-    @app.get("/health", tags=_SERVER, openapi_extra=words.NO_TOKEN, responses=words.replies(400, 405))
-    async def health() -> Health:
-        """Say that the process lives."""
-        return Health(status="ok")
+    @app.get(
+        "/health",
+        tags=_SERVER,
+        openapi_extra=words.NO_TOKEN,
+        responses={**words.replies(400, 405, 429), 503: {"description": "It cannot.", "model": Health}},
+    )
+    async def health(response: Response) -> Health:
+        """Say whether the process can still work. If it cannot, restart it."""
+        return _health(response, desk.alive())
 
     @app.get(
         "/ready",
         tags=_SERVER,
         openapi_extra=words.NO_TOKEN,
-        responses={**words.replies(400, 405), 503: {"description": "It is not.", "model": Health}},
+        responses={**words.replies(400, 405, 429), 503: {"description": "It is not.", "model": Health}},
     )
     async def ready(response: Response) -> Health:
         """Say whether tokens and galleries can be read, and every gallery has a map."""
-        good = await desk.ready()
-        response.status_code = 200 if good else 503
-        return Health(status="ok" if good else "unavailable")
+        return _health(response, await desk.ready())
 
     @app.get(
         "/metrics",
@@ -123,8 +126,13 @@ def _add_own(app: FastAPI, desk: Desk) -> None:
         visit = visit_of(request)
         token = visit.may("metrics")
         held = [gallery for name, gallery in desk.galleries.items() if token.may_use(name)]
-        text = await desk.run(visit, desk.metrics.exposition, held, desk.lines.dropped)
-        return desk.reply(visit, text, _PROMETHEUS)
+        figures = await asyncio.gather(*(desk.figures(gallery) for gallery in held))
+        return desk.reply(visit, desk.metrics.exposition(figures, desk.lines.dropped), _PROMETHEUS)
+
+
+def _health(response: Response, good: bool) -> Health:
+    response.status_code = 200 if good else 503
+    return Health(status="ok" if good else "unavailable")
 
 
 def _add_asked(app: FastAPI, desk: Desk) -> None:
@@ -139,7 +147,7 @@ def _add_asked(app: FastAPI, desk: Desk) -> None:
         """Answer a private query of a protected gallery by the noisy votes of its records."""
         token, gallery, data = await desk.question(request, "classify")
         visit = visit_of(request)
-        found = await desk.run(visit, gallery.classify, data, token.id)
+        found = await desk.run(visit, gallery, lambda: gallery.classify(data, token.id))
         if isinstance(found, bytes):
             return desk.framed(visit, found)
         return Response(found.model_dump_json(), media_type="application/json")
@@ -211,7 +219,8 @@ def _add_looked_up(app: FastAPI, desk: Desk) -> None:
         visit = visit_of(request)
         chosen = desk.gallery(visit, gallery)
         visit.may("originals")
-        return desk.reply(visit, await desk.run(visit, chosen.original, number), "application/octet-stream")
+        content = await desk.run(visit, chosen, lambda: chosen.original(number), files=True)
+        return desk.reply(visit, content, "application/octet-stream")
 
 
 @asynccontextmanager
@@ -230,8 +239,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 async def _look(desk: Desk) -> None:
     """Read what was published, before somebody asks for it."""
     while True:
-        with suppress(BusyError):
-            await desk.workers.run(desk.refresh)
+        await desk.refresh()
         await asyncio.sleep(_POLL)
 
 

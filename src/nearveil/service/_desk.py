@@ -5,21 +5,22 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from nearveil.ledger import LedgerError
 from nearveil.retrieval._answer import EXTRAS
-from nearveil.service._errors import BusyError, FieldError, MediaError, ServiceError, SlowError, UnknownError
+from nearveil.service._errors import BusyError, FieldError, MediaError, ServiceError, UnknownError
 from nearveil.service._frames import FLAGS, frame_status
 from nearveil.service._galleries import Gallery, QuickGallery
 from nearveil.service._limits import Buckets, Replays, Sending, UnderWay, Workers, read_body
 from nearveil.service._logs import LineWriter
-from nearveil.service._metrics import Metrics
+from nearveil.service._metrics import GalleryFigures, Metrics
 from nearveil.service._model import FRAME, KEY, KEY_HEADER, MOST_GALLERIES, GalleryInfo
 from nearveil.service._settings import Settings
 from nearveil.service._token import Token
@@ -27,11 +28,12 @@ from nearveil.service._token_places import TokenError
 from nearveil.service._tokens import TokenStore
 from nearveil.service._visit import VISIT, Visit
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 _KEY, _FRAME = re.compile(KEY), FRAME.encode()
+_OWN_THREADS = 4
+_LOOK = 2.0  # seconds that a gallery has to show that it can be read
 _READY = 1.0  # seconds that a look at all galleries is believed: anybody may ask for one
 _MAPS = 8  # of a gallery whose digests are remembered
 _SMALL = 1 << 16  # bytes of an answer that a connection takes without waiting, and that are not counted
@@ -49,6 +51,23 @@ class LargeAnswer(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+@dataclass(frozen=True)
+class Pools:
+    """Threads of one gallery: no other gallery waits for its database, and no answer from codes for its files."""
+
+    answers: Workers
+    files: Workers
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Pools":
+        """Return pools of the sizes that a server is told."""
+        few = max(1, settings.concurrency // 4)
+        return cls(
+            Workers(settings.concurrency, settings.queue, settings.work_timeout),
+            Workers(few, settings.queue, settings.work_timeout),
+        )
+
+
 @dataclass(eq=False)
 class Desk:
     """All that one server has. Made by `create_app`."""
@@ -59,7 +78,8 @@ class Desk:
     buckets: Buckets
     under_way: UnderWay
     sending: Sending
-    workers: Workers
+    workers: Workers  # for tokens, and for what belongs to no gallery
+    pools: dict[str, Pools]
     replays: Replays = field(default_factory=Replays)
     metrics: Metrics = field(default_factory=Metrics)
     lines: LineWriter = field(default_factory=LineWriter)
@@ -88,7 +108,8 @@ class Desk:
             Buckets(settings.rate, settings.burst),
             UnderWay(settings.per_token),
             Sending(settings.sending),
-            Workers(settings.concurrency, settings.queue, settings.work_timeout),
+            Workers(_OWN_THREADS, settings.queue, settings.work_timeout),
+            {name: Pools.of(settings) for name in named},
             lines=LineWriter(settings.log_file),
         )
 
@@ -104,18 +125,36 @@ class Desk:
     async def infos(self, visit: Visit) -> list[GalleryInfo]:
         """Return what may be known of all galleries that a token may use; one that does not answer hides no other."""
         token = visit.may("query")
-        mine = [gallery for name, gallery in self.galleries.items() if token.may_use(name)]
-        return await self.run(visit, _infos, mine)
+        found = await self.look([gallery for name, gallery in self.galleries.items() if token.may_use(name)])
+        known = [info for info in found if isinstance(info, GalleryInfo)]
+        errors = [error for error in found if isinstance(error, ServiceError)]
+        if errors and not known:
+            raise errors[0]
+        return known
 
-    async def run(self, visit: Visit, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do some work for a request in a thread, if its client is still there when its turn comes."""
+    async def look(self, galleries: Sequence[Gallery]) -> list[GalleryInfo | ServiceError]:
+        """Return what may be known of each gallery, or why it cannot be read now."""
 
-        def begin() -> T:
-            if visit.gone():
-                raise SlowError("the client went away before its turn came")
-            return work(*args, **kwargs)
+        async def info(gallery: Gallery) -> GalleryInfo | ServiceError:
+            try:
+                return await self.pools[gallery.name].answers.run(gallery.info, patience=_LOOK)
+            except ServiceError as error:
+                return error
 
-        return await self.workers.run(begin)
+        return await asyncio.gather(*(info(gallery) for gallery in galleries))
+
+    async def figures(self, gallery: Gallery) -> GalleryFigures:
+        """Return the figures of a gallery."""
+        try:
+            return await self.pools[gallery.name].answers.run(lambda: GalleryFigures.of(gallery), patience=_LOOK)
+        except (ServiceError, LedgerError):
+            return GalleryFigures(gallery.name)
+
+    async def run(self, visit: Visit, gallery: Gallery, work: Callable[[], T], *, files: bool = False) -> T:
+        """Do some work of a gallery for a request in a thread, if its client is still there when its turn comes."""
+        pools = self.pools[gallery.name]
+        workers = pools.files if files else pools.answers
+        return await workers.run(work, may_begin=lambda: not visit.gone())
 
     async def question(self, request: Request, what: str) -> tuple[Token, Gallery, bytes]:
         """Return who asks which gallery what: of a request that holds a frame, under a key that fits it."""
@@ -141,7 +180,7 @@ class Desk:
         quick = self._quick[gallery.name]
         frame = None if quick is None else quick.known_map(candidates)
         if frame is None:
-            frame = await self.run(visit, gallery.map, candidates)
+            frame = await self.run(visit, gallery, lambda: gallery.map(candidates))
         known = self._etags[gallery.name]
         for held, etag in known:
             if held is frame:
@@ -157,7 +196,8 @@ class Desk:
         if reply is None:
             kind = gallery.name, data[FLAGS : FLAGS + 1]
             visit.held = self.sending.hold(visit.held, self._sizes.get(kind, 0))  # before memory is taken for it
-            reply = await self.run(visit, gallery.query, data)
+            files = data[FLAGS : FLAGS + 1] == _ORIGINALS
+            reply = await self.run(visit, gallery, lambda: gallery.query(data), files=files)
             if len(reply) > _SMALL:
                 self._sizes[kind] = len(reply)
         return self.framed(visit, reply)
@@ -175,30 +215,39 @@ class Desk:
         visit.held = self.sending.hold(visit.held, len(body) if large else 0)
         return (LargeAnswer if large else Response)(body, status, headers, kind)
 
+    def alive(self) -> bool:
+        """Return whether every pool still has a thread that can begin some work."""
+        return not any(workers.stuck for workers in self._all_workers())
+
     async def ready(self) -> bool:
-        """Return whether tokens and all galleries can be read."""
+        """Return whether tokens and all galleries can be read, every gallery has a map, and the log can be written."""
         if time.monotonic() - self._looked >= _READY:
             self._looked = time.monotonic()
-            try:
-                self._ready = await self.workers.run(self._look)
-            except BusyError:
-                self._ready = False
+            self._ready = await self._look()
         return self._ready
 
-    def refresh(self) -> None:
+    async def refresh(self) -> None:
         """Look whether something new was published."""
-        for gallery in self.galleries.values():
-            try:
-                gallery.refresh()
-            except ServiceError as error:
-                _LOG.warning("gallery %s cannot be read: %s", gallery.name, error.code)
-            except Exception as error:  # the others go on; what it says may be private
-                _LOG.error("gallery %s cannot be read: %s", gallery.name, type(error).__name__)
+        await asyncio.gather(*(self._refresh(gallery) for gallery in self.galleries.values()))
+
+    async def _refresh(self, gallery: Gallery) -> None:
+        try:
+            await self.pools[gallery.name].answers.run(gallery.refresh)
+        except ServiceError as error:
+            _LOG.warning("gallery %s cannot be read: %s", gallery.name, error.code)
+        except Exception as error:  # the others go on; what it says may be private
+            _LOG.error("gallery %s cannot be read: %s", gallery.name, type(error).__name__)
 
     def close(self) -> None:
         """Let no more work begin, and write what is left to write."""
-        self.workers.close()
+        for workers in self._all_workers():
+            workers.close()
         self.lines.close()
+
+    def _all_workers(self) -> Iterator[Workers]:
+        yield self.workers
+        for pools in self.pools.values():
+            yield from (pools.answers, pools.files)
 
     def _current(self, name: str, quick: QuickGallery) -> bool:
         """Return whether a gallery has not changed; looked at once for all requests of one turn of the loop.
@@ -215,27 +264,18 @@ class Desk:
         self._turn.add(name)
         return True
 
-    def _look(self) -> bool:
+    async def _look(self) -> bool:
+        if self.lines.failing:
+            return False
         try:
-            self.tokens.refresh()
-            return all(gallery.info().candidates for gallery in self.galleries.values())
+            await self.workers.run(self.tokens.refresh, patience=_LOOK)
         except (ServiceError, TokenError):
             return False
+        found = await self.look(list(self.galleries.values()))
+        return all(isinstance(info, GalleryInfo) and info.candidates for info in found)
 
 
 def visit_of(request: Request) -> Visit:
     """Return what is known of a request."""
     visit: Visit = request.scope[VISIT]
     return visit
-
-
-def _infos(galleries: Sequence[Gallery]) -> list[GalleryInfo]:
-    found, silent = [], None
-    for gallery in galleries:
-        try:
-            found.append(gallery.info())
-        except BusyError as error:
-            silent = error
-    if silent is not None and not found:
-        raise silent
-    return found

@@ -138,7 +138,7 @@ class Edge:
         return route
 
     async def _enter(self, visit: Visit, scope: Scope) -> None:
-        """Read the headers, each that counts only once; ask for the token where one is needed."""
+        """Read the headers, each that counts only once."""
         host, bearer, hosts = b"", b"", 0
         for name, value in scope["headers"]:
             if name == b"host":
@@ -156,6 +156,10 @@ class Edge:
         known = self._hosts is None or (hosts == 1 and _without_port(host) in self._hosts)
         if not known and scope["path"] != _HEALTH:  # who watches over processes knows addresses, not names
             raise HostError("the Host header names another machine than this server is told to be")
+        await self._admit(visit, scope, bearer)
+
+    async def _admit(self, visit: Visit, scope: Scope, bearer: bytes) -> None:
+        """Ask for the token where one is needed; let everybody see what is open, at a rate."""
         if scope["path"].startswith(_GUARDED):
             visit.token = await self._token(bearer)
             scope.get(OWNER, _forget)(visit.token.id)

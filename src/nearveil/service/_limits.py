@@ -7,12 +7,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 from nearveil.service._errors import BusyError, LengthError, RateError, ReplayedError, SlowError, TooLargeError
 
-P = ParamSpec("P")
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -142,7 +144,9 @@ class Sending:
 
 
 class Workers:
-    """Threads for what may wait for a disk or a database; and a queue before them that does not grow without end.
+    """Threads for work that may wait for a disk or a database, and a bounded queue before them.
+
+    The threads are daemons: one that never comes back does not keep the process from ending.
 
     Parameters
     ----------
@@ -152,36 +156,96 @@ class Workers:
     """
 
     def __init__(self, threads: int, queue: int, patience: float) -> None:
-        self._most, self._patience, self._pending = threads + queue, patience, 0
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="nearveil-work")
+        self._threads, self._most, self._patience = threads, threads + queue, patience
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._lock = threading.Lock()
+        self._pending = self._started = 0
+        self._began: dict[int, float] = {}  # when each busy thread began its work
 
     @property
     def pending(self) -> int:
-        """What is under way or waits."""
+        """How many jobs are under way or wait."""
         return self._pending
 
-    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do some work in a thread; BusyError where too much is waiting already, or it takes too long."""
+    @property
+    def stuck(self) -> bool:
+        """Whether every thread has been busy with one job for longer than a request waits."""
+        with self._lock:
+            late = time.monotonic() - self._patience
+            return len(self._began) == self._threads and all(began < late for began in self._began.values())
+
+    async def run(
+        self, work: Callable[[], T], *, patience: float | None = None, may_begin: Callable[[], bool] = lambda: True
+    ) -> T:
+        """Do some work in a thread.
+
+        Parameters
+        ----------
+        work : callable
+        patience : float, optional
+            Seconds, if not those of all work.
+        may_begin : callable, optional
+            Asked in the thread before the work begins.
+
+        Raises
+        ------
+        BusyError
+            If too much waits already, or the work takes too long.
+        SlowError
+            If it may not begin any more.
+        """
         with self._lock:
             if self._pending >= self._most:
                 raise BusyError("too much is asked of this server at once: ask again later")
             self._pending += 1
-        future = self._pool.submit(work, *args, **kwargs)
+            begins = self._started < min(self._pending, self._threads)
+            self._started += begins
+        future: Future[T] = Future()
         future.add_done_callback(self._done)
+        self._jobs.put((future, partial(_begun, work, may_begin)))
+        if begins:
+            threading.Thread(target=self._work, name="nearveil-work", daemon=True).start()
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._patience if patience is None else patience):
                 return await asyncio.wrap_future(future)
         except TimeoutError:
             raise BusyError("it took too long: ask again later") from None
 
     def close(self) -> None:
         """Let no more work begin."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        with suppress(Empty):
+            while job := self._jobs.get_nowait():
+                job[0].cancel()
+        for _ in range(self._threads):
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        thread = threading.get_ident()
+        while job := self._jobs.get():
+            future, work = job
+            if not future.set_running_or_notify_cancel():
+                continue
+            with self._lock:
+                self._began[thread] = time.monotonic()
+            try:
+                result = work()
+            except BaseException as error:  # whoever waits gets it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            finally:
+                with self._lock:
+                    del self._began[thread]
 
     def _done(self, _: Future[Any]) -> None:
         with self._lock:
             self._pending -= 1
+
+
+def _begun(work: Callable[[], T], may_begin: Callable[[], bool]) -> T:
+    if not may_begin():
+        raise SlowError("the client went away before its turn came")
+    return work()
 
 
 class Replays:

@@ -1,13 +1,11 @@
 """Figures for Prometheus. Labels are routes, statuses, codes and names of galleries: never what a client chose."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from nearveil.ledger import LedgerError
-from nearveil.service._errors import ServiceError
 from nearveil.service._galleries import Gallery, OpenGallery
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -66,32 +64,50 @@ class Metrics:
         """Count a refusal, by its code."""
         self._refused.labels(code).inc()
 
-    def exposition(self, galleries: Sequence[Gallery], dropped: int) -> bytes:
-        """Look at some galleries; return their figures and those of the server, as Prometheus reads them."""
+    def exposition(self, figures: Sequence["GalleryFigures"], dropped: int) -> bytes:
+        """Return figures of some galleries and those of the server, as Prometheus reads them."""
         self.log_lines_dropped.set(dropped)
-        return generate_latest(self.registry) + generate_latest(_looked_at(galleries))
+        return generate_latest(self.registry) + generate_latest(_registry_of(figures))
 
 
-def _looked_at(galleries: Sequence[Gallery]) -> CollectorRegistry:
-    """Return figures of galleries, made anew: whoever asks next may be told of others."""
+@dataclass(frozen=True)
+class GalleryFigures:
+    """Figures of one gallery; None where there is none, or the gallery cannot be read."""
+
+    name: str
+    up: bool = False
+    revision: int | None = None
+    stale: bool | None = None
+    left: float | None = None
+
+    @classmethod
+    def of(cls, gallery: Gallery) -> "GalleryFigures":
+        """Look at a gallery. It may wait for a disk or a database."""
+        return cls(
+            gallery.name,
+            True,
+            gallery.info().revision,
+            gallery.stale if isinstance(gallery, OpenGallery) else None,
+            gallery.terms.account.balance().left if isinstance(gallery, Paying) else None,
+        )
+
+
+def _registry_of(figures: Sequence[GalleryFigures]) -> CollectorRegistry:
+    """Return figures of galleries, in a registry of their own: whoever asks next may be told of others."""
     registry = CollectorRegistry()
-    revision = Gauge("nearveil_gallery_revision", "Of the newest map.", ["gallery"], registry=registry)
-    stale = Gauge(
-        "nearveil_gallery_stale", "1 where the gallery changed after its newest map.", ["gallery"], registry=registry
-    )
-    up = Gauge("nearveil_gallery_up", "1 where the gallery can be read.", ["gallery"], registry=registry)
-    left = Gauge(
-        "nearveil_ledger_left_epsilon", "What a protected gallery's account may still spend.", ["gallery"],
-        registry=registry,
-    )  # fmt: skip
-    for gallery in galleries:
-        name = gallery.name
-        up.labels(name).set(0)
-        with suppress(ServiceError, LedgerError):
-            revision.labels(name).set(gallery.info().revision)
-            if isinstance(gallery, OpenGallery):
-                stale.labels(name).set(int(gallery.stale))
-            if isinstance(gallery, Paying):
-                left.labels(name).set(gallery.terms.account.balance().left)
-            up.labels(name).set(1)
+    told = {
+        "revision": "Of the newest map.",
+        "stale": "1 where the gallery changed after its newest map.",
+        "up": "1 where the gallery can be read.",
+    }
+    gauges = {
+        name: Gauge(f"nearveil_gallery_{name}", text, ["gallery"], registry=registry) for name, text in told.items()
+    }
+    text = "What a protected gallery's account may still spend."
+    gauges["left"] = Gauge("nearveil_ledger_left_epsilon", text, ["gallery"], registry=registry)
+    for one in figures:
+        for name, gauge in gauges.items():
+            value = getattr(one, name)
+            if value is not None:
+                gauge.labels(one.name).set(float(value))
     return registry
