@@ -84,10 +84,10 @@ def test_originals_are_not_remembered(tmp_path: Path) -> None:
     data = asking(gallery, 0, "originals")
     assert b"before" in Answer.from_bytes(gallery.query(data)).images
     picture.write_bytes(b"after")
-    assert b"after" in Answer.from_bytes(gallery.query(data)).images
+    now = Answer.from_bytes(gallery.query(data)).images
+    assert b"before" not in now
+    assert b"after" not in now  # it is not what was added
     assert gallery.known(data) is None
-    assert gallery.original(0) == b"after"
-    picture.unlink()
     with pytest.raises(UnknownError, match="no original"):
         gallery.original(0)
     gallery.close()

@@ -1,5 +1,6 @@
 """What an index is given, what it gives back, and the checks on the way in."""
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,13 +10,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.release._map import MOST_FEATURES
 from nearveil.retrieval._answer import is_thumbnail
+from nearveil.retrieval._original_files import LARGEST_ORIGINAL, digest_of, read_regular
 
 Ids = NDArray[np.uint32]
 Singles = NDArray[np.float32]
 
 _LONGEST_NAME = 4096
 _LARGEST_THUMBNAIL = 1 << 20
-LARGEST_ORIGINAL = 64 << 20
 _OFF_ONE = 1e-3  # of a norm: what 16-bit rows lose, and more
 
 
@@ -32,7 +33,7 @@ class Item:
     thumbnail : bytes, default=b""
         WebP, as answers hold it, or nothing.
     original : bytes, Path or None, default=None
-        The file itself, or where it is.
+        The file itself, or where it is. A file is served only while it is what it was when the item was added.
     """
 
     feature: NDArray[np.floating]
@@ -52,12 +53,33 @@ class StoredItem:
     name : str
     thumbnail : bytes
     original : bytes, Path or None
+    digest : bytes or None, default=None
+        The SHA-256 of the file that `original` names, when the item was added.
     """
 
     id: int
     name: str
     thumbnail: bytes = field(repr=False)
     original: bytes | Path | None = field(repr=False)
+    digest: bytes | None = field(default=None, repr=False)
+
+    def read_original(self, most: int = LARGEST_ORIGINAL) -> bytes | None:
+        """Return the original, also where it lies in a file.
+
+        Parameters
+        ----------
+        most : int, default=64 MiB
+
+        Returns
+        -------
+        bytes or None
+            None where there is none, or where its file is larger, is no regular file, was changed since the item was
+            added, or lies behind a link.
+        """
+        if not isinstance(self.original, Path):
+            return self.original
+        data = read_regular(self.original, most)
+        return None if data is None or hashlib.sha256(data).digest() != self.digest else data
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +115,7 @@ class Batch:
     features: Singles
     names: list[str]
     thumbnails: list[bytes]
-    originals: list[bytes | None]
+    originals: list[bytes | None]  # where there is a path, the digest of its file
     paths: list[str | None]
 
     def __len__(self) -> int:
@@ -126,9 +148,14 @@ def checked_items(items: Iterable[Item], dimension: int) -> Batch:
         features=features,
         names=[item.name for item in given],
         thumbnails=[bytes(item.thumbnail) for item in given],
-        originals=[bytes(item.original) if isinstance(item.original, bytes) else None for item in given],
-        paths=[str(item.original) if isinstance(item.original, Path) else None for item in given],
+        originals=[_held(item.original) for item in given],
+        paths=[str(item.original.resolve()) if isinstance(item.original, Path) else None for item in given],
     )
+
+
+def _held(original: bytes | Path | None) -> bytes | None:
+    """Return what an index holds of an original: its bytes, or the digest of its file."""
+    return digest_of(original.resolve()) if isinstance(original, Path) else original
 
 
 def _check_feature_shape(feature: object, dimension: int, position: int) -> None:

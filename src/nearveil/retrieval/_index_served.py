@@ -12,7 +12,8 @@ from nearveil.retrieval._answer import Extras, name_bytes
 from nearveil.retrieval._codes import Bytes, Codes
 from nearveil.retrieval._index import Index
 from nearveil.retrieval._index_errors import NotPublishedError
-from nearveil.retrieval._index_items import LARGEST_ORIGINAL
+from nearveil.retrieval._index_items import StoredItem
+from nearveil.retrieval._original_files import LARGEST_ORIGINAL
 from nearveil.retrieval._published import Published
 from nearveil.retrieval._wire import WireSizeError
 
@@ -77,7 +78,7 @@ class Served:
         items = [found.get(number) for number in ids.tolist()]
         if not whole:
             return [b"" if item is None else item.thumbnail for item in items]
-        return _contents([None if item is None else item.original for item in items], most - held)
+        return _contents(items, most - held)
 
 
 def served(
@@ -104,23 +105,13 @@ def served(
     return tuple(Served(index, published, name, extractor, offers) for published in maps)
 
 
-def _contents(originals: Sequence[bytes | Path | None], most: int) -> list[bytes]:
-    """Return originals; files among them may have `most` bytes together, and none more than an index would hold."""
-    sizes = [_size(each) for each in originals if isinstance(each, Path)]
+def _contents(items: Sequence[StoredItem | None], most: int) -> list[bytes]:
+    """Return originals; files among them may have `most` bytes together."""
+    sizes = [_size(item.original) for item in items if item is not None and isinstance(item.original, Path)]
     if sum(sizes) > most or max(sizes, default=0) > LARGEST_ORIGINAL:
         raise WireSizeError("the images are too large")
-    return [_content(each, most) if isinstance(each, Path) else each or b"" for each in originals]
+    return [b"" if item is None else item.read_original() or b"" for item in items]
 
 
 def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
-
-
-def _content(path: Path, most: int) -> bytes:
-    if not path.is_file():
-        return b""
-    with path.open("rb") as file:
-        data = file.read(min(most, LARGEST_ORIGINAL) + 1)  # it may have grown since its size was looked at
-    if len(data) > min(most, LARGEST_ORIGINAL):
-        raise WireSizeError("the images are too large")
-    return data
+    return path.lstat().st_size if path.is_file() else 0

@@ -41,7 +41,7 @@ items = sa.Table(
     _number("crc"),
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("thumbnail", sa.LargeBinary, nullable=False),
-    sa.Column("original", sa.LargeBinary),
+    sa.Column("original", sa.LargeBinary),  # where there is a path, the SHA-256 of its file
     sa.Column("path", sa.Text),
     _number("original_crc"),  # by itself: who checks the rest need not read an original
 )
@@ -186,7 +186,10 @@ def load_items(
             number, name, thumbnail, path, original_crc = values
             if crc(*values) != told or (originals and crc(original) != original_crc):
                 raise damaged(where, "an item")
-            found[number] = StoredItem(number, name, thumbnail, original if path is None else Path(path))
+            if path is None:
+                found[number] = StoredItem(number, name, thumbnail, original)
+            else:
+                found[number] = StoredItem(number, name, thumbnail, Path(path), original)
     return found
 
 

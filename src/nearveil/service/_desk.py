@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from nearveil.ledger import LedgerError
 from nearveil.retrieval._answer import EXTRAS
-from nearveil.service._errors import BusyError, FieldError, MediaError, ServiceError, UnknownError
+from nearveil.service._errors import FieldError, MediaError, ServiceError, UnknownError
 from nearveil.service._frames import FLAGS, frame_status
 from nearveil.service._galleries import Gallery, QuickGallery
 from nearveil.service._limits import Buckets, Replays, Sending, UnderWay, Workers, read_body

@@ -6,13 +6,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal, Protocol, cast, get_args, runtime_checkable
 
 from nearveil.retrieval._answer import EXTRAS, Extras
 from nearveil.retrieval._index import Index
 from nearveil.retrieval._index_errors import IndexStoreError, UnknownItemError
-from nearveil.retrieval._index_items import LARGEST_ORIGINAL
 from nearveil.retrieval._index_publishing import Stamp
 from nearveil.retrieval._protocol_server import ServerProtocol, public_part
 from nearveil.retrieval._wire import Kind
@@ -108,6 +106,7 @@ class OpenGallery:
     Examples
     --------
     >>> import tempfile
+    >>> from pathlib import Path
     >>> import numpy as np
     >>> from nearveil.retrieval import Index, Item
     >>> folder = tempfile.TemporaryDirectory()
@@ -266,7 +265,7 @@ class OpenGallery:
                 (item,) = self._index.items([number])
             except UnknownItemError:
                 raise UnknownError("there is no such item") from None
-        content = _content(item.original)
+        content = item.read_original()
         if content is None:
             raise UnknownError("there is no original of this item")
         return content
@@ -335,15 +334,3 @@ def _in_words() -> Iterator[None]:
     except IndexStoreError as error:
         _LOG.warning("an index does not answer: %s", type(error).__name__)
         raise UnavailableError("the gallery cannot be read now: ask again later") from None
-
-
-def _content(original: bytes | Path | None) -> bytes | None:
-    """Return an original, also where the index holds only its place; None where there is none, or none any more."""
-    if not isinstance(original, Path):
-        return original
-    try:
-        with original.open("rb") as file:
-            data = file.read(LARGEST_ORIGINAL + 1)
-    except OSError:
-        return None
-    return data if len(data) <= LARGEST_ORIGINAL else None

@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 import ssl
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -24,6 +25,7 @@ from nearveil.service._settings import GallerySettings, Settings, SettingsError
 from nearveil.service._tokens import TokenStore
 
 _LOG = logging.getLogger(__name__)
+_CLOSING = 2.0  # seconds that an index or a store has to be closed
 _BACKLOG = 2048  # connections that wait to be accepted
 
 
@@ -63,10 +65,11 @@ def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> 
     with ExitStack() as stack:
         sock = _bound(settings)
         stack.callback(sock.close)
-        tokens = stack.enter_context(TokenStore(settings.tokens, timeout=settings.database_timeout))
+        tokens = TokenStore(settings.tokens, timeout=settings.database_timeout)
+        stack.callback(_close, tokens)
         galleries = open_galleries(settings)
         for gallery in galleries:
-            stack.callback(gallery.close)
+            stack.callback(_close, gallery)
         app = create_app(galleries, tokens, settings)
         install(app.state.desk.lines, settings.log_level)
         server = _Server(_config(app, settings), address(settings, sock), ready)
@@ -196,6 +199,13 @@ def _protected(told: GallerySettings, private: Index, wait: float) -> Gallery:
     except BaseException:
         public.close()
         raise
+
+
+def _close(opened: Gallery | TokenStore) -> None:
+    """Close something, unless that takes too long: a thread that hangs may hold it."""
+    closing = threading.Thread(target=opened.close, daemon=True)
+    closing.start()
+    closing.join(_CLOSING)
 
 
 def _nothing(_: int, __: FrameType | None) -> None:

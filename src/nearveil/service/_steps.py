@@ -8,7 +8,7 @@ import hmac
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nearveil.retrieval._index_items import LARGEST_ORIGINAL
+from nearveil.retrieval._original_files import LARGEST_ORIGINAL
 from nearveil.retrieval._wire import DEFAULT_LIMITS, HEADER_BYTES
 from nearveil.retrieval._wire_public import PublicPart
 from nearveil.retrieval._wire_schema import read
