@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from nearveil.retrieval import Index, Item
 from nearveil.service import Client
 from nearveil.ui import Desk, Entry, Purse, create_app
 from nearveil.ui._audit import Auditor
+from nearveil.ui._edge import PAGE_HEADER
 
 PORT = 8322
 HOST = f"127.0.0.1:{PORT}"
@@ -82,11 +84,16 @@ class Page:
     app: Any
     runner: asyncio.Runner
     cookies: dict[str, str] = field(default_factory=dict)
+    secret: str = ""
 
     def request(self, method: str, path: str, *, cookie: bool = True, **more: Any) -> httpx.Response:
         async def ask() -> httpx.Response:
             transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
             given = dict(self.cookies) if cookie else {}
+            more["headers"] = [
+                (PAGE_HEADER.encode(), self.secret.encode()),
+                *httpx.Headers(more.get("headers", {})).raw,
+            ]
             async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}", cookies=given) as client:
                 return await client.request(method, path, **more)
 
@@ -101,7 +108,12 @@ class Page:
 
     def enter(self) -> None:
         reply = self.get(f"/?t={self.entry.token}", cookie=False)
-        assert reply.status_code == 303
+        assert reply.status_code == 200
+        self.take(reply)
+
+    def take(self, reply: httpx.Response) -> None:
+        """Keep the cookie and the secret of a reply, as a browser and the page do."""
+        (self.secret,) = re.findall(r'name="page-secret" content="([\w-]{43})"', reply.text)
         self.cookies = dict(reply.cookies)
 
     def ask(self, image: bytes, epsilon: float = 4.0, gallery: str = "local", **more: Any) -> httpx.Response:

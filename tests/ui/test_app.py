@@ -27,7 +27,7 @@ from nearveil.retrieval import Index, Item
 from nearveil.service import OpenGallery
 from nearveil.ui import _app
 from nearveil.ui._app import assets
-from nearveil.ui._edge import POLICY
+from nearveil.ui._edge import PAGE_HEADER, POLICY
 from nearveil.ui._serve import bound, config
 from nearveil.ui._views import shown_image
 from tests.service.asking import URL, Body, Server, framed
@@ -55,13 +55,16 @@ def test_the_token_is_exchanged_once(made: Path, tmp_path: Path) -> None:
         for purpose in ("prefetch", "prefetch;prerender"):  # a browser that guesses does not use the token up
             assert here.get(f"/?t={here.entry.token}", headers={"sec-purpose": purpose}).status_code == 503
         reply = here.get(f"/?t={here.entry.token}")
-        assert (reply.status_code, reply.headers["location"]) == (303, "/")
+        assert reply.status_code == 200
+        assert "/static/welcome.js" in reply.text
         cookie = reply.headers["set-cookie"]
         assert re.fullmatch(rf"nearveil-{PORT}=[\w-]{{43}}; HttpOnly; Path=/; SameSite=strict", cookie)
         again = here.get(f"/?t={here.entry.token}")
         assert again.status_code == 403
         assert "This address has been used" in again.text
-        here.cookies = dict(reply.cookies)
+        here.take(reply)
+        assert here.secret not in cookie
+        assert here.get("/api/about").status_code == 200
         assert "What the server saw" in here.get("/").text
         assert here.get(f"/?t={here.entry.token}").headers["location"] == "/"  # the browser that is in, stays in
         assert here.entry.token not in repr(here.entry) + again.text
@@ -71,7 +74,7 @@ def test_a_link_on_another_site_leads_to_a_page_that_goes_on(made: Path, tmp_pat
     with page(tmp_path, made, entered=False) as here:
         reply = here.get(f"/?t={here.entry.token}", headers={"sec-fetch-site": "cross-site"})
         assert reply.status_code == 200
-        assert 'content="0;url=/"' in reply.text
+        assert "/static/welcome.js" in reply.text
         assert "SameSite=strict" in reply.headers["set-cookie"]
 
 
@@ -81,11 +84,24 @@ def test_without_the_cookie_nothing_is_told(here: Page) -> None:
     for wrong in ({}, {name: "guessed"}, {name: ""}, {"nearveil-1": value}, {name: value[:-1]}):
         here.cookies = wrong
         for path in ("/api/galleries", "/api/about", "/api/budget", "/api/history?account=holiday", "/api/audit"):
-            assert "not open in this browser" in words_of(here.get(path), 401, "cookie")
-        words_of(here.ask(png(1)), 401, "cookie")
-        words_of(here.again("guessed"), 401, "cookie")
+            assert "not open in this tab" in words_of(here.get(path), 401, "pass")
+        words_of(here.ask(png(1)), 401, "pass")
+        words_of(here.again("guessed"), 401, "pass")
         assert "What the server saw" not in here.get("/").text
     here.cookies = cookies
+    assert here.get("/api/about").status_code == 200
+    assert here.debits == 0
+
+
+def test_the_cookie_alone_opens_nothing(here: Page) -> None:
+    """Every server at 127.0.0.1 is sent the cookie by the browser; none of them is sent the page's secret."""
+    secret = here.secret
+    for wrong in ("", "guessed", secret[:-1]):
+        here.secret = wrong
+        for path in ("/api/history?account=holiday", "/api/budget", "/api/about"):
+            words_of(here.get(path), 401, "pass")
+        words_of(here.ask(png(1)), 401, "pass")
+    here.secret = secret
     assert here.get("/api/about").status_code == 200
     assert here.debits == 0
 
@@ -388,7 +404,7 @@ def test_an_answer_that_nobody_heard_is_not_paid_twice(here: Page, monkeypatch: 
         name, value = next(iter(here.cookies.items()))
         browser = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         cookie = f"{name.replace(str(PORT), str(port))}={value}"
-        headers = {"cookie": cookie, "origin": f"http://127.0.0.1:{port}"}
+        headers = {"cookie": cookie, "origin": f"http://127.0.0.1:{port}", PAGE_HEADER: here.secret}
         browser.request("POST", f"/api/ask?{urlencode(params)}", png(100), headers)
         assert told.wait(30)
         browser.close()  # the page is loaded anew, or has lost its patience

@@ -85,13 +85,13 @@ def _arrived(request: Request, entry: Entry, port: int, token: str, held: dict[s
         raise Trouble(503, "prefetch", "Open the address itself.")
     if request.state.known:
         return RedirectResponse("/", 303)
-    cookie = entry.exchange(token)
-    if cookie is None:
+    found = entry.exchange(token)
+    if found is None:
         return HTMLResponse(held["used.html"], 403)
-    # Along a redirect from another site a browser sends no strict cookie: a page of our own then leads on.
-    cross = request.headers.get("sec-fetch-site") == "cross-site"
-    reply = HTMLResponse(held["welcome.html"]) if cross else RedirectResponse("/", 303)
-    reply.set_cookie(cookie_name(port), cookie, httponly=True, samesite="strict", path="/")
+    # A page of our own, not a redirect: it takes the secret, and along a redirect from another site a browser would
+    # send no strict cookie.
+    reply = HTMLResponse(held["welcome.html"].replace(b"{{secret}}", found.secret.encode()))
+    reply.set_cookie(cookie_name(port), found.cookie, httponly=True, samesite="strict", path="/")
     return reply
 
 

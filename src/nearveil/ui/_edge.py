@@ -22,8 +22,10 @@ _HEADERS = [
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
 ]
+PAGE_HEADER = "nearveil-page"
 _SAFE = ("GET", "HEAD")
 _HERE = ("none", "same-origin")  # who may have made a request, as the browser says
+_ONCE = ("host", "origin", "cookie", "sec-fetch-site", "content-length", PAGE_HEADER)
 _LOG = logging.getLogger(__name__)
 
 
@@ -31,7 +33,8 @@ class Edge:
     """Lets in the page's own browser, and nobody else.
 
     A name that was made to point here (DNS rebinding) fails by its Host, another site's request by its Origin or by
-    Sec-Fetch-Site, another program by the cookie.
+    Sec-Fetch-Site, another program by the cookie, and another server of this machine, which browsers send the cookie
+    too, by the secret that the page alone holds.
 
     Parameters
     ----------
@@ -79,14 +82,12 @@ class Edge:
             raise Trouble(421, "host", "This page answers at the address that was printed, and at no other name.")
         self._check_origin(scope, headers, host)
         open_to_all = scope["path"] == "/" or scope["path"].startswith("/static/")
-        scope["state"] = {**scope.get("state", {}), "known": self._known(headers)}
-        if not (open_to_all or scope["state"]["known"]):
-            words = "This page is not open in this browser. Use the address that `nearveil ui` printed."
-            raise Trouble(401, "cookie", words)
-
-    def _known(self, headers: dict[str, str]) -> bool:
-        """Return whether one of the cookies is the right one; other servers of this machine set what they like."""
-        return any(self._entry.knows(one) for one in _cookies(headers, self._cookie))
+        # One of the cookies must be the right one; other servers of this machine set what they like.
+        cookies, secret = _cookies(headers, self._cookie), headers.get(PAGE_HEADER, "")
+        scope["state"] = {**scope.get("state", {}), "known": any(map(self._entry.knows, cookies))}
+        if not (open_to_all or any(self._entry.lets_in(cookie, secret) for cookie in cookies)):
+            words = "This page is not open in this tab. Use the address that `nearveil ui` printed."
+            raise Trouble(401, "pass", words)
 
     def _check_origin(self, scope: Scope, headers: dict[str, str], host: str) -> None:
         site = headers.get("sec-fetch-site", "same-origin")
@@ -107,7 +108,7 @@ def _single(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
     found: dict[str, str] = {}
     for raw, value in headers:
         name = raw.decode("latin-1").lower()
-        if name in found and name in ("host", "origin", "cookie", "sec-fetch-site", "content-length"):
+        if name in found and name in _ONCE:
             raise Trouble(400, "http", "A header comes twice that may come once.")
         found[name] = value.decode("latin-1")
     return found

@@ -4,56 +4,60 @@ import hashlib
 import hmac
 import secrets
 import threading
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What lets one browser in: both are needed.
+
+    Attributes
+    ----------
+    cookie : str
+        Kept by the browser. Every server at 127.0.0.1 is sent it, whatever its port.
+    secret : str
+        Kept by the page itself, in the storage of its own origin and tab, and sent as a header.
+    """
+
+    cookie: str = field(repr=False)
+    secret: str = field(repr=False)
 
 
 class Entry:
-    """A token that is good once, and the cookie that it is exchanged for. Neither is kept on a disk.
+    """A token that is good once, and the pass that it is exchanged for. Neither is kept on a disk.
 
     Examples
     --------
     >>> entry = Entry()
-    >>> cookie = entry.exchange(entry.token)
-    >>> entry.knows(cookie), entry.exchange(entry.token), entry.knows("guessed")
-    (True, None, False)
+    >>> found = entry.exchange(entry.token)
+    >>> entry.knows(found.cookie), entry.lets_in(found.cookie, found.secret), entry.lets_in(found.cookie, "guessed")
+    (True, True, False)
+    >>> entry.exchange(entry.token)
     """
 
     def __init__(self) -> None:
         self.token = secrets.token_urlsafe(32)
         self._lock = threading.Lock()
-        self._cookie: str | None = None
+        self._pass: Pass | None = None
 
     def __repr__(self) -> str:
         return "Entry()"
 
-    def exchange(self, token: str) -> str | None:
-        """Return a new cookie for the token, the first time; None for another token, and ever after.
-
-        Parameters
-        ----------
-        token : str
-
-        Returns
-        -------
-        str or None
-        """
+    def exchange(self, token: str) -> Pass | None:
+        """Return a new pass for the token, the first time; None for another token, and ever after."""
         with self._lock:
-            if self._cookie is not None or not _same(token, self.token):
+            if self._pass is not None or not _same(token, self.token):
                 return None
-            self._cookie = secrets.token_urlsafe(32)
-            return self._cookie
+            self._pass = Pass(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+            return self._pass
 
     def knows(self, cookie: str) -> bool:
-        """Return whether a cookie is the one that was given out.
+        """Return whether a cookie is the one that was given out."""
+        return self._pass is not None and _same(cookie, self._pass.cookie)
 
-        Parameters
-        ----------
-        cookie : str
-
-        Returns
-        -------
-        bool
-        """
-        return self._cookie is not None and _same(cookie, self._cookie)
+    def lets_in(self, cookie: str, secret: str) -> bool:
+        """Return whether a cookie and a secret are those that were given out."""
+        return self.knows(cookie) and self._pass is not None and _same(secret, self._pass.secret)
 
 
 def _same(one: str, other: str) -> bool:

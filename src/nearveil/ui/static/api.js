@@ -12,8 +12,9 @@ export class Trouble extends Error {
 
 async function request(path, options, seconds) {
   let reply;
+  const headers = { ...options.headers, "nearveil-page": sessionStorage.getItem("nearveil-page") ?? "" };
   try {
-    reply = await fetch(path, { ...options, credentials: "same-origin", signal: AbortSignal.timeout(seconds * 1000) });
+    reply = await fetch(path, { ...options, headers, credentials: "same-origin", signal: AbortSignal.timeout(seconds * 1000) });
     const told = await reply.json();
     if (reply.ok) return told;
     throw new Trouble({ status: reply.status, words: GONE, ...told });
