@@ -15,6 +15,7 @@ from nearveil.service import Token, TokenStore
 from nearveil.service._token_places import TokenError, TokenStoreError
 
 from ..retrieval.index_places import index_server, index_url
+from ..small_disk import fill, mounted
 
 __all__ = ["index_server", "index_url"]  # fixtures
 
@@ -207,3 +208,34 @@ def test_a_store_that_is_put_back_under_a_running_server(tmp_path: Path) -> None
         time.sleep(0.15)  # a look is believed for a tenth of a second
         assert server.verify(secret) is None
         assert server.verify(other) is not None
+
+
+def test_a_clock_that_is_set_back_revives_no_token(tmp_path: Path) -> None:
+    now = [1_000_000.0]
+    with TokenStore(tmp_path / "tokens.db", clock=lambda: now[0]) as store:
+        _, secret = store.create("ann", days=1)
+        assert store.verify(secret) is not None
+        now[0] += 2 * 86_400
+        assert store.verify(secret) is None
+        now[0] -= 2 * 86_400
+        assert store.verify(secret) is None  # this process knows how late it was
+        now[0] += 2 * 86_400
+        store.refresh()
+    now[0] -= 2 * 86_400
+    with TokenStore(tmp_path / "tokens.db", clock=lambda: now[0]) as store:
+        assert store.verify(secret) is None  # and so does the next
+
+
+def test_a_revocation_takes_effect_on_a_full_disk(tmp_path: Path) -> None:
+    for disk in mounted(tmp_path / "disk", "2m"):
+        with TokenStore(disk / "keys" / "tokens.db") as store:
+            token, secret = store.create("ann")
+            assert store.has_room()
+            fill(disk, 0)
+            with pytest.raises(TokenError):  # after what the log of the database has room for
+                list(map(store.create, ["bob"] * 10_000))
+            store.revoke(token.id)
+            assert store.verify(secret) is None
+            assert not store.has_room()
+        with TokenStore(disk / "keys" / "tokens.db") as store:
+            assert store.verify(secret) is None

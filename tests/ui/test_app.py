@@ -321,7 +321,7 @@ def test_a_question_without_an_answer_is_asked_again_for_nothing(made: Path, tmp
         assert here.get("/api/galleries").json()["galleries"][0]["name"] == "stripes"
         gone = True
         reply = here.ask(png(100), gallery="stripes")
-        assert "paid for, and no answer came" in words_of(reply, 502, "unanswered")
+        assert "paid for, and has no answer yet" in words_of(reply, 502, "unanswered")
         assert (reply.json()["paid"], reply.json()["again"], here.left) == (True, True, 8.0)
         lost = wire.posts[-1]
         gone = False

@@ -394,7 +394,7 @@ def test_a_paid_question_is_asked_again_for_nothing(
         wire.only_get = True
         look.ask()
         alert = look.page.get_by_role("alert").filter(visible=True)
-        expect(alert).to_contain_text("paid for, and no answer came")
+        expect(alert).to_contain_text("paid for, and has no answer yet")
         expect(look.page.get_by_role("meter")).to_have_attribute("aria-valuenow", "8")
         wire.only_get = False
         # The same image is a new question, and the server sees nothing that it has seen before.

@@ -1,5 +1,6 @@
 """``nearveil query``: the nearest images of an index here or of a server, asked for privately."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -166,6 +167,8 @@ def _token(file: Path | None, given: str | None, server: str | None) -> str | No
     """Return the token: of the file if there is one, else as given."""
     if server is None or file is None:
         return given
+    if os.name == "posix" and file.stat().st_mode & 0o077:
+        typer.echo(f"Warning: others on this machine may read the token in {file}: chmod 600 it", err=True)
     with file.open("rb") as content:
         return content.read(_LONGEST_TOKEN).decode("ascii", "replace").strip()
 

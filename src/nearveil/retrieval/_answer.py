@@ -18,7 +18,8 @@ EXTRAS: tuple[Extras, ...] = get_args(Extras)  # a flag is the place of its word
 _SIZES = struct.Struct("<II")  # candidates, bytes of a code
 IMAGE_HEADER_BYTES = 4  # of an image: its length
 LONGEST_NAME = 4096  # characters, as an index holds them
-_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what breaks a line, or steers a terminal
+# What breaks a line, steers a terminal, or turns the direction of the text round it.
+_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 class AnswerError(WireError):

@@ -264,11 +264,15 @@ class Desk:
         self._turn.add(name)
         return True
 
+    def _can_write(self) -> bool:
+        """Read the tokens, and return whether the disk has room for them and for the log."""
+        self.tokens.refresh()
+        return self.tokens.has_room() and not self.lines.failing
+
     async def _look(self) -> bool:
-        if self.lines.failing:
-            return False
         try:
-            await self.workers.run(self.tokens.refresh, patience=_LOOK)
+            if not await self.workers.run(self._can_write, patience=_LOOK):
+                return False
         except (ServiceError, TokenError):
             return False
         found = await self.look(list(self.galleries.values()))

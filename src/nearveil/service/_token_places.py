@@ -8,6 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
 
+_RESERVE = 256 << 10  # bytes: a write-ahead log of a few pages, and its index
+
 
 class TokenError(ValueError):
     """The store of tokens could not do what was asked."""
@@ -50,6 +52,35 @@ def make_file(path: Path) -> None:
             raise TokenError(f"tokens {path}: others may read it: chmod 600 it")
     except OSError as error:
         raise TokenStoreError(f"tokens {path}: the file cannot be made: {error.strerror}") from None
+
+
+def make_reserve(path: Path) -> None:
+    """Keep some room on the disk, so that a token can be revoked when the disk is full."""
+    reserve = _reserve_of(path)
+    with suppress(OSError):
+        if not has_reserve(path):
+            place = os.open(reserve, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+            with os.fdopen(place, "wb") as file:
+                file.write(bytes(_RESERVE))
+
+
+def has_reserve(path: Path) -> bool:
+    """Return whether the room is there."""
+    with suppress(OSError):
+        return _reserve_of(path).stat().st_size == _RESERVE
+    return False
+
+
+def free_reserve(path: Path) -> bool:
+    """Give the room free; return whether there was any."""
+    with suppress(OSError):
+        _reserve_of(path).unlink()
+        return True
+    return False
+
+
+def _reserve_of(path: Path) -> Path:
+    return path.with_name(path.name + ".reserve")
 
 
 def store_engine(url: URL, timeout: float) -> sa.Engine:

@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,17 @@ import sqlalchemy as sa
 
 from nearveil.retrieval._index_watch import FileWatch, Mark
 from nearveil.service._token import EVERY, Scope, Token, check_label, checked_days, checked_galleries, checked_scopes
-from nearveil.service._token_places import TokenError, TokenStoreError, make_file, shown, store_engine, store_url
+from nearveil.service._token_places import (
+    TokenError,
+    TokenStoreError,
+    free_reserve,
+    has_reserve,
+    make_file,
+    make_reserve,
+    shown,
+    store_engine,
+    store_url,
+)
 
 _TEXT = re.compile(r"nv_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -79,11 +89,12 @@ class TokenStore:
         self._lock = threading.Lock()
         self._known: dict[str, Token] = {}
         self._mark: Mark | None = None
-        self._read_at = self._looked_at = -math.inf
+        self._read_at = self._looked_at = self._latest = -math.inf  # latest: the clock, which does not go back here
         self._watch: FileWatch | None = None
         if self._is_file:
-            make_file(Path(str(self._url.database)))
-            self._watch = FileWatch(Path(str(self._url.database)))
+            make_file(self._path)
+            make_reserve(self._path)
+            self._watch = FileWatch(self._path)
         self._engine = store_engine(self._url, timeout)
         try:
             with self._in_words(), self._engine.begin() as connection:
@@ -155,12 +166,27 @@ class TokenStore:
         if not isinstance(number, str) or not _ID.fullmatch(number):
             raise TokenError("id must be 16 hexadecimal digits: the part of a token between nv_ and the second _")
         change = sa.update(_tokens).where(_tokens.c.id == number, _tokens.c.revoked.is_(None))
-        with self._in_words(), self._engine.begin() as connection:
-            connection.execute(change.values(revoked=int(self._clock())))
+        with self._in_words():
+            self._write(change.values(revoked=int(self._clock())))
         self.refresh()
         if number not in self._known:
             raise TokenError("id: there is no such token")
         return self._known[number]
+
+    def _write(self, change: sa.Update) -> None:
+        """Write a change; where the disk is full, with the room that was kept for that."""
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(change)
+        except sa.exc.OperationalError:
+            if not (self._is_file and free_reserve(self._path)):
+                raise
+            with self._engine.begin() as connection:
+                connection.execute(change)
+
+    def has_room(self) -> bool:
+        """Return whether the disk has room for new tokens and revocations; always so for PostgreSQL."""
+        return not self._is_file or has_reserve(self._path)
 
     def verify(self, text: str) -> Token | None:
         """Return the token that a client sent, or None if it is not good, for whatever reason.
@@ -203,8 +229,17 @@ class TokenStore:
             with self._engine.connect() as connection:
                 rows = connection.execute(sa.select(_tokens)).all()
             self._known = {row.id: _token(row) for row in rows}
+            self._end_expired()
             self._mark, self._read_at = mark, began
             self._looked_at = -math.inf if mark is None else began
+
+    def _end_expired(self) -> None:
+        """Revoke what has expired, so that a clock that is set back does not revive it."""
+        now = int(self._clock())
+        expired = [one.id for one in self._known.values() if one.revoked is None and not one.good(now)]
+        if expired:
+            with suppress(sa.exc.SQLAlchemyError):  # tried again at the next look; until then `_latest` holds
+                self._write(sa.update(_tokens).where(_tokens.c.id.in_(expired)).values(revoked=now))
 
     def look(self, text: str) -> Token | None:
         """Return the token that a client sent, by what was read last. It takes as long whatever is wrong."""
@@ -212,7 +247,8 @@ class TokenStore:
         number, secret = parts.groups() if parts else ("", "")
         token = self._known.get(number)
         same = hmac.compare_digest(_digest(secret), _NOBODY if token is None else token.digest)
-        return token if same and token is not None and token.good(self._clock()) else None
+        self._latest = max(self._latest, self._clock())
+        return token if same and token is not None and token.good(self._latest) else None
 
     def close(self) -> None:
         """Close all connections."""
@@ -228,6 +264,10 @@ class TokenStore:
 
     def __repr__(self) -> str:
         return f"TokenStore({shown(self._url)!r})"
+
+    @property
+    def _path(self) -> Path:
+        return Path(str(self._url.database))
 
     @property
     def _is_file(self) -> bool:

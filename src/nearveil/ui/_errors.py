@@ -144,8 +144,8 @@ def _reply(_: ReplyError) -> Trouble:
 def _unanswered(error: UnansweredError) -> Trouble:
     if error.again:
         words = (
-            "The question is paid for, and no answer came: the server is gone, too slow, or sent nonsense. It "
-            "waits below: asking it again sends the same message and costs nothing. A new question pays anew."
+            f"The question is paid for, and has no answer yet: {_sentence(error.reason)} It waits below: asking it "
+            "again sends the same message and costs nothing. A new question pays anew."
         )
         return Trouble(502, "unanswered", words, paid=True, again=True)
     if "map" in error.reason:
