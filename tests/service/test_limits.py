@@ -311,16 +311,16 @@ def test_workers_that_never_come_back_are_noticed() -> None:
     async def run() -> None:
         workers, go = Workers(2, 0, 0.05), threading.Event()
         for _ in range(2):
-            assert not workers.stuck
+            assert not workers.is_stuck()
             with pytest.raises(BusyError, match="too long"):
                 await workers.run(go.wait)
         await asyncio.sleep(0.06)
-        assert workers.stuck
+        assert workers.is_stuck()
         go.set()
         while workers.pending:
             await asyncio.sleep(0.005)
         assert await workers.run(lambda: 2) == 2
-        assert not workers.stuck
+        assert not workers.is_stuck()
         workers.close()
 
     asyncio.run(run())

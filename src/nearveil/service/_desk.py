@@ -217,7 +217,7 @@ class Desk:
 
     def alive(self) -> bool:
         """Return whether every pool still has a thread that can begin some work."""
-        return not any(workers.stuck for workers in self._all_workers())
+        return not any(workers.is_stuck() for workers in self._all_workers())
 
     async def ready(self) -> bool:
         """Return whether tokens and all galleries can be read, every gallery has a map, and the log can be written."""

@@ -167,9 +167,8 @@ class Workers:
         """How many jobs are under way or wait."""
         return self._pending
 
-    @property
-    def stuck(self) -> bool:
-        """Whether every thread has been busy with one job for longer than a request waits."""
+    def is_stuck(self) -> bool:
+        """Return whether every thread has been busy with one job for longer than a request waits."""
         with self._lock:
             late = time.monotonic() - self._patience
             return len(self._began) == self._threads and all(began < late for began in self._began.values())
