@@ -75,6 +75,7 @@ def image(here: Path) -> Path:
 @pytest.fixture
 def words(served: Served, here: Path) -> tuple[Any, ...]:
     (here / "token.txt").write_text(f"{served.token}\n")
+    (here / "token.txt").chmod(0o600)
     return ("--server", served.url, "--token-file", here / "token.txt")
 
 
@@ -95,6 +96,12 @@ def test_a_server_is_asked_with_the_same_words(image: Path, served: Served, word
     assert (far["server"], near["server"]) == (served.url, None)
     assert (far["paid"], far["left"], near["left"], far["candidates"]) == (40.0, 60.0, 20.0, 8)
     assert 0 < far["bytes_sent"] < 1000 < far["bytes_received"]
+
+
+def test_a_token_that_others_may_read_is_reported(image: Path, words: tuple[Any, ...], here: Path) -> None:
+    assert "may read the token" not in fine("query", image, *words)
+    (here / "token.txt").chmod(0o644)
+    assert "others on this machine may read the token" in fine("query", image, *words)
 
 
 def test_the_token_may_come_from_the_environment(
