@@ -43,10 +43,18 @@ def open_account(ledger: Any, kind: str, name: str) -> Any:
 
 
 def event() -> Any:
-    """Return what is paid for."""
+    """Return what is released."""
     from dp_accounting import GaussianDpEvent
 
     return GaussianDpEvent(1000.0)
+
+
+def guarantee() -> Any:
+    """Return what is paid for."""
+    from nearveil.privacy import Basis, compose_events
+
+    about = {name: ABOUT[name] for name in ("protects", "unit", "relation")}
+    return compose_events([event()], delta=1e-5, basis=Basis("Gaussian mechanism"), **about)
 
 
 @contextmanager
@@ -56,7 +64,7 @@ def ours(url: str, worker: int, *, store: bool) -> Iterator[Callable[[int], obje
 
     del worker
     with Ledger(url) as ledger:
-        account, what = ledger.account("filter"), event()
+        account, what = ledger.account("filter"), guarantee()
 
         def once(step: int) -> None:
             del step
@@ -213,9 +221,11 @@ def growth(base: str, kind: str, urls: tuple[str, str]) -> dict[str, Any]:
 
     from nearveil.ledger import Ledger
 
+    what = guarantee()
+
     def timed(account: Any) -> float:
         start = time.perf_counter()
-        account.spend(event())
+        account.spend(what)
         return time.perf_counter() - start
 
     with Ledger(urls[0]) as young, Ledger(urls[1]) as old:

@@ -18,7 +18,9 @@ from nearveil.cli._budget_view import Bar
 from nearveil.ledger import Ledger
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import analytic_gaussian_scale
+from tests.ledger.stating import stated
 
+ABOUT = {"protects": "query", "relation": "replace"}
 SECRET = b"the public message, which is nobody's business here"
 
 
@@ -54,9 +56,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fine("create", "camera", "--owner", "me", "--epsilon", "4", "--delta", "0", *there)
     fine("quota", "camera", "ann", "--epsilon", "2", *there)
     with Ledger(path) as ledger:
-        with ledger.account("camera").spend(PureDp(0.25), "first", client="ann") as debit:
+        with ledger.account("camera").spend(stated(PureDp(0.25), **ABOUT), "first", client="ann") as debit:
             debit.store(SECRET)
-        ledger.account("camera").spend([(PureDp(0.25), 3)], "second")
+        ledger.account("camera").spend(stated((PureDp(0.25), 3), **ABOUT), "second")
     return path
 
 
@@ -245,7 +247,7 @@ def test_verify_names_the_entry_that_is_wrong(camera: Path) -> None:
 def test_verify_notices_an_old_copy_and_a_receipt_of_the_future(camera: Path, here: Path) -> None:
     fine("backup", "old.db")
     with Ledger(camera) as ledger:
-        ledger.account("camera").spend(PureDp(1.0))
+        ledger.account("camera").spend(stated(PureDp(1.0), **ABOUT))
         receipt = str(ledger.account("camera").receipt())
     camera.write_bytes((here / "old.db").read_bytes())
     result = run("verify")

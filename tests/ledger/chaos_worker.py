@@ -15,6 +15,8 @@ from dp_accounting import DpEvent, GaussianDpEvent
 from nearveil.ledger import Account, AccountError, KeySpentError, Ledger, LedgerUnavailableError, OverBudgetError
 from nearveil.privacy.events import PureDp
 
+from .stating import stated
+
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["pytest", "sqlalchemy.dialects.postgresql.psycopg", "psycopg", __name__])
 
@@ -56,7 +58,7 @@ def spend_all(url: str, witness: Path, kind: str, number: int) -> list[str]:
         with suppress(OverBudgetError):
             while True:
                 key = f"{number}-{len(paid)}"
-                with account.spend(EVENTS[kind], key):
+                with account.spend(stated(EVENTS[kind]), key):
                     paid.append(key)
     return paid
 
@@ -68,7 +70,7 @@ def share_keys(url: str, witness: Path, keys: int, number: int) -> list[str]:
         account = ledger.account("images")
         for key in range(keys):
             try:
-                with account.spend(PureDp(0.5), f"{key}") as debit:
+                with account.spend(stated(PureDp(0.5)), f"{key}") as debit:
                     if not debit.repeated:
                         debit.store(b"%d" % number)
                     told.append(f"{'again' if debit.repeated else 'ran'} {(debit.message or b'').decode()}")
@@ -102,7 +104,7 @@ def spend_for_ever(url: str, witness: Path, name: str, path: Path) -> None:
         account = opened(ledger, name)
         for step in range(10**9):
             key = f"{path.name}-{step}"
-            with account.spend(amount(step), key) as debit:
+            with account.spend(stated(amount(step)), key) as debit:
                 release(file, key, account, debit)
                 debit.store(key.encode())
 
@@ -120,7 +122,7 @@ def spend_in_a_storm(url: str, path: Path, count: int) -> int:
 def _spend_once(account: Account, file: int, key: str, event: DpEvent) -> bool:
     while True:
         try:
-            debit = account.spend(event, key)
+            debit = account.spend(stated(event), key)
         except LedgerUnavailableError:
             continue
         except KeySpentError:  # the debit of a try that nobody could tell about

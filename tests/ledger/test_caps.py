@@ -13,6 +13,7 @@ from nearveil.ledger import Account, AccountError, CorruptLedgerError, Ledger, O
 from nearveil.ledger._database import Database
 from nearveil.privacy.events import PureDp
 
+from .stating import stated
 from .test_crashes import lost_answer
 from .test_verify import by_hand
 
@@ -28,18 +29,18 @@ def kinds(account: Account) -> list[str]:
 def test_a_cap_is_counted_with_the_debit_and_not_passed(ledger: Ledger, open_account: Open) -> None:
     account = open_account(epsilon=9.0)
     cap = account.open_cap([(NOISY, 5), (OTHER, 2)])
-    assert [account.take(NOISY, most, cap=cap) for most in (2, 0, 7, 1)] == [2, 0, 3, 0]
+    assert [account.take(stated(NOISY), most, cap=cap) for most in (2, 0, 7, 1)] == [2, 0, 3, 0]
     assert account.remaining(cap) == ((OTHER, 2),)
-    account.spend(OTHER, "k", cap=cap)
+    account.spend(stated(OTHER), "k", cap=cap)
     before, spent = kinds(account), account.balance().spent
     with pytest.raises(OverBudgetError, match="taken 5, this takes 1, left 0"):
-        account.spend(NOISY, "l", cap=cap)
+        account.spend(stated(NOISY), "l", cap=cap)
     with pytest.raises(OverBudgetError, match="not in the plan"):
-        account.spend(PureDp(0.1), cap=cap)
-    assert account.take(PureDp(0.1), 3, cap=cap) == 0
+        account.spend(stated(PureDp(0.1)), cap=cap)
+    assert account.take(stated(PureDp(0.1)), 3, cap=cap) == 0
     assert kinds(account) == before == ["opened", "cap", *["debit", "take"] * 3]
     assert account.balance().spent == spent
-    assert account.spend(NOISY).receipt.sequence == 9  # without the cap the account pays for what it can
+    assert account.spend(stated(NOISY)).receipt.sequence == 9  # without the cap the account pays for what it can
     assert account.remaining() == ()
     assert ledger.verify()
 
@@ -48,15 +49,15 @@ def test_a_cap_a_client_and_an_account_all_bind(ledger: Ledger, open_account: Op
     account = open_account(delta=0.0)
     account.quota("ann", epsilon=0.5)
     cap = account.open_cap([(PureDp(0.25), 3)])
-    account.spend(PureDp(0.25), "a", client="ann", cap=cap)
-    account.spend(PureDp(0.25), "b", client="ann", cap=cap)
+    account.spend(stated(PureDp(0.25)), "a", client="ann", cap=cap)
+    account.spend(stated(PureDp(0.25)), "b", client="ann", cap=cap)
     with pytest.raises(OverBudgetError, match="client ann"):
-        account.spend(PureDp(0.25), "c", client="ann", cap=cap)
-    assert account.take(PureDp(0.25), 9, cap=cap) == 1
-    account.spend(PureDp(0.125))
+        account.spend(stated(PureDp(0.25)), "c", client="ann", cap=cap)
+    assert account.take(stated(PureDp(0.25)), 9, cap=cap) == 1
+    account.spend(stated(PureDp(0.125)))
     other = account.open_cap([(PureDp(0.125), 3)])
     with pytest.raises(OverBudgetError, match=r"left 0\.125"):
-        account.take(PureDp(0.125), 2, cap=other)
+        account.take(stated(PureDp(0.125)), 2, cap=other)
     assert account.remaining(other) == ((PureDp(0.125), 3),)
     assert ledger.verify()
 
@@ -65,22 +66,22 @@ def test_a_plan_grants_what_it_has_left(open_account: Open) -> None:
     account = open_account(plan=[(NOISY, 4)])
     assert account.open_cap([(NOISY, 4)]) is None
     cap = account.open_cap([(NOISY, 3)])
-    assert account.take(NOISY, 3) == 3
-    assert account.take(NOISY, 3, cap=cap) == 1
+    assert account.take(stated(NOISY), 3) == 3
+    assert account.take(stated(NOISY), 3, cap=cap) == 1
     assert account.remaining() == ()
     assert account.remaining(cap) == ((NOISY, 2),)
-    assert account.take(NOISY, 3, cap=cap) == 0
+    assert account.take(stated(NOISY), 3, cap=cap) == 0
 
 
 def test_caps_have_names_of_their_own(open_account: Open) -> None:
     account = open_account()
     assert account.open_cap([(NOISY, 1)]) != account.open_cap([(NOISY, 1)])
     with pytest.raises(AccountError, match="no cap"):
-        account.take(NOISY, 1, cap="nobody's")
+        account.take(stated(NOISY), 1, cap="nobody's")
     with pytest.raises(AccountError, match="no cap"):
-        account.spend(NOISY, cap="nobody's")
+        account.spend(stated(NOISY), cap="nobody's")
     with pytest.raises(ValueError, match="most must be"):
-        account.take(NOISY, -1)
+        account.take(stated(NOISY), -1)
     assert kinds(account) == ["opened", "cap", "cap"]
 
 
@@ -88,7 +89,7 @@ def test_threads_take_no_more_than_the_cap(ledger: Ledger, open_account: Open) -
     account = open_account(epsilon=9.0)
     cap = account.open_cap([(NOISY, 23)])
     with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(lambda _: account.take(NOISY, 2, cap=cap), range(24))) == 23
+        assert sum(pool.map(lambda _: account.take(stated(NOISY), 2, cap=cap), range(24))) == 23
     assert ledger.verify()
 
 
@@ -107,7 +108,7 @@ def test_a_take_whose_answer_is_lost_is_found_again(
     account = open_account(epsilon=9.0)
     cap = account.open_cap([(NOISY, 5)])
     monkeypatch.setattr(Database, "_attempt", losing)
-    assert [account.take(NOISY, 2, cap=cap) for _ in range(4)] == [2, 2, 1, 0]
+    assert [account.take(stated(NOISY), 2, cap=cap) for _ in range(4)] == [2, 2, 1, 0]
     monkeypatch.undo()
     assert kinds(account) == ["opened", "cap", *["debit", "take"] * 3]
     assert ledger.verify()
@@ -129,13 +130,13 @@ TAMPERING = {
 def test_tampering_with_a_cap_is_found(what: str, url: str, ledger: Ledger, open_account: Open) -> None:
     account = open_account()
     cap = account.open_cap([(NOISY, 5)])
-    account.take(NOISY, 2, cap=cap)
+    account.take(stated(NOISY), 2, cap=cap)
     assert ledger.verify()
     by_hand(url, TAMPERING[what])
     assert not ledger.verify()
     if what.startswith("row"):
         with pytest.raises((CorruptLedgerError, AccountError)):
-            account.take(NOISY, 1, cap=cap)
+            account.take(stated(NOISY), 1, cap=cap)
 
 
 def test_a_ledger_that_was_stored_before_caps_opens_and_goes_on(tmp_path: Path) -> None:
@@ -150,6 +151,6 @@ def test_a_ledger_that_was_stored_before_caps_opens_and_goes_on(tmp_path: Path) 
         account = ledger.account("filter")
         assert [one.key for one in account.history() if one.kind == "debit"] == ["second"]
         cap = account.open_cap([(NOISY, 2)])
-        assert account.take(NOISY, 3, cap=cap) == 2
-        assert ledger.account("pure").spend(PureDp(0.25), "first", client="ann").message == b"kept"
+        assert account.take(stated(NOISY), 3, cap=cap) == 2
+        assert ledger.account("pure").spend(stated(PureDp(0.25)), "first", client="ann").message == b"kept"
         assert ledger.verify()

@@ -26,6 +26,7 @@ from . import chaos_worker as chaos
 from .chaos_worker import KILLS
 from .conftest import ABOUT
 from .postgres import NoPostgresError, Postgres
+from .stating import stated
 
 AT_ONCE, AN_ACCOUNT = 4, 40  # processes that spend together, kills before a new account is opened
 
@@ -73,9 +74,9 @@ def test_sixteen_processes_spend_exactly_what_there_is(url: str, ledger: Ledger,
     keys = [key for keys in released for key in keys]
     assert len(keys) == affordable > 16
     assert set(keys) == set(debits(account.history()))
-    assert not account.preview(event).allowed
+    assert not account.preview(stated(event)).allowed
     with pytest.raises(OverBudgetError):
-        account.spend(event)
+        account.spend(stated(event))
     assert ledger.verify()
 
 
@@ -133,10 +134,10 @@ def check_keys_stay_spent(account: Account, history: list[Entry]) -> None:
     stored = {entry.key for entry in history if entry.kind == "message"}
     for key, entry in debits(history).items():
         if key in stored:
-            assert account.spend(entry.events, key).message == key.encode()
+            assert account.spend(stated(*entry.events), key).message == key.encode()
         else:
             with pytest.raises(KeySpentError):
-                account.spend(entry.events, key)
+                account.spend(stated(*entry.events), key)
     assert account.history() == history
 
 
@@ -154,7 +155,7 @@ def test_kill_9_while_a_ledger_is_made(url: str, tmp_path: Path) -> None:
         with Ledger(where, witness=witness) as ledger:
             account = chaos.opened(ledger, "images")
             check(account, account.history(), whole_lines(path))
-            account.spend(PureDp(1.0))
+            account.spend(stated(PureDp(1.0)))
 
 
 def fresh(url: str, turn: int) -> str:
@@ -238,13 +239,13 @@ def test_clocks_that_jump_change_nothing(url: str, tmp_path: Path) -> None:
     ledgers = [Ledger(url, witness=tmp_path / "w", clock=clock) for clock in clocks]
     ledgers[0].open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
     for step in range(20):
-        with ledgers[step % 2].account("images").spend(PureDp(0.05), f"{step}") as debit:
+        with ledgers[step % 2].account("images").spend(stated(PureDp(0.05)), f"{step}") as debit:
             debit.store(b"%d" % step)
-        repeated = ledgers[chance.randrange(2)].account("images").spend(PureDp(0.05), f"{step}")
+        repeated = ledgers[chance.randrange(2)].account("images").spend(stated(PureDp(0.05)), f"{step}")
         assert (repeated.repeated, repeated.message) == (True, b"%d" % step)
     account = ledgers[0].account("images")
     with pytest.raises(OverBudgetError):
-        account.spend(PureDp(0.05))
+        account.spend(stated(PureDp(0.05)))
     history = account.history()
     assert [entry.key for entry in history if entry.kind == "debit"] == [f"{step}" for step in range(20)]
     assert [entry.sequence for entry in history] == list(range(1, 42))

@@ -30,6 +30,7 @@ from nearveil.privacy.events import PureDp
 
 from .conftest import ABOUT
 from .postgres import Postgres
+from .stating import stated
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -67,13 +68,13 @@ def lines(child: int, reading: int) -> tuple[list[str], int]:
 
 def test_sixteen_processes_spend_one_budget_once(open_account: Open, ledger: Ledger) -> None:
     account = open_account(delta=0.0)
-    account.spend(PureDp(0.0))  # the parent's connection is open, and the children must not use it
+    account.spend(stated(PureDp(0.0)))  # the parent's connection is open, and the children must not use it
 
     def work(number: int, release: Callable[[str], None]) -> None:
         for turn in range(100):
             key = f"{number}-{turn}"
             try:
-                with account.spend(PureDp(0.025), key):
+                with account.spend(stated(PureDp(0.025)), key):
                     release(key)
             except OverBudgetError:
                 return
@@ -93,7 +94,7 @@ def test_the_same_key_from_many_processes_is_released_once(open_account: Open) -
 
     def work(number: int, release: Callable[[str], None]) -> None:
         try:
-            with account.spend(PureDp(0.5), "one") as debit:
+            with account.spend(stated(PureDp(0.5)), "one") as debit:
                 if not debit.repeated:
                     debit.store(str(number).encode())
                 release(f"{debit.repeated} {debit.message!r}")
@@ -115,7 +116,7 @@ def test_kill_9_at_random_moments_loses_no_debit(open_account: Open, ledger: Led
     def work(turn: int, release: Callable[[str], None]) -> None:
         for step in range(10**6):
             key = f"{turn}-{step}"
-            with account.spend(PureDp(0.001), key) as debit:
+            with account.spend(stated(PureDp(0.001)), key) as debit:
                 release(key)
                 debit.store(key.encode())
 
@@ -137,10 +138,10 @@ def test_kill_9_at_random_moments_loses_no_debit(open_account: Open, ledger: Led
     stored = {entry.key: entry.message for entry in history if entry.kind == "message"}
     for key in filter(None, debits(account)):
         if key in stored:
-            assert account.spend(PureDp(0.001), key).message == key.encode()
+            assert account.spend(stated(PureDp(0.001)), key).message == key.encode()
         else:
             with pytest.raises(KeySpentError):
-                account.spend(PureDp(0.001), key)
+                account.spend(stated(PureDp(0.001)), key)
     assert account.history() == history
 
 
@@ -170,7 +171,7 @@ def test_a_commit_whose_answer_is_lost_is_found_again(
     account = open_account(delta=0.0)
     account.quota("ann", epsilon=0.5)
     for key in ("a", "b", "c"):
-        with account.spend(PureDp(0.125), key, client="ann") as debit:
+        with account.spend(stated(PureDp(0.125)), key, client="ann") as debit:
             assert not debit.repeated
             debit.store(key.encode())
     assert losses[0] > 10
@@ -193,10 +194,10 @@ def test_where_nobody_can_tell_nothing_is_released(url: str, tmp_path: Path, mon
 
         monkeypatch.setattr(Database, "_attempt", gone)
         with pytest.raises(LedgerUnavailableError, match="release nothing"):
-            account.spend(PureDp(0.5), "k")
+            account.spend(stated(PureDp(0.5)), "k")
         monkeypatch.undo()
         with pytest.raises(KeySpentError):  # the debit stands, against the spender
-            account.spend(PureDp(0.5), "k")
+            account.spend(stated(PureDp(0.5)), "k")
         assert account.balance().spent == 0.5
         assert ledger.verify()
 
@@ -209,9 +210,9 @@ def test_a_lock_that_is_never_given_up_is_waited_for_in_vain(url: str, tmp_path:
                 holder.exec_driver_sql("BEGIN IMMEDIATE")
             holder.exec_driver_sql("UPDATE nearveil_account SET head = head")
             with pytest.raises(LedgerUnavailableError, match="lock all the time"):
-                account.spend(PureDp(0.5), "k")
+                account.spend(stated(PureDp(0.5)), "k")
             holder.rollback()
-        account.spend(PureDp(0.5), "k")
+        account.spend(stated(PureDp(0.5)), "k")
 
 
 def test_a_spend_reads_no_more_when_much_was_spent(postgres_url: str) -> None:
@@ -221,7 +222,7 @@ def test_a_spend_reads_no_more_when_much_was_spent(postgres_url: str) -> None:
         read: list[int] = []
         for _ in range(2):
             for _ in range(150):
-                account.spend(PureDp(0.001))
+                account.spend(stated(PureDp(0.001)))
             ledger.close()  # a server process hands its counts over when it ends
             read.append(index_reads(looking, 3 * 150 * (len(read) + 1)))
         assert read[1] - read[0] <= read[0] <= 4 * 150
@@ -250,7 +251,7 @@ def spend_in_threads(account: Account, count: int, threads: int = 4) -> tuple[li
         for turn in range(count):
             key = f"{number}-{turn}"
             try:
-                with account.spend(PureDp(0.001), key):
+                with account.spend(stated(PureDp(0.001)), key):
                     released.append(key)
             except LedgerError as error:
                 failed.append(error)
@@ -322,7 +323,7 @@ def test_an_account_opened_and_spent_while_another_opens_it_is_no_rollback(
 
         def overtaken(self: Witness, *looked: Any) -> None:
             monkeypatch.undo()
-            other.open_account("images", **ABOUT, epsilon=1.0, delta=0.0).spend(PureDp(0.5))
+            other.open_account("images", **ABOUT, epsilon=1.0, delta=0.0).spend(stated(PureDp(0.5)))
             real(self, *looked)
 
         monkeypatch.setattr(Witness, "check", overtaken)
@@ -340,7 +341,7 @@ def test_many_open_a_new_ledger_at_once(url: str, tmp_path: Path) -> None:
                 release("opened")
             except LedgerError as error:
                 release(str(error))
-            ledger.open_account(f"own {number}", **ABOUT, epsilon=1.0, delta=0.0).spend(PureDp(0.5))
+            ledger.open_account(f"own {number}", **ABOUT, epsilon=1.0, delta=0.0).spend(stated(PureDp(0.5)))
 
     children = [in_child(lambda release, number=number: work(number, release)) for number in range(8)]  # type: ignore[misc]
     told = [lines(*child) for child in children]
@@ -361,7 +362,7 @@ def test_a_forked_process_does_not_store_for_its_parent(open_account: Open, ledg
         except LedgerError as error:
             release(str(error))
 
-    with account.spend(PureDp(0.5), "k") as debit:
+    with account.spend(stated(PureDp(0.5)), "k") as debit:
         (told,), _ = lines(*in_child(lambda release: work(debit, release)))
         assert "in the same process" in told
         debit.store(b"of the parent")

@@ -18,6 +18,7 @@ from nearveil.privacy.events import PureDp
 from ..small_disk import fill, mounted
 from .conftest import ABOUT
 from .postgres import Postgres
+from .stating import stated
 
 EVENT = PureDp(0.001)
 
@@ -34,7 +35,7 @@ def spend_until_full(account: Account, prefix: str, size: int) -> tuple[set[str]
     for step in range(10_000):
         key = f"{prefix}-{step}"
         try:
-            with account.spend(EVENT, key) as debit:
+            with account.spend(stated(EVENT), key) as debit:
                 debit.store(random.Random(step).randbytes(size))  # noqa: S311
                 released.add(key)
         except LedgerError as error:
@@ -54,9 +55,9 @@ def check(account: Account, before: list[Entry], released: set[str], failed: set
     for key in failed:
         if key in paid and key not in stored:
             with pytest.raises(KeySpentError):
-                account.spend(EVENT, key)
+                account.spend(stated(EVENT), key)
         else:
-            assert account.spend(EVENT, key).repeated == (key in paid)
+            assert account.spend(stated(EVENT), key).repeated == (key in paid)
     history = account.history()
     assert round(account.balance().spent * 1000) == sum(entry.kind == "debit" for entry in history)
     assert account._ledger.verify()
@@ -96,7 +97,7 @@ def test_new_accounts_on_a_full_disk(small_disk: Path) -> None:
             ballast.unlink()
             assert ledger.verify()
             account = ledger.open_account(f"{leave}", **ABOUT, epsilon=1.0, delta=0.0)
-            account.spend(EVENT)
+            account.spend(stated(EVENT))
     with Ledger(small_disk / "ledger.db") as ledger:
         assert len([account for account in ledger.accounts() if account.balance().spent]) == 20
         assert ledger.verify()
@@ -116,7 +117,7 @@ def test_a_new_ledger_on_a_full_disk(small_disk: Path) -> None:
         ballast.unlink()
         with Ledger(path) as ledger:
             assert ledger.verify()
-            ledger.open_account("after", **ABOUT, epsilon=1.0, delta=0.0).spend(EVENT)
+            ledger.open_account("after", **ABOUT, epsilon=1.0, delta=0.0).spend(stated(EVENT))
         for file in small_disk.iterdir():
             file.unlink()
 

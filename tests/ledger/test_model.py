@@ -24,6 +24,7 @@ from nearveil.privacy.events import PureDp
 
 from .chaos_worker import KILLS
 from .conftest import ABOUT
+from .stating import stated
 
 AMOUNTS = ("0.1", "0.2", "0.3", "0.7")
 PLAN = {"0.1": 5, "0.2": 3, "0.7": 1}
@@ -114,9 +115,9 @@ class Ledgers(RuleBasedStateMachine):
         error = model.expected(charge, key, client)
         if error is not None:
             with pytest.raises(error):
-                account.spend(events(charge), key, client=client)
+                account.spend(stated(*events(charge)), key, client=client)
             return
-        with account.spend(events(charge), key, client=client) as debit:
+        with account.spend(stated(*events(charge)), key, client=client) as debit:
             assert debit.repeated == (key in model.debits)
             assert debit.message == model.messages.get(key)
             if debit.repeated:
@@ -149,7 +150,7 @@ class Ledgers(RuleBasedStateMachine):
 
     @rule(kind=accounts, charge=charges)
     def preview(self, kind: str, charge: Charge) -> None:
-        assert self.account(kind).preview(events(charge)).allowed == self.models[kind].pot.affords(charge)
+        assert self.account(kind).preview(stated(*events(charge))).allowed == self.models[kind].pot.affords(charge)
 
     @rule()
     def reopen(self) -> None:

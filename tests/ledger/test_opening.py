@@ -17,6 +17,7 @@ from nearveil.ledger._database import database_url, in_words, shown
 from nearveil.privacy.events import PureDp
 
 from .conftest import ABOUT
+from .stating import stated
 
 
 @pytest.mark.parametrize("url", ["", ":memory:", "sqlite://", "sqlite:///:memory:", "mysql://host/x", "a://b c://"])
@@ -61,7 +62,7 @@ def test_a_damaged_file_says_so(tmp_path: Path) -> None:
     with Ledger(path) as ledger:
         account = ledger.open_account("images", **ABOUT, epsilon=100.0, delta=0.0)
         for _ in range(100):
-            account.spend(PureDp(0.125))
+            account.spend(stated(PureDp(0.125)))
     content = bytearray(path.read_bytes())
     content[4096:] = b"\xff" * (len(content) - 4096)
     path.write_bytes(content)
@@ -118,19 +119,19 @@ def test_a_full_disk_spends_nothing_and_the_ledger_lives_on(tmp_path: Path) -> N
     with Ledger(tmp_path / "l.db") as ledger:
         account = ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
         engine = ledger._core.database.engine
-        account.spend(PureDp(0.125), "before")
+        account.spend(stated(PureDp(0.125)), "before")
 
         def limited(connection: sqlite3.Connection, *_: object) -> None:
             pages = connection.execute("PRAGMA page_count").fetchone()[0]
             connection.execute(f"PRAGMA max_page_count = {pages}")
 
         sa.event.listen(engine, "checkout", limited)
-        with account.spend(PureDp(0.125), "small") as debit, pytest.raises(LedgerFullError, match="make room"):
+        with account.spend(stated(PureDp(0.125)), "small") as debit, pytest.raises(LedgerFullError, match="make room"):
             debit.store(b"x" * 100_000)
         sa.event.remove(engine, "checkout", limited)
         engine.dispose()
         assert [entry.key for entry in account.history()] == [None, "before", "small"]
-        account.spend(PureDp(0.125), "after")
+        account.spend(stated(PureDp(0.125)), "after")
         assert ledger.verify()
 
 

@@ -37,6 +37,7 @@ from nearveil.privacy.accounting import PldAccountant, RenyiFilter
 from nearveil.privacy.events import PureDp
 
 from .conftest import ABOUT
+from .stating import stated
 
 Open = Callable[..., Account]
 
@@ -50,7 +51,7 @@ def test_the_debit_is_there_before_the_body_and_stays_when_it_raises(open_accoun
     seen = []
 
     def body() -> None:
-        with account.spend(GaussianDpEvent(8.0), "k"):
+        with account.spend(stated(GaussianDpEvent(8.0)), "k"):
             seen.extend(debits(account))
             raise ZeroDivisionError
 
@@ -63,26 +64,26 @@ def test_the_debit_is_there_before_the_body_and_stays_when_it_raises(open_accoun
 
 def test_a_spend_that_is_not_used_as_a_context_is_paid_all_the_same(open_account: Open) -> None:
     account = open_account(delta=0.0)
-    account.spend(PureDp(0.5))
+    account.spend(stated(PureDp(0.5)))
     assert account.balance().spent == 0.5
 
 
 def test_the_same_key_returns_the_message_and_pays_once(open_account: Open) -> None:
     account = open_account(delta=0.0)
-    with account.spend(PureDp(0.5), "k") as first:
+    with account.spend(stated(PureDp(0.5)), "k") as first:
         assert not first.repeated
         assert first.message is None
         first.store(b"\x00public")
-    with account.spend([(PureDp(0.25), 1), PureDp(0.25)], "other") as other:
+    with account.spend(stated((PureDp(0.25), 1), PureDp(0.25)), "other") as other:
         other.store(b"")
-    with account.spend(PureDp(0.5), "k") as again:
+    with account.spend(stated(PureDp(0.5)), "k") as again:
         assert again.repeated
         assert again.message == b"\x00public"
         assert again.nonce == first.nonce != other.nonce
         assert len(again.nonce) == 32
         with pytest.raises(LedgerError, match="stored already"):
             again.store(b"another")
-    with account.spend([(PureDp(0.25), 2)], "other") as empty:
+    with account.spend(stated((PureDp(0.25), 2)), "other") as empty:
         assert empty.message == b""
     assert account.balance().spent == 1.0
     assert [entry.kind for entry in account.history()] == ["opened", "debit", "message", "debit", "message"]
@@ -90,31 +91,31 @@ def test_the_same_key_returns_the_message_and_pays_once(open_account: Open) -> N
 
 def test_a_key_without_a_message_never_opens_again(open_account: Open) -> None:
     account = open_account()
-    with account.spend(GaussianDpEvent(8.0), "k") as debit:
+    with account.spend(stated(GaussianDpEvent(8.0)), "k") as debit:
         pass
     with pytest.raises(KeySpentError):
-        account.spend(GaussianDpEvent(8.0), "k")
+        account.spend(stated(GaussianDpEvent(8.0)), "k")
     with pytest.raises(LedgerError, match="holds the debit"):
         debit.store(b"late")
     with pytest.raises(KeySpentError):
-        account.spend(GaussianDpEvent(8.0), "k")
+        account.spend(stated(GaussianDpEvent(8.0)), "k")
 
 
 def test_the_same_key_with_other_events_is_an_error(open_account: Open) -> None:
     account = open_account()
-    with account.spend(GaussianDpEvent(8.0), "k") as debit:
+    with account.spend(stated(GaussianDpEvent(8.0)), "k") as debit:
         debit.store(b"m")
-    for other in (GaussianDpEvent(9.0), [(GaussianDpEvent(8.0), 2)], LaplaceDpEvent(8.0)):
+    for other in (GaussianDpEvent(9.0), (GaussianDpEvent(8.0), 2), LaplaceDpEvent(8.0)):
         with pytest.raises(KeyConflictError):
-            account.spend(other, "k")
+            account.spend(stated(other), "k")
     same = ComposedDpEvent([GaussianDpEvent(8), NoOpDpEvent()])
-    assert account.spend(same, "k").message == b"m"
+    assert account.spend(stated(same), "k").message == b"m"
     assert len(debits(account)) == 1
 
 
 def test_a_debit_is_neither_copied_nor_stored_twice(open_account: Open) -> None:
     account = open_account()
-    with account.spend(GaussianDpEvent(8.0)) as debit:
+    with account.spend(stated(GaussianDpEvent(8.0))) as debit:
         for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match="belongs to the process"):
                 duplicate(debit)
@@ -130,7 +131,7 @@ def test_a_debit_is_neither_copied_nor_stored_twice(open_account: Open) -> None:
 def test_keys_are_printable_texts(key: Any, open_account: Open) -> None:
     account = open_account()
     with pytest.raises(ValueError, match="key must be"):
-        account.spend(GaussianDpEvent(8.0), key)
+        account.spend(stated(GaussianDpEvent(8.0)), key)
     assert debits(account) == []
 
 
@@ -138,26 +139,26 @@ def test_any_printable_key_is_kept_apart(open_account: Open) -> None:
     account = open_account(epsilon=50.0)
     keys = ["k", "K", "k ", "'; DROP TABLE nearveil_entry; --", "\u00e9", "e\u0301", "x" * 200, "\U0001f511", new_key()]
     for key in keys:
-        account.spend(GaussianDpEvent(8.0), key)
+        account.spend(stated(GaussianDpEvent(8.0)), key)
     assert debits(account) == keys
 
 
 def test_pure_epsilons_add_up_to_the_last_digit(open_account: Open) -> None:
     account = open_account(delta=0.0)
     for _ in range(10):
-        account.spend(PureDp(0.1))
+        account.spend(stated(PureDp(0.1)))
     assert account.balance().spent == 1.0
     assert account.balance().left == 0.0
     with pytest.raises(
         OverBudgetError, match=r"budget epsilon 1 at delta 0, spent 1, left 0; this costs 1e-12"
     ) as error:
-        account.spend(PureDp(1e-12))
+        account.spend(stated(PureDp(1e-12)))
     assert (error.value.epsilon, error.value.spent, error.value.cost, error.value.left) == (1.0, 1.0, 1e-12, 0.0)
     assert isinstance(error.value, BudgetExceededError)
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)  # noqa: S301
-    account.spend(PureDp(0.0))
+    account.spend(stated(PureDp(0.0)))
     with pytest.raises(OverBudgetError, match="not pure"):
-        account.spend(GaussianDpEvent(100.0))
+        account.spend(stated(GaussianDpEvent(100.0)))
     assert len(debits(account)) == 11
 
 
@@ -166,14 +167,14 @@ def test_a_filter_stops_where_the_filter_of_the_accountants_stops(open_account: 
     steps = [GaussianDpEvent(30.0), PureDp(0.02), LaplaceDpEvent(60.0)]
     allowed = 0
     for step in steps * 40:
-        assert account.preview(step).allowed == gate.may_spend(step)
+        assert account.preview(stated(step)).allowed == gate.may_spend(step)
         if gate.may_spend(step):
             gate.spend(step)
-            account.spend(step)
+            account.spend(stated(step))
             allowed += 1
         else:
             with pytest.raises(OverBudgetError):
-                account.spend(step)
+                account.spend(stated(step))
     assert 10 < allowed < 120
     assert 0.8 < account.balance().spent <= 1.0
     assert len(debits(account)) == allowed
@@ -183,20 +184,20 @@ def test_a_plan_is_taken_in_any_order_and_no_further(open_account: Open) -> None
     few, many = GaussianDpEvent(12.0), PureDp(0.01)
     account = open_account(plan=[(few, 2), (many, 50)])
     whole = PldAccountant().compose(few, 2).compose(many, 50).epsilon(1e-5)
-    account.spend([(many, 20), few])
-    account.spend(many)
+    account.spend(stated((many, 20), few))
+    account.spend(stated(many))
     part = PldAccountant().compose(few).compose(many, 21).epsilon(1e-5)
     assert account.balance().spent == pytest.approx(part, rel=1e-9)
     assert {repr(event): left for event, left in account.balance().remaining} == {repr(few): 1, repr(many): 29}
     with pytest.raises(OverBudgetError, match="planned 50, taken 21, this takes 30, left 29"):
-        account.spend([(many, 30), few])
+        account.spend(stated((many, 30), few))
     with pytest.raises(OverBudgetError, match="not in the plan"):
-        account.spend(PureDp(0.001))
-    account.spend([(many, 29), few])
+        account.spend(stated(PureDp(0.001)))
+    account.spend(stated((many, 29), few))
     assert account.balance().spent == pytest.approx(whole, rel=1e-9)
     assert account.balance().remaining == ()
     with pytest.raises(OverBudgetError, match="left 0"):
-        account.spend(few)
+        account.spend(stated(few))
 
 
 def test_a_plan_that_costs_more_than_the_budget_is_refused_with_figures(ledger: Ledger, open_account: Open) -> None:
@@ -207,14 +208,14 @@ def test_a_plan_that_costs_more_than_the_budget_is_refused_with_figures(ledger: 
     with pytest.raises(OverBudgetError, match="infinity"):
         open_account(plan=GaussianDpEvent(1.0), delta=0.0)
     account = open_account(plan=[(PureDp(0.1), 10)], delta=0.0)
-    account.spend([(PureDp(0.1), 10)])
+    account.spend(stated((PureDp(0.1), 10)))
     assert account.balance().spent == 1.0
 
 
 def test_preview_spends_nothing_and_says_what_spend_then_does(open_account: Open) -> None:
     account = open_account(delta=0.0)
-    account.spend(PureDp(0.25))
-    seen = account.preview(PureDp(0.5))
+    account.spend(stated(PureDp(0.25)))
+    seen = account.preview(stated(PureDp(0.5)))
     assert (seen.spent, seen.cost, seen.total, seen.left, seen.alone, seen.allowed) == (
         0.25,
         0.5,
@@ -227,25 +228,25 @@ def test_preview_spends_nothing_and_says_what_spend_then_does(open_account: Open
         "Allowed: this costs 0.5 of epsilon 1; then 0.75 is spent and 0.25 left "
         "(alone it would be epsilon 0.5 at delta 0)."
     )
-    refused = account.preview([(PureDp(0.5), 2)])
+    refused = account.preview([(stated(PureDp(0.5)), 2)])
     assert not refused.allowed
     assert str(refused) == f"Refused: {refused.reason}"
     with pytest.raises(OverBudgetError) as error:
-        account.spend([(PureDp(0.5), 2)])
+        account.spend(stated((PureDp(0.5), 2)))
     assert str(error.value) == refused.reason
     assert account.balance().spent == 0.25
-    account.spend(PureDp(0.5))
+    account.spend(stated(PureDp(0.5)))
     assert account.balance().left == 0.25
 
 
 def test_what_nobody_can_price_is_refused_in_preview_and_spend(open_account: Open) -> None:
     inside = PoissonSampledDpEvent(0.5, ComposedDpEvent([LaplaceDpEvent(2.0), GaussianDpEvent(1.0)]))
     gate = open_account()
-    assert gate.preview(inside).alone == math.inf
-    assert not gate.preview(inside).allowed
+    assert gate.preview(stated(inside)).alone == math.inf
+    assert not gate.preview(stated(inside)).allowed
     for event in (inside, NonPrivateDpEvent()):
         with pytest.raises(OverBudgetError, match="this costs infinity"):
-            gate.spend(event)
+            gate.spend(stated(event))
     with pytest.raises(ValueError, match="plan cannot be composed"):
         open_account("planned", plan=inside)
     assert debits(gate) == []
@@ -255,18 +256,18 @@ def test_colluding_clients_gain_nothing(open_account: Open) -> None:
     account = open_account(delta=0.0)
     for client in ("ann", "bob", "cy"):
         account.quota(client, epsilon=0.5)
-    account.spend(PureDp(0.5), client="ann")
+    account.spend(stated(PureDp(0.5)), client="ann")
     with pytest.raises(OverBudgetError, match=r"client ann in account images: budget epsilon 0\.5"):
-        account.spend(PureDp(0.1), client="ann")
-    account.spend(PureDp(0.25), client="bob")
-    account.spend(PureDp(0.25))  # the owner's own
+        account.spend(stated(PureDp(0.1)), client="ann")
+    account.spend(stated(PureDp(0.25)), client="bob")
+    account.spend(stated(PureDp(0.25)))  # the owner's own
     with pytest.raises(OverBudgetError, match="account images: budget epsilon 1 "):
-        account.spend(PureDp(0.25), client="bob")
-    assert not account.preview(PureDp(0.25), client="cy").allowed
+        account.spend(stated(PureDp(0.25)), client="bob")
+    assert not account.preview(stated(PureDp(0.25)), client="cy").allowed
     assert account.balance(client="bob").left == 0.25
     assert account.balance().left == 0.0
     with pytest.raises(AccountError, match="no quota"):
-        account.spend(PureDp(0.0), client="dee")
+        account.spend(stated(PureDp(0.0)), client="dee")
     assert len(debits(account)) == 3
 
 
@@ -274,15 +275,15 @@ def test_a_client_cannot_read_the_message_of_another(open_account: Open) -> None
     account = open_account(delta=0.0)
     account.quota("ann", epsilon=0.5)
     account.quota("bob", epsilon=0.5)
-    with account.spend(PureDp(0.1), "k", client="ann") as debit:
+    with account.spend(stated(PureDp(0.1)), "k", client="ann") as debit:
         debit.store(b"hers")
     words = set()
     for client, event in (("bob", PureDp(0.1)), ("bob", PureDp(0.2)), (None, PureDp(0.1)), ("ann", PureDp(0.2))):
         with pytest.raises(KeyConflictError) as error:
-            account.spend(event, "k", client=client)
+            account.spend(stated(event), "k", client=client)
         words.add(str(error.value))
     assert len(words) == 1
-    assert account.spend(PureDp(0.1), "k", client="ann").message == b"hers"
+    assert account.spend(stated(PureDp(0.1)), "k", client="ann").message == b"hers"
 
 
 def test_quotas_are_parts_of_the_budget(open_account: Open) -> None:
@@ -299,10 +300,10 @@ def test_quotas_are_parts_of_the_budget(open_account: Open) -> None:
     with pytest.raises(ValueError, match="part of the account"):
         planned.quota("ann", plan=[(PureDp(0.1), 4)])
     planned.quota("ann", plan=[(PureDp(0.1), 2)])
-    planned.spend([(PureDp(0.1), 2)], client="ann")
+    planned.spend(stated((PureDp(0.1), 2)), client="ann")
     with pytest.raises(OverBudgetError, match=r"client ann .*planned 2, taken 2"):
-        planned.spend(PureDp(0.1), client="ann")
-    planned.spend(PureDp(0.1))
+        planned.spend(stated(PureDp(0.1)), client="ann")
+    planned.spend(stated(PureDp(0.1)))
 
 
 class Estimator(BaseEstimator):  # type: ignore[misc]
@@ -322,7 +323,7 @@ def test_copies_and_clones_share_the_account(ledger: Ledger, open_account: Open)
     ]
     for handle in handles:
         assert handle == account
-        handle.spend(PureDp(0.125))
+        handle.spend(stated(PureDp(0.125)))
     assert account.balance().left == 0.25
     assert len(ledger.accounts()) == 1
     pickle.loads(pickle.dumps(ledger)).close()  # noqa: S301
@@ -334,13 +335,13 @@ def test_order_is_the_sequence_and_a_clock_that_jumps_changes_nothing(url: str, 
     with Ledger(url, witness=tmp_path / "w", clock=lambda: start + timedelta(hours=next(hours))) as ledger:
         account = ledger.open_account("images", **{**ABOUT, "epsilon": 1.0, "delta": 0.0})
         for key in ("a", "b", "c", "d"):
-            account.spend(PureDp(0.25), key)
+            account.spend(stated(PureDp(0.25)), key)
         history = account.history()
         assert [entry.sequence for entry in history] == [1, 2, 3, 4, 5]
         assert [entry.key for entry in history] == [None, "a", "b", "c", "d"]
         assert history[2].time == "2026-03-24T20:30:00.000000+00:00"
         with pytest.raises(OverBudgetError):
-            account.spend(PureDp(0.25))
+            account.spend(stated(PureDp(0.25)))
         assert ledger.verify()
 
 
@@ -395,10 +396,12 @@ def test_accounts_are_found_and_never_opened_twice(ledger: Ledger, open_account:
 def test_events_of_another_relation_are_refused(open_account: Open) -> None:
     account = open_account(relation="replace")
     with pytest.raises(ValueError, match="replace"):
-        account.spend(PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)))
-    for nothing in ([], NoOpDpEvent(), [(GaussianDpEvent(2.0), 0)], [3]):
+        account.spend(stated(PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0))))
+    with pytest.raises(ValueError, match="replace"):
+        open_account("planned", relation="replace", plan=PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)))
+    for nothing in ([], [NoOpDpEvent()], [(GaussianDpEvent(2.0), 0)]):
         with pytest.raises(ValueError, match="events"):
-            account.spend(nothing)
+            account.spend(stated(*nothing, relation="replace"))
     assert debits(account) == []
 
 
@@ -439,10 +442,20 @@ def test_receipts_may_be_given_as_they_were_written_down(open_account: Open, led
     assert ledger.verify(receipts=[str(account.receipt())]).ok
 
 
-@pytest.mark.parametrize("nothing", [None, 4.0, "4"])
-def test_what_is_no_event_costs_nothing_and_is_said(nothing: Any, open_account: Open) -> None:
+@pytest.mark.parametrize(
+    "raw",
+    [None, 4.0, "4", PureDp(0.1), [(PureDp(0.1), 2)], [PureDp(0.1)], [(stated(PureDp(0.1)), 0)]],
+)
+def test_nothing_but_a_guarantee_is_paid_for(raw: Any, open_account: Open) -> None:
+    """Raw events say nothing about what they protect, whether they are sound, and whose figures they are."""
     account = open_account()
-    for ask in (account.preview, account.spend):
-        with pytest.raises(ValueError, match="events must be"):
-            ask(nothing)
+    asks: list[Callable[[], object]] = [
+        lambda: account.preview(raw),
+        lambda: account.assert_affordable(raw),
+        lambda: account.spend(raw),
+        lambda: account.take(raw, 1),
+    ]
+    for ask in asks:
+        with pytest.raises((TypeError, ValueError), match=r"must be a Guarantee.*compose_events|times must be"):
+            ask()
     assert debits(account) == []

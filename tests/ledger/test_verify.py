@@ -27,6 +27,7 @@ from nearveil.ledger._database import database_url
 from nearveil.privacy.events import PureDp
 
 from .conftest import ABOUT
+from .stating import stated
 
 Open = Callable[..., Account]
 
@@ -45,10 +46,10 @@ def account(open_account: Open) -> Account:
     """Entries: 1 opened, 2 quota, 3 debit, 4 message, 5 debit of the client, 6 debit."""
     account = open_account(delta=0.0)
     account.quota("ann", epsilon=0.5)
-    with account.spend(PureDp(0.125), "first") as debit:
+    with account.spend(stated(PureDp(0.125)), "first") as debit:
         debit.store(b"public")
-    account.spend(PureDp(0.25), "hers", client="ann")
-    account.spend(PureDp(0.125), "last")
+    account.spend(stated(PureDp(0.25)), "hers", client="ann")
+    account.spend(stated(PureDp(0.125)), "last")
     return account
 
 
@@ -109,7 +110,7 @@ def test_tampering_is_found(what: str, url: str, ledger: Ledger, account: Accoun
 def test_edited_rows_are_not_spent_from(what: str, url: str, ledger: Ledger, account: Account) -> None:
     by_hand(url, *TAMPERING[what])
     with pytest.raises((CorruptLedgerError, RolledBackError, AccountError)):
-        account.spend(PureDp(0.01), client="ann")
+        account.spend(stated(PureDp(0.01)), client="ann")
     assert len(account.history()) == 6
 
 
@@ -120,7 +121,7 @@ def test_a_history_that_was_recomputed_by_a_forger_falls_to_a_receipt(tmp_path: 
         with Ledger(path) as ledger:
             account = ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
             for _ in range(spends):
-                account.spend(PureDp(0.125))
+                account.spend(stated(PureDp(0.125)))
             receipts.append(account.receipt())
     kept = receipts[0]
     with Ledger(forged) as ledger:
@@ -131,7 +132,7 @@ def test_a_history_that_was_recomputed_by_a_forger_falls_to_a_receipt(tmp_path: 
         assert "entry 2: differs from what a receipt has seen" in str(ledger.verify(receipts=[earlier]))
         assert "not in the database" in str(ledger.verify(receipts=[Receipt("lost", 1, kept.hash)]))
     with Ledger(honest) as ledger:
-        ledger.account("images").spend(PureDp(0.125))
+        ledger.account("images").spend(stated(PureDp(0.125)))
         assert ledger.verify(receipts=[kept])
     for wrong in ("", "1:ab:images", "x:" + "0" * 64 + ":images", "1:" + "0" * 64 + ":"):
         with pytest.raises(ValueError, match="receipt must be"):
@@ -145,12 +146,12 @@ def test_a_budget_that_was_passed_is_found_even_if_every_hash_fits(
         account = ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
         with monkeypatch.context() as patched:
             patched.setattr("nearveil.ledger._budget.PureBudget.allows", lambda *_: True)
-            account.spend(PureDp(2.0))
+            account.spend(stated(PureDp(2.0)))
         assert [problem.text for problem in ledger.verify().problems] == ["passes the budget"]
         with monkeypatch.context() as patched:
             patched.setattr("nearveil.ledger._budget.PureBudget.allows", lambda *_: True)
             patched.setattr("nearveil.ledger._budget.PureBudget.price", lambda *_: (1,))
-            account.spend(PureDp(0.5))
+            account.spend(stated(PureDp(0.5)))
         assert "was charged less than its events cost" in str(ledger.verify())
 
 
@@ -168,9 +169,9 @@ def test_an_old_copy_put_back_is_refused(tmp_path: Path) -> None:
     path, saved = tmp_path / "l.db", tmp_path / "saved.db"
     with Ledger(path) as ledger:
         account = ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
-        account.spend(PureDp(0.5), "a")
+        account.spend(stated(PureDp(0.5)), "a")
         ledger.backup(saved)
-        account.spend(PureDp(0.5), "b")
+        account.spend(stated(PureDp(0.5)), "b")
     put_back(saved, path)
     with pytest.raises(RolledBackError, match=r"'images' does not hold entry 3.*newest"):
         Ledger(path)
@@ -178,7 +179,7 @@ def test_an_old_copy_put_back_is_refused(tmp_path: Path) -> None:
         assert "rolled back: it ends at entry 2, and its witness has seen entry 3" in str(looking.verify())
         assert len(looking.account("images").history()) == 2
         with pytest.raises(LedgerError, match="read_only"):
-            looking.account("images").spend(PureDp(0.5))
+            looking.account("images").spend(stated(PureDp(0.5)))
     # Whoever has it open already is refused as well.
     Path(f"{path}.witness").rename(tmp_path / "aside")
     Path(f"{path}.witness").touch()
@@ -186,7 +187,7 @@ def test_an_old_copy_put_back_is_refused(tmp_path: Path) -> None:
         account = ledger.account("images")
         (tmp_path / "aside").replace(f"{path}.witness")
         with pytest.raises(RolledBackError, match="witness has seen entry 3"):
-            account.spend(PureDp(0.5), "c")
+            account.spend(stated(PureDp(0.5)), "c")
         with pytest.raises(RolledBackError):
             account.quota("ann", epsilon=0.1)
     for file in sqlite_files(path):
@@ -198,11 +199,11 @@ def test_an_old_copy_put_back_is_refused(tmp_path: Path) -> None:
 def test_another_history_of_the_same_length_is_refused(url: str, tmp_path: Path) -> None:
     with Ledger(url, witness=tmp_path / "one") as ledger:
         account = ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
-        account.spend(PureDp(0.5), "a")
+        account.spend(stated(PureDp(0.5)), "a")
     record = (tmp_path / "one").read_text()
     assert len(record) == 256
     with Ledger(tmp_path / "other.db", witness=tmp_path / "two") as other:
-        other.open_account("images", **ABOUT, epsilon=1.0, delta=0.0).spend(PureDp(0.5), "b")
+        other.open_account("images", **ABOUT, epsilon=1.0, delta=0.0).spend(stated(PureDp(0.5)), "b")
     shutil.copy(tmp_path / "two", tmp_path / "one")
     with pytest.raises(RolledBackError, match="as its witness has seen it"):
         Ledger(url, witness=tmp_path / "one")
@@ -215,7 +216,7 @@ def test_a_witness_that_is_missing_or_damaged_is_not_passed_over(tmp_path: Path)
         content = witness.read_text()
         witness.unlink()
         with pytest.raises(RolledBackError, match="cannot be read"):
-            account.spend(PureDp(0.125))
+            account.spend(stated(PureDp(0.125)))
     with pytest.raises(RolledBackError, match="missing"):
         Ledger(path)
     witness.write_text(content.replace("1 ", "0 ", 1))
@@ -223,7 +224,7 @@ def test_a_witness_that_is_missing_or_damaged_is_not_passed_over(tmp_path: Path)
         Ledger(path)
     witness.write_text("")
     with Ledger(path) as ledger:
-        ledger.account("images").spend(PureDp(0.125))
+        ledger.account("images").spend(stated(PureDp(0.125)))
         assert int(witness.read_text().split()[0]) == 2
 
 
@@ -232,7 +233,7 @@ def test_the_witness_lags_at_most_and_is_never_lowered(tmp_path: Path) -> None:
         accounts = [ledger.open_account(f"n{i}", **ABOUT, epsilon=1.0, delta=0.0) for i in range(5)]
         old = accounts[2].receipt()
         for account in accounts:
-            account.spend(PureDp(0.125))
+            account.spend(stated(PureDp(0.125)))
         witness = ledger._core.witness
         assert witness is not None
         known = witness.known()
@@ -249,7 +250,7 @@ def test_a_record_of_the_witness_that_a_full_disk_cut_short_is_written_over(tmp_
         assert witness is not None
         with witness.path.open("a") as file:
             file.write("0000000000000")
-        account.spend(PureDp(0.125))
+        account.spend(stated(PureDp(0.125)))
         ledger.open_account("more", **ABOUT, epsilon=1.0, delta=0.0)
         assert sorted(sequence for sequence, _ in witness.known().values()) == [1, 2]
         assert witness.path.stat().st_size == 2 * 256
@@ -264,9 +265,9 @@ def test_a_witness_that_stays_locked_is_not_waited_for_without_end(
         with (tmp_path / "l.db.witness").open() as held:
             fcntl.flock(held, fcntl.LOCK_EX)
             with pytest.raises(LedgerUnavailableError, match="release nothing"):
-                account.spend(PureDp(0.125), "k")
+                account.spend(stated(PureDp(0.125)), "k")
         assert account.balance().spent == 0.0
-        account.spend(PureDp(0.125), "k")
+        account.spend(stated(PureDp(0.125)), "k")
 
 
 def test_tables_that_are_gone_are_told(url: str, ledger: Ledger, account: Account) -> None:
@@ -275,7 +276,7 @@ def test_tables_that_are_gone_are_told(url: str, ledger: Ledger, account: Accoun
         connection.exec_driver_sql("DROP TABLE nearveil_entry")
     engine.dispose()
     with pytest.raises(CorruptLedgerError, match="not those of a ledger"):
-        account.spend(PureDp(0.125))
+        account.spend(stated(PureDp(0.125)))
 
 
 def test_history_and_exports_tell_the_same(ledger: Ledger, account: Account) -> None:
@@ -324,8 +325,8 @@ def test_a_filter_and_a_plan_are_replayed_too(ledger: Ledger, open_account: Open
     gate.quota("ann", epsilon=0.5)
     planned.quota("ann", plan=GaussianDpEvent(12.0))
     for account in (gate, planned):
-        account.spend(GaussianDpEvent(12.0))
-        account.spend(GaussianDpEvent(12.0), client="ann")
+        account.spend(stated(GaussianDpEvent(12.0)))
+        account.spend(stated(GaussianDpEvent(12.0)), client="ann")
     found = ledger.verify()
     assert found, found
     assert (found.accounts, found.entries) == (2, 8)

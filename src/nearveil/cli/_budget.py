@@ -16,6 +16,7 @@ from nearveil.cli import _budget_view as view
 from nearveil.cli._plan import MECHANISM_HELP, METAVAR, Mechanism, event, part
 from nearveil.ledger import Account, AccountError, Balance, Ledger, LedgerError, Receipt
 from nearveil.ledger._database import database_url
+from nearveil.privacy import Basis, compose_events
 from nearveil.privacy._guarantee import Protects, Relation
 
 app = typer.Typer(
@@ -144,7 +145,10 @@ def preview(
     """
     with _reading(ledger, witness) as book:
         held = _account(book, account)
-        answer = held.preview(_events(plan, mechanism, held.delta), client=client)
+        about: Any = {"protects": held.protects, "unit": held.unit, "relation": held.relation, "delta": held.delta}
+        events = _events(plan, mechanism, held.delta)
+        asked = [(compose_events([one], basis=Basis("a plan of releases"), **about), count) for one, count in events]
+        answer = held.preview(asked, client=client)
     if as_json:
         _print_json(view.preview_json(answer))
     else:

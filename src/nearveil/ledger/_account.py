@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 import sqlalchemy as sa
 from dp_accounting import DpEvent, NoOpDpEvent, SelfComposedDpEvent
@@ -32,6 +32,9 @@ from nearveil.privacy._guarantee import Protects, Relation
 
 if TYPE_CHECKING:
     from nearveil.ledger._ledger import Ledger
+
+Parts: TypeAlias = Iterable[tuple[Guarantee, int]]
+"""Several releases, and how often each happens."""
 
 
 class Account:
@@ -128,12 +131,12 @@ class Account:
         held = self._held(cap)
         return charge_events(held.budget.left(held.totals)) if isinstance(held.budget, PlanBudget) else ()
 
-    def assert_affordable(self, parts: Iterable[tuple[Events | Guarantee, int]]) -> None:
-        """Raise unless all parts together could be paid now. Nothing is spent, and priced for a refusal alone.
+    def assert_affordable(self, guarantee: Guarantee | Parts) -> None:
+        """Raise unless all of it could be paid now. Nothing is spent, and priced for a refusal alone.
 
         Parameters
         ----------
-        parts : iterable of (Guarantee, int)
+        guarantee : Guarantee, or iterable of (Guarantee, int)
             What may be released, and how often.
 
         Raises
@@ -141,17 +144,17 @@ class Account:
         OverBudgetError
             With figures.
         """
-        charge = joined(repeated(self._charge(what), times) for what, times in parts)
-        held = self._held(None)
+        charge, held = self._charge(guarantee), self._held(None)
         if not affordable(held, charge):
             raise refusal(preview_of(self.name, None, held, charge))
 
-    def preview(self, events: Events | Guarantee, *, client: str | None = None) -> Preview:
+    def preview(self, guarantee: Guarantee | Parts, *, client: str | None = None) -> Preview:
         """Return what a spend would cost and leave, spending nothing.
 
         Parameters
         ----------
-        events : Guarantee, DpEvent, or iterable of DpEvent or (DpEvent, int)
+        guarantee : Guarantee, or iterable of (Guarantee, int)
+            What may be released, and how often.
         client : str, optional
             Whose quota would pay, too. The figures are of whichever refuses, else of the quota.
 
@@ -159,7 +162,7 @@ class Account:
         -------
         Preview
         """
-        charge = self._charge(events)
+        charge = self._charge(guarantee)
         whole = preview_of(self.name, None, self._held(None), charge)
         if client is None or not whole.allowed:
             return whole
@@ -167,7 +170,7 @@ class Account:
 
     def spend(
         self,
-        events: Events | Guarantee,
+        guarantee: Guarantee,
         key: str | None = None,
         *,
         client: str | None = None,
@@ -177,8 +180,8 @@ class Account:
 
         Parameters
         ----------
-        events : Guarantee, DpEvent, or iterable of DpEvent or (DpEvent, int)
-            What is about to be released. A guarantee is checked too: it must be sound and about what is protected.
+        guarantee : Guarantee
+            Of what is about to be released: sound, and about what the account protects. Its events are what is paid.
         key : str, optional
             Names this release; :func:`new_key` by default. The same key with the same events never pays twice: it
             gives back the stored message. Never derive it from the record: the ledger keeps it in the clear.
@@ -206,16 +209,16 @@ class Account:
         key = new_key() if key is None else check_text(key, "key")
         if client is not None:
             check_text(client, "client")
-        request = Request(self.name, self._charge(events), key, client, cap)
+        request = Request(self.name, self._charge_once(guarantee), key, client, cap)
         return spend(self._core, request, self._book.held.terms)
 
-    def take(self, events: Events | Guarantee, most: int, *, cap: str | None = None) -> int:
+    def take(self, guarantee: Guarantee, most: int, *, cap: str | None = None) -> int:
         """Pay for a release as often as a cap, and the account's plan if it has one, still allow.
 
         Parameters
         ----------
-        events : Guarantee, DpEvent, or iterable of DpEvent or (DpEvent, int)
-            One release.
+        guarantee : Guarantee
+            Of one release.
         most : int
             At most so many.
         cap : str, optional
@@ -234,7 +237,7 @@ class Account:
             Whether a debit stands is not known; release nothing.
         """
         check_count(most, "most")
-        return take(self._core, Request(self.name, self._charge(events), new_key(), None, cap), most)
+        return take(self._core, Request(self.name, self._charge_once(guarantee), new_key(), None, cap), most)
 
     def quota(
         self,
@@ -328,10 +331,14 @@ class Account:
         """
         return self._core.read(lambda connection: [entry_of(*line) for line in all_entries(connection, self.name)])
 
-    def _charge(self, events: Events | Guarantee) -> Charge:
-        if isinstance(events, Guarantee):
-            return guarantee_charge(events, self.protects, self.unit, self.relation)
-        return charge_of(events, self.relation)
+    def _charge(self, guarantee: Guarantee | Parts) -> Charge:
+        if isinstance(guarantee, Guarantee) or not isinstance(guarantee, Iterable):
+            return self._charge_once(guarantee)
+        pairs = [part if isinstance(part, tuple) and len(part) == 2 else (part, 1) for part in guarantee]
+        return joined(repeated(self._charge_once(one), check_count(times, "times", least=1)) for one, times in pairs)
+
+    def _charge_once(self, guarantee: Guarantee) -> Charge:
+        return guarantee_charge(guarantee, self.protects, self.unit, self.relation)
 
     @property
     def _core(self) -> Core:

@@ -159,12 +159,12 @@ def _checked(counts: Mapping[str, int]) -> Charge:
     return tuple(sorted(counts.items()))
 
 
-def guarantee_charge(promise: Guarantee, protects: Protects, unit: str, relation: Relation) -> Charge:
-    """Return what a promise costs an account, after checking that it is about what the account protects.
+def guarantee_charge(guarantee: Guarantee, protects: Protects, unit: str, relation: Relation) -> Charge:
+    """Return what a guarantee costs an account, after checking that it is about what the account protects.
 
     Parameters
     ----------
-    promise : Guarantee
+    guarantee : Guarantee
     protects : {"query", "database"}
     unit : str
     relation : {"replace", "add-remove"}
@@ -174,22 +174,27 @@ def guarantee_charge(promise: Guarantee, protects: Protects, unit: str, relation
     -------
     tuple of (str, int)
     """
-    if not promise.sound:
-        raise ValueError("events: the guarantee is not sound, so no budget covers it")
-    if promise.protects != protects:
-        raise ValueError(f"events: the guarantee protects a {promise.protects}, this account a {protects}")
+    if not isinstance(guarantee, Guarantee):
+        raise TypeError(
+            "guarantee must be a Guarantee: the ledger pays for nothing else. Mechanisms have one (release.guarantee); "
+            "nearveil.privacy.compose_events makes one of events of your own"
+        )
+    if not guarantee.sound:
+        raise ValueError("guarantee is not sound, so no budget covers it")
+    if guarantee.protects != protects:
+        raise ValueError(f"guarantee protects a {guarantee.protects}, this account a {protects}")
     # Every message is charged, whatever it asks for: an account of queries covers any unit. Of a database it does not:
     # a person with ten rows is in each answer ten times.
-    if protects == "database" and promise.unit != unit:
-        raise ValueError(f"events: the unit of the guarantee is {promise.unit!r}, that of this account {unit!r}")
-    if promise.relation != relation:
-        raise ValueError(f'events: the guarantee is for "{promise.relation}", this account for "{relation}"')
-    return charge_of(promise.events, relation)
+    if protects == "database" and guarantee.unit != unit:
+        raise ValueError(f"guarantee is about the unit {guarantee.unit!r}, this account about {unit!r}")
+    if guarantee.relation != relation:
+        raise ValueError(f'guarantee is for "{guarantee.relation}", this account for "{relation}"')
+    return charge_of(guarantee.events, relation)
 
 
 def _pairs(events: Events) -> list[tuple[DpEvent, int]]:
     if not isinstance(events, DpEvent | Iterable):
-        raise ValueError("events must be a guarantee, a DpEvent, or a list of DpEvent or of (DpEvent, count)")
+        raise ValueError("events must be a DpEvent, or a list of DpEvent or of (DpEvent, count)")
     parts = [events] if isinstance(events, DpEvent) else list(events)
     pairs = [part if isinstance(part, tuple) and len(part) == 2 else (part, 1) for part in parts]
     if not all(isinstance(event, DpEvent) for event, _ in pairs):

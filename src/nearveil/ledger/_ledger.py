@@ -45,13 +45,14 @@ class Ledger:
     Examples
     --------
     >>> import tempfile
+    >>> from nearveil.privacy import Basis, compose_events
     >>> from nearveil.privacy.events import PureDp
+    >>> about = {"protects": "query", "unit": "image", "relation": "replace"}
+    >>> quarter = compose_events([PureDp(0.25)], delta=0.0, basis=Basis("randomised response"), **about)
     >>> folder = tempfile.TemporaryDirectory()
     >>> with Ledger(Path(folder.name) / "budget.db") as ledger:
-    ...     account = ledger.open_account(
-    ...         "camera", owner="me", protects="query", unit="image", relation="replace", epsilon=1.0, delta=0.0
-    ...     )
-    ...     with account.spend(PureDp(0.25)) as debit:
+    ...     account = ledger.open_account("camera", owner="me", epsilon=1.0, delta=0.0, **about)
+    ...     with account.spend(quarter) as debit:
     ...         debit.store(b"what is sent")
     ...     print(account.balance())
     account camera: budget epsilon 1 at delta 0, spent 0.25, left 0.75

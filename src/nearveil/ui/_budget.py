@@ -5,6 +5,7 @@ from typing import Any
 
 from nearveil.ledger import Account, Entry, Ledger
 from nearveil.ledger._amounts import shown_down, shown_up
+from nearveil.privacy import Basis, Guarantee, compose_events
 from nearveil.privacy._guarantee import factor
 from nearveil.privacy.events import PureDp
 from nearveil.ui._errors import Trouble
@@ -40,9 +41,9 @@ def balance_of(account: Account) -> dict[str, Any]:
     }
 
 
-def previewed(account: Account, events: Any) -> dict[str, Any]:
-    """Return what events would cost an account, spending nothing."""
-    found = account.preview(events)
+def previewed(account: Account, guarantee: Guarantee, count: int = 1) -> dict[str, Any]:
+    """Return what a release would cost an account, so many times, spending nothing."""
+    found = account.preview([(guarantee, count)])
     return {
         "allowed": found.allowed,
         "cost": shown_up(found.cost),
@@ -88,8 +89,9 @@ def planned(account: Account, count: int, epsilon: float) -> dict[str, Any]:
     """Return whether so many questions fit into an account, and how many would."""
     if not 1 <= count <= _MOST_QUESTIONS or not 1e-6 <= epsilon <= 40:
         raise Trouble(422, "question", "A plan has 1 to a million questions, each at an epsilon from 0.000001 to 40.")
-    found = previewed(account, [(PureDp(epsilon), count)])
-    fits = _most(account, epsilon, count)
+    about: Any = {"protects": account.protects, "unit": account.unit, "relation": account.relation}
+    question = compose_events([PureDp(epsilon)], delta=0.0, basis=Basis("a question", "docs/theory/covers.md"), **about)
+    found, fits = previewed(account, question, count), _most(account, question, count)
     asks = f"{count:,} question{'s' * (count != 1)} at epsilon {epsilon:g}"
     if found["allowed"]:
         words = f"{asks} fit: they cost {found['cost']}, and {found['after']} would be left."
@@ -98,12 +100,12 @@ def planned(account: Account, count: int, epsilon: float) -> dict[str, Any]:
     return {**found, "fits": fits, "words": words}
 
 
-def _most(account: Account, epsilon: float, most: int) -> int:
+def _most(account: Account, question: Guarantee, most: int) -> int:
     """Return how many questions fit, up to a number."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        if account.preview([(PureDp(epsilon), middle)]).allowed:
+        if account.preview([(question, middle)]).allowed:
             low = middle
         else:
             high = middle - 1
@@ -111,7 +113,14 @@ def _most(account: Account, epsilon: float, most: int) -> int:
 
 
 def _line(entry: Entry) -> dict[str, Any]:
-    what = {"opened": "Account opened", "quota": "Quota given", "debit": "Paid", "message": "Message stored"}
+    what = {
+        "opened": "Account opened",
+        "quota": "Quota given",
+        "cap": "Cap opened",
+        "debit": "Paid",
+        "take": "Counted in a cap",
+        "message": "Message stored",
+    }
     paid = ", ".join(f"{count} times {_event(event)}" if count > 1 else _event(event) for event, count in entry.events)
     size = "" if entry.message is None else f"{len(entry.message):,} bytes"
     return {

@@ -1,0 +1,15 @@
+"""Guarantees that say what happened and promise nothing: the ledger prices the events, and tests are about that."""
+
+import math
+from typing import Any
+
+from dp_accounting import DpEvent, SelfComposedDpEvent
+
+from nearveil.privacy import Basis, Guarantee
+
+
+def stated(*events: DpEvent | tuple[DpEvent, int], **changed: Any) -> Guarantee:
+    """The guarantee of events, each perhaps with how often it happens."""
+    happened = (one if isinstance(one, DpEvent) else SelfComposedDpEvent(*one) for one in events)
+    about: dict[str, Any] = {"protects": "database", "unit": "image", "relation": "add-remove"}
+    return Guarantee(epsilon=math.inf, delta=0.0, basis=Basis("a test"), events=tuple(happened), **about | changed)
