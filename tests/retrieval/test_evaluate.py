@@ -3,13 +3,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nearveil.privacy import Guarantee
-from nearveil.privacy.noise import unsafe_seeded
+from nearveil.privacy.noise import Source, unsafe_seeded
+from nearveil.release import Covers, Message
 from nearveil.retrieval import Estimate, Retriever, evaluate
-from nearveil.retrieval._evaluate import _interval, popularity, true_neighbors
+from nearveil.retrieval._evaluate import _interval
+from nearveil.retrieval._truth import popularity, true_neighbors
 from nearveil.retrieval.ceiling import neighbor_ceiling, popular_floor
-from tests.retrieval.standins import Plain, RandomCells, clustered, promise
+from tests.retrieval.standins import Floats, Plain, RandomCells, clustered, promise
 
 PUBLIC, _ = clustered(1, 80)
 GALLERY, LABELS = clustered(2, 400)
@@ -158,3 +162,73 @@ def test_duplicates_are_as_good_as_each_other() -> None:
     retriever = Retriever(Plain(), 1.0, code_bytes=None).fit(PUBLIC).index(np.repeat(few, 20, axis=0))
     found = evaluate(retriever, QUERIES, rng=unsafe_seeded(0))
     assert found.nn_recall.value == found.covered.value == 1.0
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 2.0])
+def test_covers_stay_below_the_ceiling_of_a_gallery_of_copies(epsilon: float) -> None:
+    """They reached 1.3 times the ceiling when copies counted for what is found and not for popularity."""
+    generator = np.random.default_rng(0)
+    points, gallery = (rows := generator.standard_normal((100, 16))), np.tile(rows, (20, 1))
+    retriever = Retriever(Covers(epsilon, 0.1), code_bytes=None).fit(generator.standard_normal((200, 16)))
+    retriever.index(gallery)
+    strangers = 0.3 + generator.standard_normal((400, 16))  # their favourites are not the gallery's
+    for queries in (np.repeat(points, 2, axis=0), strangers):
+        found = evaluate(retriever, queries, rng=unsafe_seeded(1), repeats=10)
+        assert 0.6 < found.share.value < 1
+        assert found.floor.value < found.ceiling.value
+    # An answer of 200 items has room for all that these want, and they show it.
+    assert evaluate(retriever, np.repeat(points[:25], 4, axis=0), rng=unsafe_seeded(1)).ceiling.value > 0.99
+
+
+class Named(RandomCells):
+    """Always names one cell: what it finds is no matter of luck."""
+
+    def __init__(self, epsilon: float, candidates: float, cell: int) -> None:
+        super().__init__(epsilon, candidates)
+        self.cell = cell
+
+    def _release(self, features: Floats, source: Source) -> list[Message]:
+        return self._messages(source, cell=np.full(len(features), self.cell, np.int32))
+
+
+def expected_recall(epsilon: float, fraction: float, gallery: Floats, queries: Floats, k: int) -> float:
+    """Return what random cells find on average: all that they may name, weighted by its probability."""
+    total = 0.0
+    for cell in range(round(1 / fraction)):
+        retriever = Retriever(Named(epsilon, fraction, cell), code_bytes=None).fit(MIDDLE[:, : gallery.shape[1]])
+        mechanism: Any = retriever.index(gallery).mechanism
+        own = (mechanism.features(queries) @ mechanism.centres_.T).argmax(axis=1)
+        keep = np.exp(epsilon) / (np.exp(epsilon) + len(mechanism.centres_) - 1)
+        for right in np.unique(own):
+            found = evaluate(retriever, queries[own == right], k=k).nn_recall.value * (own == right).mean()
+            total += found * (keep if right == cell else (1 - keep) / (len(mechanism.centres_) - 1))
+    return total
+
+
+MIDDLE = np.full((2, 9), 0.3)
+TIES: dict[str, Any] = {
+    "lattice": np.copy,
+    "copies": lambda rows: np.tile(rows, (4, 1)),
+    "columns": lambda rows: np.column_stack([rows, np.ones(len(rows)), np.zeros(len(rows))]),
+}
+
+
+@pytest.mark.parametrize("tie", TIES)
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.sampled_from([0.01, 0.5, 2.0]),
+    st.lists(st.integers(0, 23), min_size=1, max_size=8),
+)
+def test_ties_raise_nobody_above_the_ceiling(
+    tie: str, seed: int, width: int, k: int, epsilon: float, asked: list[int]
+) -> None:
+    """Whole numbers, one-dimensional ones too, in which ties abound; exactly, whoever asks."""
+    drawn = np.random.default_rng(seed).integers(-2, 3, (24, width)).astype(np.float64)
+    gallery, queries = TIES[tie](drawn[:12]), TIES[tie](drawn)[asked]
+    retriever = Retriever(RandomCells(epsilon, 1 / 3), code_bytes=None).fit(MIDDLE[:, : gallery.shape[1]])
+    found = evaluate(retriever.index(gallery), queries, k=k, rng=unsafe_seeded(0))
+    assert expected_recall(epsilon, 1 / 3, gallery, queries, k) <= found.ceiling.high + 1e-9
+    assert found.floor.value <= found.ceiling.high + 1e-9

@@ -25,7 +25,7 @@ from nearveil.features._extractor import unit_rows
 from nearveil.features._images import ImageError, Pixels, load_image, resize
 from nearveil.features._torch import TorchExtractor
 from nearveil.features._training import backbone_maps, train_head
-from nearveil.retrieval._evaluate import true_neighbors
+from nearveil.retrieval._truth import true_neighbors
 
 _AT = (1, 8)  # the k of recall@k
 _AT_ONCE = 64  # images read before their maps are computed

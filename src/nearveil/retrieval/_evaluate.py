@@ -9,13 +9,11 @@ from scipy.stats import norm
 from nearveil.privacy.noise import Source
 from nearveil.release._base import candidate_count, checked_labels
 from nearveil.retrieval._answer import Answer
-from nearveil.retrieval._codes import Singles
 from nearveil.retrieval._retriever import Retriever
+from nearveil.retrieval._truth import Copies, Items, true_neighbors
 from nearveil.retrieval.ceiling import best_channel, neighbor_ceiling
 
 Floats = NDArray[np.float64]
-_BLOCK = 1024
-_TIE = 1e-6  # cosines in single precision that differ by less are equal
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,8 @@ class Evaluation:
     Attributes
     ----------
     nn_recall : Estimate
-        The part of the true k nearest items, by cosine of centred features, among the k that were chosen.
+        The part of the true k nearest items, by cosine of centred features, among the k that were chosen. Items
+        with equal features are copies, and one is as good as another.
     covered : Estimate
         The part of them among the candidates: `nn_recall` without what the codes lose.
     recall : Estimate or None
@@ -53,7 +52,8 @@ class Evaluation:
         The largest of each.
     ceiling : Estimate
         Theorem D for the mechanism's promise and the popularity of items. The interval brackets that of
-        the population of queries (``docs/theory/ceiling.md``).
+        the population of queries (``docs/theory/ceiling.md``); on the queries that were asked no private mechanism
+        is expected above its high end, whatever they are.
     floor : Estimate
         What the most popular items would find, sent to everybody without asking.
     share : Estimate
@@ -105,7 +105,8 @@ def evaluate(
 
     The ceiling and the floor need to know how popular items are. Their popularity is that among the
     gallery's own items, each asked for with itself left out: there are many, and the test's queries
-    have no part in it. The floor is then measured on the queries.
+    have no part in it, unless they show by themselves that the ceiling must be higher. The floor is then measured on
+    the queries.
 
     Parameters
     ----------
@@ -134,15 +135,13 @@ def evaluate(
     labels = _labels(retriever, query_labels, len(wanted))
     if len(gallery) <= k:
         raise ValueError("k must be below the number of items of the gallery")
-    truth = true_neighbors(wanted, gallery, k)
-    # Whatever is as near as the k-th true neighbour is one: galleries hold duplicates.
-    least = np.einsum("nd,nkd->nk", wanted, gallery[truth]).min(axis=1) - _TIE
+    copies, truth = Copies(gallery), true_neighbors(wanted, gallery, k)
     found, covered, hits = (np.zeros(len(wanted)) for _ in range(3))
     message_bytes, answer_bytes, most = 0, 0, 0
     for _ in range(repeats):
         chosen, sent, answers = retriever.search(queries, k, rng=rng)
-        found += _reached(wanted, gallery, least, chosen).mean(axis=1) / repeats
-        covered += _covered(wanted, gallery, least, answers, k) / repeats
+        found += copies.recall(truth, chosen) / repeats
+        covered += _covered(copies, truth, answers) / repeats
         if labels is not None:
             hits += (labels[0][chosen] == labels[1][:, None]).any(axis=1) / repeats
         message_bytes = max(message_bytes, *sent)
@@ -169,68 +168,37 @@ def evaluate(
     )
 
 
-def true_neighbors(queries: Singles, gallery: Singles, k: int, *, leave_out: bool = False) -> NDArray[np.intp]:
-    """Return the k items of highest inner product with each query.
-
-    Parameters
-    ----------
-    queries : ndarray of shape (n, d)
-    gallery : ndarray of shape (N, d)
-    k : int
-    leave_out : bool, default=False
-        Whether query i is item i, which is then no neighbour of itself.
-
-    Returns
-    -------
-    ndarray of shape (n, k)
-        In no order.
-    """
-    found = np.empty((len(queries), k), np.intp)
-    for start in range(0, len(queries), _BLOCK):
-        scores = queries[start : start + _BLOCK] @ gallery.T
-        if leave_out:
-            own = np.arange(len(scores))
-            scores[own, start + own] = -np.inf
-        found[start : start + _BLOCK] = np.argpartition(-scores, k - 1, axis=1)[:, :k]
-    return found
-
-
-def popularity(gallery: Singles, k: int) -> NDArray[np.int64]:
-    """Return how often each item is among the k nearest of another item of the gallery.
-
-    Parameters
-    ----------
-    gallery : ndarray of shape (N, d)
-        Features of norm one.
-    k : int
-
-    Returns
-    -------
-    ndarray of shape (N,)
-    """
-    return np.bincount(true_neighbors(gallery, gallery, k, leave_out=True).ravel(), minlength=len(gallery))
-
-
-def _limits(
-    retriever: Retriever, truth: NDArray[np.intp], fraction: float, confidence: float
-) -> tuple[Estimate, Estimate]:
+def _limits(retriever: Retriever, truth: Items, fraction: float, confidence: float) -> tuple[Estimate, Estimate]:
     """Return ceiling and floor."""
     gallery, promise = retriever.features, retriever.guarantee
     # A promise to somebody else says nothing about the query.
     epsilon = promise.epsilon if promise.protects == "query" else np.inf
+    size = len(gallery)
+
+    def top(neighbors: Items) -> float:
+        return neighbor_ceiling(epsilon, fraction, _counts(neighbors, size), promise.delta)
+
+    def chances(neighbors: Items) -> Floats:
+        return best_channel(epsilon, fraction, _counts(neighbors, size)).chances
+
     own = true_neighbors(gallery, gallery, truth.shape[1], leave_out=True)
-    counts = np.bincount(own.ravel(), minlength=len(gallery))
-    favourites = np.zeros(len(gallery))
-    favourites[np.argsort(-counts, kind="stable")[: candidate_count(fraction, len(gallery))]] = 1
-    # The optimum for the gallery's popularity is a possible channel for the queries': on them it cannot be too
-    # high. On the gallery itself, which it was fitted to, it cannot be too low.
-    chances = best_channel(epsilon, fraction, counts).chances
-    value = neighbor_ceiling(epsilon, fraction, counts, promise.delta)
-    low = _interval(chances[truth].mean(axis=1), confidence).low
-    above = _interval(chances[own].mean(axis=1), confidence)
-    high = min(1.0, value + above.high - above.value)
-    floor = _interval(favourites[truth].mean(axis=1), confidence)
+    # What is best for half of the queries is possible for the others: on them it is not too high, whatever they are.
+    halves = truth[::2], truth[1::2]
+    crossed = sum(chances(one)[other].sum() for one, other in (halves, halves[::-1]) if len(one)) / truth.size
+    value = max(top(own), crossed)
+    # So is what is best for the gallery. On itself, which it was fitted to, it is not too low; nor are the queries'.
+    best = chances(own)
+    low = _interval(best[truth].mean(axis=1), confidence).low
+    above = _interval(best[own].mean(axis=1), confidence)
+    high = min(1.0, max(value + above.high - above.value, top(truth)))
+    popular = np.argsort(-_counts(own, size), kind="stable")[: candidate_count(fraction, size)]
+    floor = _interval(np.isin(truth, popular).mean(axis=1), confidence)
     return Estimate(value, min(low, value), high), floor
+
+
+def _counts(neighbors: Items, size: int) -> NDArray[np.int64]:
+    """Return how often each item is a neighbour."""
+    return np.bincount(neighbors.ravel(), minlength=size)
 
 
 def _labels(
@@ -243,24 +211,14 @@ def _labels(
     return retriever.labels, checked_labels(query_labels, n, "query_labels")
 
 
-def _reached(wanted: Singles, gallery: Singles, least: Singles, items: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which items, shape (n, m), are at least so near to their query."""
-    found = np.empty(items.shape, dtype=bool)
-    for start in range(0, len(items), _BLOCK):
-        some = slice(start, start + _BLOCK)
-        found[some] = np.einsum("nd,nkd->nk", wanted[some], gallery[items[some]]) >= least[some, None]
-    return found
-
-
-def _covered(wanted: Singles, gallery: Singles, least: Singles, answers: list[Answer], k: int) -> Floats:
-    """Return the part of the k nearest that each answer holds; equal answers are looked at together."""
+def _covered(copies: Copies, truth: Items, answers: list[Answer]) -> Floats:
+    """Return the part of the true neighbours that each answer holds; equal answers are looked at together."""
     groups: dict[int, list[int]] = {}
     for row, answer in enumerate(answers):
         groups.setdefault(id(answer), []).append(row)
     found = np.empty(len(answers))
     for rows in groups.values():
-        scores = wanted[rows] @ gallery[answers[rows[0]].ids].T
-        found[rows] = np.minimum((scores >= least[rows, None]).sum(axis=1), k) / k
+        found[rows] = copies.recall(truth[rows], answers[rows[0]].ids)
     return found
 
 

@@ -12,12 +12,11 @@ from nearveil.release import Cells, Message, PrivUnit, Release, Unary
 from nearveil.release._base import candidate_count
 from nearveil.release._channel import RandomizedResponse
 from nearveil.release._mapped import MappedRelease
-from nearveil.retrieval._evaluate import popularity, true_neighbors
 from nearveil.retrieval._server import first
+from nearveil.retrieval._truth import Copies, popularity, true_neighbors
 from nearveil.study._trial import Labels, Rows, Trial
 
 K = 8
-_TIE = 1e-6  # cosines in single precision that differ by less are equal
 _REPEATS = 4  # of messages that name one set: there are few answers, so that asking again costs nothing
 
 Floats = NDArray[np.float64]
@@ -37,6 +36,8 @@ class Search:
         Cosines of queries and items.
     truth : ndarray of shape (n, 8)
         The nearest items.
+    copies : Copies
+        Which items are equal.
     counts : ndarray of shape (N,)
         How often each item is among the eight nearest of another item of the gallery.
     """
@@ -45,6 +46,7 @@ class Search:
     gallery: Rows
     near: Rows
     truth: Items
+    copies: Copies
     counts: NDArray[np.int64]
 
 
@@ -78,7 +80,8 @@ def search_of(trial: Trial) -> Search:
     centred = Cells(1.0).fit(trial.public)  # any release: all centre alike
     gallery = centred.features(trial.gallery, lenient=True).astype(np.float32)
     queries = centred.features(trial.queries).astype(np.float32)
-    return Search(trial, gallery, queries @ gallery.T, true_neighbors(queries, gallery, K), popularity(gallery, K))
+    truth, counts = true_neighbors(queries, gallery, K), popularity(gallery, K)
+    return Search(trial, gallery, queries @ gallery.T, truth, Copies(gallery), counts)
 
 
 def find(
@@ -130,14 +133,11 @@ def chosen(search: Search, rows: Items, answers: Items) -> Found:
     -------
     Found
     """
-    near = search.near[rows]
-    least = np.take_along_axis(near, search.truth[rows], axis=1).min(axis=1, keepdims=True) - _TIE
-    offered = np.take_along_axis(near, answers, axis=1)
+    offered = np.take_along_axis(search.near[rows], answers, axis=1)
     best = np.argpartition(-offered, K - 1, axis=1)[:, :K]
     labels: Labels = search.trial.gallery_y[np.take_along_axis(answers, best, axis=1)]
     same = (labels == search.trial.query_y[rows, None]).any(axis=1)
-    # Whatever is as near as the eighth true neighbour is one: galleries hold duplicates.
-    return Found(np.minimum((offered >= least).sum(axis=1), K) / K, same.astype(np.float64))
+    return Found(search.copies.recall(search.truth[rows], answers), same.astype(np.float64))
 
 
 def unasked(search: Search, rows: Items, fraction: float, counts: NDArray[np.int64] | None = None) -> Found:

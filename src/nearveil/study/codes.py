@@ -10,7 +10,7 @@ from scipy.optimize import brentq
 from nearveil.release import Covers
 from nearveil.release._base import candidate_count
 from nearveil.retrieval._codes import Codes, Singles, make_codes
-from nearveil.retrieval._evaluate import popularity, true_neighbors
+from nearveil.retrieval._truth import Copies, popularity, true_neighbors
 from nearveil.retrieval.ceiling import popular_floor
 from nearveil.study import _style
 from nearveil.study._report import table
@@ -47,14 +47,14 @@ def loss(gallery: Singles, queries: Singles, codes: Codes) -> float:
     -------
     float
     """
-    truth = true_neighbors(queries, gallery, K)
+    truth, copies = true_neighbors(queries, gallery, K), Copies(gallery)
     written = codes.encode(gallery)
-    found = 0
+    found = 0.0
     for start in range(0, len(queries), _BLOCK):
         scores = codes.scores(queries[start : start + _BLOCK], written)
         chosen: NDArray[np.intp] = np.argpartition(-scores, K, axis=1)[:, :K]
-        found += int((truth[start : start + _BLOCK, :, None] == chosen[:, None, :]).any(axis=2).sum())
-    return 1 - found / (len(queries) * K)
+        found += copies.recall(truth[start : start + _BLOCK], chosen).sum()
+    return 1 - found / len(queries)
 
 
 def needed(gallery: Singles, queries: Singles, most: float = MOST, seed: int = 0) -> tuple[float, float]:
@@ -75,12 +75,12 @@ def needed(gallery: Singles, queries: Singles, most: float = MOST, seed: int = 0
     noise : float
     bytes : float
     """
-    truth, scores = true_neighbors(queries, gallery, K), queries @ gallery.T
+    truth, copies, scores = true_neighbors(queries, gallery, K), Copies(gallery), queries @ gallery.T
     drawn = np.random.default_rng(seed).standard_normal(scores.shape, dtype=np.float32)
 
     def excess(log_noise: float) -> float:
         chosen = np.argpartition(-(scores + np.float32(np.exp(log_noise)) * drawn), K, axis=1)[:, :K]
-        return 1 - float((truth[:, :, None] == chosen[:, None, :]).any(axis=2).mean()) - most
+        return 1 - float(copies.recall(truth, chosen).mean()) - most
 
     noise = float(np.exp(brentq(excess, np.log(1e-5), np.log(1e-2), xtol=0.02)))
     centre = gallery.mean(axis=0)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nearveil.release import Cells, Covers
 from nearveil.release._learning import projection
 from nearveil.release._mapped import MappedRelease
-from nearveil.retrieval._evaluate import popularity, true_neighbors
+from nearveil.retrieval._truth import Copies, popularity, true_neighbors
 from nearveil.retrieval.ceiling import neighbor_ceiling
 from nearveil.study import _style
 from nearveil.study._report import table
@@ -83,7 +83,9 @@ def expected(release: MappedRelease, known: Known, *, knowing: bool = False) -> 
     -------
     float
     """
-    coverage: NDArray[np.float64] = release.members_.toarray()[:, known.truth].mean(axis=2).T
+    copies, members = Copies(known.gallery), release.members_
+    sets = np.split(members.indices, members.indptr[1:-1])
+    coverage = np.stack([copies.recall(known.truth, items) for items in sets], axis=1)
     good = coverage.argmax(axis=1) if knowing else release.map_.choose(known.queries.astype(np.float64))
     own = coverage[np.arange(len(coverage)), good]
     channel = release._channel(release.map_)
@@ -106,7 +108,7 @@ def by_codes(known: Known) -> float:
     placed = known.gallery @ components
     scale = np.abs(placed).max(axis=1, keepdims=True) / 127
     found = true_neighbors(known.queries @ components, np.rint(placed / scale) * scale, K)
-    return float((known.truth[:, :, None] == found[:, None, :]).any(axis=2).mean())
+    return float(Copies(known.gallery).recall(known.truth, found).mean())
 
 
 def compare(known: Known, candidates: float, epsilons: Sequence[float]) -> list[dict[str, Any]]:

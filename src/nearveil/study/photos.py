@@ -27,8 +27,9 @@ from nearveil.features._thumbnails import thumbnail
 from nearveil.ledger import Account, Ledger
 from nearveil.release import Covers
 from nearveil.retrieval import Estimate, Index, Item, Published, served
-from nearveil.retrieval._evaluate import _interval, popularity, true_neighbors
+from nearveil.retrieval._evaluate import _interval
 from nearveil.retrieval._protocol_server import public_part
+from nearveil.retrieval._truth import Copies, popularity, true_neighbors
 from nearveil.retrieval.ceiling import neighbor_ceiling, popular_floor
 from nearveil.service import Client
 from nearveil.service._results import Nearest
@@ -211,12 +212,11 @@ def measure(data: Photos, published: Published, asked: Sequence[Nearest], public
     truth = true_neighbors(release.features(data.queries).astype(np.float32), gallery, K)
     chosen = np.array([[match.id for match in one.matches] for one in asked])
     hits = (data.gallery_y[chosen] == data.query_y[:, None]).any(axis=1)
-    near = (chosen[:, :, None] == truth[:, None, :]).any(axis=2).mean(axis=1)
     fraction = published.map.set_size / len(gallery)
     counts = popularity(gallery, K)
     return Figures(
         recall=_interval(hits.astype(np.float64), 0.95),
-        nn_recall=_interval(near, 0.95),
+        nn_recall=_interval(Copies(gallery).recall(truth, chosen), 0.95),
         fraction=fraction,
         floor=popular_floor(fraction, counts),
         ceiling=neighbor_ceiling(release.epsilon, fraction, counts),

@@ -9,7 +9,7 @@ import numpy as np
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Cells, Release
 from nearveil.release._mapped import MappedRelease
-from nearveil.retrieval._evaluate import true_neighbors
+from nearveil.retrieval._truth import true_neighbors
 from nearveil.retrieval.ceiling import neighbor_ceiling
 from nearveil.study import _retrieval_figures as draw
 from nearveil.study._finding import Items, K, Search, find, search_of, unasked

@@ -21,6 +21,7 @@ from sklearn.datasets import load_digits
 from nearveil.ledger import Ledger, OverBudgetError, new_key
 from nearveil.release import default
 from nearveil.retrieval import Evaluation, Retriever, evaluate
+from nearveil.retrieval._truth import Copies, true_neighbors
 
 EPSILON, CANDIDATES, BUDGET = 4.0, 0.1, 18.0
 EPSILONS = (1.0, 2.0, 4.0, 6.0)
@@ -66,8 +67,9 @@ def digits() -> Digits:
 def ask(data: Digits, retriever: Retriever, console: Console) -> list[Asked]:
     """Ask until the budget is spent; every debit stands before its message exists."""
     asked: list[Asked] = []
-    rows = retriever.mechanism.features(data.queries)
-    truth = np.argsort(-(rows @ retriever.features.T), axis=1)[:, :8]
+    rows = retriever.mechanism.features(data.queries).astype(np.float32)
+    truth = true_neighbors(rows, retriever.features, 8)
+    copies = Copies(retriever.features)
     with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "budget.db") as ledger:
         account = ledger.open_account(
             "demo", owner="client", protects="query", unit="record", relation="replace", epsilon=BUDGET, delta=0.0
@@ -81,7 +83,7 @@ def ask(data: Digits, retriever: Retriever, console: Console) -> list[Asked]:
                 console.print(f"query {number + 1} refused: {refused}")
                 break
             asked.append(Asked(query, found, truth[number]))
-            hits = len(set(found.tolist()) & set(truth[number].tolist()))
+            hits = round(8 * copies.recall(truth[[number]], found)[0])
             console.print(f"query {number + 1}: {hits} of the true 8 found; {account.balance()}")
         console.print(str(ledger.verify()))
     return asked
