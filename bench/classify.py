@@ -141,7 +141,8 @@ def measure(trial: Trial, per_class: int, candidates: float, folder: Path) -> li
         for repeat in range(REPEATS):
             # An index of its own for each: records answer from one account alone.
             private = Index.create(folder / f"private {epsilon} {repeat}", dimension=dimension)
-            private.add(Item(row, f"{y}/record") for row, y in zip(trial.private, trial.private_y, strict=True))
+            pairs = zip(trial.private, trial.private_y, strict=True)
+            private.add((Item(row, f"{y}/record") for row, y in pairs), row_exact=True)
             gallery = ProtectedGallery(
                 private, public, "bench", classes=trial.classes, epsilon=epsilon, delta=DELTA,
                 answers=n_sets, ledger=folder / "ledger.db", account=f"epsilon {epsilon}, {repeat}",

@@ -11,9 +11,9 @@ pytest.importorskip("PIL")
 pytest.importorskip("skimage")
 
 from nearveil.cli import _index
-from nearveil.features import HogColor, load_image
+from nearveil.features import HogColor, OnnxExtractor, load_image
 from nearveil.features._finding import EXTRACTORS
-from nearveil.retrieval import Index
+from nearveil.retrieval import Index, PrivateIndexError
 from tests.cli.galleries import COUNT, fine, gallery, picture, refused, run, told
 
 HOG = ("--extractor", "hog")
@@ -275,7 +275,8 @@ def test_the_best_extractor_is_taken_for_a_new_index(folder: Path, monkeypatch: 
     assert told("index", folder)["extractor"] == "HOG and colour"
 
 
-def test_a_model_file_makes_the_features(folder: Path, here: Path) -> None:
+def colours(here: Path) -> Path:
+    """A network: the mean colour."""
     pytest.importorskip("onnxruntime", reason="needs the extra onnx")
     helper = pytest.importorskip("onnx", reason="makes the model").helper
     pooled = helper.make_node("GlobalAveragePool", ["x"], ["mean"])
@@ -286,6 +287,11 @@ def test_a_model_file_makes_the_features(folder: Path, here: Path) -> None:
     graph = helper.make_graph([pooled, flat], "colours", ends[:1], ends[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     (here / "colours.onnx").write_bytes(model.SerializeToString())
+    return here / "colours.onnx"
+
+
+def test_a_model_file_makes_the_features(folder: Path, here: Path) -> None:
+    colours(here)
     assert told("index", folder, "--extractor", "colours.onnx", "--candidates", 0.5)["dimension"] == 3
     assert "name its model file" in refused("index", folder)
     assert "model file that is there" in refused("index", folder, "--extractor", "gone.nvm")
@@ -294,3 +300,81 @@ def test_a_model_file_makes_the_features(folder: Path, here: Path) -> None:
 def test_what_is_kept_by_default_is_for_its_owner_alone(folder: Path, here: Path) -> None:
     fine("index", folder, *HOG)
     assert stat.S_IMODE(_index.home().stat().st_mode) == 0o700
+
+
+def rows_of(where: Path) -> dict[str, bytes]:
+    with Index.open(where) as index:
+        items = index.items(index.ids())
+        return {item.name: index.features([item.id]).tobytes() for item in items}
+
+
+@pytest.fixture
+def private(folder: Path, here: Path) -> Path:
+    """The index of private images, by a network."""
+    found = told("index", folder, "--into", "private", "--extractor", colours(here), "--private")
+    assert (found["private"], found["row_exact"], found["added"], found["map_learned"]) == (True, True, COUNT, False)
+    assert "sets" not in found
+    return here / "private"
+
+
+def test_private_images_have_exact_rows_and_no_map(folder: Path, private: Path, here: Path) -> None:
+    files = sorted(folder.rglob("*.png"))
+    extractor = OnnxExtractor(here / "colours.onnx")
+    alone = {str(file.relative_to(folder)): extractor.extract([load_image(file)], row_exact=True) for file in files}
+    before = rows_of(private)
+    assert before == {name: row.tobytes() for name, row in alone.items()}
+    (folder / "0" / "00.png").unlink()
+    found = told("index", folder, "--into", "private", "--extractor", "colours.onnx")  # the index remembers
+    assert (found["private"], found["row_exact"], found["deleted"], found["added"]) == (True, True, 1, 0)
+    del before["0/00.png"]
+    assert rows_of(private) == before
+    text = fine("index", folder, "--into", "private", "--extractor", "colours.onnx")
+    assert "none: the images are private" in text
+    assert "Nothing new" in text
+    with Index.open(private) as index, pytest.raises(PrivateIndexError):
+        index.maps()
+
+
+def test_private_images_are_shown_by_no_command(private: Path, here: Path) -> None:
+    image = picture(here / "question.png", (10, 20, 30))
+    assert "its rows are private" in refused("query", image, "--index", "private", "--epsilon", 4)
+    assert "its rows are private" in refused("ui", "--index", "private", "--no-browser")
+    assert "its rows are private" in refused("serve", "private", "--tokens", "tokens.db", "--port", 0)
+
+
+def test_what_was_shown_does_not_become_private(folder: Path, here: Path) -> None:
+    fine("index", folder, "--into", "open", *HOG)
+    assert "--private: this index was made for an open gallery" in refused(
+        "index", folder, "--into", "open", "--private", *HOG
+    )
+    for term in (("--epsilon", 4), ("--candidates", 0.2), ("--sets", 3), ("--code-bytes", 64)):
+        assert "private images have no map" in refused("index", folder, "--into", "new", "--private", *HOG, *term)
+    assert not (here / "new").exists()
+    Index.create(here / "empty", dimension=436, extractor=HogColor().fingerprint).close()
+    assert told("index", folder, "--into", "empty", "--private")["private"]
+
+
+def test_private_rows_of_an_earlier_version_are_made_anew(
+    folder: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine("index", folder, "--into", "old", "--extractor", colours(here), "--candidates", 0.5)
+    with Index.open(here / "old") as index:
+        index.protect()
+        first = index.ids()
+        order: list[str] = []
+
+        def watch(name: str) -> None:
+            real = getattr(Index, name)
+
+            def watched(self: Index, *given: Any, **more: Any) -> Any:
+                order.append(name)
+                return real(self, *given, **more)
+
+            monkeypatch.setattr(Index, name, watched)
+
+        watch("add")
+        watch("delete")
+        found = told("index", folder, "--into", "old", "--extractor", "colours.onnx")
+        assert (found["row_exact"], found["added"], found["deleted"]) == (True, COUNT, COUNT)
+        assert order == ["delete", "add"]
+        assert not set(first.tolist()) & set(index.ids().tolist())

@@ -8,19 +8,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from numpy.typing import NDArray
 
+from nearveil.features import HogColor
+from nearveil.release import Covers
 from nearveil.retrieval import _index, _index_matrix
 from nearveil.retrieval._index import Index
 from nearveil.retrieval._index_errors import (
     DamagedIndexError,
     IndexExistsError,
+    InexactRowsError,
     NewerIndexError,
     NotAnIndexError,
+    PrivateIndexError,
     UnknownItemError,
 )
 from nearveil.retrieval._index_items import Item
-from nearveil.retrieval._index_tables import Head
+from nearveil.retrieval._index_served import served
+from nearveil.retrieval._index_tables import Head, bindings, crc
+from nearveil.retrieval._published import Published
 
 from .index_places import DIMENSION, WEBP, filled, names, plain_items, true_nearest, unit_rows
 
@@ -54,6 +61,19 @@ WRONG_ITEMS: list[tuple[Any, str]] = [
 ]
 
 
+def _message(published: Published) -> Any:
+    client = Covers(4.0, 0.25).fit_mean(published.mean, published.public_digest).use_map(published.map)
+    return client.release(ROW)
+
+
+def exact(index: Index) -> bool:
+    return index.row_exact
+
+
+def private(index: Index) -> bool:
+    return index.is_private
+
+
 class IndexConformance:
     """Every store inherits this."""
 
@@ -72,6 +92,145 @@ class IndexConformance:
 
     def set_format(self, place: str, head: Head) -> None:
         raise NotImplementedError
+
+    def test_rows_are_exact_only_where_that_was_said(self, place: str) -> None:
+        with Index.create(place, dimension=DIMENSION) as index:
+            assert exact(index)
+            for start in (0, 3, 6):
+                index.add(plain_items(unit_rows(3, seed=start)), row_exact=True)
+            assert exact(index)
+            others = index.add(plain_items(unit_rows(4, seed=9)))
+            assert not exact(index)
+        with Index.open(place) as index:
+            more = index.add(plain_items(unit_rows(2, seed=10)), row_exact=True)
+            assert not exact(index)
+            with pytest.raises(InexactRowsError, match="Index the images again: `nearveil index DIR --private`"):
+                index.assert_row_exact()
+            index.delete(others)
+            assert exact(index)
+            index.delete(more)
+            index.assert_row_exact()
+            index.verify()
+
+    def test_an_index_of_an_earlier_version_is_not_exact(self, index: Index, place: str) -> None:
+        """Neither table was there; both come with the first word that needs them."""
+        self.execute(index, "DROP TABLE nearveil_bound", "DROP TABLE nearveil_row_exact")
+        with Index.open(place) as old:
+            old.verify()
+            assert (exact(old), private(old)) == (False, False)
+            old.publish(4.0, 0.25, n_sets=4)
+            old.add(plain_items(unit_rows(3, seed=1)), row_exact=True)
+            assert not exact(old)
+            old.delete(np.arange(40))
+            assert exact(old)
+            assert old.bind("account") == "account"
+            assert private(old)
+
+    def test_hog_and_colour_are_exact_whoever_added_them(self, place: str) -> None:
+        with Index.create(place, dimension=DIMENSION, extractor=HogColor().fingerprint) as index:
+            index.add(plain_items(unit_rows(5)))
+            assert exact(index)
+            assert index.bind("account") == "account"
+            assert len(index.add(plain_items(unit_rows(1, seed=1)))) == 1
+
+    def test_private_rows_are_never_published(self, index: Index, place: str) -> None:
+        index.publish(4.0, 0.25, n_sets=4)
+        message = _message(index.current().published)
+        with Index.open(place) as other:
+            other.protect()
+            assert private(other)
+        assert private(index)
+        for shows in (
+            index.assert_open,
+            index.maps,
+            index.current,
+            index.stamp,
+            index.republish,
+            lambda: index.publish(4.0, 0.25, n_sets=4),
+            lambda: index.answer(message),
+            lambda: served(index, "birds"),
+        ):
+            with pytest.raises(PrivateIndexError, match="its rows are private"):
+                shows()
+        with index._database.read() as connection:
+            for table in ("nearveil_published", "nearveil_published_part"):
+                assert connection.execute(sa.text(f"SELECT count(*) FROM {table}")).scalar_one() == 0  # noqa: S608
+        with Index.open(place) as again:
+            assert private(again)
+            assert len(again.snapshot()) == 40  # its owner still has them
+
+    def test_a_map_that_was_left_behind_is_not_shown_either(self, index: Index, place: str) -> None:
+        """An earlier version bound indexes and kept their maps."""
+        index.publish(4.0, 0.25, n_sets=4)
+        with index._database.write() as connection:
+            connection.execute(sa.insert(bindings).values(name="account", crc=crc("account")))
+        with Index.open(place) as again, pytest.raises(PrivateIndexError):
+            again.maps()
+
+    def test_a_map_that_is_learned_while_rows_become_private_is_dropped(
+        self, index: Index, place: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        learn = Published.learn
+
+        def slow(*told: Any, **more: Any) -> Any:
+            with Index.open(place) as other:
+                other.protect()
+            return learn(*told, **more)
+
+        monkeypatch.setattr(Published, "learn", slow)
+        with pytest.raises(PrivateIndexError):
+            index.publish(4.0, 0.25, n_sets=4)
+        index.unprotect(rows_are_public=True)
+        assert index.maps() == []
+
+    def test_private_rows_must_be_exact(self, index: Index) -> None:
+        with pytest.raises(InexactRowsError):
+            index.bind("account")
+        assert not private(index)
+        index.delete(index.ids())
+        index.protect()
+        before = index.revision
+        with pytest.raises(InexactRowsError, match="private rows must be row-exact"):
+            index.add(plain_items(unit_rows(2)))
+        assert (index.revision, len(index)) == (before, 0)
+        index.add(plain_items(unit_rows(2)), row_exact=True)
+        assert index.bind("account") == "account"
+        index.protect()
+        assert index.bind("another") == "account"
+
+    def test_rows_are_opened_by_an_explicit_word(self, index: Index) -> None:
+        index.protect()
+        for word in (False, None, 1, "yes"):
+            with pytest.raises(ValueError, match="rows_are_public must be True"):
+                index.unprotect(rows_are_public=word)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            index.unprotect()  # type: ignore[call-arg]
+        assert private(index)
+        index.unprotect(rows_are_public=True)
+        assert not private(index)
+        index.publish(4.0, 0.25, n_sets=4)
+
+    @pytest.mark.parametrize(
+        ("change", "what"),
+        [
+            ("UPDATE nearveil_bound SET name = 'x'", "what it is bound to"),
+            ("INSERT INTO nearveil_bound (name, crc) SELECT 'x', crc FROM nearveil_bound", "what it is bound to"),
+            ("UPDATE nearveil_row_exact SET last = 99", "row-exact"),
+        ],
+    )
+    def test_damage_of_what_protects_is_told(self, place: str, change: str, what: str) -> None:
+        with Index.create(place, dimension=DIMENSION) as index:
+            index.add(plain_items(unit_rows(2)), row_exact=True)
+            index.bind("account")
+            self.execute(index, change)
+            with pytest.raises(DamagedIndexError, match=what):
+                index.verify()
+
+    def execute(self, index: Index, *statements: str) -> None:
+        """Change the database behind the index's back."""
+        with index._database.write() as connection:
+            for statement in statements:
+                connection.execute(sa.text(statement))
 
     def test_it_is_bound_once(self, place: str) -> None:
         with Index.create(place, dimension=DIMENSION) as index:

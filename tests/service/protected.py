@@ -31,10 +31,11 @@ def make(place: Path, *, n_private: int = 90, published: bool = True) -> Path:
     """Make both indexes in a folder."""
     features, which = rows(n_private, 0)
     with Index.create(place / "private", dimension=DIMENSION, extractor="toy") as private:
-        private.add(
+        records = (
             Item(row, f"{CLASSES[one]}/{PATIENT} {n}.png", original=PATIENT.encode())
             for n, (row, one) in enumerate(zip(features, which, strict=True))
         )
+        private.add(records, row_exact=True)
         if n_private > 3:
             private.publish(4.0, 0.5, n_sets=3)  # by mistake: it must never be served
     with Index.create(place / "public", dimension=DIMENSION, extractor="toy") as public:

@@ -3,6 +3,10 @@
 import contextlib
 import logging
 import math
+import os
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,21 +18,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nearveil.features import TorchExtractor
 from nearveil.ledger import Debit, Ledger, LedgerUnavailableError
 from nearveil.privacy.events import VoteHistogram
 from nearveil.retrieval import (
     Index,
     IndexStoreError,
+    InexactRowsError,
     Item,
     MapChanged,
     NotPublishedError,
+    PrivateIndexError,
     PublicPart,
     Refusal,
     RefusalCode,
     UnknownItemError,
 )
 from nearveil.retrieval._wire_schema import PublicRequest, read
-from nearveil.service import Settings, _protected, open_galleries
+from nearveil.service import Client, OpenGallery, Settings, _protected, open_galleries
 from nearveil.service._errors import NotOfferedError, ServiceError, SpentError, UnavailableError, UnknownError
 from nearveil.service._model import Classification
 from nearveil.service._protected import ProtectedGallery
@@ -113,21 +120,24 @@ def test_only_votes_are_shown(scans: ProtectedGallery, place: Path) -> None:
     assert PATIENT.encode() not in scans.map()
 
 
-def test_the_public_map_is_the_only_one(scans: ProtectedGallery, place: Path) -> None:
+def test_the_public_map_is_the_only_one(place: Path) -> None:
+    with Index.open(place / "private") as private:
+        own = private.maps()[0]
+    scans = gallery(place)
     with Index.open(place / "private") as private, Index.open(place / "public") as public:
-        own, others = private.maps()[0], public.maps()[0]
+        (others,) = public.maps()
         part = read(scans.map(), PublicPart)
         assert (part.map.map_id, part.offers, part.gallery) == (others.map.map_id, (), "scans")
         assert part.map.n_items == len(public) != len(private)
         with pytest.raises(UnknownError, match=r"0\.25"):
             scans.map(own.release.candidates)
         assert told_to_fetch(scans, own.public_id) == MapChanged("scans", public.revision)
-        private.publish(4.0, 0.25, n_sets=SETS)
+        with pytest.raises(PrivateIndexError):
+            private.publish(4.0, 0.25, n_sets=SETS)
         scans.refresh()
         assert read(scans.map(0.25), PublicPart).map.map_id == others.map.map_id
-        for one in private.maps():
-            assert told_to_fetch(scans, one.public_id) == MapChanged("scans", public.revision)
     assert debits(scans) == 0
+    scans.close()
 
 
 def test_info_says_nothing_about_the_records(scans: ProtectedGallery, place: Path) -> None:
@@ -137,7 +147,7 @@ def test_info_says_nothing_about_the_records(scans: ProtectedGallery, place: Pat
     assert (before.promise.epsilon, before.promise.delta, before.promise.protects) == (1.0, 1e-6, "database")
     assert before.promise.sound
     with Index.open(place / "private") as private:
-        private.add(Item(row, "none/new") for row in rows(30, 5)[0])
+        private.add((Item(row, "none/new") for row in rows(30, 5)[0]), row_exact=True)
         private.delete(private.ids()[:50])
     scans.refresh()
     assert scans.info() == before
@@ -272,7 +282,7 @@ def test_what_is_deleted_votes_no_more_and_what_is_new_does(
         assert counts[1][gone] == 0
         prototype = sets.prototypes[2] + sets.published.mean
         new = (prototype / np.linalg.norm(prototype)).astype(np.float32)
-        private.add(Item(new, "malignant/new") for _ in range(100))
+        private.add((Item(new, "malignant/new") for _ in range(100)), row_exact=True)
         ask(scans, 2)
     assert counts[2] == {"benign": 0, "malignant": max(sum(counts[2].values()), 1), "none": 0}
     assert ask(scans, 0) == first
@@ -338,7 +348,8 @@ def test_a_record_of_no_class_that_comes_later_does_not_vote(
 ) -> None:
     prototype = scans._sets[newest(scans)].prototypes[0].astype(np.float32)
     with Index.open(place / "private") as private:
-        private.add(Item(prototype, name) for name in (f"strange {PATIENT}/a", PATIENT, f"benign{PATIENT}"))
+        names = (f"strange {PATIENT}/a", PATIENT, f"benign{PATIENT}")
+        private.add((Item(prototype, name) for name in names), row_exact=True)
     with caplog.at_level(logging.DEBUG):
         assert isinstance(ask(scans, 0), Classification)
     assert "records of no class" in caplog.text
@@ -395,7 +406,7 @@ STRAY = (f"elsewhere/{PATIENT}", PATIENT, f"/{PATIENT}", f"Benign/{PATIENT}", ""
 @pytest.mark.parametrize("name", STRAY)
 def test_a_record_of_no_class_stops_the_start(place: Path, name: str) -> None:
     with Index.open(place / "private") as private:
-        private.add([Item(rows(1, 8)[0][0], name)])
+        private.add([Item(rows(1, 8)[0][0], name)], row_exact=True)
     with pytest.raises(ValueError, match="first folder is not in classes") as error:
         gallery(place)
     assert PATIENT not in str(error.value)
@@ -412,6 +423,97 @@ def test_what_is_published_is_not_protected(place: Path) -> None:
     with pytest.raises(ValueError, match="share an image") as error:
         gallery(place)
     assert PATIENT not in str(error.value)
+
+
+def test_rows_that_are_not_exact_are_not_protected(place: Path) -> None:
+    with Index.open(place / "private") as private:
+        (number,) = private.add([Item(rows(1, 8)[0][0], f"none/{PATIENT}")])
+    with pytest.raises(InexactRowsError, match="nearveil index DIR --private") as error:
+        gallery(place)
+    assert PATIENT not in str(error.value)
+    with Ledger(place / "ledger.db") as ledger:
+        assert ledger.accounts() == []
+    with Index.open(place / "private") as private:
+        assert not private.is_private
+        private.delete([number])
+    found = gallery(place)
+    with Index.open(place / "private") as private, pytest.raises(InexactRowsError):
+        private.add([Item(rows(1, 8)[0][0], f"none/{PATIENT}")])
+    found.close()
+
+
+_ELSEWHERE = """
+import sys
+from pathlib import Path
+from tests.service.protected import gallery
+gallery(Path(sys.argv[1])).close()
+"""
+
+
+def test_records_of_a_protected_gallery_are_served_openly_by_no_process(place: Path) -> None:
+    """The exploit: another configuration, with the same index as an open gallery."""
+    server = OpenGallery(Index.open(place / "private"), "scans", offers=("names", "thumbnails", "originals"))
+    (own,) = server.index.maps()
+    message = frame(own.public_id, 0)
+    assert server.map()
+    assert server.query(message) == server.known(message)
+    assert PATIENT.encode() in server.original(0)
+    root = Path(__file__).parents[2]
+    told = os.environ | {"PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
+    subprocess.run([sys.executable, "-c", _ELSEWHERE, str(place)], env=told, check=True, timeout=300)  # noqa: S603
+    assert not server.current()
+    assert server.known(message) is None
+    assert server.known_map() is None
+    for shows in (server.map, server.info, server.refresh, lambda: server.query(message), lambda: server.original(0)):
+        with pytest.raises(UnavailableError):
+            shows()
+    server.close()
+    settings = Settings.load(galleries=[{"name": "scans", "index": str(place / "private")}])
+    with pytest.raises(PrivateIndexError, match="its rows are private"):
+        open_galleries(settings)
+    swapped = _terms(place, ledger=place / "other.db", account="other")
+    with (
+        Index.open(place / "private") as private,
+        Index.open(place / "public") as public,
+        pytest.raises(PrivateIndexError),
+    ):
+        ProtectedGallery(public, private, "scans", **swapped)
+    for where in (place / "private", str(place / "private"), Index.open(place / "private")):
+        with pytest.raises(PrivateIndexError):
+            Client(where)
+
+
+def test_one_record_less_changes_votes_by_what_is_charged_with_a_network(tmp_path: Path) -> None:
+    """The exploit: [16, 0] and [14, 2] votes of two real indexes with and without one record."""
+    torch = pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm2d(8, track_running_stats=False)  # what an image becomes depends on its batch
+    extractor = TorchExtractor(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), norm), side=16, batch=2)
+    images = np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), dtype=np.uint8)
+    shown = extractor.extract(list(images[30:]), row_exact=True)
+    with Index.create(tmp_path / "public", dimension=8, extractor=extractor.fingerprint) as public:
+        public.add(Item(row) for row in shown)
+        public.publish(4.0, 0.25, n_sets=SETS)
+
+    def votes(gone: int | None, *, row_exact: bool) -> Any:
+        kept = [number for number in range(30) if number != gone]
+        made = extractor.extract([images[number] for number in kept], row_exact=row_exact)
+        place = tmp_path / f"{gone} {row_exact}"
+        shutil.copytree(tmp_path / "public", place / "public")
+        with Index.create(place / "private", dimension=8, extractor=extractor.fingerprint) as private:
+            items = (Item(row, f"{CLASSES[n % 3]}/{n}") for n, row in zip(kept, made, strict=True))
+            private.add(items, row_exact=row_exact)
+        found = gallery(place)
+        sets = found._sets[newest(found)]
+        (tally,) = found._voters.on(sets)._poll.tallies(sets.prototypes, None)
+        found.close()
+        return tally.sums
+
+    whole = votes(None, row_exact=True)
+    changes = [whole - votes(gone, row_exact=True) for gone in (0, 13, 29)]
+    assert max((change**2).sum(axis=1).max() for change in changes) <= 2
+    with pytest.raises(InexactRowsError):
+        votes(None, row_exact=False)
 
 
 def _terms(place: Path, **changed: Any) -> dict[str, Any]:
@@ -606,7 +708,7 @@ def test_a_public_index_that_loses_its_maps(place: Path) -> None:
 def test_what_is_released_has_the_noise_that_is_promised(place: Path) -> None:
     """Votes as they are served, on a gallery that has one record alone: all that is seen is noise, and one vote."""
     with Index.create(place / "one", dimension=DIMENSION, extractor="toy") as private:
-        private.add([Item(np.eye(DIMENSION, dtype=np.float32)[0], f"{CLASSES[0]}/one")])
+        private.add([Item(np.eye(DIMENSION, dtype=np.float32)[0], f"{CLASSES[0]}/one")], row_exact=True)
         told = _terms(place) | {"answers": 400, "epsilon": 8.0, "account": "one"}
         with Index.open(place / "public") as public:
             found = ProtectedGallery(private, public, "scans", **told)

@@ -1,6 +1,7 @@
 """The student: what its rounds cost, what it learns, and that nothing private is left in it."""
 
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import NearestCentroid
 from sklearn.svm import SVC
 
+from nearveil.features import TorchExtractor
 from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy import compose
 from nearveil.privacy.noise import unsafe_seeded
@@ -260,3 +262,15 @@ def test_spreading_reaches_every_row_of_a_cluster() -> None:
 
 def test_typical_rows_may_be_all_of_them() -> None:
     assert np.array_equal(np.sort(typical(X[:20], 50, seed=0)), np.arange(20))
+
+
+def test_features_of_a_network_must_be_exact() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
+    extractor = TorchExtractor(torch.nn.Conv2d(3, 4, 3), side=8)
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    batched: Any = extractor.extract
+    with pytest.raises(ValueError, match="features must be row-exact"):
+        Student(features=batched).fit(images[:20], np.arange(20) % 2, images[20:])
+    exact: Any = partial(extractor.extract, row_exact=True)
+    voter = PrivateKNeighborsClassifier(vote_noise=0.1, max_answered=4, max_screened=0, n_neighbors=3, classes=[0, 1])
+    assert Student(voter, features=exact).fit(images[:20], np.arange(20) % 2, images[20:]).rounds_

@@ -35,7 +35,7 @@ from nearveil.features import (
     load_extractor,
 )
 from nearveil.features._finding import EXTRACTORS
-from nearveil.retrieval import Index, IndexStoreError, NotAnIndexError
+from nearveil.retrieval import Index, IndexStoreError, NotAnIndexError, Published
 from nearveil.retrieval._codes import ID_BYTES
 
 _SHOWN = 10  # skipped files in the table
@@ -84,6 +84,14 @@ def index(
         ),
     ] = None,
     extractor: Which = AUTO,
+    private: Annotated[
+        bool,
+        typer.Option(
+            "--private",
+            help="The images are records of a protected gallery: no map is made, the index is never served as an open "
+            "one, and features are row-exact, which takes longer. The index remembers it.",
+        ),
+    ] = False,
     as_json: _budget.Json = False,
 ) -> None:
     """Index a folder of images: add what is new, delete what is gone, publish the map.
@@ -98,6 +106,8 @@ def index(
     nearveil index photos/ --into gallery/ --candidates 0.2
 
     nearveil index photos/ --into postgresql://me@host/gallery --extractor hog
+
+    nearveil index records/ --into private-index/ --private
     """
     where = place(into)
     terms = {"epsilon": epsilon, "candidates": candidates, "n_sets": sets, "code_bytes": code_bytes}
@@ -106,19 +116,24 @@ def index(
         held = _opened(where)
         if held is not None:
             stack.enter_context(held)
+        private = _is_private(held, terms, asked=private)
         tool = chosen(extractor, None if held is None else held.extractor)
         if into is None:
             make_home()
         cache = _cache_place(where)
         files, refused = files_below(root, leave_out=(cache.resolve(), Path(where).resolve()))
-        found = gallery_features(files, tool, cache=FeatureCache(cache), progress=bar("reading", len(files)))
+        progress = bar("reading", len(files))
+        found = gallery_features(files, tool, row_exact=private, cache=FeatureCache(cache), progress=progress)
         if not found.paths:
             raise ValueError(
                 f"DIR: there is no image below {root}; nothing was changed. To empty an index, delete {shown(where)}"
             )
         if held is None:
-            check_terms(len(found.paths), Terms().but(**terms))
+            if not private:
+                check_terms(len(found.paths), Terms().but(**terms))
             held = stack.enter_context(_created(where, tool))
+        if private:
+            held.protect()
         change = synchronise(held, root, found, bar, **terms)
         report = _report(held, change, refused, tool, where)
     if as_json:
@@ -208,6 +223,19 @@ def _root(directory: Path) -> Path:
     return root
 
 
+def _is_private(held: Index | None, terms: dict[str, Any], *, asked: bool) -> bool:
+    """Return whether the rows are private: as is asked for, or as the index itself says."""
+    known = held is not None and held.is_private
+    if asked and held is not None and not known and len(held):
+        raise ValueError(
+            "--private: this index was made for an open gallery, and its images may have been shown: give --into "
+            "another place"
+        )
+    if (asked or known) and any(value is not None for value in terms.values()):
+        raise ValueError("--epsilon, --candidates, --sets, --code-bytes: private images have no map: leave them out")
+    return asked or known
+
+
 def _opened(where: str) -> Index | None:
     try:
         return Index.open(where)
@@ -227,7 +255,6 @@ def _cache_place(where: str) -> Path:
 
 
 def _report(held: Index, change: Change, refused: Sequence[Skipped], tool: Extractor, where: str) -> dict[str, Any]:
-    published = change.published
     return {
         "index": shown(where),
         "images": len(held),
@@ -235,14 +262,32 @@ def _report(held: Index, change: Change, refused: Sequence[Skipped], tool: Extra
         "deleted": change.deleted,
         "extractor": tool.name,
         "dimension": held.dimension,
+        "private": held.is_private,
+        "row_exact": held.row_exact,
+        **({} if change.published is None else _map_report(change.published)),
+        "map_learned": change.learned,
+        "revision": held.revision,
+        "skipped": [{"file": _printable(path), "reason": reason} for path, reason in (*refused, *change.skipped)],
+    }
+
+
+def _map_report(published: Published) -> dict[str, Any]:
+    return {
         "epsilon": float(published.release.epsilon),
         "candidates": published.map.set_size,
         "sets": published.map.n_sets,
         "map_bytes": published.map.nbytes,
         "code_bytes": published.table.width + ID_BYTES,
-        "map_learned": change.learned,
-        "revision": held.revision,
-        "skipped": [{"file": _printable(path), "reason": reason} for path, reason in (*refused, *change.skipped)],
+    }
+
+
+def _map_lines(report: dict[str, Any]) -> dict[str, str]:
+    if report["private"]:
+        others = "" if report["row_exact"] else "; some rows, of other folders, are not row-exact: index those again"
+        return {"map": f"none: the images are private{others}"}
+    return {
+        "map": f"{report['sets']:,} sets, {report['map_bytes']:,} bytes, for epsilon {report['epsilon']:g}",
+        "an answer": f"{report['candidates']:,} images, {report['code_bytes']:,} bytes each",
     }
 
 
@@ -257,8 +302,7 @@ def _show(report: dict[str, Any]) -> None:
     lines = {
         "images": f"{report['images']:,} ({changes})",
         "features": f"{report['extractor']}, {report['dimension']:,} dimensions",
-        "map": f"{report['sets']:,} sets, {report['map_bytes']:,} bytes, for epsilon {report['epsilon']:g}",
-        "an answer": f"{report['candidates']:,} images, {report['code_bytes']:,} bytes each",
+        **_map_lines(report),
         "revision": f"{report['revision']:,}",
         "index": report["index"],
     }

@@ -56,12 +56,12 @@ class Terms:
 
 @dataclass(frozen=True)
 class Change:
-    """What a run did to an index."""
+    """What a run did to an index. Nothing is published of private images."""
 
     added: int
     deleted: int
     skipped: tuple[Skipped, ...]
-    published: Published
+    published: Published | None
     learned: bool
 
 
@@ -97,7 +97,7 @@ def synchronise(held: Index, root: Path, found: GalleryFeatures, bar: Bars, **gi
     """Bring an index in step with a folder.
 
     An image is known by its path and its feature: if both are there, nothing is done. Items whose originals lie
-    elsewhere stay.
+    elsewhere stay. Of private images every bit of a feature counts, and no map is learned.
 
     Parameters
     ----------
@@ -116,9 +116,9 @@ def synchronise(held: Index, root: Path, found: GalleryFeatures, bar: Bars, **gi
     Change
     """
     known = _known(held, root)
-    same = _unchanged(held, known, found)
-    gone = sorted({number for numbers in known.values() for number in numbers} - set(same.values()))
-    new = [position for position, path in enumerate(found.paths) if path not in same]
+    if held.is_private:
+        return _synchronise_private(held, root, found, known, bar)
+    gone, new = _difference(known, _unchanged(held, known, found, _SAME), found)
     terms = _terms(held).but(**given)
     check_terms(len(held) - len(gone) + len(new), terms)
     skipped = list(found.skipped)
@@ -127,6 +127,26 @@ def synchronise(held: Index, root: Path, found: GalleryFeatures, bar: Bars, **gi
     bar("learning the map", None)
     published, learned = _publish(held, terms)
     return Change(added, len(gone), tuple(skipped), published, learned)
+
+
+def _synchronise_private(
+    held: Index, root: Path, found: GalleryFeatures, known: dict[Path, list[int]], bar: Bars
+) -> Change:
+    # Rows that nobody called exact are made anew, also where they happen to be equal.
+    same = _unchanged(held, known, found, 0.0) if held.row_exact else {}
+    gone, new = _difference(known, same, found)
+    skipped = list(found.skipped)
+    held.delete(gone)  # before the others come: of an image that has changed, two rows would vote
+    added = _add(held, root, found, new, skipped, bar("adding", len(new)))
+    return Change(added, len(gone), tuple(skipped), None, learned=False)
+
+
+def _difference(
+    known: dict[Path, list[int]], same: dict[Path, int], found: GalleryFeatures
+) -> tuple[list[int], list[int]]:
+    """Return the ids that are gone, and the positions of images that are new."""
+    gone = {number for numbers in known.values() for number in numbers} - set(same.values())
+    return sorted(gone), [position for position, path in enumerate(found.paths) if path not in same]
 
 
 def is_text(path: Path) -> bool:
@@ -148,13 +168,14 @@ def _known(held: Index, root: Path) -> dict[Path, list[int]]:
     return known
 
 
-def _unchanged(held: Index, known: dict[Path, list[int]], found: GalleryFeatures) -> dict[Path, int]:
+def _unchanged(held: Index, known: dict[Path, list[int]], found: GalleryFeatures, most: float) -> dict[Path, int]:
+    """Return the items whose features are off by at most `most`, by path."""
     rows = [(path, known[path][0], position) for position, path in enumerate(found.paths) if path in known]
     same: dict[Path, int] = {}
     for start in range(0, len(rows), _AT_ONCE):
         some = rows[start : start + _AT_ONCE]
         stored = held.features([number for _, number, _ in some])
-        near = np.abs(stored - found.features[[position for _, _, position in some]]).max(axis=1) <= _SAME
+        near = np.abs(stored - found.features[[position for _, _, position in some]]).max(axis=1) <= most
         same.update((path, number) for (path, number, _), alike in zip(some, near, strict=True) if alike)
     return same
 
@@ -172,7 +193,7 @@ def _add(held: Index, root: Path, found: GalleryFeatures, new: list[int], skippe
             except ImageError as error:  # it was an image a moment ago
                 skipped.append((path, error.reason))
             tick(1)
-        added += len(held.add(items))
+        added += len(held.add(items, row_exact=found.row_exact))
     return added
 
 

@@ -31,7 +31,7 @@ class Bridge:
     target_mean: Floats
     matrix: Floats
 
-    def apply(self, features: ArrayLike) -> NDArray[np.float32]:
+    def apply(self, features: ArrayLike, *, row_exact: bool = False) -> NDArray[np.float32]:
         """Carry features over.
 
         The map tells in which direction from the mean a feature lies; how far is taken such that it has norm one. (To
@@ -43,6 +43,9 @@ class Bridge:
         Parameters
         ----------
         features : array-like of shape (n, d_source)
+        row_exact : bool, default=False
+            Whether each row must be a function of its own feature alone, to the last bit, as private records need it: a
+            product of matrices is not. Slower: some milliseconds a row.
 
         Returns
         -------
@@ -53,15 +56,21 @@ class Bridge:
         if rows.shape[1] != len(self.source_mean):
             raise ValueError(f"features must have {len(self.source_mean)} columns, not {rows.shape[1]}")
         with np.errstate(all="ignore"):  # what is not finite is seen to here, however the caller set numpy
-            ways = (rows - self.source_mean) @ self.matrix
-            lengths = np.linalg.norm(ways, axis=1)
-            told = np.isfinite(lengths) & (lengths > _SHORT)
-            ways[told] /= lengths[told, None]
-            ways[~told] = np.eye(1, ways.shape[1])
-            along = ways @ self.target_mean
-            # |mean + t way| = 1: the mean has a norm below one, so that there is one t above zero.
-            further = -along + np.sqrt(np.maximum(0, along**2 + 1 - self.target_mean @ self.target_mean))
-            carried: NDArray[np.float32] = (self.target_mean + further[:, None] * ways).astype(np.float32)
+            centred = rows - self.source_mean
+            if row_exact:
+                return np.concatenate([self._carried(_exact_product(row, self.matrix)) for row in centred])
+            return self._carried(centred @ self.matrix)
+
+    def _carried(self, ways: Floats) -> NDArray[np.float32]:
+        """Return the unit features that lie in some directions from the mean."""
+        lengths = np.linalg.norm(ways, axis=1)
+        told = np.isfinite(lengths) & (lengths > _SHORT)
+        ways[told] /= lengths[told, None]
+        ways[~told] = np.eye(1, ways.shape[1])
+        along = (ways * self.target_mean).sum(axis=1)
+        # |mean + t way| = 1: the mean has a norm below one, so that there is one t above zero.
+        further = -along + np.sqrt(np.maximum(0, along**2 + 1 - (self.target_mean * self.target_mean).sum()))
+        carried: NDArray[np.float32] = (self.target_mean + further[:, None] * ways).astype(np.float32)
         return carried
 
 
@@ -109,6 +118,12 @@ def fit_bridge(source: ArrayLike, target: ArrayLike) -> Bridge:
     here_axes, there_axes = here_axes[:count], there_axes[:count]
     found = umeyama(here @ here_axes.T, there @ there_axes.T, reflection=True)
     return Bridge(here_mean, there_mean, found.scale * here_axes.T @ found.rotation.T @ there_axes)
+
+
+def _exact_product(row: Floats, matrix: Floats) -> Floats:
+    """Return row @ matrix, shape (1, n), by NumPy's own sums: they have one order, and use one thread."""
+    product: Floats = np.add.reduce(row[:, None] * matrix, axis=0, keepdims=True)
+    return product
 
 
 def _components(centred: Floats, name: str) -> Floats:

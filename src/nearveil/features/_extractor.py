@@ -33,9 +33,10 @@ class FeatureError(ValueError):
 
 
 class Extractor(ABC):
-    """Images to rows of norm one; every row is a function of its own image.
+    """Images to rows of norm one; every row is a function of its own image, up to rounding.
 
-    A subclass says what it is (the parameters below) and defines ``_rows``.
+    A subclass says what it is (the parameters below) and defines ``_rows``; and ``_exact_row``, if it is not row-exact
+    but can be.
 
     Parameters
     ----------
@@ -49,6 +50,9 @@ class Extractor(ABC):
         An image is resized to ``side`` x ``side`` pixels first: bicubic, without regard for its shape.
     batch : int, default=8
         How many images ``_rows`` is given at most.
+    row_exact : bool, default=False
+        Whether a row of ``_rows`` is a function of its own image alone, to the last bit: whatever else is in the batch,
+        and however many threads there are.
 
     Attributes
     ----------
@@ -57,12 +61,24 @@ class Extractor(ABC):
         SHA-256 of the identity.
     dimension : int
     side : int
+    row_exact : bool
+        Whether all rows of this extractor are row-exact. If not, ``extract(images, row_exact=True)`` makes them so.
     """
 
-    def __init__(self, *, name: str, identity: dict[str, Any], dimension: int, side: int, batch: int = 8) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        identity: dict[str, Any],
+        dimension: int,
+        side: int,
+        batch: int = 8,
+        row_exact: bool = False,
+    ) -> None:
         self.name = name
         self.dimension = dimension
         self.side = side
+        self.row_exact = row_exact
         self._batch = batch
         whole = {"features": 1, "resize": "bicubic", "side": side, **identity}
         self.fingerprint = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
@@ -74,7 +90,12 @@ class Extractor(ABC):
     def _rows(self, images: NDArray[np.uint8]) -> NDArray[Any]:
         """Map images of shape (n, side, side, 3) to rows of shape (n, dimension)."""
 
-    def extract(self, images: Sequence[Pixels], *, progress: Progress | None = None) -> Floats:
+    def _exact_row(self, image: NDArray[np.uint8]) -> NDArray[Any]:
+        """Map one image, shape (1, side, side, 3), to its row, which nothing else may change by a single bit."""
+        del image
+        raise ValueError(f"row_exact: {self.name!r} has no row-exact way: use another extractor for private records")
+
+    def extract(self, images: Sequence[Pixels], *, row_exact: bool = False, progress: Progress | None = None) -> Floats:
         """Return the features of images.
 
         Nothing is written to disk.
@@ -83,6 +104,10 @@ class Extractor(ABC):
         ----------
         images : sequence of ndarray of shape (height, width, 3), uint8
             Of any sizes, as :func:`load_image` gives them.
+        row_exact : bool, default=False
+            Whether each row must be a function of its own image alone, to the last bit. Private records that vote need
+            that (``docs/theory/private-knn.md``); queries and open galleries do not. Networks then get one image at a
+            time, on one thread of the CPU.
         progress : callable, optional
             Called with the number of images finished since it was called last.
 
@@ -94,24 +119,38 @@ class Extractor(ABC):
         Raises
         ------
         ValueError
-            If an image is not as described.
+            If an image is not as described; if rows must be exact, and the extractor has no way to make them so, or
+            gives one image different rows.
         FeatureError
             If an image has no feature; its attribute `positions` says which.
         """
         for image in images:
             _check(image)
+        alone = row_exact and not self.row_exact
+        step, rows_of = (1, self._exact_row) if alone else (self._batch, self._rows)
         found = np.empty((len(images), self.dimension), dtype=np.float32)
         lost: list[int] = []
-        for start in range(0, len(images), self._batch):
-            some = np.stack([resize(image, self.side) for image in images[start : start + self._batch]])
-            rows, sound = unit_rows(self._rows(some))
+        for start in range(0, len(images), step):
+            some = np.stack([resize(image, self.side) for image in images[start : start + step]])
+            rows, sound = unit_rows(rows_of(some))
             found[start : start + len(some)] = rows
             lost += [start + int(position) for position in np.flatnonzero(~sound)]
             if progress is not None:
                 progress(len(some))
+        if alone and len(images):
+            self._check_repeats(images[0], found[0])
         if lost:
             raise FeatureError(self.name, tuple(lost))
         return found
+
+    def _check_repeats(self, image: Pixels, row: Floats) -> None:
+        """Raise if an image has another row after others were extracted: the network draws numbers, or remembers."""
+        again, _ = unit_rows(self._exact_row(resize(image, self.side)[None]))
+        if again[0].tobytes() != row.tobytes():
+            raise ValueError(
+                f"row_exact: the extractor {self.name!r} gives one image different rows: it draws random numbers, or "
+                "remembers earlier images; use another for private records"
+            )
 
 
 def _check(image: object) -> None:

@@ -1,10 +1,14 @@
 """Features of a whole gallery, computed once: kept by what a file holds and by what computed them."""
 
 import hashlib
+import importlib.metadata
 import os
+import platform
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +20,8 @@ NO_FEATURE = "without a feature: the extractor gave zeros, NaN or infinity"
 
 _MOST_AT_ONCE = 64  # images
 _PIXELS_AT_ONCE = 32_000_000  # of one batch, so that large images do not fill the memory
+_LIBRARIES = ("numpy", "pillow", "scikit-image", "torch", "onnxruntime")
+_PROCESSOR = ("model name", "flags", "CPU part", "Features")  # lines of /proc/cpuinfo
 
 
 @dataclass(frozen=True)
@@ -30,11 +36,14 @@ class GalleryFeatures:
         The image of each row, in the order given.
     skipped : tuple of (Path, str)
         What was left out, and why.
+    row_exact : bool
+        Whether each row is a function of its own file alone, to the last bit.
     """
 
     features: Floats = field(repr=False)
     paths: tuple[Path, ...] = field(repr=False)
     skipped: tuple[tuple[Path, str], ...]
+    row_exact: bool
 
 
 class FeatureCache:
@@ -76,7 +85,7 @@ class FeatureCache:
         content : str
             SHA-256 of the file.
         fingerprint : str
-            Of the extractor.
+            Of the extractor, and of how it made the row.
         dimension : int
         """
         try:
@@ -120,8 +129,11 @@ class _Waiting:
 class _Collection:
     """What is known of a gallery so far, by position."""
 
-    def __init__(self, extractor: Extractor, cache: FeatureCache | None, progress: Progress | None) -> None:
-        self.extractor, self.cache, self.progress = extractor, cache, progress
+    def __init__(
+        self, extractor: Extractor, cache: FeatureCache | None, progress: Progress | None, *, row_exact: bool
+    ) -> None:
+        self.extractor, self.cache, self.progress, self.row_exact = extractor, cache, progress, row_exact
+        self.key = exact_key(extractor.fingerprint) if row_exact else extractor.fingerprint
         self.rows: dict[int, Floats] = {}
         self.skipped: dict[int, str] = {}
 
@@ -132,7 +144,7 @@ class _Collection:
     def _kept(self, content: str) -> Floats | None:
         if self.cache is None:
             return None
-        return self.cache.get(content, self.extractor.fingerprint, self.extractor.dimension)
+        return self.cache.get(content, self.key, self.extractor.dimension)
 
     def look(self, position: int, path: Path) -> _Waiting | None:
         """Return an image that has to be extracted; None if its row is in the cache or it is left out."""
@@ -149,7 +161,7 @@ class _Collection:
 
     def extract(self, batch: list[_Waiting]) -> None:
         try:
-            found = self.extractor.extract([one.image for one in batch])
+            found = self.extractor.extract([one.image for one in batch], row_exact=self.row_exact)
         except FeatureError as error:
             self.skipped.update((batch[number].position, NO_FEATURE) for number in error.positions)
             self.tick(len(error.positions))
@@ -158,7 +170,7 @@ class _Collection:
         for one, row in zip(batch, found, strict=True):
             self.rows[one.position] = row
             if self.cache is not None:
-                self.cache.put(one.content, self.extractor.fingerprint, row)
+                self.cache.put(one.content, self.key, row)
         self.tick(len(batch))
 
 
@@ -166,6 +178,7 @@ def gallery_features(
     paths: Iterable[str | os.PathLike[str]],
     extractor: Extractor,
     *,
+    row_exact: bool = False,
     cache: FeatureCache | None = None,
     progress: Progress | None = None,
 ) -> GalleryFeatures:
@@ -177,7 +190,12 @@ def gallery_features(
     ----------
     paths : iterable of paths
     extractor : Extractor
+    row_exact : bool, default=False
+        Whether each row must be a function of its own file alone, to the last bit, as private records need it. See
+        :meth:`Extractor.extract`.
     cache : FeatureCache, optional
+        Rows that must be exact are kept apart from the others, and from those that other libraries or another
+        processor made.
     progress : callable, optional
         Called with the number of files finished since it was called last.
 
@@ -186,7 +204,7 @@ def gallery_features(
     GalleryFeatures
     """
     files = [Path(path) for path in paths]
-    known = _Collection(extractor, cache, progress)
+    known = _Collection(extractor, cache, progress, row_exact=row_exact)
     waiting = (one for number, path in enumerate(files) if (one := known.look(number, path)) is not None)
     for batch in _batches(waiting):
         known.extract(batch)
@@ -198,7 +216,30 @@ def gallery_features(
         features,
         tuple(files[position] for position in order),
         tuple((files[position], known.skipped[position]) for position in sorted(known.skipped)),
+        row_exact or extractor.row_exact,
     )
+
+
+def exact_key(fingerprint: str) -> str:
+    """Return what a cache keeps row-exact rows under.
+
+    A row from the cache must be the row that this process would make. Otherwise the row of a file would depend on
+    whether the same file was there before, as another record, under another version of a library.
+    """
+    return hashlib.sha256(f"row-exact {fingerprint} {_machinery()}".encode()).hexdigest()
+
+
+@cache
+def _machinery() -> str:
+    """Return what decides the last bit of a row besides image and extractor: libraries and processor."""
+    told = [platform.machine(), platform.processor()]
+    for name in _LIBRARIES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            told.append(f"{name} {importlib.metadata.version(name)}")
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        told += sorted({line for line in lines if line.startswith(_PROCESSOR)})
+    return "\n".join(told)
 
 
 def _batches(waiting: Iterable[_Waiting]) -> Iterator[list[_Waiting]]:

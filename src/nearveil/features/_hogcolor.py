@@ -38,6 +38,7 @@ class HogColor(Extractor):
             dimension=_EDGES + _LEVELS**3 + 3 * _PLACES**2,
             side=_SIDE,
             batch=64,
+            row_exact=True,
         )
 
     def _rows(self, images: NDArray[np.uint8]) -> NDArray[Any]:

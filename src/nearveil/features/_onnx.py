@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from nearveil.features._extractor import Extractor
 from nearveil.features._onnx_parts import is_whole
-from nearveil.features._torch import MEAN, STD, check_scale, scale_pixels
+from nearveil.features._torch import MEAN, STD, aligned, check_scale, scale_pixels
 
 
 class OnnxExtractor(Extractor):
@@ -19,7 +20,8 @@ class OnnxExtractor(Extractor):
 
     Its one input is float32 of shape (n, 3, side, side) or (n, side, side, 3), RGB, ``(grey level - mean) / std``;
     n may be fixed. Its output has the shape (n, d), or is a map in the layout of the input, which is averaged over
-    its places. The rows of an image alone and within a batch agree up to the rounding of float32.
+    its places. The rows of an image alone and within a batch agree up to the rounding of float32. With
+    ``row_exact=True`` the network sees one image at a time, on one thread; where n is fixed, the others are zeros.
 
     Parameters
     ----------
@@ -55,7 +57,7 @@ class OnnxExtractor(Extractor):
         batch: int = 8,
     ) -> None:
         self._scale = check_scale(side, mean, std)
-        content = Path(path).read_bytes()
+        self._content = content = Path(path).read_bytes()
         self._session = _session(content)
         self._input, self._channels_last, self._fixed = _input(self._session, side)
         self._output = _output(self._session, output)
@@ -72,27 +74,39 @@ class OnnxExtractor(Extractor):
         )
 
     def _rows(self, images: NDArray[np.uint8]) -> NDArray[Any]:
+        step = self._fixed or len(images)
+        parts = (images[start : start + step] for start in range(0, len(images), step))
+        return np.concatenate([self._run(self._session, some) for some in parts])
+
+    def _exact_row(self, image: NDArray[np.uint8]) -> NDArray[Any]:
+        return self._run(self._exact_session, image)
+
+    @cached_property
+    def _exact_session(self) -> Any:
+        return _session(self._content, threads=1)
+
+    def _run(self, session: Any, images: NDArray[np.uint8]) -> NDArray[Any]:
+        """Map images, at most as many as the network takes at once, to rows."""
         scaled = scale_pixels(images, self._scale)
         if not self._channels_last:
-            scaled = np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
-        step = self._fixed or len(scaled)
-        parts = []
-        for start in range(0, len(scaled), step):
-            some = scaled[start : start + step]
-            whole = np.concatenate([some, np.zeros((step - len(some), *some.shape[1:]), np.float32)])
-            out = self._session.run([self._output], {self._input: whole})[0]
-            if out.ndim == 4:
-                out = out.mean(axis=(1, 2) if self._channels_last else (2, 3), dtype=np.float64)
-            parts.append(out[: len(some)])
-        return np.concatenate(parts)
+            scaled = scaled.transpose(0, 3, 1, 2)
+        empty = np.zeros((max(0, (self._fixed or 0) - len(scaled)), *scaled.shape[1:]), np.float32)
+        out = session.run([self._output], {self._input: aligned(np.concatenate([scaled, empty]))})[0]
+        if out.ndim == 4:
+            out = out.mean(axis=(1, 2) if self._channels_last else (2, 3), dtype=np.float64)
+        found: NDArray[Any] = out[: len(images)]
+        return found
 
 
-def _session(content: bytes) -> Any:
+def _session(content: bytes, threads: int = 0) -> Any:
+    """Load a network, to run on so many threads; 0 for as many as there are cores."""
     try:
         import onnxruntime
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError("this extractor needs onnxruntime: pip install nearveil[onnx]") from missing
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = threads
+    options.use_deterministic_compute = threads == 1
     options.log_severity_level = 4  # what goes wrong is raised; it is not printed as well
     options.add_session_config_entry("session.load_model_format", "ONNX")  # the format whose parts are looked at
     try:

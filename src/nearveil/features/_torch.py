@@ -2,13 +2,19 @@
 
 import copy
 import hashlib
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.features._extractor import Extractor
+
+_ALONE = threading.Lock()  # two that set the number of threads at once would restore each other's
+_LINE = 64  # bytes: what libraries align memory to, and may choose their loops by
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of ImageNet, in grey levels
 
@@ -30,8 +36,9 @@ class TorchExtractor(Extractor):
     mode: to train the module further changes nothing here. It runs where the parameters of the module are.
 
     The rows of an image alone and of the same image within a batch agree up to the rounding of float32, not bit for
-    bit: the kernels of torch add in another order for another size of batch. This takes a module whose evaluation
-    mode treats images one by one, as all common ones do.
+    bit: the kernels of torch add in another order for another size of batch, or with another number of threads. This
+    takes a module whose evaluation mode treats images one by one, as all common ones do. With ``row_exact=True`` the
+    module sees one image at a time, on one thread of the CPU.
 
     Parameters
     ----------
@@ -83,15 +90,53 @@ class TorchExtractor(Extractor):
         super().__init__(name=named, identity=identity, dimension=probe.shape[1], side=side, batch=batch)
 
     def _rows(self, images: NDArray[np.uint8]) -> NDArray[Any]:
-        torch = need_torch()
         scaled = np.ascontiguousarray(scale_pixels(images, self._scale).transpose(0, 3, 1, 2))
-        first = next(self._module.parameters(), None)
+        return self._run(self._module, scaled)
+
+    def _exact_row(self, image: NDArray[np.uint8]) -> NDArray[Any]:
+        with one_thread():
+            return self._run(self._on_host, aligned(scale_pixels(image, self._scale).transpose(0, 3, 1, 2)))
+
+    @cached_property
+    def _on_host(self) -> Any:
+        """The module on the CPU: what a GPU's libraries compute may depend on how much of its memory is free."""
+        return self._module if _device(self._module) == "cpu" else copy.deepcopy(self._module).to("cpu")
+
+    def _run(self, module: Any, scaled: NDArray[np.float32]) -> NDArray[Any]:
+        torch = need_torch()
         with torch.inference_mode():
-            out = self._module(torch.from_numpy(scaled).to("cpu" if first is None else first.device))
+            out = module(torch.from_numpy(scaled).to(_device(module)))
             if out.ndim == 4:
                 out = out.mean(dim=(2, 3))
             found: NDArray[Any] = out.float().cpu().numpy()
         return found
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute on one thread; afterwards on as many as before."""
+    torch = need_torch()
+    with _ALONE:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def aligned(array: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return a copy that begins at a multiple of 64 bytes: where an array happens to lie must not change a sum."""
+    room = np.empty(array.nbytes + _LINE, dtype=np.uint8)
+    start = -room.ctypes.data % _LINE
+    copied: NDArray[np.float32] = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copied[...] = array
+    return copied
+
+
+def _device(module: Any) -> str:
+    first = next(module.parameters(), None)
+    return "cpu" if first is None else str(first.device)
 
 
 def check_scale(side: int, mean: Sequence[float], std: Sequence[float]) -> NDArray[np.float32]:

@@ -69,7 +69,8 @@ class TrainedExtractor(TorchExtractor):
         Returns
         -------
         ndarray of shape (n, dimension), float32
-            Those that :meth:`extract` gives, up to the rounding of the maps.
+            Those that :meth:`extract` gives, up to the rounding of the maps. Not row-exact: not for private records
+            that vote.
         """
         if not self._frozen:
             raise ValueError("maps are of no use: the backbone was trained, too; use extract")

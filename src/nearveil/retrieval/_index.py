@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -12,7 +13,7 @@ import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
 from nearveil.retrieval._index_database import Database
-from nearveil.retrieval._index_errors import UnknownItemError
+from nearveil.retrieval._index_errors import InexactRowsError, UnknownItemError
 from nearveil.retrieval._index_items import (
     Batch,
     Ids,
@@ -30,17 +31,21 @@ from nearveil.retrieval._index_items import (
 from nearveil.retrieval._index_publishing import Publishing
 from nearveil.retrieval._index_tables import (
     Head,
-    bindings,
+    check_exact,
     check_unknown,
-    crc,
     damaged,
+    delete_maps,
     delete_rows,
     deleted_count,
     deleted_since,
+    inexact_count,
+    load_binding,
     load_head,
     load_items,
+    mark_exact,
     next_ids,
     present,
+    save_binding,
     save_head,
     stored_sizes,
 )
@@ -132,17 +137,47 @@ class Index(Publishing):
     def __len__(self) -> int:
         return self._head().count
 
-    def add(self, items: Iterable[Item]) -> Ids:
+    @property
+    def is_private(self) -> bool:
+        """Whether the rows are private: see :meth:`protect`."""
+        with self._database.read() as connection:
+            return load_binding(connection, self._where) is not None
+
+    @property
+    def row_exact(self) -> bool:
+        """Whether each row is a function of its own image alone, to the last bit, as far as `add` was told.
+
+        Whatever protects records asks for it. True of all rows of :class:`nearveil.features.HogColor`.
+        """
+        if self._extractor_is_exact:
+            return True
+        with self._database.read() as connection:
+            return inexact_count(connection, self._where) == 0
+
+    def assert_row_exact(self) -> None:
+        """Raise InexactRowsError, which says what to do, unless all rows are row-exact."""
+        with self._database.read() as connection:
+            self._check_exact(connection)
+
+    def add(self, items: Iterable[Item], *, row_exact: bool = False) -> Ids:
         """Add items: all of them, or, where something is wrong with one, none.
 
         Parameters
         ----------
         items : iterable of Item
+        row_exact : bool, default=False
+            Your word that each row was made from its own image alone, to the last bit: by
+            ``extract(images, row_exact=True)``, or in a way of your own for which you can prove it.
 
         Returns
         -------
         ndarray of shape (n,), uint32
             Their ids, rising. An id is never given twice.
+
+        Raises
+        ------
+        InexactRowsError
+            If the rows of this index are private, and these are not row-exact.
         """
         batch = checked_items(items, self.dimension)
         if not len(batch):
@@ -151,6 +186,13 @@ class Index(Publishing):
             head = load_head(connection, self._where, lock=True)
             ids = next_ids(head, len(batch))
             self._insert(connection, ids, batch)
+            if row_exact or self._extractor_is_exact:
+                mark_exact(connection, ids)
+            elif load_binding(connection, self._where) is not None:
+                raise InexactRowsError(
+                    "items: private rows must be row-exact: make them by extract(images, row_exact=True), and say so: "
+                    "add(items, row_exact=True)"
+                )
             grown = replace(head, next_id=head.next_id + len(batch), count=head.count + len(batch))
             save_head(connection, replace(grown, revision=head.revision + 1))
         return ids.astype(np.uint32)
@@ -279,8 +321,22 @@ class Index(Publishing):
         hits = [np.isin(np.setdiff1d(t, o), f).mean() for t, f, o in zip(true, found, own, strict=True)]
         return float(np.mean(hits))
 
+    def protect(self) -> None:
+        """Keep the rows private from now on, in every process: no map of them is published, kept or served.
+
+        What was published before is deleted. Rows that are added must be row-exact. A protected gallery does this, too,
+        when it is opened.
+        """
+        with self._database.write() as connection:
+            load_head(connection, self._where, lock=True)
+            save_binding(connection, load_binding(connection, self._where) or "")
+            delete_maps(connection)
+        self._wipe()
+
     def bind(self, name: str) -> str:
-        """Bind the index to something, for good: whoever comes first. A protected gallery binds it to its account.
+        """Bind private rows to something, for good: whoever comes first. A protected gallery binds them to its account.
+
+        The rows are private from then on, as after :meth:`protect`.
 
         Parameters
         ----------
@@ -289,18 +345,35 @@ class Index(Publishing):
         Returns
         -------
         str
-            What it is bound to now: `name`, or what was there before.
+            What they are bound to now: `name`, or what was there before.
+
+        Raises
+        ------
+        InexactRowsError
+            If a row is not row-exact: removing one record may change others, and no promise to records holds.
         """
         with self._database.write() as connection:
             load_head(connection, self._where, lock=True)
-            bindings.create(connection, checkfirst=True)  # an index that was made earlier has no such table
-            held = connection.execute(sa.select(bindings)).all()
-            if not held:
-                connection.execute(sa.insert(bindings).values(name=name, crc=crc(name)))
-                return name
-            if len(held) > 1 or crc(held[0].name) != held[0].crc:
-                raise damaged(self._where, "what it is bound to")
-            return str(held[0].name)
+            self._check_exact(connection)
+            held = load_binding(connection, self._where) or name
+            save_binding(connection, held)
+            delete_maps(connection)
+        self._wipe()
+        return held
+
+    def unprotect(self, *, rows_are_public: bool) -> None:
+        """Let the rows be served, published and searched openly again. What was promised to the records ends with that.
+
+        Parameters
+        ----------
+        rows_are_public : bool
+            Must be True: your word that everybody may see every row.
+        """
+        if rows_are_public is not True:
+            raise ValueError("rows_are_public must be True: only rows that everybody may see are open")
+        with self._database.write() as connection:
+            load_head(connection, self._where, lock=True)
+            save_binding(connection, None)
 
     def verify(self) -> None:
         """Read everything and compare it with its checksums; raise DamagedIndexError if something does not fit."""
@@ -313,6 +386,8 @@ class Index(Publishing):
             if held != head.count or deleted_count(connection) != head.next_id - head.count:
                 raise damaged(self._where, "the list of items")
             deleted_since(connection, -1, self._where)
+            load_binding(connection, self._where)
+            inexact_count(connection, self._where)
 
     def close(self) -> None:
         """Close all connections."""
@@ -326,6 +401,17 @@ class Index(Publishing):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._where}: {self.dimension} dimensions>"
+
+    @cached_property
+    def _extractor_is_exact(self) -> bool:
+        """Whether the extractor is known to make row-exact rows in any case."""
+        from nearveil.features import HogColor
+
+        return self._extractor == HogColor().fingerprint
+
+    def _check_exact(self, connection: sa.Connection) -> None:
+        if not self._extractor_is_exact:
+            check_exact(connection, self._where)
 
     def _head(self) -> Head:
         with self._database.read() as connection:

@@ -56,6 +56,14 @@ class NotPublishedError(IndexStoreError):
     """Nothing was published yet, so no message can be answered."""
 
 
+class PrivateIndexError(IndexStoreError):
+    """The rows of this index are private: they are not served, published or asked as an open gallery."""
+
+
+class InexactRowsError(IndexStoreError, ValueError):
+    """Private rows must be row-exact: each a function of its own image alone, to the last bit."""
+
+
 class StaleMapError(IndexStoreError):
     """A map is too old: no answer of its size can be made any more, or a newer one was published meanwhile."""
 

@@ -13,7 +13,7 @@ from nearveil.retrieval._index_database import Database
 from nearveil.retrieval._index_errors import StaleMapError
 from nearveil.retrieval._index_items import Snapshot
 from nearveil.retrieval._index_shelf import Current, Shelf
-from nearveil.retrieval._index_tables import deleted_since, load_head
+from nearveil.retrieval._index_tables import check_open, deleted_since, load_head
 from nearveil.retrieval._published import Published
 
 _REMEMBERED = 7  # maps, besides the one that is asked about, whose deletions stay in memory
@@ -75,13 +75,24 @@ class Publishing(ABC):
         ------
         StaleMapError
             If somebody published a map of a newer revision meanwhile; that one stays.
+        PrivateIndexError
+            If the rows are private.
         """
+        self.assert_open()
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise ValueError("keep must be a whole number of at least 1")
         now = self.snapshot()
         found = Published.learn(now, epsilon, candidates, public=public, n_sets=n_sets, code_bytes=code_bytes)
         self._shelf.put(found, keep)
         return found
+
+    def assert_open(self) -> None:
+        """Raise PrivateIndexError if the rows are private: then nothing of them may be shown.
+
+        That stands in the index itself; it holds for every process, whatever its configuration says.
+        """
+        with self._database.read() as connection:
+            check_open(connection, self._where)
 
     def republish(self, keep: int = 2) -> Published:
         """Bring the map in step with the gallery: learn it anew, on the same terms, where the gallery has changed.

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from nearveil.retrieval._index_database import Database
 from nearveil.retrieval._index_errors import MapChangedError, NotPublishedError, StaleMapError
-from nearveil.retrieval._index_tables import crc, damaged, load_head, parts, published
+from nearveil.retrieval._index_tables import check_open, crc, damaged, load_head, parts, published
 from nearveil.retrieval._published import Published
 
 _PART = 16 << 20  # bytes in one row: far below what a database takes
@@ -41,6 +41,7 @@ class Shelf:
         cut = [data[start : start + _PART] for start in range(0, len(data), _PART)]
         with self._database.write() as connection:
             load_head(connection, self._where, lock=True)
+            check_open(connection, self._where)  # a map is learned for a while: it may have become private meanwhile
             kept = connection.execute(sa.select(published.c.number, published.c.revision)).all()
             if any(row.revision > new.revision for row in kept):
                 raise StaleMapError("a map of a newer revision was published meanwhile; this one is not kept")
@@ -84,7 +85,8 @@ class Shelf:
         raise MapChangedError(public_id, newest.public_id, newest.revision)
 
     def _listed(self, connection: sa.Connection) -> dict[int, str]:
-        """Return the fingerprints of all maps by number, and forget those that are kept no more."""
+        """Return the fingerprints of all maps by number, and forget those that are kept no more. None is private."""
+        check_open(connection, self._where)
         rows = connection.execute(sa.select(published)).all()
         for number, revision, public_id, count, told in rows:
             if crc(number, revision, public_id, count) != told:

@@ -11,7 +11,14 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from nearveil.release._map import MOST_ITEMS
-from nearveil.retrieval._index_errors import DamagedIndexError, IndexFullError, NewerIndexError, NotAnIndexError
+from nearveil.retrieval._index_errors import (
+    DamagedIndexError,
+    IndexFullError,
+    InexactRowsError,
+    NewerIndexError,
+    NotAnIndexError,
+    PrivateIndexError,
+)
 from nearveil.retrieval._index_items import Batch, Ids, Singles, StoredItem
 
 FORMAT = 1
@@ -71,7 +78,12 @@ parts = sa.Table(
     _number("crc"),
 )
 
+# One row where the rows of the index are private: the account that they are bound to, or nothing yet.
 bindings = sa.Table("nearveil_bound", metadata, sa.Column("name", sa.Text, primary_key=True), _number("crc"))
+# Ranges of ids, both ends included, whose rows are row-exact. What is in none of them is not.
+exact_ranges = sa.Table(
+    "nearveil_row_exact", metadata, _number("first", primary_key=True), _number("last"), _number("crc")
+)
 
 
 def crc(*values: int | str | bytes | None) -> int:
@@ -241,6 +253,75 @@ def deleted_since(connection: sa.Connection, revision: int, where: str) -> NDArr
 def deleted_count(connection: sa.Connection) -> int:
     """Return how many items were ever deleted."""
     return connection.execute(sa.select(sa.func.count()).select_from(deleted)).scalar_one()
+
+
+def load_binding(connection: sa.Connection, where: str) -> str | None:
+    """Return what private rows are bound to, "" for nothing yet; None where the rows are not private."""
+    if not _exists(connection, bindings):  # an index that was made earlier
+        return None
+    held = connection.execute(sa.select(bindings)).all()
+    if len(held) > 1 or any(crc(row.name) != row.crc for row in held):
+        raise damaged(where, "what it is bound to")
+    return str(held[0].name) if held else None
+
+
+def save_binding(connection: sa.Connection, name: str | None) -> None:
+    """Say that rows are private and bound to `name`, or, with None, that they are not; under the lock."""
+    bindings.create(connection, checkfirst=True)
+    connection.execute(sa.delete(bindings))
+    if name is not None:
+        connection.execute(sa.insert(bindings).values(name=name, crc=crc(name)))
+
+
+def check_open(connection: sa.Connection, where: str) -> None:
+    """Raise where the rows are private."""
+    if load_binding(connection, where) is not None:
+        raise PrivateIndexError(
+            f"index {where}: its rows are private: they are not served, published or searched as an open gallery. A "
+            "protected gallery answers from them"
+        )
+
+
+def delete_maps(connection: sa.Connection) -> None:
+    """Delete all that was published."""
+    connection.execute(sa.delete(parts))
+    connection.execute(sa.delete(published))
+
+
+def mark_exact(connection: sa.Connection, ids: NDArray[np.int64]) -> None:
+    """Remember that the rows of new ids, which follow each other, are row-exact."""
+    exact_ranges.create(connection, checkfirst=True)
+    first, last = int(ids[0]), int(ids[-1])
+    before = connection.execute(sa.select(exact_ranges.c.first).where(exact_ranges.c.last == first - 1)).scalar()
+    if before is not None:
+        first = before
+        connection.execute(sa.delete(exact_ranges).where(exact_ranges.c.first == first))
+    connection.execute(sa.insert(exact_ranges).values(first=first, last=last, crc=crc(first, last)))
+
+
+def check_exact(connection: sa.Connection, where: str) -> None:
+    """Raise unless all rows are row-exact."""
+    if inexact_count(connection, where):
+        raise InexactRowsError(
+            f"index {where}: it holds rows that are not row-exact, so removing one record may change others, and no "
+            "promise to records holds. Index the images again: `nearveil index DIR --private` into a new place; or "
+            "Index.add(items, row_exact=True) of rows by extract(images, row_exact=True)"
+        )
+
+
+def inexact_count(connection: sa.Connection, where: str) -> int:
+    """Return how many rows are not row-exact."""
+    total = sa.select(sa.func.count()).select_from(items)
+    if not _exists(connection, exact_ranges):
+        return connection.execute(total).scalar_one()
+    if any(crc(row.first, row.last) != row.crc for row in connection.execute(sa.select(exact_ranges))):
+        raise damaged(where, "the list of rows that are row-exact")
+    inside = sa.exists().where(items.c.id.between(exact_ranges.c.first, exact_ranges.c.last))
+    return connection.execute(total.where(~inside)).scalar_one()
+
+
+def _exists(connection: sa.Connection, table: sa.Table) -> bool:
+    return bool(sa.inspect(connection).has_table(table.name))
 
 
 def damaged(where: str, what: str) -> DamagedIndexError:

@@ -92,7 +92,8 @@ class OpenGallery:
     Parameters
     ----------
     index : Index
-        It may hold several maps; a query is answered by the one that it names.
+        It may hold several maps; a query is answered by the one that it names. One with private rows is refused; if
+        another process makes its rows private later on, nothing is answered from then on.
     name : str
         Small letters, digits, and ``. _ -`` between them.
     offers : sequence of {"names", "thumbnails", "originals"}, default=("names", "thumbnails")
@@ -137,6 +138,7 @@ class OpenGallery:
         unknown = [word for word in offers if word not in OFFERS]
         if unknown:
             raise ValueError(f"offers must be of {', '.join(OFFERS)}")
+        index.assert_open()
         self._index, self._name, self._extractor, self._cache = index, name, extractor, cache
         self._offers = tuple(word for word in OFFERS if word in offers)
         self._on_wire = cast("tuple[Extras, ...]", tuple(word for word in EXTRAS if word in offers))
@@ -261,6 +263,7 @@ class OpenGallery:
         if "originals" not in self._offers:
             raise NotOfferedError("this gallery does not offer originals")
         with _in_words():
+            self._index.assert_open()
             try:
                 (item,) = self._index.items([number])
             except UnknownItemError:

@@ -49,8 +49,9 @@ class ProtectedGallery:
     Parameters
     ----------
     private : Index
-        Records that vote. The label of one is the first folder of its name: "benign/scan 3.png" is "benign". A map
-        that somebody published of this index is never served.
+        Records that vote, with rows that are row-exact (``Index.add(items, row_exact=True)``). The label of one is the
+        first folder of its name: "benign/scan 3.png" is "benign". The index is bound to the account, and private from
+        then on: maps of it are deleted, and no process serves it as an open gallery.
     public : Index
         Public images with the same features, published. None of them may be a private record.
     name : str
@@ -83,7 +84,8 @@ class ProtectedGallery:
     >>> angles = rng.uniform(0, np.pi, 300)
     >>> rows = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     >>> private, public = (Index.create(place / where, dimension=2, extractor="toy") for where in ("mine", "all"))
-    >>> _ = private.add(Item(r, "right/scan" if r[0] > 0 else "left/scan") for r in rows[:200])
+    >>> records = (Item(row, "right/scan" if row[0] > 0 else "left/scan") for row in rows[:200])
+    >>> _ = private.add(records, row_exact=True)
     >>> _ = public.add(Item(r) for r in rows[200:])
     >>> _ = public.publish(4.0, 0.25, n_sets=4)
     >>> gallery = ProtectedGallery(

@@ -70,6 +70,7 @@ def check_indexes(private: Index, public: Index, classes: tuple[str, ...]) -> No
     """
     if private._database.url == public._database.url:
         raise ValueError("private and public must be different indexes: what is published is not protected")
+    private.assert_row_exact()
     if (private.extractor, private.dimension) != (public.extractor, public.dimension):
         raise ValueError("private and public must have the features of one extractor")
     if read_records(private, classes).stray:
@@ -81,7 +82,9 @@ def check_indexes(private: Index, public: Index, classes: tuple[str, ...]) -> No
 
 
 def check_binding(private: Index, account: Account) -> None:
-    """Refuse records that answer from another account already: each account would promise as if there were no other.
+    """Bind records to their account, and keep them private from then on, in every process.
+
+    Records that answer from another account already are refused: each account would promise as if there were no other.
 
     Parameters
     ----------

@@ -257,7 +257,8 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
         Parameters
         ----------
         X : array-like of shape (n, d)
-            Private.
+            Private. The promise is about these rows: each must be made from its own record alone, to the last bit. Of
+            images by a network: ``extractor.extract(images, row_exact=True)``.
         y : array-like of shape (n,)
             Private; clipped to [low, high].
 

@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state, get_tags
 from sklearn.utils._param_validation import HasMethods, Interval
 from sklearn.utils.validation import check_is_fitted
 
-from nearveil.features import hog
+from nearveil.features import Extractor, hog
 from nearveil.privacy import Guarantee
 from nearveil.votes._base import Answers, Progress, VotingEstimator
 from nearveil.votes._classifier import PrivateKNeighborsClassifier
@@ -69,7 +69,8 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         where its tags say that it takes them (``input_tags.three_d_array``), as :class:`NetworkStudent` does.
     features : callable, optional
         From images to rows; :func:`nearveil.features.hog` by default for images, none for rows. A row must depend on
-        its own image alone, bit for bit, and on nothing learned from private records.
+        its own image alone, bit for bit, and on nothing learned from private records. Of a network:
+        ``functools.partial(extractor.extract, row_exact=True)``.
     rounds : int, default=1
     shares : sequence of float, optional
         Of the answers, for each round; equal by default. Must sum to 1.
@@ -226,6 +227,9 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError("shares must hold a positive number for each round, and sum to 1")
         if getattr(self.voter, "votes", "classes") not in ("classes", "soft"):
             raise ValueError('voter must vote on classes: votes must be "classes" or "soft"')
+        maker = getattr(self.features, "__self__", None)
+        if isinstance(maker, Extractor) and not maker.row_exact:
+            raise ValueError("features must be row-exact: functools.partial(extractor.extract, row_exact=True)")
         if self.rounds > 1 and not any(hasattr(self._new_student(0), name) for name in _FEATURE_METHODS):
             raise ValueError(f"student must have one of {', '.join(_FEATURE_METHODS)} for a second round")
         return shares
