@@ -1,7 +1,7 @@
 """What a client does, step by step: one logic for programs that wait and for those that do not.
 
-Requests are a function of messages, of nonces and of public things: never of the feature, of scores or of what was chosen
-(``docs/theory/service.md``; attacked by ``tests/service/test_client_wire.py``).
+Requests are a function of messages, of nonces and of public things: never of the feature, of scores or of what was
+chosen (``docs/theory/service.md``; attacked by ``tests/service/test_client_wire.py``).
 """
 
 import hmac
