@@ -79,9 +79,9 @@ def test_names_are_unique(found: dict[str, Any], rows: dict[str, Any]) -> None:
         ),
         (
             "private-pca (bingham)",
-            "a record of the set that the directions are learned from; not the query",
-            True,
-            "pure, in real numbers",
+            "claims: a record of the set that the directions are learned from; not the query",
+            False,
+            "pure",
         ),
         (
             "private-pca (gibbs)",

@@ -41,6 +41,37 @@ def shown_epsilon(first: Floats, second: Floats, delta: float, mistake: float = 
     return best
 
 
+def attack_parameters(release: Release, row: Floats, labels: int | None = None) -> None:
+    """Change each parameter of a fitted release in every way: nothing may then say or do what was not fitted."""
+    options: dict[str, Any] = {} if labels is None else {"labels": labels}
+    stated, public_id = release.guarantee, release.public_id
+    message = release.release(row, rng=unsafe_seeded(7), **options)
+    for name, value in release.get_params(deep=False).items():
+        other: Any = 0.01 if name in ("epsilon", "nominal_epsilon") else object()
+        for twin in (copy.copy(release), copy.deepcopy(release), pickle.loads(pickle.dumps(release))):  # noqa: S301
+            assert (twin.guarantee, twin.public_id) == (stated, public_id)
+            setattr(twin, name, other)
+            _refuses(twin, message, row, options)
+        changed = copy.copy(release).set_params(**{name: other})
+        _refuses(changed, message, row, options)
+        changed.set_params(**{name: value})
+        assert changed.guarantee is stated
+        assert changed.release(row, rng=unsafe_seeded(7), **options) == message
+
+
+def _refuses(release: Release, message: Message, row: Floats, options: dict[str, Any]) -> None:
+    for use in (
+        lambda: release.guarantee,
+        lambda: release.guarantee_of(message),
+        lambda: release.public_id,
+        lambda: release.release(row, **options),
+        lambda: release.rank(message, row[None]),
+        lambda: release.features(row[None]),
+    ):
+        with pytest.raises(NotFittedError, match="parameters changed after fit"):
+            use()
+
+
 class Contract(ABC):
     """Inherit as `class TestX(Contract)` and fill in what differs."""
 
@@ -229,6 +260,10 @@ class Contract(ABC):
         with pytest.raises(ValueError, match="rng must be"):
             release.release(self.pairs(release)[0][0], rng=np.random.default_rng(0))  # type: ignore[arg-type]
         assert release.release(self.pairs(release)[0][0], rng=secure_source()).seeded is False
+
+    def test_fitting_freezes_parameters_and_guarantee_together(self) -> None:
+        release = self.prepared()
+        attack_parameters(release, self.pairs(release)[0][0])
 
     def test_clones_as_scikit_learn_wants(self) -> None:
         release = self.make(1.5)

@@ -43,8 +43,7 @@ class Plain(Release):
     def _public_parts(self) -> tuple[object, ...]:
         return ()
 
-    @property
-    def guarantee(self) -> Guarantee:
+    def _make_guarantee(self) -> Guarantee:
         return promise(np.inf)
 
 
@@ -84,8 +83,7 @@ class RandomCells(Release):
     def _public_parts(self) -> tuple[object, ...]:
         return (self.epsilon, self.members_)
 
-    @property
-    def guarantee(self) -> Guarantee:
+    def _make_guarantee(self) -> Guarantee:
         return promise(self.epsilon)
 
 

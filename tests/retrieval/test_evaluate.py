@@ -72,8 +72,7 @@ def test_private_answers_stay_below_the_ceiling_and_a_leak_does_not() -> None:
 class Leak(RandomCells):
     """Draws with more than the epsilon that it promises."""
 
-    @property
-    def guarantee(self) -> Guarantee:
+    def _make_guarantee(self) -> Guarantee:
         return promise(self.epsilon / 50)
 
     def __init__(self, epsilon: float, candidates: float) -> None:

@@ -42,6 +42,7 @@ def conversation(
     client = ClientProtocol(epsilon)
     client.take_public(server.reply(client.public_request()))
     asked = client.ask(feature, spend=Purse(), extras=extras, rng=unsafe_seeded(1))
+    assert not client.guarantee.sound
     return client.take_answer(server.reply(asked), k), read(asked, Query)
 
 

@@ -191,8 +191,17 @@ def public_of(gallery: Gallery) -> PublicPart:
     return found
 
 
+class _Rehearsed:
+    """Words of a seed that are said to be sound: accounts pay for nothing else. Only a test may say so."""
+
+    sound = True
+
+    def __init__(self, seed: int) -> None:
+        self.words = unsafe_seeded(seed).words
+
+
 def seeded(seed: int = 5) -> Source:
-    return unsafe_seeded(seed)
+    return _Rehearsed(seed)
 
 
 @contextmanager

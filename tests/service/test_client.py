@@ -14,9 +14,11 @@ import pytest
 
 import nearveil
 from nearveil.features import _finding
-from nearveil.ledger import KeyConflictError, Ledger, OverBudgetError, new_key
+from nearveil.ledger import Debit, KeyConflictError, Ledger, OverBudgetError, new_key
+from nearveil.privacy import Guarantee
+from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Message
-from nearveil.retrieval import Index, MapChanged, Query, Refusal, RefusalCode
+from nearveil.retrieval import ClientProtocol, Index, MapChanged, Query, Refusal, RefusalCode
 from nearveil.retrieval._wire_schema import read
 from nearveil.service import Client
 from nearveil.service._client_errors import (
@@ -84,6 +86,29 @@ def test_a_server_and_an_index_are_asked_with_the_same_words(here: Scene, made: 
             assert (found.sets, found.n_sets, found.candidates) == (same.sets, same.n_sets, same.candidates)
         assert [(one.name, one.kind) for one in near.galleries()] == [("local", "open")]
     assert [(one.name, one.candidates) for one in far.galleries()] == [("birds", (0.1, 0.2))]
+
+
+def test_what_a_seed_made_is_never_called_sound(here: Scene) -> None:
+    client, wire = here.client()
+    with pytest.raises(ValueError, match="not sound"):
+        client.nearest(PRIVATE, 5, 4.0, rng=unsafe_seeded(5))
+    assert (here.account.balance().spent, wire.posts) == (0.0, [])
+
+    class Generous:
+        """Pays for anything, as an account would for the same message with sound randomness."""
+
+        def spend(self, promise: Guarantee, key: str, /) -> Debit:
+            paid.append(promise)
+            return here.account.spend(ClientProtocol(promise.epsilon).guarantee, key)
+
+    paid: list[Guarantee] = []
+    rash, _ = here.client(account=Generous())
+    found = rash.nearest(PRIVATE, 5, 4.0, key="mine", rng=unsafe_seeded(5))
+    again = rash.nearest(PRIVATE, 5, 4.0, key="mine")  # the message that was stored
+    for guarantee in (paid[0], found.guarantee, again.guarantee):
+        assert (guarantee.sound, guarantee.source) == (False, "seeded")
+    assert str(found.guarantee).startswith("No promise about which record was asked for: the noise came from a seed")
+    assert rash.nearest(PRIVATE, 5, 4.0).guarantee.sound
 
 
 def test_a_map_by_itself_is_free_and_the_same_request_as_before_a_question(here: Scene) -> None:

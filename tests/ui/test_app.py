@@ -21,7 +21,6 @@ from PIL import Image
 
 from nearveil.features import HogColor, load_image
 from nearveil.ledger import LedgerError
-from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Message
 from nearveil.retrieval import Index, Item
 from nearveil.service import OpenGallery
@@ -30,7 +29,7 @@ from nearveil.ui._app import assets
 from nearveil.ui._edge import PAGE_HEADER, POLICY
 from nearveil.ui._serve import bound, config
 from nearveil.ui._views import shown_image
-from tests.service.asking import URL, Body, Server, framed
+from tests.service.asking import URL, Body, Server, framed, seeded
 from tests.service.protected import gallery as protected_gallery
 from tests.service.protected import make as make_protected
 from tests.ui.pages import COUNT, HOST, PORT, Page, page, pieces, png
@@ -584,7 +583,7 @@ def test_requests_depend_on_the_message_alone(made: Path, tmp_path: Path) -> Non
     for number in range(100, 118):
         wire, folder = server.wire(), tmp_path / str(number)
         folder.mkdir()
-        with page(folder, URL, token=server.token, transport=wire, rng=unsafe_seeded(3)) as here:
+        with page(folder, URL, token=server.token, transport=wire, rng=seeded(3)) as here:
             found = here.ask(png(number), gallery="stripes").json()
             here.get("/api/picture?gallery=stripes")
         chosen = tuple(one["id"] for one in found["got"])

@@ -25,7 +25,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, e
 from nearveil.features import HogColor, load_image
 from nearveil.features._thumbnails import thumbnail
 from nearveil.ledger import Ledger, new_key
-from nearveil.privacy.noise import Source, unsafe_seeded
+from nearveil.privacy.noise import Source
 from nearveil.release import Covers
 from nearveil.retrieval import Index, Item
 from nearveil.service import Client
@@ -33,6 +33,7 @@ from nearveil.study._loopback import Loopback, loopback
 from nearveil.study.data import DataMissingError, find
 from nearveil.ui import Desk, Entry, Purse
 from nearveil.ui._serve import bound, config
+from tests.service.asking import seeded
 from tests.ui.pages import open_account, pieces
 from tests.ui.proxy import Recorder, recording
 
@@ -307,7 +308,7 @@ def everything_sent(chromium: Browser, server: Loopback, image: Path, folder: Pa
     """Ask about an image with coins that are the same for all, look at everything, and return what went where."""
     with (
         recording(server.url) as wire,
-        shown(folder, wire.url, server.token, rng=unsafe_seeded(3)) as address,
+        shown(folder, wire.url, server.token, rng=seeded(3)) as address,
         looking(chromium, address) as look,
     ):
         look.open()

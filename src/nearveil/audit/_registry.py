@@ -85,7 +85,6 @@ def mechanisms(epsilon: float = EPSILON) -> list[Entry]:
         "von-mises-fisher": lambda: VonMisesFisher(epsilon),
         "dp-dsne": lambda: DPdSNE(epsilon, n_anchors=60),
         "private-pca (gaussian)": lambda: PrivatePCA(epsilon, n_components=1),
-        "private-pca (bingham)": lambda: PrivatePCA(epsilon, n_components=1, method="bingham"),
         "raw": RawFeatures,
         "plain-manifold": PlainManifold,
         "plain-tsne": PlainTSNE,
@@ -115,6 +114,7 @@ def mechanisms(epsilon: float = EPSILON) -> list[Entry]:
     unproved: dict[str, Make] = {
         "privatemail (as published 2022)": lambda: PrivateMail(epsilon, as_published="2022", **published),
         "privatemail (as published 2021)": lambda: PrivateMail(epsilon, as_published="2021", **published),
+        "private-pca (bingham)": lambda: PrivatePCA(epsilon, n_components=1, method="bingham", allow_unsound=True),
         "private-pca (gibbs)": lambda: PrivatePCA(
             epsilon, n_components=1, method="gibbs", n_sweeps=2, allow_unsound=True
         ),

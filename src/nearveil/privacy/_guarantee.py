@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
-from typing import Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 from dp_accounting import DpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
@@ -183,7 +183,11 @@ class Guarantee:
         >>> once.with_source(secure_source()) is once, once.with_source(unsafe_seeded(7)).sound
         (True, False)
         """
-        if getattr(source, "sound", False) is True or self.source == "seeded":
+        return self if getattr(source, "sound", False) is True else self.as_seeded()
+
+    def as_seeded(self) -> "Guarantee":
+        """Return the guarantee of the same release, had its randomness come from a seed: not sound."""
+        if self.source == "seeded":
             return self
         reason = f"{self.reason}; {_SEEDED}" if self.reason else _SEEDED
         return replace(self, sound=False, reason=reason, source="seeded")
@@ -259,6 +263,9 @@ class Guarantee:
         planned = dict(count_events(whole.events))
         if any(times > planned.get(leaf, 0) for leaf, times in count_events(self.events)):
             raise ValueError("events must be a part of the whole: one of them happens more often than it may")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Guarantee":
+        return self  # immutable
 
     def __add__(self, other: object) -> NoReturn:
         raise TypeError("guarantees are not added by hand: nearveil.privacy.compose([...]) asks an accountant")

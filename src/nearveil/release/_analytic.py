@@ -32,10 +32,8 @@ class NoisyVector(Release):
     delta: float
     noise_: GaussianNoise
 
-    @property
-    def guarantee(self) -> Guarantee:
-        """What one message promises (Theorems 1 and 2 of docs/theory/baselines.md)."""
-        self._check_fitted()
+    def _make_guarantee(self) -> Guarantee:
+        """Theorems 1 and 2 of docs/theory/baselines.md."""
         return Guarantee(
             epsilon=float(self.epsilon),
             delta=float(self.delta),

@@ -1,5 +1,7 @@
 """The one interface of all releases: fit on what is public, release what is private, rank what the server holds."""
 
+import copy
+import dataclasses
 import hashlib
 import math
 from abc import ABC, abstractmethod
@@ -27,11 +29,19 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
     calls :meth:`release` and sends the message; the server calls :meth:`rank`. Features are centred by the
     public mean and brought to norm one before anything else happens to them.
 
-    Subclasses implement :meth:`_fit`, :meth:`_release`, :meth:`_rank` and :attr:`guarantee`; all of
+    Fitting freezes the parameters and the guarantee together. Whoever changes a parameter afterwards gets an
+    error from everything that needs a fit, until it is fitted again (``docs/theory/guarantee.md``).
+
+    Subclasses implement :meth:`_fit`, :meth:`_release`, :meth:`_rank` and :meth:`_make_guarantee`; all of
     them pass the conformance suite of ``tests/release/conformance.py``.
     """
 
     name: ClassVar[str]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "guarantee" in vars(cls):
+            raise TypeError(f"{cls.__name__} must define _make_guarantee: fit keeps what it returns as guarantee")
 
     def fit(self, public_X: ArrayLike, public_y: ArrayLike | None = None) -> Self:
         """Learn what both sides share. Never give it private rows: they would be in the open.
@@ -49,17 +59,25 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         """
         rows = checked_rows(public_X, "public_X")
         labels = None if public_y is None else checked_labels(public_y, len(rows), "public_y")
+        given = self.get_params(deep=False)
+        # A twin learns, from copies of the parameters: nobody can reach into what it has learned, and where it fails,
+        # or another thread is at work, nothing is half fitted.
+        twin = self._with_attributes(copy.deepcopy(given))
+        twin._learn(rows, labels)
+        learned = {name: value for name, value in vars(twin).items() if name not in given}
+        for value in learned.values():
+            _make_read_only(value)
+        self.__dict__ = {**given, **learned, "_fitted_with": {name: _copied(value) for name, value in given.items()}}
+        return self
+
+    def _learn(self, rows: Floats, labels: NDArray[np.int64] | None) -> None:
         self.n_features_in_ = rows.shape[1]
         with np.errstate(over="ignore"):  # told below, in words
             self.mean_ = rows.mean(axis=0)
         # Of what was given, not of what is computed from it: sums differ in their last bits between machines.
         self._public_digest = fingerprint(rows, labels)
-        try:
-            self._fit(self.features(rows, "public_X", lenient=True), labels)
-        except BaseException:
-            del self.mean_  # half fitted is not fitted
-            raise
-        return self
+        self._fit(self._unit_rows(rows, "public_X", lenient=True), labels)
+        self._guarantee = self._make_guarantee()
 
     def features(self, X: ArrayLike, name: str = "X", *, lenient: bool = False) -> Floats:
         """Centre rows by the public mean and bring them to norm one.
@@ -78,6 +96,9 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         ndarray of shape (n, d)
         """
         self._check_fitted()
+        return self._unit_rows(X, name, lenient=lenient)
+
+    def _unit_rows(self, X: ArrayLike, name: str, *, lenient: bool) -> Floats:
         checked = checked_rows(X, name)
         if checked.shape[1] != self.n_features_in_:
             raise ValueError(f"{name} must have {self.n_features_in_} columns, as public_X had")
@@ -112,11 +133,11 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         Message or list of Message
             One for a single row, a list for a batch.
         """
-        self._check_fitted()
+        fitted = self._frozen()
         source = secure_source() if rng is None else checked_source(rng)
         rows = checked_numbers(X, "X")
         single = rows.ndim == 1
-        found = self._release(self.features(rows[None] if single else rows), source)
+        found = fitted._release(fitted.features(rows[None] if single else rows), source)
         return found[0] if single else found
 
     def rank(self, message: Message, gallery: ArrayLike) -> Floats:
@@ -133,9 +154,9 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         ndarray of shape (n,)
             The higher, the nearer.
         """
-        self._check_fitted()
-        self._check_message(message)
-        return self._rank(message, self._prepare(self.features(gallery, "gallery", lenient=True)))
+        fitted = self._frozen()
+        fitted._check_message(message)
+        return fitted._rank(message, fitted._prepare(fitted.features(gallery, "gallery", lenient=True)))
 
     def answer_bytes(self, n: int) -> int:
         """Return the size of an answer with compact codes that holds `n` candidates for each target of a message.
@@ -155,9 +176,23 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         return CODE_BYTES * int(n)
 
     @property
-    @abstractmethod
     def guarantee(self) -> Guarantee:
-        """What one message promises."""
+        """What one message promises, with randomness from the operating system: as it was when this was fitted."""
+        return self._frozen()._guarantee
+
+    def guarantee_of(self, message: Message) -> Guarantee:
+        """Return what a message of this mechanism really promises: nothing, where its noise came from a seed.
+
+        Parameters
+        ----------
+        message : Message
+
+        Returns
+        -------
+        Guarantee
+        """
+        self._check_message(message)
+        return self.guarantee.as_seeded() if message.seeded else self.guarantee
 
     @property
     def gallery_guarantee(self) -> Guarantee:
@@ -180,6 +215,10 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
     @abstractmethod
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
         """Learn from public features of norm one (or zero)."""
+
+    @abstractmethod
+    def _make_guarantee(self) -> Guarantee:
+        """State what one message promises; called once, after :meth:`_fit`."""
 
     @abstractmethod
     def _release(self, features: Floats, source: Source) -> list[Message]:
@@ -213,9 +252,59 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         if message.public_id != self.public_id:
             raise MessageError("message was made with other public rows, parameters or map: fetch the map and ask anew")
 
+    def _frozen(self) -> Self:
+        """Return this mechanism as it is now, with the parameters of its fit, whatever other threads change."""
+        one = self._with_attributes(vars(self).copy())
+        one._check_fitted()
+        return one
+
+    def _with_attributes(self, attributes: dict[str, Any]) -> Self:
+        other = object.__new__(type(self))
+        other.__dict__ = attributes
+        return other
+
     def _check_fitted(self) -> None:
-        if not hasattr(self, "mean_"):
+        fitted_with = vars(self).get("_fitted_with")
+        if fitted_with is None:
             raise NotFittedError(f"{type(self).__name__} must be fitted on public rows first: call fit(public_X)")
+        changed = [name for name, value in fitted_with.items() if not _is_same(getattr(self, name), value)]
+        if changed:
+            raise NotFittedError(f"parameters changed after fit ({', '.join(changed)}): call fit again")
+
+
+def _copied(value: Any) -> Any:
+    """Return a parameter to compare with: arrays and lists as copies, anything else as itself."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
+
+
+def _is_same(now: Any, then: Any) -> bool:
+    """Return whether a parameter is what :func:`_copied` returned: by value, or for other objects by identity.
+
+    What those hold may change: `fit` has worked with copies of them.
+    """
+    if now is then:
+        return True
+    if type(now) is not type(then):
+        return False
+    if isinstance(then, np.ndarray):
+        return now.dtype == then.dtype and np.array_equal(now, then)
+    if isinstance(then, list | tuple):
+        return len(now) == len(then) and all(map(_is_same, now, then))
+    return isinstance(then, int | float | str | np.generic) and bool(now == then)
+
+
+def _make_read_only(value: Any) -> None:
+    """Lock the arrays that a fit has learned, also inside dataclasses and tuples."""
+    if isinstance(value, np.ndarray):
+        value.setflags(write=False)
+    elif isinstance(value, tuple):
+        for part in value:
+            _make_read_only(part)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            _make_read_only(getattr(value, field.name))
 
 
 def candidate_count(candidates: float, items: int) -> int:

@@ -46,10 +46,8 @@ class BitwiseRelease(Release):
     n_components: int | None
     projection_seed: int
 
-    @property
-    def guarantee(self) -> Guarantee:
-        """What one message promises: the exact epsilon of the vector (docs/theory/latent-ome.md, Theorems 2 and 5)."""
-        self._check_fitted()
+    def _make_guarantee(self) -> Guarantee:
+        """State the exact epsilon of the vector (docs/theory/latent-ome.md, Theorems 2 and 5)."""
         return Guarantee(
             epsilon=self.exact_epsilon_,
             delta=0.0,

@@ -60,10 +60,8 @@ class Unary(Release):
         self.kind = kind
         self.n_cells = n_cells
 
-    @property
-    def guarantee(self) -> Guarantee:
-        """What one message promises (Theorem 6 of docs/theory/latent-ome.md)."""
-        self._check_fitted()
+    def _make_guarantee(self) -> Guarantee:
+        """Theorem 6 of docs/theory/latent-ome.md."""
         law = self.string_.laws[0]
         epsilon = min(up(law.one + law.zero), checked_epsilon(self.epsilon))
         return Guarantee(

@@ -49,7 +49,7 @@ class Mechanism:
     reason : str
         Why not, where it is not.
     kind : str
-        "pure", "approximate", "metric, pure", "pure, in real numbers" (doubles are not covered) or "none".
+        "pure", "approximate", "metric, pure" or "none".
     message_bytes : int or None
         Of one message at epsilon 4, fitted on 200 rows of 64 features in 4 classes; None where a library is missing.
     source : str
@@ -195,6 +195,4 @@ def _kind(release: Release, promise: Guarantee) -> str:
     if math.isinf(promise.epsilon):
         return "none"
     kind = "pure" if promise.delta == promise.extra_delta else "approximate"
-    if "in real numbers" in promise.basis.name:
-        return f"{kind}, in real numbers"
     return f"metric, {kind}" if hasattr(release, "metric_epsilon") else kind

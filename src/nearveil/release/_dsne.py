@@ -105,10 +105,8 @@ class DPdSNE(EmbeddedRelease):
         self.n_anchors = n_anchors
         self.public_seed = public_seed
 
-    @property
-    def guarantee(self) -> Guarantee:
-        """What one message promises (Theorem 7 of docs/theory/baselines.md)."""
-        self._check_fitted()
+    def _make_guarantee(self) -> Guarantee:
+        """Theorem 7 of docs/theory/baselines.md."""
         return Guarantee(
             epsilon=float(self.epsilon),
             delta=float(self.delta),

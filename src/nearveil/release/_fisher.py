@@ -75,10 +75,8 @@ class VonMisesFisher(Release):
         self.n_components = n_components
         self.projection_seed = projection_seed
 
-    @property
-    def guarantee(self) -> Guarantee:
-        """What one message promises for any two rows (Theorem 4 of docs/theory/baselines.md)."""
-        self._check_fitted()
+    def _make_guarantee(self) -> Guarantee:
+        """For any two rows (Theorem 4 of docs/theory/baselines.md)."""
         return Guarantee(
             epsilon=self.channel_.epsilon,
             delta=self.channel_.extra_delta,

@@ -126,23 +126,13 @@ class MappedRelease(Release):
             raise MapError(
                 f"public_map must have sets of {self.candidates:g} of its items, the candidates of this release"
             )
-        self._forget()
+        for name in ("members_", "_gallery_digest"):  # they belong to another map
+            self.__dict__.pop(name, None)
         self.map_ = public_map
         return self
 
-    @property
-    def guarantee(self) -> Guarantee:
-        """What one message promises: pure epsilon, whatever the map."""
-        epsilon = checked_epsilon(self.epsilon)
-        return Guarantee(
-            epsilon=epsilon,
-            delta=0.0,
-            protects="query",
-            unit="record",
-            relation="replace",
-            basis=Basis("exact odds of a channel that names sets", "docs/theory/covers.md"),
-            events=(PureDp(epsilon),),
-        )
+    def _make_guarantee(self) -> Guarantee:
+        return set_guarantee(self.epsilon)
 
     def log_density(self, messages: list[Message], X: ArrayLike) -> Floats:
         """Return how likely each message is for each row.
@@ -167,13 +157,6 @@ class MappedRelease(Release):
         del features, labels  # the public mean is all that both sides need; the map carries the rest
         checked_epsilon(self.epsilon)
         checked_fraction(self.candidates)
-        self._forget()
-
-    def _forget(self) -> None:
-        """Drop the gallery and its map: they belong to other public rows."""
-        for name in ("members_", "map_", "_gallery_digest"):
-            if hasattr(self, name):
-                delattr(self, name)
 
     def _prepare(self, features: Floats) -> Floats:
         if not hasattr(self, "members_"):
@@ -226,6 +209,20 @@ class MappedRelease(Release):
     @abstractmethod
     def _group(self, features: Rows, set_size: int) -> Grouping:
         """Make the sets of a gallery, features of norm one (or zero)."""
+
+
+def set_guarantee(epsilon: float) -> Guarantee:
+    """Return what a message that names sets promises: pure epsilon, whatever the map."""
+    epsilon = checked_epsilon(epsilon)
+    return Guarantee(
+        epsilon=epsilon,
+        delta=0.0,
+        protects="query",
+        unit="record",
+        relation="replace",
+        basis=Basis("exact odds of a channel that names sets", "docs/theory/covers.md"),
+        events=(PureDp(epsilon),),
+    )
 
 
 def membership(sets: NDArray[np.float32]) -> scipy.sparse.csr_array:

@@ -21,7 +21,8 @@ from nearveil.release._pca_bingham import bingham, complement, matrix_bingham_ch
 Method = Literal["gaussian", "bingham", "gibbs"]
 
 CHAIN = "the Gibbs chain is stopped after some sweeps, and how far it is from its limit is not proved"
-_SEEDED = "the noise came from a seed, so whoever knows the seed can take it away"
+FLOATS = "its proof is about real numbers, and does not cover the rounding of floating-point numbers"
+UNSOUND: dict[str, str] = {"bingham": FLOATS, "gibbs": CHAIN}
 _COARSE = 2.0**20  # directions are told in steps of 2^-20: low bits of doubles are no part of the proof
 _UNITS: dict[str, str] = {
     "gaussian": "record of the set whose covariance is released",
@@ -55,8 +56,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     method : {"gaussian", "bingham", "gibbs"}, default="gaussian"
         "gaussian": the covariance with symmetric Gaussian noise (Dwork et al. 2014, "Analyze Gauss"). "bingham": the
         exponential mechanism (Chaudhuri, Sarwate and Sinha 2013), one direction after the other, each with an equal
-        part of epsilon, drawn exactly. "gibbs": all directions at once for one epsilon, by the Gibbs chain that
-        the paper runs, whose promise is not proved.
+        part of epsilon; the draw is exact in real numbers, and what floating-point numbers make of it is not proved.
+        "gibbs": all directions at once for one epsilon, by the Gibbs chain that the paper runs, whose promise is
+        not proved either.
     delta : float, default=1e-5
         For "gaussian"; the others have none.
     mean : array-like of shape (d,), optional
@@ -64,14 +66,12 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     n_sweeps : int, default=50
         For "gibbs".
     allow_unsound : bool, default=False
-        Must be set for "gibbs".
+        Must be set for "bingham" and "gibbs".
 
     Attributes
     ----------
     components_ : ndarray of shape (n_components, d)
         Orthonormal rows. Public from now on.
-    guarantee : Guarantee
-        For a record of the set.
     n_features_in_ : int
 
     Examples
@@ -133,30 +133,42 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """
         del y
         self._validate_params()
-        if self.method == "gibbs" and not self.allow_unsound:
-            raise ValueError(f'method="gibbs" keeps no proved promise: {CHAIN}. Set allow_unsound=True to run it')
+        reason = UNSOUND.get(self.method, "")
+        if reason and not self.allow_unsound:
+            raise ValueError(
+                f'method="{self.method}" keeps no proved promise: {reason}. Set allow_unsound=True to run it'
+            )
         source = secure_source() if rng is None else checked_source(rng)
         rows = self._unit_rows(X)
         if not self.n_components <= rows.shape[1]:
             raise ValueError(f"n_components must be at most the {rows.shape[1]} columns of X")
         learned = self._learn(rows, source)
-        unsound = CHAIN if self.method == "gibbs" else "" if source.sound else _SEEDED
-        self.guarantee = Guarantee(
+        self._guarantee = Guarantee(
             epsilon=float(self.epsilon),
             delta=learned.delta,
             protects="database",
             unit=_UNITS[self.method],
             relation="replace",
             basis=Basis(learned.basis, LINK),
-            sound=not unsound,
-            reason=unsound,
+            sound=not reason,
+            reason=reason,
             events=learned.events,
             extra_delta=learned.extra_delta,
-        )
+        ).with_source(source)
         self.components_ = learned.columns.T
         self.n_features_in_ = rows.shape[1]
         self._n_features_out = len(self.components_)
         return self
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What a record of the set is promised: as it was when the directions were learned."""
+        self._check_fitted()
+        return self._guarantee
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "components_"):
+            raise NotFittedError("PrivatePCA must be fitted first: call fit(X)")
 
     def transform(self, X: ArrayLike) -> Floats:
         """Project rows, centred and brought to norm one. Nothing protects them.
@@ -169,8 +181,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         -------
         ndarray of shape (n, n_components)
         """
-        if not hasattr(self, "components_"):
-            raise NotFittedError("PrivatePCA must be fitted first: call fit(X)")
+        self._check_fitted()
         rows = self._unit_rows(X)
         if rows.shape[1] != self.n_features_in_:
             raise ValueError(f"X must have {self.n_features_in_} columns, as in fit")
@@ -200,7 +211,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             return _Learned(_told(columns), "exponential mechanism by a Gibbs chain", ())
         columns = sequential_directions(moments, k, self.epsilon, source)
         events = (PureDp(float(self.epsilon) / k),) * k
-        return _Learned(columns, "exponential mechanism on the Bingham distribution, in real numbers", events)
+        return _Learned(columns, "exponential mechanism on the Bingham distribution", events)
 
 
 def covariance_noise(n: int, d: int, epsilon: float, delta: float) -> GaussianNoise:

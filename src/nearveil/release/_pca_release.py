@@ -37,10 +37,8 @@ class PrivatePCARelease(Release):
     def __init__(self, projector: PrivatePCA) -> None:
         self.projector = projector
 
-    @property
-    def guarantee(self) -> Guarantee:
-        """What a record of the projector's set is promised. Nothing is promised about the query."""
-        self._check_fitted()
+    def _make_guarantee(self) -> Guarantee:
+        """Return what a record of the projector's set is promised. Nothing is promised about the query."""
         promise: Guarantee = self.projector.guarantee
         return promise
 
@@ -50,12 +48,13 @@ class PrivatePCARelease(Release):
             raise ValueError("projector must be a PrivatePCA that has been fitted on its private set")
         if self.projector.components_.shape[1] != features.shape[1]:
             raise ValueError(f"projector must have been fitted on {features.shape[1]} columns, as public_X has")
+        self.components_: Floats = self.projector.components_
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
-        return self._messages(source, vector=(features @ self.projector.components_.T).astype(np.float32))
+        return self._messages(source, vector=(features @ self.components_.T).astype(np.float32))
 
     def _prepare(self, features: Floats) -> Floats:
-        return np.asarray(features @ self.projector.components_.T, dtype=np.float64)
+        return np.asarray(features @ self.components_.T, dtype=np.float64)
 
     def _rank(self, message: Message, prepared: Floats) -> Floats:
         vector = message["vector"]
@@ -64,4 +63,4 @@ class PrivatePCARelease(Release):
         return np.asarray(prepared @ vector.astype(np.float64), dtype=np.float64)
 
     def _public_parts(self) -> tuple[object, ...]:
-        return (self.projector.components_,)
+        return (self.components_,)

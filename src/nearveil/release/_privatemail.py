@@ -239,13 +239,13 @@ class PrivateMail(EmbeddingServer):
         positions : int or ndarray of shape (n,)
             Rows of :meth:`rank_each` that answer the client. Never send them.
         """
-        self._check_fitted()
+        fitted = self._frozen()
         source = secure_source() if rng is None else checked_source(rng)
         rows = checked_numbers(X, "X")
         single = rows.ndim == 1
-        features = self.features(rows[None] if single else rows)
+        features = fitted.features(rows[None] if single else rows)
         own = None if labels is None else checked_labels(np.atleast_1d(labels), len(features), "labels")
-        messages, positions = self._make(features, own, source)
+        messages, positions = fitted._make(features, own, source)
         return (messages[0], int(positions[0])) if single else (messages, positions)
 
     def answer_bytes(self, n: int) -> int:
@@ -257,10 +257,7 @@ class PrivateMail(EmbeddingServer):
         # As published, no dummy has the target's own class.
         return size * (len(np.unique(self._dummies.labels)) + (self.as_published is None))
 
-    @property
-    def guarantee(self) -> Guarantee:
-        """What one message promises."""
-        self._check_fitted()
+    def _make_guarantee(self) -> Guarantee:
         return self._engine.guarantee()
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:

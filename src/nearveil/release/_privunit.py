@@ -79,10 +79,8 @@ class PrivUnit(Release):
         self.n_components = n_components
         self.projection_seed = projection_seed
 
-    @property
-    def guarantee(self) -> Guarantee:
-        """What one message promises (Theorem 5 of docs/theory/privunit.md)."""
-        self._check_fitted()
+    def _make_guarantee(self) -> Guarantee:
+        """Theorem 5 of docs/theory/privunit.md."""
         return Guarantee(
             epsilon=self.channel_.epsilon,
             delta=self.channel_.extra_delta,

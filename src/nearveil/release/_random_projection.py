@@ -87,12 +87,9 @@ class RandomProjection(NoisyVector):
         self.as_published = as_published
         self.allow_unsound = allow_unsound
 
-    @property
-    def guarantee(self) -> Guarantee:
-        """What one message promises; as published, that it does not hold for a record."""
+    def _make_guarantee(self) -> Guarantee:
         if not self.as_published:
-            return super().guarantee
-        self._check_fitted()
+            return super()._make_guarantee()
         return Guarantee(
             epsilon=float(self.epsilon),
             delta=float(self.delta),

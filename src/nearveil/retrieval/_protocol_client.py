@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nearveil.privacy import Guarantee
-from nearveil.privacy.noise import Source
+from nearveil.privacy.noise import Source, secure_source
 from nearveil.release import Covers, Message
 from nearveil.release._base import checked_numbers
 from nearveil.release._channel import checked_epsilon
-from nearveil.release._mapped import MappedRelease
+from nearveil.release._mapped import MappedRelease, set_guarantee
 from nearveil.retrieval._answer import EXTRAS, Answer, AnswerError, Extras, merged
 from nearveil.retrieval._client import Client
 from nearveil.retrieval._codes import ID_BYTES
@@ -70,6 +70,7 @@ class ClientProtocol:
         self._fingerprint, self._limits = fingerprint, limits
         self._state: State = "start"
         self._row: NDArray[np.float64] | None = None
+        self._message: Message | None = None
         if public is not None:
             self._accept(public)
 
@@ -89,8 +90,9 @@ class ClientProtocol:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What one message promises."""
-        return Covers(self.epsilon).guarantee
+        """What the message promises: nothing, once it was made with a seed."""
+        message = self._message
+        return set_guarantee(self.epsilon) if message is None else self._release.guarantee_of(message)
 
     @property
     def candidates(self) -> int:
@@ -139,7 +141,8 @@ class ClientProtocol:
         extras : {"none", "thumbnails", "originals", "names"}, default="none"
             What shall come with all candidates. Never choose it by the feature.
         rng : Source, optional
-            For tests and studies; see :meth:`nearveil.release.Release.release`.
+            For tests and studies; see :meth:`nearveil.release.Release.release`. No account pays for what is made with
+            a seed.
 
         Returns
         -------
@@ -153,7 +156,7 @@ class ClientProtocol:
             raise ValueError(f"extras must be one of {', '.join(EXTRAS)}")
         if extras != "none" and extras not in self._public.offers:
             raise ProtocolError(f"the gallery {self._public.gallery!r} does not offer {extras}")
-        if self._row is None:
+        if self._message is None or self._row is None:
             self._message = self._paid_message(row, spend, rng)
             self._row, self._state = row, "asked"
         elif not np.array_equal(row, self._row):
@@ -315,12 +318,13 @@ class ClientProtocol:
         return row
 
     def _paid_message(self, row: NDArray[np.float64], spend: Spend, rng: Source | None) -> Message:
-        with spend(self._release.guarantee) as debit:
+        source = secure_source() if rng is None else rng
+        with spend(self._release.guarantee.with_source(source)) as debit:
             if debit.repeated:
                 return self._stored(debit.message)
             # Were numpy told to raise, a number that underflows for some features would be silence after the debit.
             with np.errstate(all="ignore"):
-                message: Message = self._client.ask(row, rng=rng)
+                message: Message = self._client.ask(row, rng=source)
             debit.store(message.to_bytes())
             return message
 

@@ -38,7 +38,7 @@ class Nearest:
     matches : tuple of Match
         Best first.
     guarantee : Guarantee
-        Of the message.
+        Of the message that was sent; not sound where its noise came from a seed.
     key : str
         The same image with the same key asks the same again, for nothing.
     repeated : bool
