@@ -122,7 +122,7 @@ def test_an_account_pays_once(private: Path, public: Path, account: Callable[[],
         (("--classes", "a"), "at least two"),
         (("--features", "hog"), "needs images"),
         (("--account", "nobody"), "no account"),
-        (("--unit", "person with all images"), "unit of the guarantee is 'person with all images'"),
+        (("--unit", "person with all images"), "guarantee is about the unit 'person with all images'"),
     ],
 )
 def test_nothing_is_spent_on_mistakes(

@@ -83,7 +83,7 @@ def test_the_ledger_takes_no_guarantee_of_another_unit(ledger: Ledger) -> None:
     persons = account(ledger, PERSON)
     records = voters()[0].fit(ROWS, LABELS).guarantee
     for ask in (persons.preview, persons.spend):
-        with pytest.raises(ValueError, match="the unit of the guarantee is 'record'"):
+        with pytest.raises(ValueError, match="guarantee is about the unit 'record'"):
             ask(records)
     assert persons.balance().spent == 0
     assert persons.preview(replace(records, unit=PERSON)).allowed
