@@ -239,6 +239,19 @@ _POSTGRES_WORDS: dict[str, tuple[type[LedgerError], str]] = {
 }
 
 
+_SECRETS = {"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"}
+
+
+def without_secrets(url: URL) -> URL:
+    """Return an address without its passwords, also those that stand among its options.
+
+    Whoever connects with it is asked by PostgreSQL, whose library then looks into PGPASSWORD and ~/.pgpass.
+    """
+    query = {name: value for name, value in url.query.items() if name not in _SECRETS}
+    bare = URL.create(url.drivername, username=url.username, host=url.host, port=url.port, database=url.database)
+    return bare.set(query=query)
+
+
 def shown(url: URL) -> str:
     """Return an address for people: without passwords, also those that stand among its options."""
     return url.set(query={}).render_as_string(hide_password=True)

@@ -2,10 +2,10 @@
 
 import secrets
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
+from weakref import WeakValueDictionary
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
@@ -14,7 +14,7 @@ from nearveil.ledger._account import Account, open_budget, plan_cost
 from nearveil.ledger._amounts import shown_up
 from nearveil.ledger._chain import Receipt
 from nearveil.ledger._core import Clock, Core, check_text, utc_now
-from nearveil.ledger._database import Database, database_url, shown
+from nearveil.ledger._database import Database, database_url, shown, without_secrets
 from nearveil.ledger._events import Events, canonical_json
 from nearveil.ledger._history import Entry, entry_of, exported
 from nearveil.ledger._schema import is_current, migrate
@@ -27,6 +27,9 @@ from nearveil.privacy._guarantee import Protects, Relation
 
 class Ledger:
     """Accounts in a database: a SQLite file, or PostgreSQL.
+
+    A pickle holds the address without its password. Where it is loaded, PostgreSQL's library finds the password in
+    PGPASSWORD or ~/.pgpass; a process that has the ledger open goes on with that one.
 
     Parameters
     ----------
@@ -85,6 +88,7 @@ class Ledger:
         except BaseException:
             database.close()
             raise
+        _OPEN[self._terms] = self
 
     def open_account(
         self,
@@ -294,11 +298,15 @@ class Ledger:
     ) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        core, url = self._core, self._core.database.url
-        where = core.database.path if core.database.is_sqlite else url.render_as_string(hide_password=False)
+    @property
+    def _terms(self) -> tuple[Any, ...]:
+        """What opens it again, but for the password."""
+        core = self._core
         witness = None if core.witness is None else core.witness.path
-        return _reopened, (where, witness, core.clock, core.database.timeout, core.read_only)
+        return without_secrets(core.database.url), witness, core.clock, core.database.timeout, core.read_only
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, self._terms
 
     def __copy__(self) -> Self:
         return self
@@ -307,19 +315,22 @@ class Ledger:
         return self
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ledger) and self._core.database.url == other._core.database.url
+        return isinstance(other, Ledger) and self._terms[0] == other._terms[0]
 
     def __hash__(self) -> int:
-        return hash(self._core.database.url)
+        return hash(self._terms[0])
 
     def __repr__(self) -> str:
         return f"Ledger({shown(self._core.database.url)!r})"
 
 
-@lru_cache(maxsize=64)
-def _reopened(where: str | Path, witness: Path | None, clock: Clock, timeout: float, read_only: bool) -> Ledger:
-    """Return the ledger of a pickle; all pickles of one ledger share one in a process."""
-    return Ledger(where, witness=witness, clock=clock, timeout=timeout, read_only=read_only)
+_OPEN: WeakValueDictionary[tuple[Any, ...], Ledger] = WeakValueDictionary()
+
+
+def _reopened(where: URL, witness: Path | None, clock: Clock, timeout: float, read_only: bool) -> Ledger:
+    """Return the ledger of a pickle: the one that this process has open, with its password, or a new one without."""
+    found = _OPEN.get((where, witness, clock, timeout, read_only))
+    return found or Ledger(where, witness=witness, clock=clock, timeout=timeout, read_only=read_only)
 
 
 def _opening(owner: str, protects: Protects, unit: str, relation: Relation) -> dict[str, str]:

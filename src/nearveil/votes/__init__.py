@@ -3,7 +3,8 @@
 * :class:`PrivateKNeighborsClassifier`: the nearest private records vote for a class, or for many labels;
 * :class:`PrivateKNeighborsRegressor`: they give the mean or the median of their values;
 * :class:`PateClassifier`: the rival, teachers trained on disjoint parts of the records;
-* :class:`Student`: learns from the answers, and is public itself; :class:`NetworkStudent` is a network for it.
+* :class:`Student`: learns from the answers; what it exports, a :class:`PublicStudent`, is public.
+  :class:`NetworkStudent` is a network for it.
 """
 
 from nearveil.votes._base import Answers
@@ -13,7 +14,7 @@ from nearveil.votes._pate import PateClassifier
 from nearveil.votes._plan import VotePlan
 from nearveil.votes._regressor import PrivateKNeighborsRegressor
 from nearveil.votes._spending import ExhaustedError
-from nearveil.votes._student import Asked, Student
+from nearveil.votes._student import Asked, PublicStudent, Student
 
 __all__ = [
     "Answers",
@@ -23,6 +24,7 @@ __all__ = [
     "PateClassifier",
     "PrivateKNeighborsClassifier",
     "PrivateKNeighborsRegressor",
+    "PublicStudent",
     "Student",
     "VotePlan",
 ]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
@@ -48,12 +48,50 @@ class Asked:
     labels: NDArray[Any]
 
 
+@dataclass(frozen=True, eq=False)
+class PublicStudent:
+    """A trained student, to be published: it predicts, and says what it promises about the private records.
+
+    It holds no record, no voter and no account. Made by :meth:`Student.export`; a pickle of it is what to publish.
+
+    Attributes
+    ----------
+    classes : ndarray of shape (n_classes,)
+    guarantee : Guarantee
+        What holds for the private records, whoever has the student.
+    """
+
+    classes: NDArray[Any]
+    guarantee: Guarantee
+    _classifier: Any = field(repr=False)
+    _features: Features | None = field(repr=False)
+    _space: HalfWhitening = field(repr=False)
+    _takes_images: bool = field(repr=False)
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Classify rows or images. Costs nothing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        checked = _checked(X, "X")
+        lessons = checked if self._takes_images else unit(_mapped_rows(checked, self._features, self._space))
+        predicted: NDArray[Any] = self._classifier.predict(lessons)
+        return predicted
+
+
 class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Learn from private records through their votes on public rows.
 
     A round: the most typical public rows are asked about, once each; the noisy votes are spread over all public rows;
     a student is trained on those. The next round looks for neighbours in the student's features. Only the votes touch
-    private records, so the fitted student is public: it holds no record, and predicting costs nothing.
+    private records, so the trained student is public, and predicting costs nothing: :meth:`export` returns it, to be
+    published. A pickle of this object holds no record either, but the voter's parameters, with the ledger's address.
 
     The voter's `epsilon` and caps are those of all rounds together. Noise is the same in all of them; `shares` divides
     the caps. Which rows are asked, and how they are mapped, may follow from earlier answers: the promise is that of
@@ -107,7 +145,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """
 
     plan_: VotePlan
-    _guarantee: Guarantee
+    _public: PublicStudent
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         "voter": [HasMethods(["fit", "answer"]), None],
@@ -170,11 +208,11 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         shares, rng = self._check_parameters(), check_random_state(self.random_state)
         self._takes_images = bool(get_tags(self._new_student(0)).input_tags.three_d_array)
         components = min(max(len(shown) // 40, 8), 64) if self.n_components is None else self.n_components
-        self._space = HalfWhitening(components).fit(self._features(shown))
+        self._space = HalfWhitening(components).fit(_feature_rows(shown, self.features))
         first, space = self._rows(private), self._rows(shown)
         lessons = shown if self._takes_images else unit(space)
         voter = self._voter().fit(first, y)
-        self.plan_, self._guarantee, self.classes_ = voter.plan_, voter.guarantee, voter.classes_
+        self.plan_, guarantee, self.classes_ = voter.plan_, voter.guarantee, voter.classes_
         done: list[Asked] = []
         for number, share in enumerate(shares):
             caps = _caps(self.plan_, share, done, last=number == len(shares) - 1)
@@ -190,13 +228,37 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             labels = self._learn(lessons, unit(space), known, seeds[1])
             done.append(Asked(asked, answers, labels))
         self.rounds_ = tuple(done)
+        self._public = PublicStudent(
+            self.classes_, guarantee, self.student_, self.features, self._space, self._takes_images
+        )
         return self
+
+    def export(self) -> PublicStudent:
+        """Return what may be published: the model and its guarantee, and nothing else.
+
+        Returns
+        -------
+        PublicStudent
+            Predicts as this one does. Pickle it, and whoever loads it needs nearveil and nothing of yours.
+
+        Examples
+        --------
+        >>> import pickle
+        >>> from sklearn.datasets import load_digits
+        >>> X, y = load_digits(return_X_y=True)
+        >>> voter = PrivateKNeighborsClassifier(epsilon=2.0, max_answered=60, max_screened=0, classes=range(10))
+        >>> student = Student(voter, random_state=0).fit(X[:1000], y[:1000], public=X[1000:1500])
+        >>> published = pickle.loads(pickle.dumps(student.export()))
+        >>> bool((published.predict(X[1500:]) == student.predict(X[1500:])).all())
+        True
+        """
+        check_is_fitted(self, "_public")
+        return self._public
 
     @property
     def guarantee(self) -> Guarantee:
         """The promise of all rounds together: of their caps, whatever was asked."""
-        check_is_fitted(self)
-        return self._guarantee
+        return self.export().guarantee
 
     @property
     def answers_(self) -> tuple[Answers, ...]:
@@ -214,11 +276,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         -------
         ndarray of shape (n,)
         """
-        check_is_fitted(self)
-        checked = _checked(X, "X")
-        lessons = checked if self._takes_images else unit(self._rows(checked))
-        predicted: NDArray[Any] = self.student_.predict(lessons)
-        return predicted
+        return self.export().predict(X)
 
     def _check_parameters(self) -> NDArray[np.float64]:
         """Return the shares; refuse what could only fail after something was spent."""
@@ -240,16 +298,13 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return PrivateKNeighborsClassifier(**{"max_answered": 500, "max_screened": 0, **fixed})
         return type(self.voter)(**{**self.voter.get_params(deep=False), **fixed})
 
-    def _features(self, X: NDArray[Any]) -> Rows:
-        features = self.features if self.features is not None else hog if X.ndim > 2 else np.asarray
-        rows = np.asarray(features(X), dtype=np.float64)
-        if rows.ndim != 2 or len(rows) != len(X) or not np.isfinite(rows).all():
-            raise ValueError("features must return one row of finite numbers for each image")
-        return rows
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: of the voter and the student that were given, parameters alone."""
+        state = dict(super().__getstate__())
+        return state | {name: None if state[name] is None else clone(state[name]) for name in ("voter", "student")}
 
     def _rows(self, X: NDArray[Any]) -> Rows:
-        parts = range(0, len(X), _AT_ONCE)
-        return np.concatenate([self._space.transform(self._features(X[i : i + _AT_ONCE])) for i in parts])
+        return _mapped_rows(X, self.features, self._space)
 
     def _new_student(self, seed: int) -> Any:
         # The scores of pairs of classes are features; those of single classes are rounded to places.
@@ -297,6 +352,19 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _trained(self, lessons: NDArray[Any], labels: NDArray[Any], seed: int) -> Any:
         student = self._new_student(seed) if len(np.unique(labels)) > 1 else DummyClassifier(strategy="most_frequent")
         return student.fit(lessons, labels)
+
+
+def _feature_rows(X: NDArray[Any], features: Features | None) -> Rows:
+    found = features if features is not None else hog if X.ndim > 2 else np.asarray
+    rows = np.asarray(found(X), dtype=np.float64)
+    if rows.ndim != 2 or len(rows) != len(X) or not np.isfinite(rows).all():
+        raise ValueError("features must return one row of finite numbers for each image")
+    return rows
+
+
+def _mapped_rows(X: NDArray[Any], features: Features | None, space: HalfWhitening) -> Rows:
+    parts = range(0, len(X), _AT_ONCE)
+    return np.concatenate([space.transform(_feature_rows(X[i : i + _AT_ONCE], features)) for i in parts])
 
 
 def _checked(X: ArrayLike, name: str) -> NDArray[Any]:
