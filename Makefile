@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c requirements.lock
 OUT := out
 
-.PHONY: help demo test check bench audit study docs lock clean
+.PHONY: help demo test check mutants bench audit study docs lock clean
 
 help: ## Say what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
@@ -24,6 +24,9 @@ check: $(VENV)/.dev ## Style, types, rooms
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+mutants: $(VENV)/.dev ## Plant every known defect and see a test fail, up to ten minutes; PART=1/8 for a part
+	$(BIN)/python -m tests.mutants $(if $(PART),--part $(PART))
 
 bench: $(VENV)/.bench ## Measure; a table, JSON and a picture
 	$(BIN)/python bench/graph.py --out $(OUT)/bench

@@ -175,6 +175,18 @@ def test_a_filter_counts_divergences_from_above_and_its_limits_from_below() -> N
         assert 0 <= Fraction(allowed) - Fraction(limit, UNITS) < Fraction(1, UNITS)
 
 
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_every_repeat_is_charged(budget: Budget) -> None:
+    once, often = (budget.price(charge_of([(PureDp(0.1), times)], "replace")) for times in (1, 5))
+    assert any(once)
+    assert often == tuple(5 * (amount or 0) for amount in once)
+
+
+def test_a_part_is_no_more_than_the_whole() -> None:
+    for more in (PureBudget.open(1.1), FilterBudget.open(1.1, 1e-5), FilterBudget.open(1.0, 2e-5)):
+        assert not any(budget.contains(more) for budget in BUDGETS)
+
+
 def test_a_million_small_debits_do_not_drift() -> None:
     budget = PureBudget.open(1.0)
     (price,) = budget.price(charge_of(PureDp(1e-6), "replace"))

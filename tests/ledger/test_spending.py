@@ -212,6 +212,13 @@ def test_a_plan_that_costs_more_than_the_budget_is_refused_with_figures(ledger: 
     assert account.balance().spent == 1.0
 
 
+def test_a_plan_that_costs_a_little_more_than_the_budget_is_refused(open_account: Open) -> None:
+    cost = PldAccountant().compose(GaussianDpEvent(5.0)).epsilon(1e-5)
+    with pytest.raises(OverBudgetError, match="plan costs epsilon"):
+        open_account(plan=GaussianDpEvent(5.0), epsilon=0.99 * cost)
+    assert open_account(plan=GaussianDpEvent(5.0), epsilon=1.01 * cost).kind == "plan"
+
+
 def test_preview_spends_nothing_and_says_what_spend_then_does(open_account: Open) -> None:
     account = open_account(delta=0.0)
     account.spend(stated(PureDp(0.25)))

@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from nearveil.ledger import (
     RolledBackError,
 )
 from nearveil.ledger._database import database_url
+from nearveil.ledger._store import all_entries
 from nearveil.privacy.events import PureDp
 
 from .conftest import ABOUT
@@ -112,6 +114,14 @@ def test_edited_rows_are_not_spent_from(what: str, url: str, ledger: Ledger, acc
     with pytest.raises((CorruptLedgerError, RolledBackError, AccountError)):
         account.spend(stated(PureDp(0.01)), client="ann")
     assert len(account.history()) == 6
+
+
+def test_an_entry_that_was_changed_together_with_its_hash_is_found(url: str, ledger: Ledger, account: Account) -> None:
+    rows = ledger._core.read(lambda connection: list(all_entries(connection, "images")))
+    (_, before), (message, _) = rows[2:4]
+    forged = replace(message, payload='{"message":"AAAA"}')
+    by_hand(url, ENTRY.format(f"payload = '{forged.payload}', hash = '{forged.hash(before)}'", 4))
+    assert not ledger.verify()
 
 
 def test_a_history_that_was_recomputed_by_a_forger_falls_to_a_receipt(tmp_path: Path) -> None:
@@ -207,6 +217,15 @@ def test_another_history_of_the_same_length_is_refused(url: str, tmp_path: Path)
     shutil.copy(tmp_path / "two", tmp_path / "one")
     with pytest.raises(RolledBackError, match="as its witness has seen it"):
         Ledger(url, witness=tmp_path / "one")
+
+
+def test_a_witness_of_another_history_stops_who_has_the_ledger_open(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "a.db") as ledger, Ledger(tmp_path / "b.db") as other:
+        account = ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
+        other.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
+        shutil.copy(tmp_path / "b.db.witness", tmp_path / "a.db.witness")
+        with pytest.raises(RolledBackError, match="another entry 1 than its witness has seen"):
+            account.spend(PureDp(0.5))
 
 
 def test_a_witness_that_is_missing_or_damaged_is_not_passed_over(tmp_path: Path) -> None:

@@ -37,6 +37,19 @@ def test_beyond_what_is_proved_of_the_sampler_nothing_is_promised() -> None:
     assert noise_guarantee(weak, delta=1e-5, source=secure_source(), **STATED).epsilon == float("inf")
 
 
+class Costly(GaussianNoise):
+    """Noise whose tables cost half of delta."""
+
+    extra_delta = 5e-6
+
+
+def test_what_the_tables_cost_is_taken_from_delta() -> None:
+    specification = {"sensitivity": 1.0, "scale": 4.0, "size": 1, "grid": 2.0**-20}
+    stated = {"source": secure_source(), **STATED}
+    costly = noise_guarantee(Costly(**specification), delta=1e-5, **stated)  # type: ignore[arg-type]
+    assert costly.epsilon == noise_guarantee(GaussianNoise(**specification), delta=5e-6, **stated).epsilon  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("narrow", [np.float16, np.float32])
 def test_narrow_numbers_cost_as_much_as_wide_ones(narrow: Any) -> None:
     sensitivity = narrow(1.2607)

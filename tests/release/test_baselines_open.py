@@ -200,6 +200,11 @@ def test_a_row_counts_by_its_direction_alone() -> None:
     assert np.isfinite(PrivatePCA(1.0, n_components=2).fit(with_zero).components_).all()
 
 
+def test_every_row_counts_with_norm_one() -> None:
+    learned = PrivatePCA(1.0, n_components=6).fit(data(50))
+    assert np.linalg.norm(learned.transform(data(50)), axis=1) == pytest.approx(1, abs=1e-9)
+
+
 @pytest.mark.parametrize(("method", "delta", "events"), [("gaussian", 1e-5, 1), ("bingham", 0.0, 3), ("gibbs", 0.0, 0)])
 def test_guarantees_say_what_is_protected(method: Any, delta: float, events: int) -> None:
     learned = PrivatePCA(1.5, n_components=3, method=method, n_sweeps=2, allow_unsound=True).fit(data(200))

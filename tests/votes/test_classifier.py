@@ -25,9 +25,10 @@ from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import Answers, ExhaustedError, PrivateKNeighborsClassifier
 from nearveil.votes._ballots import hard_votes, label_votes, soft_votes
 from nearveil.votes._coins import PoissonSample
+from nearveil.votes._mechanisms import UNIT
 from nearveil.votes._search import NeighborSearch
 from nearveil.votes._spending import MemorySpending
-from nearveil.votes._voters import draw_voters
+from nearveil.votes._voters import NOBODY, draw_voters
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 QUIET: dict[str, Any] = {"n_neighbors": 5, "vote_noise": 0.01, "max_answered": 10**6}  # next to no noise, no promise
@@ -290,6 +291,28 @@ def test_soft_rows_never_sum_to_more_than_one() -> None:
     rows = np.random.default_rng(0).dirichlet(np.ones(7), 500) * (1 + 1e-7)
     _, votes, ballot = soft_votes(rows, None)
     assert votes.units.sum(axis=1).max() * ballot.unit <= 1
+
+
+def test_soft_rows_that_rounding_lifted_above_one_are_scaled_back() -> None:
+    """Whole units lose nothing to rounding, so that only the scaling keeps their sum."""
+    rows = np.array([[0.5 + UNIT, 0.5, 0.0], [1 + UNIT, 0.0, 0.0], [0.25, 0.25, 0.5 + UNIT], [0.25, 0.25, 0.5]])
+    _, votes, ballot = soft_votes(rows, None)
+    sums = votes.units[:-1].sum(axis=1) * ballot.unit
+    assert sums.max() <= 1
+    assert sums.tolist() == pytest.approx([1] * 4, abs=3 * UNIT)
+
+
+def test_soft_rows_with_negative_weights_are_refused() -> None:
+    with pytest.raises(ValueError, match="y must hold weights of at least 0"):
+        soft_votes([[3.0, -2.0], [0.5, 0.5]], None)
+
+
+def test_nobody_votes_for_nothing() -> None:
+    _, votes, _ = hard_votes([0, 1, 1], [0, 1])
+    assert votes.count(np.array([[0, 1, NOBODY], [NOBODY, NOBODY, NOBODY]], dtype=np.int32)).tolist() == [
+        [1, 1],
+        [0, 0],
+    ]
 
 
 def test_names_of_classes_and_declined_answers() -> None:

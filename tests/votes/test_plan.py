@@ -102,6 +102,12 @@ def test_calibrated_plans_use_their_budget_and_no_more() -> None:
         assert 0.998 * wish.epsilon <= plan.epsilon(wish.delta) <= wish.epsilon
 
 
+def test_noise_that_is_a_little_too_small_is_refused() -> None:
+    plan = make_plan(Wish(epsilon=1.1, delta=1e-5, max_answered=50, max_screened=0), CLASSES)
+    with pytest.raises(ValueError, match="vote_noise is too small"):
+        make_plan(Wish(epsilon=1.0, delta=1e-5, max_answered=50, max_screened=0, vote_noise=plan.vote_noise), CLASSES)
+
+
 def test_defaults_follow_the_noise() -> None:
     plan = make_plan(Wish(epsilon=1.0, delta=1e-5, max_answered=10), CLASSES)
     assert plan.n_neighbors == math.ceil(8 * plan.vote_noise)

@@ -96,6 +96,15 @@ def test_no_sample_misleads_the_selection(data: st.DataObject) -> None:
     assert np.array_equal(_search._largest(scores.astype(np.float32), length, sample), order[:, :length])
 
 
+def test_a_guess_that_fails_for_one_query_alone_is_mended() -> None:
+    rng = np.random.default_rng(0)
+    scores = np.stack([rng.permutation(2000), rng.permutation(2000)])
+    sample = np.sort(np.argsort(-scores[0])[:100])  # the nearest of the first query: its guess is far too high
+    assert (scores[0] >= _search._guessed(scores[:1].astype(np.float32), 200, sample)).sum() < 200
+    found = _search._largest(scores.astype(np.float32), 200, sample)
+    assert np.array_equal(found, np.argsort(-scores, axis=1)[:, :200])
+
+
 def test_as_many_rows_as_fit_into_a_key_are_selected_at_once() -> None:
     scores = np.random.default_rng(0).integers(-3 * LONGEST**2, LONGEST**2 + 1, (128, 500))
     scores[5:9, ::3] = scores[5:9, :1]

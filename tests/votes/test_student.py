@@ -226,6 +226,43 @@ def test_a_row_is_mapped_alike_in_every_batch(seed: int, width: int, scale: floa
     assert np.array_equal(whole[::-1], space.transform(rows[::-1]))
 
 
+@pytest.mark.parametrize("width", [2, 7, 63, 400])
+def test_sums_of_whole_rows_are_exact_where_they_are_largest(width: int) -> None:
+    """All values of a row at the border, each with the sign of its component: no order of summation may round."""
+    rng = np.random.default_rng(width)
+    space = HalfWhitening(4).fit(rng.normal(size=(60, 1)) + 0.05 * rng.normal(size=(60, width)))
+    signs = np.sign(space._components.T)
+    rows = space._whole(space.reach_ * np.concatenate([signs * (1 - 1e-3 * rng.random(signs.shape)) for _ in range(9)]))
+    found = rows @ space._components
+    parts = [[int(value) for value in column] for column in space._components.T]
+    exact = [[sum(int(a) * b for a, b in zip(row, part, strict=True)) for part in parts] for row in rows]
+    assert [[int(value) for value in row] for row in found] == exact
+    assert width * 4**space._bits < 2**53
+
+
+def test_values_beyond_those_of_the_public_rows_are_cut_off() -> None:
+    rng = np.random.default_rng(1)
+    space = HalfWhitening(4).fit(rng.normal(size=(60, 5)))
+    rows = 1e9 * rng.normal(size=(20, 5))
+    assert np.array_equal(space.transform(rows), space.transform(space.reach_ * np.sign(rows)))
+
+
+class Batchwise(NearestCentroid):  # type: ignore[misc]
+    """A student whose features of a row depend on the batch it comes in."""
+
+    def transform(self, X: Any) -> Any:
+        return X + X.mean(axis=0)
+
+
+def test_private_rows_are_mapped_one_by_one() -> None:
+    student = fitted(Student(voter(epsilon=60.0), Batchwise(), rounds=2, random_state=0))
+    rows = PRIVATE[:30]
+    whole, space = student._student_space(student._rows(rows), unit(student._rows(PUBLIC)))
+    without, same = student._student_space(student._rows(rows[1:]), unit(student._rows(PUBLIC)))
+    assert np.array_equal(space, same)
+    assert np.array_equal(whole[1:], without)
+
+
 def test_half_whitening_is_principal_components() -> None:
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(500, 3)) * [9.0, 4.0, 1.0]
