@@ -12,8 +12,8 @@ import pytest
 
 from nearveil.service import _desk, _edge, _logs
 from nearveil.service._cache import ByteCache
-from nearveil.service._errors import BusyError, LengthError, RateError, ReplayedError, SlowError, TooLargeError
-from nearveil.service._limits import Buckets, Replays, Workers, read_body
+from nearveil.service._errors import BusyError, LengthError, RateError, SlowError, TooLargeError
+from nearveil.service._limits import Buckets, Workers, read_body
 from nearveil.service._model import FRAME, KEY_HEADER
 from nearveil.service._visit import GONE
 
@@ -393,19 +393,6 @@ def test_bodies() -> None:
         read(b"6", body(b"abc", b"def", pause=0.05), seconds=0.02)
     with pytest.raises(SlowError, match="went away"):
         read(b"6", body(b"abc", gone=True))
-
-
-def test_keys_are_remembered_up_to_a_number() -> None:
-    replays = Replays(most=3)
-    for key in "abc":
-        replays.check(key, "ann", "birds", b"1")
-    replays.check("a", "ann", "birds", b"1")  # used again, so remembered longer
-    replays.check("d", "ann", "birds", b"1")
-    for same in (("a", "bob", "birds", b"1"), ("a", "ann", "cars", b"1"), ("a", "ann", "birds", b"2")):
-        with pytest.raises(ReplayedError):
-            replays.check(*same)
-    replays.check("b", "ann", "birds", b"2")  # forgotten
-    assert len(replays._seen) == 3
 
 
 def test_a_cache_holds_what_it_may() -> None:

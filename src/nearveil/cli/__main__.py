@@ -2,4 +2,5 @@
 
 from nearveil.cli import app
 
-app()
+if __name__ == "__main__":  # processes that a server starts import this, too
+    app()

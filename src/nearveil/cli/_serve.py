@@ -44,6 +44,9 @@ def serve(
         bool | None,
         typer.Option("--insecure", help="Listen beyond this machine without TLS: behind a proxy that does it."),
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that answer; limits are divided among them. 1 by default.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_file: Annotated[
         Path | None, typer.Option(help="Where lines of JSON go; the standard error by default.")
@@ -71,6 +74,7 @@ def serve(
             "tls_key": tls_key,
             "tls_client_ca": tls_client_ca,
             "insecure": insecure,
+            "workers": workers,
             "log_level": log_level,
             "log_file": log_file,
         }

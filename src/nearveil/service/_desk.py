@@ -18,10 +18,11 @@ from nearveil.retrieval._answer import EXTRAS
 from nearveil.service._errors import FieldError, MediaError, ServiceError, UnknownError
 from nearveil.service._frames import FLAGS, frame_status
 from nearveil.service._galleries import Gallery, QuickGallery
-from nearveil.service._limits import Buckets, Replays, Sending, UnderWay, Workers, read_body
+from nearveil.service._limits import Buckets, Sending, UnderWay, Workers, read_body
 from nearveil.service._logs import LineWriter
 from nearveil.service._metrics import GalleryFigures, Metrics
 from nearveil.service._model import FRAME, KEY, KEY_HEADER, MOST_GALLERIES, GalleryInfo
+from nearveil.service._replays import Replays, ReplayStore
 from nearveil.service._settings import Settings
 from nearveil.service._token import Token
 from nearveil.service._token_places import TokenError
@@ -80,7 +81,7 @@ class Desk:
     sending: Sending
     workers: Workers  # for tokens, and for what belongs to no gallery
     pools: dict[str, Pools]
-    replays: Replays = field(default_factory=Replays)
+    replays: Replays
     metrics: Metrics = field(default_factory=Metrics)
     lines: LineWriter = field(default_factory=LineWriter)
 
@@ -108,8 +109,9 @@ class Desk:
             Buckets(settings.rate, settings.burst),
             UnderWay(settings.per_token),
             Sending(settings.sending),
-            Workers(_OWN_THREADS, settings.queue, settings.work_timeout),
+            workers := Workers(_OWN_THREADS, settings.queue, settings.work_timeout),
             {name: Pools.of(settings) for name in named},
+            Replays(ReplayStore(settings.tokens, settings.database_timeout), workers) if settings.shared else Replays(),
             lines=LineWriter(settings.log_file),
         )
 
@@ -172,7 +174,7 @@ class Desk:
         visit.begin(self.under_way)
         if data[FLAGS : FLAGS + 1] == _ORIGINALS:
             visit.may("originals")
-        self.replays.check(key, token.id, f"{name}/{what}", data)
+        await self.replays.check(key, token.id, f"{name}/{what}", data)
         return token, gallery, data
 
     async def map(self, visit: Visit, gallery: Gallery, candidates: float | None) -> tuple[bytes, str]:
@@ -242,6 +244,7 @@ class Desk:
         """Let no more work begin, and write what is left to write."""
         for workers in self._all_workers():
             workers.close()
+        self.replays.close()
         self.lines.close()
 
     def _all_workers(self) -> Iterator[Workers]:

@@ -1,11 +1,9 @@
-"""How much a client may ask for: how often, how much at once, how large, how slowly, and a key only once."""
+"""How much a client may ask for: how often, how much at once, how large, how slowly."""
 
 import asyncio
-import hashlib
 import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -13,12 +11,10 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from nearveil.service._errors import BusyError, LengthError, RateError, ReplayedError, SlowError, TooLargeError
+from nearveil.service._errors import BusyError, LengthError, RateError, SlowError, TooLargeError
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-
-_KEYS = 1 << 16  # that are remembered: at 1,000 requests a second the last minute's
 
 
 class Buckets:
@@ -245,39 +241,6 @@ def _begun(work: Callable[[], T], may_begin: Callable[[], bool]) -> T:
     if not may_begin():
         raise SlowError("the client went away before its turn came")
     return work()
-
-
-class Replays:
-    """Keys that were used, and what for: by a digest, so that nothing of a message is kept.
-
-    Parameters
-    ----------
-    most : int, default=65536
-        Keys that are remembered.
-
-    Examples
-    --------
-    >>> replays = Replays()
-    >>> replays.check("a-random-key", "ann", "birds/query", b"message")
-    >>> replays.check("a-random-key", "ann", "birds/query", b"message")
-    >>> replays.check("a-random-key", "ann", "birds/query", b"another")
-    Traceback (most recent call last):
-    nearveil.service._errors.ReplayedError: this key was used before, for another request: take a new key
-    """
-
-    def __init__(self, most: int = _KEYS) -> None:
-        self._most = most
-        self._seen: OrderedDict[bytes, bytes] = OrderedDict()
-
-    def check(self, key: str, token: str, place: str, data: bytes) -> None:
-        """Let a key pass that is new, or comes again with the same bytes from the same token for the same gallery."""
-        name = hashlib.sha256(key.encode()).digest()
-        what = hashlib.sha256(f"{token} {place} ".encode() + data).digest()
-        if self._seen.setdefault(name, what) != what:
-            raise ReplayedError("this key was used before, for another request: take a new key")
-        self._seen.move_to_end(name)
-        if len(self._seen) > self._most:
-            self._seen.popitem(last=False)
 
 
 async def read_body(length: bytes | None, chunked: bool, receive: Receive, most: int, seconds: float) -> bytes:

@@ -1,13 +1,21 @@
 """Figures for Prometheus. Labels are routes, statuses, codes and names of galleries: never what a client chose."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
+from prometheus_client.core import GaugeMetricFamily
 
 from nearveil.service._galleries import Gallery, OpenGallery
 
+_GALLERY = {
+    "revision": ("nearveil_gallery_revision", "Of the newest map."),
+    "stale": ("nearveil_gallery_stale", "1 where the gallery changed after its newest map."),
+    "up": ("nearveil_gallery_up", "1 where the gallery can be read."),
+    "left": ("nearveil_ledger_left_epsilon", "What a protected gallery's account may still spend."),
+}
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
@@ -35,7 +43,9 @@ class Metrics:
         self._seconds = Histogram(
             "nearveil_request_seconds", "How long requests took.", ["route"], buckets=_SECONDS, registry=self.registry
         )
-        self.in_flight = Gauge("nearveil_in_flight", "Requests under way.", registry=self.registry)
+        self.in_flight = Gauge(
+            "nearveil_in_flight", "Requests under way.", registry=self.registry, multiprocess_mode="livesum"
+        )
         self._refused = Counter(
             "nearveil_refused", "Requests that were refused, by the code of the problem.", ["code"],
             registry=self.registry,
@@ -44,8 +54,9 @@ class Metrics:
             "nearveil_answer_bytes", "Bytes of bodies that were sent.", ["route"], registry=self.registry
         )
         self.log_lines_dropped = Gauge(
-            "nearveil_log_lines_dropped", "Lines that could not be written.", registry=self.registry
-        )
+            "nearveil_log_lines_dropped", "Lines that could not be written.", registry=self.registry,
+            multiprocess_mode="sum",
+        )  # fmt: skip
         self._known: dict[tuple[str, int], tuple[Callable[[], None], Callable[[float], None], Callable[[float], None]]]
         self._known = {}
 
@@ -67,7 +78,18 @@ class Metrics:
     def exposition(self, figures: Sequence["GalleryFigures"], dropped: int) -> bytes:
         """Return figures of some galleries and those of the server, as Prometheus reads them."""
         self.log_lines_dropped.set(dropped)
-        return generate_latest(self.registry) + generate_latest(_registry_of(figures))
+        galleries = CollectorRegistry()
+        galleries.register(_Collector(figures))
+        return generate_latest(_whole(self.registry)) + generate_latest(galleries)
+
+
+def _whole(own: CollectorRegistry) -> CollectorRegistry:
+    """Return the figures of all processes of a server, where there are several; else those of this one."""
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        return own
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)
+    return registry
 
 
 @dataclass(frozen=True)
@@ -92,22 +114,18 @@ class GalleryFigures:
         )
 
 
-def _registry_of(figures: Sequence[GalleryFigures]) -> CollectorRegistry:
-    """Return figures of galleries, in a registry of their own: whoever asks next may be told of others."""
-    registry = CollectorRegistry()
-    told = {
-        "revision": "Of the newest map.",
-        "stale": "1 where the gallery changed after its newest map.",
-        "up": "1 where the gallery can be read.",
-    }
-    gauges = {
-        name: Gauge(f"nearveil_gallery_{name}", text, ["gallery"], registry=registry) for name, text in told.items()
-    }
-    text = "What a protected gallery's account may still spend."
-    gauges["left"] = Gauge("nearveil_ledger_left_epsilon", text, ["gallery"], registry=registry)
-    for one in figures:
-        for name, gauge in gauges.items():
-            value = getattr(one, name)
-            if value is not None:
-                gauge.labels(one.name).set(float(value))
-    return registry
+@dataclass(frozen=True, eq=False)
+class _Collector:
+    """Gives figures of galleries to a registry. They are kept nowhere: whoever asks next may be told of others."""
+
+    figures: Sequence[GalleryFigures]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Return the figures, as Prometheus has them."""
+        for name, (metric, text) in _GALLERY.items():
+            family = GaugeMetricFamily(metric, text, labels=["gallery"])
+            for one in self.figures:
+                value = getattr(one, name)
+                if value is not None:
+                    family.add_metric([one.name], float(value))
+            yield family

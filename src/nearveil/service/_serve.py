@@ -3,13 +3,18 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
+from multiprocessing import connection, get_context
+from multiprocessing.context import SpawnProcess
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
@@ -25,16 +30,20 @@ from nearveil.service._settings import GallerySettings, Settings, SettingsError
 from nearveil.service._tokens import TokenStore
 
 _LOG = logging.getLogger(__name__)
+_LOOK = 0.2  # seconds between two looks at the processes
+_PAUSE = 1.0  # seconds before a process that ended is started anew
 _CLOSING = 2.0  # seconds that an index or a store has to be closed
 _BACKLOG = 2048  # connections that wait to be accepted
 
 
-def open_galleries(settings: Settings) -> list[Gallery]:
+def open_galleries(settings: Settings, *, close: bool = False) -> list[Gallery]:
     """Open all galleries that a server is told of.
 
     Parameters
     ----------
     settings : Settings
+    close : bool, default=False
+        Whether they are closed again: to see that they can be opened.
 
     Returns
     -------
@@ -47,7 +56,8 @@ def open_galleries(settings: Settings) -> list[Gallery]:
             gallery = _opened(told, settings)
             stack.callback(gallery.close)
             found.append(gallery)
-        stack.pop_all()
+        if not close:
+            stack.pop_all()
         return found
 
 
@@ -62,9 +72,16 @@ def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> 
     """
     if not settings.galleries:
         raise SettingsError("galleries: there is none: name a folder, or give [[galleries]] in the file")
+    with closing(_bound(settings)) as sock:
+        if settings.workers == 1:
+            serve_on(sock, settings, ready=ready)
+        else:
+            run_workers(sock, settings, ready=ready)
+
+
+def serve_on(sock: socket.socket, settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
+    """Answer what comes to a socket in this process, until a signal says to stop."""
     with ExitStack() as stack:
-        sock = _bound(settings)
-        stack.callback(sock.close)
         tokens = TokenStore(settings.tokens, timeout=settings.database_timeout)
         stack.callback(_close, tokens)
         galleries = open_galleries(settings)
@@ -81,6 +98,53 @@ def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> 
         gc.freeze()
         stack.callback(gc.unfreeze)
         server.run(sockets=[sock])
+
+
+def run_workers(sock: socket.socket, settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
+    """Let several processes answer what comes to a socket, until a signal says to stop; start anew those that die."""
+    open_galleries(settings.model_copy(update={"cache": 0}), close=True)  # what is wrong is told once, here
+    context = get_context("spawn")
+    part, started, stop = settings.of_one_worker(), context.Event(), threading.Event()
+    with ExitStack() as stack:
+        # Read when prometheus_client is imported: so it must stand there before a process begins.
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = stack.enter_context(TemporaryDirectory(prefix="nearveil-metrics-"))
+        stack.callback(os.environ.pop, "PROMETHEUS_MULTIPROC_DIR")
+
+        def start() -> SpawnProcess:
+            process = context.Process(target=_work, args=(sock, part, started), daemon=True)
+            process.start()
+            return process
+
+        for one in (signal.SIGTERM, signal.SIGINT):
+            stack.callback(signal.signal, one, signal.signal(one, lambda *_: stop.set()))
+        processes = [start() for _ in range(settings.workers)]
+        stack.callback(_end, processes, settings.shutdown_grace)
+        while not stop.is_set():
+            if ready is not None and started.is_set():
+                ready(address(settings, sock))
+                ready = None
+            if not connection.wait([process.sentinel for process in processes], timeout=_LOOK):
+                continue
+            if not started.is_set():
+                raise SettingsError("workers: a process ended before it could answer: see the log")
+            stop.wait(_PAUSE)  # one that cannot start must not be started without end
+            processes[:] = [process if process.is_alive() else start() for process in processes]
+
+
+def _work(sock: socket.socket, settings: Settings, started: Any) -> None:
+    """Serve in a process of its own."""
+    serve_on(sock, settings, ready=lambda _: started.set())
+
+
+def _end(processes: list[SpawnProcess], grace: float) -> None:
+    """Let processes finish what is under way, but not for ever."""
+    for process in processes:
+        process.terminate()
+    until = time.monotonic() + grace + _CLOSING * 2
+    for process in processes:
+        process.join(max(0.1, until - time.monotonic()))
+        if process.is_alive():
+            process.kill()
 
 
 def address(settings: Settings, sock: socket.socket) -> str:

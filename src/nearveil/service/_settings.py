@@ -96,6 +96,9 @@ class GallerySettings(BaseModel):
         return self
 
 
+_DIVIDED = ("burst", "connections", "concurrency", "queue", "sending", "cache")
+
+
 class Settings(BaseSettings):
     """All that a server can be told. ``Settings.load`` reads them from a file, too.
 
@@ -125,6 +128,8 @@ class Settings(BaseSettings):
         Requests that are worked on at the same time by threads, and those that may wait for that.
     connections : int
         That may be open at the same time.
+    workers : int
+        Processes that answer. Rate, burst, connections, threads and memory are divided among them.
     header_timeout, body_timeout, send_timeout, idle_timeout, work_timeout : float
         Seconds until a client must have sent its headers, its body, read its answer, asked again; and until a request
         that is worked on is given up.
@@ -161,6 +166,7 @@ class Settings(BaseSettings):
     concurrency: Annotated[int, Field(ge=1, le=1000)] = 16
     queue: Annotated[int, Field(ge=0, le=100_000)] = 128
     connections: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
     header_timeout: Seconds = 10.0
     body_timeout: Seconds = 10.0
     send_timeout: Seconds = 60.0
@@ -198,6 +204,16 @@ class Settings(BaseSettings):
         if len(set(names)) != len(names):
             raise ValueError("galleries: two have the same name")
         return self
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may answer requests with the same tokens: of this server, or on other machines."""
+        return self.workers > 1 or "://" in self.tokens
+
+    def of_one_worker(self) -> Self:
+        """Return the settings of one process: its part of all limits."""
+        part = {name: max(1, getattr(self, name) // self.workers) for name in _DIVIDED}
+        return self.model_copy(update={**part, "rate": None if self.rate is None else self.rate / self.workers})
 
     @property
     def hosts(self) -> frozenset[str]:

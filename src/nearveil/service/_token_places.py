@@ -2,6 +2,7 @@
 
 import os
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +84,11 @@ def _reserve_of(path: Path) -> Path:
     return path.with_name(path.name + ".reserve")
 
 
-def store_engine(url: URL, timeout: float) -> sa.Engine:
+def store_engine(url: URL, timeout: float, *, durable: bool = True) -> sa.Engine:
+    """Return the engine of a store; without `durable`, what was written last may be lost when the machine stops."""
     if url.get_backend_name() == "sqlite":
         engine = sa.create_engine(url, hide_parameters=True, connect_args={"timeout": timeout})
-        sa.event.listen(engine, "connect", _prepare)
+        sa.event.listen(engine, "connect", partial(_prepare, durable=durable))
         return engine
     waiting = {"connect_timeout": max(2, round(timeout)), "options": f"-c statement_timeout={round(1000 * timeout)}"}
     if "options" in url.query:
@@ -97,9 +99,9 @@ def store_engine(url: URL, timeout: float) -> sa.Engine:
         raise TokenError("tokens: PostgreSQL needs psycopg: pip install nearveil[postgres]") from None
 
 
-def _prepare(connection: Any, _: object) -> None:
+def _prepare(connection: Any, _: object, *, durable: bool) -> None:
     connection.execute("PRAGMA journal_mode = WAL")  # those who read do not wait for those who write
-    connection.execute("PRAGMA synchronous = FULL")  # what was revoked stays revoked
+    connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")  # what was revoked stays revoked
 
 
 def shown(url: URL) -> str:

@@ -1,0 +1,88 @@
+"""Keys that were used before: in memory, and in a table that several processes share."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from nearveil.service import _replays
+from nearveil.service._errors import ReplayedError, UnavailableError
+from nearveil.service._limits import Workers
+from nearveil.service._replays import Replays, ReplayStore
+
+from ..retrieval.index_places import index_server, index_url
+
+__all__ = ["index_server", "index_url"]  # fixtures
+
+
+@pytest.fixture(params=["file", "postgresql"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "tokens.db") if request.param == "file" else str(request.getfixturevalue("index_url"))
+
+
+def test_keys_are_remembered_up_to_a_number() -> None:
+    async def run() -> None:
+        replays = Replays(most=3)
+        for key in "abc":
+            await replays.check(key, "ann", "birds", b"1")
+        await replays.check("a", "ann", "birds", b"1")  # used again, so remembered longer
+        await replays.check("d", "ann", "birds", b"1")
+        for same in (("a", "bob", "birds", b"1"), ("a", "ann", "cars", b"1"), ("a", "ann", "birds", b"2")):
+            with pytest.raises(ReplayedError):
+                await replays.check(*same)
+        await replays.check("b", "ann", "birds", b"2")  # forgotten
+        assert len(replays._seen) == 3
+
+    asyncio.run(run())
+
+
+def test_two_processes_share_what_they_know(where: str) -> None:
+    async def run() -> None:
+        workers = Workers(2, 10, 30.0)
+        one, other = (Replays(ReplayStore(where, 5.0), workers, most=2) for _ in range(2))
+        await one.check("a", "ann", "birds", b"1")
+        await other.check("a", "ann", "birds", b"1")  # a retry
+        third = Replays(ReplayStore(where, 5.0), workers)
+        opened = one, other, third
+        for same in (("a", "bob", "birds", b"1"), ("a", "ann", "cars", b"1"), ("a", "ann", "birds", b"2")):
+            with pytest.raises(ReplayedError):
+                await third.check(*same)
+        many = [f"key {number % 20}" for number in range(200)]
+        await asyncio.gather(*(replays.check(key, "ann", "birds", b"1") for key in many for replays in (one, other)))
+        both = await asyncio.gather(
+            *(replays.check("new", "ann", "birds", data) for replays, data in ((one, b"1"), (other, b"2"))),
+            return_exceptions=True,
+        )
+        assert sorted(type(outcome).__name__ for outcome in both) == ["NoneType", "ReplayedError"]
+        workers.close()
+        for replays in opened:
+            replays.close()
+
+    asyncio.run(run())
+
+
+def test_a_table_that_does_not_answer_lets_nobody_pass(tmp_path: Path) -> None:
+    async def run() -> None:
+        workers = Workers(1, 10, 30.0)
+        store = ReplayStore(str(tmp_path / "tokens.db"), 5.0)
+        replays = Replays(store, workers)
+        with store._engine.begin() as connection:
+            connection.execute(sa.text("DROP TABLE nearveil_replay"))
+        outcomes = await asyncio.gather(
+            *(replays.check(key, "ann", "birds", b"1") for key in "abc"), return_exceptions=True
+        )
+        assert [type(outcome) for outcome in outcomes] == [UnavailableError] * 3
+        workers.close()
+        store.close()
+
+    asyncio.run(run())
+
+
+def test_old_keys_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_replays, "_KEPT", -100.0)
+    store, use = ReplayStore(str(tmp_path / "tokens.db"), 5.0), _replays.Use.of("a", "ann", "birds", b"1")
+    assert store.use([use]) == [use.what]
+    other = _replays.Use.of("a", "ann", "birds", b"2")
+    assert store.use([other]) == [other.what]
+    store.close()

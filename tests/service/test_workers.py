@@ -1,0 +1,130 @@
+"""Several processes that serve: one of them dies, and nobody notices."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from nearveil.ledger import Ledger
+from nearveil.service import Client, TokenStore
+from nearveil.service._model import FRAME, KEY_HEADER
+
+from ..retrieval.index_places import index_server, index_url, unit_rows
+from .serving import EPSILON, index_of
+from .test_serve import Process, started
+
+__all__ = ["index_server", "index_url"]  # fixtures
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Process]:
+    index_of(tmp_path / "birds").close()
+    found = started(tmp_path, str(tmp_path / "birds"), "--workers", "2", SHUTDOWN_GRACE="2")
+    yield found
+    found.end()
+
+
+def children(process: Process) -> set[int]:
+    text = Path(f"/proc/{process.running.pid}/task/{process.running.pid}/children").read_text()
+    found = map(int, text.split())
+    return {one for one in found if b"resource_tracker" not in Path(f"/proc/{one}/cmdline").read_bytes()}
+
+
+def test_one_is_killed_and_no_question_is_lost_or_paid_twice(process: Process, tmp_path: Path) -> None:
+    with Ledger(tmp_path / "budget.db") as ledger:
+        account = ledger.open_account(
+            "mine", owner="me", protects="query", unit="image", relation="replace", epsilon=400.0, delta=0.0
+        )
+        before = children(process)
+        assert len(before) == 2
+        with Client(process.url, process.secret, account=account, extractor=None) as client:
+            row = unit_rows(1)[0]
+            for number in range(12):
+                if number == 4:
+                    os.kill(min(before), signal.SIGKILL)
+                assert len(client.nearest(row, epsilon=EPSILON).matches) == 8
+        assert sum(entry.kind == "debit" for entry in account.history()) == 12
+    until = time.monotonic() + 60
+    while len(children(process) - before) < 1 and time.monotonic() < until:
+        time.sleep(0.1)
+    assert len(children(process)) == 2
+    process.running.send_signal(signal.SIGTERM)
+    assert process.running.wait(30) == 0
+
+
+def test_keys_and_revocations_count_in_all_processes(process: Process, tmp_path: Path) -> None:
+    headers = {"authorization": f"Bearer {process.secret}", "content-type": FRAME, KEY_HEADER: "one-key-of-a-client"}
+    address = f"{process.url}/v1/galleries/birds/query"
+    statuses = [  # each on a connection of its own, which any process may take
+        httpx.post(address, content=b"message %d" % min(number, 1), headers=headers).status_code for number in range(40)
+    ]
+    assert set(statuses[1:]) == {409}
+    with TokenStore(tmp_path / "tokens.db") as store:
+        store.revoke(store.list()[0].id)
+    time.sleep(0.3)
+    assert {httpx.post(address, content=b"m", headers=headers).status_code for _ in range(20)} <= {401, 429}
+
+
+def test_figures_are_those_of_all_processes(process: Process) -> None:
+    for _ in range(20):
+        httpx.get(f"{process.url}/health")
+    headers = {"authorization": f"Bearer {process.secret}"}
+    text = httpx.get(f"{process.url}/metrics", headers=headers).text
+    assert 'nearveil_requests_total{route="/health",status="200"} 20.0' in text
+
+
+def test_two_servers_on_one_postgresql(tmp_path: Path, index_url: str) -> None:
+    index_of(tmp_path / "birds").close()
+    with TokenStore(index_url) as store:
+        secret = store.create("ann")[1]
+    servers = []
+    try:
+        for _ in range(2):
+            words = ["serve", str(tmp_path / "birds"), "--port", "0", "--tokens", index_url]
+            running = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-m", "nearveil.cli", *words],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            servers.append(running)
+        assert all(one.stdout is not None for one in servers)
+        urls = [one.stdout.readline().split()[-1] for one in servers if one.stdout is not None]
+        headers = {"authorization": f"Bearer {secret}", "content-type": FRAME, KEY_HEADER: "one-key-of-a-client"}
+
+        def ask(url: str, data: bytes) -> int:
+            return httpx.post(f"{url}/v1/galleries/birds/query", content=data, headers=headers).status_code
+
+        assert ask(urls[0], b"a message") != 409
+        assert ask(urls[1], b"a message") != 409
+        assert ask(urls[1], b"another") == 409
+        with TokenStore(index_url) as store:
+            store.revoke(store.list()[0].id)
+        time.sleep(1.2)
+        assert [ask(url, b"a message") for url in urls] == [401, 401]
+    finally:
+        for running in servers:
+            running.kill()
+            running.wait()
+            assert running.stdout is not None
+            running.stdout.close()
+
+
+def test_what_is_wrong_is_told_once(tmp_path: Path) -> None:
+    broken = [{"name": "birds", "index": str(tmp_path / "nothing")}]
+    words = ["serve", "--workers", "2", "--port", "0", "--tokens", str(tmp_path / "t")]
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-m", "nearveil.cli", *words],
+        env={**os.environ, "NEARVEIL_SERVER_GALLERIES": json.dumps(broken)},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.count("nothing") == 1
+    assert "Traceback" not in done.stderr
