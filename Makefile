@@ -38,6 +38,7 @@ bench: $(VENV)/.bench ## Measure; a table, JSON and a picture
 	$(BIN)/python bench/features.py --out $(OUT)/bench
 	$(BIN)/python bench/classify.py --out $(OUT)/bench
 	$(BIN)/python bench/service.py --out $(OUT)/bench
+	$(BIN)/python bench/strangers.py --out $(OUT)/bench
 
 audit: $(VENV)/.dev ## Attack every promise in full, up to half an hour; a table, a page, JSON
 	$(BIN)/nearveil audit all --out $(OUT)/audit

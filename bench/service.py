@@ -15,6 +15,7 @@ import os
 import platform
 import secrets
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -160,20 +161,40 @@ def questions(place: str) -> tuple[list[bytes], bytes, int]:
     return bodies, answer, published.map.nbytes
 
 
-def serve_ours(place: str, tokens: str, log: str) -> None:
+def serve_ours(place: str, tokens: str, log: str, workers: str) -> None:
     """Be the server."""
     from nearveil.service import Settings, serve
 
-    gallery = {"name": NAME, "index": place, "offers": ("names",)}
-    settings = Settings(galleries=(gallery,), tokens=tokens, port=0, rate=None, log_file=log)  # type: ignore[arg-type]
+    settings = Settings(
+        galleries=({"name": NAME, "index": place, "offers": ("names",)},),  # type: ignore[arg-type]
+        tokens=tokens,
+        port=0,
+        rate=None,
+        log_file=Path(log),
+        workers=int(workers),
+        cache=int(workers) << 28,
+    )
     serve(settings, ready=lambda url: print(url, flush=True))
 
 
-def serve_bare(answer: str) -> None:
-    """Be the bare endpoint, with the same uvicorn settings."""
+def serve_bare(answer: str, workers: str) -> None:
+    """Be the bare endpoint, with the same uvicorn settings, in as many processes."""
+    from nearveil.service._serve import _bound, address
+    from nearveil.service._settings import Settings
+
+    settings = Settings(port=0)
+    sock = _bound(settings)
+    others = [PROCESSES.Process(target=_bare, args=(sock, answer), daemon=True) for _ in range(int(workers) - 1)]
+    for process in others:
+        process.start()
+    print(address(settings, sock), flush=True)
+    _bare(sock, answer)
+
+
+def _bare(sock: socket.socket, answer: str) -> None:
     from fastapi import FastAPI, Request, Response
 
-    from nearveil.service._serve import _bound, _config, _Server, address
+    from nearveil.service._serve import _config, _Server, address
     from nearveil.service._settings import Settings
 
     constant = Path(answer).read_bytes()
@@ -185,19 +206,18 @@ def serve_bare(answer: str) -> None:
         return Response(constant, media_type="application/vnd.nearveil.frame")
 
     settings = Settings(port=0)
-    sock = _bound(settings)
-    _Server(_config(app, settings), address(settings, sock), lambda url: print(url, flush=True)).run(sockets=[sock])
+    _Server(_config(app, settings), address(settings, sock), None).run(sockets=[sock])
 
 
 @contextmanager
-def running(kind: str, *told: str) -> Iterator[str]:
-    """Run a server as a process; yield its address."""
+def running(kind: str, *told: str) -> Iterator[tuple[str, int]]:
+    """Run a server as a process; yield its address and its number."""
     process = subprocess.Popen([sys.executable, __file__, "--be", kind, *told], stdout=subprocess.PIPE, text=True)
     try:
         url = cast("IO[str]", process.stdout).readline().strip()
         if not url:
             raise RuntimeError(f"the {kind} server did not start")
-        yield url
+        yield url, process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
@@ -214,10 +234,13 @@ def measure(folder: Path, items: int, options: argparse.Namespace) -> Iterator[d
     (folder / "answer").write_bytes(answer)
     with TokenStore(str(folder / "tokens.db")) as tokens:
         secret = [tokens.create(f"client {number}", galleries=(NAME,))[1] for number in range(max(CONNECTIONS))]
-    ours = running("ours", place, str(folder / "tokens.db"), str(folder / "log"))
-    with ours as our_url, running("bare", str(folder / "answer")) as bare_url, PROCESSES.Pool(1) as pool:
+    workers = str(options.workers)
+    ours = running("ours", place, str(folder / "tokens.db"), str(folder / "log"), workers)
+    bare = running("bare", str(folder / "answer"), workers)
+    with ours as (our_url, _), bare as (bare_url, _), PROCESSES.Pool(1) as pool:
+        cold = pool.apply(load, (our_url, secret, bodies, 8, options.seconds))  # answers are made as they are asked for
         # A server that has run for a while: answers are made once, and kept.
-        pool.apply(load, (our_url, secret, bodies, 8, max(1.0, 0.04 * len(bodies))))
+        pool.apply(load, (our_url, secret, bodies, 8, max(1.0, 0.04 * options.workers * len(bodies))))
         for connections in CONNECTIONS:
             turns: dict[str, list[dict[str, float]]] = {"ours": [], "bare": []}
             for _ in range(options.rounds):
@@ -230,7 +253,8 @@ def measure(folder: Path, items: int, options: argparse.Namespace) -> Iterator[d
             }
             yield {
                 "items": items, "fraction": CANDIDATES / items,
-                "sets": len(bodies), "connections": connections, **built,
+                "sets": len(bodies), "connections": connections, "workers": options.workers, **built,
+                "cold_rate": cold["rate"], "cold_p50": cold["p50"], "cold_p99": cold["p99"],
                 "answer_bytes": len(answer), "question_bytes": len(bodies[0]), "map_bytes": map_bytes, **medians,
                 "ratio": medians["ours_rate"] / medians["bare_rate"],
             }  # fmt: skip
@@ -258,7 +282,8 @@ def show(records: Sequence[dict[str, Any]]) -> None:
         r = next(r for r in records if r["items"] == items)
         print(
             f"{items:,} items: added in {r['add_s']:.0f} s, map of {r['map_bytes'] / 1000:,.0f} kB learned in "
-            f"{r['publish_s']:.0f} s; a question has {r['question_bytes']} bytes"
+            f"{r['publish_s']:.0f} s; a question has {r['question_bytes']} bytes; {r['workers']} process(es); "
+            f"cold: {r['cold_rate']:,.0f} a second, 8 clients, p50 {r['cold_p50']:.1f} ms, p99 {r['cold_p99']:.1f} ms"
         )
 
 
@@ -275,6 +300,7 @@ def main() -> None:
         default=[10_000],
         help="of galleries; the map of a million takes minutes to learn",
     )
+    parser.add_argument("--workers", type=int, default=1, help="processes of each server")
     parser.add_argument("--sets", type=int, help="of the map; what is found best by default")
     parser.add_argument("--be", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()

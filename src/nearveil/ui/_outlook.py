@@ -98,13 +98,16 @@ def outlook(public: PublicPart) -> Outlook:
     rows = unit_prototypes(held)
     some = np.arange(len(rows)) if whole else np.linspace(0, len(rows) - 1, min(_MOST_ROWS, len(rows))).astype(int)
     near = _neighbors(held, rows[some], some if whole else None)
-    around = held.coverage[near[:, :K] if whole else near[:, :1]].mean(axis=1) / _FULL
-    weights = np.exp(-np.arange(near.shape[1]) / DECAY)
-    good = np.stack([weights @ held.coverage[one] for one in near]).argmax(axis=1)
-    right = around[np.arange(len(some)), good]
-    others = (around.sum(axis=1) - right) / (held.n_sets - 1)
+    weights, counted = np.exp(-np.arange(near.shape[1]) / DECAY), K if whole else 1
+    right = other = 0.0
+    for one in near:  # a row at a time: a map may have thousands of sets
+        covered = held.coverage[one]
+        around = covered[:counted].mean(axis=0) / _FULL
+        good = around[(weights @ covered).argmax()]
+        right += good / len(near)
+        other += (around.sum() - good) / (held.n_sets - 1) / len(near)
     popularity = np.bincount(near[:, :K].ravel(), minlength=len(rows)) if whole else None
-    return Outlook(held.n_sets, float(right.mean()), float(others.mean()), whole, public.candidates, popularity)
+    return Outlook(held.n_sets, float(right), float(other), whole, public.candidates, popularity)
 
 
 def share_around(public: PublicPart, feature: Singles, sets: tuple[int, ...]) -> float:
