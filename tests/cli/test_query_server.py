@@ -21,7 +21,11 @@ from nearveil.ledger import Ledger
 from nearveil.retrieval import Index
 from nearveil.service import Client, OpenGallery, Settings, TokenStore, create_app
 from nearveil.service._errors import UnavailableError
+from nearveil.service._schedule import EXTRACTION_PERIOD
 from tests.cli.galleries import colour, fine, gallery, picture, refused, run, told
+from tests.clocks import Watched, hurry, watched
+
+__all__ = ["watched"]
 
 SURE = ("--epsilon", 40)  # the set that suits the image is named, but for a chance of 1e-16
 
@@ -58,6 +62,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    hurry(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("COLUMNS", "200")
@@ -102,6 +107,18 @@ def test_a_token_that_others_may_read_is_reported(image: Path, words: tuple[Any,
     assert "may read the token" not in fine("query", image, *words)
     (here / "token.txt").chmod(0o644)
     assert "others on this machine may read the token" in fine("query", image, *words)
+
+
+def test_a_question_goes_out_when_public_sizes_say_so(image: Path, words: tuple[Any, ...], watched: Watched) -> None:
+    seen = set()
+    for work in (0.0, 0.0078125, 0.03125):
+        watched.work(decoding=work, extracting=work, paying=work, choosing=work, ranking=work)
+        fine("query", image, "--epsilon", 4, *words)
+        seen.add(tuple(watched.gaps()))
+    ((to_map, to_question),) = seen
+    assert to_map == ("map", EXTRACTION_PERIOD)
+    assert to_question[0] == "query"
+    assert to_question[1] > 0.1
 
 
 def test_the_token_may_come_from_the_environment(

@@ -2,6 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.clocks import hurry
+
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -9,3 +11,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.ui.pages import make_index
 
     return make_index(tmp_path_factory.mktemp("ui") / "index")
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no client wait for the end of a slot."""
+    hurry(monkeypatch)

@@ -24,15 +24,19 @@ from nearveil.ledger import LedgerError
 from nearveil.release import Message
 from nearveil.retrieval import Index, Item
 from nearveil.service import OpenGallery
+from nearveil.service._schedule import EXTRACTION_PERIOD
 from nearveil.ui import _app
 from nearveil.ui._app import assets
 from nearveil.ui._edge import PAGE_HEADER, POLICY
 from nearveil.ui._serve import bound, config
 from nearveil.ui._views import shown_image
+from tests.clocks import Watched, watched
 from tests.service.asking import URL, Body, Server, framed, seeded
 from tests.service.protected import gallery as protected_gallery
 from tests.service.protected import make as make_protected
 from tests.ui.pages import COUNT, HOST, PORT, Page, page, pieces, png
+
+__all__ = ["watched"]
 
 
 @pytest.fixture
@@ -257,7 +261,7 @@ def test_what_cannot_be_asked_costs_nothing(here: Page) -> None:
     assert "no bytes" in words_of(here.ask(b""), 422, "image")
     assert "truncated" in words_of(here.ask(png(1)[:200]), 422, "image")
     words_of(here.ask(png(1), 0.0), 422, "question")
-    words_of(here.ask(png(1), gallery="nowhere"), 404, "question")
+    assert "none named 'nowhere'" in words_of(here.ask(png(1), gallery="nowhere"), 422, "question")
     words_of(here.ask(png(1), candidates=0.9), 502, "declined")
     assert "0.2, 0.25" in words_of(here.ask(png(1), candidates=7), 502, "declined")
     assert "extra" not in words_of(here.post("/api/ask", png(1)), 422, "question")
@@ -287,6 +291,25 @@ def served(made: Path, folder: Path) -> tuple[OpenGallery, Server]:
     index = Index.open(made)
     gallery = OpenGallery(index, "stripes", offers=("names", "thumbnails"))
     return gallery, Server(folder / "tokens.db", gallery)
+
+
+def test_a_question_goes_out_when_public_sizes_say_so(made: Path, tmp_path: Path, watched: Watched) -> None:
+    gallery, server = served(made, tmp_path)
+    seen = set()
+    with page(tmp_path, URL, token=server.token, transport=server.wire(), rng=seeded(3)) as here:
+        here.get("/api/galleries")
+        for number, work in enumerate((0.0, 0.0078125, 0.03125)):
+            watched.work(decoding=work, extracting=work, paying=work, choosing=work, ranking=work)
+            start = watched.clock.time
+            assert here.ask(png(number), gallery="stripes").status_code == 200
+            assert watched.sent[0] == ("map", start + EXTRACTION_PERIOD)
+            seen.add(tuple(watched.gaps()))
+    ((again, question, names),) = seen
+    assert (again, names) == (("map", 0.0), ("query", 0.0))
+    assert question[0] == "query"
+    assert question[1] > 0.1
+    server.close()
+    gallery.close()
 
 
 def test_a_spent_budget_is_refused_before_anything_is_sent(made: Path, tmp_path: Path) -> None:
@@ -533,17 +556,25 @@ def test_a_gallery_with_other_features_is_not_asked_with_the_old_ones(made: Path
         index.add(Item(row, "") for row in rows)
         index.publish(4.0, 0.2, n_sets=5)
     gallery, server = served(made, tmp_path)
-    with page(tmp_path, URL, token=server.token, transport=server.wire()) as here:
-        assert here.ask(png(100), gallery="stripes").status_code == 200
+    gone = True
+
+    def lose(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+        if gone and request.method == "POST":
+            raise httpx.ConnectError("gone")
+        return reply
+
+    with page(tmp_path, URL, token=server.token, transport=server.wire(lose), retries=0) as here:
+        words_of(here.ask(png(100), gallery="stripes"), 502, "unanswered")
+        gone = False
         with Index.open(place) as index:
             server.app.state.desk.galleries["stripes"] = OpenGallery(index, "stripes", offers=("names",))
             server.app.state.desk.__post_init__()
             words_of(here.ask(png(100), gallery="stripes"), 502, "reply")
-            told = words_of(here.ask(png(100), gallery="stripes"), 409, "listing")
+            # Listed anew, the gallery is what it is: for new questions, and for the one that waits.
+            assert "cannot be made here" in words_of(here.ask(png(100), gallery="stripes"), 422, "extractor")
+            told = words_of(here.again(here.waiting[0]["key"]), 409, "listing")
             assert "other features" in told
             assert "nothing was paid" in told
-            # Listed anew, the gallery is what it is.
-            assert "cannot be made here" in words_of(here.ask(png(100), gallery="stripes"), 422, "extractor")
         assert here.debits == 1
     server.close()
     gallery.close()

@@ -22,6 +22,7 @@ from nearveil.retrieval._client import Client
 from nearveil.retrieval._codes import ID_BYTES
 from nearveil.retrieval._protocol_errors import OutdatedMapError, ProtocolError, RefusedError
 from nearveil.retrieval._protocol_parts import Found, Spend
+from nearveil.retrieval._protocol_time import choice_period, question_period
 from nearveil.retrieval._wire import DEFAULT_LIMITS, HEADER_BYTES, Limits
 from nearveil.retrieval._wire_public import LARGEST_FEATURE, PublicPart
 from nearveil.retrieval._wire_schema import MapChanged, PublicRequest, Query, Refusal, read
@@ -98,6 +99,38 @@ class ClientProtocol:
     def candidates(self) -> int:
         """How many candidates the answer will hold; the largest k."""
         return self.public.map.set_size
+
+    def question_period(self, messages: int = 1) -> float:
+        """Return the seconds after the public part came, or a multiple of them, at which to send the question.
+
+        How long a debit and a choice take may tell something. Whoever sends at such a moment, fixed by public sizes,
+        tells nothing: :class:`nearveil.Client` does.
+
+        Parameters
+        ----------
+        messages : int, default=1
+            The private one and dummies that go with it.
+
+        Returns
+        -------
+        float
+        """
+        return question_period(self.public, messages)
+
+    def choice_period(self, answers: int, size: int) -> float:
+        """Return the seconds after the last answer came, or a multiple of them, before which to do nothing visible.
+
+        Parameters
+        ----------
+        answers : int
+        size : int
+            Bytes of all of them.
+
+        Returns
+        -------
+        float
+        """
+        return choice_period(self.public, answers, size)
 
     def public_request(self) -> bytes:
         """Return the request for the public part. It depends on nothing."""

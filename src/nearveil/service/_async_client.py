@@ -15,8 +15,9 @@ from nearveil.service._connect import Options, Where, address, asker, here, is_u
 from nearveil.service._dummies import Payer
 from nearveil.service._model import GalleryInfo
 from nearveil.service._private_image import Image, Images
-from nearveil.service._replies import Pause, Steps, Work
+from nearveil.service._replies import Now, Pause, Steps, Until, Work
 from nearveil.service._results import Classified, Nearest
+from nearveil.service._schedule import Clock
 from nearveil.service._steps_classify import classify
 from nearveil.service._steps_nearest import Asked, nearest
 from nearveil.service._transport import AsyncTransport, GalleryTransport, Request, Response
@@ -69,7 +70,7 @@ class AsyncClient:
             proxies,
             transport,
         )
-        self._shown = shown(where)
+        self._shown, self._clock = shown(where), Clock()
         self._asker, self._ledger = asker(options)
         try:
             self._transport = _transport(options)
@@ -154,6 +155,10 @@ class AsyncClient:
     async def _done(self, step: Any) -> Any:
         if isinstance(step, Pause):
             return await asyncio.sleep(step.seconds)
+        if isinstance(step, Now):
+            return self._clock.now()
+        if isinstance(step, Until):
+            return await self._clock.until_async(step.moment)
         return await (_in_thread(step.run) if isinstance(step, Work) else self._transport.send(step))
 
 

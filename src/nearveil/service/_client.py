@@ -13,8 +13,9 @@ from nearveil.service._connect import Options, Where, address, asker, here, is_u
 from nearveil.service._dummies import Payer
 from nearveil.service._model import GalleryInfo
 from nearveil.service._private_image import Image, Images
-from nearveil.service._replies import Pause, Steps, Work
+from nearveil.service._replies import Now, Pause, Steps, Until, Work
 from nearveil.service._results import Classified, Nearest
+from nearveil.service._schedule import Clock
 from nearveil.service._steps_classify import classify
 from nearveil.service._steps_nearest import Asked, nearest
 from nearveil.service._transport import Transport
@@ -93,7 +94,7 @@ class Client:
             proxies,
             transport,
         )
-        self._shown = shown(where)
+        self._shown, self._clock = shown(where), Clock()
         self._transport = _transport(options)
         try:
             self._asker, self._ledger = asker(options)
@@ -261,6 +262,10 @@ class Client:
     def _done(self, step: Any) -> Any:
         if isinstance(step, Pause):
             return time.sleep(step.seconds)
+        if isinstance(step, Now):
+            return self._clock.now()
+        if isinstance(step, Until):
+            return self._clock.until(step.moment)
         return step.run() if isinstance(step, Work) else self._transport.send(step)
 
 

@@ -88,7 +88,8 @@ def asker(options: Options) -> tuple[Asker, Ledger | None]:
         raise QuestionError("retries", "it must be a whole number from 0 upwards")
     patience = Patience(options.retries if is_url(options.where) else 0)
     account, opened = _account(options)
-    return Asker(account, Features(options.extractor), patience, options.token or ""), opened
+    features = Features(options.extractor)
+    return Asker(account, features, patience, options.token or "", watched=is_url(options.where)), opened
 
 
 def _account(options: Options) -> tuple[Payer | None, Ledger | None]:

@@ -45,31 +45,50 @@ class Features:
         -------
         list of ndarray of shape (d,)
         """
-        given = [_given(image, _named(number)) for number, image in enumerate(images)]
+        given = decoded(images)
+        found = self.extracted(given, info)
+        self.check(given, found, info)
+        return found
+
+    def needs_gallery(self, given: Sequence[NDArray[Any]]) -> bool:
+        """Return whether only the gallery says which extractor makes features of what was given."""
+        return self._given is None and any(image.ndim == 3 for image in given)
+
+    def extracted(self, given: Sequence[NDArray[Any]], info: GalleryInfo | None = None) -> list[NDArray[Any]]:
+        """Return features of pixels, by the extractor that was given or by that of the gallery."""
         pixels = [image for image in given if image.ndim == 3]
         made = iter(self._extractor(info).extract(pixels) if pixels else ())
-        found = [image if image.ndim == 1 else next(made) for image in given]
-        for number, row in enumerate(found):
+        return [image if image.ndim == 1 else next(made) for image in given]
+
+    def check(self, given: Sequence[NDArray[Any]], rows: Sequence[NDArray[Any]], info: GalleryInfo) -> None:
+        """Refuse features that a gallery cannot compare with its own."""
+        own = self._given
+        if own is not None and own.fingerprint != info.fingerprint and any(image.ndim == 3 for image in given):
+            raise QuestionError(
+                "extractor",
+                f"the gallery has features of another extractor than {own.name}, and they do not compare: "
+                "leave it out, or ask another gallery",
+            )
+        for number, row in enumerate(rows):
             if len(row) != info.dimension:
                 words = f"a feature must have {info.dimension} numbers, as those of the gallery"
                 raise QuestionError(_named(number), words)
-        return found
 
-    def _extractor(self, info: GalleryInfo) -> Extractor:
+    def _extractor(self, info: GalleryInfo | None) -> Extractor:
         if self._given is not None:
-            if self._given.fingerprint != info.fingerprint:
-                raise QuestionError(
-                    "extractor",
-                    f"the gallery has features of another extractor than {self._given.name}, and they do not compare: "
-                    "leave it out, or ask another gallery",
-                )
             return self._given
+        assert info is not None
         if info.fingerprint not in self._found:
             try:
                 self._found[info.fingerprint] = find_extractor(info.fingerprint)
             except ValueError as error:
                 raise QuestionError("extractor", str(error)) from None
         return self._found[info.fingerprint]
+
+
+def decoded(images: Images) -> list[NDArray[Any]]:
+    """Return features as they are, and the pixels of everything else."""
+    return [_given(image, _named(number)) for number, image in enumerate(images)]
 
 
 def _named(number: int) -> str:

@@ -33,7 +33,19 @@ class Pause:
     seconds: float
 
 
-Step = Request | Work | Pause
+@dataclass(frozen=True)
+class Now:
+    """Ask for the time."""
+
+
+@dataclass(frozen=True)
+class Until:
+    """Wait for a moment."""
+
+    moment: float
+
+
+Step = Request | Work | Pause | Now | Until
 Steps = Generator[Step, Any, T]
 
 
@@ -62,10 +74,11 @@ class Patience:
 
 @dataclass
 class Tally:
-    """Bytes of bodies."""
+    """Bytes of bodies, and when the last reply came."""
 
     sent: int = 0
     received: int = 0
+    heard: float = 0.0
 
 
 def done(run: Callable[[], T]) -> Steps[T]:
@@ -97,6 +110,7 @@ def replied(request: Request, patience: Patience, tally: Tally) -> Steps[Respons
                 raise
             yield patience.pause(attempt, None)
             continue
+        tally.heard = yield Now()
         tally.received += len(response.body)
         # A budget that is spent is 429 as well, but without a time: none brings it back.
         spent = response.status == 429 and response.retry_after is None

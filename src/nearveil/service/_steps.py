@@ -7,6 +7,9 @@ chosen (``docs/theory/service.md``; attacked by ``tests/service/test_client_wire
 import hmac
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from numpy.typing import NDArray
 
 from nearveil.retrieval._original_files import LARGEST_ORIGINAL
 from nearveil.retrieval._wire import DEFAULT_LIMITS, HEADER_BYTES
@@ -15,8 +18,9 @@ from nearveil.retrieval._wire_schema import read
 from nearveil.service._client_errors import QuestionError, ReplyError
 from nearveil.service._dummies import Payer
 from nearveil.service._model import Galleries, GalleryInfo, GalleryKind
-from nearveil.service._private_image import Features
+from nearveil.service._private_image import Features, Images, decoded
 from nearveil.service._replies import (
+    Now,
     Patience,
     Steps,
     Tally,
@@ -29,6 +33,7 @@ from nearveil.service._replies import (
     refusal,
     replied,
 )
+from nearveil.service._schedule import EXTRACTION_PERIOD, end_slot
 from nearveil.service._transport import Request, Response, What
 
 _SAME = 1e-9  # of fractions
@@ -51,19 +56,52 @@ class Asker:
     patience : Patience
     token : str
         Keys of requests differ between tokens: a server refuses a key that another token has used.
+    watched : bool
+        Whether somebody else sees when requests are sent. A gallery in this process is nobody else.
     """
 
-    def __init__(self, account: Payer | None, features: Features, patience: Patience, token: str) -> None:
+    def __init__(
+        self, account: Payer | None, features: Features, patience: Patience, token: str, *, watched: bool
+    ) -> None:
         self.account, self.features = account, features
-        self._patience, self._token = patience, token
+        self._patience, self._token, self._watched = patience, token, watched
         self._infos: tuple[GalleryInfo, ...] | None = None
         self._maps: dict[tuple[str, float | None], tuple[str, PublicPart]] = {}
 
-    def galleries(self) -> Steps[tuple[GalleryInfo, ...]]:
+    def galleries(self, tally: Tally | None = None) -> Steps[tuple[GalleryInfo, ...]]:
         """Ask for the galleries that there are."""
-        response = yield from replied(Request("galleries"), self._patience, Tally())
+        response = yield from replied(Request("galleries"), self._patience, tally or Tally())
         self._infos = json_of(response, Galleries).galleries
         return self._infos
+
+    def prepared(
+        self, images: Images, name: str | None, kind: GalleryKind | None
+    ) -> Steps[tuple[GalleryInfo, list[NDArray[Any]]]]:
+        """Return a gallery and the features of images for it, before the first request of their question.
+
+        Images are decoded before anything is sent, and made features as well if the extractor was given, or the gallery
+        listed before. If not, the list is asked for in between. After either a slot ends.
+        """
+        tally = Tally(heard=(yield Now()))
+        given = yield from done(lambda: decoded(images))
+        if self.features.needs_gallery(given):
+            if not self._lists(name):
+                yield from self.end_slot(tally.heard, EXTRACTION_PERIOD)
+            info = yield from self.gallery(name, kind, tally)
+            rows = yield from done(lambda: self.features.extracted(given, info))
+            yield from self.end_slot(tally.heard, EXTRACTION_PERIOD)
+        else:
+            rows = yield from done(lambda: self.features.extracted(given))
+            if any(image.ndim > 1 for image in given):
+                yield from self.end_slot(tally.heard, EXTRACTION_PERIOD)
+            info = yield from self.gallery(name, kind)
+        self.features.check(given, rows, info)
+        return info, rows
+
+    def end_slot(self, since: float, period: float) -> Steps[None]:
+        """Wait for the end of a slot of private work, if somebody watches."""
+        if self._watched:
+            yield from end_slot(since, period)
 
     def original(self, number: int, gallery: str | None) -> Steps[bytes]:
         """Ask for one original: the request says which one."""
@@ -84,11 +122,11 @@ class Asker:
         info = yield from self.gallery(gallery, None)
         return (yield from self.public(info, candidates, Tally()))
 
-    def gallery(self, name: str | None, kind: GalleryKind | None) -> Steps[GalleryInfo]:
+    def gallery(self, name: str | None, kind: GalleryKind | None, tally: Tally | None = None) -> Steps[GalleryInfo]:
         """Return what is known of a gallery: of the one that is named, or of the only one (of its kind, if told)."""
-        infos = self._infos
-        if infos is None or not any(name in (None, one.name) for one in infos):
-            infos = yield from self.galleries()
+        infos = self._infos if self._lists(name) else None
+        if infos is None:
+            infos = yield from self.galleries(tally)
         if name is None:
             fitting = [one for one in infos if kind in (None, one.kind)]
             if len(fitting) != 1:
@@ -134,6 +172,9 @@ class Asker:
         key = hmac.digest(nonce.encode(), told, "sha256").hex()[:32]
         request = Request(what, info.name, body, key, most=max(most, _LEAST_REPLY))
         return (yield from replied(request, self._patience, tally))
+
+    def _lists(self, name: str | None) -> bool:
+        return self._infos is not None and any(name in (None, one.name) for one in self._infos)
 
     @contextmanager
     def _forgetting(self, gallery: str) -> Iterator[None]:

@@ -59,18 +59,20 @@ def classify(
         checked_epsilon(epsilon)
         asker.payer()
     key = new_key() if key is None else check_text(key, "key")
-    info = yield from asker.gallery(gallery, "protected")
-    (row,) = yield from done(lambda: asker.features.rows([image], info))
-    public = yield from asker.public(info, None, Tally())
+    info, (row,) = yield from asker.prepared([image], gallery, "protected")
+    tally = Tally()
+    public = yield from asker.public(info, None, tally)
     client = yield from done(lambda: ClientProtocol(_ANY if nothing else epsilon, public=public))
     if nothing:
         own = yield from done(lambda: client.good_set(row))
+        yield from asker.end_slot(tally.heard, client.question_period())
         every = yield from _every(asker, info, client)
         return _result(every[own], _NOTHING_TOLD, key, repeated=False)
     account = asker.payer()
     with telling(key):
         hidden = Hidden(account, key, (), rng)
         question = yield from done(lambda: hidden.ask(client, row))
+        yield from asker.end_slot(tally.heard, client.question_period())
         try:
             found = yield from _votes(asker, info, question, hidden.nonce)
         except Exception as error:

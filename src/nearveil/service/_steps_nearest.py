@@ -81,9 +81,7 @@ def nearest(asker: Asker, asked: Asked) -> Steps[Nearest]:
     Nearest
     """
     account, tally = asker.payer(), Tally()
-    info = yield from asker.gallery(asked.gallery, "open")
-    # Before the map is asked for: how long an image takes to decode shows nowhere between two requests.
-    rows = yield from done(lambda: asker.features.rows([asked.image, *asked.dummies], info))
+    info, rows = yield from asker.prepared([asked.image, *asked.dummies], asked.gallery, "open")
     public = yield from asker.public(info, asked.candidates, tally)
     client = yield from done(lambda: ClientProtocol(asked.epsilon, public=public))
     count, plan = _count(asked.k, client.candidates), _plan(asked, public)
@@ -96,6 +94,7 @@ def nearest(asker: Asker, asked: Asked) -> Steps[Nearest]:
 
     with telling(key):
         hidden = yield from done(pay)
+        yield from asker.end_slot(tally.heard, client.question_period(len(rows)))
         try:
             replies: list[tuple[Extras, bytes]] = []
             for message in hidden.messages:
@@ -103,7 +102,11 @@ def nearest(asker: Asker, asked: Asked) -> Steps[Nearest]:
                     body, most = Query(message, extras).to_bytes(), _most(public, extras)
                     response = yield from asker.question("query", info, body, hidden.nonce, most=most, tally=tally)
                     replies.append((extras, _taken(client, response, extras)))
-            return (yield from done(lambda: _result(client, replies, count, hidden, key, tally)))
+            result = yield from done(lambda: _result(client, replies, count, hidden, key, tally))
+            # Whatever the caller does next, such as hanging up, must not tell how long the choice took.
+            size = sum(len(data) for _, data in replies)
+            yield from asker.end_slot(tally.heard, client.choice_period(len(replies), size))
+            return result
         except Exception as error:
             raise unanswered(error, key) from error
 

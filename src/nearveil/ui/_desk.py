@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nearveil.features import load_image
 from nearveil.ledger import KeyConflictError, KeySpentError, Ledger, new_key
 from nearveil.ledger._amounts import shown_up
 from nearveil.ledger._figures import refusal
@@ -109,7 +108,6 @@ class Desk:
         self._gallery, self._dummies, self._rng = gallery, tuple(dummies), rng
         self._lock = threading.Lock()
         self._looking = threading.Lock()
-        self._infos: dict[str, GalleryInfo] = {}
         self._outlooks: dict[str, Outlook] = {}
         self._pictures: dict[str, Picture] = {}
         self._waiting: dict[str, Waiting] = {}  # by key
@@ -129,7 +127,6 @@ class Desk:
         infos = [one for one in self.client.galleries() if self._gallery in (None, one.name)]
         if not infos:
             raise Trouble(404, "question", "There is no gallery here that may be asked.")
-        self._infos = {one.name: one for one in infos}
         return {
             "galleries": [
                 {
@@ -193,9 +190,7 @@ class Desk:
         """
         checked_epsilon(question.epsilon)
         with self._alone():
-            # Decoded, and made a feature, before anything is sent: how long that takes shows nowhere.
-            info = self._info(question.gallery)
-            row = self.client._asker.features.rows([load_image(image)], info)[0]
+            info, row = self._prepared(image, question.gallery)
             cost = self._checked_cost(question.epsilon)
             asked = Waiting(question, info, row, int(time.time()))
             return {**self._answered(new_key(), asked, listens), "cost": cost}
@@ -303,12 +298,12 @@ class Desk:
                     del self._outlooks[old]
             return self._outlooks[name]
 
-    def _info(self, name: str) -> GalleryInfo:
-        if name not in self._infos:
-            self.galleries()
-        if name not in self._infos:
+    def _prepared(self, image: bytes, name: str) -> tuple[GalleryInfo, Singles]:
+        """Return a gallery and the feature of an image for it. What is sent next goes out at the end of a slot."""
+        if self._gallery not in (None, name):
             raise Trouble(404, "question", "There is no gallery of this name here. Load the page anew.")
-        return self._infos[name]
+        info, (row,) = self.client._driven(self.client._asker.prepared([image], name, None))
+        return info, row
 
     def _checked_cost(self, epsilon: float) -> str:
         """Return what the account will pay, or refuse before anything is sent; the debit itself looks again."""

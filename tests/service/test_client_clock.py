@@ -1,0 +1,210 @@
+"""When a client sends: moments that public sizes fix, however long its private work takes."""
+
+import asyncio
+import io
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from nearveil.release import PublicMap
+from nearveil.retrieval._codes import WholeCodes
+from nearveil.retrieval._protocol_time import choice_period, question_period
+from nearveil.service import AsyncClient, Client
+from nearveil.service._client_errors import UnansweredError
+from nearveil.service._schedule import EXTRACTION_PERIOD, slot_end
+from tests.clocks import Watched, watched
+from tests.service.asking import QUERIES, URL, Scene, framed, is_post, make_index, public_of, scene, seeded
+from tests.service.protected import SETS, make
+from tests.service.test_client_classify import ROWS, protected
+
+__all__ = ["watched"]
+
+WORK = (0.0, 0.0078125, 0.03125)  # seconds that private work takes, all shorter than a period
+PERIOD = EXTRACTION_PERIOD
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_index(tmp_path_factory.mktemp("made") / "birds")
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path) -> Iterator[Scene]:
+    with scene(made, tmp_path, epsilon=500.0) as found:
+        yield found
+
+
+class Toy:
+    """The extractor of the gallery."""
+
+    fingerprint = name = "toy"
+    dimension = 8
+
+    def extract(self, pixels: list[NDArray[np.uint8]]) -> NDArray[np.float32]:
+        return np.stack([QUERIES[int(image[0, 0, 0])] for image in pixels])
+
+
+def png(number: int) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(out, "PNG")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("images", [False, True])
+@pytest.mark.parametrize("dummies", [0, 2])
+def test_a_question_goes_out_when_public_sizes_say_so(
+    here: Scene, watched: Watched, dummies: int, images: bool
+) -> None:
+    client, _ = here.client()
+    client.galleries()
+    public = public_of(here.gallery)
+    period = question_period(public, 1 + dummies)
+    requests, ends = (1 + dummies) * (2 if images else 1), set()
+    for work in WORK:
+        watched.work(paying=work, choosing=work / 4, ranking=work)
+        client.nearest(QUERIES[0], dummies=QUERIES[10 : 10 + dummies], thumbnails=images, rng=seeded())
+        (_, came) = watched.heard[0]
+        assert watched.sent[0][0] == "map"
+        assert watched.sent[1] == ("query", came + period)  # to the last bit
+        assert watched.gaps()[1:] == [("query", 0.0)] * (requests - 1)
+        ends.add(round(watched.clock.time - watched.heard[-1][1], 9))  # until the call returns
+    (end,) = ends
+    assert end > choice_period(public, requests, 0)
+
+
+def test_late_work_is_seen_as_a_number_of_periods(here: Scene, watched: Watched) -> None:
+    client, _ = here.client()
+    client.galleries()
+    period = question_period(public_of(here.gallery), 1)
+    for work, count in ((0.9, 1), (1.1, 2), (1.9, 2), (2.5, 3)):
+        watched.work(paying=work * period)
+        client.nearest(QUERIES[0])
+        assert watched.sent[1][1] == watched.heard[0][1] + count * period
+
+
+def test_a_retry_goes_by_the_same_rule(here: Scene, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: setattr(watched.clock, "time", watched.clock.time + seconds))
+    busy = True
+
+    def refuse(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+        if busy and is_post(request):
+            return framed(b'{"code": "busy", "message": "later"}', 503, "application/json")
+        return reply
+
+    client, _ = here.client(refuse)
+    client.galleries()
+    seen = set()
+    for work in WORK:
+        busy = True
+        watched.work(paying=work, choosing=work)
+        with pytest.raises(UnansweredError) as lost:
+            client.nearest(QUERIES[1])
+        first = tuple(watched.gaps())
+        busy = False
+        watched.work()
+        client.nearest(QUERIES[1], key=lost.value.key)
+        seen.add((first, tuple(watched.gaps())))
+    ((first, again),) = seen
+    assert [what for what, _ in first] == ["query"] * 4
+    assert first[0] == again[0]  # made anew, or found in the ledger
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_images_are_features_before_the_first_request(
+    here: Scene, watched: Watched, given: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy: Any = Toy()
+    monkeypatch.setattr("nearveil.service._private_image.find_extractor", lambda _: toy)
+    seen = set()
+    for number, work in enumerate(WORK):
+        watched.work(decoding=work, extracting=work)
+        client, _ = here.client(extractor=toy if given else None)
+        start = watched.clock.time
+        client.nearest(png(number))
+        assert watched.sent[0] == ("galleries", start + PERIOD)
+        assert watched.gaps()[0] == ("map", 0.0 if given else PERIOD)
+        seen.add(tuple(watched.gaps()))
+        watched.work(decoding=2 * work, extracting=2 * work)
+        start = watched.clock.time
+        client.nearest(png(number))  # the gallery is listed: the extractor is known
+        assert watched.sent[0] == ("map", start + PERIOD)
+        seen.add(tuple(watched.gaps()))
+    assert len(seen) == 2
+
+
+def test_features_need_no_slot_before_the_first_request(here: Scene, watched: Watched) -> None:
+    client, _ = here.client()
+    start = watched.clock.time
+    client.nearest(QUERIES[0])
+    assert watched.sent[0] == ("galleries", start)
+    assert watched.gaps()[0] == ("map", 0.0)
+
+
+def test_event_loops_keep_the_same_time(here: Scene, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy: Any = Toy()
+    monkeypatch.setattr("nearveil.service._private_image.find_extractor", lambda _: toy)
+
+    async def asked(image: Any) -> tuple[tuple[str, float], ...]:
+        async with AsyncClient(URL, here.server.token, account=here.account, transport=here.server.wire()) as client:
+            await client.nearest(image, dummies=QUERIES[3:5])
+        return tuple(watched.gaps())
+
+    seen = set()
+    for number, work in enumerate(WORK):
+        watched.work(decoding=work, extracting=work, paying=work, choosing=work / 8, ranking=work)
+        seen.add(asyncio.run(asked(png(number))))
+    (gaps,) = seen
+    client, _ = here.client()
+    watched.work()
+    client.nearest(png(0), dummies=QUERIES[3:5])
+    assert tuple(watched.gaps()) == gaps
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 0.0])
+def test_classes_are_asked_for_by_the_same_rule(tmp_path: Path, watched: Watched, epsilon: float) -> None:
+    with protected(make(tmp_path / "made"), tmp_path / "here") as here:
+        period = question_period(public_of(here.gallery), 1)
+        client, _ = here.client()
+        client.galleries()
+        for number, work in enumerate(WORK[:2]):
+            watched.work(paying=work, choosing=work)
+            client.classify(ROWS[number], epsilon)
+            assert watched.sent[1] == ("classify", watched.heard[0][1] + period)
+            assert watched.gaps()[1:] == [("classify", 0.0)] * (SETS - 1 if epsilon == 0 else 0)
+
+
+def test_nobody_watches_a_gallery_in_this_process(made: Path, here: Scene, watched: Watched) -> None:
+    start = watched.clock.time
+    with Client(made, account=here.another("local")) as client:
+        client.nearest(QUERIES[0])
+    assert watched.clock.time == start
+
+
+def test_slots_end_at_multiples() -> None:
+    for work in (0.0, 0.1, 0.99, 1.0):
+        assert slot_end(5.0, 1.0, 5.0 + work) == 6.0
+    assert slot_end(5.0, 1.0, 6.01) == 7.0
+
+
+def test_periods_grow_with_sizes_and_with_nothing_else(here: Scene) -> None:
+    public = public_of(here.gallery)
+    held = public.map
+    other = PublicMap(held.components * 0, held.prototypes[::-1], 255 - held.coverage, held.n_items, held.set_size)
+    for count in (1, 5):
+        assert question_period(replace(public, map=other), count) == question_period(public, count)
+    assert question_period(public, 5) > question_period(public, 1) > 0.1
+    assert choice_period(public, 2, 10**6) > choice_period(public, 1, 10**6) > choice_period(public, 1, 0) > 0.05
+    # At the caps, as docs/theory/service.md states it.
+    largest = PublicMap(
+        np.zeros((16_000, 64), np.float16), np.zeros((8192, 64), np.int8), np.zeros((8192, 4096), np.uint8), 8192, 1
+    )
+    part = replace(public, map=largest, mean=np.zeros(16_000), candidates=1 / 8192, table=WholeCodes(16_000))
+    assert 0.9 < question_period(part, 1) < 1.1
