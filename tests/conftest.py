@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +23,14 @@ def same_nonces(monkeypatch: pytest.MonkeyPatch) -> None:
     same = SimpleNamespace(token_hex=lambda count: "5a" * count)
     for room in ("nearveil.ledger._spending", "nearveil.service._steps_classify"):
         monkeypatch.setattr(f"{room}.secrets", same)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def data_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test writes into the data folder of whoever runs it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
 
 
 @pytest.fixture(scope="session")

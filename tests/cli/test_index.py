@@ -13,6 +13,7 @@ pytest.importorskip("skimage")
 from nearveil.cli import _index
 from nearveil.features import HogColor, OnnxExtractor, load_image
 from nearveil.features._finding import EXTRACTORS
+from nearveil.ledger._folder import data_folder
 from nearveil.retrieval import Index, PrivateIndexError
 from tests.cli.galleries import COUNT, fine, gallery, picture, refused, run, told
 
@@ -299,7 +300,7 @@ def test_a_model_file_makes_the_features(folder: Path, here: Path) -> None:
 
 def test_what_is_kept_by_default_is_for_its_owner_alone(folder: Path, here: Path) -> None:
     fine("index", folder, *HOG)
-    assert stat.S_IMODE(_index.home().stat().st_mode) == 0o700
+    assert stat.S_IMODE(data_folder().stat().st_mode) == 0o700
 
 
 def rows_of(where: Path) -> dict[str, bytes]:

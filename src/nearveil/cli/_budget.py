@@ -16,6 +16,7 @@ from nearveil.cli import _budget_view as view
 from nearveil.cli._plan import MECHANISM_HELP, METAVAR, Mechanism, event, part
 from nearveil.ledger import Account, AccountError, Balance, Ledger, LedgerError, Receipt
 from nearveil.ledger._database import database_url
+from nearveil.ledger._folder import data_folder, make_data_folder
 from nearveil.privacy import Basis, compose_events
 from nearveil.privacy._guarantee import Protects, Relation
 
@@ -36,7 +37,7 @@ Where: TypeAlias = Annotated[
 ]
 Watch: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--witness", envvar="NEARVEIL_WITNESS", help="The ledger's witness, if it is not beside its file."),
+    typer.Option("--witness", envvar="NEARVEIL_WITNESS", help="The ledger's witness, where it is not the default."),
 ]
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="ACCOUNT", help="Name of the account.")]
 Names: TypeAlias = Annotated[str | None, typer.Argument(metavar="ACCOUNT", help="One account; all by default.")]
@@ -322,17 +323,13 @@ def _reading(ledger: str | None, witness: Path | None) -> Iterator[Ledger]:
 
 def place(ledger: str | None) -> str:
     """Return where the ledger is: as given, or the default of all commands."""
-    from nearveil.cli._index import home  # which imports this module
-
-    return str(home() / "ledger.db") if ledger is None else ledger
+    return str(data_folder() / "ledger.db") if ledger is None else ledger
 
 
 def made_place(ledger: str | None) -> str:
     """Return the same; the default folder is made if it is not there, for its owner alone."""
-    from nearveil.cli._index import make_home
-
     if ledger is None:
-        make_home()
+        make_data_folder()
     return place(ledger)
 
 

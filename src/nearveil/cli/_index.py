@@ -1,7 +1,6 @@
 """``nearveil index``: a folder of images becomes a gallery that can be asked privately."""
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -35,6 +34,7 @@ from nearveil.features import (
     load_extractor,
 )
 from nearveil.features._finding import EXTRACTORS
+from nearveil.ledger._folder import data_folder, make_data_folder
 from nearveil.retrieval import Index, IndexStoreError, NotAnIndexError, Published
 from nearveil.retrieval._codes import ID_BYTES
 
@@ -119,7 +119,7 @@ def index(
         private = _is_private(held, terms, asked=private)
         tool = chosen(extractor, None if held is None else held.extractor)
         if into is None:
-            make_home()
+            make_data_folder()
         cache = _cache_place(where)
         files, refused = files_below(root, leave_out=(cache.resolve(), Path(where).resolve()))
         progress = bar("reading", len(files))
@@ -142,23 +142,10 @@ def index(
         _show(report)
 
 
-def home() -> Path:
-    """Return the folder where everything is kept by default."""
-    base = os.environ.get("XDG_DATA_HOME", "")
-    # The specification says that a relative path is to be ignored.
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "share") / "nearveil"
-
-
-def make_home() -> None:
-    """Make that folder, for its owner alone, whatever is made in it first: parents would be made for all."""
-    home().parent.mkdir(parents=True, exist_ok=True)
-    home().mkdir(mode=0o700, exist_ok=True)
-
-
 def place(given: str | None) -> str:
     """Return where the index is: as given, or the default."""
     if given is None:
-        return str(home() / "index")
+        return str(data_folder() / "index")
     return given if "://" in given else str(Path(given).expanduser().absolute())
 
 
@@ -251,7 +238,7 @@ def _created(where: str, tool: Extractor) -> Index:
 
 def _cache_place(where: str) -> Path:
     """Return the folder of the cache: beside the index, or in the default folder if that is in a database."""
-    return home() / "features" if "://" in where else Path(f"{where}.features")
+    return data_folder() / "features" if "://" in where else Path(f"{where}.features")
 
 
 def _report(held: Index, change: Change, refused: Sequence[Skipped], tool: Extractor, where: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
@@ -16,9 +17,10 @@ from nearveil.ledger._chain import Receipt
 from nearveil.ledger._core import Clock, Core, check_text, utc_now
 from nearveil.ledger._database import Database, database_url, shown, without_secrets
 from nearveil.ledger._events import Events, canonical_json
+from nearveil.ledger._folder import data_folder, make_data_folder
 from nearveil.ledger._history import Entry, entry_of, exported
-from nearveil.ledger._schema import is_current, migrate
-from nearveil.ledger._store import all_entries, append, entry_at, insert_book, witnessed_book
+from nearveil.ledger._schema import find_identity, find_version, is_current, migrate
+from nearveil.ledger._store import all_entries, all_receipts, append, entry_at, insert_book, witnessed_book
 from nearveil.ledger._verify import Verification, account_names, verify, witness_problems
 from nearveil.ledger._witness import Witness
 from nearveil.ledger.errors import AccountError, LedgerError, OverBudgetError, RolledBackError
@@ -36,8 +38,9 @@ class Ledger:
     url : str, Path or sqlalchemy.URL, default="nearveil.db"
         A path, or a URL such as ``postgresql://user@host/database``.
     witness : str or Path, optional
-        A file outside the database that notices an old copy put back. Beside a SQLite file by default
-        (``nearveil.db.witness``); none for PostgreSQL unless given.
+        A file outside the database that notices an old copy put back, or a replica that lags. By default beside a
+        SQLite file (``nearveil.db.witness``); for PostgreSQL in this user's data folder
+        (``~/.local/share/nearveil/witness/``), by the ledger's identity, which its copies share.
     clock : callable, optional
         Returns the time, with its zone. Informative only.
     timeout : float, default=30.0
@@ -73,18 +76,20 @@ class Ledger:
     ) -> None:
         if not timeout > 0:
             raise ValueError("timeout must be a positive number of seconds")
-        where = database_url(url)
-        database = Database(where, timeout, read_only=read_only)
-        if witness is None and database.is_sqlite:
-            witness = f"{database.path}.witness"
-        watching = None if witness is None else Witness(Path(witness).expanduser().absolute())
-        self._core = Core(database, watching, clock, read_only)
+        database = Database(database_url(url), timeout, read_only=read_only)
+        self._witness = None if witness is None else Path(witness).expanduser().absolute()
+        beside = Path(f"{database.path}.witness") if witness is None and database.is_sqlite else self._witness
+        self._core = Core(database, None if beside is None else Witness(beside), clock, read_only)
         try:
             self._check_place()
             if read_only:
                 self._check_version()
             else:
                 self._prepare()
+            if self._core.witness is None:
+                self._core = replace(self._core, witness=self._find_witness())
+            if not read_only:
+                self._check_witness()
         except BaseException:
             database.close()
             raise
@@ -263,7 +268,7 @@ class Ledger:
             raise LedgerError(f"ledger {database.path}: there is none, and read_only makes none")
 
     def _prepare(self) -> None:
-        """Make the tables, or bring them up to date; then compare with the witness."""
+        """Make the tables, or bring them up to date."""
         database, witness = self._core.database, self._core.witness
         if witness is not None and not witness.exists():
             if (database.is_sqlite and not database.path.exists()) or not self._has_accounts():
@@ -275,11 +280,37 @@ class Ledger:
                 )
         if not database.read(is_current):
             database.write(migrate)
+
+    def _find_witness(self) -> Witness | None:
+        """Return the witness of a PostgreSQL ledger in this user's data folder, made when the ledger is first seen."""
+        identity = self._core.read(find_identity)
+        if identity is None:  # of an earlier version, and only looked at
+            return None
+        watching = Witness(data_folder() / "witness" / identity)
+        if self._core.read_only or watching.exists():
+            return watching
+        receipts = self._core.read(all_receipts)
+        try:
+            make_data_folder("witness")
+        except OSError as error:
+            raise LedgerError(
+                f"witness cannot be created at {watching.path} ({error.strerror}): give a path of your own (witness=), "
+                "or a data folder that can be written (XDG_DATA_HOME)"
+            ) from error
+        watching.create()
+        for receipt in receipts:
+            watching.raise_to(receipt)
+        return watching
+
+    def _check_witness(self) -> None:
+        """Raise if the witness has seen more than the database has."""
         # The witness is read before the database: it must not have seen more than we shall see.
+        witness = self._core.witness
         problems = [] if witness is None else witness_problems(self._core, witness.known())
         if problems:
             raise RolledBackError(
-                f"{'; '.join(problems)}: an old or another copy of the database was put here. Put the newest one back. "
+                f"{'; '.join(problems)}: an old or another copy of the database was put here, or this is a replica "
+                "that lags. Put the newest one back. "
                 "Ledger(..., read_only=True).verify() says more"
             )
 
@@ -287,8 +318,8 @@ class Ledger:
         return self._core.read(lambda connection: is_current(connection) and bool(account_names(connection)))
 
     def _check_version(self) -> None:
-        if not self._core.read(is_current):
-            raise LedgerError(f"{self!r} holds no ledger of this version: open it once without read_only")
+        if self._core.read(find_version) is None:
+            raise LedgerError(f"{self!r} holds no ledger: open it once without read_only")
 
     def __enter__(self) -> Self:
         return self
@@ -302,8 +333,7 @@ class Ledger:
     def _terms(self) -> tuple[Any, ...]:
         """What opens it again, but for the password."""
         core = self._core
-        witness = None if core.witness is None else core.witness.path
-        return without_secrets(core.database.url), witness, core.clock, core.database.timeout, core.read_only
+        return without_secrets(core.database.url), self._witness, core.clock, core.database.timeout, core.read_only
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopened, self._terms

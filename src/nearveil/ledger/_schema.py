@@ -36,6 +36,7 @@ quotas = sa.Table(
     *map(_text, ("terms", "totals")),
     sa.Column("sequence", sa.BigInteger),
 )
+ledgers = sa.Table("nearveil_ledger", _metadata, _text("identity", primary_key=True))
 entries = sa.Table(
     "nearveil_entry",
     _metadata,
@@ -54,15 +55,25 @@ def _version(connection: sa.Connection) -> str | None:
     return MigrationContext.configure(connection, opts={"version_table": _VERSION_TABLE}).get_current_revision()
 
 
-def is_current(connection: sa.Connection) -> bool:
-    """Return whether the tables are of this version; raise if they are of a newer one."""
+def find_version(connection: sa.Connection) -> str | None:
+    """Return the version of the tables, None where there are none; raise if it is a newer one."""
     version = _version(connection)
     known = {script.revision for script in _scripts().walk_revisions()}
     if version is not None and version not in known:
         raise NewerLedgerError(
             f"this ledger is of version {version}, which this nearveil does not know: install a newer nearveil"
         )
-    return version == _scripts().get_current_head()
+    return version
+
+
+def is_current(connection: sa.Connection) -> bool:
+    """Return whether the tables are of this version; raise if they are of a newer one."""
+    return find_version(connection) == _scripts().get_current_head()
+
+
+def find_identity(connection: sa.Connection) -> str | None:
+    """Return what all copies of this ledger have, and no other; None where its tables are of an earlier version."""
+    return connection.execute(sa.select(ledgers.c.identity)).scalar_one() if is_current(connection) else None
 
 
 def migrate(connection: sa.Connection) -> None:

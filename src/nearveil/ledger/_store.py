@@ -71,6 +71,12 @@ def find_book(connection: sa.Connection, name: str, *, lock: bool = False) -> Bo
     return Book(row.name, row.opening, Held(row.terms, _totals(row.totals, name), row.sequence), row.head)
 
 
+def all_receipts(connection: sa.Connection) -> list[Receipt]:
+    """Return how far every account has come."""
+    rows = connection.execute(sa.select(accounts.c.name, accounts.c.sequence, accounts.c.head))
+    return [Receipt(row.name, row.sequence, row.head) for row in rows]
+
+
 def load_book(connection: sa.Connection, name: str, witness: Witness | None, *, lock: bool = False) -> Book:
     """Return an account that agrees with its last entry and with its witness."""
     book = witnessed_book(connection, name, witness, lock=lock)

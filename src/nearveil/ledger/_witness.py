@@ -72,7 +72,7 @@ class Witness:
         if seen[0] > sequence:
             raise RolledBackError(
                 f"account {account!r} is at entry {sequence}, but its witness has seen entry {seen[0]}: an old copy of "
-                f"the database was put back. {_WHAT_TO_DO}"
+                f"the database was put back, or this is a replica that lags. {_WHAT_TO_DO}"
             )
         if seen[1] != (head if seen[0] == sequence else hash_at(seen[0])):
             raise RolledBackError(

@@ -9,6 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
 
+from nearveil.ledger._folder import data_folder
+
 _RESERVE = 256 << 10  # bytes: a write-ahead log of a few pages, and its index
 
 
@@ -22,9 +24,7 @@ class TokenStoreError(TokenError):
 
 def default_place() -> Path:
     """Return where tokens are kept where nothing else is said."""
-    base = os.environ.get("XDG_DATA_HOME", "")
-    # The specification says that a relative path is to be ignored.
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "share") / "nearveil" / "tokens.db"
+    return data_folder() / "tokens.db"
 
 
 def store_url(where: str | Path) -> URL:

@@ -74,7 +74,7 @@ function checker() {
   return make(
     "section", { class: "card" },
     make("h2", {}, "Check the ledger"),
-    make("p", { class: "note" }, "Every hash and total is computed anew, and compared with the witness beside the ledger."),
+    make("p", { class: "note" }, "Every hash and total is computed anew, and compared with the witness."),
     make("button", { type: "button", onclick: verify }, "Verify"),
     make("p", { id: "verify-words", role: "status", "aria-live": "polite" }),
   );
