@@ -5,16 +5,18 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from dp_accounting import GaussianDpEvent
 
-from nearveil.ledger import CorruptLedgerError, Ledger, LedgerError, LedgerFullError, NewerLedgerError
+from nearveil.ledger import Account, CorruptLedgerError, Ledger, LedgerError, LedgerFullError, NewerLedgerError
 from nearveil.ledger._database import database_url, in_words, shown
-from nearveil.privacy.events import PureDp
+from nearveil.privacy.events import NoisyScreening, PureDp
 
 from .conftest import ABOUT
 from .stating import stated
@@ -237,3 +239,27 @@ def test_a_ledger_is_for_its_owner_alone(tmp_path: Path) -> None:
         os.umask(before)
     assert {"ledger.db", "ledger.db.witness"} <= set(modes)
     assert set(modes.values()) == {0o600}
+
+
+@pytest.mark.parametrize(
+    ("terms", "adaptivity", "orders"),
+    [
+        ({"epsilon": 2.0, "delta": 0.0}, "adaptive", 0),
+        ({"epsilon": 2.0, "delta": 1e-5}, "adaptive", 8),
+        (
+            {"epsilon": 2.0, "delta": 1e-5, "plan": [(GaussianDpEvent(20.0), 50), NoisyScreening(9.0, 3.0, 5)]},
+            "fixed",
+            0,
+        ),
+    ],
+)
+def test_an_account_has_the_guarantee_of_all_that_it_may_pay_for(
+    open_account: Callable[..., Account], terms: dict[str, Any], adaptivity: str, orders: int
+) -> None:
+    account = open_account(**terms)
+    found = account.guarantee
+    assert (found.epsilon, found.delta, found.sound, found.adaptivity) == (2.0, terms["delta"], True, adaptivity)
+    assert (found.protects, found.unit, found.relation) == (account.protects, account.unit, account.relation)
+    assert len(found.within.orders if found.within else ()) == orders
+    with pytest.raises(ValueError, match=r"of the filter|what the events cost"):
+        replace(found, epsilon=0.5)

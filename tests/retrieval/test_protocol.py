@@ -484,3 +484,10 @@ def test_every_question_and_the_one_that_matters() -> None:
     client.ask(QUERIES[0], spend=Purse())
     with pytest.raises(ProtocolError, match="in state 'asked'"):
         client.every_question()
+
+
+def test_a_client_keeps_its_epsilon() -> None:
+    client = ready(4.0)
+    with pytest.raises(AttributeError):
+        client.epsilon = 0.01  # type: ignore[misc]
+    assert client.guarantee.epsilon == client.epsilon == 4.0

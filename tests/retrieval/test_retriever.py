@@ -194,6 +194,17 @@ def test_a_mechanism_given_to_two_retrievers_serves_both() -> None:
     assert not hasattr(mechanism, "mean_")
 
 
+def test_the_guarantee_is_that_of_the_mechanism_that_asks() -> None:
+    retriever = Retriever(Cells(8.0, 0.1)).fit(PUBLIC).index(GALLERY)
+    with pytest.raises(AttributeError):
+        retriever.mechanism = Cells(0.01, 0.1).fit(PUBLIC)  # type: ignore[misc]
+    retriever.mechanism.set_params(epsilon=0.01)
+    with pytest.raises(NotFittedError, match="parameters changed"):
+        _ = retriever.guarantee
+    with pytest.raises(NotFittedError, match="parameters changed"):
+        retriever.nearest(QUERIES[0])
+
+
 def test_dummies_are_not_dropped_in_silence() -> None:
     hidden = PrivateMail(4.0).fit(PUBLIC).with_dummies(QUERIES, np.arange(60) % 5)
     with pytest.raises(ValueError, match="must not have dummies"):

@@ -67,13 +67,18 @@ class ClientProtocol:
         fingerprint: str | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self.epsilon = checked_epsilon(epsilon)
+        self._epsilon = checked_epsilon(epsilon)
         self._fingerprint, self._limits = fingerprint, limits
         self._state: State = "start"
         self._row: NDArray[np.float64] | None = None
         self._message: Message | None = None
         if public is not None:
             self._accept(public)
+
+    @property
+    def epsilon(self) -> float:
+        """Of the message."""
+        return self._epsilon
 
     @property
     def state(self) -> State:

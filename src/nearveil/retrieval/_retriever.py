@@ -62,7 +62,7 @@ class Retriever:
         if own is not None and fraction != own:
             raise ValueError(f"candidates must agree with the mechanism's own, {own}; leave it out to take that")
         # A copy: another retriever may fit the same mechanism on other rows.
-        self.mechanism = copy.deepcopy(mechanism)
+        self._mechanism = copy.deepcopy(mechanism)
         self.candidates = checked_fraction(fraction)
         self.code_bytes = code_bytes
         self._fitted = False
@@ -111,6 +111,11 @@ class Retriever:
         self._client = Client(self.mechanism, codes)
         self._server = Server(self.mechanism, features, codes.encode(features), count)
         return self
+
+    @property
+    def mechanism(self) -> Release:
+        """How queries are told: the copy that this object has fitted."""
+        return self._mechanism
 
     @property
     def guarantee(self) -> Guarantee:
