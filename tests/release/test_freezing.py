@@ -105,6 +105,18 @@ def test_a_projector_that_learns_anew_changes_no_release() -> None:
         projector.guarantee = stated  # type: ignore[misc]
 
 
+def test_another_epsilon_on_the_same_map_is_another_release() -> None:
+    cells = Cells(2.0, 0.2).fit(ROWS[:200]).index(ROWS[200:])
+    other = cells.with_epsilon(8.0)
+    assert (other.guarantee.epsilon, cells.guarantee.epsilon) == (8.0, 2.0)
+    assert other._channel(other.map_).odds > cells._channel(cells.map_).odds
+    message = other.release(ROWS[0])
+    assert np.array_equal(cells.rank(message, ROWS[200:]), other.rank(message, ROWS[200:]))
+    cells.epsilon = 8.0
+    with pytest.raises(NotFittedError, match="parameters changed"):
+        cells.with_epsilon(1.0)
+
+
 def test_copies_keep_what_was_fitted_and_clones_nothing() -> None:
     release = PrivUnit(4.0, projection=ROWS[:16, :4].tolist()).fit(ROWS[:200])
     for twin in (copy.copy(release), copy.deepcopy(release), pickle.loads(pickle.dumps(release))):  # noqa: S301

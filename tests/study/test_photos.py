@@ -12,8 +12,7 @@ from rich.console import Console
 
 from nearveil.features import FeatureCache, HogColor, load_image
 from nearveil.ledger import Ledger
-from nearveil.release import Covers
-from nearveil.retrieval import Found
+from nearveil.retrieval import ClientProtocol, Found
 from nearveil.service._results import Match, Nearest
 from nearveil.study import photos
 from nearveil.study._loopback import loopback
@@ -80,7 +79,7 @@ def _found(ids: list[int]) -> Nearest:
     """Return what a client would, of these items."""
     nothing = Found(np.zeros(0, np.int64), np.zeros((0, 1), np.uint8), (), None)  # type: ignore[arg-type]
     matches = tuple(Match(number, "", 0.5) for number in ids)
-    return Nearest(matches, Covers(4.0).guarantee, "key", False, 30, (0,), 3, 140, 30, nothing)
+    return Nearest(matches, ClientProtocol(4.0).guarantee, "key", False, 30, (0,), 3, 140, 30, nothing)
 
 
 def test_photographs_are_used_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import faiss
 import numpy as np
 import scipy.sparse
 from numpy.typing import ArrayLike, NDArray
+from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from nearveil.privacy import Basis, Guarantee
@@ -19,6 +20,7 @@ from nearveil.release._learning import Rows, centres, projection
 from nearveil.release._map import MOST_DIMENSIONS, MOST_PROTOTYPES, MapError, PublicMap
 from nearveil.release._message import Message, MessageError
 
+_OF_THE_GALLERY = ("map_", "members_", "_gallery_digest")
 PROTOTYPES = MOST_PROTOTYPES  # a gallery up to this size stands for itself
 
 
@@ -126,10 +128,36 @@ class MappedRelease(Release):
             raise MapError(
                 f"public_map must have sets of {self.candidates:g} of its items, the candidates of this release"
             )
-        for name in ("members_", "_gallery_digest"):  # they belong to another map
+        for name in _OF_THE_GALLERY:  # they belong to another map
             self.__dict__.pop(name, None)
         self.map_ = public_map
         return self
+
+    def with_epsilon(self, epsilon: float) -> Self:
+        """Return a release with the same public rows, gallery and map at another epsilon.
+
+        Parameters
+        ----------
+        epsilon : float
+
+        Returns
+        -------
+        MappedRelease
+            Another object, with a guarantee of its own.
+
+        Examples
+        --------
+        >>> from nearveil.release import Cells
+        >>> rows = np.random.default_rng(0).standard_normal((80, 3))
+        >>> cells = Cells(2.0, 0.2).fit(rows[:40]).index(rows[40:])
+        >>> other = cells.with_epsilon(0.5)
+        >>> other.guarantee.epsilon, other.map_ is cells.map_, cells.guarantee.epsilon
+        (0.5, True, 2.0)
+        """
+        other = clone(self).set_params(epsilon=epsilon).fit_mean(self.mean_, self.public_digest)
+        kept = {name: value for name, value in vars(self).items() if name in _OF_THE_GALLERY}
+        other.__dict__.update(kept)
+        return other
 
     def _make_guarantee(self) -> Guarantee:
         return set_guarantee(self.epsilon)

@@ -133,7 +133,7 @@ def compare(known: Known, candidates: float, epsilons: Sequence[float]) -> list[
     for epsilon in epsilons:
         covers = Covers(epsilon, candidates).fit(public).index(gallery)
         usual = Covers(epsilon, candidates, n_sets=round(1 / candidates)).fit(public).index(gallery)
-        cells.set_params(epsilon=epsilon)  # cells are the same at every epsilon
+        cells = cells.with_epsilon(epsilon)  # cells are the same at every epsilon
         ceiling = neighbor_ceiling(epsilon, candidates, known.counts)
         found.append(
             {

@@ -156,7 +156,7 @@ def _mechanisms(
     known: Release | None = None
     for epsilon in epsilons:
         if isinstance(known, Cells):
-            known.set_params(epsilon=epsilon)
+            known = known.with_epsilon(epsilon)
         else:
             known = rival(method, epsilon, fraction, public)
             if isinstance(known, MappedRelease):
