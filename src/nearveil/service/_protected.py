@@ -321,5 +321,5 @@ class ProtectedGallery:
         return client
 
     def _spent(self) -> str:
-        whose = "your" if self._terms.account.balance().remaining else "the gallery's"
+        whose = "your" if self._terms.account.remaining() else "the gallery's"
         return f"{whose} new answers are used up; what was answered before is answered still, to everybody"
