@@ -154,7 +154,7 @@ class MappedRelease(Release):
         >>> other.guarantee.epsilon, other.map_ is cells.map_, cells.guarantee.epsilon
         (0.5, True, 2.0)
         """
-        other = clone(self).set_params(epsilon=epsilon).fit_mean(self.mean_, self.public_digest)
+        other: Self = clone(self).set_params(epsilon=epsilon).fit_mean(self.mean_, self.public_digest)
         kept = {name: value for name, value in vars(self).items() if name in _OF_THE_GALLERY}
         other.__dict__.update(kept)
         return other
