@@ -62,16 +62,23 @@ def find_epsilon(spent: Spent, delta: float) -> float:
     return math.inf if accountant is None else accountant.epsilon(delta)
 
 
-@lru_cache(maxsize=32)
-def find_accountant(spent: Spent, *, finest: bool = False) -> Accountant | None:
+def find_accountant(spent: Spent) -> Accountant | None:
     """Return an accountant of the events: by PLD, else by RDP, else none. It is kept: nobody composes anything on top.
 
-    The grid of the PLD grows with the cost of noise and screenings, unless the finest is asked for: coarser is safe,
-    and quick.
+    The grid of the PLD grows with the cost of noise and screenings: coarser is safe, and quick.
     """
-    square = math.inf if finest else sum(times * _square(leaf) for leaf, times in spent)
+    return _accountant(spent, _interval(spent))
+
+
+def _interval(spent: Spent) -> float:
+    square = sum(times * _square(leaf) for leaf, times in spent)
     wide = (square / 2 + 4 * math.sqrt(square)) / _POINTS if math.isfinite(square) else _FINEST
-    for accountant in (PldAccountant(interval=min(max(_FINEST, wide), _COARSEST)), RdpAccountant()):
+    return min(max(_FINEST, wide), _COARSEST)
+
+
+@lru_cache(maxsize=32)
+def _accountant(spent: Spent, interval: float) -> Accountant | None:
+    for accountant in (PldAccountant(interval=interval), RdpAccountant()):
         try:
             for leaf, times in spent:
                 accountant.compose(leaf, times)
@@ -85,19 +92,18 @@ def find_accountant(spent: Spent, *, finest: bool = False) -> Accountant | None:
 def costs_at_most(spent: Spent, epsilon: float, delta: float) -> bool:
     """Return whether an accountant confirms that events, their parameters fixed beforehand, cost (epsilon, delta).
 
-    Pure mechanisms by addition and Gaussian ones in closed form, where that is enough; else as :func:`find_epsilon`,
-    and on the finest grid where the coarse one does not confirm it.
+    Pure mechanisms by addition where that is enough, Gaussian ones in closed form, which is exact; else as
+    :func:`find_epsilon`, and on the finest grid where the coarse one does not confirm it.
     """
     if pure_total(spent) <= epsilon * (1 + ROUNDING):
         return True
     if delta <= 0:
         return False
-    if all(isinstance(leaf, dp.GaussianDpEvent) for leaf, _ in spent) and epsilon >= EPSILONS[0]:
+    if all(isinstance(leaf, dp.GaussianDpEvent) for leaf, _ in spent) and EPSILONS[0] <= epsilon <= EPSILONS[1]:
         # Gaussian mechanisms compose to one with less noise, exactly.
         multiplier = sum(times * _square(leaf) for leaf, times in spent) ** -0.5
-        if gaussian_delta(multiplier, min(epsilon, EPSILONS[1])) <= delta * (1 + ROUNDING):
-            return True
-    accountants = (find_accountant(spent, finest=finest) for finest in (False, True))
+        return gaussian_delta(multiplier, epsilon) <= delta * (1 + ROUNDING)
+    accountants = (_accountant(spent, interval) for interval in sorted({_interval(spent), _FINEST}, reverse=True))
     return any(one is not None and one.epsilon(delta) <= epsilon * (1 + ROUNDING) for one in accountants)
 
 
