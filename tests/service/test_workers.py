@@ -55,8 +55,25 @@ def test_one_is_killed_and_no_question_is_lost_or_paid_twice(process: Process, t
     while len(children(process) - before) < 1 and time.monotonic() < until:
         time.sleep(0.1)
     assert len(children(process)) == 2
+    mine = children(process)
     process.running.send_signal(signal.SIGTERM)
     assert process.running.wait(30) == 0
+    assert not any(map(lives, mine))
+
+
+def test_processes_end_when_their_parent_is_killed(process: Process) -> None:
+    mine = children(process)
+    process.running.kill()
+    process.running.wait()
+    until = time.monotonic() + 60
+    while any(map(lives, mine)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(lives, mine))
+
+
+def lives(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_keys_and_revocations_count_in_all_processes(process: Process, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, parent_process
 from multiprocessing.context import SpawnProcess
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -132,8 +132,17 @@ def run_workers(sock: socket.socket, settings: Settings, *, ready: Callable[[str
 
 
 def _work(sock: socket.socket, settings: Settings, started: Any) -> None:
-    """Serve in a process of its own."""
+    """Serve in a process of its own, as long as the one that started it lives."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     serve_on(sock, settings, ready=lambda _: started.set())
+
+
+def _end_with_parent() -> None:
+    """Stop this process when its parent has died: nobody else would."""
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _end(processes: list[SpawnProcess], grace: float) -> None:
