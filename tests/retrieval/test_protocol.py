@@ -392,6 +392,7 @@ def test_the_clients_half_imports_nothing_of_the_servers_or_of_an_index() -> Non
         "_protocol_client",
         "_protocol_errors",
         "_protocol_parts",
+        "_protocol_time",
         "_wire",
         "_wire_codes",
         "_wire_public",
