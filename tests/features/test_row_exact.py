@@ -21,6 +21,7 @@ from nearveil.features import (
     gallery_features,
     train_head,
 )
+from nearveil.features import _bridge as bridge_module
 from nearveil.features import _gallery as gallery
 from nearveil.features._finding import EXTRACTORS
 from nearveil.features._torch import aligned
@@ -299,3 +300,21 @@ def test_a_bridge_carries_rows_one_by_one() -> None:
     for size in (1, 2, 3, 7, 20, 79):
         assert same(bridge.apply(known[-size:], row_exact=True), whole[-size:])
         assert same(bridge.apply(np.asfortranarray(known[:size]), row_exact=True), whole[:size])
+
+
+def test_exact_rows_are_carried_by_the_exact_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Roundings of a product of matrices show in single precision once in many millions of numbers."""
+    rng = np.random.default_rng(0)
+    seen: list[NDArray[np.float64]] = []
+    known = rng.normal(size=(2, 60, 40))
+    known /= np.linalg.norm(known, axis=2, keepdims=True)
+    bridge, rows = fit_bridge(*known), known[0, :5]
+    product = bridge_module._exact_product
+
+    def watched(row: NDArray[np.float64], matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+        seen.append(row.copy())
+        return product(row, matrix)
+
+    monkeypatch.setattr(bridge_module, "_exact_product", watched)
+    bridge.apply(rows, row_exact=True)
+    np.testing.assert_array_equal(seen, rows - bridge.source_mean)

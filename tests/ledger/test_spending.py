@@ -127,6 +127,16 @@ def test_a_debit_is_neither_copied_nor_stored_twice(open_account: Open) -> None:
         assert debit.message == b"m"
 
 
+def test_a_debit_that_is_over_stores_nothing(open_account: Open) -> None:
+    account = open_account()
+    with account.spend(stated(GaussianDpEvent(8.0)), "k") as debit:
+        pass
+    with pytest.raises(LedgerError, match="inside the context"):
+        debit.store(b"m")
+    with pytest.raises(KeySpentError):
+        account.spend(stated(GaussianDpEvent(8.0)), "k")
+
+
 @pytest.mark.parametrize("key", ["", " ", "x" * 201, "a\nb", "\ud800", 7])
 def test_keys_are_printable_texts(key: Any, open_account: Open) -> None:
     account = open_account()

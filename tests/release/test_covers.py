@@ -232,6 +232,8 @@ def test_strange_bytes_are_no_map(digits: tuple[Floats, Floats, Floats]) -> None
     good = _map()
     with pytest.raises(MapError, match="not a map"):
         PublicMap.from_bytes(Message("other", "x", {"components": np.zeros((2, 2), np.uint16)}).to_bytes())
+    with pytest.raises(MapError, match="not the map that it says"):
+        PublicMap.from_bytes(Message("map", "0" * 32, dict(Message.from_bytes(good.to_bytes()).arrays)).to_bytes())
     edited = bytearray(good.to_bytes())
     edited[-1] ^= 1
     with pytest.raises(MessageError):

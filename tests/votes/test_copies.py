@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 from nearveil.ledger import Account, KeySpentError, Ledger, LedgerUnavailableError, OverBudgetError
 from nearveil.privacy.events import PureDp
 from nearveil.votes import ExhaustedError, PateClassifier, PrivateKNeighborsClassifier, PrivateKNeighborsRegressor
+from nearveil.votes._base import Poll
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 X, Y, QUERIES = DIGITS[:300], LABELS[:300], DIGITS[400:440]
@@ -152,6 +153,44 @@ def test_a_cap_that_somebody_empties_just_now_grants_what_is_left(
 
     monkeypatch.setattr(Account, "take", raced)
     assert count(first) == 3
+
+
+@pytest.mark.parametrize("screened", [False, True])
+def test_everything_is_debited_before_it_is_counted_and_released(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, screened: bool
+) -> None:
+    account = wide(ledger)
+    asked, order = voter(account, **(SCREENED if screened else {})), []
+    counting = type(asked._poll)
+    count, release = counting.tallies, Poll.release
+
+    def paid() -> int:
+        return sum(times for entry in account.history() if entry.kind == "debit" for _, times in entry.events)
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        order.append(("count", paid()))
+        return count(self, *arguments)
+
+    def released(self: Any, sums: Any) -> Any:
+        order.append(("release", paid()))
+        return release(self, sums)
+
+    monkeypatch.setattr(counting, "tallies", counted)
+    monkeypatch.setattr(Poll, "release", released)
+    assert asked.answer(QUERIES[:3]).answered.all()
+    assert order == [("count", 3), ("release", 6 if screened else 3)]
+
+
+def test_nothing_is_answered_that_was_not_granted(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, take, calls = voter(wide(ledger), **SCREENED), Account.take, []
+
+    def granted(self: Account, *told: Any, **more: Any) -> int:
+        calls.append(told)
+        return take(self, *told, **more) if len(calls) == 1 else 0  # the votes are gone when the screening is done
+
+    monkeypatch.setattr(Account, "take", granted)
+    assert not asked.answer(QUERIES[:4]).answered.any()
+    assert len(calls) == 2
 
 
 def test_threads_share_the_cap_of_an_account(ledger: Ledger) -> None:
