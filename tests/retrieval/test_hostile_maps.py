@@ -349,6 +349,21 @@ def _tables() -> list[Any]:
     ]
 
 
+def test_tables_of_tiny_numbers_are_read_in_wide_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where 32-bit numbers are subnormal some processors are slow, for some queries more than for others."""
+    seen = []
+    table = type(part().table)
+    scores = table.scores
+
+    def watched(self: Any, queries: Any, codes: Any) -> Any:
+        seen.append(queries.dtype)
+        return scores(self, queries, codes)
+
+    monkeypatch.setattr(table, "scores", watched)
+    assert outcome(ANSWER.to_bytes(), VICTIM) == "chosen"
+    assert seen == [np.float64]
+
+
 @pytest.mark.parametrize("place", range(5))
 def test_tables_that_overflow_scores_stop_no_client(place: int) -> None:
     """An error for the rows whose scores are no numbers, and none for others, would tell them apart."""

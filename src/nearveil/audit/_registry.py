@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from nearveil.audit import _specimens as broken
+from nearveil.audit import _specimens_clock as hasty
+from nearveil.audit._attack_clock import choosing, clock_experiment
 from nearveil.audit._attack_time import time_experiment
 from nearveil.audit._attack_wire import wire_experiment
 from nearveil.audit._experiment import Experiment
@@ -101,11 +104,14 @@ def mechanisms(epsilon: float = EPSILON) -> list[Entry]:
         "pate (lnmax)": lambda: PateClassifier(40, mechanism="lnmax", epsilon=epsilon, max_answered=1),
         "pate (confident-gnmax)": lambda: PateClassifier(40, epsilon=epsilon, max_answered=1, max_screened=1),
         "covers: on the wire": wire_experiment,
+        "covers: choice": lambda: clock_experiment(choosing, name="covers: choice", at_once=1),
         "covers: time": lambda: time_experiment(Covers(epsilon, n_sets=10)),
         "cells (randomized): time": lambda: time_experiment(Cells(epsilon)),
         "privunit: time": lambda: time_experiment(PrivUnit(epsilon)),
         "analytic-gaussian: time": lambda: time_experiment(AnalyticGaussian(epsilon)),
     }
+    if find_spec("httpx") is not None:  # without it there is no client to attack
+        made["covers: clock"] = clock_experiment
     unsound: dict[str, Make] = {
         "privatemail (as published 2022-code)": lambda: PrivateMail(epsilon, as_published="2022-code", **published),
         "random-projection (as published)": lambda: RandomProjection(epsilon, as_published=True, allow_unsound=True),
@@ -144,7 +150,10 @@ def specimens() -> list[Entry]:
         "numpy's Laplace noise": broken.float_laplace,
         "a request after the answer": broken.request_after_answer,
         "work that depends on the record": lambda: time_experiment(broken.BusyCells(EPSILON)),
+        "a search by a heap": hasty.heap_search,
     }
+    if find_spec("httpx") is not None:
+        made["a question sent as soon as it is made"] = hasty.hasty_question
     return [_entry(name, make, expected="broken") for name, make in made.items()]
 
 

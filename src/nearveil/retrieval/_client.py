@@ -11,7 +11,7 @@ from nearveil.release import Message, Release
 from nearveil.retrieval._answer import Answer, AnswerError
 from nearveil.retrieval._codes import Codes, Singles
 
-_BLOCK = 1 << 14  # candidates whose codes are read at once: an answer is larger in memory than on the wire
+_BLOCK = 1 << 13  # candidates whose codes are read at once: an answer is larger in memory than on the wire
 
 
 class Client:
@@ -75,8 +75,9 @@ class Client:
         scores : ndarray of shape (n, k), float32
             Finite, whatever the table.
         """
+        # In 64 bits: a hostile table of tiny numbers would take some queries where 32-bit arithmetic is slow.
         with np.errstate(all="ignore"):
-            queries = self._mechanism.features(X).astype(np.float32)
+            queries = self._mechanism.features(X)
         if len(answers) != len(queries):
             raise ValueError(f"answers must be {len(queries)}, one for each row of X")
         chosen, scores = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
@@ -87,7 +88,7 @@ class Client:
             chosen[rows], scores[rows] = self._best(queries[rows], answers[rows[0]], k)
         return chosen, scores
 
-    def _best(self, queries: Singles, answer: Answer, k: int) -> tuple[NDArray[np.int64], Singles]:
+    def _best(self, queries: NDArray[np.float64], answer: Answer, k: int) -> tuple[NDArray[np.int64], Singles]:
         if answer.codes.shape[1] != self._codes.width:
             raise AnswerError(f"answer must have codes of {self._codes.width} bytes: fetch the public table anew")
         if len(answer.ids) < k:

@@ -11,6 +11,7 @@ from sklearn.decomposition import PCA
 from threadpoolctl import threadpool_limits
 
 Singles = NDArray[np.float32]
+Rows = NDArray[np.float32] | NDArray[np.float64]
 Bytes = NDArray[np.uint8]
 
 CANDIDATE_BYTES = 128  # of a candidate in an answer, its id included
@@ -49,7 +50,7 @@ class Codes(Protocol):
         """Return the codes, shape (n, width), of features, shape (n, d)."""
         ...
 
-    def scores(self, queries: Singles, codes: Bytes) -> Singles:
+    def scores(self, queries: Rows, codes: Bytes) -> Singles:
         """Return the scores, shape (q, n), of n codes for full features of queries, shape (q, d)."""
         ...
 
@@ -75,7 +76,7 @@ class WholeCodes:
         """Return the features in 16 bits."""
         return np.ascontiguousarray(features, dtype="<f2").view(np.uint8)
 
-    def scores(self, queries: Singles, codes: Bytes) -> Singles:
+    def scores(self, queries: Rows, codes: Bytes) -> Singles:
         """Return inner products with the features."""
         rows = np.ascontiguousarray(codes).view("<f2").astype(np.float32)
         return np.asarray(queries @ rows.T, dtype=np.float32)
@@ -123,7 +124,7 @@ class ScalarCodes:
         narrow = np.clip(levels[:, self.double :], 0, 255).astype(np.uint8)
         return np.concatenate([wide.view(np.uint8).reshape(len(wide), -1), narrow], axis=1)
 
-    def scores(self, queries: Singles, codes: Bytes) -> Singles:
+    def scores(self, queries: Rows, codes: Bytes) -> Singles:
         """Return approximate inner products of full queries with the items."""
         wide = np.ascontiguousarray(codes[:, : 2 * self.double]).view("<u2")
         levels = np.concatenate([wide, codes[:, 2 * self.double :]], axis=1, dtype=np.float32)
@@ -190,7 +191,7 @@ class ProductCodes:
         factors = self._factors(features, self._read(codes)).astype("<f2")
         return np.concatenate([factors[:, None].view(np.uint8), codes], axis=1)
 
-    def scores(self, queries: Singles, codes: Bytes) -> Singles:
+    def scores(self, queries: Rows, codes: Bytes) -> Singles:
         """Return approximate inner products of full queries with the items."""
         factors = np.ascontiguousarray(codes[:, :_FACTOR_BYTES]).view("<f2").astype(np.float32)
         rows = self._read(np.ascontiguousarray(codes[:, _FACTOR_BYTES:])) * factors

@@ -12,7 +12,7 @@ import time
 
 from nearveil.service._replies import Now, Steps, Until
 
-EXTRACTION_PERIOD = 0.25  # seconds: decoding and extracting images, before the first request of a question
+EXTRACTION_PERIOD = 1.0  # seconds: decoding and extracting images; a photograph of 12 megapixels takes 0.3
 
 
 class Clock:

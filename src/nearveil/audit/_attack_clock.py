@@ -1,0 +1,179 @@
+"""The clock: hostile servers send maps that make a client's work depend on its feature, and measure when it asks.
+
+Nothing here is counted or simulated: the real client asks, and real time is taken between the moment when the map was
+handed over and the moment when the question came. Machines drift, so each run asks about the feature and about another
+one that is public, in random order, and the observer sees the difference.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.audit._defaults import Floats
+from nearveil.audit._experiment import Experiment, Pair
+from nearveil.privacy.noise import Source
+from nearveil.release import PublicMap
+from nearveil.release._map import MOST_DIMENSIONS, MOST_PROTOTYPES
+from nearveil.retrieval import ClientProtocol, PublicPart
+from nearveil.retrieval._codes import WholeCodes
+
+Asking = Callable[[Floats], float]
+Observer = Callable[[PublicPart], AbstractContextManager[Asking]]
+
+EPSILON = 1.0
+DIMENSION = MOST_DIMENSIONS
+_ITEMS = 1000
+_AT_ONCE = 8  # clients that wait at the same time
+_TRIALS = 800
+_SUBNORMAL = 2.0**-24
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What one run is about.
+
+    Attributes
+    ----------
+    public : PublicPart
+        Of a hostile server.
+    feature, reference : ndarray of shape (d,)
+        The private one, and a public one to compare with.
+    """
+
+    public: PublicPart
+    feature: Floats = field(repr=False)
+    reference: Floats = field(repr=False)
+
+
+def through_client(public: PublicPart) -> AbstractContextManager[Asking]:
+    """Let a client ask a hostile server in this process."""
+    from nearveil.audit._hostile_server import asking_client
+
+    return asking_client(public)
+
+
+def choosing(public: PublicPart) -> AbstractContextManager[Asking]:
+    """Measure the choice of a set alone, without anything that hides its time."""
+
+    def ask(feature: Floats) -> float:
+        row = (feature / np.linalg.norm(feature))[None]
+        start = perf_counter()
+        public.map.choose(row)
+        return perf_counter() - start
+
+    return nullcontext(ask)
+
+
+def clock_experiment(
+    observer: Observer = through_client, *, name: str = "covers: clock", at_once: int = _AT_ONCE, trials: int = _TRIALS
+) -> Experiment:
+    """Return the experiment of the time that passes between a map and the question about it.
+
+    Parameters
+    ----------
+    observer : callable, default=through_client
+        ``observer(public)`` is a context with a callable: it asks a server with this public part about a feature, and
+        returns the seconds that the server saw. By default a :class:`nearveil.Client` asks over a transport in this
+        process.
+    name : str
+    at_once : int, default=8
+        How many ask at the same time. A client waits most of the time.
+    trials : int, default=800
+
+    Returns
+    -------
+    Experiment
+    """
+
+    def run(asked: Asked, runs: int, source: Source) -> NDArray[np.float64]:
+        first = source.words(runs) % np.uint64(2) == 1
+        with ExitStack() as stack:
+            asking = [stack.enter_context(observer(asked.public)) for _ in range(min(at_once, runs))]
+            with ThreadPoolExecutor(len(asking)) as pool:
+                shares = np.array_split(first, len(asking))
+                parts = pool.map(lambda ask, share: _differences(ask, asked, share), asking, shares)
+                return np.concatenate(list(parts))
+
+    return Experiment(
+        name=name,
+        promise=ClientProtocol(EPSILON).guarantee,
+        pairs=tuple(_pair(family, public) for family, public in hostile_parts().items()),
+        run=run,
+        trials=trials,
+    )
+
+
+def _differences(ask: Asking, asked: Asked, first: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return how much longer the feature took than the reference, in microseconds."""
+    ask(asked.reference)  # what is computed once and kept depends on the map alone
+    found = []
+    for feature_first in first:
+        if feature_first:
+            own, other = ask(asked.feature), ask(asked.reference)
+        else:
+            other, own = ask(asked.reference), ask(asked.feature)
+        found.append(1e6 * (own - other))
+    return np.array(found)
+
+
+def hostile_parts(prototypes: int = MOST_PROTOTYPES) -> dict[str, PublicPart]:
+    """Return what hostile servers publish, by what it is made to slow down.
+
+    Parameters
+    ----------
+    prototypes : int, default=8192
+        Of each map.
+
+    Returns
+    -------
+    dict of str to PublicPart
+    """
+    arc = _arc(prototypes)
+    exact = np.eye(DIMENSION, dtype=np.float16)
+    small = np.full((DIMENSION, MOST_DIMENSIONS), _SUBNORMAL, dtype=np.float16)
+    small[0, 0] = 1.0
+    some = np.random.default_rng(0).integers(0, 256, (prototypes, 8)).astype(np.uint8)
+    many = np.full((prototypes, 256), 255, dtype=np.uint8)
+    return {
+        "prototypes sorted along an arc": _part(exact, arc, some),
+        "subnormal components": _part(small, arc, some),
+        "components that overflow": _part(np.full_like(small, 65504.0), arc, some),
+        "ties everywhere, and many sets": _part(exact, np.ones_like(arc), many),
+    }
+
+
+def _arc(count: int) -> NDArray[np.int8]:
+    """Return prototypes from one end of an axis to the other, each nearer to the one end than all before."""
+    angles = np.linspace(0.0, np.pi, count)
+    rows = np.zeros((count, MOST_DIMENSIONS))
+    rows[:, 0], rows[:, 1] = np.cos(angles), np.sin(angles)
+    return np.rint(127 * rows).astype(np.int8)
+
+
+def _part(components: NDArray[Any], prototypes: NDArray[np.int8], coverage: NDArray[np.uint8]) -> PublicPart:
+    return PublicPart(
+        gallery="hostile",
+        revision=1,
+        mechanism="covers",
+        epsilon=EPSILON,
+        candidates=0.1,
+        public_digest="0" * 32,
+        mean=np.zeros(DIMENSION),
+        map=PublicMap(components, prototypes, coverage, _ITEMS, _ITEMS // 10),
+        table=WholeCodes(DIMENSION),
+        extractor="",
+        fingerprint="hostile",
+    )
+
+
+def _pair(family: str, public: PublicPart) -> Pair:
+    """Return features at the two ends of the arc."""
+    ends = np.zeros((2, DIMENSION))
+    ends[:, 0], ends[:, 1] = (1.0, -1.0), 0.1
+    return Pair(family, Asked(public, ends[0], ends[0]), Asked(public, ends[1], ends[0]))

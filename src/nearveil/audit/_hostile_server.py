@@ -1,0 +1,124 @@
+"""A server of bad will in this process, and a real client that asks it."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import httpx
+
+from nearveil.audit._attack_clock import DIMENSION, EPSILON, Asking
+from nearveil.audit._defaults import Floats
+from nearveil.privacy import Guarantee
+from nearveil.retrieval import PublicPart
+from nearveil.service import Client, GalleryInfo, UnansweredError
+from nearveil.service._model import FRAME, Galleries
+
+ETAG = '"map"'
+_URL = "https://hostile.example"
+_JSON = "application/json"
+_LIST = Galleries(
+    galleries=(
+        GalleryInfo(
+            name="hostile",
+            kind="open",
+            candidates=(0.1,),
+            offers=(),
+            extractor="",
+            fingerprint="hostile",
+            dimension=DIMENSION,
+            revision=1,
+        ),
+    )
+)
+
+
+class HostileServer(httpx.AsyncBaseTransport):
+    """Publishes a map, and measures the time from the map to the question. It answers none.
+
+    Parameters
+    ----------
+    public : PublicPart
+
+    Attributes
+    ----------
+    gap : float
+        Seconds from the map to the last question.
+    """
+
+    def __init__(self, public: PublicPart) -> None:
+        self._map = public.to_bytes()
+        self._told = self.gap = 0.0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Reply, and look at the clock."""
+        now, path = perf_counter(), request.url.path
+        if path.endswith("/galleries"):
+            return _reply(200, _JSON, _LIST.model_dump_json().encode())
+        if path.endswith("/map"):
+            known = request.headers.get("If-None-Match") == ETAG
+            reply = _reply(304, FRAME, b"") if known else _reply(200, FRAME, self._map)
+            self._told = perf_counter()
+            return reply
+        self.gap = now - self._told
+        return _reply(400, _JSON, b'{"code": "hostile", "message": "no answer"}')
+
+
+class _Body(httpx.AsyncByteStream):
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._data
+
+
+def _reply(status: int, kind: str, body: bytes) -> httpx.Response:
+    return httpx.Response(status, headers={"content-type": kind, "etag": ETAG}, stream=_Body(body))
+
+
+@dataclass
+class _Debit:
+    """A debit that nobody books: an audit spends nothing, and a disk would only add noise to the clock."""
+
+    repeated: bool = False
+    message: bytes | None = None
+    nonce: str = "0" * 32
+
+    def store(self, message: bytes, /) -> None:
+        self.message = message
+
+    def __enter__(self) -> "_Debit":
+        return self
+
+    def __exit__(self, *told: object) -> None:
+        pass
+
+
+class _Unbooked:
+    """Pays whatever is asked for."""
+
+    def spend(self, promise: Guarantee, key: str, /) -> Any:
+        """Return a debit."""
+        del promise, key
+        return _Debit()
+
+
+def hostile_client(server: HostileServer) -> Client:
+    """Return a client of a hostile server."""
+    return Client(_URL, "token", account=_Unbooked(), retries=0, transport=server)
+
+
+def ask(client: Client, server: HostileServer, feature: Floats) -> float:
+    """Ask about a feature, and return the seconds that the server saw between its map and the question."""
+    with suppress(UnansweredError):
+        client.nearest(feature, epsilon=EPSILON)
+    return server.gap
+
+
+@contextmanager
+def asking_client(public: PublicPart) -> Iterator[Asking]:
+    """Let a client ask a server that publishes `public`."""
+    server = HostileServer(public)
+    with hostile_client(server) as client:
+        yield lambda feature: ask(client, server, feature)
