@@ -27,6 +27,7 @@ from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
 
 from nearveil.privacy._accounting_accountants import LIBRARY_ROUNDING
+from nearveil.privacy._accounting_budget import FILTER_ORDERS
 from nearveil.privacy._accounting_leaves import leaves
 from nearveil.privacy._accounting_screening import binary_rdp
 from nearveil.privacy.accounting import (
@@ -412,16 +413,15 @@ def test_theorem_2_published_and_right() -> None:
 
 
 def test_calibrate_rounds_against_the_spender() -> None:
-    coarse = PldAccountant(interval=1e-3)
-    noise = calibrate(1.0, GaussianDpEvent, delta=1e-5, bracket=(0.5, 50), accountant=coarse)
-    assert noise == pytest.approx(3.730632, abs=2e-3)
-    assert coarse.copy().compose(GaussianDpEvent(noise)).epsilon(1e-5) <= 1.0
+    noise = calibrate(1.0, GaussianDpEvent, delta=1e-5, bracket=(0.5, 50))
+    assert noise == pytest.approx(3.730632, abs=1e-4)
+    assert PldAccountant().compose(GaussianDpEvent(noise)).epsilon(1e-5) <= 1.0
 
     def answers(n: float) -> DpEvent:
         return SelfComposedDpEvent(PureDp(0.1), int(n))
 
-    count = calibrate(2.0, answers, delta=1e-6, bracket=(1, 2000), accountant=coarse, integer=True)
-    cost = [coarse.copy().compose(answers(count + more)).epsilon(1e-6) for more in (0, 1)]
+    count = calibrate(2.0, answers, delta=1e-6, bracket=(1, 2000), integer=True)
+    cost = [PldAccountant().compose(answers(count + more)).epsilon(1e-6) for more in (0, 1)]
     assert cost[0] <= 2.0 < cost[1]
 
     def sample(rate: float) -> DpEvent:
@@ -489,6 +489,18 @@ def test_no_adaptive_adversary_beats_the_filter() -> None:
     assert value(math.exp(epsilon), 4 * budget, 7) > leak
 
 
+@pytest.mark.parametrize("orders", [(2.0, 8.0), (8.0,), FILTER_ORDERS])
+def test_the_orders_of_a_filter_share_its_delta(orders: tuple[float, ...]) -> None:
+    """By Theorem 1 each order turns its budget into a delta; together they are the promise, neither more nor less."""
+    gate = RenyiFilter(1.5, 1e-4, orders)
+    deltas = [
+        (1 - 1 / alpha) ** (alpha - 1) / alpha * math.exp((alpha - 1) * (budget - 1.5))
+        for alpha, budget in zip(gate.orders, gate.budgets, strict=True)
+    ]
+    assert sum(deltas) == pytest.approx(1e-4, rel=1e-9)
+    assert max(deltas) == pytest.approx(min(deltas), rel=1e-9)
+
+
 def test_the_filter_refuses_nonsense() -> None:
     for epsilon in (0.0, -1.0, 1e6, math.nan):
         with pytest.raises(ValueError, match="epsilon must"):
@@ -519,8 +531,6 @@ def test_the_filter_refuses_nonsense() -> None:
         (lambda: RdpAccountant(orders=()), "orders"),
         (lambda: RdpAccountant(orders=(0.5,)), "orders"),
         (lambda: RdpAccountant(conversion="loose"), "conversion"),  # type: ignore[arg-type]
-        (lambda: PldAccountant(interval=0.0), "interval"),
-        (lambda: PldAccountant(interval=2.0), "interval"),
         (lambda: gaussian_max_rdp(1.0, noise=1.0), "order"),
         (lambda: gaussian_max_rdp(2.0, noise=0.0), "noise"),
         (lambda: laplace_max_rdp(2.0, noise=1.0, votes=[1.0]), "votes"),

@@ -8,7 +8,8 @@ import pytest
 from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from scipy.special import ndtr
 
-from nearveil.privacy._cost import count_events, find_accountant
+from nearveil.privacy._cost import count_events
+from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.events import VoteHistogram
 from nearveil.privacy.noise import secure_source
 from nearveil.votes._coins import PoissonSample
@@ -72,14 +73,30 @@ def best_attack(plan: VotePlan, epsilon: float, *, add: bool, cells: int) -> flo
 @pytest.mark.parametrize(("screened", "answered", "cells"), [(1, 1, 40), (2, 1, 24), (1, 2, 16), (3, 0, 2), (2, 2, 8)])
 def test_no_strategy_in_any_order_beats_the_price(rate: float, screened: int, answered: int, cells: int) -> None:
     plan = tiny(rate, screened, answered)
-    accountant = find_accountant(count_events(SelfComposedDpEvent(event, count) for event, count in plan.events))
-    assert accountant is not None
+    accountant = PldAccountant(count_events(SelfComposedDpEvent(event, count) for event, count in plan.events))
     for epsilon in (0.0, 0.1, 0.3, 0.8):
         price = accountant.delta(epsilon)
         shown = max(best_attack(plan, epsilon, add=add, cells=cells) for add in (True, False))
         assert shown <= price * (1 + 1e-9)
         if cells >= 24:  # fine cells lose little: the price is no more than what can be shown, and a little
             assert price <= 1.06 * shown + 1e-4
+
+
+def test_what_samplers_cost_is_part_of_the_price() -> None:
+    sample = PoissonSample(0.5)
+    plan = VotePlan(
+        n_neighbors=20,
+        screening=Screening(sample, 60.0, 12.0, 20),
+        max_screened=100,
+        votes=NoisySums(sample, VoteHistogram(30.0), 30.0, 20),
+        max_answered=5,
+        size=2,
+    )
+    accountant = PldAccountant(count_events(SelfComposedDpEvent(event, count) for event, count in plan.events))
+    extra = plan.extra_delta(1.0)  # the same up to an epsilon of 3
+    assert 0.1 < plan.epsilon(2 * extra) < 3
+    assert plan.epsilon(2 * extra) == accountant.epsilon(extra) > accountant.epsilon(2 * extra) * 1.01
+    assert plan.epsilon(0.99 * extra) == math.inf
 
 
 def test_published_parameters_cost_what_accounting_says() -> None:

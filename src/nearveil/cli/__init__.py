@@ -42,7 +42,7 @@ app.command()(_mechanisms.mechanisms)
 app.command()(_train.train)
 app.command()(_ui.ui)
 
-_LEAST_DELTA = 1e-12
+_LEAST_DELTA = 1e-18  # for which noise is calibrated
 
 
 def _show_version(wanted: bool) -> None:
@@ -84,7 +84,7 @@ def cost(
         raise typer.BadParameter("must lie between 0 and 1", param_hint="--delta")
     if delta < _LEAST_DELTA:
         raise typer.BadParameter(
-            f"must be at least {_LEAST_DELTA:g}: no accountant resolves less", param_hint="--delta"
+            f"must be at least {_LEAST_DELTA:g}: noise is calibrated for no less", param_hint="--delta"
         )
     accountants: dict[str, Accountant] = {
         "addition": AdditionAccountant(),

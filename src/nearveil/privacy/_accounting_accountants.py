@@ -1,28 +1,37 @@
 """Three accountants with one interface: what a list of mechanisms costs."""
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property, singledispatch, singledispatchmethod
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import dp_accounting as dp
 import numpy as np
 from dp_accounting import DpEvent, UnsupportedEventError
 from dp_accounting import rdp as dp_rdp
-from dp_accounting.pld import privacy_loss_distribution as pld
-from dp_accounting.pld.common import DifferentialPrivacyParameters
 from numpy.typing import NDArray
 
 from nearveil.privacy._accounting_checks import (
-    MAX_EPSILON,
     check_count,
     check_delta,
     check_epsilon,
     check_order,
-    check_positive,
 )
 from nearveil.privacy._accounting_leaves import SampledScreening, leaves
+from nearveil.privacy._accounting_loss import (
+    Curve,
+    gaussian_curve,
+    laplace_curve,
+    loss_delta,
+    loss_epsilon,
+    open_curve,
+    response_curve,
+    reversed_curve,
+    sampled_curve,
+)
 from nearveil.privacy._accounting_screening import binary_rdp, screening_curve, screening_rdp
 from nearveil.privacy.events import PureDp
 
@@ -32,61 +41,37 @@ _LIBRARY_ORDERS = dp_rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS  # they leap 
 DEFAULT_ORDERS: tuple[float, ...] = tuple(
     sorted({*map(float, _LIBRARY_ORDERS), *map(float, range(64, 128, 4)), *map(float, range(144, 512, 32))})
 )
-_FFT_NOISE, _FFT_ROUNDING = 1e-13, 1e-6  # what the rounding of the convolutions may hide, added to every delta
 LIBRARY_ROUNDING = 2.0**-47  # of one divergence that dp-accounting computes
-_LARGEST_LOSS = 50.0  # of one mechanism, in a privacy loss distribution
-_LITTLE_NOISE = 0.2  # times the sensitivity
 
 
 @singledispatch
-def pure_epsilon(leaf: DpEvent) -> float | None:  # noqa: ARG001
+def pure_epsilon(leaf: DpEvent) -> Fraction | None:  # noqa: ARG001
     """Return the epsilon of a mechanism that has one at delta 0, else None."""
     return None
 
 
 @pure_epsilon.register
-def _(leaf: PureDp) -> float | None:
-    return float(leaf.epsilon)
+def _(leaf: PureDp) -> Fraction | None:
+    return Fraction(leaf.epsilon)
 
 
 @pure_epsilon.register
-def _(leaf: dp.LaplaceDpEvent) -> float | None:
-    return float(1 / leaf.noise_multiplier)
+def _(leaf: dp.LaplaceDpEvent) -> Fraction | None:
+    return 1 / Fraction(leaf.noise_multiplier)
 
 
 def pure_total(spent: Spent) -> float:
-    """Return the sum of all pure epsilons; infinity if a mechanism has none."""
-    epsilons = [(pure_epsilon(leaf), times) for leaf, times in spent]
-    return sum((math.inf if epsilon is None else epsilon * times for epsilon, times in epsilons), 0.0)
-
-
-@singledispatch
-def _too_large(leaf: DpEvent, times: int) -> bool:  # noqa: ARG001
-    """Return whether the loss of a mechanism, run so often, has no place in a distribution: it counts as infinite."""
-    return False
-
-
-@_too_large.register
-def _(leaf: dp.NonPrivateDpEvent, times: int) -> bool:  # noqa: ARG001
-    return True
-
-
-@_too_large.register
-def _(leaf: PureDp, times: int) -> bool:  # noqa: ARG001
-    return bool(leaf.epsilon > _LARGEST_LOSS)
-
-
-@_too_large.register
-def _(leaf: dp.GaussianDpEvent, times: int) -> bool:
-    return bool(times / leaf.noise_multiplier**2 > 2 * MAX_EPSILON)  # the mean of the loss is half of that
-
-
-@_too_large.register
-def _(leaf: dp.PoissonSampledDpEvent, times: int) -> bool:
-    # With so little noise a record that is sampled stands out, and the loss is at least that of the times it is.
-    inner = leaf.event
-    little = isinstance(inner, dp.GaussianDpEvent) and inner.noise_multiplier < _LITTLE_NOISE
-    return little and _too_large(inner, math.ceil(times * leaf.sampling_probability / 4))
+    """Return the sum of all pure epsilons, rounded up; infinity if a mechanism has none."""
+    total = Fraction(0)
+    for leaf, times in spent:
+        epsilon = pure_epsilon(leaf)
+        if epsilon is None:
+            return math.inf
+        total += epsilon * times
+    if total > sys.float_info.max:
+        return math.inf
+    nearest = float(total)
+    return nearest if Fraction(nearest) >= total else math.nextafter(nearest, math.inf)
 
 
 @dataclass
@@ -277,18 +262,77 @@ class RdpAccountant(Accountant):
         return np.asarray(np.where(curve < 0, np.inf, curve + LIBRARY_ROUNDING))
 
 
+class LossCurves(NamedTuple):
+    """The curve with the record above the line and below it (the same object if they are equal), and how often."""
+
+    remove: Curve
+    add: Curve
+    times: int
+
+
+@singledispatch
+def loss_curves(leaf: DpEvent, times: int) -> LossCurves:  # noqa: ARG001
+    """Return the curves of a mechanism that runs so many times, or raise UnsupportedEventError."""
+    raise UnsupportedEventError(f"no privacy loss is known for {leaf}")
+
+
+@loss_curves.register
+def _(leaf: dp.NonPrivateDpEvent, times: int) -> LossCurves:  # noqa: ARG001
+    return LossCurves(open_curve, open_curve, times)
+
+
+@loss_curves.register
+def _(leaf: dp.GaussianDpEvent, times: int) -> LossCurves:
+    curve = gaussian_curve(leaf.noise_multiplier)
+    return LossCurves(curve, curve, times)
+
+
+@loss_curves.register
+def _(leaf: dp.LaplaceDpEvent, times: int) -> LossCurves:
+    curve = laplace_curve(leaf.noise_multiplier)
+    return LossCurves(curve, curve, times)
+
+
+@loss_curves.register
+def _(leaf: dp.RandomizedResponseDpEvent, times: int) -> LossCurves:
+    lie, told = leaf.noise_parameter / leaf.num_buckets, 1 - leaf.noise_parameter
+    curve = response_curve(math.log1p(told / lie), told + lie) if lie > 0 else open_curve
+    return LossCurves(curve, curve, times)
+
+
+@loss_curves.register
+def _(leaf: PureDp, times: int) -> LossCurves:
+    curve = response_curve(leaf.epsilon, 1 / (1 + math.exp(-leaf.epsilon)))
+    return LossCurves(curve, curve, times)
+
+
+@loss_curves.register
+def _(leaf: SampledScreening, times: int) -> LossCurves:
+    curve = screening_curve(times, leaf.screening, sampling_rate=leaf.sampling_rate)
+    return LossCurves(curve.reversed().excess_at, curve.excess_at, 1)
+
+
+@loss_curves.register
+def _(leaf: dp.PoissonSampledDpEvent, times: int) -> LossCurves:
+    if not isinstance(leaf.event, dp.GaussianDpEvent | dp.LaplaceDpEvent):
+        raise UnsupportedEventError(f"no privacy loss is known for a Poisson sample of {leaf.event}")
+    remove = sampled_curve(loss_curves(leaf.event, 1).remove, leaf.sampling_probability)
+    return LossCurves(remove, reversed_curve(remove), times)
+
+
 @dataclass
 class PldAccountant(Accountant):
-    """Privacy loss distributions, convolved, rounded against the spender (``docs/theory/accounting.md``, Theorem 2).
+    """Privacy losses, convolved, with every rounding against the spender (``docs/theory/accounting.md``, Theorem 2).
 
-    Screenings have no single worst pair. Their exact adaptive composition enters as one distribution, which is safe in
+    The tightest, and the one whose word counts. Where its grid would be too coarse, :class:`RdpAccountant` is asked
+    as well; where all mechanisms are pure, their sum is a bound, too. The least of what is proved is the answer.
+
+    Screenings have no single worst pair. Their exact adaptive composition enters as one mechanism, which is safe in
     any order with the rest (Theorem 5).
 
     Parameters
     ----------
     spent : tuple of (DpEvent, int)
-    interval : float, default=5e-5
-        Discretisation of the privacy loss.
 
     Examples
     --------
@@ -297,93 +341,36 @@ class PldAccountant(Accountant):
     '105.81'
     """
 
-    interval: float = 5e-5
-    _cache: ClassVar[str] = "privacy_loss"
-
-    def __post_init__(self) -> None:
-        """Refuse an interval that is none."""
-        if check_positive(self.interval, "interval") > 1:
-            raise ValueError("interval must be at most 1")
-
-    @cached_property
-    def privacy_loss(self) -> pld.PrivacyLossDistribution:
-        """The privacy loss distribution of everything composed."""
-        total = pld.identity(value_discretization_interval=self.interval)
-        for leaf, times in self.spent:
-            total = total.compose(self._loss(leaf, times))
-        return total
-
     def epsilon(self, delta: float) -> float:
         check_delta(delta)
-        if not self.spent:
-            return 0.0
-        certain = (delta - _FFT_NOISE) / (1 + _FFT_ROUNDING)
-        if certain <= 0 or any(_too_large(leaf, times) for leaf, times in self.spent):
-            return pure_total(self.spent)
-        return min(float(self.privacy_loss.get_epsilon_for_delta(certain)), pure_total(self.spent))
+        worst = max(loss_epsilon(parts, delta) for parts in self._directions())
+        best = min(worst.value, pure_total(self.spent))
+        return best if worst.tight else min(best, self._by_rdp("epsilon", delta))
 
     def delta(self, epsilon: float) -> float:
         if check_epsilon(epsilon) >= pure_total(self.spent):
             return 0.0
-        if any(_too_large(leaf, times) for leaf, times in self.spent):
-            return 1.0
-        return float(min(self.privacy_loss.get_delta_for_epsilon(epsilon) * (1 + _FFT_ROUNDING) + _FFT_NOISE, 1.0))
+        worst = max(loss_delta(parts, epsilon) for parts in self._directions())
+        return worst.value if worst.tight else min(worst.value, self._by_rdp("delta", epsilon))
+
+    def _directions(self) -> list[list[tuple[Curve, int]]]:
+        """Return what is to be composed: for removing a record, and for adding one where that differs."""
+        gaussians = [(leaf, times) for leaf, times in self.spent if isinstance(leaf, dp.GaussianDpEvent)]
+        curves = [loss_curves(leaf, times) for leaf, times in self.spent if not isinstance(leaf, dp.GaussianDpEvent)]
+        if gaussians:  # they compose to one with less noise, exactly
+            inverse = math.hypot(*(math.sqrt(times) / leaf.noise_multiplier for leaf, times in gaussians))
+            curves.append(loss_curves(dp.GaussianDpEvent(1 / inverse), 1))
+        remove, add = [(one.remove, one.times) for one in curves], [(one.add, one.times) for one in curves]
+        return [remove] if remove == add else [remove, add]
+
+    def _by_rdp(self, question: Literal["epsilon", "delta"], given: float) -> float:
+        try:
+            return float(getattr(RdpAccountant(self.spent), question)(given))
+        except UnsupportedEventError:
+            return math.inf
 
     def _dry_run(self, leaf: DpEvent) -> None:
-        if not _too_large(leaf, 1):
-            PldAccountant(interval=0.1)._loss(leaf, 1)  # coarse, to be quick
-
-    @singledispatchmethod
-    def _loss(self, leaf: DpEvent, times: int) -> pld.PrivacyLossDistribution:  # noqa: ARG002
-        raise UnsupportedEventError(f"no privacy loss distribution is known for {leaf}")
-
-    @_loss.register
-    def _(self, leaf: dp.GaussianDpEvent, times: int) -> pld.PrivacyLossDistribution:
-        # Gaussian mechanisms compose to one with less noise, exactly.
-        return pld.from_gaussian_mechanism(
-            leaf.noise_multiplier / math.sqrt(times), value_discretization_interval=self.interval
-        )
-
-    @_loss.register
-    def _(self, leaf: dp.LaplaceDpEvent, times: int) -> pld.PrivacyLossDistribution:
-        one = pld.from_laplace_mechanism(leaf.noise_multiplier, value_discretization_interval=self.interval)
-        return one.self_compose(times)
-
-    @_loss.register
-    def _(self, leaf: dp.RandomizedResponseDpEvent, times: int) -> pld.PrivacyLossDistribution:
-        one = pld.from_randomized_response(
-            leaf.noise_parameter, leaf.num_buckets, value_discretization_interval=self.interval
-        )
-        return one.self_compose(times)  # dp-accounting's own accountant forgets the count here
-
-    @_loss.register
-    def _(self, leaf: PureDp, times: int) -> pld.PrivacyLossDistribution:
-        one = DifferentialPrivacyParameters(leaf.epsilon, 0.0)
-        return pld.from_privacy_parameters(one, value_discretization_interval=self.interval).self_compose(times)
-
-    @_loss.register
-    def _(self, leaf: SampledScreening, times: int) -> pld.PrivacyLossDistribution:
-        return screening_curve(times, leaf.screening, sampling_rate=leaf.sampling_rate).privacy_loss(self.interval)
-
-    @_loss.register
-    def _(self, leaf: dp.PoissonSampledDpEvent, times: int) -> pld.PrivacyLossDistribution:
-        return self._sampled_loss(leaf.event, leaf.sampling_probability).self_compose(times)
-
-    @singledispatchmethod
-    def _sampled_loss(self, event: DpEvent, rate: float) -> pld.PrivacyLossDistribution:  # noqa: ARG002
-        raise UnsupportedEventError(f"no privacy loss distribution is known for a Poisson sample of {event}")
-
-    @_sampled_loss.register
-    def _(self, event: dp.GaussianDpEvent, rate: float) -> pld.PrivacyLossDistribution:
-        return pld.from_gaussian_mechanism(
-            event.noise_multiplier, value_discretization_interval=self.interval, sampling_prob=rate
-        )
-
-    @_sampled_loss.register
-    def _(self, event: dp.LaplaceDpEvent, rate: float) -> pld.PrivacyLossDistribution:
-        return pld.from_laplace_mechanism(
-            event.noise_multiplier, value_discretization_interval=self.interval, sampling_prob=rate
-        )
+        loss_curves(leaf, 0)
 
 
 @dataclass

@@ -21,15 +21,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 from numpy.typing import NDArray
 
 from nearveil.privacy._accounting_checks import (
     MAX_EPSILON,
+    ROUNDING,
     check_count,
     check_delta,
     check_epsilon,
-    check_positive,
 )
 
 Point = Sequence[float] | NDArray[np.float64]
@@ -38,7 +37,6 @@ _CELLS_PER_MOVE = 16  # grid cells in the step of the strongest move; more where
 _FURTHEST = 4096  # a move by more cells is cut off, from above
 _WIDEST = 200_000  # cells on each side of a = 1; beyond, the curve is extended from above
 _FEW_ROUNDS = 256  # up to here all moves are used as they are
-_LARGEST_LOSS = 50.0  # in a privacy loss distribution made of a curve
 _SAG = 1e-4  # how much higher the thinned moves may be than the true ones where it matters
 
 
@@ -158,43 +156,33 @@ class PrivacyCurve:
         -------
         ndarray of shape (n_epsilons,)
         """
+        return np.asarray(_hinge(epsilons) + self.excess_at(epsilons))
+
+    def excess_at(self, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return how far V is above ``max(1 - a, 0)``: a curve to compose with others.
+
+        Parameters
+        ----------
+        epsilons : ndarray of shape (n_epsilons,)
+            May be negative.
+
+        Returns
+        -------
+        ndarray of shape (n_epsilons,)
+        """
         logs, last = self._logs, len(self.excess) - 1
+        epsilons = epsilons * (1 - ROUNDING)  # the excess is largest at a = 1
         at = np.clip(np.searchsorted(logs, epsilons, side="right") - 1, 0, last - 1)
         share = np.expm1(epsilons - logs[at]) / math.expm1(self.spacing)
         inside = (1 - share) * self.excess[at] + share * self.excess[at + 1]
         # Beyond the grid V is at most its last value, and below it at most the chord to V(0) = 1.
         below = self.excess[0] * np.exp(np.minimum(epsilons - logs[0], 0))
-        excess = np.where(epsilons >= logs[-1], self.excess[-1], np.where(epsilons < logs[0], below, inside))
-        return np.asarray(_hinge(epsilons) + excess)
-
-    def privacy_loss(self, interval: float) -> privacy_loss_distribution.PrivacyLossDistribution:
-        """Return a privacy loss distribution that dominates the composition, for convolution with others.
-
-        Parameters
-        ----------
-        interval : float
-            The discretisation, as of the distributions it will be composed with.
-
-        Returns
-        -------
-        dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution
-        """
-        check_positive(interval, "interval")
-        # In dp-accounting's words "remove" has the record above the line and "add" below it.
-        return privacy_loss_distribution.PrivacyLossDistribution(self.reversed()._pmf(interval), self._pmf(interval))
+        values = np.where(epsilons >= logs[-1], self.excess[-1], np.where(epsilons < logs[0], below, inside))
+        return np.asarray(values * (1 + ROUNDING))
 
     @property
     def _logs(self) -> NDArray[np.float64]:
-        return _multiples(self.spacing, self.first, self.first + len(self.excess) - 1)
-
-    def _pmf(self, interval: float) -> pld_pmf.PLDPmf:
-        # A loss above the largest is counted as infinite, one below the smallest as the smallest: both from above.
-        lowest = math.floor(max(self.spacing * self.first, -_LARGEST_LOSS) / interval) - 1
-        highest = math.ceil(min(self.spacing * (self.first + len(self.excess)), _LARGEST_LOSS) / interval) + 1
-        deltas = self.forward(_multiples(interval, lowest, highest))
-        return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-            interval, lowest, highest, np.minimum(np.maximum.accumulate(deltas[::-1])[::-1], 1)
-        )
+        return multiples(self.spacing, self.first, self.first + len(self.excess) - 1)
 
     def _forward_epsilon(self, delta: float) -> float:
         values = self.excess[-self.first :]  # the grid from a = 1 upwards, where the excess is V itself
@@ -305,7 +293,7 @@ class _Kernel:
         taps = {shift: weight for shift, weight in taps.items() if weight > 0} or {0: 0.0}
         shifts, weights = tuple(taps), tuple(taps.values())
         reach = max(abs(shift) for shift in shifts)
-        logs, source = _multiples(spacing, -reach, reach), np.full(2 * reach + 1, at_zero)
+        logs, source = multiples(spacing, -reach, reach), np.full(2 * reach + 1, at_zero)
         for shift, weight in taps.items():
             source += weight * _hinge(logs + spacing * shift)
         return cls(shifts, weights, reach, np.maximum(source - _hinge(logs), 0), at_zero, max(lost, 0.0))
@@ -343,7 +331,8 @@ def _trim(excess: NDArray[np.float64], low: int, spacing: float, tail: float) ->
     return keep, excess[low - keep : high]
 
 
-def _multiples(spacing: float, first: int, last: int) -> NDArray[np.float64]:
+def multiples(spacing: float, first: int, last: int) -> NDArray[np.float64]:
+    """Return the multiples of `spacing` from the first to the last."""
     return np.arange(first, last + 1, dtype=np.float64) * spacing
 
 

@@ -5,6 +5,9 @@ import math
 MAX_EPSILON = 500.0
 """Beyond this a promise is none (odds may change by a factor of 1e217); accountants treat such a loss as infinite."""
 
+ROUNDING = 2.0**-46
+"""Relative; more than the error of a value made by a few library functions, each within 4 units in the last place."""
+
 
 def check_positive(value: float, name: str) -> float:
     """Return `value` as a float, or say that it must be a positive finite number."""

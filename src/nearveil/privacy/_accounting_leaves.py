@@ -7,7 +7,7 @@ import attr
 import dp_accounting as dp
 from dp_accounting import DpEvent
 
-from nearveil.privacy._accounting_checks import check_count, check_positive
+from nearveil.privacy._accounting_checks import ROUNDING, check_count, check_positive
 from nearveil.privacy.events import (
     ClippedVotes,
     GaussianNoisyMax,
@@ -110,7 +110,7 @@ def _(event: dp.PoissonSampledDpEvent, count: int = 1) -> Leaves:
         return [(_amplified(parts[0][0], rate), count)]
     # One sample for several mechanisms: the joint mechanism is amplified, never its parts one by one.
     squares = sum(times * _inverse_square(leaf) for leaf, times in parts)
-    inner = event.event if math.isinf(squares) else dp.GaussianDpEvent(1 / math.sqrt(squares))
+    inner = event.event if math.isinf(squares) else dp.GaussianDpEvent(1 / (math.sqrt(squares) * (1 + ROUNDING)))
     return [(dp.PoissonSampledDpEvent(rate, inner), count)]
 
 
@@ -133,8 +133,10 @@ def _(event: SampledScreening, rate: float) -> DpEvent:
 @_amplified.register
 def _(event: PureDp, rate: float) -> DpEvent:
     if event.epsilon < 1:
-        return PureDp(math.log1p(rate * math.expm1(event.epsilon)))
-    return PureDp(event.epsilon + math.log(rate + (1 - rate) * math.exp(-event.epsilon)))
+        amplified = math.log1p(rate * math.expm1(event.epsilon))
+    else:
+        amplified = event.epsilon + math.log(rate + (1 - rate) * math.exp(-event.epsilon))
+    return PureDp(min(amplified * (1 + ROUNDING), event.epsilon))
 
 
 @singledispatch

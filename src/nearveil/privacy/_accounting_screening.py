@@ -163,7 +163,7 @@ def screening_curve(n: int, screening: NoisyScreening, *, sampling_rate: float =
     Returns
     -------
     PrivacyCurve
-        ``.epsilon(delta)``, ``.delta(epsilon)``, and ``.privacy_loss(interval)`` for convolution with other
+        ``.epsilon(delta)``, ``.delta(epsilon)``, and ``.excess_at(epsilons)`` for convolution with other
         mechanisms, in whatever order they are asked.
     """
     return compose_binary(_moves(screening, check_rate(sampling_rate)), check_count(n, "n"))

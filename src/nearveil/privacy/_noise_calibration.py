@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from dp_accounting import get_sigma_gaussian
+from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
 EPSILONS = (1e-6, 64.0)  # below, rounding would eat the answer; above, nothing is promised worth a name
@@ -70,15 +71,20 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     """
     check_positive("noise_multiplier", noise_multiplier)
     check_epsilon(epsilon)
-    half, drift = 0.5 / noise_multiplier, epsilon * noise_multiplier
+    return float(gaussian_deltas(noise_multiplier, np.array([epsilon]))[0])
+
+
+def gaussian_deltas(noise_multiplier: float, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the same bound at many epsilons, none of them negative."""
+    half, drift = 0.5 / noise_multiplier, epsilons * noise_multiplier
     a, b = half - drift, -half - drift
-    log_a, log_b = float(log_ndtr(a)), float(log_ndtr(b))
+    log_a, log_b = log_ndtr(a), log_ndtr(b)
     # a and b are off by three roundings of |b|; the slope of log Phi at x is at most |x| + 1.
-    error_a = _ULP * (8 * abs(log_a) + 3 * abs(b) * (abs(a) + 1))
-    error_b = _ULP * (8 * abs(log_b) + 3 * abs(b) * (abs(b) + 1))
-    gap = log_a - log_b - epsilon  # positive: 1 - e^-gap is the share of Phi(a) that stays
-    gap = max(gap, 0.0) + error_a + error_b + _ULP * epsilon
-    return up(-math.expm1(-gap) * math.exp(log_a + error_a))
+    error_a = _ULP * (8 * np.abs(log_a) + 3 * np.abs(b) * (np.abs(a) + 1))
+    error_b = _ULP * (8 * np.abs(log_b) + 3 * np.abs(b) * (np.abs(b) + 1))
+    gap = log_a - log_b - epsilons  # positive: 1 - e^-gap is the share of Phi(a) that stays
+    gap = np.maximum(gap, 0.0) + error_a + error_b + _ULP * epsilons
+    return np.asarray(up(-np.expm1(-gap) * np.exp(log_a + error_a)))
 
 
 def analytic_gaussian_scale(sensitivity: float, epsilon: float, delta: float) -> float:

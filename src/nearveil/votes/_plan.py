@@ -184,9 +184,6 @@ class VotePlan:
         '0.8711'
         """
         check_delta(delta)
-        (leaf, times), *_ = leaves(self.votes.event, self.max_answered)
-        if isinstance(leaf, GaussianDpEvent) and times > 2 * _LARGEST_EPSILON * leaf.noise_multiplier**2:
-            return math.inf  # the mean of the privacy loss is beyond any promise
         spent, guess = count_events(self._repeated), 3.0
         for _ in range(8):
             extra = self.extra_delta(guess)
@@ -257,7 +254,7 @@ class Wish:
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing, and wishes that contradict each other."""
         if check_delta(self.delta) < _LEAST_DELTA:
-            raise ValueError(f"delta must be at least {_LEAST_DELTA:g}: no accountant resolves less")
+            raise ValueError(f"delta must be at least {_LEAST_DELTA:g}: the coins of some screenings cost as much")
         check_count(self.max_answered, "max_answered", least=1)
         PoissonSample(self.sampling_rate)
         for name in ("epsilon", "screening_noise", "vote_noise"):

@@ -1,0 +1,481 @@
+r"""Privacy loss: curves of single mechanisms, and the curve of many together, all from above.
+
+A *curve* takes ``log a`` and returns ``H(a) - max(1 - a, 0)``, where H is the hockey-stick divergence of a pair that
+dominates the mechanism in one direction. Curves are never below the truth: each adds what its own rounding may hide.
+
+Many mechanisms are convolved by FFT. Its rounding is absolute, a small delta is not; so the distributions are tilted by
+``exp(tilt * loss)`` first, which a convolution respects, until the loss in question is a common one. The rounding that
+is left has a proved bound, which is added. Proofs: ``docs/theory/accounting.md``, Theorem 2 and Lemma 8.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft
+from scipy.optimize import brentq
+from scipy.special import logsumexp
+
+from nearveil.privacy._accounting_binary import multiples
+from nearveil.privacy._accounting_checks import MAX_EPSILON, ROUNDING
+from nearveil.privacy._noise_calibration import gaussian_deltas
+
+Floats = NDArray[np.float64]
+Curve = Callable[[Floats], Floats]
+Parts = Sequence[tuple[Curve, int]]
+
+_U = 2.0**-53  # half a unit in the last place
+_UP = 1 + ROUNDING
+_IN = 1 - ROUNDING  # a curve falls on both sides of 0, so an argument that is nearer to 0 errs upwards
+_FFT_ERROR = 40 * _U  # for each doubling of the length (Lemma 8)
+_GRID_SHARE = 2e-6  # of epsilon, that the rounding of losses to a grid should add
+_LOOSE = 1e-4  # where it may add more, another accountant may know better
+_LONGEST = 2**20  # points of a grid; where more would be needed it is coarser, from above
+_MOST = 2**30  # mechanisms, whose roundings added up still say something
+_WIDEST = 64.0  # spacing of a grid that says anything
+_TAIL = 36.0  # minus the logarithm of what a window leaves out
+_WEAK = -80.0  # logarithm of a frequency that has no part in the result
+_NEAR = np.geomspace(1e-6, 0.5, 96)
+_SHARES = np.union1d(_NEAR, 1 - _NEAR)  # of the range of a loss, dense at both ends
+
+
+def gaussian_curve(noise_multiplier: float) -> Curve:
+    """Return the curve of Gaussian noise; it is the same in both directions."""
+    # With so little noise, and with less, every loss up to the largest is as good as certain to be passed.
+    multiplier = min(max(noise_multiplier * _IN, 1e-6), 1e15)
+
+    def curve(logs: Floats) -> Floats:
+        return _symmetric(logs, gaussian_deltas(multiplier, np.abs(logs)))
+
+    return curve
+
+
+def laplace_curve(noise_multiplier: float) -> Curve:
+    """Return the curve of Laplace noise; it is the same in both directions."""
+    largest = _UP / noise_multiplier
+
+    def curve(logs: Floats) -> Floats:
+        return _symmetric(logs, -np.expm1(np.minimum((np.abs(logs) - largest) / 2, 0)))
+
+    return curve
+
+
+def response_curve(epsilon: float, truth: float) -> Curve:
+    """Return the curve of randomised response that tells the truth with this probability."""
+    largest = epsilon * _UP
+
+    def curve(logs: Floats) -> Floats:
+        return _symmetric(logs, -truth * _UP * np.expm1(np.minimum(np.abs(logs) - largest, 0)))
+
+    return curve
+
+
+def open_curve(logs: Floats) -> Floats:
+    """Return the curve of a release that hides nothing."""
+    return np.exp(np.minimum(logs, 0))
+
+
+def sampled_curve(curve: Curve, rate: float) -> Curve:
+    """Return the curve of a mechanism on a Poisson sample, the record above the line ("remove")."""
+
+    def sampled(logs: Floats) -> Floats:
+        # H'(a) = rate * H(1 + (a - 1) / rate); below a = 1 - rate nothing is left.
+        shift = np.maximum(np.expm1(logs) / rate * _IN, -1)
+        with np.errstate(divide="ignore"):
+            inner = np.log1p(shift) * _IN
+        inside = curve(np.clip(inner, -2 * MAX_EPSILON, 2 * MAX_EPSILON))
+        return np.asarray(np.where(shift > -1, rate * inside * _UP, 0))
+
+    return sampled
+
+
+def reversed_curve(curve: Curve) -> Curve:
+    """Return the curve of Q against P."""
+
+    def reverse(logs: Floats) -> Floats:
+        return np.asarray(np.exp(logs) * curve(-logs) * _UP)
+
+    return reverse
+
+
+def _symmetric(logs: Floats, values: Floats) -> Floats:
+    """Return ``values``, those of both directions at ``abs(logs)``, for either sign."""
+    return np.asarray(np.minimum(values * _UP, 1) * np.exp(np.minimum(logs, 0)) * _UP)
+
+
+class Bound(NamedTuple):
+    """An upper bound, and whether it is known to be near the truth."""
+
+    value: float
+    tight: bool
+
+
+def loss_epsilon(parts: Parts, delta: float) -> Bound:
+    """Return an epsilon at which mechanisms, each run so often, are (epsilon, delta)-private in one direction.
+
+    Parameters
+    ----------
+    parts : sequence of (Curve, int)
+    delta : float
+
+    Returns
+    -------
+    Bound
+        Infinity where none is found.
+    """
+    parts, count = _count(parts)
+    if _total(parts, MAX_EPSILON) > delta:
+        return Bound(math.inf, tight=True)
+    if _total(parts, 0.0) <= delta:
+        return Bound(0.0, tight=True)
+    if count > _MOST:
+        return Bound(math.inf, tight=False)
+    if count == 1:
+        return Bound(_reach(parts[0][0], delta, 1e-13), tight=True)
+    # One grid for deltas that are about the same, so that a larger one never has a larger epsilon.
+    level = 2.0 ** math.floor(math.log2(delta))
+    tilt, guess = _Sketch.of(parts, level).for_delta(level)
+    composed = _convolve(parts, tilt, guess, level)
+    found = math.inf if composed is None else composed.epsilon(delta)
+    return Bound(found, composed is not None and composed.tight and composed.losses[0] < found < math.inf)
+
+
+def loss_delta(parts: Parts, epsilon: float) -> Bound:
+    """Return a delta at which mechanisms, each run so often, are (epsilon, delta)-private in one direction.
+
+    Parameters
+    ----------
+    parts : sequence of (Curve, int)
+    epsilon : float
+
+    Returns
+    -------
+    Bound
+        At most 1.
+    """
+    parts, count = _count(parts)
+    simple = min(_total(parts, 0.0), 1.0)
+    if count <= 1:
+        return Bound(min(_total(parts, epsilon), 1.0), tight=True)
+    if _total(parts, MAX_EPSILON) >= 1:
+        return Bound(simple, tight=True)
+    if count > _MOST:
+        return Bound(simple, tight=False)
+    tilt, guess = _Sketch.of(parts, 1e-250).for_epsilon(epsilon)
+    composed = _convolve(parts, tilt, max(epsilon, 1 / tilt), guess)
+    found = 1.0 if composed is None else composed.delta(epsilon)
+    return Bound(min(found, simple), composed is not None and composed.tight and found < 1)
+
+
+def _count(parts: Parts) -> tuple[Parts, int]:
+    """Return the parts that have a loss at all, and how many mechanisms they are together."""
+    kept = [(curve, times) for curve, times in parts if _at(curve, 0.0) > 0]
+    return kept, sum(times for _, times in kept)
+
+
+def _total(parts: Parts, log: float) -> float:
+    """Return the sum of all curves; at 0 it bounds that of the composition, as total variation does."""
+    return math.fsum(times * _at(curve, log) for curve, times in parts) * _UP
+
+
+def _at(curve: Curve, log: float) -> float:
+    return float(curve(np.array([log]))[0])
+
+
+def _reach(curve: Curve, level: float, precision: float) -> float:
+    """Return a loss, the least up to `precision` and at most the largest, at which the curve is down to `level`."""
+    low, high = 0.0, MAX_EPSILON
+    while high - low > precision * high > 1e-300:
+        points = np.linspace(low, high, 65)[1:-1] if low else np.geomspace(high * 1e-6, high, 65)[:-1]
+        below = curve(points) <= level
+        at = int(np.argmax(below)) if np.any(below) else len(points)
+        low, high = (points[at - 1] if at else low), (points[at] if at < len(points) else high)
+    return float(high)
+
+
+def _range(curve: Curve, level: float) -> tuple[float, float]:
+    """Return how far the loss of one mechanism goes, down and up, until what is left is negligible."""
+    return _reach(reversed_curve(curve), max(level, 1e-20), 1e-9), _reach(curve, max(level, 1e-305), 1e-9)
+
+
+@dataclass(frozen=True)
+class _Sketch:
+    """The moments of the loss of everything, roughly: they say where to look, and no bound depends on them.
+
+    Attributes
+    ----------
+    tilts : ndarray of shape (n_tilts,)
+    moments : ndarray of shape (n_tilts,)
+        ``log E exp(tilt * loss)``.
+    """
+
+    tilts: Floats
+    moments: Floats
+
+    @classmethod
+    def of(cls, parts: Parts, delta: float) -> "_Sketch":
+        seen = []
+        for curve, times in parts:
+            low, high = _range(curve, delta * 1e-9 / times)
+            points = np.concatenate([-low * _SHARES[::-1], high * _SHARES])
+            seen.append((points, curve(points) * np.gradient(points), times))
+        variance = sum(2 * times * float(np.sum(weights)) for _, weights, times in seen)
+        tilts = np.geomspace(1e-2, 1e3, 96) / math.sqrt(variance)
+        moments = np.zeros_like(tilts)
+        for points, weights, times in seen:
+            # E exp(tilt * loss) = 1 + tilt (tilt + 1) * the integral of exp(tilt * log a) times the curve
+            with np.errstate(divide="ignore"):
+                integral = logsumexp(np.multiply.outer(tilts, points) + np.log(weights), axis=1)
+            moments += times * np.logaddexp(0, integral + np.log(tilts * (tilts + 1)))
+        return cls(tilts, moments)
+
+    def for_delta(self, delta: float) -> tuple[float, float]:
+        """Return the tilt that suits a delta, and about its epsilon."""
+        found = (self._chernoff - math.log(delta)) / self.tilts
+        best = int(np.argmin(found))
+        return float(self.tilts[best]), max(float(found[best]), 1 / float(self.tilts[best]))
+
+    def for_epsilon(self, epsilon: float) -> tuple[float, float]:
+        """Return the tilt that suits an epsilon, and about its delta."""
+        found = self._chernoff - self.tilts * epsilon
+        best = int(np.argmin(found))
+        return float(self.tilts[best]), math.exp(min(max(float(found[best]), -600.0), 0.0))
+
+    @property
+    def _chernoff(self) -> Floats:
+        """The logarithm of delta at epsilon 0 by Theorem 1, at order 1 + tilt."""
+        return np.asarray(self.moments + self.tilts * np.log(self.tilts) - (self.tilts + 1) * np.log1p(self.tilts))
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """A distribution of the privacy loss on multiples of `spacing` that dominates a mechanism's.
+
+    Attributes
+    ----------
+    spacing : float
+    first : int
+        The first multiple.
+    mass : ndarray of shape (n_points,)
+    infinite : float
+        Mass of the infinite loss.
+    times : int
+        How often the mechanism runs.
+    """
+
+    spacing: float
+    first: int
+    mass: Floats
+    infinite: float
+    times: int
+
+    @classmethod
+    def of(cls, curve: Curve, times: int, spacing: float, reach: tuple[float, float]) -> "_Losses":
+        """Connect the dots: H is convex in a, so its chords lie above it, and they are the H of a distribution."""
+        first, last = -math.ceil(reach[0] / spacing) - 1, math.ceil(reach[1] / spacing) + 1
+        excess = curve(multiples(spacing, first, last) * _IN)
+        steps = np.diff(excess)
+        right = np.append(steps, 0.0) / math.expm1(spacing)
+        left = np.append(excess[:1], steps / -math.expm1(-spacing))  # the first chord goes to H(0) = 1
+        kink = np.zeros(len(excess))
+        kink[-first] = 1  # of max(1 - a, 0)
+        mass = right - left + kink + 16 * _U * (np.abs(right) + np.abs(left) + kink)
+        return cls(spacing, first, np.maximum(mass, 0), float(excess[-1]), times)
+
+    @property
+    def last(self) -> int:
+        """The last multiple."""
+        return self.first + len(self.mass) - 1
+
+    @cached_property
+    def surplus(self) -> float:
+        """How much more than 1 the whole mass may be."""
+        return max(float(np.sum(self.mass)) + self.infinite - 1, 0.0) + 128 * _U
+
+    @cached_property
+    def losses(self) -> Floats:
+        return multiples(self.spacing, self.first, self.last)
+
+    @cached_property
+    def log_mass(self) -> Floats:
+        with np.errstate(divide="ignore"):
+            return np.log(self.mass)
+
+    @cached_property
+    def depth(self) -> float:
+        """The largest logarithm of a mass, in absolute value."""
+        return float(np.max(np.abs(self.log_mass[self.mass > 0])))
+
+    def rounding(self, tilt: float) -> float:
+        """Return how much the logarithm of a tilted mass, or of their sum, may be off."""
+        return 16 * _U * (abs(tilt) * max(-self.first, self.last) * self.spacing + self.depth + 16)
+
+    def moment(self, tilt: float) -> float:
+        """Return ``log E exp(tilt * loss)``, from above."""
+        exponents = tilt * self.losses + self.log_mass
+        largest = float(np.max(exponents))
+        return largest + math.log(np.sum(np.exp(exponents - largest))) + self.rounding(tilt)
+
+    def tilted(self, tilt: float) -> tuple[float, Floats]:
+        """Return the moment, and the distribution tilted; its sum is at most 1."""
+        moment = self.moment(tilt) + self.rounding(tilt)
+        return moment, np.exp(tilt * self.losses + self.log_mass - moment)
+
+
+@dataclass(frozen=True)
+class _Convolution:
+    """The losses of everything, tilted, in a window, and what the computation may hide.
+
+    Attributes
+    ----------
+    losses, mass : ndarray of shape (n_points,)
+        The true distribution times ``exp(tilt * loss - moment)``.
+    tilt, moment : float
+    error : float
+        Largest L2 norm of the error of `mass`.
+    above : float
+        Largest tilted mass above the window.
+    infinite : float
+        Mass of the infinite loss.
+    tight : bool
+        Whether the grid is as fine as it should be.
+    """
+
+    losses: Floats
+    mass: Floats
+    tilt: float
+    moment: float
+    error: float
+    above: float
+    infinite: float
+    tight: bool
+
+    def delta(self, epsilon: float) -> float:
+        """Return the divergence at ``exp(epsilon)``, from above."""
+        largest = max(abs(float(self.losses[0])), abs(float(self.losses[-1])))
+        epsilon -= 8 * _U * largest  # the losses are rounded
+        if epsilon < self.losses[0]:
+            return 1.0
+        start = int(np.searchsorted(self.losses, epsilon, side="right"))
+        weights = self._weight(self.losses[start:] - epsilon)
+        beyond = self._weight(np.array([max(self.losses[-1] - epsilon, math.log1p(1 / self.tilt))]))[0]  # the largest
+        inside = np.sum(weights * self.mass[start:]) + np.linalg.norm(weights) * self.error
+        rounding = 16 * _U * (abs(self.moment) + self.tilt * largest + 16)
+        scale = np.exp(min(self.moment - self.tilt * epsilon + rounding, 700.0))
+        return float(min(scale * (inside + beyond * self.above) + self.infinite, 1.0))
+
+    def epsilon(self, delta: float) -> float:
+        """Return an epsilon at which the divergence is at most `delta`; infinity where the window holds none."""
+        low, high = max(float(self.losses[0]), 0.0), float(self.losses[-1])
+        if high <= low or self.delta(high) > delta:
+            return math.inf
+        if self.delta(low) <= delta:
+            return low
+
+        def surplus(epsilon: float) -> float:
+            return math.log(max(self.delta(epsilon) / delta, 1e-9))
+
+        found, step = brentq(surplus, low, high, xtol=1e-300, rtol=1e-14), 1e-15
+        while self.delta(found) > delta:
+            found, step = min(found * (1 + step), high), 2 * step
+        return float(found)
+
+    def _weight(self, above: Floats) -> Floats:
+        return np.asarray(-np.expm1(-above) * np.exp(-self.tilt * above))
+
+
+def _convolve(parts: Parts, tilt: float, epsilon: float, delta: float) -> _Convolution | None:
+    """Return the convolution of all parts, tilted, on a grid for about this epsilon and delta; None without one."""
+    reaches = [_range(curve, delta * 1e-7 / times) for curve, times in parts]
+    # Rounding one loss to the grid adds about (tilt + 1) spacing^2 / 12 to epsilon.
+    rounded = sum(times for _, times in parts) * (tilt + 1) / (12 * epsilon)
+    spacing = max(math.sqrt(_GRID_SHARE / rounded), 2 * max(map(sum, reaches)) / _LONGEST)
+    # The largest loss of what runs most often becomes a multiple: randomised response is then not rounded at all.
+    largest = max(zip(parts, reaches, strict=True), key=lambda part: part[0][1])[1][1]
+    while spacing < _WIDEST:
+        spacing = max(spacing, largest / max(largest // spacing, 1))
+        losses = [
+            _Losses.of(curve, times, spacing, reach) for (curve, times), reach in zip(parts, reaches, strict=True)
+        ]
+        window = _window(losses, tilt)
+        if window.size <= _LONGEST:
+            return _tilted_sum(losses, tilt, window, tight=spacing**2 * rounded < _LOOSE)
+        spacing *= 1.1 * window.size / _LONGEST
+    return None
+
+
+class _Window(NamedTuple):
+    """From the first to the last multiple of the spacing that matters, and the tilted mass above, at most."""
+
+    first: int
+    last: int
+    above: float
+
+    @property
+    def size(self) -> int:
+        return self.last - self.first + 1
+
+
+def _window(losses: Sequence[_Losses], tilt: float) -> _Window:
+    """Return a window outside of which there is hardly any tilted mass, by Chernoff's bound."""
+
+    def moment(more: float) -> float:
+        return sum(one.times * one.moment(tilt + more) for one in losses)
+
+    spacing, variance = losses[0].spacing, 0.0
+    for one in losses:
+        tilted = one.tilted(tilt)[1]
+        mean = np.sum(tilted * one.losses)
+        variance += one.times * float(np.sum(tilted * (one.losses - mean) ** 2))
+    spread = max(math.sqrt(variance), spacing)
+    base = moment(0.0) - 2 * sum(one.times * one.rounding(tilt) for one in losses)
+    low, high = -math.inf, math.inf
+    for more in (2 / spread, 4 / spread, 8 / spread):
+        low = max(low, (base - moment(-more) - _TAIL) / more)
+        high = min(high, (moment(more) - base + _TAIL) / more)
+    bottom, top = sum(one.times * one.first for one in losses), sum(one.times * one.last for one in losses)
+    first, last = max(math.floor(low / spacing), bottom), math.ceil(high / spacing) + 1
+    return _Window(first, top, 0.0) if last >= top else _Window(first, last, 2 * math.exp(-_TAIL))
+
+
+def _tilted_sum(losses: Sequence[_Losses], tilt: float, window: _Window, *, tight: bool) -> _Convolution:
+    """Return the tilted distribution of the sum in a window; what lies outside comes back into it, which is safe."""
+    size = 2 ** math.ceil(math.log2(max(window.size, *(len(one.mass) for one in losses), 16)))
+    moment, norms, offset = 0.0, 0.0, 0
+    product = np.ones(size // 2 + 1, dtype=np.complex128)
+    for one in losses:
+        log_sum, tilted = one.tilted(tilt)
+        moment += one.times * (log_sum + one.rounding(tilt))
+        norms += one.times * float(np.linalg.norm(tilted))
+        offset += one.times * one.first
+        spectrum = fft.rfft(tilted, size)
+        spectrum /= np.maximum(np.abs(spectrum), 1)  # that of a distribution lies in the unit disc
+        with np.errstate(divide="ignore"):
+            strong = (product != 0) & (one.times * np.log(np.abs(spectrum)) > _WEAK)
+        product[~strong] = 0
+        product[strong] *= _power(spectrum[strong], one.times)
+    surplus = sum(one.times * one.surplus for one in losses)
+    return _Convolution(
+        losses=multiples(losses[0].spacing, window.first, window.last),
+        mass=np.maximum(np.roll(fft.irfft(product, size), offset - window.first)[: window.size], 0),
+        tilt=tilt,
+        moment=moment,
+        error=_FFT_ERROR * math.log2(size) * norms + math.exp(_WEAK + 1),
+        above=window.above,
+        infinite=sum(one.times * one.infinite for one in losses) * math.exp(min(surplus, 700.0)),
+        tight=tight,
+    )
+
+
+def _power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
+    """Return the power by squaring, so that its error is that of so many multiplications."""
+    result = np.ones_like(base)
+    while exponent:
+        if exponent & 1:
+            result = result * base
+        base, exponent = base * base, exponent >> 1
+    return result
