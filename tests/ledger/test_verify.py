@@ -225,7 +225,7 @@ def test_a_witness_of_another_history_stops_who_has_the_ledger_open(tmp_path: Pa
         other.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
         shutil.copy(tmp_path / "b.db.witness", tmp_path / "a.db.witness")
         with pytest.raises(RolledBackError, match="another entry 1 than its witness has seen"):
-            account.spend(PureDp(0.5))
+            account.spend(stated(PureDp(0.5)))
 
 
 def test_a_witness_that_is_missing_or_damaged_is_not_passed_over(tmp_path: Path) -> None:

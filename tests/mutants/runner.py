@@ -26,7 +26,7 @@ from typing import Literal
 Verdict = Literal["killed", "survived", "timed out", "broken"]
 
 _TESTS_FAILED = 1  # pytest's exit status; 2 to 5 mean that the tests did not run
-_OPTIONS = ("-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "mutants_profile")
+_OPTIONS = ("-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "mutants_profile")
 # Properties are tried on the same examples every time, without deadlines, and failures are not made smaller.
 _PROFILE = """\
 from hypothesis import Phase, settings
@@ -187,7 +187,7 @@ def _plant(mutant: Mutant, changed: str, root: Path, copy: Path, timeout: float)
     kept = path.read_bytes()
     path.write_text(changed, encoding="utf-8")
     try:
-        status, said = _pytest(mutant.tests, root, copy, timeout)
+        status, said = _pytest(["-x", *mutant.tests], root, copy, timeout)
     finally:
         path.write_bytes(kept)
     return Outcome(mutant, _judge(status, said), time.monotonic() - start, said)
@@ -202,7 +202,7 @@ def _judge(status: int | None, said: str) -> Verdict:
     return "killed" if status == _TESTS_FAILED and re.search(r"\b\d+ failed\b", last) else "broken"
 
 
-def _pytest(tests: Sequence[str], root: Path, copy: Path, timeout: float) -> tuple[int | None, str]:
+def _pytest(arguments: Sequence[str], root: Path, copy: Path, timeout: float) -> tuple[int | None, str]:
     """Run tests on a copy of the sources; return pytest's status, None where time ran out, and its output."""
     environment = {
         **os.environ,
@@ -210,7 +210,7 @@ def _pytest(tests: Sequence[str], root: Path, copy: Path, timeout: float) -> tup
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "pytest", *_OPTIONS, *tests]
+    command = [sys.executable, "-m", "pytest", *_OPTIONS, *arguments]
     # A file and not a pipe: a process that a failed test leaves behind would hold the pipe open.
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(  # noqa: S603 - the command is ours
