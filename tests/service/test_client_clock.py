@@ -18,7 +18,7 @@ from nearveil.release import PublicMap
 from nearveil.retrieval._codes import WholeCodes
 from nearveil.retrieval._protocol_time import choice_period, question_period
 from nearveil.service import AsyncClient, Client
-from nearveil.service._client_errors import UnansweredError
+from nearveil.service._client_errors import QuestionError, UnansweredError
 from nearveil.service._schedule import EXTRACTION_PERIOD, slot_end
 from tests.clocks import Watched, watched
 from tests.service.asking import QUERIES, URL, Scene, framed, is_post, make_index, public_of, scene, seeded
@@ -138,6 +138,28 @@ def test_images_are_features_before_the_first_request(
         assert watched.sent[0] == ("map", start + PERIOD)
         seen.add(tuple(watched.gaps()))
     assert len(seen) == 2
+
+
+@pytest.mark.parametrize("made_by", ["user", "given extractor", "extractor of a listed gallery"])
+def test_features_that_cannot_be_compared_are_refused_before_the_first_request(
+    here: Scene, monkeypatch: pytest.MonkeyPatch, made_by: str
+) -> None:
+    """Were the map asked for and then nothing, the server would learn that the feature is such a one."""
+    bad = [np.full(8, 2e6), np.full(8, np.nan), np.r_[np.zeros(7), -np.inf], np.full(8, np.inf, np.float16)]
+    toy: Any = Toy()
+    toy.extract = lambda pixels: [[*bad, QUERIES[0]][image[0, 0, 0]] for image in pixels]
+    monkeypatch.setattr("nearveil.service._private_image.find_extractor", lambda _: toy)
+    client, wire = here.client(extractor=toy if made_by == "given extractor" else None)
+    if made_by == "extractor of a listed gallery":
+        client.galleries()
+        wire.requests.clear()
+    images: list[Any] = [*bad, QUERIES[0]] if made_by == "user" else [png(number) for number in range(5)]
+    *wrong, good = images
+    for one in wrong:
+        for image, dummies, name in ((one, [], "image"), (good, [good, one], r"dummies\[1\]")):
+            with pytest.raises(QuestionError, match=rf"^{name}: .*feature must be finite, with no number beyond"):
+                client.nearest(image, dummies=dummies)
+    assert (wire.requests, here.paid) == ([], 0)
 
 
 def test_features_need_no_slot_before_the_first_request(here: Scene, watched: Watched) -> None:

@@ -24,7 +24,7 @@ from nearveil.retrieval._protocol_errors import OutdatedMapError, ProtocolError,
 from nearveil.retrieval._protocol_parts import Found, Spend
 from nearveil.retrieval._protocol_time import choice_period, question_period
 from nearveil.retrieval._wire import DEFAULT_LIMITS, HEADER_BYTES, Limits
-from nearveil.retrieval._wire_public import LARGEST_FEATURE, PublicPart
+from nearveil.retrieval._wire_public import OUT_OF_RANGE, PublicPart, in_range
 from nearveil.retrieval._wire_schema import MapChanged, PublicRequest, Query, Refusal, read
 
 State = Literal["start", "ready", "asked", "answered"]
@@ -347,8 +347,8 @@ class ClientProtocol:
         row, mean = checked_numbers(feature, "feature"), self._public.mean
         if row.shape != mean.shape:
             raise ValueError(f"feature must be one row of {len(mean)} numbers")
-        if not (np.abs(row) <= LARGEST_FEATURE).all():
-            raise ValueError(f"feature must be finite, with no number beyond {LARGEST_FEATURE:g}")
+        if not in_range(row):
+            raise ValueError(f"feature {OUT_OF_RANGE}")
         row = row.copy()
         # A server may send a suspect's feature as its mean. Were that row refused, silence would tell it.
         if np.abs(row - mean).max() < _NOWHERE:

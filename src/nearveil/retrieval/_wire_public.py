@@ -17,7 +17,14 @@ from nearveil.retrieval._wire_codes import code_dimension, codes_from_bytes, cod
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 LARGEST_FEATURE = 1e6  # of a number in a feature or a mean: differences are then finite, and not lost in rounding
+OUT_OF_RANGE = f"must be finite, with no number beyond {LARGEST_FEATURE:g}"
 _OFFERS = 1 << (len(EXTRAS) - 1)  # choices of what a gallery may offer, one bit each
+
+
+def in_range(row: NDArray[Any]) -> bool:
+    """Return whether a feature or a mean holds finite numbers alone, none too large to compare."""
+    with np.errstate(all="ignore"):  # in 64 bits: the limit itself is infinite in 16
+        return bool((np.abs(row.astype(np.float64)) <= LARGEST_FEATURE).all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +80,7 @@ class PublicPart:
         if not _DIGEST.fullmatch(self.public_digest):
             raise WireError("public_digest must be 32 hexadecimal digits")
         mean = np.array(self.mean, dtype=np.float64)
-        if mean.ndim != 1 or not len(mean) or not (np.abs(mean) <= LARGEST_FEATURE).all():
+        if mean.ndim != 1 or not len(mean) or not in_range(mean):
             raise WireError(f"mean must be a row of finite numbers, none beyond {LARGEST_FEATURE:g}")
         mean.setflags(write=False)
         object.__setattr__(self, "mean", mean)

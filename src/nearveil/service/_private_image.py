@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from nearveil.features import Extractor, ImageError, find_extractor, load_image
 from nearveil.features._images import COLOURS, Pixels
+from nearveil.retrieval._wire_public import OUT_OF_RANGE, in_range
 from nearveil.service._client_errors import QuestionError
 from nearveil.service._model import GalleryInfo
 
@@ -58,7 +59,11 @@ class Features:
         """Return features of pixels, by the extractor that was given or by that of the gallery."""
         pixels = [image for image in given if image.ndim == 3]
         made = iter(self._extractor(info).extract(pixels) if pixels else ())
-        return [image if image.ndim == 1 else next(made) for image in given]
+        rows = [image if image.ndim == 1 else next(made) for image in given]
+        for number, row in enumerate(rows):
+            if not in_range(row):
+                raise QuestionError(_named(number), f"its feature {OUT_OF_RANGE}")
+        return rows
 
     def check(self, given: Sequence[NDArray[Any]], rows: Sequence[NDArray[Any]], info: GalleryInfo) -> None:
         """Refuse features that a gallery cannot compare with its own."""
@@ -108,6 +113,8 @@ def _given(image: Image, name: str) -> NDArray[Any]:
 def _taken(image: Image, name: str) -> NDArray[Any]:
     if isinstance(image, np.ndarray):
         if image.ndim == 1 and image.dtype.kind == "f":
+            if not in_range(image):
+                raise QuestionError(name, f"feature {OUT_OF_RANGE}")
             return image
         if image.ndim == 3 and image.dtype == np.uint8:
             return image
