@@ -142,6 +142,17 @@ def test_what_was_learned_is_read_only() -> None:
             setattr(frozen, field, 1.0)
 
 
+@pytest.mark.parametrize("twin_of", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])  # noqa: S301
+def test_what_was_learned_stays_read_only_in_copies(twin_of: Any) -> None:
+    """A matrix that is a thousand times as large needs a thousand times the noise that was fitted."""
+    projection = twin_of(RandomProjection(1.0, n_components=8).fit(ROWS[:200]))
+    channel = twin_of(VonMisesFisher(4.0, projection="pca").fit(ROWS[:200]))
+    cells = twin_of(Cells(2.0, 0.2).fit(ROWS[:200]).index(ROWS[200:]))
+    for array in (projection.matrix_, projection.mean_, channel.projection_.matrix, cells.map_.components):
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] *= 1000
+
+
 def test_a_failed_fit_leaves_what_was_fitted_before() -> None:
     release = AnalyticGaussian(4.0).fit(ROWS[:200])
     stated = release.guarantee

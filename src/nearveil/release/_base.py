@@ -65,10 +65,15 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         twin = self._with_attributes(copy.deepcopy(given))
         twin._learn(rows, labels)
         learned = {name: value for name, value in vars(twin).items() if name not in given}
-        for value in learned.values():
-            _make_read_only(value)
+        _make_read_only(tuple(learned.values()))
         self.__dict__ = {**given, **learned, "_fitted_with": {name: _copied(value) for name, value in given.items()}}
         return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Lock again what was learned: pickles and deep copies hold arrays that can be written to."""
+        super().__setstate__(state)
+        given = self.get_params(deep=False)
+        _make_read_only(tuple(value for name, value in vars(self).items() if name not in given))
 
     def _learn(self, rows: Floats, labels: NDArray[np.int64] | None) -> None:
         self.n_features_in_ = rows.shape[1]
