@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from nearveil.audit import Entry, audit
+from nearveil.audit import Check, Entry, audit
 from nearveil.audit._page import write_page
 from nearveil.cli import _audit
 from nearveil.cli import app as whole
@@ -32,12 +32,23 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_all_of_them_in_one_table_and_on_a_page(tmp_path: Path) -> None:
-    done = runner.invoke(app, ["all", "--out", str(tmp_path / "new"), "--effort", "0.2"])
+    folders = ["--out", str(tmp_path / "new"), "--docs", str(tmp_path / "docs")]
+    done = runner.invoke(app, ["all", *folders, "--effort", "0.2"])
     assert done.exit_code == 0, done.output
-    for words in ("bit, again", "loud bit", "kept", "broken", "Broken on purpose", "is no proof"):
+    for words in (
+        "bit, again",
+        "loud bit",
+        "kept",
+        "broken",
+        "Broken on purpose",
+        "no proof",
+        "Exit status: 0 all",
+        "a tenth",
+    ):
         assert words in done.output
     told = json.loads((tmp_path / "new" / "audit.json").read_text())
-    assert [len(reports) for reports in told.values()] == [2, 1]
+    assert [len(reports) for reports in told["sections"].values()] == [2, 1]
+    assert (told["outcome"], told["exit_status"], told["wrong"]) == ("kept", 0, [])
     page = (tmp_path / "new" / "index.html").read_text()
     # Nothing is fetched: no address in it but those of data.
     rest = re.sub(r'src="data:[^"]*"', "", page)
@@ -47,6 +58,22 @@ def test_all_of_them_in_one_table_and_on_a_page(tmp_path: Path) -> None:
     drawn = {path.suffix for path in (tmp_path / "new" / "plots").iterdir()}
     assert drawn == {".png", ".svg"}
     assert page.count("<img") == 4
+    for words in (
+        "exit status 0",
+        "a threshold on the finest bit: not run",
+        "the stated law: not run",
+        "at most a tenth",
+    ):
+        assert words in page
+    told_in_words = (tmp_path / "docs" / "audit.md").read_text()
+    for line in (
+        "## Broken on purpose: each must be caught",
+        "(exit status 0)",
+        "| loud bit | 1 | 0 | ",
+        "- Undecided: none.",
+    ):
+        assert line in told_in_words
+    assert (tmp_path / "docs" / "audit.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.usefixtures("small")
@@ -70,7 +97,7 @@ def test_a_promise_that_is_broken_and_a_specimen_that_is_not_caught_are_errors(m
 
 
 def test_bad_luck_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A promise that looks broken by chance is audited again, surer and with more runs; that report stands."""
+    """A guarantee that is undecided, perhaps by chance, is audited again with more runs; that report stands."""
     asked: list[tuple[float, int]] = []
 
     def attack(experiment: Any, *, confidence: float, trials: int, progress: Any) -> Any:
@@ -82,14 +109,62 @@ def test_bad_luck_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_audit, "mechanisms", lambda _: [Entry("bit", lambda: repeatable(coin(1.0, 0.6)))])
     done = runner.invoke(app, ["bit", "--json", "--effort", "0.2"])
     (report,) = json.loads(done.output)["sections"]["Mechanisms"]
-    assert (done.exit_code, report["verdict"], asked) == (0, "kept", [(0.95, 4_000), (1 - 1e-6, 8_000)])
+    assert (done.exit_code, report["verdict"], asked) == (0, "kept", [(0.95, 4_000), (0.95, 8_000)])
     assert "second audit" in report["notes"][0]
+
+
+def verdicts(monkeypatch: pytest.MonkeyPatch, **found: str) -> Any:
+    """Run the command with mechanisms of these verdicts, all of which must be kept."""
+    entries = [Entry(name, lambda: repeatable(coin(1.0, 0.6))) for name in found]
+    check = {"broken": (Check("caps", "failed", "2 for 1"),), "kept": (), "undecided": ()}
+    reach = {"broken": 0.9, "kept": 0.9, "undecided": 2.0}
+    report = audit(coin(1.0, 0.6), trials=400)
+
+    def attack(experiment: Any, **_: Any) -> Any:
+        kind = found[experiment.name]
+        return replace(report, mechanism=experiment.name, interval=(0.5, reach[kind]), checks=check[kind])
+
+    monkeypatch.setattr(_audit, "attack", attack)
+    monkeypatch.setattr(_audit, "mechanisms", lambda _: entries)
+    monkeypatch.setattr(_audit, "specimens", list)
+    return runner.invoke(app, ["all", "--json"])
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "outcome"),
+    [
+        ({"a": "kept"}, 0, "kept"),
+        ({"a": "kept", "b": "undecided"}, 3, "undecided"),
+        ({"a": "undecided", "b": "broken", "c": "kept"}, 1, "broken"),
+        ({"a": "broken"}, 1, "broken"),
+    ],
+)
+def test_exit_statuses(monkeypatch: pytest.MonkeyPatch, found: dict[str, str], status: int, outcome: str) -> None:
+    """Broken wins over undecided, and undecided over kept."""
+    done = verdicts(monkeypatch, **found)
+    told = json.loads(done.output)
+    assert (done.exit_code, told["exit_status"], told["outcome"]) == (status, status, outcome)
+    assert [one["verdict"] for one in told["sections"]["Mechanisms"]] == list(found.values())
+    assert len(told["wrong"]) == sum(kind != "kept" for kind in found.values())
+    if "broken" in found.values():
+        assert any("caps: 2 for 1" in line for line in told["wrong"])
+
+
+def test_what_can_be_audited_and_what_cannot() -> None:
+    done = runner.invoke(app, ["--list"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0
+    for words in ("caps that are ignored", "nearveil.votes.Student", "nearveil.votes.NetworkStudent", "Not auditable"):
+        assert words in done.output
+    told = json.loads(runner.invoke(app, ["--list", "--json"]).output)
+    assert {"name": "covers", "audits": "nearveil.release.Covers", "must_be": "kept"} in told["auditable"]
+    assert told["not_auditable"]["nearveil.release.Message"]
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["nobody"], "is none of"),
+        ([], "a mechanism of --list, or all"),
         (["all", "--confidence", "1"], "between 0 and 1"),
         (["all", "--effort", "0"], "between 0 and 100"),
         (["all", "--epsilon", "0"], "from 0.01 to 12"),
@@ -112,7 +187,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_the_command_is_there() -> None:
     done = runner.invoke(whole, ["audit", "--help"])
     assert done.exit_code == 0
-    assert "NAME|all" in done.output
+    assert "[NAME|all]" in done.output
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:

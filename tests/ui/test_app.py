@@ -741,7 +741,7 @@ def test_an_audit_grows_and_ends(made: Path, tmp_path: Path, monkeypatch: pytest
 
 
 def _ended(here: Page) -> dict[str, Any]:
-    for _ in range(600):
+    for _ in range(6000):
         told: dict[str, Any] = here.get("/api/audit").json()
         if told["state"] != "running":
             return told

@@ -4,13 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nearveil.audit._bounds import Floats, HockeyStick, ladder
-from nearveil.audit._experiment import Outcomes
+from nearveil.audit._bounds import Floats, HockeyStick, ladder, proportion
 
-_BINS = 24
-_RUNS_IN_A_BIN = 200
-_LEAST_JUDGED = 25  # runs of P in a slice
-_STRANGE = 6.5  # standard errors: 24 bins exceed that by chance once in 10^9 looks
+_SLICES = 24
+_RUNS_IN_A_SLICE = 200
+_FORGIVEN = 1e-3  # part of a probability: densities are of cells as often as of points
 
 
 @dataclass(frozen=True)
@@ -21,62 +19,87 @@ class Direction:
     promising: float
 
 
-def choose_direction(
-    first: Outcomes, second: Outcomes, epsilon: float, delta: float, mistake: float
-) -> Direction | None:
-    """Return the direction whose divergence shows more; none where the stated density is not that of the runs.
+def choose_direction(first: Floats, second: Floats, epsilon: float, delta: float, mistake: float) -> Direction:
+    """Return the direction whose divergence shows more.
 
     Parameters
     ----------
-    first, second : Outcomes
-        Of as many runs in either world, with losses. All that were made for choosing: a density is not trained.
+    first, second : ndarray of shape (n,)
+        Losses in either world: all that were made for choosing, since a density is not trained.
     epsilon, delta : float
-        The promise.
+        What is promised.
     mistake : float
 
     Returns
     -------
-    Direction or None
+    Direction
     """
-    losses = first.losses, second.losses
-    assert losses[0] is not None
-    assert losses[1] is not None
-    if not (agrees(losses[0], losses[1]) and agrees(-losses[1], -losses[0])):
-        return None
     found = [
         Direction(swapped, HockeyStick(own).interval(delta, mistake, ladder(epsilon))[0])
-        for swapped, own in ((False, losses[0]), (True, -losses[1]))
+        for swapped, own in ((False, first), (True, -second))
     ]
     return max(found, key=lambda one: one.promising)
 
 
-def agrees(own: Floats, other: Floats) -> bool:
-    """Say whether losses that were drawn under P and under Q can belong to one density.
+@dataclass(frozen=True)
+class Slices:
+    """Sets of outcomes: those whose stated loss lies between two numbers, ends included.
 
-    For every set B, ``Q(B) = E_P[e^(-L); B]``. The sets are slices of L. A density that fails is not used: an estimate
-    that trusts it would be an estimate of something else. One that passes is still taken on trust.
-
-    Parameters
+    Attributes
     ----------
-    own, other : ndarray of shape (n,)
-        ``ln p/q`` of outcomes under P, and of outcomes under Q.
-
-    Returns
-    -------
-    bool
+    low, high : ndarray of shape (n,)
     """
-    bins = min(_BINS, max(2, len(own) // _RUNS_IN_A_BIN))
-    edges = np.unique(np.quantile(np.concatenate([own, other]), np.linspace(0, 1, bins + 1), method="nearest"))
-    # Equal losses share a slice; the first and the last have no end.
-    slices = [np.searchsorted(edges[1:-1], losses, side="right") for losses in (own, other)]
-    count = max(1, len(edges) - 1)
-    weights = np.exp(-np.clip(own, -700, 700))
-    expected = np.bincount(slices[0], weights, count) / len(own)
-    squares = np.bincount(slices[0], weights**2, count) / len(own)
-    found = np.bincount(slices[1], minlength=count) / len(other)
-    # Where few outcomes of P stand for many of Q, weights are too wild to judge by.
-    judged = np.bincount(slices[0], minlength=count) >= _LEAST_JUDGED
-    spread = np.sqrt((squares - expected**2) / len(own) + np.maximum(found, 1 / len(other)) / len(other))
-    # Densities are of cells as often as of points: a part in a thousand is forgiven.
-    off = np.abs(found - expected) - 1e-3 * expected
-    return bool(judged.any() and (off[judged] <= _STRANGE * spread[judged]).all())
+
+    low: Floats
+    high: Floats
+
+    @classmethod
+    def choose(cls, losses: Floats) -> "Slices":
+        """Choose slices that hold about as many outcomes each, by runs that do not judge.
+
+        Parameters
+        ----------
+        losses : ndarray of shape (n,)
+            Of both worlds.
+
+        Returns
+        -------
+        Slices
+        """
+        ordered = np.sort(losses)
+        count = min(_SLICES, max(2, len(losses) // _RUNS_IN_A_SLICE))
+        starts = np.unique(ordered[(np.arange(count) * len(ordered)) // count])
+        ends = np.append(np.searchsorted(ordered, starts[1:]), len(ordered)) - 1  # equal losses share a slice
+        return cls(starts, ordered[ends])
+
+    def misfit(self, first: Floats, second: Floats, mistake: float) -> str | None:
+        """Say where the losses of other runs cannot be those of one density (Theorem 7).
+
+        Parameters
+        ----------
+        first, second : ndarray of shape (n,)
+            Stated losses ``ln p/q`` of outcomes under P, and of outcomes under Q.
+        mistake : float
+            The probability with which a true density may be called false.
+
+        Returns
+        -------
+        str or None
+        """
+        p, q = (
+            proportion(self._hits(losses), len(losses), mistake / (2 * len(self.low))) for losses in (first, second)
+        )
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            too_many = p[0] > np.exp(self.high) * q[1] * (1 + _FORGIVEN)
+            too_few = p[1] < np.exp(self.low) * q[0] * (1 - _FORGIVEN)
+            true = np.log(p[0] / q[1]), np.log(p[1] / q[0])
+        wrong = np.flatnonzero(too_many | too_few)
+        if not len(wrong):
+            return None
+        low, high, least, most = (float(ends[wrong[0]]) for ends in (self.low, self.high, *true))
+        return f"where the stated log-ratio is {low:.3g} to {high:.3g}, it lies between {least:.3g} and {most:.3g}"
+
+    def _hits(self, losses: Floats) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        ordered = np.sort(losses)
+        found = np.searchsorted(ordered, self.high, side="right") - np.searchsorted(ordered, self.low)
+        return found.astype(np.int64)

@@ -1,40 +1,20 @@
-"""Membership inference: is a record in the database that answers? One record more, and a query at the record."""
+"""Membership inference: is a record in the database that answers? One record more, and queries at the record."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr
-from sklearn.base import clone
 
-from nearveil.audit._experiment import Coins, Experiment, Floats, Pair
+from nearveil.audit._conduct import vote_checks
+from nearveil.audit._experiment import Coins, Experiment, Floats, Pair, trials_for
+from nearveil.audit._law import Coin, Law
+from nearveil.audit.ballots import DIMENSION, LARGEST_VALUE, Ballot, ClassVotes, Database, Read, ballot_of, twin
 from nearveil.privacy.noise import Source
-from nearveil.votes import PateClassifier, PrivateKNeighborsClassifier
+from nearveil.votes import PateClassifier, PrivateKNeighborsRegressor
 
-_DIMENSION = 16
 _NEAR = 0.05  # of a cluster around its canary
 _LARGEST_CLUSTER = 128
-_TRIALS = 1_000_000
-
-Voter = PrivateKNeighborsClassifier | PateClassifier
-
-
-@dataclass(frozen=True, eq=False)
-class Database:
-    """Private records, and the votes that the query gets with every record in the sample.
-
-    Attributes
-    ----------
-    X : ndarray of shape (n, d)
-    y : ndarray of shape (n,)
-    votes : tuple of int
-        For class 0 and for class 1.
-    """
-
-    X: Floats
-    y: NDArray[np.int64]
-    votes: tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,163 +23,149 @@ class Answered:
 
     Attributes
     ----------
-    asked : ndarray of bool, shape (n, q)
-        Whether a query was screened: none is, once the cap on answers is reached.
     passed : ndarray of bool, shape (n, q)
-    votes : ndarray of shape (n, q, 2)
-        Zero where a query did not pass.
+        Whether a query would be answered if there were no cap.
+    asked : ndarray of bool, shape (n, q)
+        Whether a query is asked: none is, once the cap on answers is reached.
+    values : ndarray of shape (n, q, k)
+        Released numbers.
+    labels : ndarray of shape (n, q, ...)
     """
 
-    asked: NDArray[np.bool_]
     passed: NDArray[np.bool_]
-    votes: Floats
+    asked: NDArray[np.bool_]
+    values: Floats
+    labels: NDArray[Any]
+
+    @property
+    def answered(self) -> NDArray[np.bool_]:
+        """Whether a query was answered."""
+        return self.passed & self.asked
+
+    @property
+    def numbers(self) -> Floats:
+        """All that is seen: how many answers, the sum of each released number, and how often each label came."""
+        there = self.answered
+        labels = np.where(there.reshape(*there.shape, *[1] * (self.labels.ndim - 2)), self.labels, 0)
+        flat = labels.sum(axis=1).reshape(len(there), -1)
+        return np.column_stack([there.sum(axis=1), np.where(there[:, :, None], self.values, 0.0).sum(axis=1), flat])
 
 
-def membership_experiment(voter: Voter) -> Experiment:
-    """Return the experiment of a voting classifier: all queries of its plan are asked at one record.
+def membership_experiment(voter: Any) -> Experiment:
+    """Return the experiment of a voting estimator: all queries of its plan are asked at one record.
 
     Parameters
     ----------
-    voter : PrivateKNeighborsClassifier or PateClassifier
-        Votes on classes. Its parameters count; what it was fitted on does not.
+    voter : PrivateKNeighborsClassifier, PrivateKNeighborsRegressor or PateClassifier
+        Its parameters count; what it was fitted on does not.
 
     Returns
     -------
     Experiment
     """
-    if getattr(voter, "votes", "classes") != "classes":
-        raise ValueError('voter must vote on "classes" to be audited')
-    own = clone(voter).set_params(classes=[0, 1], ledger=None, account=None, source=None)
-    teachers = isinstance(own, PateClassifier)
-    pairs = _teacher_pairs(own) if teachers else _neighbor_pairs(own)
-    planned = own.fit(pairs[0].first.X, pairs[0].first.y)
-    plan, promise = planned.plan_, planned.guarantee
-    queries = plan.max_screened if plan.screening is not None else plan.max_answered
+    ballot = ballot_of(voter)
+    queries = ballot.queries
 
     def run(database: Database, runs: int, source: Source) -> Answered:
-        twin = _twin(own, plan, runs * queries, source).fit(database.X, database.y)
-        answers = twin.answer(np.tile(np.eye(_DIMENSION)[0], (runs * queries, 1)))
-        passed = answers.answered.reshape(runs, queries)
-        # The plan stops at its cap. Every query is drawn afresh, so stopping is all that a cap does.
-        before = np.cumsum(passed, axis=1) - passed
-        asked = before < plan.max_answered
-        votes = np.nan_to_num(answers.votes).reshape(runs, queries, 2)
-        kept = passed & asked
-        return Answered(asked, kept, np.where(kept[:, :, None], votes, 0.0))
+        fitted = twin(ballot, source).fit(database.X, database.y)
+        return _answered(ballot, ballot.read(fitted.answer(np.tile(ballot.query, (runs * queries, 1)))), queries)
 
-    # The default teacher names its record's class at the record's own place, whoever else is with it.
-    known = not teachers or own.estimator is None
-    laplace = teachers and own.mechanism == "lnmax"
     return Experiment(
-        name=_name(own),
-        promise=promise,
-        pairs=pairs,
+        name=_name(ballot),
+        promise=ballot.guarantee,
+        pairs=ballot.pairs,
         run=run,
-        log_ratio=(lambda seen, pair: _log_ratio(plan, seen, pair, laplace=laplace)) if known else None,
-        exact=known,
-        numbers=lambda seen: np.column_stack([seen.passed.sum(axis=1), seen.votes.sum(axis=1)]),
-        together=None if teachers or plan.n_neighbors > _LARGEST_CLUSTER or queries > 1 else _together(own, plan),
-        trials=_TRIALS if known and queries == 1 and plan.sampling_rate == 1 else 100_000,
+        log_ratio=(lambda seen, pair: _log_ratio(ballot, seen, pair)) if ballot.known else None,
+        exact=ballot.known,
+        numbers=lambda seen: seen.numbers,
+        together=_together(ballot),
+        law=_law(ballot),
+        checks=vote_checks(ballot),
+        trials=trials_for(ballot.guarantee.delta),
     )
 
 
-def _name(voter: Any) -> str:
+def _answered(ballot: Ballot, read: Read, queries: int) -> Answered:
+    """Cut answers into runs. The plan stops at its cap, and stopping is all that a cap does."""
+    passed = read.answered.reshape(-1, queries)
+    asked = np.asarray(np.cumsum(passed, axis=1) - passed < ballot.plan.max_answered)
+    values, labels = (array.reshape(*passed.shape, *array.shape[1:]) for array in (read.values, read.labels))
+    return Answered(passed, asked, values, labels)
+
+
+def _name(ballot: Ballot) -> str:
+    voter = ballot.own
     if isinstance(voter, PateClassifier):
         return f"pate ({voter.mechanism})"
     sampled = "" if voter.sampling_rate == 1 else f", rate {voter.sampling_rate:g}"
-    return f"private-knn ({'votes' if voter.max_screened == 0 else 'screened votes'}{sampled})"
+    if isinstance(voter, PrivateKNeighborsRegressor):
+        return f"private-knn ({voter.method}{sampled})"
+    kind = "" if voter.votes == "classes" else f"{voter.votes} "
+    return f"private-knn ({'' if ballot.plan.screening is None else 'screened '}{kind}votes{sampled})"
 
 
-def _twin(own: Any, plan: Any, queries: int, source: Source) -> Any:
-    """Return a voter with the same noise and room for many runs: each query is drawn afresh, whatever the caps are."""
-    changed: dict[str, Any] = {
-        "epsilon": None,
-        "vote_noise": plan.vote_noise,
-        "max_answered": queries,
-        "source": source,
-    }
-    if plan.screening is not None:
-        changed |= {
-            "screening_noise": plan.screening_noise,
-            "threshold": plan.threshold,
-            "max_screened": queries,
-        }
-    if not isinstance(own, PateClassifier):
-        changed["n_neighbors"] = plan.n_neighbors
-    return clone(own).set_params(**changed)
+def _law(ballot: Ballot) -> Law:
+    """Return what is stated about answers: screenings and votes, cap or not, since every query is drawn afresh."""
+
+    def released(seen: Answered) -> Floats:
+        return seen.values[seen.passed]
+
+    def uniforms(seen: Answered, database: Database) -> list[Floats]:
+        return ballot.uniforms(released(seen), database)
+
+    def coins(seen: Answered, database: Database) -> list[Coin]:
+        screened = [] if ballot.plan.screening is None else [(seen.passed.ravel(), ballot.passes(database))]
+        return [*screened, *ballot.coins(released(seen), database)]
+
+    def consistent(seen: Answered) -> NDArray[np.bool_]:
+        count = seen.passed.size
+        values, labels = (array.reshape(count, *array.shape[2:]) for array in (seen.values, seen.labels))
+        return ballot.consistent(Read(seen.passed.ravel(), values, labels))
+
+    continuous = bool(ballot.uniforms(ballot.pairs[0].second.sums[None], ballot.pairs[0].second))
+    width = len(ballot.pairs[0].second.sums)
+    return Law(
+        uniforms=uniforms if ballot.known else None,
+        coins=coins if ballot.known else None,
+        values=released if continuous else None,
+        largest_value=LARGEST_VALUE,
+        largest_row=LARGEST_VALUE**width,
+        consistent=consistent if ballot.labelled else None,
+    )
 
 
-def _neighbor_pairs(voter: Any) -> tuple[Pair, ...]:
-    """Return databases with and without a record of class 0 at the query; the last of class 1 makes room for it."""
-    probe = clone(voter).fit(np.eye(_DIMENSION)[:2], [0, 1]).plan_
-    k, rate = probe.n_neighbors, probe.sampling_rate
-    others = k if rate == 1 else int(1.2 * (k + 9 * np.sqrt(k) + 40) / rate)
-    names = {k: "one record more, against all others"}
-    if rate == 1:
-        names[k // 2 + 1] = "a record that flips the plurality"
-        if probe.threshold is not None:
-            names[int(min(max(round(probe.threshold), 1), k))] = "a record at the screening's threshold"
-    query = np.eye(_DIMENSION)[0]
-    angles = np.linspace(0.2, 1.2, others)
-    rows = np.outer(np.cos(angles), query) + np.outer(np.sin(angles), np.eye(_DIMENSION)[1])
-    pairs = []
-    for against, name in names.items():
-        y = np.ones(others, dtype=np.int64)
-        y[: k - against] = 0
-        without = Database(rows, y, (k - against, against))
-        more = Database(np.vstack([query, rows]), np.append(0, y), (k - against + 1, against - 1))
-        pairs.append(Pair(name, more, without))
-    return tuple(pairs)
-
-
-def _teacher_pairs(voter: Any) -> tuple[Pair, ...]:
-    """Return databases with and without a record of class 1; teachers without records name class 0."""
-    rows = np.eye(_DIMENSION)[:2]
-    most = voter.n_teachers
-    without = Database(rows[1:], np.array([0]), (most, 0))
-    return (Pair("a record alone with its teacher", Database(rows, np.array([1, 0]), (most - 1, 1)), without),)
-
-
-def _log_ratio(plan: Any, seen: Answered, pair: Pair, *, laplace: bool) -> Floats:
+def _log_ratio(ballot: Ballot, seen: Answered, pair: Pair) -> Floats:
     """Return the exact log-likelihood ratio: the record is in each of the fresh samples with the sampling rate."""
-    rate, scale = plan.sampling_rate, plan.vote_noise
-    off = [seen.votes - np.array(database.votes) for database in (pair.first, pair.second)]
-    if laplace:
-        inside, outside = (np.abs(one).sum(axis=2) / scale for one in off)
-    else:
-        inside, outside = ((one**2).sum(axis=2) / (2 * scale**2) for one in off)
-    total = np.where(seen.passed, _mixed(rate, outside - inside), 0.0)
-    if plan.screening is not None:
-        score_in, score_out = (
-            (max(votes) - plan.threshold) / plan.screening_noise for votes in (pair.first.votes, pair.second.votes)
-        )
-        ratios = [_mixed(rate, np.asarray(log_ndtr(sign * score_in) - log_ndtr(sign * score_out))) for sign in (1, -1)]
-        total = total + np.where(seen.asked, np.where(seen.passed, ratios[0], ratios[1]), 0.0)
+    total = np.where(seen.answered, ballot.losses(seen.values, pair), 0.0)
+    if ballot.plan.screening is not None:
+        first, second = (ballot.passes(database) for database in (pair.first, pair.second))
+        passed, declined = np.log(first / second), np.log1p(-first) - np.log1p(-second)
+        total = total + np.where(seen.asked, np.where(seen.passed, passed, declined), 0.0)
     return np.asarray(total.sum(axis=1))
 
 
-def _mixed(rate: float, loss: Floats) -> Floats:
-    """Return the loss of a mechanism that sees the record with probability `rate`."""
-    return loss if rate == 1 else np.logaddexp(np.log1p(-rate), np.log(rate) + loss)
-
-
-def _together(own: Any, plan: Any) -> Any:
+def _together(ballot: Ballot) -> Any:
     """Return one run with many canaries, each with neighbours of its own, so that it touches one answer alone."""
+    own, plan = ballot.own, ballot.plan
+    if isinstance(own, PateClassifier) or not isinstance(ballot, ClassVotes):
+        return None
+    if plan.n_neighbors > _LARGEST_CLUSTER or ballot.queries > 1 or plan.sampling_rate < 1:
+        return None
 
     def run(coins: Coins, pair: Pair, source: Source) -> Answered:
-        against = pair.second.votes[1]
+        against = round(float(pair.second.sums[1]))
         k, count = plan.n_neighbors, len(coins)
         generator = np.random.default_rng(4)
-        canaries = generator.standard_normal((count, _DIMENSION))
-        canaries /= np.linalg.norm(canaries, axis=1, keepdims=True)
-        around = generator.standard_normal((count, k, _DIMENSION))
-        around *= (_NEAR * np.arange(1, k + 1) / k)[:, None] / np.linalg.norm(around, axis=2, keepdims=True)
-        rows = np.concatenate([canaries[coins], (canaries[:, None] + around).reshape(-1, _DIMENSION)])
-        y = np.ones((count, k), dtype=np.int64)
-        y[:, : k - against] = 0
-        twin = _twin(own, plan, count, source).fit(rows, np.concatenate([np.zeros(int(coins.sum()), int), y.ravel()]))
-        answers = twin.answer(canaries)
-        votes = np.nan_to_num(answers.votes)[:, None]
-        return Answered(np.ones((count, 1), dtype=bool), answers.answered[:, None], votes)
+        canaries = generator.standard_normal((count, DIMENSION))
+        canaries *= ballot.length / np.linalg.norm(canaries, axis=1, keepdims=True)
+        around = generator.standard_normal((count, k, DIMENSION))
+        near = ballot.length * _NEAR * np.arange(1, k + 1) / k
+        around *= near[:, None] / np.linalg.norm(around, axis=2, keepdims=True)
+        rows = np.concatenate([canaries[coins], (canaries[:, None] + around).reshape(-1, DIMENSION)])
+        kinds = np.zeros((count, k), dtype=np.int64)
+        kinds[:, : k - against] = 1
+        votes = np.stack([ballot.vote(0), ballot.vote(1)])
+        y = np.concatenate([votes[np.ones(int(coins.sum()), dtype=np.int64)], votes[kinds.ravel()]])
+        return _answered(ballot, ballot.read(twin(ballot, source).fit(rows, y).answer(canaries)), 1)
 
-    return run if plan.sampling_rate == 1 else None
+    return run

@@ -1,13 +1,11 @@
-"""Whole outcomes as words: where few different ones come, how often each comes in either world."""
-
-from typing import Any
+"""Whole outcomes as words: those that come more than once, and how often each comes in either world."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nearveil.audit._attack_threshold import Score
 from nearveil.audit._bounds import Floats
 from nearveil.audit._experiment import Outcomes
+from nearveil.audit._law import row_hashes
 
 _MOST = 4096  # different outcomes
 _PRIOR = 0.5  # of a run, for each outcome that was not seen
@@ -23,24 +21,22 @@ def table(first: Outcomes, second: Outcomes) -> Score | None:
     Returns
     -------
     callable or None
-        None where outcomes hardly ever repeat.
+        None where no outcome came twice.
     """
-    rows = np.concatenate([first.numbers, second.numbers])
-    known, place = np.unique(_words(rows), return_inverse=True)
-    if len(known) > min(_MOST, len(rows) // 8 + 2):
+    every, place = np.unique(
+        np.concatenate([row_hashes(first.numbers), row_hashes(second.numbers)]), return_inverse=True
+    )
+    counts = np.array([np.bincount(part, minlength=len(every)) for part in np.split(place, [len(first)])])
+    often = np.argsort(-counts.sum(axis=0), kind="stable")[:_MOST]
+    often = np.sort(often[counts.sum(axis=0)[often] > 1])
+    if not len(often):
         return None
-    counts = [np.bincount(part, minlength=len(known)) for part in (place[: len(first)], place[len(first) :])]
-    ratios = np.append(np.log((counts[0] + _PRIOR) / (counts[1] + _PRIOR)), 0.0)
+    known, (own, other) = every[often], counts[:, often] + _PRIOR
+    ratios = np.append(np.log(own / other), 0.0)
 
     def score(outcomes: Outcomes) -> Floats:
-        words = _words(outcomes.numbers)
-        at = np.minimum(np.searchsorted(known, words), len(known) - 1)
-        return np.asarray(ratios[np.where(known[at] == words, at, len(known))])
+        hashes = row_hashes(outcomes.numbers)
+        at = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+        return np.asarray(ratios[np.where(known[at] == hashes, at, len(known))])
 
     return score
-
-
-def _words(rows: NDArray[Any]) -> NDArray[np.void]:
-    """Return each row as one word of its bytes."""
-    plain = np.ascontiguousarray(rows)
-    return plain.view(np.dtype((np.void, plain.dtype.itemsize * plain.shape[1]))).ravel()

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.audit._law import Law, Watch
+from nearveil.audit._report import Check
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 
@@ -14,6 +16,8 @@ Floats = NDArray[np.float64]
 Coins = NDArray[np.bool_]
 
 TRIALS = 200_000
+_PURE = 1e-9  # a delta below is what samplers of finite precision cost
+_SEEN_TIMES, _MOST_TRIALS = 30, 1_000_000  # how often an event of probability delta is to be seen, if that is possible
 _CHUNK = 1 << 17  # runs at a time
 
 
@@ -82,6 +86,11 @@ class Experiment:
     together : callable, optional
         ``together(coins, pair, source)`` runs the mechanism *once* on many records, each the pair's first or second
         input by its coin, and returns what is seen of each: for the one-run estimate.
+    law : Law, optional
+        What is stated about the outcomes themselves. Runs that contradict it break the guarantee.
+    checks : tuple of callable, optional
+        ``check(source, mistake)`` uses the mechanism as its users do and returns a :class:`Check`. Where the check
+        rests on chance, a sound mechanism fails it with a probability of at most `mistake`.
     trials : int, default=200000
         Runs of either input, unless the caller says otherwise.
 
@@ -99,6 +108,8 @@ class Experiment:
     numbers: Callable[[Any], NDArray[Any]] = np.asarray
     scores: tuple[Any, ...] = ()
     together: Callable[[Coins, Pair, Source], Any] | None = None
+    law: Law = field(default_factory=Law)
+    checks: tuple[Callable[[Source, float], Check], ...] = ()
     trials: int = TRIALS
 
     def __post_init__(self) -> None:
@@ -107,7 +118,7 @@ class Experiment:
         if self.exact and self.log_ratio is None:
             raise ValueError("exact needs a log_ratio: without one nothing is known of the law")
 
-    def seen(self, pair: Pair, which: int, runs: int, source: Source) -> Outcomes:
+    def seen(self, pair: Pair, which: int, runs: int, source: Source, watch: Watch | None = None) -> Outcomes:
         """Run on the pair's first (0) or second (1) input, in chunks.
 
         Parameters
@@ -116,14 +127,20 @@ class Experiment:
         which : {0, 1}
         runs : int
         source : Source
+        watch : Watch, optional
+            Looks on.
 
         Returns
         -------
         Outcomes
         """
         given = pair.second if which else pair.first
-        starts = range(0, runs, _CHUNK)
-        parts = [self.outcomes(self.run(given, min(_CHUNK, runs - start), source), pair) for start in starts]
+        parts = []
+        for start in range(0, runs, _CHUNK):
+            raw = self.run(given, min(_CHUNK, runs - start), source)
+            parts.append(self.outcomes(raw, pair))
+            if watch is not None:
+                watch.see(f"{pair.name} ({'second' if which else 'first'} input)", raw, given)
         return joined(parts)
 
     def outcomes(self, raw: Any, pair: Pair) -> Outcomes:
@@ -138,3 +155,17 @@ def joined(parts: list[Outcomes]) -> Outcomes:
     """Put chunks one after the other."""
     losses = [part.losses for part in parts if part.losses is not None]
     return Outcomes(np.concatenate([part.numbers for part in parts]), np.concatenate(losses) if losses else None)
+
+
+def trials_for(delta: float) -> int:
+    """Return how many runs of either input it takes to see events of probability `delta`.
+
+    Parameters
+    ----------
+    delta : float
+
+    Returns
+    -------
+    int
+    """
+    return TRIALS if delta <= _PURE else int(min(max(TRIALS, _SEEN_TIMES / delta), _MOST_TRIALS))

@@ -1,10 +1,13 @@
 """Noise by itself: zero against a value as far away as the sensitivity."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from nearveil.audit._experiment import Experiment, Floats, Pair
+from nearveil.audit._law import Law, gaussian_uniforms, laplace_uniforms
 from nearveil.privacy import Guarantee, noise_guarantee
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, add_noise, secure_source
 
@@ -46,9 +49,39 @@ def noise_experiment(noise: GaussianNoise | LaplaceNoise) -> Experiment:
         run=run,
         log_ratio=log_ratio,
         exact=True,
+        law=noise_law(noise, lambda seen: seen, lambda values: values),
         together=lambda coins, pair, words: run_each(noise, np.where(coins[:, None], pair.first, pair.second), words),
         trials=max(200_000, _TRIALS // noise.size) if isinstance(noise, GaussianNoise) else 400_000,
     )
+
+
+def noise_law(
+    noise: GaussianNoise | LaplaceNoise, values: Callable[[Any], Floats], exact: Callable[[Any], Floats]
+) -> Law:
+    """Return the law of outcomes that are exact values plus noise.
+
+    Parameters
+    ----------
+    noise : GaussianNoise or LaplaceNoise
+    values : callable
+        From what `run` returned to noisy values, shape (n, k).
+    exact : callable
+        From an input to its values without noise, shape (k,).
+
+    Returns
+    -------
+    Law
+    """
+    gaussian = isinstance(noise, GaussianNoise)
+    look = gaussian_uniforms if gaussian else laplace_uniforms
+    # The density at its highest, times a cell; single precision may make cells of up to 2^-20 of the scale.
+    largest = max(noise.grid / noise.scale, 2.0**-20) * (0.4 if gaussian else 0.51)
+
+    def uniforms(seen: Any, given: Any) -> list[Floats]:
+        return list(look((values(seen) - exact(given)) / noise.scale).T)
+
+    width = noise.size
+    return Law(uniforms=uniforms, values=values, largest_value=largest, largest_row=largest**width)
 
 
 def run_each(noise: GaussianNoise | LaplaceNoise, values: Floats, source: Source) -> Floats:

@@ -3,12 +3,12 @@
 import base64
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nearveil.audit._report import Report
+from nearveil.audit._report import Report, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,10 +26,18 @@ figure{margin:0;border:1px solid #dcdfe4;border-radius:6px;padding:.5rem}figure 
 figcaption{font-size:.8rem;color:#4a4f57}
 """
 _READ = """An audit runs a mechanism many times on two inputs that it promises to make look alike, and looks for a test
-that tells them apart. <em>Shown</em> is a lower bound on the true epsilon: half of the runs chose the attack, the other
-half measured it. <b>Broken</b> means that the lower bound is above the promise. <b>Kept</b> means that the best attack
-found nothing beyond it; it is no proof, and the share of the promise that was shown says how hard was looked.
-<b>Undecided</b>: more runs would decide."""
+that tells them apart. <em>Shown</em> is a lower bound on the true epsilon: half of the runs chose the attacks, the
+other half measured all of them. It also uses the mechanism as its users do, and checks that outcomes follow the law
+that is stated, and that caps, accounts, copies and labels keep to the plan. <b>Broken</b>: an attack shows more than
+was promised, or a check failed; a sound mechanism is called broken with a probability of at most 1e-6. <b>Kept</b>:
+neither, and what the best attack may show ends at the promise or at most a tenth (and 0.05) beyond it. It is no proof,
+and the share of the promise that was shown says how hard was looked. <b>Undecided</b>: the runs do not say; more of
+them do."""
+OUTCOMES = {
+    "kept": "All guarantees that must be kept are, and every specimen was caught (exit status 0).",
+    "broken": "Something is broken that must be kept, or a specimen was not caught (exit status 1).",
+    "undecided": "Nothing is broken that must be kept, but something is undecided (exit status 3).",
+}
 
 
 def number(value: float) -> str:
@@ -51,7 +59,9 @@ def number(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:.4g}"
 
 
-def write_page(sections: Mapping[str, Sequence[Report]], folder: Path) -> Path:
+def write_page(
+    sections: Mapping[str, Sequence[Report]], folder: Path, outcome: Verdict = "kept", wrong: Sequence[str] = ()
+) -> Path:
     """Write the page and its pictures.
 
     Parameters
@@ -60,6 +70,10 @@ def write_page(sections: Mapping[str, Sequence[Report]], folder: Path) -> Path:
         Headings and what stands below them.
     folder : Path
         Made if it is not there. Gets ``index.html`` and ``plots/``, every picture as PNG and as SVG.
+    outcome : {"kept", "broken", "undecided"}, default="kept"
+        Of all of them together, by what must be found of each.
+    wrong : sequence of str, default=()
+        What is not as it must be.
 
     Returns
     -------
@@ -69,8 +83,10 @@ def write_page(sections: Mapping[str, Sequence[Report]], folder: Path) -> Path:
     plots = folder / "plots"
     plots.mkdir(parents=True, exist_ok=True)
     every = [report for reports in sections.values() for report in reports]
-    body = [f"<h1>What could be shown</h1><p>{_READ}</p>", f'<p>{_conditions(every)}</p><div class="wide">']
-    body.append(f"{_saved(_summary(every), plots, 'summary')}</div>")
+    body = [f"<h1>What could be shown</h1><p>{_READ}</p>", f'<p class="{outcome}">{OUTCOMES[outcome]}</p>']
+    body.extend(f"<p>{escape(line)}</p>" for line in wrong)
+    body.append(f'<p>{_conditions(every)}</p><div class="wide">')
+    body.append(f"{_saved(summary_picture(every), plots, 'summary')}</div>")
     for heading, reports in sections.items():
         body.append(f"<h2>{escape(heading)}</h2>{_table(reports)}")
     body.append('<h2>What was measured</h2><div class="grid">')
@@ -101,12 +117,13 @@ def _table(reports: Sequence[Report]) -> str:
         "interval",
         "share",
         "one run",
+        "checks",
         "verdict",
         "attack",
         "pair",
         "runs",
     )
-    numeric = set(heads[1:7]) | {"runs"}
+    numeric = set(heads[1:8]) | {"runs"}
     head = "".join(f"<th{' class=n' if one in numeric else ''}>{one}</th>" for one in heads)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, reports))}</tbody></table>"
 
@@ -121,6 +138,7 @@ def _row(report: Report) -> str:
         (f"{number(low)} to {number(high)}", True),
         (f"{report.share:.0%}" if math.isfinite(report.promised_epsilon) else "", True),
         ("" if report.one_run is None else number(report.one_run), True),
+        (report.passed, True),
         (f'<span class="{report.verdict}">{report.verdict_words}</span>', False),
         (escape(report.attack), False),
         (escape(report.pair), False),
@@ -132,7 +150,21 @@ def _row(report: Report) -> str:
 def _figure(report: Report, plots: Path) -> str:
     name = "".join(letter if letter.isalnum() else "-" for letter in report.mechanism)
     notes = "".join(f"<br>{escape(note)}" for note in report.notes)
-    return f"<figure>{_saved(report.plot(), plots, name)}<figcaption>{escape(str(report))}{notes}</figcaption></figure>"
+    details = f"<details><summary>attacks and checks</summary><ul>{''.join(_findings(report))}</ul></details>"
+    picture = _saved(report.plot(), plots, name)
+    return f"<figure>{picture}<figcaption>{escape(str(report))}{notes}{details}</figcaption></figure>"
+
+
+def _findings(report: Report) -> Iterator[str]:
+    for attack in report.attacks:
+        if attack.interval is None:
+            yield f"<li>{escape(attack.name)}: not run, {escape(attack.note)}</li>"
+        else:
+            low, high = map(number, attack.interval)
+            yield f"<li>{escape(attack.name)}: {low} to {high} on {escape(attack.pair)}</li>"
+    for check in report.checks:
+        detail = f", {escape(check.detail)}" if check.detail else ""
+        yield f"<li>{escape(check.name)}: {check.result}{detail}</li>"
 
 
 def _saved(figure: "Figure", plots: Path, name: str) -> str:
@@ -149,7 +181,7 @@ def _saved(figure: "Figure", plots: Path, name: str) -> str:
     return f'<img alt="{escape(name)}" src="data:image/png;base64,{data}">'
 
 
-def _summary(reports: Sequence[Report]) -> "Figure":
+def summary_picture(reports: Sequence[Report]) -> "Figure":
     """Draw shown against promised, for all that promise something."""
     from matplotlib.figure import Figure
 

@@ -1,16 +1,18 @@
 """Releases of a query: what is told about a row must not tell it from another."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import clone
 
 from nearveil.audit._attack_labels import published_session
+from nearveil.audit._conduct import frozen_check
 from nearveil.audit._defaults import Floats, gallery, public_set
-from nearveil.audit._experiment import Coins, Experiment, Pair
+from nearveil.audit._experiment import Coins, Experiment, Pair, trials_for
+from nearveil.audit._law import Law
+from nearveil.audit._noises import noise_law
 from nearveil.audit._pairs import border, farthest, opposite, pool
+from nearveil.audit._release_laws import message_numbers, release_law
 from nearveil.privacy.noise import GaussianNoise, Source, secure_source
 from nearveil.release import (
     OME,
@@ -30,7 +32,6 @@ from nearveil.release import (
 # the middle of a message's cells, which is a good score and no more.
 _EXACT = (AnalyticGaussian, Cells, Covers, Latent, OME, RandomProjection, Unary)
 _SLOW = 60_000  # trials, where a message takes a while
-_WITH_DELTA = 1_000_000  # trials, where a delta of 1e-5 has to be seen
 
 
 def fitted(release: Release) -> Release:
@@ -71,7 +72,6 @@ def release_experiment(release: Release, source: Source | None = None) -> Experi
         return published_session(ready) if ready.as_published is not None else _sound_mail(ready)
     known = hasattr(ready, "log_density")
     exact = isinstance(ready, _EXACT)
-    approximate = ready.guarantee.delta > 1e-9
     return Experiment(
         name=ready.name,
         promise=ready.guarantee,
@@ -79,28 +79,12 @@ def release_experiment(release: Release, source: Source | None = None) -> Experi
         run=lambda row, runs, words: ready.release(np.tile(row, (runs, 1)), rng=words),
         log_ratio=(lambda messages, pair: _log_ratio(ready, messages, pair)) if known else None,
         exact=exact,
-        numbers=numbers,
+        numbers=message_numbers,
+        law=release_law(ready),
+        checks=(frozen_check(ready),),
         together=lambda coins, pair, words: ready.release(_rows(coins, pair), rng=words),
-        trials=_SLOW if isinstance(ready, DPdSNE) or not known else _WITH_DELTA if exact and approximate else 200_000,
+        trials=_SLOW if isinstance(ready, DPdSNE) or not known else trials_for(ready.guarantee.delta if exact else 0.0),
     )
-
-
-def numbers(messages: Sequence[Message]) -> NDArray[Any]:
-    """Return all that messages hold as one array, shape (n, k); floating point keeps its width.
-
-    Parameters
-    ----------
-    messages : sequence of Message
-
-    Returns
-    -------
-    ndarray
-    """
-    parts = [
-        np.stack([message.arrays[name] for message in messages]).reshape(len(messages), -1)
-        for name in messages[0].arrays
-    ]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
 def _rows(coins: Coins, pair: Pair) -> Floats:
@@ -152,9 +136,13 @@ def _sound_mail(mail: PrivateMail) -> Experiment:
         run=lambda row, runs, words: mail.release(np.tile(row, (runs, 1)), rng=words),
         log_ratio=log_ratio if one_step else None,
         exact=one_step,
-        numbers=numbers,
+        numbers=message_numbers,
+        law=noise_law(noise, lambda messages: np.stack([one["released"][0] for one in messages]), place)
+        if one_step
+        else Law(),
+        checks=(frozen_check(mail),),
         together=lambda coins, pair, words: mail.release(_rows(coins, pair), rng=words),
-        trials=_WITH_DELTA if one_step and mail.noise == "gaussian" else 200_000,
+        trials=trials_for(mail.guarantee.delta if one_step else 0.0),
     )
 
 

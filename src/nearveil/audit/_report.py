@@ -13,7 +13,53 @@ if TYPE_CHECKING:
 
 Verdict = Literal["kept", "broken", "undecided"]
 
-_SLACK = (0.1, 0.05)  # of the promise, and at least: how far an interval may reach beyond it and still be called "kept"
+FALSE_ALARM = 5e-7
+"""The probability with which one audit may call a sound mechanism broken, all attacks and checks together."""
+
+_TOLERANCE = (0.1, 0.05)  # of the promise, and at least: how far an interval may reach beyond it and still be "kept"
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What one attack showed.
+
+    Attributes
+    ----------
+    name : str
+    pair : str
+        The inputs that it told apart best on the choosing half; empty where it was not measured.
+    interval : (float, float) or None
+        Of its epsilon, at the report's confidence. None where the attack was not measured.
+    refutes : bool
+        Whether it shows more than was promised, at its share of `FALSE_ALARM`.
+    note : str
+        Why it was not measured.
+    """
+
+    name: str
+    pair: str = ""
+    interval: tuple[float, float] | None = None
+    refutes: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one check of the mechanism's conduct found.
+
+    Attributes
+    ----------
+    name : str
+        What was checked: "the stated law", "caps".
+    result : {"passed", "failed", "not run"}
+        "failed" breaks the guarantee.
+    detail : str
+        What was found, or why the check was not run.
+    """
+
+    name: str
+    result: Literal["passed", "failed", "not run"]
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,8 +96,11 @@ class Report:
     interval : (float, float)
         Of the epsilon of this attack on this pair, not of the mechanism: another attack may show more.
     verdict : {"kept", "broken", "undecided"}
-        "broken" if the lower end is above the promise. "kept" if the interval ends at the promise, or so little beyond
-        it that the runs cannot tell. Else more trials would decide.
+        "broken" if an attack shows more than was promised or a check failed, which happens to a sound mechanism with a
+        probability of at most 5e-7. "kept" if not, and the interval neither begins above the promise nor ends beyond
+        `limit`. Else "undecided": more trials would decide.
+    limit : float
+        How far the interval of a promise that is "kept" may reach: a tenth beyond it, and at least 0.05.
     attack : str
         The one that showed most on the choosing half.
     pair : str
@@ -65,6 +114,9 @@ class Report:
         Whether the mechanism's own guarantee calls itself proved.
     seeded : bool
         Whether the runs came from a seed.
+    attacks : tuple of Attack
+        All of them, the one that decided first.
+    checks : tuple of Check
     notes : tuple of str
     curve : Curve
 
@@ -90,20 +142,39 @@ class Report:
     confidence: float
     sound: bool
     seeded: bool
+    attacks: tuple[Attack, ...] = ()
+    checks: tuple[Check, ...] = ()
     notes: tuple[str, ...] = ()
     curve: Curve = field(repr=False)
 
     @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the guarantee is broken; empty where it is not."""
+        shown = [
+            f"{one.name} shows epsilon {one.interval[0]:.4g} on {one.pair}"
+            for one in self.attacks
+            if one.refutes and one.interval is not None
+        ]
+        return (*shown, *(f"{one.name}: {one.detail}" for one in self.checks if one.result == "failed"))
+
+    @property
+    def passed(self) -> str:
+        """How many checks passed, of those that were run; empty where none was."""
+        run = [one for one in self.checks if one.result != "not run"]
+        return f"{sum(one.result == 'passed' for one in run)}/{len(run)}" if run else ""
+
+    @property
+    def limit(self) -> float:
+        """How far the interval of a promise that is "kept" may reach."""
+        return self.promised_epsilon + max(_TOLERANCE[0] * self.promised_epsilon, _TOLERANCE[1])
+
+    @property
     def verdict(self) -> Verdict:
-        """What the interval says about the promise."""
-        low, high = self.interval
-        if low > self.promised_epsilon:
+        """What attacks and checks say about the promise."""
+        if self.reasons:
             return "broken"
-        if math.isinf(self.promised_epsilon):
-            return "kept"
-        return (
-            "kept" if high <= self.promised_epsilon + max(_SLACK[0] * self.promised_epsilon, _SLACK[1]) else "undecided"
-        )
+        low, high = self.interval
+        return "kept" if low <= self.promised_epsilon and high <= self.limit else "undecided"
 
     @property
     def verdict_words(self) -> str:
@@ -120,7 +191,7 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values; infinite ones as text."""
-        return dict(_plain({**asdict(self), "verdict": self.verdict}))
+        return dict(_plain({**asdict(self), "verdict": self.verdict, "reasons": self.reasons, "limit": self.limit}))
 
     def to_json(self) -> str:
         """Return everything as JSON."""
@@ -145,6 +216,7 @@ class Report:
         return (
             f"{self.mechanism}: {self.verdict_words}. Promised epsilon {self.promised_epsilon:.4g}"
             f" (delta {self.promised_delta:.2g}), shown {self.shown_epsilon:.4g} by {self.attack} on {self.pair}."
+            + "".join(f" {reason}." for reason in self.reasons)
         )
 
 

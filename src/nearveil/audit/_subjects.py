@@ -1,15 +1,17 @@
 """From a mechanism to the experiment that attacks it."""
 
+from collections.abc import Callable
 from typing import Any
 
 from nearveil.audit._attack_membership import membership_experiment
+from nearveil.audit._attack_student import student_experiment
 from nearveil.audit._experiment import Experiment
 from nearveil.audit._noises import noise_experiment
 from nearveil.audit._projectors import projector_experiment
 from nearveil.audit._releases import release_experiment
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source
 from nearveil.release import PrivatePCA, PrivatePCARelease, Release
-from nearveil.votes import PateClassifier, PrivateKNeighborsClassifier
+from nearveil.votes import PateClassifier, PrivateKNeighborsClassifier, PrivateKNeighborsRegressor, Student
 
 
 def experiment_of(mechanism: Any, source: Source | None = None) -> Experiment:
@@ -17,7 +19,7 @@ def experiment_of(mechanism: Any, source: Source | None = None) -> Experiment:
 
     Parameters
     ----------
-    mechanism : Release, voting classifier, PrivatePCA, GaussianNoise, LaplaceNoise or Experiment
+    mechanism : Release, voting estimator, Student, PrivatePCA, GaussianNoise, LaplaceNoise or Experiment
     source : Source, optional
         For what must be run to find the worst pair.
 
@@ -27,16 +29,18 @@ def experiment_of(mechanism: Any, source: Source | None = None) -> Experiment:
     """
     if isinstance(mechanism, Experiment):
         return mechanism
-    if isinstance(mechanism, PrivatePCARelease):
-        return projector_experiment(mechanism.projector)
-    if isinstance(mechanism, PrivatePCA):
-        return projector_experiment(mechanism)
-    if isinstance(mechanism, Release):
-        return release_experiment(mechanism, source)
-    if isinstance(mechanism, PrivateKNeighborsClassifier | PateClassifier):
-        return membership_experiment(mechanism)
-    if isinstance(mechanism, GaussianNoise | LaplaceNoise):
-        return noise_experiment(mechanism)
-    raise ValueError(
-        "mechanism must be a release, a voting classifier, a private PCA, noise, or an Experiment that runs one"
-    )
+    makers: dict[Any, Callable[[Any], Experiment]] = {
+        PrivatePCARelease: lambda release: projector_experiment(release.projector),
+        PrivatePCA: projector_experiment,
+        Release: lambda release: release_experiment(release, source),
+        PrivateKNeighborsClassifier | PrivateKNeighborsRegressor | PateClassifier: membership_experiment,
+        Student: student_experiment,
+        GaussianNoise | LaplaceNoise: noise_experiment,
+    }
+    make = next((make for kind, make in makers.items() if isinstance(mechanism, kind)), None)
+    if make is None:
+        raise ValueError(
+            "mechanism must be a release, a voting estimator, a student, a private PCA, noise, or an Experiment that "
+            "runs one"
+        )
+    return make(mechanism)

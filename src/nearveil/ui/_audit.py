@@ -13,8 +13,8 @@ SECONDS = 30.0  # for all looks together
 _FIRST = 2_000  # runs of the first look
 _GROWTH = 2
 _MOST = 512_000
-# Some promise nothing, so there is nothing to attack; some wait for real clocks, for minutes.
-_LEFT_OUT = ("raw", "plain-", "covers: clock", "a question sent as soon as it is made")
+# Some promise nothing, so there is nothing to attack; some wait for real clocks, or are fitted anew, for minutes.
+_LEFT_OUT = ("raw", "plain-", "covers: clock", "a question sent as soon as it is made", "student")
 
 
 class _Stopped(Exception):  # noqa: N818
@@ -155,16 +155,13 @@ def _report(report: Report) -> dict[str, Any]:
 def _words(report: Report) -> str:
     shown, promised = f"{report.shown_epsilon:.3g}", f"{report.promised_epsilon:.3g}"
     if report.verdict == "broken":
-        return (
-            f"Broken: it promises epsilon {promised}, and {report.attack} shows at least {shown}, at confidence "
-            f"{report.confidence:g}."
-        )
+        return f"Broken: it promises epsilon {promised}, and {'; '.join(report.reasons)}."
     if report.verdict == "kept":
         return (
             f"Kept, as far as this short look goes: of the promised epsilon {promised}, {shown} could be shown "
-            f"({report.share:.0%}). No attack found more; that is no proof."
+            f"({report.share:.0%}). No attack found more and no check failed; that is no proof."
         )
     return (
-        f"Undecided: at least {shown} of the promised {promised} was shown, and the interval reaches beyond it. "
-        "More runs decide."
+        f"Undecided: at least {shown} of the promised {promised} was shown, and the attack may show more than "
+        f"{report.limit:.3g}. More runs decide."
     )
