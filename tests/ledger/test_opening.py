@@ -263,3 +263,5 @@ def test_an_account_has_the_guarantee_of_all_that_it_may_pay_for(
     assert len(found.within.orders if found.within else ()) == orders
     with pytest.raises(ValueError, match=r"of the filter|what the events cost"):
         replace(found, epsilon=0.5)
+    with pytest.raises(ValueError, match="what the events cost"):
+        replace(found, within=None, epsilon=0.0, delta=0.0)

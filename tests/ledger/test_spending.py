@@ -258,15 +258,20 @@ def test_preview_spends_nothing_and_says_what_spend_then_does(open_account: Open
 
 def test_what_nobody_can_price_is_refused_in_preview_and_spend(open_account: Open) -> None:
     inside = PoissonSampledDpEvent(0.5, ComposedDpEvent([LaplaceDpEvent(2.0), GaussianDpEvent(1.0)]))
-    gate = open_account()
-    assert gate.preview(stated(inside)).alone == math.inf
-    assert not gate.preview(stated(inside)).allowed
+    gate, pure = open_account(), open_account("pure", delta=0.0)
+    assert pure.preview(stated(GaussianDpEvent(1.0))).alone == math.inf
+    assert not pure.preview(stated(GaussianDpEvent(1.0))).allowed
+    with pytest.raises(OverBudgetError, match="this costs infinity"):
+        pure.spend(stated(GaussianDpEvent(1.0)))
     for event in (inside, NonPrivateDpEvent()):
-        with pytest.raises(OverBudgetError, match="this costs infinity"):
-            gate.spend(stated(event))
+        with pytest.raises(ValueError, match="what the events cost: epsilon Infinity"):
+            stated(event)
+        for ask in (gate.preview, gate.spend):
+            with pytest.raises(ValueError, match="promises nothing"):
+                ask(stated(event, epsilon=math.inf))
     with pytest.raises(ValueError, match="plan cannot be composed"):
         open_account("planned", plan=inside)
-    assert debits(gate) == []
+    assert debits(gate) + debits(pure) == []
 
 
 def test_colluding_clients_gain_nothing(open_account: Open) -> None:
@@ -437,9 +442,13 @@ def test_a_guarantee_is_checked_before_it_is_paid(ledger: Ledger) -> None:
         ({"relation": "add-remove"}, "this account for"),
         ({"sound": False, "reason": "it leaks"}, "not sound"),
         ({"events": (NoOpDpEvent(),)}, "at least one mechanism"),
+        ({"epsilon": math.inf}, "promises nothing"),
+        ({"delta": 1.0}, "promises nothing"),
     ):
         with pytest.raises(ValueError, match=words):
             account.spend(replace(promise, **changed), new_key())
+    with pytest.raises(ValueError, match="no text for Budgeted"):
+        account.spend(account.guarantee)
     assert account.balance().spent == 1.0
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+from dp_accounting import GaussianDpEvent, SelfComposedDpEvent, UnsupportedEventError
 
 from nearveil.privacy import Basis, FilterTerms, Guarantee, compose, compose_events
 from nearveil.privacy.accounting import PldAccountant, RenyiFilter
-from nearveil.privacy.events import PureDp
-from nearveil.privacy.noise import unsafe_seeded
+from nearveil.privacy.events import Budgeted, PureDp
+from nearveil.privacy.noise import secure_source, unsafe_seeded
 
 
 def promise(epsilon: float = 0.1, **changes: Any) -> Guarantee:
@@ -109,8 +109,6 @@ def test_what_samplers_cost_is_taken_out_of_delta() -> None:
     whole = compose([costly] * 2, delta=1e-5)
     assert whole.epsilon == pytest.approx(compose([free] * 2, delta=5e-6).epsilon)
     assert (whole.delta, whole.extra_delta) == (1e-5, 5e-6)
-    useless = replace(costly, epsilon=float("inf"), events=(GaussianDpEvent(0.05),))
-    assert compose([useless], delta=1e-5).epsilon == float("inf")
 
 
 def test_one_that_is_not_sound_makes_the_whole_unsound() -> None:
@@ -136,3 +134,51 @@ def test_one_that_is_not_sound_makes_the_whole_unsound() -> None:
 def test_what_cannot_be_composed_is_refused(guarantees: list[Guarantee], delta: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         compose(guarantees, delta=delta)
+
+
+def test_parts_of_a_plan_are_not_composed_as_if_only_they_had_been_fixed() -> None:
+    """Whoever stops when the answers please counts 7 of 30; the plan of 30 is what was fixed."""
+    noisy = GaussianDpEvent(40.0)
+    whole = promise(1.0, delta=1e-5, events=(SelfComposedDpEvent(noisy, 30),))
+    with pytest.raises(ValueError, match="must be wholes, not parts"):
+        compose([whole.part(noisy, 7)], delta=1e-5)
+    assert (
+        compose([whole], delta=1e-5).epsilon
+        > compose_events(
+            [SelfComposedDpEvent(noisy, 7)],
+            delta=1e-5,
+            protects="query",
+            unit="image",
+            relation="replace",
+            basis=whole.basis,
+        ).epsilon
+    )
+
+
+@pytest.mark.parametrize("nothing", [{"epsilon": float("inf")}, {"delta": 1.0}])
+def test_what_promises_nothing_is_not_composed(nothing: dict[str, float]) -> None:
+    """Nobody checked its events; composing them would make a promise of it."""
+    for ways in ({"delta": 1e-5}, {"within": RenyiFilter(1.0, 1e-5)}):
+        with pytest.raises(ValueError, match="must promise something"):
+            compose([replace(promise(), **nothing)], **ways)  # type: ignore[arg-type]
+
+
+def test_the_budget_of_an_account_is_not_composed_as_if_nothing_had_happened() -> None:
+    budget = promise(8.0, events=(Budgeted(8.0, 0.0),), within=FilterTerms(8.0, 0.0))
+    once, gate = promise(0.1), RenyiFilter(1.0, 1e-5)
+    gate.spend(once.events[0])
+    with pytest.raises(ValueError, match="exactly these events"):
+        compose([budget, budget, once], within=gate)
+    with pytest.raises(ValueError, match="within must be given"):
+        compose([budget, once], delta=1e-5)
+    with pytest.raises(UnsupportedEventError):
+        gate.spend(budget.events[0])
+
+
+def test_the_library_keeps_filter_and_source_whatever_is_made_of_a_guarantee() -> None:
+    gate = RenyiFilter(3.0, 1e-5)
+    gate.spend(GaussianDpEvent(10.0), 2)
+    once = promise(1.0, delta=1e-5, events=(GaussianDpEvent(10.0),))
+    whole = compose([once, once.as_seeded()], within=gate)
+    for made in (whole, whole.part(GaussianDpEvent(10.0)), whole.with_source(secure_source())):
+        assert (made.within, made.source, made.sound) == (FilterTerms(3.0, 1e-5, gate.orders), "seeded", False)

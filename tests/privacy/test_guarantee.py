@@ -6,6 +6,7 @@ import re
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
 from dp_accounting import (
     ComposedDpEvent,
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from nearveil.privacy import Basis, FilterTerms, Guarantee
 from nearveil.privacy._cost import count_events, freeze_event
-from nearveil.privacy.events import NoisyScreening, PureDp, VoteHistogram
+from nearveil.privacy.events import Budgeted, NoisyScreening, PureDp, VoteHistogram
 from nearveil.privacy.noise import analytic_gaussian_scale, secure_source, unsafe_seeded
 
 
@@ -212,3 +213,26 @@ def test_a_part_has_the_figures_of_its_whole() -> None:
     for changes in changed:
         with pytest.raises(ValueError, match="whole"):
             dataclasses.replace(part, **changes)
+
+
+def test_a_budget_is_stated_within_itself_alone() -> None:
+    budget = promise(epsilon=8.0, events=(Budgeted(8.0, 0.0),), within=FilterTerms(8.0, 0.0))
+    changed: list[dict[str, Any]] = [
+        {"within": None},
+        {"within": None, "epsilon": 0.0},
+        {"within": FilterTerms(1.0, 0.0), "epsilon": 1.0},
+        {"within": FilterTerms(9.0, 0.0), "epsilon": 9.0, "events": (Budgeted(8.0, 0.0), PureDp(2.0))},
+    ]
+    for changes in changed:
+        with pytest.raises(ValueError, match=r"what the events cost|within the filter"):
+            dataclasses.replace(budget, **changes)
+
+
+def test_figures_do_not_change_in_place() -> None:
+    figures = {name: np.array(value) for name, value in (("epsilon", 2.0), ("delta", 0.5), ("extra_delta", 0.1))}
+    terms = FilterTerms(figures["epsilon"], np.array(0.0))  # type: ignore[arg-type]
+    stated = promise(**figures, within=terms, events=(PureDp(2.0),))
+    for figure in figures.values():
+        figure[...] = 0.01
+    assert (stated.epsilon, stated.delta, stated.extra_delta, terms.epsilon) == (2.0, 0.5, 0.1, 2.0)
+    assert {type(figure) for figure in (stated.epsilon, stated.delta, stated.extra_delta, terms.delta)} == {float}

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 import sqlalchemy as sa
-from dp_accounting import DpEvent, NoOpDpEvent, SelfComposedDpEvent
+from dp_accounting import DpEvent, SelfComposedDpEvent
 
 from nearveil.ledger._budget import Budget, FilterBudget, PlanBudget, PureBudget, RefusedError, pld_epsilon
 from nearveil.ledger._chain import Receipt
@@ -29,6 +29,7 @@ from nearveil.ledger.errors import AccountError
 from nearveil.privacy import Basis, FilterTerms, Guarantee
 from nearveil.privacy._accounting_checks import check_count
 from nearveil.privacy._guarantee import Protects, Relation
+from nearveil.privacy.events import Budgeted
 
 if TYPE_CHECKING:
     from nearveil.ledger._ledger import Ledger
@@ -84,7 +85,7 @@ class Account:
     @property
     def guarantee(self) -> Guarantee:
         """What holds for everything that is ever paid from it: all of a plan, or whatever a filter lets pass."""
-        events, within = (NoOpDpEvent(),), None
+        events, within = (Budgeted(self.epsilon, self.delta),), None
         if isinstance(self._budget, PlanBudget):
             charge = tuple(zip(self._budget.plan, self._budget.limits, strict=True))
             events = tuple(SelfComposedDpEvent(event, times) for event, times in charge_events(charge))

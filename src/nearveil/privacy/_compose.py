@@ -27,7 +27,9 @@ def compose(
     guarantees : sequence of Guarantee
         Of one record: they must protect the same thing, in the same unit and relation, and say what
         happened (`events`). What their samplers cost (`extra_delta`) is added up. Those of a filter
-        (`within`) compose within a filter of all their events alone.
+        (`within`) compose within a filter of all their events alone, and that of an account without a plan
+        not at all. With `delta`, parts (:meth:`Guarantee.part`) are refused: compose their wholes. So is what
+        promises nothing: an infinite epsilon, or a delta of 1.
     delta : float, optional
         The delta of the whole, where the parameters of all releases were fixed before the first; they
         are composed by privacy loss distributions.
@@ -57,6 +59,10 @@ def compose(
             raise ValueError(f"guarantees must agree in {field}: they are not about the same record")
     if not all(guarantee.events for guarantee in guarantees):
         raise ValueError("every guarantee must say what happened (events): nothing else can be composed")
+    if any(guarantee.is_vacuous for guarantee in guarantees):
+        raise ValueError(
+            "guarantees must promise something: of an infinite epsilon or a delta of 1 nobody checks events"
+        )
     if (delta is None) == (within is None):
         raise ValueError("give delta (parameters fixed beforehand) or within (chosen along the way), one of the two")
     merged: dict[str, Any] = {
@@ -127,6 +133,11 @@ def _fixed(guarantees: Sequence[Guarantee], delta: float | None, **merged: Any) 
         raise ValueError(
             "within must be given: parameters of some guarantees were chosen along the way, and the filter of all "
             "their events is the only promise; an epsilon computed afterwards would not be one"
+        )
+    if any(guarantee.whole is not None for guarantee in guarantees):
+        raise ValueError(
+            "guarantees must be wholes, not parts: how many parts happened may depend on the answers, so compose the "
+            "whole that was fixed beforehand (guarantee.whole), once"
         )
     extra_delta = merged["extra_delta"]
     if delta is None or not 0 <= extra_delta < delta < 1:

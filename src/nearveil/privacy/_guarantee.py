@@ -10,7 +10,7 @@ from dp_accounting import DpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from nearveil.privacy._accounting_checks import check_count
 from nearveil.privacy._cost import costs_at_most, count_events, find_epsilon, freeze_event, passes_filter
 from nearveil.privacy._noise_sources import Source
-from nearveil.privacy.events import ClippedVotes, NoisyScreening, VoteHistogram
+from nearveil.privacy.events import Budgeted, ClippedVotes, NoisyScreening, VoteHistogram
 from nearveil.privacy.noise import LARGEST_EPSILON
 
 Protects = Literal["query", "database"]
@@ -65,6 +65,7 @@ class FilterTerms:
     def __post_init__(self) -> None:
         if not self.epsilon >= 0 or not 0 <= self.delta < 1 or bool(self.orders) != (self.delta > 0):
             raise ValueError("within must have an epsilon from 0 upwards, and orders where delta is above 0")
+        _store_floats(self, "epsilon", "delta")
         object.__setattr__(self, "orders", tuple(map(float, self.orders)))
 
 
@@ -153,13 +154,18 @@ class Guarantee:
             raise ValueError("basis must be a Basis: the name of a theorem or accountant, and a link")
         self._check_soundness()
         self._check_events()
-        if self.sound and math.isfinite(self.epsilon) and self.delta < 1:
+        if self.sound and not self.is_vacuous:
             self._check_cost()
 
     @property
     def adaptivity(self) -> Adaptivity:
         """Whether parameters were fixed beforehand, or chosen along the way within a filter."""
         return "fixed" if self.within is None else "adaptive"
+
+    @property
+    def is_vacuous(self) -> bool:
+        """Whether it promises nothing: an infinite epsilon, or a delta of 1. Nobody checks, composes or pays for it."""
+        return math.isinf(self.epsilon) or self.delta == 1
 
     def with_source(self, source: Source) -> "Guarantee":
         """Return the guarantee of the same release with the randomness of `source`: not sound if a seed foretells it.
@@ -219,6 +225,7 @@ class Guarantee:
     def _check_events(self) -> None:
         if not 0 <= self.extra_delta <= self.delta:
             raise ValueError("extra_delta must be a part of delta")
+        _store_floats(self, "epsilon", "delta", "extra_delta")
         if not all(isinstance(event, DpEvent) for event in self.events):
             raise ValueError("events must be dp-accounting events, or nearveil's own")
         object.__setattr__(self, "events", tuple(map(freeze_event, self.events)))
@@ -249,6 +256,8 @@ class Guarantee:
     def _check_filter(self, terms: FilterTerms) -> None:
         if self.epsilon < terms.epsilon or self.delta < terms.delta + self.extra_delta:
             raise ValueError("epsilon and delta must be those of the filter, and extra_delta on top")
+        if self.events == (Budgeted(terms.epsilon, terms.delta),):
+            return
         if not passes_filter(count_events(self.events), terms.epsilon, terms.delta, terms.orders):
             raise ValueError("events must be within the filter: it would not have let them pass")
 
@@ -273,7 +282,7 @@ class Guarantee:
     def __str__(self) -> str:
         if not self.sound:
             return f"No promise about {self._secret}: {self.reason}."
-        if math.isinf(self.epsilon) or self.delta == 1:
+        if self.is_vacuous:
             return f"Nothing is promised about {self._secret}."
         observer = "Whoever sees the message" if self.protects == "query" else "Whoever sees the answers"
         if self.epsilon > math.log(_FAR):
@@ -305,6 +314,12 @@ class Guarantee:
 def bound_epsilon(epsilon: float, extra_delta: float) -> float:
     """Return infinity in place of an epsilon up to which the cost of samplers, if they cost anything, is not proved."""
     return math.inf if extra_delta and epsilon > LARGEST_EPSILON else epsilon
+
+
+def _store_floats(stated: Guarantee | FilterTerms, *fields: str) -> None:
+    """Store figures as plain floats: an array of one number could be changed in place."""
+    for field in fields:
+        object.__setattr__(stated, field, float(getattr(stated, field)))
 
 
 def factor(epsilon: float) -> str:

@@ -17,7 +17,15 @@ from dp_accounting import DpEvent, GaussianDpEvent
 
 from nearveil.privacy._accounting_checks import check_count, check_finite, check_positive
 
-__all__ = ["ClippedVotes", "GaussianNoisyMax", "LaplaceNoisyMax", "NoisyScreening", "PureDp", "VoteHistogram"]
+__all__ = [
+    "Budgeted",
+    "ClippedVotes",
+    "GaussianNoisyMax",
+    "LaplaceNoisyMax",
+    "NoisyScreening",
+    "PureDp",
+    "VoteHistogram",
+]
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
@@ -37,6 +45,22 @@ class PureDp(DpEvent):  # type: ignore[misc]
         """Refuse numbers that mean nothing."""
         if check_finite(self.epsilon, "epsilon") < 0:
             raise ValueError("epsilon must not be negative")
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class Budgeted(DpEvent):  # type: ignore[misc]
+    """Whatever a budget lets pass, its parameters chosen along the way: the guarantee of an account without a plan.
+
+    No accountant prices it, so it neither composes nor is paid for; a guarantee states it within that budget alone.
+
+    Parameters
+    ----------
+    epsilon : float
+    delta : float
+    """
+
+    epsilon: float
+    delta: float
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
