@@ -176,7 +176,8 @@ def _voters(epsilon: float) -> dict[str, dict[str, Make]]:
 def _surroundings(epsilon: float) -> dict[str, dict[str, Make]]:
     """Return what an observer sees besides the message itself."""
     # Without httpx there is no client to attack.
-    client = {"Client": {"covers: clock": clock_experiment}} if find_spec("httpx") is not None else {}
+    has_client = find_spec("httpx") is not None
+    client: dict[str, dict[str, Make]] = {"Client": {"covers: clock": clock_experiment}} if has_client else {}
     return {
         "retrieval.ClientProtocol": {"covers: on the wire": wire_experiment},
         "release.PublicMap": {
