@@ -279,6 +279,21 @@ def test_one_sample_for_screening_and_votes_is_amplified_as_one() -> None:
     assert PldAccountant().compose(shared, 50).epsilon(1e-6) > PldAccountant().compose(fresh, 50).epsilon(1e-6)
 
 
+def test_repetitions_on_one_sample_are_amplified_together() -> None:
+    """Ten answers from one sample are one answer with a tenth of the variance, on one sample."""
+    often = PoissonSampledDpEvent(0.1, SelfComposedDpEvent(GaussianDpEvent(10.0), 10))
+    once = PoissonSampledDpEvent(0.1, GaussianDpEvent(10.0 / math.sqrt(10)))
+    for accountant in (RdpAccountant, PldAccountant):
+        costs = [accountant().compose(event).epsilon(1e-5) for event in (often, once)]
+        assert costs[1] <= costs[0] <= costs[1] * (1 + 1e-9)
+
+
+def test_repetitions_of_repetitions_multiply() -> None:
+    inner = ComposedDpEvent([SelfComposedDpEvent(GaussianDpEvent(20.0), 3), PureDp(0.1)])
+    spent = RdpAccountant().compose(SelfComposedDpEvent(inner, 5), 2).spent
+    assert spent == ((GaussianDpEvent(20.0), 30), (PureDp(0.1), 10))
+
+
 def test_sampling_of_pure_and_of_samples() -> None:
     for epsilon in (0.01, 0.9, 1.1, 1000.0):
         [(leaf, _)] = leaves(PoissonSampledDpEvent(0.25, PureDp(epsilon)))
@@ -466,6 +481,15 @@ def test_the_filter_stops_in_time() -> None:
     assert gaussian_delta(20 / math.sqrt(spent), 1.0) <= 1e-5
     best = max(n for n in range(1, 60) if gaussian_delta(20 / math.sqrt(n), 1.0) <= 1e-5)
     assert 0.5 * best < spent < best
+
+
+def test_a_filter_covers_many_at_once_or_none() -> None:
+    gate = RenyiFilter(1.0, 1e-5)
+    assert gate.may_spend(GaussianDpEvent(20.0))
+    assert not gate.may_spend(GaussianDpEvent(20.0), 1000)
+    with pytest.raises(BudgetExceededError):
+        gate.spend(GaussianDpEvent(20.0), 1000)
+    assert gate.spent == ()
 
 
 def test_no_adaptive_adversary_beats_the_filter() -> None:

@@ -182,6 +182,33 @@ def test_the_mass_above_a_window_is_within_its_bound(tilt: float) -> None:
     assert 0 < above <= window.above < 1e-14
 
 
+def composed_responses() -> loss._Convolution:
+    losses = [loss._Losses.of(response(0.2), 60, 0.2, (0.2, 0.2))]
+    ends = (60 * losses[0].first, 60 * losses[0].last)
+    return replace(loss._tilted_sum(losses, 1.0, loss._Window(*ends, 0.0), tight=True), error=0.0)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.1, 4.0])
+def test_a_convolution_that_errs_as_far_as_it_may_is_still_a_bound(epsilon: float) -> None:
+    """The worst error takes from each mass in proportion to what it counts."""
+    whole = composed_responses()
+    weights = np.maximum(-np.expm1(epsilon - whole.losses), 0) * np.exp(-whole.tilt * (whole.losses - epsilon))
+    error = 1e-3
+    wrong = replace(whole, mass=whole.mass - error * weights / np.linalg.norm(weights), error=error)
+    assert replace(wrong, error=0.0).delta(epsilon) < 0.999 * whole.delta(epsilon)
+    assert whole.delta(epsilon) <= wrong.delta(epsilon) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("last", [3, 9, 21])
+def test_what_was_cut_off_above_a_window_is_counted(last: int) -> None:
+    whole = composed_responses()
+    end = int(np.searchsorted(whole.losses, 0.2 * last))
+    cut = replace(whole, losses=whole.losses[:end], mass=whole.mass[:end], above=float(np.sum(whole.mass[end:])))
+    for epsilon in np.linspace(0, 0.2 * last - 0.3, 7):
+        assert replace(cut, above=0.0).delta(float(epsilon)) < 0.999 * whole.delta(float(epsilon))
+        assert whole.delta(float(epsilon)) <= cut.delta(float(epsilon)) * (1 + 1e-12)
+
+
 def test_transforms_err_by_no_more_than_the_lemma_says() -> None:
     rng = np.random.default_rng(3)
     for stages in (4, 7, 10, 13, 16):

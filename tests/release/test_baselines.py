@@ -1,6 +1,7 @@
 """The baselines that add noise to a vector: the analytic Gaussian, random projection, von Mises-Fisher."""
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,14 @@ def test_computed_norms_keep_the_bound(d: int, seed: int, exponent: float) -> No
     found = release._unit_rows(X, "X", lenient=False)
     exact = np.sqrt(np.array([math.fsum(float(v) ** 2 for v in row) for row in found]))
     assert (exact <= computed_norm(d)).all()
+
+
+def test_computed_norms_pass_one_and_not_the_bound() -> None:
+    release = AnalyticGaussian(1.0)
+    release.mean_, release.n_features_in_ = np.zeros(50), 50
+    found = release._unit_rows(np.random.default_rng(0).standard_normal((500, 50)), "X", lenient=False)
+    squares = [sum(Fraction(float(value)) ** 2 for value in row) for row in found]
+    assert 1 < max(squares) <= Fraction(computed_norm(50)) ** 2
 
 
 def test_privunit_tells_three_times_as_much() -> None:
