@@ -305,9 +305,10 @@ def test_features_of_a_network_must_be_exact() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
     extractor = TorchExtractor(torch.nn.Conv2d(3, 4, 3), side=8)
     images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
-    batched: Any = extractor.extract
-    with pytest.raises(ValueError, match="features must be row-exact"):
-        Student(features=batched).fit(images[:20], np.arange(20) % 2, images[20:])
-    exact: Any = partial(extractor.extract, row_exact=True)
+    exactly: Any = partial(extractor.extract, row_exact=True)
+    batched: list[Any] = [extractor.extract, partial(extractor.extract), partial(extractor.extract, row_exact=False)]
+    for features in [*batched, partial(exactly, row_exact=False), partial(partial(extractor.extract), progress=None)]:
+        with pytest.raises(ValueError, match="features must be row-exact"):
+            Student(features=features).fit(images[:20], np.arange(20) % 2, images[20:])
     voter = PrivateKNeighborsClassifier(vote_noise=0.1, max_answered=4, max_screened=0, n_neighbors=3, classes=[0, 1])
-    assert Student(voter, features=exact).fit(images[:20], np.arange(20) % 2, images[20:]).rounds_
+    assert Student(voter, features=exactly).fit(images[:20], np.arange(20) % 2, images[20:]).rounds_

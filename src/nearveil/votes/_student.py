@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
@@ -285,8 +286,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError("shares must hold a positive number for each round, and sum to 1")
         if getattr(self.voter, "votes", "classes") not in ("classes", "soft"):
             raise ValueError('voter must vote on classes: votes must be "classes" or "soft"')
-        maker = getattr(self.features, "__self__", None)
-        if isinstance(maker, Extractor) and not maker.row_exact:
+        if not _row_exact(self.features):
             raise ValueError("features must be row-exact: functools.partial(extractor.extract, row_exact=True)")
         if self.rounds > 1 and not any(hasattr(self._new_student(0), name) for name in _FEATURE_METHODS):
             raise ValueError(f"student must have one of {', '.join(_FEATURE_METHODS)} for a second round")
@@ -352,6 +352,16 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _trained(self, lessons: NDArray[Any], labels: NDArray[Any], seed: int) -> Any:
         student = self._new_student(seed) if len(np.unique(labels)) > 1 else DummyClassifier(strategy="most_frequent")
         return student.fit(lessons, labels)
+
+
+def _row_exact(features: Features | None) -> bool:
+    """Return False where features are an extractor's that sees rows in batches, however it is bound."""
+    inner: Any = features
+    keywords: dict[str, Any] = {}
+    while isinstance(inner, partial):  # the outermost keywords win
+        inner, keywords = inner.func, {**inner.keywords, **keywords}
+    maker = getattr(inner, "__self__", None)
+    return not isinstance(maker, Extractor) or maker.row_exact or keywords.get("row_exact") is True
 
 
 def _feature_rows(X: NDArray[Any], features: Features | None) -> Rows:
