@@ -10,6 +10,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.linear_model import RidgeClassifier
+from sklearn.pipeline import make_pipeline
 
 from nearveil.ledger import Ledger
 from nearveil.votes import NetworkStudent, PateClassifier, PrivateKNeighborsClassifier, PublicStudent, Student
@@ -123,6 +124,24 @@ def test_passwords_of_a_ledgers_address_are_not_pickled() -> None:
         assert b"postgresql+psycopg://me@host/db" in stored
     assert asked.ledger == clone(asked).ledger == URL  # in this process nothing is lost
     assert pickle.loads(pickle.dumps(voter(ledger="a:b.db"))).ledger == "a:b.db"  # noqa: S301
+
+
+@pytest.mark.parametrize("address", [f"postgresql://me:{PASSWORD}@host/db", f"postgresql://h/db?password={PASSWORD}"])
+def test_no_fitted_estimator_shows_the_password_of_a_ledger(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scikit-learn shows parameters: alone, in a Student, in a pipeline, as text and as HTML."""
+    monkeypatch.setattr("nearveil.votes._spending._named", lambda *_: pytest.fail("the address was taken"))
+    asked = voter(ledger=address, account="digits")
+    for one in (asked, make_pipeline(asked)):
+        with pytest.raises(ValueError, match="ledger must be an address without a password") as refused:
+            one.fit(PRIVATE, PRIVATE_Y)
+        assert PASSWORD not in str(refused.value)
+    with pytest.raises(ValueError, match="ledger must be an address without a password"):
+        Student(asked).fit(PRIVATE, PRIVATE_Y, public=PUBLIC)
+
+
+def test_a_ledger_that_is_given_shows_no_password(ledger: Ledger) -> None:
+    fitted = voter(ledger=ledger, account="digits").fit(PRIVATE, PRIVATE_Y)
+    assert repr(ledger) in repr(fitted)
 
 
 def test_an_export_needs_a_fit() -> None:

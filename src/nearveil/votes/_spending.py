@@ -12,6 +12,7 @@ from dp_accounting import DpEvent
 from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetError
 from nearveil.ledger._account import open_budget, plan_cost
 from nearveil.ledger._budget import RefusedError
+from nearveil.ledger._database import database_url, without_secrets
 from nearveil.ledger._events import charge_of
 from nearveil.privacy import Guarantee
 from nearveil.privacy._accounting_leaves import leaves
@@ -195,6 +196,7 @@ def find_account(
     -------
     Account or None
     """
+    _check_address(ledger)
     if account is not None and not promise.sound:
         raise ValueError("source must be sound where an account pays: no budget covers coins that a seed foretells")
     if account is None or isinstance(account, Account):
@@ -208,6 +210,17 @@ def find_account(
     if found is not None:
         _check_account(found, plan, promise)
     return found
+
+
+def _check_address(ledger: Ledger | str | None) -> None:
+    """Refuse an address with a password: scikit-learn shows parameters wherever it shows the estimator."""
+    if isinstance(ledger, str) and "://" in ledger:
+        url = database_url(ledger)
+        if url != without_secrets(url):
+            raise ValueError(
+                "ledger must be an address without a password, as an estimator shows its parameters: leave it "
+                "to PGPASSWORD or ~/.pgpass, or give a Ledger"
+            )
 
 
 def inferred_unit(unit: str) -> str:
