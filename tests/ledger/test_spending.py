@@ -485,3 +485,23 @@ def test_nothing_but_a_guarantee_is_paid_for(raw: Any, open_account: Open) -> No
         with pytest.raises((TypeError, ValueError), match=r"must be a Guarantee.*compose_events|times must be"):
             ask()
     assert debits(account) == []
+
+
+def test_what_samplers_cost_is_a_tiny_share_of_delta(open_account: Open) -> None:
+    """An account with a delta of 1e-5 paid for an extra_delta of 0.29, which no event tells of."""
+    noisy = GaussianDpEvent(100.0)
+    account, pure = open_account(), open_account("pure", delta=0.0)
+    for extra in (0.29, 1.01e-10):
+        costly = stated(noisy, epsilon=60.0, extra_delta=extra)
+        for pay in (account.spend, account.preview, lambda one: account.take(one, 1), account.assert_affordable):
+            with pytest.raises(ValueError, match="extra_delta is above 1e-05 of this account's delta"):
+                pay(costly)
+            with pytest.raises(ValueError, match="extra_delta is above"):
+                pay(costly.part(noisy))
+    with pytest.raises(ValueError, match="extra_delta is above"):
+        pure.spend(stated(PureDp(0.1), epsilon=60.0, extra_delta=1e-19))
+    assert not debits(account)
+    assert not debits(pure)
+    account.spend(stated(noisy, epsilon=60.0, extra_delta=0.99e-10))
+    account.spend(stated((noisy, 10), epsilon=60.0, extra_delta=0.99e-9).part(noisy))
+    pure.spend(stated(PureDp(0.1), epsilon=60.0, extra_delta=1e-27))

@@ -316,3 +316,13 @@ def test_what_was_opened_before_has_no_cap_and_still_works(ledger: Ledger) -> No
     with pytest.raises(ValueError, match="no cap"):
         account.remaining("nobody's")
     assert account.open_cap([(PureDp(0.5), 2)]) is not None
+
+
+def test_an_account_covers_what_the_samplers_of_a_plan_cost(ledger: Ledger) -> None:
+    """Screenings cost 1e-14 each, which no event tells of: an account with a delta of 1e-15 stated nothing of it."""
+    account = wide(ledger, delta=1e-15)
+    with pytest.raises(ValueError, match="extra_delta is above 1e-05 of this account's delta"):
+        voter(account, **SCREENED)
+    assert [entry.kind for entry in account.history()] == ["opened"]
+    for delta in (1e-5, 1e-9):
+        assert count(voter(ledger.open_account(f"of {delta}", **ABOUT, epsilon=50.0, delta=delta), **SCREENED)) == 5

@@ -84,7 +84,11 @@ class Account:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What holds for everything that is ever paid from it: all of a plan, or whatever a filter lets pass."""
+        """What holds for everything that is ever paid from it: all of a plan, or whatever a filter lets pass.
+
+        Samplers of finite precision may add to delta, at most 1e-5 of it (or 1e-20, if that is more) with each
+        mechanism; see docs/theory/ledger.md.
+        """
         events, within = (Budgeted(self.epsilon, self.delta),), None
         if isinstance(self._budget, PlanBudget):
             charge = tuple(zip(self._budget.plan, self._budget.limits, strict=True))
@@ -339,7 +343,7 @@ class Account:
         return joined(repeated(self._charge_once(one), check_count(times, "times", least=1)) for one, times in pairs)
 
     def _charge_once(self, guarantee: Guarantee) -> Charge:
-        return guarantee_charge(guarantee, self.protects, self.unit, self.relation)
+        return guarantee_charge(guarantee, self.protects, self.unit, self.relation, self.delta)
 
     @property
     def _core(self) -> Core:

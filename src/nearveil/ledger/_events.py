@@ -12,6 +12,7 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy import events as own
 from nearveil.privacy._accounting_checks import check_count, check_finite
 from nearveil.privacy._accounting_leaves import SampledScreening, leaves
+from nearveil.privacy._cost import count_events
 from nearveil.privacy._guarantee import Protects, Relation, _needs_add_remove
 
 Events: TypeAlias = DpEvent | Iterable[DpEvent | tuple[DpEvent, int]]
@@ -21,6 +22,7 @@ Charge: TypeAlias = tuple[tuple[str, int], ...]
 """The canonical text of each single mechanism and how often it happens, sorted by the text."""
 
 _MOST = 2**63 - 1
+_SHARE, _LEAST_SHARE = 1e-5, 1e-20  # of an account's delta, that samplers may cost with one mechanism; at least
 
 
 def canonical_json(value: object) -> str:
@@ -159,7 +161,7 @@ def _checked(counts: Mapping[str, int]) -> Charge:
     return tuple(sorted(counts.items()))
 
 
-def guarantee_charge(guarantee: Guarantee, protects: Protects, unit: str, relation: Relation) -> Charge:
+def guarantee_charge(guarantee: Guarantee, protects: Protects, unit: str, relation: Relation, delta: float) -> Charge:
     """Return what a guarantee costs an account, after checking that it is about what the account protects.
 
     Parameters
@@ -168,7 +170,8 @@ def guarantee_charge(guarantee: Guarantee, protects: Protects, unit: str, relati
     protects : {"query", "database"}
     unit : str
     relation : {"replace", "add-remove"}
-        All three of the account.
+    delta : float
+        All four of the account.
 
     Returns
     -------
@@ -191,7 +194,19 @@ def guarantee_charge(guarantee: Guarantee, protects: Protects, unit: str, relati
         raise ValueError(f"guarantee is about the unit {guarantee.unit!r}, this account about {unit!r}")
     if guarantee.relation != relation:
         raise ValueError(f'guarantee is for "{guarantee.relation}", this account for "{relation}"')
+    _check_samplers(guarantee, delta)
     return charge_of(guarantee.events, relation)
+
+
+def _check_samplers(guarantee: Guarantee, delta: float) -> None:
+    """Refuse what adds more to delta than docs/theory/ledger.md allows: the events do not tell of it."""
+    whole = guarantee if guarantee.whole is None else guarantee.whole
+    mechanisms = sum(times for _, times in count_events(whole.events))
+    if whole.extra_delta > mechanisms * max(_SHARE * delta, _LEAST_SHARE):
+        raise ValueError(
+            f"guarantee: extra_delta is above {_SHARE:g} of this account's delta for each mechanism, and no event "
+            "tells of it; open an account with a larger delta"
+        )
 
 
 def _pairs(events: Events) -> list[tuple[DpEvent, int]]:

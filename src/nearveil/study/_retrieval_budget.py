@@ -40,13 +40,13 @@ def payable(kind: str, epsilon: float) -> dict[str, Any]:
 
 def _added(promise: Guarantee) -> int:
     budget = PureBudget.open(BUDGET)
-    (price,) = budget.price(guarantee_charge(promise, "query", promise.unit, "replace"))
+    (price,) = budget.price(guarantee_charge(promise, "query", promise.unit, "replace", 0.0))
     assert price is not None
     return budget.limits[0] // price
 
 
 def _planned(promise: Guarantee) -> int:
-    charge = guarantee_charge(promise, "query", promise.unit, "replace")
+    charge = guarantee_charge(promise, "query", promise.unit, "replace", DELTA)
 
     def within(count: int) -> bool:
         # The ledger's own price of a plan, less what samplers of finite precision cost.

@@ -13,7 +13,6 @@ from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetErro
 from nearveil.ledger._account import open_budget, plan_cost
 from nearveil.ledger._budget import RefusedError
 from nearveil.ledger._database import database_url, without_secrets
-from nearveil.ledger._events import charge_of
 from nearveil.privacy import Guarantee
 from nearveil.privacy._accounting_leaves import leaves
 from nearveil.votes._plan import Part, VotePlan
@@ -208,7 +207,7 @@ def find_account(
     else:
         found = _named(Ledger(ledger) if isinstance(ledger, str) else ledger, account, plan, promise)
     if found is not None:
-        _check_account(found, plan, promise)
+        _check_account(found, promise)
     return found
 
 
@@ -228,7 +227,7 @@ def inferred_unit(unit: str) -> str:
     return f"{unit} of a class that occurs anyway"
 
 
-def _check_account(account: Account, plan: VotePlan, promise: Guarantee) -> None:
+def _check_account(account: Account, promise: Guarantee) -> None:
     if (account.protects, account.relation) != ("database", "add-remove"):
         raise ValueError('account must protect the "database", with relation "add-remove"')
     if promise.unit == inferred_unit(account.unit):
@@ -241,7 +240,7 @@ def _check_account(account: Account, plan: VotePlan, promise: Guarantee) -> None
             "of one such unit; else open another account"
         )
     try:
-        account._budget.price(charge_of(plan.events, "add-remove"))
+        account._budget.price(account._charge(promise))
     except RefusedError as refused:
         raise ValueError(f"account does not pay for what this estimator does: {refused}") from None
 
