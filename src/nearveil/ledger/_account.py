@@ -87,7 +87,7 @@ class Account:
         """What holds for everything that is ever paid from it: all of a plan, or whatever a filter lets pass.
 
         Samplers of finite precision may add to delta, at most 1e-5 of it (or 1e-20, if that is more) with each
-        mechanism; see docs/theory/ledger.md.
+        mechanism; screenings more, where the account's epsilon is above their plan's. See docs/theory/ledger.md.
         """
         events, within = (Budgeted(self.epsilon, self.delta),), None
         if isinstance(self._budget, PlanBudget):
