@@ -31,6 +31,18 @@ class Splitting(planted.EndlessVotes):
         return type(self)(**self.get_params(deep=False)).fit(*self._records)
 
 
+class Reopening(planted.EndlessVotes):
+    """Keeps its cap, and opens another one wherever its pickle is loaded and an account pays."""
+
+    def answer(self, X: Any, *, progress: Any = None) -> Answers:
+        return PrivateKNeighborsClassifier.answer(self, X, progress=progress)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if state.get("account") is not None:
+            self.fit(*self._records)
+
+
 class Silent(planted.OnceExactVotes):
     """Adds no noise at all."""
 
@@ -137,6 +149,12 @@ def test_copies_that_count_for_themselves() -> None:
     ballot = ballot_of(Splitting(2.0, DELTA, 3, max_screened=0))
     assert _caps(ballot) is None
     assert _copies(ballot) == "copies together: 6 queries were answered where 3 are allowed"
+
+
+def test_pickles_on_an_account_that_count_for_themselves() -> None:
+    ballot = ballot_of(Reopening(2.0, DELTA, 3, max_screened=0))
+    assert _caps(ballot) is None
+    assert _copies(ballot) == "copies together: 9 queries were answered where 3 are allowed"
 
 
 def test_keys_that_are_answered_anew() -> None:
