@@ -66,7 +66,7 @@ def _run(mutants: Sequence[Mutant], jobs: int, timeout: float, console: Console)
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("tests without mutants", total=len(mutants))
         console.print(f"{len(mutants)} mutants; first their tests without them")
-        check_green(mutants, ROOT, timeout=_GREEN_TIMEOUT)
+        check_green(mutants, ROOT, jobs=jobs, timeout=_GREEN_TIMEOUT)
         progress.update(task, description="mutants")
 
         def report(outcome: Outcome) -> None:

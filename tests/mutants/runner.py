@@ -165,13 +165,17 @@ def run(
         return outcomes
 
 
-def check_green(mutants: Sequence[Mutant], root: Path, *, timeout: float) -> None:
-    """Raise unless all tests of the mutants pass on the sources as they are."""
-    tests = sorted({test for mutant in mutants for test in mutant.tests})
-    with tempfile.TemporaryDirectory() as folder:
-        status, said = _pytest(tests, root, _copy(root / "src", Path(folder, "green")), timeout)
-    if status != 0:
-        raise MutantError(f"the tests do not pass without mutants:\n{said}")
+def check_green(mutants: Sequence[Mutant], root: Path, *, jobs: int, timeout: float) -> None:
+    """Raise unless all tests of the mutants pass on the sources as they are; `jobs` files are run at a time."""
+    files: dict[str, set[str]] = {}
+    for test in (test for mutant in mutants for test in mutant.tests):
+        files.setdefault(test.partition("::")[0], set()).add(test)
+    parts = [sorted(set().union(*list(files.values())[start::jobs])) for start in range(min(jobs, len(files)))]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+        copy = _copy(root / "src", Path(folder, "green"))
+        for status, said in pool.map(lambda tests: _pytest(tests, root, copy, timeout), parts):
+            if status != 0:
+                raise MutantError(f"the tests do not pass without mutants:\n{said}")
 
 
 def _copy(sources: Path, copy: Path) -> Path:

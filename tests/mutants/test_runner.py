@@ -110,10 +110,10 @@ def test_a_mutant_that_does_not_apply_is_an_error(root: Path, given: dict[str, A
 
 
 def test_tests_must_pass_without_mutants(root: Path) -> None:
-    check_green([make()], root, timeout=300)
+    check_green([make()], root, jobs=2, timeout=300)
     (root / "src" / "toy.py").write_text(PACKAGE.replace("2 * x", "x"))
     with pytest.raises(MutantError, match="do not pass without mutants"):
-        check_green([make(old="3 * x", new="x")], root, timeout=300)
+        check_green([make(old="3 * x", new="x")], root, jobs=2, timeout=300)
 
 
 @pytest.mark.parametrize(
