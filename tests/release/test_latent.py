@@ -165,7 +165,7 @@ def test_no_alpha_is_the_best_alpha(rows: Floats) -> None:
 
 def test_messages_compose_bit_by_bit(rows: Floats) -> None:
     promise = Latent(1.0).fit(rows).guarantee
-    assert compose([promise], delta=1e-13).epsilon == pytest.approx(1.0, rel=1e-12)
+    assert 1 - 1e-7 < compose([promise], delta=1e-13).epsilon <= 1.0  # a delta takes off the last digits
     assert compose([promise] * 20, delta=1e-5).epsilon < 0.4 * 20
 
 

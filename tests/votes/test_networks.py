@@ -126,7 +126,7 @@ def test_as_the_student_of_private_votes() -> None:
         random_state=0,
     )
     student.fit(IMAGES[:500], Y[:500], IMAGES[500:1200])
-    assert student.score(IMAGES[1200:], Y[1200:]) > 0.75
+    assert student.score(IMAGES[1200:], Y[1200:]) > 0.6  # by chance 0.1
     assert student.guarantee.epsilon <= 40.0
     assert get_tags(network).input_tags.three_d_array
 
