@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -318,6 +319,18 @@ def test_it_stops_when_what_is_under_way_is_done(process: Process) -> None:
     told = [json.loads(line) for line in (process.folder / "log.jsonl").read_text().splitlines()]
     assert told[-1]["status"] == 400
     assert process.secret not in (process.folder / "log.jsonl").read_text()
+
+
+def test_a_signal_that_comes_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index_of(tmp_path / "birds").close()
+    monkeypatch.setattr("gc.freeze", lambda: signal.raise_signal(signal.SIGTERM))
+    late: list[bool] = []
+    helper = threading.Timer(20, lambda: (late.append(True), os.kill(os.getpid(), signal.SIGTERM)))
+    helper.start()
+    birds = [{"name": "birds", "index": str(tmp_path / "birds")}]
+    serve(Settings.load(galleries=birds, port=0, tokens=str(tmp_path / "t.db")))
+    helper.cancel()
+    assert not late
 
 
 def test_tls_and_a_sudden_end(tmp_path: Path) -> None:

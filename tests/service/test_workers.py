@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,7 @@ import pytest
 from nearveil.ledger import Ledger
 from nearveil.service import Client, TokenStore
 from nearveil.service._model import FRAME, KEY_HEADER
+from nearveil.service._replays import ReplayStore
 
 from ..retrieval.index_places import index_server, index_url, unit_rows
 from .serving import EPSILON, index_of
@@ -145,3 +147,14 @@ def test_what_is_wrong_is_told_once(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.count("nothing") == 1
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("where", ["file", "server"])
+def test_processes_that_begin_together_make_the_same_tables(
+    where: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    for number in range(4):
+        place = str(tmp_path / f"{number}.db") if where == "file" else request.getfixturevalue("index_url")
+        with ThreadPoolExecutor(16) as pool:
+            for store in pool.map(lambda _, place=place: ReplayStore(place, 10.0), range(16)):
+                store.close()

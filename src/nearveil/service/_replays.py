@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from nearveil.service._errors import ReplayedError, ServiceError, UnavailableError
 from nearveil.service._limits import Workers
-from nearveil.service._token_places import make_file, shown, store_engine, store_url
+from nearveil.service._token_places import create_tables, make_file, shown, store_engine, store_url
 
 _MOST = 1 << 16  # keys that one process remembers: at 1,000 requests a second the last minute's
 _KEPT = 86_400.0  # seconds that a table remembers them
@@ -61,7 +61,7 @@ class ReplayStore:
         self._where = shown(url)
         self._engine = store_engine(url, timeout, durable=False)
         with self._engine.begin() as connection:
-            _metadata.create_all(connection)
+            create_tables(connection, _metadata)
         self._pruned = time.monotonic()
 
     def use(self, uses: Sequence[Use]) -> list[bytes]:

@@ -15,7 +15,6 @@ from functools import partial
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.context import SpawnProcess
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -90,9 +89,10 @@ def serve_on(sock: socket.socket, settings: Settings, *, ready: Callable[[str], 
         app = create_app(galleries, tokens, settings)
         install(app.state.desk.lines, settings.log_level)
         server = _Server(_config(app, settings), address(settings, sock), ready)
-        # Uvicorn raises the signal again when it has stopped; then there is nothing left to end by it.
+        # A signal that comes before uvicorn listens for it counts too. Uvicorn raises it again when it has stopped;
+        # then there is nothing left to end by it.
         for one in (signal.SIGTERM, signal.SIGINT):
-            stack.callback(signal.signal, one, signal.signal(one, _nothing))
+            stack.callback(signal.signal, one, signal.signal(one, server.stop))
         # What was loaded until now stays: going through all of it for garbage would stop requests for a while.
         gc.collect()
         gc.freeze()
@@ -166,6 +166,9 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, where: str, ready: Callable[[str], None] | None) -> None:
         super().__init__(config)
         self._where, self._ready = where, ready
+
+    def stop(self, *_: object) -> None:
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         if self.config.ssl is not None:  # uvicorn has no setting for how long it may take to begin and to end TLS
@@ -279,7 +282,3 @@ def _close(opened: Gallery | TokenStore) -> None:
     closing = threading.Thread(target=opened.close, daemon=True)
     closing.start()
     closing.join(_CLOSING)
-
-
-def _nothing(_: int, __: FrameType | None) -> None:
-    """Receive a signal that has done its work."""

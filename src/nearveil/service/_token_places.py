@@ -11,6 +11,7 @@ from sqlalchemy.engine import URL, make_url
 
 from nearveil.ledger._folder import data_folder
 
+_CREATION_LOCK = 0x6E76_746F_6B65_6E  # "nvtoken": of those who create tables, among all that lock in one server
 _RESERVE = 256 << 10  # bytes: a write-ahead log of a few pages, and its index
 
 
@@ -97,6 +98,16 @@ def store_engine(url: URL, timeout: float, *, durable: bool = True) -> sa.Engine
         return sa.create_engine(url, hide_parameters=True, pool_pre_ping=True, connect_args=waiting)
     except ModuleNotFoundError:
         raise TokenError("tokens: PostgreSQL needs psycopg: pip install nearveil[postgres]") from None
+
+
+def create_tables(connection: sa.Connection, metadata: sa.MetaData) -> None:
+    """Create the tables of a store that it lacks; several processes may do so at once."""
+    if connection.dialect.name == "postgresql":  # there, even "if not exists" fails when two come together
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATION_LOCK)))
+    for table in metadata.sorted_tables:
+        connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
+        for index in table.indexes:
+            connection.execute(sa.schema.CreateIndex(index, if_not_exists=True))
 
 
 def _prepare(connection: Any, _: object, *, durable: bool) -> None:

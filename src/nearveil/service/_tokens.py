@@ -20,6 +20,7 @@ from nearveil.service._token import EVERY, Scope, Token, check_label, checked_da
 from nearveil.service._token_places import (
     TokenError,
     TokenStoreError,
+    create_tables,
     free_reserve,
     has_reserve,
     make_file,
@@ -98,7 +99,7 @@ class TokenStore:
         self._engine = store_engine(self._url, timeout)
         try:
             with self._in_words(), self._engine.begin() as connection:
-                _metadata.create_all(connection)
+                create_tables(connection, _metadata)
         except BaseException:
             self._engine.dispose()
             raise
