@@ -7,15 +7,22 @@ from nearveil.manifold import SupervisedManifold
 
 if TYPE_CHECKING:
     from nearveil.service import AsyncClient, Client
-    from nearveil.votes import PrivateKNeighborsClassifier, PrivateKNeighborsRegressor
+    from nearveil.votes import (
+        PrivateDiscriminant,
+        PrivateKNeighborsClassifier,
+        PrivateKNeighborsRegressor,
+        PublicDiscriminant,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient",
     "Client",
+    "PrivateDiscriminant",
     "PrivateKNeighborsClassifier",
     "PrivateKNeighborsRegressor",
+    "PublicDiscriminant",
     "SupervisedManifold",
     "__version__",
 ]
@@ -23,8 +30,10 @@ __all__ = [
 _LATER = {
     "AsyncClient": "nearveil.service",
     "Client": "nearveil.service",
+    "PrivateDiscriminant": "nearveil.votes",
     "PrivateKNeighborsClassifier": "nearveil.votes",
     "PrivateKNeighborsRegressor": "nearveil.votes",
+    "PublicDiscriminant": "nearveil.votes",
 }
 
 

@@ -3,15 +3,19 @@
 * :class:`PrivateKNeighborsClassifier`: the nearest private records vote for a class, or for many labels;
 * :class:`PrivateKNeighborsRegressor`: they give the mean or the median of their values;
 * :class:`PateClassifier`: the rival, teachers trained on disjoint parts of the records;
+* :class:`PrivateDiscriminant`: a linear model of the records, with noise that is added once; what it exports, a
+  :class:`PublicDiscriminant`, is public;
 * :class:`Student`: learns from the answers; what it exports, a :class:`PublicStudent`, is public.
   :class:`NetworkStudent` is a network for it.
 """
 
 from nearveil.votes._base import Answers
 from nearveil.votes._classifier import PrivateKNeighborsClassifier
+from nearveil.votes._discriminant import Forecast, PrivateDiscriminant, plan_publications
 from nearveil.votes._networks import NetworkStudent
 from nearveil.votes._pate import PateClassifier
 from nearveil.votes._plan import VotePlan
+from nearveil.votes._public_discriminant import ModelError, PublicDiscriminant
 from nearveil.votes._regressor import PrivateKNeighborsRegressor
 from nearveil.votes._spending import ExhaustedError
 from nearveil.votes._student import Asked, PublicStudent, Student
@@ -20,11 +24,16 @@ __all__ = [
     "Answers",
     "Asked",
     "ExhaustedError",
+    "Forecast",
+    "ModelError",
     "NetworkStudent",
     "PateClassifier",
+    "PrivateDiscriminant",
     "PrivateKNeighborsClassifier",
     "PrivateKNeighborsRegressor",
+    "PublicDiscriminant",
     "PublicStudent",
     "Student",
     "VotePlan",
+    "plan_publications",
 ]

@@ -1,0 +1,330 @@
+"""The discriminant that is published: it predicts for everybody, and says what it promises about the records."""
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import softmax
+from sklearn.utils import check_array
+
+from nearveil.privacy import Basis, Guarantee
+from nearveil.release._base import fingerprint
+from nearveil.release._map import MOST_FEATURES
+from nearveil.release._message import Message, MessageError
+from nearveil.votes._class_projection import Projection, Rows
+
+_NAME = "discriminant"
+MOST_CLASSES = 4096
+MOST_PUBLICATIONS = 1_000_000
+_MOST_TEXT = 1 << 20  # bytes of the names of all classes and of the guarantee
+_LONGEST_WORDS = 1000  # characters of one text
+_LARGEST = {
+    "about": (_MOST_TEXT,),
+    "components": (MOST_FEATURES, MOST_FEATURES),
+    "offset": (MOST_FEATURES,),
+    "scale": (MOST_FEATURES,),
+    "reach": (1,),
+    "weights": (MOST_CLASSES, MOST_FEATURES),
+    "biases": (MOST_CLASSES,),
+}
+_BASIS = Basis("Gaussian mechanism on whole-number sums, priced by PLD", "docs/theory/private-discriminant.md")
+_KINDS = {"U": str, "i": int, "f": float, "b": bool}
+
+
+class ModelError(MessageError):
+    """Bytes are not a discriminant: truncated, of another version, too large, or with parts that do not fit."""
+
+
+@dataclass(frozen=True, eq=False)
+class PublicDiscriminant:
+    """A private discriminant, to be published: it holds no record and no account. Made by ``export()``.
+
+    Attributes
+    ----------
+    classes : ndarray of shape (n_classes,)
+        Sorted.
+    guarantee : Guarantee
+        What holds for the private records, whoever has the model.
+    projection : Projection
+        Learned from public rows.
+    weights : ndarray of shape (n_classes, n_directions), float32
+    biases : ndarray of shape (n_classes,), float32
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from nearveil.votes import PrivateDiscriminant
+    >>> X, y = load_digits(return_X_y=True)
+    >>> model = PrivateDiscriminant(2.0, classes=range(10)).fit(X[:1000], y[:1000], public=X[1000:1500]).export()
+    >>> again = PublicDiscriminant.from_bytes(model.to_bytes())
+    >>> bool((again.predict(X[1500:]) == model.predict(X[1500:])).all())
+    True
+    """
+
+    classes: NDArray[Any]
+    guarantee: Guarantee
+    projection: Projection = field(repr=False)
+    weights: NDArray[np.float32] = field(repr=False)
+    biases: NDArray[np.float32] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        for name, kind in (("classes", None), ("weights", np.float32), ("biases", np.float32)):
+            values = np.array(getattr(self, name), dtype=kind, order="C")
+            values.setflags(write=False)
+            object.__setattr__(self, name, values)
+        n_classes = len(self.classes)
+        if not 1 <= n_classes <= MOST_CLASSES or self.classes.ndim != 1:
+            raise ModelError(f"classes must be a list of 1 to {MOST_CLASSES} labels")
+        if self.weights.shape != (n_classes, self.projection.n_directions) or self.biases.shape != (n_classes,):
+            raise ModelError("weights and biases must fit the classes and the projection")
+        if not (np.isfinite(self.weights).all() and np.isfinite(self.biases).all()):
+            raise ModelError("weights and biases must be finite")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).from_bytes, (self.to_bytes(),)
+
+    @property
+    def n_features(self) -> int:
+        """How many numbers a row has."""
+        return self.projection.n_features
+
+    @property
+    def model_id(self) -> str:
+        """A fingerprint of everything in the model, 32 hexadecimal digits."""
+        return fingerprint(*self._arrays().values())
+
+    def decision_function(self, X: ArrayLike) -> Rows:
+        """Score rows. Costs nothing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n, n_classes), or (n,) for two classes
+            Logarithms of the probabilities, up to a constant for each row; for two classes, the second's minus the
+            first's.
+        """
+        scores = self._scores(X)
+        return scores[:, 1] - scores[:, 0] if len(self.classes) == 2 else scores
+
+    def predict_proba(self, X: ArrayLike) -> Rows:
+        """Return the probability of each class, where all classes are equally common. Costs nothing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n, n_classes)
+        """
+        probabilities: Rows = softmax(self._scores(X), axis=1)
+        return probabilities
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Classify rows. Costs nothing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        found: NDArray[Any] = self.classes[np.argmax(self._scores(X), axis=1)]
+        return found
+
+    def _scores(self, X: ArrayLike) -> Rows:
+        rows: Rows = check_array(X, dtype=np.float64, input_name="X")
+        if rows.shape[1] != self.n_features:
+            raise ValueError(f"X must have {self.n_features} features, as the model has; it has {rows.shape[1]}")
+        return self.projection.transform(rows) @ self.weights.T.astype(np.float64) + self.biases
+
+    def to_bytes(self) -> bytes:
+        """Return the model as bytes: numbers and JSON, no code. Whoever reads them needs nothing of yours.
+
+        Returns
+        -------
+        bytes
+        """
+        return Message(_NAME, self.model_id, self._arrays()).to_bytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read a model. Nothing in the bytes is trusted, and sizes are checked before anything is read.
+
+        Parameters
+        ----------
+        data : bytes
+            As :meth:`to_bytes` made them.
+
+        Returns
+        -------
+        PublicDiscriminant
+
+        Raises
+        ------
+        MessageError
+            If they are not a model.
+        """
+        read = Message.from_bytes(data, _LARGEST)
+        if read.mechanism != _NAME:
+            raise ModelError("data is not a discriminant")
+        about = _parse_about(read["about"])
+        try:
+            model = cls(
+                classes=_read_classes(about["classes"], about["kind"]),
+                guarantee=_read_guarantee(about["guarantee"]),
+                projection=_read_projection(read, int(about["n_features"])),
+                weights=_typed(read["weights"], "<f4"),
+                biases=_typed(read["biases"], "<f4"),
+            )
+        except (KeyError, TypeError, OverflowError):
+            raise ModelError("data is not a discriminant: a part is missing or of another kind") from None
+        except ModelError:
+            raise
+        except ValueError as error:
+            raise ModelError(f"data is not a valid discriminant: {error}") from None
+        if model.model_id != read.public_id:
+            raise ModelError("data is not the model that it says it is")
+        return model
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a file.
+
+        Parameters
+        ----------
+        path : str or path-like
+        """
+        Path(path).write_bytes(self.to_bytes())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a model from a file, as :meth:`from_bytes` does.
+
+        Parameters
+        ----------
+        path : str or path-like
+
+        Returns
+        -------
+        PublicDiscriminant
+        """
+        return cls.from_bytes(Path(path).read_bytes())
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        projection = self.projection
+        kind = (
+            "U" if self.classes.dtype.kind == "O" else {"u": "i"}.get(self.classes.dtype.kind, self.classes.dtype.kind)
+        )
+        if kind not in _KINDS:
+            raise ValueError("classes must be text or numbers in a model that is published")
+        about = {
+            "classes": [_KINDS[kind](name) for name in self.classes.tolist()],
+            "kind": kind,
+            "n_features": projection.n_features,
+            "guarantee": _guarantee_fields(self.guarantee),
+        }
+        arrays: dict[str, NDArray[Any]] = {
+            "about": np.frombuffer(json.dumps(about, sort_keys=True).encode(), dtype=np.uint8),
+            "offset": projection.offset.astype("<f8"),
+            "scale": projection.scale.astype("<f8"),
+            "reach": np.array([projection.reach], dtype="<f8"),
+            "weights": self.weights,
+            "biases": self.biases,
+        }
+        return arrays if projection.components is None else {**arrays, "components": projection.components}
+
+
+def _parse_about(values: NDArray[Any]) -> dict[str, Any]:
+    try:
+        about = json.loads(_typed(values, "|u1").tobytes())
+    except (ValueError, RecursionError):
+        about = None
+    if not isinstance(about, dict) or set(about) != {"classes", "kind", "n_features", "guarantee"}:
+        raise ModelError("data is not a discriminant: what it says about itself cannot be read")
+    return about
+
+
+def _typed(values: NDArray[Any], kind: str) -> NDArray[Any]:
+    if values.dtype != np.dtype(kind):
+        raise ModelError("data is not a discriminant: numbers of another type")
+    return values
+
+
+def _read_classes(labels: Any, kind: Any) -> NDArray[Any]:
+    expected = _KINDS.get(kind) if isinstance(kind, str) else None
+    if expected is None or not isinstance(labels, list) or not 1 <= len(labels) <= MOST_CLASSES:
+        raise ModelError(f"classes must be a list of 1 to {MOST_CLASSES} labels")
+    if not all(type(label) is expected for label in labels):
+        raise ModelError("classes must be labels of one type")
+    if expected is str and any(len(label) > _LONGEST_WORDS for label in labels):
+        raise ModelError(f"classes must be labels of at most {_LONGEST_WORDS} characters")
+    found = np.array(labels)
+    if found.dtype.kind != kind or len(np.unique(found)) != len(found):
+        raise ModelError("classes must be different labels")
+    return found
+
+
+def _read_projection(read: Message, n_features: int) -> Projection:
+    offset, scale, reach = (_typed(read[name], "<f8") for name in ("offset", "scale", "reach"))
+    components = _typed(read["components"], "<i2") if "components" in read.arrays else None
+    shape = (n_features, len(offset)) if components is None else components.shape
+    if offset.ndim != 1 or not len(offset) or scale.shape != offset.shape or reach.shape != (1,) or reach[0] <= 0:
+        raise ModelError("projection must have an offset and a scale for each direction, and a reach above 0")
+    if shape != (n_features, len(offset)) or (components is None and n_features != len(offset)) or n_features < 1:
+        raise ModelError("projection must fit the number of features")
+    return Projection(components, offset, scale, float(reach[0]), n_features)
+
+
+def _guarantee_fields(guarantee: Guarantee) -> dict[str, Any]:
+    (event,) = guarantee.events
+    return {
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "unit": guarantee.unit,
+        "reason": guarantee.reason,
+        "source": guarantee.source,
+        "extra_delta": guarantee.extra_delta,
+        "noise_multiplier": event.event.noise_multiplier,
+        "publications": event.count,
+    }
+
+
+def _read_guarantee(fields: dict[str, Any]) -> Guarantee:
+    """Return the guarantee that a model states; an accountant checks it against its events."""
+    publications, reason, unit = fields["publications"], fields["reason"], fields["unit"]
+    if type(publications) is not int or not 1 <= publications <= MOST_PUBLICATIONS:
+        raise ModelError(f"publications must be from 1 to {MOST_PUBLICATIONS}")
+    if not (isinstance(reason, str) and isinstance(unit, str) and max(len(reason), len(unit)) <= _LONGEST_WORDS):
+        raise ModelError(f"unit and reason must be text of at most {_LONGEST_WORDS} characters")
+    return discriminant_guarantee(
+        float(fields["noise_multiplier"]),
+        publications,
+        epsilon=float(fields["epsilon"]),
+        delta=float(fields["delta"]),
+        unit=unit,
+        extra_delta=float(fields["extra_delta"]),
+        sound=not reason,
+        reason=reason,
+        source=fields["source"],
+    )
+
+
+def discriminant_guarantee(noise_multiplier: float, publications: int, **stated: Any) -> Guarantee:
+    """Return the guarantee of so many releases of sums with Gaussian noise."""
+    return Guarantee(
+        protects="database",
+        relation="add-remove",
+        basis=_BASIS,
+        events=(SelfComposedDpEvent(GaussianDpEvent(noise_multiplier), publications),),
+        **stated,
+    )
