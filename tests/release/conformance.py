@@ -1,12 +1,14 @@
 """What every release must do. A mechanism's tests inherit `Contract` and say how to build it."""
 
 import copy
+import dataclasses
 import pickle
 from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 from numpy.typing import NDArray
 from scipy.stats import beta
 from sklearn.base import clone
@@ -70,6 +72,37 @@ def _refuses(release: Release, message: Message, row: Floats, options: dict[str,
     ):
         with pytest.raises(NotFittedError, match="parameters changed after fit"):
             use()
+
+
+def attack_attributes(release: Release, row: Floats, labels: int | None = None) -> None:
+    """Assign, delete and write to each attribute of a fitted release by hand: nothing of it may change."""
+    options: dict[str, Any] = {} if labels is None else {"labels": labels}
+    message = release.release(row, rng=unsafe_seeded(7), **options)
+    learned = {name: value for name, value in vars(release).items() if name not in release.get_params(deep=False)}
+    assert {"mean_", "_guarantee", "_fitted_with"} <= set(learned)
+    # Itself first, before there is a copy: copies share arrays, and lock them.
+    ways: list[Any] = [lambda one: one, copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))]  # noqa: S301
+    for twin_of in ways:
+        twin = twin_of(release)
+        for name in (*learned, "_release", "__dict__"):
+            with pytest.raises(AttributeError, match=rf"{name} .* fit again"):
+                setattr(twin, name, learned.get(name, {}))
+        for name in (*learned, *release.get_params(deep=False)):
+            with pytest.raises(AttributeError, match=rf"{name} .* fit again"):
+                delattr(twin, name)
+        for name in learned:
+            assert not [array for array in _arrays(getattr(twin, name)) if array.flags.writeable], name
+        assert twin.release(row, rng=unsafe_seeded(7), **options) == message
+
+
+def _arrays(value: Any) -> list[NDArray[Any]]:
+    """Return the arrays that an attribute holds, also in tuples, dataclasses and sparse arrays."""
+    if isinstance(value, np.ndarray):
+        return [value]
+    if scipy.sparse.issparse(value):
+        return [value.data, value.indices, value.indptr]
+    parts = value if isinstance(value, tuple) else vars(value).values() if dataclasses.is_dataclass(value) else ()
+    return [array for part in parts for array in _arrays(part)]
 
 
 class Contract(ABC):
@@ -264,6 +297,10 @@ class Contract(ABC):
     def test_fitting_freezes_parameters_and_guarantee_together(self) -> None:
         release = self.prepared()
         attack_parameters(release, self.pairs(release)[0][0])
+
+    def test_fitted_attributes_are_not_assigned_by_hand(self) -> None:
+        release = self.prepared()
+        attack_attributes(release, self.pairs(release)[0][0])
 
     def test_clones_as_scikit_learn_wants(self) -> None:
         release = self.make(1.5)

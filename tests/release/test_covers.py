@@ -264,12 +264,12 @@ def test_a_map_that_changes_during_a_release_is_read_once(
     choose = PublicMap.choose
 
     def slowly(self: PublicMap, features: Floats) -> NDArray[np.int64]:
-        client.map_ = narrow  # another thread refreshes the map just now
+        client.use_map(narrow)  # another thread refreshes the map just now
         return choose(self, features)
 
     monkeypatch.setattr(PublicMap, "choose", slowly)
     messages = client.release(queries, rng=unsafe_seeded(0))
-    client.map_ = wide
+    client.use_map(wide)
     assert {message.public_id for message in messages} == {client.public_id}
     assert {int(message["sets"][0]) for message in messages} == set(range(9))
 

@@ -22,6 +22,7 @@ from nearveil.release import (
     DPdSNE,
     Latent,
     Message,
+    PrivateMail,
     PrivatePCA,
     PrivatePCARelease,
     PrivUnit,
@@ -31,7 +32,8 @@ from nearveil.release import (
     VonMisesFisher,
 )
 from nearveil.release._catalog import _ENTRIES
-from tests.release.conformance import attack_parameters
+from nearveil.release._mapped import MappedRelease
+from tests.release.conformance import attack_attributes, attack_parameters
 
 ROWS = np.random.default_rng(0).standard_normal((400, 16))
 LABELS = np.arange(200) % 4
@@ -39,11 +41,33 @@ LABELS = np.arange(200) % 4
 
 @pytest.mark.parametrize("entry", _ENTRIES, ids=lambda entry: entry.variant or entry.source)
 def test_no_parameter_of_any_mechanism_changes_after_fit(entry: Any) -> None:
-    release = entry.make(ROWS[200:])
-    release.fit(ROWS[:200], LABELS)
-    if hasattr(release, "index"):
-        release.index(ROWS[200:])
-    attack_parameters(release, ROWS[0], labels=0 if entry.labelled else None)
+    attack_parameters(_fitted(entry), ROWS[0], labels=0 if entry.labelled else None)
+
+
+@pytest.mark.parametrize("entry", _ENTRIES, ids=lambda entry: entry.variant or entry.source)
+def test_no_attribute_of_any_mechanism_changes_after_fit(entry: Any) -> None:
+    attack_attributes(_fitted(entry), ROWS[0], labels=0 if entry.labelled else None)
+
+
+def _fitted(entry: Any) -> Release:
+    release: Release = entry.make(ROWS[200:]).fit(ROWS[:200], LABELS)
+    return release.index(ROWS[200:]) if isinstance(release, MappedRelease) else release
+
+
+def test_the_noise_of_a_fit_is_not_replaced_by_hand() -> None:
+    release, weak = AnalyticGaussian(0.1).fit(ROWS[:200]), AnalyticGaussian(8.0).fit(ROWS[:200])
+    with pytest.raises(AttributeError, match=r"noise_ of a fitted AnalyticGaussian .* call fit again"):
+        release.noise_ = weak.noise_
+    assert release.fit(ROWS[:200]).guarantee.epsilon == pytest.approx(0.1)
+
+
+def test_what_is_learned_besides_a_fit_is_read_only_too() -> None:
+    server = Cells(2.0, 0.2).fit(ROWS[:200]).index(ROWS[200:])
+    client = Cells(2.0, 0.2).fit_mean(server.mean_, server.public_digest).use_map(server.map_)
+    hidden = PrivateMail(4.0).fit(ROWS[:200], LABELS).with_dummies(ROWS[200:], LABELS)
+    for release in (server, server.with_epsilon(0.5), client, hidden):
+        attack_attributes(release, ROWS[0])
+    assert not hasattr(server.use_map(server.map_), "members_")
 
 
 def test_guarantee_and_ledger_never_say_less_than_messages_have() -> None:

@@ -32,7 +32,8 @@ def quiet(mail: PrivateMail) -> PrivateMail:
     engine: Any = mail._engine
     (noise,) = engine.noises
     small = noise.sensitivity * 1e-6
-    mail._engine = replace(engine, noises=(replace(noise, scale=small, grid=gaussian_grid(small, 2)),))
+    quieter = replace(noise, scale=small, grid=gaussian_grid(small, 2))
+    mail.__dict__["_engine"] = replace(engine, noises=(quieter,))
     return mail
 
 

@@ -116,7 +116,7 @@ def test_a_cap_ten_percent_too_likely_is_found(epsilon: float) -> None:
 
     assert 0.8 * epsilon < shown() <= epsilon
     tilt = release.channel_.tilt + math.log(more / (1 - more)) - math.log(p / (1 - p))
-    release.channel_ = replace(release.channel_, tilt=tilt)
+    release.__dict__["channel_"] = replace(release.channel_, tilt=tilt)
     assert shown() > epsilon
 
 

@@ -51,6 +51,8 @@ class RandomCells(Release):
     """Randomised response over sets of equal size around every (1/f)-th item of the gallery."""
 
     name = "random-cells"
+    centres_: Floats
+    members_: NDArray[np.int64]
 
     def __init__(self, epsilon: float, candidates: float) -> None:
         self.epsilon = epsilon
@@ -62,8 +64,8 @@ class RandomCells(Release):
     def index(self, gallery: ArrayLike) -> Self:
         rows = self.features(gallery, "gallery", lenient=True)
         count = candidate_count(self.candidates, len(rows))
-        self.centres_ = rows[:: max(1, round(len(rows) * self.candidates))]
-        self.members_ = np.argsort(-(self.centres_ @ rows.T), axis=1)[:, :count]
+        centres = rows[:: max(1, round(len(rows) * self.candidates))]
+        self._store(centres_=centres, members_=np.argsort(-(centres @ rows.T), axis=1)[:, :count])
         return self
 
     def _release(self, features: Floats, source: Source) -> list[Message]:

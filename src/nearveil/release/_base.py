@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import scipy.sparse
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
@@ -30,7 +31,8 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
     public mean and brought to norm one before anything else happens to them.
 
     Fitting freezes the parameters and the guarantee together. Whoever changes a parameter afterwards gets an
-    error from everything that needs a fit, until it is fitted again (``docs/theory/guarantee.md``).
+    error from everything that needs a fit, until it is fitted again; what was learned cannot be assigned
+    (``docs/theory/guarantee.md``).
 
     Subclasses implement :meth:`_fit`, :meth:`_release`, :meth:`_rank` and :meth:`_make_guarantee`; all of
     them pass the conformance suite of ``tests/release/conformance.py``.
@@ -66,8 +68,32 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         twin._learn(rows, labels)
         learned = {name: value for name, value in vars(twin).items() if name not in given}
         _make_read_only(tuple(learned.values()))
-        self.__dict__ = {**given, **learned, "_fitted_with": {name: _copied(value) for name, value in given.items()}}
+        fitted_with = {name: _copied(value) for name, value in given.items()}
+        object.__setattr__(self, "__dict__", {**given, **learned, "_fitted_with": fitted_with})
         return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse what a fit has learned, and anything else but a parameter: the guarantee is that of the fit."""
+        if name not in vars(self).get("_fitted_with", (name,)):
+            raise self._fixed(name)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Refuse, once this is fitted, as assigning does."""
+        if "_fitted_with" in vars(self):
+            raise self._fixed(name)
+        super().__delattr__(name)
+
+    def _fixed(self, name: str) -> AttributeError:
+        return AttributeError(
+            f"{name} of a fitted {type(self).__name__} belongs to its guarantee: change parameters and call fit again"
+        )
+
+    def _store(self, *, without: tuple[str, ...] = (), **learned: Any) -> None:
+        """Store, read-only, what was learned besides the fit, and forget what is named in `without`."""
+        _make_read_only(tuple(learned.values()))
+        kept = {name: value for name, value in vars(self).items() if name not in without}
+        object.__setattr__(self, "__dict__", {**kept, **learned})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Lock again what was learned: pickles and deep copies hold arrays that can be written to."""
@@ -301,9 +327,11 @@ def _is_same(now: Any, then: Any) -> bool:
 
 
 def _make_read_only(value: Any) -> None:
-    """Lock the arrays that a fit has learned, also inside dataclasses and tuples."""
+    """Lock the arrays that a fit has learned, also inside dataclasses, tuples and sparse arrays."""
     if isinstance(value, np.ndarray):
         value.setflags(write=False)
+    elif isinstance(value, scipy.sparse.csr_array):
+        _make_read_only((value.data, value.indices, value.indptr))
     elif isinstance(value, tuple):
         for part in value:
             _make_read_only(part)

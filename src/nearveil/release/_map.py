@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from nearveil.release._oblivious import (
     similarity_keys,
     whole,
 )
+
+Number = TypeVar("Number", bound=np.generic)
 
 _NAME = "map"
 MOST_FEATURES = 16_000  # dimensions of a feature: what a column of pgvector holds
@@ -76,9 +78,7 @@ class PublicMap:
             if given.dtype != np.dtype(kind) or given.ndim != 2 or 0 in given.shape:
                 raise MapError(f"{name} must be a table of type {kind} with rows and columns")
             _check_size(name, given.shape)
-            values = np.array(given, order="C")
-            values.setflags(write=False)
-            object.__setattr__(self, name, values)
+            object.__setattr__(self, name, _read_only(np.array(given, order="C")))
         if not np.isfinite(self.components).all():
             raise MapError("components must be finite")
         if self.components.shape[1] != self.prototypes.shape[1] or len(self.prototypes) != len(self.coverage):
@@ -161,11 +161,11 @@ class PublicMap:
     def _components(self) -> Floats:
         """Whole numbers up to 2^16. With features in steps of 2^-20 all sums are below 2^53, so exact."""
         wide = self.components.astype(np.float64)
-        return whole(wide / max(float(np.abs(wide).max()), _TINY), 2.0**16)
+        return _read_only(whole(wide / max(float(np.abs(wide).max()), _TINY), 2.0**16))
 
     @cached_property
     def _directions(self) -> Singles:
-        return directions(self.prototypes.astype(np.float64))
+        return _read_only(directions(self.prototypes.astype(np.float64)))
 
     def to_bytes(self) -> bytes:
         """Return the map as bytes, in the form of messages."""
@@ -203,6 +203,11 @@ class PublicMap:
         if found.map_id != read.public_id:
             raise MapError("data is not the map that it says it is")
         return found
+
+
+def _read_only(values: NDArray[Number]) -> NDArray[Number]:
+    values.setflags(write=False)
+    return values
 
 
 def _check_size(name: str, shape: tuple[int, ...]) -> None:

@@ -48,6 +48,9 @@ class MappedRelease(Release):
 
     epsilon: float
     candidates: float
+    map_: PublicMap
+    members_: scipy.sparse.csr_array
+    _gallery_digest: str
 
     def fit_mean(self, mean: ArrayLike, public_digest: str | None = None) -> Self:
         """Take the public mean instead of public rows: it is all that a mapped release needs of them.
@@ -78,7 +81,7 @@ class MappedRelease(Release):
             raise ValueError(f"mean must be one row; it has {row.ndim} dimensions")
         self.fit(row[None])  # the mean of one row is that row, to the last bit
         if public_digest is not None:
-            self._public_digest = str(public_digest)
+            self._store(_public_digest=str(public_digest))
         return self
 
     @property
@@ -103,9 +106,11 @@ class MappedRelease(Release):
             raise ValueError("gallery must hold at least two items")
         size = candidate_count(self.candidates, len(features))
         grouping = self._group(features, size)
-        self.members_ = grouping.members
-        self._gallery_digest = fingerprint(features)
-        self.map_ = _published(features, grouping, size)
+        self._store(
+            map_=_published(features, grouping, size),
+            members_=grouping.members,
+            _gallery_digest=fingerprint(features),
+        )
         return self
 
     def use_map(self, public_map: PublicMap) -> Self:
@@ -128,9 +133,7 @@ class MappedRelease(Release):
             raise MapError(
                 f"public_map must have sets of {self.candidates:g} of its items, the candidates of this release"
             )
-        for name in _OF_THE_GALLERY:  # they belong to another map
-            self.__dict__.pop(name, None)
-        self.map_ = public_map
+        self._store(without=_OF_THE_GALLERY, map_=public_map)  # members belong to another map
         return self
 
     def with_epsilon(self, epsilon: float) -> Self:
@@ -155,8 +158,7 @@ class MappedRelease(Release):
         (0.5, True, 2.0)
         """
         other: Self = clone(self).set_params(epsilon=epsilon).fit_mean(self.mean_, self.public_digest)
-        kept = {name: value for name, value in vars(self).items() if name in _OF_THE_GALLERY}
-        other.__dict__.update(kept)
+        other._store(**{name: value for name, value in vars(self).items() if name in _OF_THE_GALLERY})
         return other
 
     def _make_guarantee(self) -> Guarantee:

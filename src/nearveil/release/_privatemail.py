@@ -202,7 +202,7 @@ class PrivateMail(EmbeddingServer):
         """
         features = self.features(rows, "rows")
         client = copy.copy(self)
-        client._dummies = Dummies(features, checked_labels(labels, len(features), "labels"))
+        client._store(_dummies=Dummies(features, checked_labels(labels, len(features), "labels")))
         return client
 
     def release(self, X: ArrayLike, *, rng: Source | None = None, labels: ArrayLike | None = None) -> Any:

@@ -168,10 +168,10 @@ class Published:
             release = Covers(told["epsilon"], told["candidates"], n_sets=told["n_sets"])
             release.fit_mean(mean, _digest(mean, table)).use_map(PublicMap.from_bytes(arrays["map"].tobytes()))
             items, starts = arrays["set_items"], arrays["set_starts"]
-            release.members_ = scipy.sparse.csr_array(
+            members = scipy.sparse.csr_array(
                 (np.ones(len(items), np.uint8), items, starts), shape=(len(starts) - 1, len(arrays["ids"]))
             )
-            release._gallery_digest = told["gallery"]
+            release._store(members_=members, _gallery_digest=told["gallery"])
             return cls(told["revision"], release, table, arrays["codes"], arrays["ids"], told["code_bytes"])
 
 
