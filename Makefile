@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c requirements.lock
 OUT := out
 
-.PHONY: help demo test check mutants bench audit study docs lock clean
+.PHONY: help demo test quick coverage check mutants bench audit study docs lock clean
 
 help: ## Say what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
@@ -18,6 +18,12 @@ demo: $(VENV)/.base ## Search images privately, from a budget; tables and pictur
 
 test: $(VENV)/.dev ## Run all tests and every example of the documentation
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+quick: $(VENV)/.dev ## Run the tests of what changed and a core of the rest, in about a minute
+	$(BIN)/python -m tests.quick
+
+coverage: $(VENV)/.dev ## Run all tests and say which lines none of them reaches
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --cov --cov-report=html:$(OUT)/coverage
 
 check: $(VENV)/.dev ## Style, types, rooms
 	$(BIN)/ruff check .

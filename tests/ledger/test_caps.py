@@ -19,7 +19,7 @@ from .test_verify import by_hand
 
 Open = Callable[..., Account]
 NOISY, OTHER = GaussianDpEvent(30.0), GaussianDpEvent(40.0)
-STORED = Path(__file__).parent / "stored" / "version-0001.sql"
+STORED = Path(__file__).parents[1] / "stored" / "ledger-0001.sql"
 
 
 def kinds(account: Account) -> list[str]:

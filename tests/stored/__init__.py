@@ -1,0 +1,1 @@
+"""Files and frames as released versions wrote them. Later versions must read them, or refuse them by name."""

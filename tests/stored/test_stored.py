@@ -1,0 +1,85 @@
+"""What released versions stored and sent is still read, and gives the same answers."""
+
+import gzip
+import json
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nearveil.ledger import Ledger
+from nearveil.privacy.events import PureDp
+from nearveil.release import Message
+from nearveil.retrieval import Index
+from nearveil.retrieval._wire_schema import read
+from nearveil.service import TokenStore
+from tests.ledger.stating import stated
+from tests.retrieval.test_wire import ALL, spoken
+
+PRICE = stated(PureDp(0.5), protects="query", relation="replace")
+HERE = Path(__file__).parent
+NAMES = sorted(path.name.removeprefix("frames-").removesuffix(".json") for path in HERE.glob("frames-*.json"))
+
+
+def answers(place: Path) -> dict[str, str]:
+    """Return, in hexadecimal, what an index answers to every message that its map knows."""
+    with Index.open(place) as index:
+        index.verify()
+        published = index.current().published
+        asked = [
+            Message("covers", published.public_id, {"sets": np.array([one], np.int32)})
+            for one in range(published.map.n_sets)
+        ]
+        return {message.to_bytes().hex(): index.answer(message).to_bytes().hex() for message in asked}
+
+
+def restored(name: str, into: Path) -> Path:
+    """Return a database that was stored as SQL."""
+    connection = sqlite3.connect(into)
+    connection.executescript((HERE / name).read_text())
+    connection.close()
+    into.chmod(0o600)
+    return into
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_frames(name: str) -> None:
+    kept = json.loads((HERE / f"frames-{name}.json").read_text())
+    for text in kept.values():
+        assert read(bytes.fromhex(text), *ALL).to_bytes().hex() == text
+    if name == NAMES[-1]:  # today's version writes them so
+        assert [one.to_bytes().hex() for one in spoken()] == list(kept.values())
+
+
+def test_an_index(name: str, tmp_path: Path) -> None:
+    (tmp_path / "birds").mkdir(mode=0o700)
+    database = tmp_path / "birds" / "index.db"
+    database.write_bytes(gzip.decompress((HERE / f"index-{name}.db.gz").read_bytes()))
+    database.chmod(0o600)
+    assert answers(tmp_path / "birds") == json.loads((HERE / f"answers-{name}.json").read_text())
+
+
+def test_tokens(name: str, tmp_path: Path) -> None:
+    secrets = json.loads((HERE / f"secrets-{name}.json").read_text())
+    with TokenStore(restored(f"tokens-{name}.sql", tmp_path / "tokens.db")) as store:
+        found = store.verify(secrets["good"])
+        assert found is not None
+        assert found.label == "ann"
+        assert store.verify(secrets["revoked"]) is None
+
+
+def test_a_ledger(name: str, tmp_path: Path) -> None:
+    path = restored(f"ledger-{name}.sql", tmp_path / "ledger.db")
+    Path(f"{path}.witness").touch()
+    with Ledger(path) as ledger:
+        assert ledger.verify()
+        account = ledger.account("pure")
+        assert account.spend(PRICE, "first").message == b"kept"
+        account.spend(PRICE, "second")
+        assert account.balance().spent == 1.0
+        assert ledger.verify()
