@@ -55,7 +55,7 @@ class Trial:
 
 def labels_of(name: str) -> NDArray[np.str_]:
     """Return the family of every bird, or the body of every car: a word of the name of its class."""
-    from nearveil.study.data import find
+    from studies.data import find
 
     with np.load(find(f"{name}/{name}.npz")) as arrays:
         names, numbers = arrays["class_names"], arrays["labels"]
@@ -66,7 +66,7 @@ def labels_of(name: str) -> NDArray[np.str_]:
 
 def split(name: str, part: str, seed: int = 0) -> Trial:
     """Return the images of one part, cut into public, private and queries."""
-    from nearveil.study.data import load_features
+    from studies.data import load_features
 
     rng, labels, rows = np.random.default_rng(seed), labels_of(name), load_features(name).features.astype(np.float32)
     once = np.unique(rows, axis=0, return_index=True)[1]  # some photographs of cars are there twice
@@ -243,7 +243,7 @@ def main() -> None:
     parser.add_argument("--sets", type=int, nargs="+", default=SETS_PER_CLASS, help="sets for each class")
     parser.add_argument("--candidates", type=float, default=CANDIDATES, help="share of a set; 0: one over their number")
     options = parser.parse_args()
-    from nearveil.study.data import DataMissingError
+    from studies.data import DataMissingError
 
     tables = []
     for name in CLASSES:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from nearveil.study._cost_graph import (
+from studies._cost_graph import (
     BANDWIDTH,
     COLUMNS,
     CPU,
@@ -29,7 +29,7 @@ from nearveil.study._cost_graph import (
     in_dtype,
     rows_and_values,
 )
-from nearveil.study._timing import in_new_process, peak_gib, timed
+from studies._timing import in_new_process, peak_gib, timed
 
 CPU_SIZES = (2_000, 5_000, 20_000, 100_000, 1_000_000)
 CUDA_SIZES = (131_072, 1_048_576, 10_000_000)

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from nearveil.study._cost_release import AUTHORS, BATCH, CANDIDATES, DIMENSION, EPSILON, clustered, releases, speed
-from nearveil.study._timing import in_new_process, peak_gib
+from studies._cost_release import AUTHORS, BATCH, CANDIDATES, DIMENSION, EPSILON, clustered, releases, speed
+from studies._timing import in_new_process, peak_gib
 
 GALLERY = 5000
 MAP_SIZES = (10_000, 100_000, 1_000_000)

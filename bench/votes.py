@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from nearveil.study._cost_votes import CPU, CUDA, FEATURES, PRIVATE, RIVAL, Contender, rows, split
-from nearveil.study._timing import in_new_process, peak_gib, timed
+from studies._cost_votes import CPU, CUDA, FEATURES, PRIVATE, RIVAL, Contender, rows, split
+from studies._timing import in_new_process, peak_gib, timed
 
 SIZES = (7_500, 15_000, 30_000, 60_000)
 COUNTS = (1, 16, 128, 1024, 8192)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearveil.study.data import DataMissingError, FeatureSet, load_features
+from studies.data import DataMissingError, FeatureSet, load_features
 
 
 @pytest.fixture(params=["numpy", "torch"])

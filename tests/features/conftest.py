@@ -43,7 +43,7 @@ def mobilenet() -> Extractor:
 @pytest.fixture(scope="session")
 def small_photos() -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """CIFAR-100 with features of EfficientNet-Lite0 that another implementation computed."""
-    from nearveil.study.data import DataMissingError, find
+    from studies.data import DataMissingError, find
 
     try:
         path = find("cifar100_partial/cifar100_partial.npz")

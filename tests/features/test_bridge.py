@@ -3,8 +3,8 @@ import pytest
 from numpy.typing import NDArray
 
 from nearveil.features import Extractor, fit_bridge
-from nearveil.study.bridge import compare, features
-from nearveil.study.data import DataMissingError
+from studies.bridge import compare, features
+from studies.data import DataMissingError
 
 
 def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:

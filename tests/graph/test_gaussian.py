@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearveil.graph import _exact, _neighbors, _series, gaussian_graph
-from nearveil.study.data import FeatureSet
+from studies.data import FeatureSet
 from tests.reference import dense_weights, laplacian, unit_rows
 
 Convert = Callable[[Any], Any]

@@ -21,7 +21,7 @@ from nearveil import SupervisedManifold
 from nearveil.graph import gaussian_graph, label_graph
 from nearveil.manifold import smlq_step
 from nearveil.manifold._step import Query
-from nearveil.study.data import FeatureSet
+from studies.data import FeatureSet
 from tests.reference import dense_label_weights, dense_objective, dense_step, dense_weights, laplacian, unit_rows
 
 UNLABELLED = "fit_transform uses the labels; transform places the same rows as new and unlabelled"

@@ -18,8 +18,8 @@ from nearveil.privacy import _sensitivity_replace as replace
 from nearveil.privacy import _sensitivity_target as target
 from nearveil.privacy._sensitivity_common import sign_patterns
 from nearveil.privacy.sensitivity import published_2021, published_2022, replace_one, target_only
-from nearveil.study import _sensitivity_search as study
-from nearveil.study.data import FeatureSet
+from studies import _sensitivity_search as study
+from studies.data import FeatureSet
 from tests.reference import dense_label_weights, dense_step, dense_weights, unit_rows
 
 SLACK = 1 + 1e-7  # rounding of the search, not of the bound

@@ -18,7 +18,7 @@ from nearveil.release import Message, MessageError
 from nearveil.release._privatemail import PrivateMail
 from nearveil.release._privatemail_code import CentredDistances, code_scale, code_sensitivity
 from nearveil.release._privatemail_published import step_epsilon, strong_composition
-from nearveil.study.data import DataMissingError, load_features
+from studies.data import DataMissingError, load_features
 from tests.reference import dense_label_weights, dense_weights, laplacian
 
 VERSIONS = ["2022", "2021", "2022-code"]

@@ -325,7 +325,12 @@ def test_a_signal_that_comes_while_it_starts(tmp_path: Path, monkeypatch: pytest
     index_of(tmp_path / "birds").close()
     monkeypatch.setattr("gc.freeze", lambda: signal.raise_signal(signal.SIGTERM))
     late: list[bool] = []
-    helper = threading.Timer(20, lambda: (late.append(True), os.kill(os.getpid(), signal.SIGTERM)))
+
+    def end_it() -> None:
+        late.append(True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    helper = threading.Timer(20, end_it)
     helper.start()
     birds = [{"name": "birds", "index": str(tmp_path / "birds")}]
     serve(Settings.load(galleries=birds, port=0, tokens=str(tmp_path / "t.db")))

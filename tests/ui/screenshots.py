@@ -8,8 +8,8 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import ViewportSize, expect, sync_playwright
 
-from nearveil.study.page import keep, with_extractor
-from nearveil.study.photos import digits
+from studies.page import keep, with_extractor
+from studies.photos import digits
 from tests.ui.test_browser import Look, looking, shown
 
 FOLDER = Path("docs/howto")

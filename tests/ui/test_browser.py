@@ -29,10 +29,10 @@ from nearveil.privacy.noise import Source
 from nearveil.release import Covers
 from nearveil.retrieval import Index, Item
 from nearveil.service import Client
-from nearveil.study._loopback import Loopback, loopback
-from nearveil.study.data import DataMissingError, find
 from nearveil.ui import Desk, Entry, Purse
 from nearveil.ui._serve import bound, config
+from studies._loopback import Loopback, loopback
+from studies.data import DataMissingError, find
 from tests.service.asking import seeded
 from tests.ui.pages import open_account, pieces
 from tests.ui.proxy import Recorder, recording

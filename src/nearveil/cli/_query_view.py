@@ -18,7 +18,7 @@ from nearveil.features._images import Pixels
 from nearveil.ledger import Balance
 from nearveil.ledger._amounts import shown_down
 from nearveil.privacy import Guarantee
-from nearveil.study._sheet import Sheet, draw, right_set
+from nearveil.retrieval.contact_sheet import ContactSheet, right_set
 
 if TYPE_CHECKING:
     from nearveil.service._results import Nearest
@@ -172,17 +172,15 @@ def write_sheet(outcome: Outcome, pixels: Pixels, path: Path, *, force: bool) ->
         f"{clean(Path(name).stem)}\n{rank}: {similarity:.3f}" for rank, (name, similarity) in enumerate(pairs, 1)
     ]
     found, nearest = outcome.nearest.found, outcome.nearest
-    content = draw(
-        Sheet(
-            query=pixels,
-            named=nearest.sets[0],
-            n_sets=nearest.n_sets,
-            candidates=found.answer.images,
-            found=found.images,
-            captions=captions,
-            epsilon=outcome.promise.epsilon,
-        )
-    )
+    content = ContactSheet(
+        query=pixels,
+        named=nearest.sets[0],
+        n_sets=nearest.n_sets,
+        candidates=found.answer.images,
+        found=found.images,
+        captions=captions,
+        epsilon=outcome.promise.epsilon,
+    ).to_png()
     if force:
         path.unlink(missing_ok=True)  # so that the new one has its own rights, and a link is not written through
     with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:

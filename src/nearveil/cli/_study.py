@@ -1,5 +1,6 @@
 """``nearveil study``: the papers' tables and figures, and ours, from one command."""
 
+import importlib.util
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from nearveil.study._study import Study
+    from studies._study import Study
 
 
 def study(
@@ -37,8 +38,9 @@ def study(
 
     nearveil study all --docs docs/results
     """
-    from nearveil.study._all import STUDIES
-    from nearveil.study._findings import put
+    _find_studies()
+    from studies._all import STUDIES
+    from studies._findings import put
 
     console = Console()
     if not names:
@@ -57,6 +59,16 @@ def study(
         console.print(f"{len(chosen) - len(left_out)} studies in {(time.monotonic() - begin) / 60:.1f} minutes")
     if left_out:
         raise typer.Exit(0 if len(left_out) < len(chosen) else 1)
+
+
+def _find_studies() -> None:
+    """Say how to get the studies: they are in the repository beside the library, and not in what pip installs."""
+    if importlib.util.find_spec("studies") is None:
+        raise typer.BadParameter(
+            "the studies are not installed with nearveil: clone its repository, run pip install -e '.[study]' there, "
+            "and run this command again",
+            param_hint="NAME",
+        )
 
 
 def _listed(studies: "dict[str, Study]") -> Table:
@@ -81,9 +93,9 @@ def _check_folders(out: Path, docs: Path | None) -> None:
 
 def _run(one: "Study", out: Path, docs: Path | None, fresh: bool, jobs: int, console: Console) -> bool:
     """Run a study; return whether it could be."""
-    from nearveil.study._report import publish, write
-    from nearveil.study._study import run
-    from nearveil.study.data import DataMissingError
+    from studies._report import publish, write
+    from studies._study import run
+    from studies.data import DataMissingError
 
     folder = out / one.name
     if fresh:

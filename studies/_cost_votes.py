@@ -1,0 +1,148 @@
+"""Ways to find the private records that vote on a query: ours, the published loop, and the least there is to do."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+PRIVATE, FEATURES, RATE, K, K_ALL = 60_000, 324, 0.15, 300, 2000
+QUERIES = 4096
+RIVAL = "published loop, float32"
+Floats = NDArray[np.float32]
+Work = Callable[[Floats], Any]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to find the voters, and at most how many queries it is asked at once."""
+
+    name: str
+    prepare: Callable[[Floats], Work]
+    queries: int = QUERIES
+    grows: bool = False
+
+
+def published(dtype: str) -> Callable[[Floats], Work]:
+    """Take each query alone: sample, subtract, norm, sort."""
+
+    def prepare(rows: Floats) -> Work:
+        private, rng = rows.astype(dtype), np.random.default_rng(0)
+
+        def work(queries: Floats) -> list[NDArray[np.int64]]:
+            voters = []
+            for x in queries.astype(dtype):
+                sample = rng.choice(len(private), int(RATE * len(private)), replace=False)
+                distances = np.linalg.norm(private[sample] - x, axis=1)
+                voters.append(sample[np.argsort(distances)[:K]])
+            return voters
+
+        return work
+
+    return prepare
+
+
+def product(rows: Floats) -> Work:
+    """Multiply, and look at nothing; as many queries at a time as the search takes."""
+    buffer = np.empty((1024, len(rows)), dtype=np.float32)
+
+    def work(queries: Floats) -> None:
+        for start in range(0, len(queries), 1024):
+            part = queries[start : start + 1024]
+            np.matmul(part, rows.T, out=buffer[: len(part)])
+
+    return work
+
+
+def product_on_device(rows: Floats) -> Work:
+    """Multiply on the GPU, in true float32, and look at nothing."""
+    import torch
+
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    private = torch.from_numpy(rows).cuda()
+
+    def work(queries: Floats) -> None:
+        for part in torch.split(torch.from_numpy(queries).cuda(), 1024):
+            _ = part @ private.T
+        torch.cuda.synchronize()
+
+    return work
+
+
+def sampled(engine: Any) -> Callable[[Floats], Work]:
+    """List the nearest and toss coins, rate 0.15, k 300."""
+
+    def prepare(rows: Floats) -> Work:
+        from nearveil.privacy.noise import secure_source
+        from nearveil.votes._coins import PoissonSample
+        from nearveil.votes._search import NeighborSearch
+
+        search, coins, source = NeighborSearch(rows, engine=engine), PoissonSample(RATE), secure_source()
+        length = coins.list_length(K)
+
+        def work(queries: Floats) -> list[NDArray[np.int32]]:
+            voters = []
+            for _, ids in search.batches(queries, length):
+                ranks = coins.ranks(len(ids), K, source)
+                voters.append(np.take_along_axis(ids, ranks, axis=1))  # a rank beyond the list would raise
+            return voters
+
+        return work
+
+    return prepare
+
+
+def listed(engine: Any, length: int = K_ALL) -> Callable[[Floats], Work]:
+    """List the nearest: rate 1."""
+
+    def prepare(rows: Floats) -> Work:
+        from nearveil.votes._search import NeighborSearch
+
+        search = NeighborSearch(rows, engine=engine)
+        return lambda queries: [ids for _, ids in search.batches(queries, length)]
+
+    return prepare
+
+
+CPU = (
+    Contender(RIVAL, published("float32"), 64, grows=True),
+    Contender("published loop, float64", published("float64"), 64),
+    Contender("floor: one product, NumPy", product, grows=True),
+    Contender("rate 0.15, k 300 (ours, numpy)", sampled("numpy"), grows=True),
+    Contender("rate 0.15, k 300 (ours, torch)", sampled("torch"), 1024),
+    Contender("rate 0.15, k 300 (ours, faiss)", sampled("faiss"), 256),
+    Contender("rate 1, k 2000 (ours, numpy)", listed("numpy"), grows=True),
+    Contender("rate 1, k 2000 (ours, torch)", listed("torch"), 1024),
+    Contender("rate 1, k 2000 (ours, faiss)", listed("faiss"), 256),
+)
+CUDA = (
+    Contender(RIVAL, published("float32"), 64, grows=True),
+    Contender("floor: one product, torch", product_on_device, 8192, grows=True),
+    Contender("rate 0.15, k 300 (ours, cuda)", sampled("cuda"), 8192, grows=True),
+    Contender("rate 1, k 2000 (ours, cuda)", listed("cuda"), 8192, grows=True),
+    Contender("rate 1, k 2000 (ours, numpy)", listed("numpy"), 8192),
+)
+
+
+def rows() -> tuple[Floats, str]:
+    """Return rows, private ones first, and what they are: MNIST, or random ones of the same shape."""
+    from studies.data import DataMissingError, find
+
+    try:
+        with np.load(find("mnist/mnist.npz")) as arrays:
+            images = np.concatenate([arrays["x_train"], arrays["x_test"]])
+    except DataMissingError:
+        return np.random.default_rng(0).random((PRIVATE + 10_000, FEATURES), dtype=np.float32), (
+            "random rows (MNIST is not here)"
+        )
+    from nearveil.features import hog
+
+    return hog(images, n_jobs=-1), "MNIST, HOG"
+
+
+def split(found: Any, n: int, count: int) -> tuple[Floats, Floats]:
+    """Return n private rows, and queries from behind all private ones."""
+    private = min(PRIVATE, len(found) - 1)
+    queries = np.resize(found[private:], (count, found.shape[1]))
+    return np.array(found[: min(n, private)], dtype=np.float32), np.ascontiguousarray(queries, dtype=np.float32)

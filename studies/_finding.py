@@ -1,0 +1,179 @@
+"""What a mechanism's messages find in a gallery, from one ranking of it for all sizes of an answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.privacy.noise import Source
+from nearveil.release import Cells, Message, PrivUnit, Release, Unary
+from nearveil.release._base import candidate_count
+from nearveil.release._channel import RandomizedResponse
+from nearveil.release._mapped import MappedRelease
+from nearveil.retrieval._server import first
+from nearveil.retrieval._truth import Copies, popularity, true_neighbors
+from studies._trial import Labels, Rows, Trial
+
+K = 8
+_REPEATS = 4  # of messages that name one set: there are few answers, so that asking again costs nothing
+
+Floats = NDArray[np.float64]
+Items = NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """A trial with all that is true about it. Every mechanism centres by the public mean, so this serves all of them.
+
+    Attributes
+    ----------
+    trial : Trial
+    gallery : ndarray of shape (N, d)
+        Centred, of norm one.
+    near : ndarray of shape (n, N)
+        Cosines of queries and items.
+    truth : ndarray of shape (n, 8)
+        The nearest items.
+    copies : Copies
+        Which items are equal.
+    counts : ndarray of shape (N,)
+        How often each item is among the eight nearest of another item of the gallery.
+    """
+
+    trial: Trial
+    gallery: Rows
+    near: Rows
+    truth: Items
+    copies: Copies
+    counts: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What queries found, one number each.
+
+    Attributes
+    ----------
+    neighbours : ndarray of shape (n,)
+        The part of the eight nearest items that the answer holds, and that re-ranking by whole features then finds.
+    same_class : ndarray of shape (n,)
+        Whether an item of the query's class is among the eight that were chosen.
+    """
+
+    neighbours: Floats
+    same_class: Floats
+
+
+def search_of(trial: Trial) -> Search:
+    """Compare all queries with all items.
+
+    Parameters
+    ----------
+    trial : Trial
+
+    Returns
+    -------
+    Search
+    """
+    centred = Cells(1.0).fit(trial.public)  # any release: all centre alike
+    gallery = centred.features(trial.gallery, lenient=True).astype(np.float32)
+    queries = centred.features(trial.queries).astype(np.float32)
+    truth, counts = true_neighbors(queries, gallery, K), popularity(gallery, K)
+    return Search(trial, gallery, queries @ gallery.T, truth, Copies(gallery), counts)
+
+
+def find(
+    mechanism: Release, search: Search, rows: Items, fractions: Sequence[float], source: Source
+) -> dict[float, Found]:
+    """Ask for some queries, and let the client choose eight of each answer.
+
+    Parameters
+    ----------
+    mechanism : Release
+        Fitted on the trial's public rows, with its gallery where it has a map.
+    search : Search
+    rows : ndarray of shape (n,)
+        Which queries.
+    fractions : sequence of float
+        Sizes of an answer; of a mechanism with a map, its own alone.
+    source : Source
+
+    Returns
+    -------
+    dict of float to Found
+    """
+    counts = [candidate_count(fraction, len(search.gallery)) for fraction in fractions]
+    if isinstance(mechanism, MappedRelease):
+        single = isinstance(mechanism._channel(mechanism.map_), RandomizedResponse)
+        rows = np.repeat(rows, _REPEATS if single else 1)
+        messages = mechanism.release(search.trial.queries[rows], rng=source)
+        answers = [_mapped_answers(mechanism, messages, counts[0])]
+    else:
+        messages = mechanism.release(search.trial.queries[rows], rng=source)
+        scores = _scores(mechanism, messages, mechanism._prepare(search.gallery.astype(np.float64)))
+        order = np.argpartition(-scores, [count - 1 for count in counts], axis=1)
+        answers = [order[:, :count] for count in counts]
+    return {fraction: chosen(search, rows, answer) for fraction, answer in zip(fractions, answers, strict=True)}
+
+
+def chosen(search: Search, rows: Items, answers: Items) -> Found:
+    """Choose by the true feature among the candidates of each answer.
+
+    Parameters
+    ----------
+    search : Search
+    rows : ndarray of shape (n,)
+        Which queries.
+    answers : ndarray of shape (n, m)
+        Items.
+
+    Returns
+    -------
+    Found
+    """
+    offered = np.take_along_axis(search.near[rows], answers, axis=1)
+    best = np.argpartition(-offered, K - 1, axis=1)[:, :K]
+    labels: Labels = search.trial.gallery_y[np.take_along_axis(answers, best, axis=1)]
+    same = (labels == search.trial.query_y[rows, None]).any(axis=1)
+    return Found(search.copies.recall(search.truth[rows], answers), same.astype(np.float64))
+
+
+def unasked(search: Search, rows: Items, fraction: float, counts: NDArray[np.int64] | None = None) -> Found:
+    """Return what the most popular items find, sent to everybody without a message.
+
+    Parameters
+    ----------
+    search : Search
+    rows : ndarray of shape (n,)
+    fraction : float
+    counts : ndarray of shape (N,), optional
+        How popular items are; with the gallery's own by default.
+
+    Returns
+    -------
+    Found
+    """
+    popular = search.counts if counts is None else counts
+    items = np.argsort(-popular, kind="stable")[: candidate_count(fraction, len(search.gallery))]
+    return chosen(search, rows, np.broadcast_to(items, (len(rows), len(items))))
+
+
+def _scores(mechanism: Release, messages: Sequence[Message], prepared: Any) -> Floats:
+    if isinstance(mechanism, Unary | PrivUnit):
+        # Linear in the items: what it makes of the unit vectors is all there is to know of a message.
+        basis = np.eye(prepared.shape[1])
+        return np.asarray(np.stack([mechanism._rank(message, basis) for message in messages]) @ prepared.T)
+    return np.stack([mechanism._rank(message, prepared) for message in messages])
+
+
+def _mapped_answers(mechanism: MappedRelease, messages: Sequence[Message], count: int) -> Items:
+    known: dict[bytes, Items] = {}
+    found = []
+    for message in messages:
+        key = message["sets"].tobytes()
+        if key not in known:
+            known[key] = first(mechanism._rank(message, np.empty(0)), count)
+        found.append(known[key])
+    return np.stack(found)

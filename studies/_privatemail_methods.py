@@ -1,0 +1,187 @@
+"""The methods of figure 6: each answers queries with eight items, straight from the server's ranking."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.privacy.noise import unsafe_seeded
+from nearveil.release import (
+    Covers,
+    DPdSNE,
+    PlainManifold,
+    PlainTSNE,
+    PrivateMail,
+    PrivatePCA,
+    PrivatePCARelease,
+    RandomProjection,
+    RawFeatures,
+    Release,
+)
+from nearveil.release._privatemail_published import step_epsilon
+from studies._privatemail import DELTA, EPSILONS, Images, K, Labels, recall, table_2
+
+Found = list[dict[str, Any]]
+
+PAPER = "PrivateMail 2022, as published"
+PROGRAM = "PrivateMail 2022, the authors' program"
+FIRST = "PrivateMail 2021, as published"
+PROJECTION_2012 = "random projection, as published"
+UNSOUND = (PAPER, PROGRAM, FIRST, PROJECTION_2012, "private PCA")  # of the query, which the axis speaks of
+PLAIN = ("no privacy", "SMLQ, no privacy", "t-SNE, no privacy")
+PUBLISHED_EPSILONS = (0.01, 0.1, 1.0, 4.0, 16.0)  # each query is an embedding of its own: 15 ms
+DSNE_ANCHORS = 300
+PCA_COLUMNS = 16
+SETS_OF = {0.01: 10, 0.1: 10, 0.5: 10, 1.0: 10, 2.0: 10, 4.0: 20, 8.0: 40, 16.0: 40}  # of covers, by epsilon
+# The axis of figure 4 of 2021, and the delta that stands below it.
+FIRST_EPSILONS = (0.023, 0.311, 1.056, 5.827, 10.527)
+FIRST_DELTAS = (0.99, DELTA)
+
+
+def published(version: Any, data: Any, drawn: Images, seed: int) -> Found:
+    """Ask a published version of 2022, which is told the target's label, at several epsilons."""
+    name = PROGRAM if version == "2022-code" else PAPER
+    server = None
+    found = []
+    for epsilon in PUBLISHED_EPSILONS:
+        mail = PrivateMail.published(version, data, epsilon=epsilon, public_seed=seed, allow_unsound=True)
+        mail.fit(drawn.anchors, drawn.anchor_labels)
+        if server is None:  # epsilon is the client's alone
+            server = mail.embed_gallery(drawn.gallery, drawn.gallery_labels)
+        found.append({"method": name, "epsilon": epsilon, "delta": DELTA, "recall": _told(mail, server, drawn, seed)})
+    return found
+
+
+def first(data: Any, drawn: Images, seed: int) -> Found:
+    """Ask the version of 2021, two iterations with Laplace noise, at the epsilons and deltas of its figure 4."""
+    server = None
+    found = []
+    for delta in FIRST_DELTAS:
+        for epsilon in FIRST_EPSILONS:
+            mail = PrivateMail.published(
+                "2021", data, epsilon=epsilon, delta=delta, public_seed=seed, allow_unsound=True
+            )
+            mail.fit(drawn.anchors, drawn.anchor_labels)
+            if server is None:
+                server = mail.embed_gallery(drawn.gallery, drawn.gallery_labels)
+            each = step_epsilon(epsilon, 2, delta)
+            share = _told(mail, server, drawn, seed)
+            found.append({"method": FIRST, "epsilon": epsilon, "delta": delta, "step": each, "recall": share})
+    return found
+
+
+def _told(mail: PrivateMail, server: Any, drawn: Images, seed: int) -> float:
+    messages = mail.release(drawn.queries, labels=drawn.query_labels, rng=unsafe_seeded(seed))
+    chosen = [np.argpartition(-mail.rank_each(message, server)[0], K)[:K] for message in messages]
+    return recall(np.stack(chosen), drawn.gallery_labels, drawn.query_labels)
+
+
+def noisy(data: Any, drawn: Images, seed: int) -> Found:
+    """Ask what adds noise to an embedding: PrivateMail made sound, DP-dSNE, random projections."""
+    setting: dict[str, Any] = {**table_2(data), "public_seed": seed}
+    makers: dict[str, Callable[[float], Release]] = {
+        "PrivateMail, Gaussian": lambda epsilon: PrivateMail(epsilon, **setting),
+        "PrivateMail, Laplace": lambda epsilon: PrivateMail(epsilon, noise="laplace", **setting),
+        "DP-dSNE": lambda epsilon: DPdSNE(epsilon, n_anchors=DSNE_ANCHORS, public_seed=seed),
+        "random projection": lambda epsilon: RandomProjection(epsilon, projection_seed=seed),
+        PROJECTION_2012: lambda epsilon: RandomProjection(
+            epsilon, projection_seed=seed, as_published=True, allow_unsound=True
+        ),
+    }
+    found = []
+    for name, make in makers.items():
+        prepared = None
+        for epsilon in EPSILONS:
+            release = make(epsilon).fit(drawn.anchors, drawn.anchor_labels)
+            if prepared is None:  # the server's part is without noise, so it is the same at every epsilon
+                prepared = release._prepare(release.features(drawn.gallery))
+            delta = 0.0 if name == "PrivateMail, Laplace" else DELTA
+            share = _asked(release, prepared, drawn, seed)
+            found.append({"method": name, "epsilon": epsilon, "delta": delta, "recall": share})
+    return found
+
+
+def principal(drawn: Images, seed: int) -> Found:
+    """Ask private PCA: epsilon is for a record of the set that directions are learned from, not for the query."""
+    found = []
+    for epsilon in EPSILONS:
+        projector = PrivatePCA(epsilon, n_components=PCA_COLUMNS, mean=drawn.anchors.mean(axis=0))
+        release = PrivatePCARelease(projector.fit(drawn.others, rng=unsafe_seeded(seed))).fit(drawn.anchors)
+        share = _asked(release, release._prepare(release.features(drawn.gallery)), drawn, seed)
+        found.append({"method": "private PCA", "epsilon": epsilon, "delta": DELTA, "recall": share})
+    return found
+
+
+def plain(drawn: Images, seed: int) -> Found:
+    """Ask without any noise."""
+    makers: tuple[Release, ...] = (RawFeatures(), PlainManifold(public_seed=seed), PlainTSNE(public_seed=seed))
+    found = []
+    for name, release in zip(PLAIN, makers, strict=True):
+        release.fit(drawn.anchors, drawn.anchor_labels)
+        prepared = release._prepare(release.features(drawn.gallery))
+        found.append({"method": name, "epsilon": None, "delta": None, "recall": _asked(release, prepared, drawn, seed)})
+    return found
+
+
+def _asked(release: Release, prepared: Any, drawn: Images, seed: int) -> float:
+    messages = release.release(drawn.queries, rng=unsafe_seeded(seed))
+    chosen = [np.argpartition(-release._rank(message, prepared), K)[:K] for message in messages]
+    return recall(np.stack(chosen), drawn.gallery_labels, drawn.query_labels)
+
+
+def covers(drawn: Images, seed: int) -> Found:
+    """Ask for one of the server's sets; the server answers with an item of each of its eight commonest classes."""
+    found, servers = [], {}
+    for epsilon in EPSILONS:
+        learned = min(max(epsilon, 1.0), 8.0)  # one map below epsilon 1, one from 8 on: they hardly differ
+        if learned not in servers:
+            n_sets = SETS_OF[learned]
+            servers[learned] = Covers(learned, 1 / n_sets, n_sets=n_sets).fit(drawn.anchors).index(drawn.gallery)
+        server = servers[learned]
+        client = Covers(epsilon, server.candidates, n_sets=server.n_sets).fit(drawn.anchors).use_map(server.map_)
+        members = server.members_.toarray().astype(bool)
+        answers = [straight(np.flatnonzero(own), drawn.gallery_labels) for own in members]
+        messages = client.release(drawn.queries, rng=unsafe_seeded(seed))
+        chosen = np.stack([answers[int(message["sets"][0])] for message in messages])
+        share = recall(chosen, drawn.gallery_labels, drawn.query_labels)
+        found.append({"method": "covers", "epsilon": epsilon, "delta": 0.0, "recall": share})
+    return found
+
+
+def straight(items: NDArray[Any], labels: Labels) -> NDArray[np.intp]:
+    """Return eight of a set's items, of as many of its commonest classes; all from the server's own knowledge.
+
+    Parameters
+    ----------
+    items : ndarray of shape (n,)
+        Of the set, at least eight.
+    labels : ndarray of shape (N,)
+        Of the gallery.
+
+    Examples
+    --------
+    >>> straight(np.arange(12), np.array([0, 0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 8])).tolist()
+    [0, 8, 10, 2, 3, 4, 5, 6]
+    """
+    _, places, counts = np.unique(labels[items], return_index=True, return_counts=True)
+    best = items[places[np.argsort(-counts, kind="stable")[:K]]]
+    # A set of fewer classes is filled up with whatever else it holds.
+    rest: NDArray[np.intp] = np.concatenate([best, np.setdiff1d(items, best)])[:K]
+    return rest
+
+
+GROUPS: dict[str, Callable[[Any, Images, int], Found]] = {
+    "program": lambda data, drawn, seed: published("2022-code", data, drawn, seed),
+    "paper": lambda data, drawn, seed: published("2022", data, drawn, seed),
+    "first": first,
+    "noisy": noisy,
+    "principal": lambda _, drawn, seed: principal(drawn, seed),
+    "plain": lambda _, drawn, seed: plain(drawn, seed),
+    "covers": lambda _, drawn, seed: covers(drawn, seed),
+}
+
+
+def methods_of(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the methods that some rows are of, in their order."""
+    return list(dict.fromkeys(row["method"] for row in found))

@@ -1,0 +1,86 @@
+"""How studies and benches measure: times of repeated work, and peak memory in a process of its own."""
+
+import importlib
+import json
+import resource
+import runpy
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_CHILD = "from studies import _timing; _timing.child()"
+
+
+def timed(work: Callable[[], object], *, least: int = 2, most: int = 9, seconds: float = 4.0) -> list[float]:
+    """Return how long work took, again and again until it took long enough in all.
+
+    Parameters
+    ----------
+    work : callable
+    least, most : int
+        How often it is done.
+    seconds : float
+        In all; beyond `least` it is not done again after that.
+
+    Returns
+    -------
+    list of float
+
+    Examples
+    --------
+    >>> len(timed(lambda: None, most=3)), len(timed(lambda: None, seconds=0))
+    (3, 2)
+    """
+    times: list[float] = []
+    while len(times) < least or (len(times) < most and sum(times) < seconds):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def peak_gib() -> float:
+    """Return the peak memory of this process. What the one that started it held does not count, where that is known."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+        if "VmHWM" in lines:
+            return int(lines["VmHWM"].split()[0]) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def in_new_process(function: str, **arguments: Any) -> Any:
+    """Return what a function returns in a process of its own, whose peak memory is its own.
+
+    Parameters
+    ----------
+    function : str
+        A module and a function of it, as "package.module:function"; or a file, as "folder/file.py:function".
+    **arguments
+        Plain values.
+
+    Returns
+    -------
+    Plain values.
+
+    Raises
+    ------
+    RuntimeError
+        With the last line of what the process said, where it failed.
+    """
+    command = [sys.executable, "-c", _CHILD, function, json.dumps(arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no reason given"])[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def child() -> None:
+    """Run what `in_new_process` asked for, and print it."""
+    place, _, name = sys.argv[1].rpartition(":")
+    known = runpy.run_path(place) if place.endswith(".py") else vars(importlib.import_module(place))
+    found = known[name](**json.loads(sys.argv[2]))
+    sys.stdout.write(json.dumps(found) + "\n")

@@ -1,0 +1,341 @@
+"""``make demo``: a private search among photographs, from files to a contact sheet, by a client and a server.
+
+Photographs of birds if they are on this machine, with the best features that are installed; else the handwritten
+digits that scikit-learn carries, which need no decoding. One part is the gallery: it goes into an index, which
+publishes a map, and a server on loopback serves it. Twenty others are private: each asks once at every epsilon, as a
+client would from anywhere, and an account of its own pays.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress, track
+from rich.table import Table
+from sklearn.datasets import load_digits
+
+from nearveil.features import Extractor, FeatureCache, default_extractor, gallery_features, load_image
+from nearveil.features._extractor import unit_rows
+from nearveil.features._images import Pixels
+from nearveil.features._thumbnails import thumbnail
+from nearveil.ledger import Account, Ledger
+from nearveil.release import Covers
+from nearveil.retrieval import Estimate, Index, Item, Published, served
+from nearveil.retrieval._evaluate import _interval
+from nearveil.retrieval._protocol_server import public_part
+from nearveil.retrieval._truth import Copies, popularity, true_neighbors
+from nearveil.retrieval.ceiling import neighbor_ceiling, popular_floor
+from nearveil.retrieval.contact_sheet import ContactSheet
+from nearveil.service import Client
+from nearveil.service._results import Nearest
+from studies._loopback import Loopback, loopback
+from studies.data import DataMissingError, find
+
+PHOTOS = "birds_photos"
+EPSILONS = (1.0, 2.0, 4.0, 6.0)
+SHOWN = 4.0  # the epsilon of the contact sheet
+CANDIDATES = 0.1
+QUERIES = 20
+K = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Photos:
+    """A gallery and private queries.
+
+    Attributes
+    ----------
+    what, extractor : str
+        What they are, and what made their features, in words.
+    gallery, queries : ndarray of shape (n, d), float32
+        Features of norm one.
+    gallery_y, query_y : ndarray of shape (n,)
+    thumbnails : sequence of bytes
+        Of the gallery; empty ones where they cannot be made.
+    pictures : sequence of ndarray of shape (height, width, 3), uint8
+        Of the queries.
+    names : sequence of str
+        Of the gallery.
+    fingerprint : str, default=""
+        Of the extractor; empty where the features are not made of pictures.
+    """
+
+    what: str
+    extractor: str
+    gallery: NDArray[np.float32] = field(repr=False)
+    gallery_y: NDArray[np.intp] = field(repr=False)
+    queries: NDArray[np.float32] = field(repr=False)
+    query_y: NDArray[np.intp] = field(repr=False)
+    thumbnails: Sequence[bytes] = field(repr=False)
+    pictures: Sequence[Pixels] = field(repr=False)
+    names: Sequence[str] = field(repr=False)
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was found at one epsilon.
+
+    Attributes
+    ----------
+    recall : Estimate
+        How often an item of the query's class is among the K chosen.
+    nn_recall : Estimate
+        The part of the true K nearest items among the K chosen.
+    fraction, floor, ceiling : float
+        The part of the gallery in an answer; what the most popular items would find; what nothing private can pass.
+    n_sets : int
+    public_bytes, message_bytes, answer_bytes : int
+    """
+
+    recall: Estimate
+    nn_recall: Estimate
+    fraction: float
+    floor: float
+    ceiling: float
+    n_sets: int
+    public_bytes: int
+    message_bytes: int
+    answer_bytes: int
+
+
+def photos(cache: FeatureCache, console: Console) -> Photos:
+    """Return the birds, if they and an extractor are here, else the digits; say which and why.
+
+    Parameters
+    ----------
+    cache : FeatureCache
+        For the gallery; the features of queries are never kept.
+    console : Console
+    """
+    try:
+        folder, extractor = find(PHOTOS), default_extractor()
+        extractor.extract([np.zeros((32, 32, 3), np.uint8)])  # whether what it needs is installed
+        return birds(folder, extractor, cache)
+    except (DataMissingError, ModuleNotFoundError) as missing:
+        console.print(f"no photographs of birds ({missing}): handwritten digits instead", highlight=False)
+        return digits()
+
+
+def birds(folder: Path, extractor: Extractor, cache: FeatureCache) -> Photos:
+    """Return photographs: the last of each species is private, the others are the gallery."""
+    species = sorted(path for path in folder.iterdir() if path.is_dir())
+    each = [sorted(path.glob("*.jpg")) for path in species]
+    private = [files.pop() for files in each if files][:QUERIES]
+    files = [path for some in each for path in some]
+    with Progress(transient=True) as progress:
+        task = progress.add_task("features", total=len(files))
+        made = gallery_features(files, extractor, cache=cache, progress=lambda count: progress.advance(task, count))
+    pictures = [load_image(path) for path in private]
+    places = {path.name: number for number, path in enumerate(species)}
+    return Photos(
+        what=f"photographs of {len(species)} species of birds",
+        extractor=extractor.name,
+        gallery=made.features,
+        gallery_y=np.array([places[path.parent.name] for path in made.paths], dtype=np.intp),
+        queries=extractor.extract(pictures),
+        query_y=np.array([places[path.parent.name] for path in private], dtype=np.intp),
+        thumbnails=[thumbnail(load_image(path)) for path in made.paths],
+        pictures=pictures,
+        names=[f"{path.parent.name}/{path.name}" for path in made.paths],
+        fingerprint=extractor.fingerprint,
+    )
+
+
+def digits() -> Photos:
+    """Return scikit-learn's handwritten digits; their features are their pixels."""
+    data = load_digits()
+    order = np.random.default_rng(0).permutation(len(data.target))
+    rows = unit_rows(data.data[order])[0]
+    y = data.target[order].astype(np.intp)
+    ink = np.kron(data.images[order], np.ones((8, 8)))  # 64 x 64 pixels, as thumbnails are
+    pixels = np.repeat((255 - ink * (255 / 16)).astype(np.uint8)[..., None], 3, axis=-1)
+    return Photos(
+        what="handwritten digits",
+        extractor="their pixels",
+        gallery=rows[QUERIES:],
+        gallery_y=y[QUERIES:],
+        queries=rows[:QUERIES],
+        query_y=y[:QUERIES],
+        thumbnails=_thumbnails(pixels[QUERIES:]),
+        pictures=list(pixels[:QUERIES]),
+        names=[f"digit {label}" for label in y[QUERIES:]],
+    )
+
+
+def _thumbnails(pixels: NDArray[np.uint8]) -> list[bytes]:
+    try:
+        return [thumbnail(image) for image in pixels]
+    except ModuleNotFoundError:
+        return [b""] * len(pixels)
+
+
+def build(data: Photos, place: Path) -> Index:
+    """Put the gallery into a new index.
+
+    Parameters
+    ----------
+    data : Photos
+    place : Path
+        A new folder.
+
+    Returns
+    -------
+    Index
+        The ids of its items are their positions in the gallery.
+    """
+    index = Index.create(place, dimension=data.gallery.shape[1], extractor=data.extractor)
+    index.add(Item(row, thumbnail=image) for row, image in zip(data.gallery, data.thumbnails, strict=True))
+    return index
+
+
+def ask(server: Loopback, feature: NDArray[np.float32], epsilon: float, account: Account) -> Nearest:
+    """Ask one question as a client would: the account pays, then the server sees requests for its map and a message."""
+    with Client(server.url, server.token, account=account) as client:
+        return client.nearest(feature, K, epsilon, thumbnails=True)
+
+
+def measure(data: Photos, published: Published, asked: Sequence[Nearest], public_bytes: int) -> Figures:
+    """Compare what was found with labels, with the true neighbours, and with what is possible.
+
+    The popularity of items is that among the gallery's own, each left out of its own neighbours, as in
+    :func:`nearveil.retrieval.evaluate`.
+    """
+    release = published.release
+    gallery = release.features(data.gallery, "gallery", lenient=True).astype(np.float32)
+    truth = true_neighbors(release.features(data.queries).astype(np.float32), gallery, K)
+    chosen = np.array([[match.id for match in one.matches] for one in asked])
+    hits = (data.gallery_y[chosen] == data.query_y[:, None]).any(axis=1)
+    fraction = published.map.set_size / len(gallery)
+    counts = popularity(gallery, K)
+    return Figures(
+        recall=_interval(hits.astype(np.float64), 0.95),
+        nn_recall=_interval(Copies(gallery).recall(truth, chosen), 0.95),
+        fraction=fraction,
+        floor=popular_floor(fraction, counts),
+        ceiling=neighbor_ceiling(release.epsilon, fraction, counts),
+        n_sets=published.map.n_sets,
+        public_bytes=public_bytes,
+        message_bytes=max(one.bytes_sent for one in asked),
+        answer_bytes=max(one.bytes_received for one in asked) - public_bytes,
+    )
+
+
+def table(data: Photos, found: dict[float, Figures]) -> Table:
+    """Return what was found at each epsilon."""
+    shown = Table(
+        title=f"{QUERIES} private {data.what} ask a gallery of {len(data.gallery):,}; in brackets 95% intervals"
+    )
+    for heading in ("epsilon", f"Recall@{K}", f"NN-recall@{K}", "floor", "ceiling", "f"):
+        shown.add_column(heading, justify="right")
+    for epsilon, one in found.items():
+        shown.add_row(
+            f"{epsilon:g}",
+            *(f"{part.value:.2f} ({part.low:.2f}-{part.high:.2f})" for part in (one.recall, one.nn_recall)),
+            *(f"{value:.2f}" for value in (one.floor, one.ceiling, one.fraction)),
+        )
+    return shown
+
+
+def without_privacy(data: Photos) -> float:
+    """Return Recall@K of a search that sees the queries."""
+    release = Covers(1.0).fit_mean(data.gallery.mean(axis=0))
+    rows = [release.features(some).astype(np.float32) for some in (data.queries, data.gallery)]
+    labels = data.gallery_y[true_neighbors(rows[0], rows[1], K)]
+    return float((labels == data.query_y[:, None]).any(axis=1).mean())
+
+
+def sheet(data: Photos, asked: Nearest, number: int) -> bytes:
+    """Draw the contact sheet of one question."""
+    kinds = ("same" if data.gallery_y[match.id] == data.query_y[number] else "another" for match in asked.matches)
+    return ContactSheet(
+        query=data.pictures[number],
+        named=asked.sets[0],
+        n_sets=asked.n_sets,
+        candidates=asked.found.answer.images,
+        found=asked.found.images,
+        captions=[f"{kind} kind\n{match.similarity:.3f}" for kind, match in zip(kinds, asked.matches, strict=True)],
+        epsilon=asked.guarantee.epsilon,
+    ).to_png()
+
+
+def run(data: Photos, folder: Path, console: Console) -> tuple[dict[float, Figures], bytes]:
+    """Index, publish, ask, measure.
+
+    Parameters
+    ----------
+    data : Photos
+    folder : Path
+        For the index and the ledger.
+    console : Console
+
+    Returns
+    -------
+    figures : dict of float to Figures
+    sheet : bytes
+        A PNG.
+    """
+    found: dict[float, Figures] = {}
+    drawn = b""
+    place = folder / "index"
+    with build(data, place) as index, Ledger(folder / "ledger.db") as ledger:
+        published = index.publish(EPSILONS[0], CANDIDATES)
+        terms: dict[str, Any] = {"owner": "me", "protects": "query", "unit": "image", "relation": "replace"}
+        accounts = [
+            ledger.open_account(f"image {number + 1}", **terms, epsilon=sum(EPSILONS), delta=0.0)
+            for number in range(len(data.queries))
+        ]
+        with loopback(place) as server:
+            console.print(f"A server at {server.url}; {len(accounts)} clients ask it.")
+            for epsilon in track(EPSILONS, "asking", transient=True):
+                if published.release.epsilon != epsilon:  # while the index is served: the next question is about it
+                    published = index.publish(epsilon, CANDIDATES)
+                asked = [ask(server, row, epsilon, who) for row, who in zip(data.queries, accounts, strict=True)]
+                public = public_part(served(index, place.name)[0]).to_bytes()
+                found[epsilon] = measure(data, published, asked, len(public))
+                if epsilon == SHOWN or not drawn:
+                    drawn = sheet(data, asked[0], 0)
+        console.print("The server has stopped.")
+        console.print(f"Every image has an account of its own, which paid first; {accounts[0].balance()}.")
+        console.print(f"The ledger: {ledger.verify()}")
+    return found, drawn
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Index, ask, print, and draw."""
+    parser = argparse.ArgumentParser(description="A private search among photographs, or digits where there are none.")
+    parser.add_argument("--out", type=Path, default=Path("out"))
+    out: Path = parser.parse_args(arguments).out
+    out.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False)
+    data = photos(FeatureCache(out / "photos.features"), console)
+    console.print(
+        f"{len(data.gallery):,} {data.what} in the gallery, {len(data.queries)} private ones; features: "
+        f"{data.extractor}, {data.gallery.shape[1]:,} dimensions"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        found, drawn = run(data, Path(folder), console)
+    console.print(table(data, found))
+    console.print(
+        f"f is the part of the gallery in an answer. The floor asks nothing; nothing private passes the ceiling, but "
+        f"for luck with {len(data.queries)} queries. A search that sees the images has Recall@{K} "
+        f"{without_privacy(data):.3f}, and its NN-recall@{K} is 1."
+    )
+    largest = max(found.values(), key=lambda one: one.answer_bytes)
+    console.print(
+        f"Over the wire: {largest.public_bytes / 1000:,.0f} kB of public map once, then {largest.message_bytes} bytes "
+        f"out and {largest.answer_bytes / 1000:,.0f} kB back for a question."
+    )
+    path = out / "photos.png"
+    path.write_bytes(drawn)
+    console.print(f"contact sheet: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""The frame of all studies: cases are measured once and kept, files are whole, pages show what was drawn."""
+
+import csv
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from scipy import stats
+from typer.testing import CliRunner
+
+from nearveil.cli import app
+from studies import _all
+from studies._report import PageError, as_csv, provenance, publish, write
+from studies._study import Case, Kept, Mean, Row, Study, grouped, mean, run
+from studies._style import LOOKS, STYLE, ceiling, curve, floor, look
+from studies.data import DataMissingError
+
+CASES = [{"number": number, "seed": seed} for number in (1, 2, 3) for seed in (0, 1)]
+
+
+def measure(case: Case) -> list[Row]:
+    noise = float(np.random.default_rng(case["seed"]).normal())
+    return [{**case, "square": case["number"] ** 2 + noise, "process": os.getpid()}]
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Figure]:
+    drawn = Figure(layout="constrained")
+    found = grouped(rows, "number")
+    curve(
+        drawn.subplots(),
+        "squares",
+        [number for (number,) in found],
+        [mean(r["square"] for r in one) for one in found.values()],
+    )
+    return {"squares": drawn}
+
+
+def tell(rows: Sequence[Row]) -> str:
+    return f"{len(rows)} rows.\n\n![squares](squares-squares.svg)"
+
+
+def study(**changes: object) -> Study:
+    given: dict[str, object] = {
+        "name": "squares",
+        "title": "Squares",
+        "about": "What squares are.",
+        "cases": lambda: CASES,
+        "measure": measure,
+        "figures": figures,
+        "tell": tell,
+        "data": ("numbers that are made",),
+        "parameters": {"power": 2, "numbers": [1, 2, 3]},
+        "seeds": (0, 1),
+        **changes,
+    }
+    return Study(**given)  # type: ignore[arg-type]
+
+
+def test_cases_are_measured_once_and_kept_in_their_order(tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    first = run(study(), tmp_path, jobs=2, advance=lambda done, all_: steps.append((done, all_)))
+    assert [(row["number"], row["seed"]) for row in first.rows] == [(c["number"], c["seed"]) for c in CASES]
+    assert steps == [(done, 6) for done in range(7)]
+    again = run(study(measure=lambda _: pytest.fail("measured again")), tmp_path, jobs=1)
+    assert again == run(study(), tmp_path, jobs=1)
+    assert again.rows == first.rows
+
+
+def test_a_study_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def stops(case: Case) -> list[Row]:
+        asked.append(case["number"])
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        return measure(case)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(study(measure=stops), tmp_path, jobs=1)
+    with (tmp_path / "cases.jsonl").open("a") as file:
+        file.write('{"key": "cut sh')  # a line that was being written when the power went
+    run(study(measure=stops), tmp_path, jobs=1)
+    assert asked == [1, 1, 2, 2, 2, 3, 3]
+    whole = run(study(), tmp_path / "whole", jobs=1).rows
+    assert [row["square"] for row in run(study(), tmp_path, jobs=1).rows] == [row["square"] for row in whole]
+
+
+def test_what_was_kept_is_forgotten_with_other_parameters(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "cases.jsonl", study())
+    kept.put(CASES[0], [{"square": 1.0}], 0.5)
+    assert Kept(tmp_path / "cases.jsonl", study()).get(CASES[0]) == ([{"square": 1.0}], 0.5)
+    assert Kept(tmp_path / "cases.jsonl", study()).get(CASES[1]) is None
+    assert Kept(tmp_path / "cases.jsonl", study(parameters={"power": 3})).get(CASES[0]) is None
+
+
+def test_the_interval_is_students() -> None:
+    values = np.random.default_rng(0).normal(size=7)
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    found = mean(values)
+    assert (found.value, found.low, found.high) == pytest.approx((values.mean(), expected.low, expected.high))
+    assert math.isnan(mean([1.0]).low)
+
+
+def test_all_files_are_written_and_say_what_was_done(tmp_path: Path) -> None:
+    measured = run(study(), tmp_path / "out", jobs=1)
+    page = write(study(), measured, tmp_path / "out").read_text()
+    assert page.startswith("# Squares\n\nWhat squares are.\n\n```sh\nnearveil study squares\n```\n\n6 rows.")
+    assert "| parameters | power 2; numbers 1, 2, 3 |" in page
+    assert "| seeds | 0, 1 |" in page
+    assert "numpy " + np.__version__ in page
+    with (tmp_path / "out/squares.csv").open() as file:
+        assert [float(row["square"]) for row in csv.DictReader(file)] == [row["square"] for row in measured.rows]
+    kept = json.loads((tmp_path / "out/squares.json").read_text())
+    assert kept["rows"] == measured.rows
+    assert kept["parameters"] == {"power": 2, "numbers": [1, 2, 3]}
+    svg = (tmp_path / "out/squares-squares.svg").read_bytes()
+    assert (tmp_path / "out/squares-squares.png").read_bytes().startswith(b"\x89PNG")
+    publish(study(), tmp_path / "out", tmp_path / "docs")
+    names = {"squares.md", "squares.csv", "squares.json", "squares-squares.svg", "squares-squares.png"}
+    assert {path.name for path in (tmp_path / "docs").iterdir()} == names
+    write(study(), measured, tmp_path / "out")
+    assert (tmp_path / "out/squares-squares.svg").read_bytes() == svg  # the same rows, the same picture
+
+
+def test_a_page_must_show_its_figures(tmp_path: Path) -> None:
+    with pytest.raises(PageError, match=r"does not show squares-squares.svg"):
+        write(study(tell=lambda _: "nothing"), run(study(), tmp_path, jobs=1), tmp_path)
+
+
+def test_real_data_is_named_by_its_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEARVEIL_DATA", str(tmp_path))
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/set.npz").write_bytes(b"abc")
+    measured = run(study(), tmp_path / "out", jobs=1)
+    sums = provenance(study(data=("set/set.npz",)), measured)["data"]
+    assert sums["set/set.npz"].startswith("ba7816bf8f01cfea")
+    with pytest.raises(DataMissingError):
+        provenance(study(data=("set/other.npz",)), measured)
+
+
+def test_rows_need_not_have_all_columns() -> None:
+    assert as_csv([{"a": 1}, {"b": 2}]) == "a,b\n1,\n,2\n"
+
+
+def test_no_two_methods_look_alike_in_grey() -> None:
+    looks = [(one.marker, str(one.dashes)) for one in LOOKS.values() if one.marker]
+    assert len({look(name).colour for name in ("covers", "k-means cells", "PrivUnit", "PrivateMail, Gaussian")}) == 4
+    shared = [one for one in looks if looks.count(one) > 1]
+    assert set(shared) <= {("o", "-")}  # covers and ours are never in one picture; what is unsound is dotted there
+
+
+def test_what_is_unsound_is_drawn_so() -> None:
+    axes = Figure().subplots()
+    curve(axes, "covers", [1, 2], [Mean(0.5, 0.4, 0.6)] * 2)
+    curve(axes, "covers", [1, 2], [Mean(0.5, math.nan, math.nan)] * 2, sound=False)
+    ceiling(axes, [1, 2], [0.6, 0.7])
+    floor(axes, 0.1)
+    labels = axes.get_legend_handles_labels()[1]
+    assert set(labels) == {"covers", "covers (unsound)", "impossible: above the ceiling", "floor: asks nothing"}
+    assert axes.lines[0].get_markerfacecolor() != "white"
+    assert axes.containers[1].lines[0].get_markerfacecolor() == "white"  # type: ignore[attr-defined]
+    assert axes.containers[1].lines[0].get_linestyle() == ":"  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="x must be given"):
+        floor(axes, [0.1, 0.2])
+    assert STYLE["svg.hashsalt"]
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: Case) -> list[Row]:
+        raise DataMissingError("no real data at birds")
+
+    def full(_: Sequence[Row]) -> str:
+        raise OSError(28, "No space left on device")
+
+    studies = {"squares": study(), "birds": study(name="birds", measure=missing), "full": study(name="full", tell=full)}
+    monkeypatch.setattr(_all, "STUDIES", studies)
+    runner = CliRunner()
+    out = ["--out", str(tmp_path / "out"), "--jobs", "1"]
+    listed = runner.invoke(app, ["study"])
+    assert listed.exit_code == 0
+    assert "Squares" in listed.output
+    made = runner.invoke(app, ["study", "squares", *out, "--docs", str(tmp_path / "docs")])
+    assert made.exit_code == 0, made.output
+    assert (tmp_path / "docs/study/squares.md").exists()
+    lines = (tmp_path / "out/squares/cases.jsonl").read_text().splitlines()
+    runner.invoke(app, ["study", "squares", *out])
+    assert (tmp_path / "out/squares/cases.jsonl").read_text().splitlines() == lines
+    runner.invoke(app, ["study", "squares", *out, "--fresh"])
+    assert (tmp_path / "out/squares/cases.jsonl").read_text().splitlines() != lines  # seconds differ
+    alone = runner.invoke(app, ["study", "birds", *out])
+    assert alone.exit_code == 1
+    assert "birds left out: no real data at birds" in " ".join(alone.output.split())
+    both = runner.invoke(app, ["study", "squares", "birds", *out])
+    assert both.exit_code == 0
+    no_room = runner.invoke(app, ["study", "full", *out])
+    assert no_room.exit_code == 1
+    assert "No space left on device; what was measured is kept" in " ".join(no_room.output.split())
+    assert len((tmp_path / "out/full/cases.jsonl").read_text().splitlines()) == 6
+    wrong = runner.invoke(app, ["study", "sqares", *out])
+    assert wrong.exit_code == 2
+    assert "is none of" in " ".join(wrong.output.replace("│", " ").split())
+    (tmp_path / "file").write_text("")
+    shut = runner.invoke(app, ["study", "squares", "--out", str(tmp_path / "file/x")])
+    assert shut.exit_code == 2
+    assert "cannot be written" in " ".join(shut.output.replace("│", " ").split())

@@ -1,0 +1,129 @@
+"""The supplement's figures: known vectors, maxima that are maxima, costs in their order, pictures that say it."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import ndtr
+
+from nearveil.privacy.accounting import screening_rdp
+from nearveil.privacy.events import NoisyScreening
+from studies import _screening_curves as curves
+from studies import screening
+from studies._report import write
+from studies._screening_figures import costs_figure, worst_figure
+from studies._study import run
+
+STREET = NoisyScreening(noise=85.0, threshold=210.0, n_neighbors=300)
+SMALL = NoisyScreening(noise=4.0, threshold=7.0, n_neighbors=12)
+
+
+def plain_rdp(order: float, p: float, q: float) -> float:
+    return math.log(p**order * q ** (1 - order) + (1 - p) ** order * (1 - q) ** (1 - order)) / (order - 1)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+def test_every_entry_of_figure_1_is_the_definition(rate: float) -> None:
+    orders = np.array([1.5, 4.0, 11.0])
+    found = curves.rdp_by_votes(orders, SMALL, sampling_rate=rate)
+    passes = ndtr((np.arange(13) - 7.0) / 4.0)
+    for row, order in zip(found, orders, strict=True):
+        for t in range(13):
+            near = [u for u in (t - 1, t + 1) if 0 <= u <= 12]
+            pairs = [(passes[t], (1 - rate) * passes[t] + rate * passes[u]) for u in near]
+            expected = max(plain_rdp(order, *pair) for p, q in pairs for pair in ((p, q), (q, p)))
+            assert row[t] == pytest.approx(expected, rel=1e-9)
+
+
+def test_figure_1_starts_at_no_votes_and_its_maximum_is_where_it_says() -> None:
+    found = curves.surface()
+    assert (found.votes[0], found.votes[-1]) == (0, 300)
+    assert found.rdp.shape == (len(found.orders), 301)
+    np.testing.assert_allclose(found.rdp.max(axis=1), found.worst_rdp, rtol=1e-12)
+    for pairs in (found.least_worst, found.most_worst):
+        there = found.rdp[np.arange(len(found.orders)), pairs[:, 0]]
+        np.testing.assert_allclose(there, found.worst_rdp, rtol=1e-12)
+        assert np.all(np.abs(np.diff(pairs, axis=1)) == 1)
+    at_20 = int(np.flatnonzero(found.orders == 20)[0])
+    assert tuple(found.least_worst[at_20]) == (199, 198)
+    assert tuple(found.most_worst[at_20]) == (221, 222)
+    assert found.worst_rdp[at_20] == pytest.approx(8.81961642761911e-4, rel=1e-12)  # vector 4
+    # "When alpha is below 50 the worst case is at T": it is, up to order 2.
+    elsewhere = (found.least_worst[:, 0] != 210) | (found.most_worst[:, 0] != 210)
+    assert np.all(elsewhere[found.orders >= 5])
+    assert not np.any(elsewhere[found.orders <= 2])
+
+
+def test_figure_2_names_the_true_maximisers() -> None:
+    found = curves.worst_cases(np.array([20.0, 80.0, 100.0, 150.0, 300.0]))
+    assert [tuple(pair) for pair in found.worst_pairs] == [(221, 222), (257, 258), (270, 271), (113, 112), (1, 0)]
+    assert found.worst_rdp[-1] == pytest.approx(1.62456745210433e-2, rel=1e-12)  # vector 4
+    assert found.worst_rdp[2] == pytest.approx(4.51813516879525e-3, rel=1e-12)
+    assert list(found.fixed_votes) == [210, 221, 300, 113, 30]
+    assert np.all(found.fixed_rdp <= found.worst_rdp[:, None] * (1 + 1e-12))
+    assert found.fixed_rdp[0, 1] == pytest.approx(found.worst_rdp[0], rel=1e-12)
+    assert found.fixed_rdp[3, 3] == pytest.approx(found.worst_rdp[3], rel=1e-12)
+    # The published rule, the larger of T and k, is short at every one of them.
+    assert np.all(np.maximum(found.fixed_rdp[:, 0], found.fixed_rdp[:, 2]) < 0.9985 * found.worst_rdp)
+
+
+def test_vector_5_the_cost_of_eight_thousand_screenings_as_published() -> None:
+    values = curves.rdp_by_votes(np.array([24.0]), STREET, sampling_rate=0.25)
+    assert values.max() == pytest.approx(6.61152575517683e-5, rel=1e-12)
+    assert 8192 * values.max() + math.log(1e5) / 23 == pytest.approx(1.04217816660192, rel=1e-13)
+    assert values.max() == screening_rdp(24, STREET, sampling_rate=0.25).value
+
+
+def test_figure_3_lies_between_its_bounds_and_the_published_rule_is_too_low_for_few() -> None:
+    found = curves.screening_costs((1, 2, 4, 32))
+    assert np.all(found.lower <= found.bellman)
+    assert np.all(found.bellman <= found.tight)
+    assert np.all(found.tight <= found.classic)
+    assert np.all(found.fixed <= found.classic[:, None])
+    assert np.all(found.lower >= 0.96 * found.bellman)
+    np.testing.assert_allclose(found.lower[:1], found.bellman[:1], rtol=1e-5)  # one question: the pair is all
+    rule = np.maximum(found.fixed[:, 0], found.fixed[:, 2])  # at T and at k
+    assert rule[0] < 0.7 * found.lower[0]
+    assert rule[1] < found.lower[1]
+    assert np.all(rule[2:] > found.bellman[2:])
+
+
+def test_the_search_for_a_fixed_pair_finds_the_best() -> None:
+    from nearveil.privacy.accounting import fixed_pair_epsilon
+
+    found, pair = curves.worst_fixed_pair(40, SMALL, sampling_rate=0.4, delta=1e-5)
+    everywhere = [
+        fixed_pair_epsilon(40, SMALL, both, sampling_rate=0.4, delta=1e-5, direction=direction)
+        for t in range(12)
+        for both in ((t, t + 1), (t + 1, t))
+        for direction in ("add", "remove")
+    ]
+    assert found == max(everywhere)
+    assert abs(pair[0] - pair[1]) == 1
+
+
+def test_the_study_tells_the_maximisers_and_draws_what_was_computed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(screening, "COUNTS", (1, 16))
+    found = run(screening.STUDY, tmp_path, jobs=1)
+    page = write(screening.STUDY, found, tmp_path).read_text()
+    for expected in ("221, 222", "257, 258", "113, 112", "1.624567e-02", "0.006923", "holds up to order 2."):
+        assert expected in page
+    for name in ("surface", "worst", "cost"):
+        assert (tmp_path / f"screening-{name}.png").read_bytes().startswith(b"\x89PNG")
+    cells = [row for row in found.rows if row["figure"] == 1 and row["kind"] == "at"]
+    top = {row["order"]: row["rdp"] for row in found.rows if row["figure"] == 1 and row["kind"] == "worst"}
+    assert all(row["rdp"] <= top[row["order"]] * (1 + 1e-12) for row in cells)
+    second = [row for row in found.rows if row["figure"] == 2]
+    axes = worst_figure(second, STREET).axes[0]
+    drawn = {line.get_label(): np.asarray(line.get_ydata()) for line in axes.lines}
+    np.testing.assert_array_equal(drawn["t = 300 (k)"], [row["rdp"] for row in second if row["votes"] == 300][:150])
+    assert [text.get_text() for text in axes.texts] == ["221", "257", "113", "1"]
+    third = [row for row in found.rows if row["figure"] == 3]
+    axes = costs_figure(third, STREET).axes[1]
+    drawn = {line.get_label(): np.asarray(line.get_ydata()) for line in axes.lines}
+    costs = {(row["screenings"], row["kind"]): row["epsilon"] for row in third}
+    pair = [costs[count, "fixed pair"] / costs[count, "Bellman"] for count in (1, 16)]
+    np.testing.assert_array_equal(drawn["fixed pair: a lower bound"], pair)
