@@ -3,9 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from nearveil.manifold import SupervisedManifold
-
 if TYPE_CHECKING:
+    from nearveil.manifold import SupervisedManifold
     from nearveil.service import AsyncClient, Client
     from nearveil.votes import (
         PrivateDiscriminant,
@@ -34,11 +33,16 @@ _LATER = {
     "PrivateKNeighborsClassifier": "nearveil.votes",
     "PrivateKNeighborsRegressor": "nearveil.votes",
     "PublicDiscriminant": "nearveil.votes",
+    "SupervisedManifold": "nearveil.manifold",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs databases and accountants when it is first asked for: graphs do without."""
+    """Import a public name when it is first asked for: none needs all the others."""
     if name in _LATER:
         return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

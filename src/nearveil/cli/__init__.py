@@ -1,48 +1,84 @@
 """The command line: words for what the library does."""
 
-import json
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from typer.core import TyperCommand, TyperGroup
 
 import nearveil
-from nearveil.cli import (
-    _audit,
-    _budget,
-    _gallery,
-    _index,
-    _label,
-    _mechanisms,
-    _query,
-    _serve,
-    _study,
-    _token,
-    _train,
-    _ui,
-)
-from nearveil.cli._plan import MECHANISM_HELP, METAVAR, Mechanism, event, part
-from nearveil.privacy._guarantee import factor, rounded_up
-from nearveil.privacy.accounting import Accountant, AdditionAccountant, PldAccountant, RdpAccountant
+
+
+class _Command(NamedTuple):
+    """Where a command is defined, and what it does in one line."""
+
+    module: str
+    summary: str
+
+
+_COMMANDS = {
+    "index": _Command("_index", "Index a folder of images: add what is new, delete what is gone, publish the map."),
+    "query": _Command(
+        "_query", "Find the images nearest to a private one. The other side sees the name of one set, and nothing else."
+    ),
+    "plan": _Command("_gallery", "Say which release to use for a gallery, and what it will find."),
+    "budget": _Command(
+        "_budget", "Budgets that last: open accounts, see what is left, check that nobody changed the past."
+    ),
+    "cost": _Command("_cost", "Price a plan before it runs: by addition, by RDP and by PLD, side by side."),
+    "mechanisms": _Command(
+        "_mechanisms", "List every mechanism: what it protects, whether its promise is proved, and how much it sends."
+    ),
+    "serve": _Command("_serve", "Serve galleries to clients elsewhere, until Ctrl-C or SIGTERM."),
+    "token": _Command("_token", "Tokens: who may ask a server, and what. Only hashes are kept."),
+    "ui": _Command("_ui", "Open a page on this machine: drop an image, see what the server saw and what you got."),
+    "label": _Command("_label", "Label a public set from a private one: the nearest private records vote, with noise."),
+    "train": _Command("_train", "Train features for your own images: those of one class come close to each other."),
+    "audit": _Command(
+        "_audit",
+        "Attack a promise, or all of them: run the mechanism many times and show as much epsilon as can be shown.",
+    ),
+    "study": _Command(
+        "_study", "Make tables and figures: of the papers, and of this library. Each is CSV, JSON, SVG, PNG and a page."
+    ),
+}
+
+
+class _Commands(TyperGroup):
+    """Imports a command when it is called: `nearveil --help` shows all of them and imports none."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {
+            name: TyperCommand(name, help=command.summary, rich_markup_mode="rich")
+            for name, command in _COMMANDS.items()
+        }
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Find the command of a line, and import it."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load_command(args[0]), rest
+
+
+def load_command(name: str) -> Any:
+    """Import a command: a function of its name, or a group."""
+    module = import_module(f"nearveil.cli.{_COMMANDS[name].module}")
+    group = typer.Typer(rich_markup_mode="rich", add_completion=False)
+    if hasattr(module, "app"):
+        group = module.app
+    else:
+        group.command(name)(getattr(module, name))
+    command = typer.main.get_command(group)
+    command.name = name
+    return command
+
 
 app = typer.Typer(
-    help="Nearest neighbours with a privacy promise that you can check.", no_args_is_help=True, rich_markup_mode="rich"
+    help="Nearest neighbours with a privacy promise that you can check.",
+    cls=_Commands,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
 )
-app.add_typer(_budget.app, name="budget")
-app.add_typer(_token.app, name="token")
-app.command()(_audit.audit)
-app.command()(_study.study)
-app.command()(_gallery.plan)
-app.command()(_index.index)
-app.command()(_query.query)
-app.command()(_serve.serve)
-app.command()(_label.label)
-app.command()(_mechanisms.mechanisms)
-app.command()(_train.train)
-app.command()(_ui.ui)
-
-_LEAST_DELTA = 1e-18  # for which noise is calibrated
 
 
 def _show_version(wanted: bool) -> None:
@@ -58,52 +94,3 @@ def _root(
     ] = False,
 ) -> None:
     del version
-
-
-@app.command()
-def cost(
-    plan: Annotated[
-        list[str], typer.Argument(metavar=METAVAR, help="Releases, as 500x0.5 for 500 at epsilon 0.5 each.")
-    ],
-    delta: Annotated[float, typer.Option(help="The delta of the whole plan.")] = 1e-5,
-    mechanism: Annotated[Mechanism, typer.Option(help=MECHANISM_HELP)] = Mechanism.pure,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
-    """Price a plan before it runs: by addition, by RDP and by PLD, side by side.
-
-    All releases are about the same record, and their parameters are fixed before the first.
-
-    [bold]Examples[/bold]
-
-    nearveil cost 500x0.5
-
-    nearveil cost 100x0.1 5x1 --delta 1e-6 --json
-    """
-    parts = [part(text) for text in plan]
-    if not 0 < delta < 1:
-        raise typer.BadParameter("must lie between 0 and 1", param_hint="--delta")
-    if delta < _LEAST_DELTA:
-        raise typer.BadParameter(
-            f"must be at least {_LEAST_DELTA:g}: noise is calibrated for no less", param_hint="--delta"
-        )
-    accountants: dict[str, Accountant] = {
-        "addition": AdditionAccountant(),
-        "RDP": RdpAccountant(),
-        "PLD": PldAccountant(),
-    }
-    for count, epsilon in parts:
-        for accountant in accountants.values():
-            accountant.compose(event(mechanism, epsilon, delta), count)
-    releases = sum(count for count, _ in parts)
-    prices = {name: accountant.epsilon(delta) for name, accountant in accountants.items()}
-    if as_json:
-        typer.echo(json.dumps({"releases": releases, "mechanism": mechanism, "delta": delta, "epsilon": prices}))
-        return
-    grid = Table(title=f"{releases:,} releases about one record, {mechanism}: {' + '.join(plan)}; delta {delta:g}")
-    for heading in ("composed by", "epsilon", "e^epsilon, at most"):
-        grid.add_column(heading, justify="left" if heading == "composed by" else "right")
-    for name, epsilon in prices.items():
-        grid.add_row(name, rounded_up(epsilon, 5), factor(epsilon) if epsilon < 14 else "beyond a million")
-    console = Console()
-    console.print(grid)
-    console.print(f"PLD is what an account is charged: {prices['PLD'] / prices['addition']:.1%} of plain addition.")

@@ -23,6 +23,7 @@ from nearveil.privacy._guarantee import Protects, Relation
 app = typer.Typer(
     help="Budgets that last: open accounts, see what is left, check that nobody changed the past.",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode="rich",
 )
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from nearveil.service import Token, TokenStore
 
 app = typer.Typer(
-    help="Tokens: who may ask a server, and what. Only hashes are kept.", no_args_is_help=True, rich_markup_mode="rich"
+    help="Tokens: who may ask a server, and what. Only hashes are kept.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
 )
 _INSTALL = 'tokens need the service: pip install "nearveil[service]"'
 

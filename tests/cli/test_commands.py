@@ -1,0 +1,30 @@
+"""The commands as a whole: they start at once, and their summaries are true."""
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from nearveil.cli import _COMMANDS, app, load_command
+
+HEAVY = {"numpy", "scipy", "sklearn", "faiss", "sqlalchemy", "fastapi", "httpx", "matplotlib", "dp_accounting", "torch"}
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_the_summary_is_the_first_paragraph_of_its_help(name: str) -> None:
+    words = (load_command(name).help or "").split("\n\n")[0]
+    assert " ".join(words.split()) == _COMMANDS[name].summary
+
+
+@pytest.mark.parametrize("line", ["--version", "--help"])
+def test_nothing_heavy_is_imported_for(line: str) -> None:
+    code = f"import sys; from nearveil.cli import app\ntry: app(['{line}'])\nexcept SystemExit: print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout  # noqa: S603
+    assert not HEAVY & set(loaded.split())
+
+
+def test_a_misspelt_command_is_understood() -> None:
+    result = CliRunner().invoke(app, ["budgt"])
+    assert result.exit_code == 2
+    assert "Did you mean 'budget'" in result.output
