@@ -73,7 +73,8 @@ def test_buckets_are_forgotten_beyond_a_number() -> None:
 
 
 def test_those_without_a_good_token_may_not_ask_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_edge, "_STRANGERS", (1.0, 5, 10))
+    monkeypatch.setattr(_edge, "STRANGERS", (1.0, 5, 10))
+    monkeypatch.setattr(_edge, "STRANGERS_WAIT", 0.0)
     monkeypatch.setattr(_logs, "_STRANGERS", (1.0, 7))
     with serving(tmp_path) as server:
         bad = "nv_" + "0" * 16 + "_" + "a" * 43

@@ -3,12 +3,16 @@
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from nearveil.service._addresses import network_of
+from nearveil.service._errors import RateError
+from nearveil.service._limits import STRANGERS, STRANGERS_WAIT, Buckets
 from nearveil.service._model import Problem
 from nearveil.service._visit import GONE, OWNER
 
@@ -90,6 +94,8 @@ class Slots:
         strangers = max(1, most // 4)
         self._strangers = Share(strangers, max(1, min(_MOST_PER_OWNER, strangers // 2)))
         self._known = Share(max(1, most - strangers), _MOST_PER_OWNER)
+        rate, burst, addresses = STRANGERS
+        self._refusals = Buckets(rate, burst, most=addresses)
 
     def put(self, connection: "Connection", token: str | None) -> None:
         """Note who used a connection last."""
@@ -99,6 +105,14 @@ class Slots:
         else:
             self._strangers.drop(connection)
             self._known.put(connection, token)
+
+    def may_refuse_at_once(self, connection: "Connection") -> bool:
+        """Count a malformed request; return whether its address sent few of them lately."""
+        try:
+            self._refusals.take(network_of(connection.client))
+        except RateError:
+            return False
+        return True
 
     def drop(self, connection: "Connection") -> None:
         """Forget a connection."""
@@ -113,6 +127,8 @@ class Connection(HttpToolsProtocol):
     done in time, or the rest of its request, or sends too much of either; one that queues too many requests; one whose
     client does not read what it asked for; one that is answered before all of its request was read; and the oldest
     where there are too many (`Slots`). Headers that come after the body are ignored: they came after all checks.
+    One that queues too many requests, or whose address sends malformed ones without end, is first held for a while
+    and read no more: whoever waits for it to close cannot try again at once.
     """
 
     header_seconds = 10.0
@@ -131,6 +147,7 @@ class Connection(HttpToolsProtocol):
         self._fed = False  # whether there was something of a body in it
         self._head = self._unparsed = 0  # bytes of the request line and headers; what came before they were complete
         self._rest = self._framing = self._body = 0  # bytes; framing: since the last piece of a body
+        self._held = False  # whether nothing more is read before it is closed
         self._keep = True  # whether the connection stays open if the whole request is read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -148,6 +165,9 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Count what comes of a request that is not complete: the parser keeps some of it, however long."""
+        if self._held:
+            self.flow.pause_reading()  # uvicorn reads on while a request is answered
+            return
         self._turned = self._fed = False
         super().data_received(data)
         if self._place is Place.BETWEEN and self._turned:
@@ -179,7 +199,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begin with the body. An answer that is sent before the end of it is the last on this connection."""
         if len(self.pipeline) >= _MOST_QUEUED:
-            self.abort()
+            self._hold(self.abort)
             raise RefusedHeadError  # the parser stops: what else was read is not looked at
         super().on_headers_complete()  # raises where the URL has no path, as that of CONNECT
         self._stop_reading()
@@ -218,7 +238,7 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._wait_for_reader()
-        elif self.pipeline:
+        elif self.pipeline or self._held:
             self.flow.pause_reading()  # uvicorn reads on, however many requests wait
 
     def timeout_keep_alive_handler(self) -> None:
@@ -264,11 +284,23 @@ class Connection(HttpToolsProtocol):
             self._refuse(431, _HEAVY)
 
     def _refuse(self, status: int, body: bytes) -> None:
-        if self.transport.is_closing():
+        if self._held or self.transport.is_closing():
             return
         if self._is_answering() or (self._place is Place.REST and self.cycle.response_started):
             self.abort()  # another answer is on its way, which this one must not look like
-            return
+        elif self.slots.may_refuse_at_once(self):
+            self._end(status, body)
+        else:
+            self._hold(partial(self._end, status, body))
+
+    def _hold(self, then: Callable[[], None]) -> None:
+        self._held = True
+        self.pipeline.clear()
+        self.flow.pause_reading()
+        self._stop_reading()
+        self._read_timer = self.loop.call_later(STRANGERS_WAIT, then)
+
+    def _end(self, status: int, body: bytes) -> None:
         length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + _PLAIN + length + body)
         self.transport.close()

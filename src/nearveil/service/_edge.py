@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nearveil.service._addresses import network_of
 from nearveil.service._errors import RateError, ServiceError, UnavailableError, UnknownError
-from nearveil.service._limits import Buckets, Sending, UnderWay, Workers
+from nearveil.service._limits import STRANGERS, STRANGERS_WAIT, Buckets, Sending, UnderWay, Workers
 from nearveil.service._logs import LineWriter, described
 from nearveil.service._metrics import Metrics
 from nearveil.service._model import KEY_HEADER, Problem
@@ -28,8 +28,7 @@ UNMATCHED = "unmatched"
 _CLOSING = frozenset((408, 411, 413))  # what is left of the body is not read
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _HEALTH = "/health"
-_STRANGERS = 60.0, 120, 4096  # refusals a minute of one address, at once after a pause, and addresses
-_WATCHERS = 600.0, 600, 4096  # the same of requests for what anybody may ask
+_WATCHERS = 600.0, 600, 4096  # requests a minute of one address for what anybody may ask, at once, and addresses
 _LINGER = 2.0  # seconds that a body is read that is not wanted
 _GUARDED = ("/v1", "/metrics")
 _OPEN = (_HEALTH, "/ready", "/openapi.json")
@@ -94,7 +93,7 @@ class Edge:
         self._hosts = None if "*" in hosts else hosts
         self._metrics, self._lines = metrics, lines
         self._under_way, self._sending = under_way, sending
-        rate, burst, most = _STRANGERS
+        rate, burst, most = STRANGERS
         self._strangers = Buckets(rate, burst, most=most, words="too many requests without a good token: wait")
         rate, burst, most = _WATCHERS
         self._watchers = Buckets(rate, burst, most=most, words="too many requests from this address: wait")
@@ -226,6 +225,8 @@ class Edge:
         if error.status not in _CLOSING and visit.has_a_little_to_read():
             await _read_to_the_end(receive)  # else the connection is closed, and the client may miss what it is told
         stranger = visit.token is None and isinstance(error, RateError)
+        if stranger:
+            await _stay(receive, STRANGERS_WAIT)
         await problem(error, close=stranger)(scope, receive, send)
 
     def _told(self, visit: Visit, scope: Scope, seconds: float) -> None:
@@ -296,6 +297,14 @@ async def _read_to_the_end(receive: Receive) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(_LINGER):
             while (await receive()).get("more_body", False):
+                pass
+
+
+async def _stay(receive: Receive, seconds: float) -> None:
+    """Wait for a while, or until the client goes."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while (await receive())["type"] != "http.disconnect":
                 pass
 
 

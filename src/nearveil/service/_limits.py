@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from nearveil.service._errors import BusyError, LengthError, RateError, SlowError, TooLargeError
 
 T = TypeVar("T")
+STRANGERS = 60.0, 120, 4096  # refusals a minute of one address, at once after a pause, and addresses that are known
+STRANGERS_WAIT = 1.0  # seconds that an address beyond that waits for each refusal
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
