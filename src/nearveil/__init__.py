@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nearveil.errors import NearveilError
     from nearveil.manifold import SupervisedManifold
     from nearveil.service import AsyncClient, Client
     from nearveil.votes import (
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncClient",
     "Client",
+    "NearveilError",
     "PrivateDiscriminant",
     "PrivateKNeighborsClassifier",
     "PrivateKNeighborsRegressor",
@@ -29,6 +31,7 @@ __all__ = [
 _LATER = {
     "AsyncClient": "nearveil.service",
     "Client": "nearveil.service",
+    "NearveilError": "nearveil.errors",
     "PrivateDiscriminant": "nearveil.votes",
     "PrivateKNeighborsClassifier": "nearveil.votes",
     "PrivateKNeighborsRegressor": "nearveil.votes",

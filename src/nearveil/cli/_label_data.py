@@ -13,6 +13,7 @@ from typing import Any, Literal, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.errors import NearveilError
 from nearveil.features import ImageError, load_image
 
 Role = Literal["PRIVATE", "PUBLIC"]
@@ -22,7 +23,7 @@ LABEL = "label"  # the column of a .csv
 _NO_PLACE = "not in the folder of a class"
 
 
-class InputError(ValueError):
+class InputError(NearveilError, ValueError):
     """What was given cannot be used; says which part and what to do, and nothing that is private."""
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.errors import NearveilError
 from nearveil.features._images import Pixels, resize
 
 Floats = NDArray[np.float32]
 Progress = Callable[[int], object]
 
 
-class FeatureError(ValueError):
+class FeatureError(NearveilError, ValueError):
     """Some images have no feature: the extractor gave numbers without a direction (zeros, NaN or infinity).
 
     Attributes

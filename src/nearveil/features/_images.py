@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.errors import NearveilError
 from nearveil.features._headers import MOST_SCANS, many_scans, tile_size
 
 Pixels = NDArray[np.uint8]
@@ -44,7 +45,7 @@ _BAND = 2**20  # pixels that are converted at once
 _FILTERS = threading.Lock()
 
 
-class ImageError(ValueError):
+class ImageError(NearveilError, ValueError):
     """A file is not used as an image. The text holds the reason alone: neither its name nor anything of its content.
 
     Attributes

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.errors import NearveilError
 from nearveil.features._backbones import EfficientNetLite0, MobileNetV2
 from nearveil.features._descriptors import check_descriptors, descriptor_head
 from nearveil.features._extractor import FeatureError, Floats, unit_rows
@@ -22,7 +23,7 @@ _AT_ONCE = 256
 _KNOWN = {"EfficientNet-Lite0": EfficientNetLite0, "MobileNetV2": MobileNetV2}
 
 
-class ModelError(ValueError):
+class ModelError(NearveilError, ValueError):
     """A file does not hold a model that can be used here; says why."""
 
 

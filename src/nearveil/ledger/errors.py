@@ -1,5 +1,6 @@
 """What can go wrong with a ledger, and what to do then. None of these errors ever holds a private value."""
 
+from nearveil.errors import NearveilError
 from nearveil.privacy.accounting import BudgetExceededError
 
 __all__ = [
@@ -17,7 +18,7 @@ __all__ = [
 ]
 
 
-class LedgerError(Exception):
+class LedgerError(NearveilError):
     """The ledger could not do what was asked; release nothing."""
 
 

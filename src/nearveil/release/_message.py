@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.errors import NearveilError
+
 _MAGIC = b"NVM"
 _HEADER = struct.Struct("<3sBI")  # magic, version, length of the JSON that follows
 _TYPES = ("|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<f4", "<f8")
@@ -21,7 +23,7 @@ _FIELDS = {"mechanism", "public_id", "seeded", "arrays"}
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-class MessageError(ValueError):
+class MessageError(NearveilError, ValueError):
     """Bytes are not a message, or a message does not fit the mechanism or map that shall read it."""
 
 

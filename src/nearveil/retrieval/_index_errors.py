@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from nearveil.errors import NearveilError
 from nearveil.release import MessageError
 
 
-class IndexStoreError(Exception):
+class IndexStoreError(NearveilError):
     """The index could not do what was asked; nothing was changed, unless the text says otherwise."""
 
 

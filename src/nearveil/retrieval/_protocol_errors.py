@@ -1,9 +1,10 @@
 """Where the client's half of the protocol stops, and what to do then."""
 
+from nearveil.errors import NearveilError
 from nearveil.retrieval._wire_schema import MapChanged, Refusal, RefusalCode
 
 
-class ProtocolError(ValueError):
+class ProtocolError(NearveilError, ValueError):
     """The protocol does not go on from here: a step is out of turn, or the server offers what cannot be used."""
 
 

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
+from nearveil.errors import NearveilError
+
 _MAGIC = b"NVW"
 VERSION = 1
 _HEADER = struct.Struct("<3sBBBII")
@@ -22,7 +24,7 @@ LONGEST_TEXT = 1000  # characters
 _UTF8 = 4  # bytes of a character, at most
 
 
-class WireError(ValueError):
+class WireError(NearveilError, ValueError):
     """Bytes are not what the protocol sends."""
 
 

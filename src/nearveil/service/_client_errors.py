@@ -1,11 +1,12 @@
 """Why a question was not asked, or has no answer. None of these errors holds anything private, or a token."""
 
+from nearveil.errors import NearveilError
 from nearveil.retrieval._protocol_errors import OutdatedMapError
 
 SPENT = "budget_spent"  # the code of a gallery, or of a client's part of it, that is used up
 
 
-class QuestionError(ValueError):
+class QuestionError(NearveilError, ValueError):
     """A question cannot be asked like this. Nothing was paid.
 
     Parameters
@@ -29,7 +30,7 @@ class QuestionError(ValueError):
         return QuestionError, (self.field, self.words)
 
 
-class UnreachableError(ValueError):
+class UnreachableError(NearveilError, ValueError):
     """No reply came: no connection, a broken one, or too slow.
 
     Parameters
@@ -44,7 +45,7 @@ class UnreachableError(ValueError):
         self.again = again
 
 
-class ReplyError(ValueError):
+class ReplyError(NearveilError, ValueError):
     """A reply is not what a server sends."""
 
 
@@ -68,7 +69,7 @@ class DeclinedError(ReplyError):
         return DeclinedError, (self.status, self.code, self.words)
 
 
-class UnansweredError(ValueError):
+class UnansweredError(NearveilError, ValueError):
     """A question was paid for and has no answer. Where `again` is true, the same key asks the same again, for nothing.
 
     Attributes

@@ -2,8 +2,10 @@
 
 from typing import ClassVar
 
+from nearveil.errors import NearveilError
 
-class ServiceError(ValueError):
+
+class ServiceError(NearveilError, ValueError):
     """What was asked cannot be done. The text goes to the client, so nothing private stands in it.
 
     Parameters

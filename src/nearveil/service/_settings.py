@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from nearveil.errors import NearveilError
 from nearveil.retrieval._wire import DEFAULT_LIMITS, HEADER_BYTES
 from nearveil.service._galleries import Offer
 from nearveil.service._model import GALLERY_NAME, GalleryKind
@@ -31,7 +32,7 @@ _NO_LIST = "it must be a list: write [[galleries]] before each, in double bracke
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 
-class SettingsError(ValueError):
+class SettingsError(NearveilError, ValueError):
     """A setting is missing or wrong; the text names it."""
 
 

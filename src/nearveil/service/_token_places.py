@@ -9,13 +9,14 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
 
+from nearveil.errors import NearveilError
 from nearveil.ledger._folder import data_folder
 
 _CREATION_LOCK = 0x6E76_746F_6B65_6E  # "nvtoken": of those who create tables, among all that lock in one server
 _RESERVE = 256 << 10  # bytes: a write-ahead log of a few pages, and its index
 
 
-class TokenError(ValueError):
+class TokenError(NearveilError, ValueError):
     """The store of tokens could not do what was asked."""
 
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import uvicorn
 
+from nearveil.errors import NearveilError
 from nearveil.features._images import MOST_BYTES
 from nearveil.service._connections import Connection, Slots
 from nearveil.ui._app import create_app
@@ -26,7 +27,7 @@ class _Limited(Connection):
     largest_body = MOST_BYTES + (1 << 16)  # beyond MOST_BYTES the page itself says why
 
 
-class PortError(ValueError):
+class PortError(NearveilError, ValueError):
     """The page cannot listen there."""
 
 

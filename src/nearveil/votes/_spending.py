@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from dp_accounting import DpEvent
 
+from nearveil.errors import NearveilError
 from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetError
 from nearveil.ledger._account import open_budget, plan_cost
 from nearveil.ledger._budget import RefusedError
@@ -18,7 +19,7 @@ from nearveil.privacy._accounting_leaves import leaves
 from nearveil.votes._plan import Part, VotePlan
 
 
-class ExhaustedError(RuntimeError):
+class ExhaustedError(NearveilError, RuntimeError):
     """All queries of the plan are used up; nothing more is answered."""
 
 
