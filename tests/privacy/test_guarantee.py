@@ -1,7 +1,9 @@
 """The promise: what it refuses, what it says, and that it cannot be changed or added."""
 
+import copy
 import dataclasses
 import math
+import pickle
 import re
 from decimal import Decimal
 from typing import Any
@@ -236,3 +238,42 @@ def test_figures_do_not_change_in_place() -> None:
         figure[...] = 0.01
     assert (stated.epsilon, stated.delta, stated.extra_delta, terms.epsilon) == (2.0, 0.5, 0.1, 2.0)
     assert {type(figure) for figure in (stated.epsilon, stated.delta, stated.extra_delta, terms.delta)} == {float}
+
+
+class Forged:
+    """Pickles as an object of another class, with a state that this class would refuse."""
+
+    def __init__(self, kind: type, state: dict[str, Any]) -> None:
+        self.kind, self.state = kind, state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return object.__new__, (self.kind,), self.state
+
+
+HONEST = promise(delta=1e-5, events=(GaussianDpEvent(2.5),), extra_delta=1e-20)
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "words"),
+    [
+        (Guarantee, {**vars(HONEST), "epsilon": 0.01}, "epsilon must be at least what the events cost"),
+        (Guarantee, {**vars(HONEST), "delta": 1e-9}, "epsilon must be at least what the events cost"),
+        (Guarantee, {**vars(HONEST), "events": ()}, "events must say what happened"),
+        (Guarantee, {**vars(HONEST), "source": "seeded"}, "sound must be False where the source is seeded"),
+        (Guarantee, {**vars(HONEST), "as_seeded": None}, "as_seeded"),
+        (Guarantee, {"sound": True}, "epsilon"),
+        (Guarantee, {**vars(promise()), "events": (Forged(PureDp, {"epsilon": -9.0}),)}, "not be negative"),
+        (FilterTerms, {"epsilon": 1.0, "delta": 0.0, "orders": (2.0,)}, "orders where delta is above 0"),
+    ],
+)
+def test_a_pickle_that_was_changed_is_checked_again(kind: type, state: dict[str, Any], words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=words):
+        pickle.loads(pickle.dumps(Forged(kind, state)))  # noqa: S301
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_copies_and_pickles_are_equal(protocol: int) -> None:
+    within = FilterTerms(3.0, 1e-5, (2.0, 8.0))
+    adaptive = promise(epsilon=3.0, delta=1e-5, events=(Budgeted(3.0, 1e-5),), within=within)
+    for one in (HONEST, HONEST.as_seeded(), HONEST.part(GaussianDpEvent(2.5)), adaptive):
+        assert pickle.loads(pickle.dumps(one, protocol)) == copy.copy(one) == copy.deepcopy(one) == one  # noqa: S301

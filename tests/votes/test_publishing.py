@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,15 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.pipeline import make_pipeline
 
 from nearveil.ledger import Ledger
-from nearveil.votes import NetworkStudent, PateClassifier, PrivateKNeighborsClassifier, PublicStudent, Student
+from nearveil.votes import (
+    NetworkStudent,
+    PateClassifier,
+    PrivateDiscriminant,
+    PrivateKNeighborsClassifier,
+    PrivateKNeighborsRegressor,
+    PublicStudent,
+    Student,
+)
 
 X, Y = load_digits(return_X_y=True)
 RNG = np.random.default_rng(5)
@@ -21,7 +30,17 @@ PRIVATE = X[:300] + RNG.normal(scale=1e-3, size=(300, 64))  # no row is anywhere
 PRIVATE_Y = Y[:300]
 PUBLIC, HELD = X[800:1100], X[1400:1500]
 PASSWORD = "hunter2-and-more"  # noqa: S105
-URL = f"postgresql://me:{PASSWORD}@host/db?sslpassword={PASSWORD}"
+VOTERS: list[Any] = [
+    PrivateKNeighborsClassifier,
+    partial(PrivateKNeighborsRegressor, 0.0, 1.0),
+    PateClassifier,
+    PrivateDiscriminant,
+]
+ADDRESSES = [
+    f"postgresql://me:{PASSWORD}@host/db",
+    f"postgresql://host/db?sslpassword={PASSWORD}",
+    f"postgresql+psycopg://me:{PASSWORD}@host/db?password={PASSWORD}",
+]
 
 
 @pytest.fixture
@@ -116,27 +135,31 @@ def flat(images: Any) -> Any:
     return np.asarray(images, dtype=np.float64).reshape(len(images), -1)
 
 
-def test_passwords_of_a_ledgers_address_are_not_pickled() -> None:
-    asked = voter(ledger=URL, account="digits")
-    for one in (asked, Student(asked)):
-        stored = pickle.dumps(one)
-        assert PASSWORD.encode() not in stored
-        assert b"postgresql+psycopg://me@host/db" in stored
-    assert asked.ledger == clone(asked).ledger == URL  # in this process nothing is lost
-    assert pickle.loads(pickle.dumps(voter(ledger="a:b.db"))).ledger == "a:b.db"  # noqa: S301
-
-
-@pytest.mark.parametrize("address", [f"postgresql://me:{PASSWORD}@host/db", f"postgresql://h/db?password={PASSWORD}"])
-def test_no_fitted_estimator_shows_the_password_of_a_ledger(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scikit-learn shows parameters: alone, in a Student, in a pipeline, as text and as HTML."""
-    monkeypatch.setattr("nearveil.votes._spending._named", lambda *_: pytest.fail("the address was taken"))
-    asked = voter(ledger=address, account="digits")
-    for one in (asked, make_pipeline(asked)):
+@pytest.mark.parametrize("address", ADDRESSES, ids=["user", "option", "driver"])
+@pytest.mark.parametrize("make", VOTERS, ids=lambda make: type(make()).__name__)
+def test_no_estimator_takes_the_password_of_a_ledger(make: Any, address: str) -> None:
+    """Scikit-learn shows parameters: fitted or not, alone, in a Student, in a pipeline, as text and as HTML."""
+    asked = make(account="digits")
+    nested = make_pipeline(Student(asked))
+    for take in (
+        lambda: make(ledger=address, account="digits"),
+        lambda: asked.set_params(ledger=address),
+        lambda: nested.set_params(student__voter__ledger=address),
+        lambda: setattr(asked, "ledger", address),
+    ):
         with pytest.raises(ValueError, match="ledger must be an address without a password") as refused:
-            one.fit(PRIVATE, PRIVATE_Y)
+            take()
         assert PASSWORD not in str(refused.value)
-    with pytest.raises(ValueError, match="ledger must be an address without a password"):
-        Student(asked).fit(PRIVATE, PRIVATE_Y, public=PUBLIC)
+    for one in (asked, nested):
+        shown = (repr(one), one._repr_html_(), str(one.get_params()), str(pickle.dumps(one)))
+        assert not any(PASSWORD in text for text in shown)
+
+
+@pytest.mark.parametrize("make", VOTERS, ids=lambda make: type(make()).__name__)
+def test_an_address_without_a_password_stays_as_it_is(make: Any) -> None:
+    for address in ("postgresql://me@host/db", "a:b.db"):
+        asked = make(ledger=address)
+        assert asked.ledger == clone(asked).ledger == pickle.loads(pickle.dumps(asked)).ledger == address  # noqa: S301
 
 
 def test_a_ledger_that_is_given_shows_no_password(ledger: Ledger) -> None:

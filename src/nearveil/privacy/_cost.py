@@ -17,11 +17,11 @@ ROUNDING = 2.0**-40
 
 
 def freeze_event(event: DpEvent) -> DpEvent:
-    """Return an event that nobody can change: lists inside it become tuples."""
+    """Return an event that is checked again and that nobody can change: lists inside it become tuples."""
     fields = attr.fields(type(event)) if attr.has(type(event)) else ()
     parts = {field.name: getattr(event, field.name) for field in fields}
     frozen = {name: _freeze(value) for name, value in parts.items() if isinstance(value, DpEvent | list | tuple)}
-    return attr.evolve(event, **frozen) if frozen else event
+    return attr.evolve(event, **frozen) if fields else event
 
 
 def _freeze(value: object) -> object:

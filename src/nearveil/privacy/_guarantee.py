@@ -43,8 +43,15 @@ class Basis:
         return f"{self.name} ({self.link})"
 
 
+class _CheckedAgain:
+    """A dataclass that is made anew when it is unpickled: the bytes may have been changed."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(vars(type(self)(**state)))
+
+
 @dataclass(frozen=True)
-class FilterTerms:
+class FilterTerms(_CheckedAgain):
     """The budget of a filter: what holds for mechanisms that are chosen after seeing earlier answers.
 
     Parameters
@@ -70,10 +77,10 @@ class FilterTerms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guarantee:
+class Guarantee(_CheckedAgain):
     """What is promised, to whom, and why it is true.
 
-    Immutable, and checked when it is made: an accountant must find that the events cost no more than
+    Immutable, and checked when it is made or unpickled: an accountant must find that the events cost no more than
     epsilon and delta say (``docs/theory/guarantee.md``). Guarantees compose through an accountant
     (:func:`nearveil.privacy.compose`), never by adding their figures. No guarantee covers that a query
     was made, when, how often and from where.

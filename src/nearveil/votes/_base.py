@@ -14,11 +14,10 @@ from sklearn.utils._param_validation import HasMethods, Interval
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nearveil.ledger import Account, Ledger
-from nearveil.ledger._database import database_url, without_secrets
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.votes._plan import Ballot, VotePlan, Wish, make_plan
-from nearveil.votes._spending import AccountSpending, MemorySpending, Spending, find_account, inferred_unit
+from nearveil.votes._spending import AccountSpending, MemorySpending, Spending, TakesLedger, find_account, inferred_unit
 
 Progress = Callable[[int], None]
 """Called with how many queries were finished since the last call."""
@@ -136,7 +135,7 @@ class Poll(ABC):
         return f"{type(self).__name__}(private)"
 
 
-class VotingEstimator(BaseEstimator, ABC):  # type: ignore[misc]
+class VotingEstimator(TakesLedger, BaseEstimator, ABC):  # type: ignore[misc]
     """Queries answered by votes of private records, up to caps fixed beforehand.
 
     Subclasses say what is voted on (`Ballot`) and how votes are counted (`Poll`).
@@ -190,13 +189,6 @@ class VotingEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         """
         check_is_fitted(self)
         return self._poll.terms.guarantee
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: all but the password of a ledger's address."""
-        state = dict(super().__getstate__())
-        if isinstance(state.get("ledger"), str) and "://" in state["ledger"]:
-            state["ledger"] = without_secrets(database_url(state["ledger"])).render_as_string()
-        return state
 
     @property
     def _source(self) -> Source:

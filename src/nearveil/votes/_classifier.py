@@ -112,9 +112,9 @@ class PrivateKNeighborsClassifier(VotingClassifier):
         What one row is, and so what is protected; it must be the account's unit. Give "person with all images" only
         where each person has one row.
     ledger : Ledger or str, optional
-        Where spending is kept, with the name of an account; the account is opened where there is none. `fit` refuses
-        an address that holds a password, as estimators show their parameters: leave it to PGPASSWORD or ~/.pgpass, or
-        give a Ledger.
+        Where spending is kept, with the name of an account; the account is opened where there is none. An
+        address that holds a password is refused, as estimators show their parameters: leave it to PGPASSWORD or
+        ~/.pgpass, or give a Ledger.
     account : Account or str, optional
         Pays for every query before it is answered, and counts the caps: all copies, pickles and processes share them.
         Without one, caps are counted in the memory of one process: fitting again starts anew, and a pickle refuses to

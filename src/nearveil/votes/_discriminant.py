@@ -15,7 +15,6 @@ from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nearveil.ledger import Account, Ledger
-from nearveil.ledger._database import database_url, without_secrets
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.votes._ballots import hard_votes
@@ -25,7 +24,14 @@ from nearveil.votes._integers import LONGEST
 from nearveil.votes._plan import Ballot, GaussianSums, VotePlan, Wish, make_plan
 from nearveil.votes._private import shielded
 from nearveil.votes._public_discriminant import PublicDiscriminant, discriminant_guarantee
-from nearveil.votes._spending import AccountSpending, ExhaustedError, MemorySpending, find_account, inferred_unit
+from nearveil.votes._spending import (
+    AccountSpending,
+    ExhaustedError,
+    MemorySpending,
+    TakesLedger,
+    find_account,
+    inferred_unit,
+)
 
 SENSITIVITY = math.hypot(LONGEST, COUNT_UNIT) * (1 + 2.0**-50)
 """How far one record more or less moves all sums and counts together, in the L2 norm."""
@@ -86,7 +92,7 @@ class Forecast:
     noise_per_class: float
 
 
-class PrivateDiscriminant(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type: ignore[misc]
     """Classify by a linear discriminant of private records, with noise that is added once.
 
     The sum of the rows of each class, and how many they are, are released with Gaussian noise; mean, projection and
@@ -343,13 +349,6 @@ class PrivateDiscriminant(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ExhaustedError(
                 f"publications are used up: the account has paid for all {plan.max_answered} that it was opened for"
             )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: all but the password of a ledger's address."""
-        state = dict(super().__getstate__())
-        if isinstance(state.get("ledger"), str) and "://" in state["ledger"]:
-            state["ledger"] = without_secrets(database_url(state["ledger"])).render_as_string()
-        return state
 
     @property
     def _source(self) -> Source:

@@ -23,6 +23,20 @@ class ExhaustedError(NearveilError, RuntimeError):
     """All queries of the plan are used up; nothing more is answered."""
 
 
+class TakesLedger:
+    """An estimator with a parameter `ledger`. It never holds a password, since scikit-learn shows parameters."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "ledger" and isinstance(value, str) and "://" in value:
+            url = database_url(value)
+            if url != without_secrets(url):
+                raise ValueError(
+                    "ledger must be an address without a password, as an estimator shows its parameters: leave it "
+                    "to PGPASSWORD or ~/.pgpass, or give a Ledger"
+                )
+        super().__setattr__(name, value)
+
+
 class Spending(ABC):
     """What a fitted estimator may still do. All its copies share it, or may do nothing."""
 
@@ -196,7 +210,6 @@ def find_account(
     -------
     Account or None
     """
-    _check_address(ledger)
     if account is not None and not promise.sound:
         raise ValueError("source must be sound where an account pays: no budget covers coins that a seed foretells")
     if account is None or isinstance(account, Account):
@@ -210,17 +223,6 @@ def find_account(
     if found is not None:
         _check_account(found, promise)
     return found
-
-
-def _check_address(ledger: Ledger | str | None) -> None:
-    """Refuse an address with a password: scikit-learn shows parameters wherever it shows the estimator."""
-    if isinstance(ledger, str) and "://" in ledger:
-        url = database_url(ledger)
-        if url != without_secrets(url):
-            raise ValueError(
-                "ledger must be an address without a password, as an estimator shows its parameters: leave it "
-                "to PGPASSWORD or ~/.pgpass, or give a Ledger"
-            )
 
 
 def inferred_unit(unit: str) -> str:
