@@ -16,6 +16,7 @@ from nearveil.ledger import Account, KeySpentError, Ledger, LedgerUnavailableErr
 from nearveil.privacy.events import PureDp
 from nearveil.votes import ExhaustedError, PateClassifier, PrivateKNeighborsClassifier, PrivateKNeighborsRegressor
 from nearveil.votes._base import Poll
+from nearveil.votes._spending import AccountSpending
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 X, Y, QUERIES = DIGITS[:300], LABELS[:300], DIGITS[400:440]
@@ -205,6 +206,21 @@ def test_threads_share_the_cap_of_an_account(ledger: Ledger) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(ask, [first, *copies] * 4)) == 13
+
+
+@pytest.mark.parametrize("changed", [{}, SCREENED], ids=["votes", "screenings"])
+def test_a_cap_that_another_copy_uses_up_meanwhile_declines(
+    ledger: Ledger, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = voter(wide(ledger), **changed)
+    twin = pickle.loads(pickle.dumps(first))  # noqa: S301
+
+    def open_until_now(_: AccountSpending) -> None:
+        monkeypatch.undo()
+        assert count(twin) == 5
+
+    monkeypatch.setattr(AccountSpending, "assert_open", open_until_now)
+    assert not first.answer(QUERIES[:2]).answered.any()
 
 
 def test_an_account_that_cannot_pay_takes_nothing_from_the_cap(ledger: Ledger) -> None:

@@ -174,7 +174,8 @@ class AccountSpending(Spending):
     def assert_affordable(self, n_queries: int) -> None:
         if self.account.kind != "plan":  # a plan declines what it cannot pay
             left = self.left()
-            self.account.assert_affordable((one, min(n_queries, left[part])) for part, one in self.parts.items())
+            wanted = {part: min(n_queries, left[part]) for part in self.parts}
+            self.account.assert_affordable((self.parts[part], times) for part, times in wanted.items() if times)
 
     def take(self, part: Part, wanted: int) -> int:
         return self.account.take(self.parts[part], wanted, cap=self.cap)
