@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c requirements.lock
 OUT := out
 
-.PHONY: help demo test quick coverage check mutants bench audit study docs lock clean
+.PHONY: help demo test quick coverage check mutants bench audit study docs lock containerlock clean
 
 help: ## Say what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
@@ -61,6 +61,10 @@ lock: $(VENV)/.base ## Choose the pinned versions anew
 	$(BIN)/pip-compile --quiet --upgrade --all-extras --strip-extras --allow-unsafe --no-emit-index-url \
 		--no-emit-find-links --no-header --no-annotate --output-file requirements.lock pyproject.toml
 	sed -i -E '/^pip==/d; s/^(torch==[0-9.]+)\+cpu$$/\1/' requirements.lock
+	$(MAKE) containerlock
+
+containerlock: $(VENV)/.base ## Write the hashes of what the container installs
+	$(BIN)/python deploy/lock.py
 
 clean: ## Remove the environment and everything made
 	rm -rf $(VENV) $(OUT) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,21 +1,24 @@
 """Work that never comes back: others are served, it is noticed, and the server still ends."""
 
+import asyncio
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
 from nearveil.retrieval import Item
-from nearveil.service import _galleries
+from nearveil.service import _app, _galleries
 
 from ..retrieval.index_places import WEBP, unit_rows
-from .serving import index_of, serving
+from .serving import Server, index_of, serving
 from .test_serve import Process, started
 
 
@@ -46,22 +49,53 @@ def test_a_pipe_in_place_of_an_original_holds_up_nobody(process: Process, tmp_pa
     assert process.running.wait(20) == 0
 
 
-def test_a_gallery_that_hangs_is_noticed_and_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Let the originals of galleries hang, as files on a disk that does not answer."""
     go = threading.Event()
 
     def hang(_: _galleries.OpenGallery, __: int) -> bytes:
         go.wait()
         return b"late"
 
+    monkeypatch.setattr(_galleries.OpenGallery, "original", hang)
+    yield monkeypatch
+    go.set()
+
+
+def wait_until_stuck(server: Server) -> None:
+    until = time.monotonic() + 20
+    while server.get("/health", None).status_code == 200:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert server.get("/health", None).status_code == 503
+
+
+def test_a_gallery_that_hangs_is_noticed_and_holds_up_no_other(tmp_path: Path, hanging: pytest.MonkeyPatch) -> None:
+    del hanging
     with serving(tmp_path, concurrency=4, work_timeout=0.05) as server:
-        monkeypatch.setattr(_galleries.OpenGallery, "original", hang)
-        try:
-            assert server.get("/health", None).status_code == 200
+        assert server.get("/health", None).status_code == 200
+        assert server.get("/v1/galleries/birds/items/1/original").status_code == 503
+        wait_until_stuck(server)  # files have one thread here, and it does not end
+        assert server.get("/v1/galleries/birds/map").status_code == 200
+        assert server.answer(server.query()).ids.size
+        assert server.get("/ready", None).status_code == 200
+
+
+def test_systemd_hears_of_a_server_while_it_can_work(tmp_path: Path, hanging: pytest.MonkeyPatch) -> None:
+    hanging.setattr(_app, "_BEAT", 0.01)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, hanging.context() as within:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.setblocking(False)
+        within.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with serving(tmp_path, concurrency=4, work_timeout=0.05) as server:
+            server.client.runner.run(asyncio.sleep(0.1))
+            assert systemd.recv(1000) == b"READY=1\nWATCHDOG=1"
             assert server.get("/v1/galleries/birds/items/1/original").status_code == 503
-            time.sleep(0.1)
-            assert server.get("/health", None).status_code == 503  # files have one thread here, and it does not end
-            assert server.get("/v1/galleries/birds/map").status_code == 200
-            assert server.answer(server.query()).ids.size
-            assert server.get("/ready", None).status_code == 200
-        finally:
-            go.set()
+            wait_until_stuck(server)
+            with suppress(BlockingIOError):
+                while systemd.recv(1000):  # what was said before
+                    pass
+            server.client.runner.run(asyncio.sleep(0.1))
+            with pytest.raises(BlockingIOError):
+                systemd.recv(1000)

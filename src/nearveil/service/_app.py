@@ -19,9 +19,11 @@ from nearveil.service._errors import FieldError, ServiceError, UnknownError
 from nearveil.service._galleries import Gallery
 from nearveil.service._model import FRAME, GALLERY_NAME, Classification, Galleries, Health
 from nearveil.service._settings import Settings
+from nearveil.service._systemd import ALIVE, notify
 from nearveil.service._tokens import TokenStore
 
 _POLL = 5.0  # seconds between two looks for new maps; a request looks by itself, too
+_BEAT = 5.0  # seconds between two signs of life to systemd
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _USUAL = (400, 401, 404, 405, 429, 500, 503)
 _ASKED = (403, 408, 409, 411, 413, 415, 422)
@@ -226,13 +228,14 @@ def _add_looked_up(app: FastAPI, desk: Desk) -> None:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     desk: Desk = app.state.desk
-    looking = asyncio.create_task(_look(desk))
+    tasks = [asyncio.create_task(_look(desk)), asyncio.create_task(_tell_alive(desk))]
     try:
         yield
     finally:
-        looking.cancel()
-        with suppress(asyncio.CancelledError):
-            await looking
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
         desk.close()
 
 
@@ -241,6 +244,14 @@ async def _look(desk: Desk) -> None:
     while True:
         await desk.refresh()
         await asyncio.sleep(_POLL)
+
+
+async def _tell_alive(desk: Desk) -> None:
+    """Tell systemd what `/health` would say."""
+    while True:
+        if desk.alive():
+            notify(ALIVE)
+        await asyncio.sleep(_BEAT)
 
 
 async def _http_error(_: Request, error: Exception) -> Response:

@@ -1,0 +1,50 @@
+"""What is deployed: the container installs the locked versions, and nothing without a hash."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_LINE = re.compile(r"([a-z0-9.-]+)==(\S+)((?: --hash=sha256:[0-9a-f]{64})+)")
+_OF_THE_BUILD = {"hatchling", "packaging", "pathspec", "pluggy", "tomlkit", "trove-classifiers"}
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[\[<>=;~! ]", requirement)[0].lower().replace("_", "-")
+
+
+def container() -> dict[str, str]:
+    """Return the versions that the container installs; each line must be a version with hashes."""
+    text = (ROOT / "deploy" / "requirements.txt").read_text().replace(" \\\n   ", "")
+    found = [_LINE.fullmatch(line) for line in text.splitlines() if not line.startswith("#")]
+    assert all(found)
+    return {one[1]: one[2] for one in found if one}
+
+
+def test_the_container_has_the_locked_versions() -> None:
+    pairs = [line.split("==") for line in (ROOT / "requirements.lock").read_text().splitlines() if "==" in line]
+    locked = {name_of(name): version for name, version in pairs}
+    held = container()
+    assert {name: locked[name] for name in held if name in locked} == {
+        name: version for name, version in held.items() if name not in _OF_THE_BUILD - set(locked)
+    }
+
+
+def test_the_container_has_all_that_the_server_needs() -> None:
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = told["project"]["optional-dependencies"]
+    needed = [
+        *told["project"]["dependencies"],
+        *extras["service"],
+        *extras["postgres"],
+        *told["build-system"]["requires"],
+    ]
+    assert {name_of(one) for one in needed} <= set(container())
+    assert f"hatchling=={container()['hatchling']}" in told["build-system"]["requires"]
+
+
+def test_the_container_downloads_nothing_without_a_hash() -> None:
+    steps = (ROOT / "deploy" / "Containerfile").read_text()
+    installs = [line for line in steps.splitlines() if "pip install" in line]
+    assert len(installs) == 2
+    assert all("--require-hashes" in line or "--no-index" in line for line in installs)
