@@ -32,7 +32,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 def wide(ledger: Ledger, **changed: Any) -> Account:
     """An account without a plan, that could pay for much more than one estimator does."""
-    return ledger.open_account("wide", **{**ABOUT, "epsilon": 50.0, "delta": 1e-5, **changed})
+    return ledger.open_account("wide", **{**ABOUT, "epsilon": 12.0, "delta": 1e-5, **changed})
 
 
 def voter(account: Account | None, **changed: Any) -> PrivateKNeighborsClassifier:
@@ -341,4 +341,15 @@ def test_an_account_covers_what_the_samplers_of_a_plan_cost(ledger: Ledger) -> N
         voter(account, **SCREENED)
     assert [entry.kind for entry in account.history()] == ["opened"]
     for delta in (1e-5, 1e-9):
-        assert count(voter(ledger.open_account(f"of {delta}", **ABOUT, epsilon=50.0, delta=delta), **SCREENED)) == 5
+        assert count(voter(ledger.open_account(f"of {delta}", **ABOUT, epsilon=3.0, delta=delta), **SCREENED)) == 5
+
+
+def test_screenings_are_judged_at_the_epsilon_of_the_account(ledger: Ledger) -> None:
+    """Their coins are off by 2^-51, which costs e^epsilon times as much: everything at 50, where 1e-14 was stated."""
+    for epsilon in (50.0, 20.0, 13.0):
+        account = ledger.open_account(f"of {epsilon}", **ABOUT, epsilon=epsilon, delta=1e-5)
+        with pytest.raises(ValueError, match=r"extra_delta is above 1e-05 .* smaller epsilon"):
+            voter(account, **SCREENED)
+        assert [entry.kind for entry in account.history()] == ["opened"]
+        assert count(voter(account)) == 5  # votes cost the same at any epsilon
+    assert count(voter(ledger.open_account("of 12", **ABOUT, epsilon=12.0, delta=1e-5), **SCREENED)) == 5

@@ -194,18 +194,27 @@ def guarantee_charge(guarantee: Guarantee, protects: Protects, unit: str, relati
         raise ValueError(f"guarantee is about the unit {guarantee.unit!r}, this account about {unit!r}")
     if guarantee.relation != relation:
         raise ValueError(f'guarantee is for "{guarantee.relation}", this account for "{relation}"')
-    _check_samplers(guarantee, delta)
+    whole = guarantee if guarantee.whole is None else guarantee.whole
+    check_samplers(whole.events, whole.extra_delta, delta)
     return charge_of(guarantee.events, relation)
 
 
-def _check_samplers(guarantee: Guarantee, delta: float) -> None:
-    """Refuse what adds more to delta than docs/theory/ledger.md allows: the events do not tell of it."""
-    whole = guarantee if guarantee.whole is None else guarantee.whole
-    mechanisms = sum(times for _, times in count_events(whole.events))
-    if whole.extra_delta > mechanisms * max(_SHARE * delta, _LEAST_SHARE):
+def check_samplers(events: Iterable[DpEvent], extra_delta: float, delta: float) -> None:
+    """Refuse events whose samplers add more to an account's delta than docs/theory/ledger.md allows.
+
+    Parameters
+    ----------
+    events : iterable of DpEvent
+    extra_delta : float
+        What their samplers cost; the events do not tell of it.
+    delta : float
+        Of the account.
+    """
+    mechanisms = sum(times for _, times in count_events(events))
+    if extra_delta > mechanisms * max(_SHARE * delta, _LEAST_SHARE):
         raise ValueError(
             f"guarantee: extra_delta is above {_SHARE:g} of this account's delta for each mechanism, and no event "
-            "tells of it; open an account with a larger delta"
+            "tells of it; open an account with a larger delta, or for screenings with a smaller epsilon"
         )
 
 

@@ -14,6 +14,7 @@ from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetErro
 from nearveil.ledger._account import open_budget, plan_cost
 from nearveil.ledger._budget import RefusedError
 from nearveil.ledger._database import database_url, without_secrets
+from nearveil.ledger._events import check_samplers
 from nearveil.privacy import Guarantee
 from nearveil.privacy._accounting_leaves import leaves
 from nearveil.votes._plan import Part, VotePlan
@@ -223,6 +224,8 @@ def find_account(
         found = _named(Ledger(ledger) if isinstance(ledger, str) else ledger, account, plan, promise)
     if found is not None:
         _check_account(found, promise)
+        # Coins of screenings cost more at a larger epsilon, and the account's may be larger than the plan's.
+        check_samplers(promise.events, plan.extra_delta(found.epsilon), found.delta)
     return found
 
 
