@@ -24,7 +24,8 @@ Conduct = Callable[[Source, float], Check]
 _PREDICTED = 2_000  # queries of either database, where labels alone are seen
 _MOST_ANSWERED, _MOST_SCREENED = 12, 16  # caps of the estimators that are used up
 _CLOSE = 0.995  # of a cost: accountants round up, each on a grid of its own
-_LARGEST_FILTER = 40.0  # epsilon of an account that pays whatever is asked
+_LARGEST_FILTER, _LARGEST_SCREENED = 40.0, 20.0  # epsilon of an account that pays whatever is asked; with screenings
+_LARGEST_DELTA = 0.1  # of that account
 ACCOUNT, LEDGER = "audit", "audit.db"
 _STRENGTHS = ("epsilon", "delta", "nominal_epsilon", "vote_noise")
 
@@ -156,8 +157,8 @@ def _copies(ballot: Ballot) -> str | None:
                 protects="database",
                 unit=voter.guarantee.unit,
                 relation="add-remove",
-                epsilon=_LARGEST_FILTER,
-                delta=voter.delta,
+                epsilon=_LARGEST_FILTER if ballot.plan.screening is None else _LARGEST_SCREENED,
+                delta=_LARGEST_DELTA,
             )
             payer = _fit(ballot, clone(voter).set_params(account=account))
             shared, kept = _opened(ballot, payer), pickle.dumps(payer)
