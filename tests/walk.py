@@ -40,7 +40,7 @@ class Walk:
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
     def _note(self, frame: FrameType, event: str, _: Any) -> None:
         if self._is_noting and event == "call":

@@ -57,7 +57,7 @@ def test_what_is_refused(here: Path) -> None:
         (("create", "ann", "--gallery", "A B"), "galleries must be names"),
         (("create", "ann", "--days", "0"), "days must be above 0"),
         (("revoke", "ann"), "16 hexadecimal digits"),
-        (("list", "--tokens", "mysql://x/y"), "tokens must be a file"),
+        (("list", "--tokens", "mysql://x/y"), "tokens must name a SQLite file"),
     ):
         assert said in refused("token", *words)
 

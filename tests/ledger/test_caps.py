@@ -10,7 +10,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 from nearveil.ledger import Account, AccountError, CorruptLedgerError, Ledger, OverBudgetError
-from nearveil.ledger._database import Database
+from nearveil.ledger._database import LedgerDatabase
 from nearveil.privacy.events import PureDp
 
 from .stating import stated
@@ -96,18 +96,18 @@ def test_threads_take_no_more_than_the_cap(ledger: Ledger, open_account: Open) -
 def test_a_take_whose_answer_is_lost_is_found_again(
     url: str, ledger: Ledger, open_account: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, losses = Database._attempt, [0]
+    real, losses = LedgerDatabase._attempt, [0]
 
-    def losing(self: Database, work: Any, begin: Any) -> Any:
+    def losing(self: LedgerDatabase, work: Any, begin: Any) -> Any:
         result = real(self, work, begin)
         losses[0] += 1
-        if begin == self._begin_write and losses[0] % 2:
+        if begin == self.begin_write and losses[0] % 2:
             raise lost_answer(url)
         return result
 
     account = open_account(epsilon=9.0)
     cap = account.open_cap([(NOISY, 5)])
-    monkeypatch.setattr(Database, "_attempt", losing)
+    monkeypatch.setattr(LedgerDatabase, "_attempt", losing)
     assert [account.take(stated(NOISY), 2, cap=cap) for _ in range(4)] == [2, 2, 1, 0]
     monkeypatch.undo()
     assert kinds(account) == ["opened", "cap", *["debit", "take"] * 3]

@@ -24,7 +24,7 @@ from nearveil.ledger import (
     LedgerUnavailableError,
     OverBudgetError,
 )
-from nearveil.ledger._database import Database
+from nearveil.ledger._database import LedgerDatabase
 from nearveil.ledger._witness import Witness
 from nearveil.privacy.events import PureDp
 
@@ -158,16 +158,16 @@ def lost_answer(url: str) -> Exception:
 def test_a_commit_whose_answer_is_lost_is_found_again(
     url: str, ledger: Ledger, open_account: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, losses = Database._attempt, [0]
+    real, losses = LedgerDatabase._attempt, [0]
 
-    def losing(self: Database, work: Any, begin: Any) -> Any:
+    def losing(self: LedgerDatabase, work: Any, begin: Any) -> Any:
         result = real(self, work, begin)
         losses[0] += 1
-        if begin == self._begin_write and losses[0] % 2:
+        if begin == self.begin_write and losses[0] % 2:
             raise lost_answer(url)
         return result
 
-    monkeypatch.setattr(Database, "_attempt", losing)
+    monkeypatch.setattr(LedgerDatabase, "_attempt", losing)
     account = open_account(delta=0.0)
     account.quota("ann", epsilon=0.5)
     for key in ("a", "b", "c"):
@@ -184,15 +184,15 @@ def test_a_commit_whose_answer_is_lost_is_found_again(
 def test_where_nobody_can_tell_nothing_is_released(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Ledger(url, witness=tmp_path / "w", timeout=0.3) as ledger:
         account = ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
-        real = Database._attempt
+        real = LedgerDatabase._attempt
 
-        def gone(self: Database, work: Any, begin: Any) -> Any:
+        def gone(self: LedgerDatabase, work: Any, begin: Any) -> Any:
             result = real(self, work, begin)
-            if begin == self._begin_write:
+            if begin == self.begin_write:
                 raise lost_answer(url)
             return result
 
-        monkeypatch.setattr(Database, "_attempt", gone)
+        monkeypatch.setattr(LedgerDatabase, "_attempt", gone)
         with pytest.raises(LedgerUnavailableError, match="release nothing"):
             account.spend(stated(PureDp(0.5)), "k")
         monkeypatch.undo()

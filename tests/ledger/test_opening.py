@@ -15,8 +15,9 @@ import sqlalchemy as sa
 from dp_accounting import GaussianDpEvent
 
 from nearveil.ledger import Account, CorruptLedgerError, Ledger, LedgerError, LedgerFullError, NewerLedgerError
-from nearveil.ledger._database import database_url, in_words, shown
+from nearveil.ledger._database import explain
 from nearveil.privacy.events import NoisyScreening, PureDp
+from nearveil.storage import describe_url, parse_url
 
 from .conftest import ABOUT
 from .stating import stated
@@ -45,7 +46,7 @@ def test_all_ways_to_name_a_file_lead_to_it(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "with space, 100% & #?.db"
     with Ledger(path) as ledger:
         ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
-    for url in (str(path), path.name, database_url(path)):
+    for url in (str(path), path.name, parse_url(path, "url")):
         with Ledger(url) as ledger:
             assert [account.name for account in ledger.accounts()] == ["images"]
     assert sorted(file.name for file in tmp_path.iterdir()) == [path.name, f"{path.name}.witness"]
@@ -75,7 +76,7 @@ def test_a_damaged_file_says_so(tmp_path: Path) -> None:
 def test_a_ledger_of_a_newer_version_is_left_alone(url: str, tmp_path: Path) -> None:
     Ledger(url, witness=tmp_path / "w").close()
     Ledger(url, witness=tmp_path / "w").close()
-    engine = sa.create_engine(database_url(url))
+    engine = sa.create_engine(parse_url(url, "url"))
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE nearveil_ledger_version SET version_num = '9999'")
     engine.dispose()
@@ -87,7 +88,7 @@ def test_a_ledger_of_a_newer_version_is_left_alone(url: str, tmp_path: Path) -> 
 def test_a_database_without_a_ledger_is_not_changed_by_looking(postgres_url: str) -> None:
     with pytest.raises(LedgerError, match="holds no ledger"):
         Ledger(postgres_url, read_only=True)
-    engine = sa.create_engine(database_url(postgres_url))
+    engine = sa.create_engine(parse_url(postgres_url, "url"))
     assert sa.inspect(engine).get_table_names() == []
     engine.dispose()
 
@@ -216,8 +217,8 @@ def test_a_witness_that_another_process_makes_just_now_is_no_missing_one(
 
 def test_no_password_is_shown_wherever_it_stands_in_the_address() -> None:
     address = sa.make_url("postgresql://me:first@host/db?password=second&sslpassword=third")
-    assert shown(address) == "postgresql://me:***@host/db"
-    told = str(in_words(ValueError("nothing"), address))
+    assert describe_url(address) == "postgresql://me:***@host/db"
+    told = str(explain(ValueError("nothing"), address))
     assert not any(word in told for word in ("first", "second", "third"))
 
 

@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from nearveil.ledger import Ledger, LedgerError, RolledBackError
-from nearveil.ledger._database import database_url
 from nearveil.privacy.events import PureDp
+from nearveil.storage import parse_url
 
 from .conftest import ABOUT
 from .postgres import Postgres
@@ -34,7 +34,7 @@ def run(postgres: Postgres) -> Run:
     """Run statements outside of any ledger."""
 
     def work(*statements: str) -> None:
-        engine = sa.create_engine(database_url(postgres.url()), isolation_level="AUTOCOMMIT")
+        engine = sa.create_engine(parse_url(postgres.url(), "url"), isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
             for statement in statements:
                 connection.exec_driver_sql(statement)
@@ -155,7 +155,7 @@ def test_all_copies_of_a_ledger_that_had_no_identity_get_the_same(
 ) -> None:
     """A dump from before identities, put back after: it is still the same ledger."""
     primary, replica = names
-    engine = sa.create_engine(database_url(postgres.url(primary)))
+    engine = sa.create_engine(parse_url(postgres.url(primary), "url"))
     with engine.begin() as connection:
         for statement in sqlite3_as_postgres(STORED.read_text()):
             connection.exec_driver_sql(statement)

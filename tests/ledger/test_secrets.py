@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from nearveil.ledger import Ledger
-from nearveil.ledger._database import without_secrets
 from nearveil.privacy.events import PureDp
+from nearveil.storage import without_secrets
 
 from .conftest import ABOUT
 from .stating import stated

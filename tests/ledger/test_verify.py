@@ -24,9 +24,9 @@ from nearveil.ledger import (
     Receipt,
     RolledBackError,
 )
-from nearveil.ledger._database import database_url
 from nearveil.ledger._store import all_entries
 from nearveil.privacy.events import PureDp
+from nearveil.storage import parse_url
 
 from .conftest import ABOUT
 from .stating import stated
@@ -36,7 +36,7 @@ Open = Callable[..., Account]
 
 def by_hand(url: str, *statements: str) -> None:
     """What somebody with a database shell can do."""
-    engine = sa.create_engine(database_url(url))
+    engine = sa.create_engine(parse_url(url, "url"))
     with engine.begin() as connection:
         for statement in statements:
             assert connection.exec_driver_sql(statement).rowcount > 0
@@ -290,7 +290,7 @@ def test_a_witness_that_stays_locked_is_not_waited_for_without_end(
 
 
 def test_tables_that_are_gone_are_told(url: str, ledger: Ledger, account: Account) -> None:
-    engine = sa.create_engine(database_url(url))
+    engine = sa.create_engine(parse_url(url, "url"))
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE nearveil_entry")
     engine.dispose()

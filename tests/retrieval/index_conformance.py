@@ -152,7 +152,7 @@ class IndexConformance:
         ):
             with pytest.raises(PrivateIndexError, match="its rows are private"):
                 shows()
-        with index._database.read() as connection:
+        with index._database.begin_read() as connection:
             for table in ("nearveil_published", "nearveil_published_part"):
                 assert connection.execute(sa.text(f"SELECT count(*) FROM {table}")).scalar_one() == 0  # noqa: S608
         with Index.open(place) as again:
@@ -162,7 +162,7 @@ class IndexConformance:
     def test_a_map_that_was_left_behind_is_not_shown_either(self, index: Index, place: str) -> None:
         """An earlier version bound indexes and kept their maps."""
         index.publish(4.0, 0.25, n_sets=4)
-        with index._database.write() as connection:
+        with index._database.begin_write() as connection:
             connection.execute(sa.insert(bindings).values(name="account", crc=crc("account")))
         with Index.open(place) as again, pytest.raises(PrivateIndexError):
             again.maps()
@@ -228,7 +228,7 @@ class IndexConformance:
 
     def execute(self, index: Index, *statements: str) -> None:
         """Change the database behind the index's back."""
-        with index._database.write() as connection:
+        with index._database.begin_write() as connection:
             for statement in statements:
                 connection.execute(sa.text(statement))
 

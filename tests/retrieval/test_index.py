@@ -12,7 +12,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from nearveil.retrieval import _index, _index_database, _index_directory, _index_matrix, _index_postgres
+from nearveil.retrieval import _index, _index_directory, _index_matrix, _index_postgres
 from nearveil.retrieval._index import Index
 from nearveil.retrieval._index_errors import (
     DamagedIndexError,
@@ -24,6 +24,7 @@ from nearveil.retrieval._index_errors import (
 )
 from nearveil.retrieval._index_items import Item, Snapshot
 from nearveil.retrieval._index_tables import Head
+from nearveil.storage import describe_url
 
 from ..ledger.postgres import Postgres
 from .index_conformance import IndexConformance
@@ -175,7 +176,7 @@ class TestDirectory(IndexConformance):
 
     def test_who_waits_too_long_is_told(self, tmp_path: Path) -> None:
         filled(tmp_path / "i", unit_rows(10)).close()
-        with Index.open(tmp_path / "i", timeout=0.1) as index, index._database.write():
+        with Index.open(tmp_path / "i", timeout=0.1) as index, index._database.begin_write():
             with pytest.raises(IndexUnavailableError, match="others held its lock"):
                 index.add(plain_items(unit_rows(1)))
             assert len(index) == 10  # readers do not wait
@@ -249,12 +250,12 @@ class TestPostgres(IndexConformance):
         monkeypatch.setattr(_index, "SMALL", 10)
         want = index.search(ROW, 8, exact=False)[0].tolist()
         index._graph_seen = False  # type: ignore[attr-defined]
-        with index._database.write() as connection:
+        with index._database.begin_write() as connection:
             connection.exec_driver_sql(
                 "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'nearveil_feature_hnsw'::regclass"
             )
         assert index.search(ROW, 8, exact=False)[0].tolist() == want
-        with index._database.read() as connection:
+        with index._database.begin_read() as connection:
             assert _index_postgres._graph(connection) is True
 
     def test_connections_that_die(self, index: Index, place: str) -> None:
@@ -304,7 +305,7 @@ def test_errors_show_nothing_of_what_was_written(tmp_path: Path) -> None:
 
 def test_a_password_in_a_query_is_not_shown() -> None:
     url = sa.make_url("postgresql+psycopg://me:first@host/birds?password=second&sslpassword=third")
-    assert _index_database.place(url) == "postgresql+psycopg://me:***@host/birds"
+    assert describe_url(url) == "postgresql+psycopg://me:***@host/birds"
 
 
 def test_an_index_is_for_its_owner_alone(tmp_path: Path) -> None:

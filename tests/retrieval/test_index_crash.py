@@ -135,7 +135,7 @@ def settled(index: Index, acknowledged: int) -> int:
 
 
 def others(index: Index) -> int:
-    with index._database.read() as connection:
+    with index._database.begin_read() as connection:
         count = (
             "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
         )

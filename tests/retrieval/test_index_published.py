@@ -398,7 +398,7 @@ def test_damage_to_what_was_published_is_told(where: str, table: str) -> None:
     with filled(where, unit_rows(20)) as index:
         index.publish(1.0, F, n_sets=3)
         column = "revision" if table == "nearveil_published" else "crc"
-        with index._database.write() as connection:
+        with index._database.begin_write() as connection:
             connection.exec_driver_sql(f"UPDATE {table} SET {column} = {column} + 1")  # noqa: S608
     with Index.open(where) as index, pytest.raises(DamagedIndexError, match="what was published is damaged"):
         index.current()

@@ -13,9 +13,9 @@ from nearveil.release import Message
 from nearveil.retrieval import _index_publishing
 from nearveil.retrieval._index import Index
 from nearveil.retrieval._index_errors import IndexUnavailableError, StaleMapError
-from nearveil.retrieval._index_watch import FileWatch
 from nearveil.retrieval._published import Published
 from nearveil.retrieval._server import first, mapped_answer
+from nearveil.storage import FileWatch
 
 from .index_places import filled, index_server, index_url, one_thread, plain_items, unit_rows, where
 

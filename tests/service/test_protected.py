@@ -696,7 +696,7 @@ def test_galleries_that_would_break_a_promise_are_not_opened(place: Path, second
 def test_a_public_index_that_loses_its_maps(place: Path) -> None:
     found = gallery(place)
     number = frame("0" * 32, 0)
-    with Index.open(place / "public") as public, public._database.write() as connection:
+    with Index.open(place / "public") as public, public._database.begin_write() as connection:
         connection.exec_driver_sql("DELETE FROM nearveil_published_part")
         connection.exec_driver_sql("DELETE FROM nearveil_published")
     found.refresh()

@@ -67,7 +67,7 @@ def test_a_table_that_does_not_answer_lets_nobody_pass(tmp_path: Path) -> None:
         workers = Workers(1, 10, 30.0)
         store = ReplayStore(str(tmp_path / "tokens.db"), 5.0)
         replays = Replays(store, workers)
-        with store._engine.begin() as connection:
+        with store._database.begin_write() as connection:
             connection.execute(sa.text("DROP TABLE nearveil_replay"))
         outcomes = await asyncio.gather(
             *(replays.check(key, "ann", "birds", b"1") for key in "abc"), return_exceptions=True

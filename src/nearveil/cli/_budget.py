@@ -15,10 +15,9 @@ from rich.text import Text
 from nearveil.cli import _budget_view as view
 from nearveil.cli._plan import MECHANISM_HELP, METAVAR, Mechanism, event, part
 from nearveil.ledger import Account, AccountError, Balance, Ledger, LedgerError, Receipt
-from nearveil.ledger._database import database_url
-from nearveil.ledger._folder import data_folder, make_data_folder
 from nearveil.privacy import Basis, compose_events
 from nearveil.privacy._guarantee import Protects, Relation
+from nearveil.storage import data_folder, make_data_folder, parse_url
 
 app = typer.Typer(
     help="Budgets that last: open accounts, see what is left, check that nobody changed the past.",
@@ -336,7 +335,7 @@ def made_place(ledger: str | None) -> str:
 
 def _must_exist(ledger: str | None) -> None:
     with _words():
-        url = database_url(place(ledger))
+        url = parse_url(place(ledger), "url")
         if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
             raise LedgerError(
                 f"there is no ledger at {url.database}: `nearveil budget create` makes one; --ledger or "

@@ -34,9 +34,9 @@ from nearveil.features import (
     load_extractor,
 )
 from nearveil.features._finding import EXTRACTORS
-from nearveil.ledger._folder import data_folder, make_data_folder
 from nearveil.retrieval import Index, IndexStoreError, NotAnIndexError, Published
 from nearveil.retrieval._codes import ID_BYTES
+from nearveil.storage import data_folder, make_data_folder
 
 _SHOWN = 10  # skipped files in the table
 

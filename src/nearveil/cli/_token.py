@@ -134,9 +134,10 @@ def has_any(where: str) -> bool:
 
 def command(where: str) -> str:
     """Return the command that makes a token, in words for a terminal."""
-    from nearveil.service._token_places import default_place, shown, store_url
+    from nearveil.service._token_places import default_place, store_url
+    from nearveil.storage import describe_url
 
-    more = "" if where == str(default_place()) else f" --tokens {shlex.quote(shown(store_url(where)))}"
+    more = "" if where == str(default_place()) else f" --tokens {shlex.quote(describe_url(store_url(where)))}"
     return f"make one with `nearveil token create LABEL{more}`"
 
 

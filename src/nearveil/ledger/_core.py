@@ -9,7 +9,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from nearveil.ledger._chain import Receipt
-from nearveil.ledger._database import Database
+from nearveil.ledger._database import LedgerDatabase
 from nearveil.ledger._witness import Witness
 from nearveil.ledger.errors import LedgerError
 
@@ -48,13 +48,13 @@ class Core:
 
     Attributes
     ----------
-    database : Database
+    database : LedgerDatabase
     witness : Witness or None
     clock : callable
     read_only : bool
     """
 
-    database: Database
+    database: LedgerDatabase
     witness: Witness | None
     clock: Clock
     read_only: bool

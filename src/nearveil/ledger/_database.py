@@ -1,59 +1,33 @@
-"""The database: where it is, transactions that wait their turn, connections that die, and errors in words."""
+"""The database of a ledger: transactions that wait their turn, connections that die, and errors in words."""
 
 import os
 import random
 import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL
 
+from nearveil import storage
 from nearveil.ledger.errors import CorruptLedgerError, LedgerError, LedgerFullError, LedgerUnavailableError
+from nearveil.storage import describe_url, find_error, is_transient
 
 T = TypeVar("T")
 
-_BUSY_MS = 25  # SQLite's own waiting grows longer and longer, which starves the late; short rounds of it are fair
+_BUSY = 0.025  # seconds: SQLite's own waiting grows longer and longer, which starves the late; short rounds are fair
 _JITTER = random.SystemRandom()
-_ABANDONED: list[sa.Engine] = []  # a parent's connections are never closed by its child
 
 
-def database_url(url: str | Path | URL) -> URL:
-    """Return the SQLAlchemy URL of a path or a URL.
-
-    Examples
-    --------
-    >>> database_url("postgresql://me@host/budgets").drivername
-    'postgresql+psycopg'
-    >>> database_url("my budget.db").drivername
-    'sqlite'
-    """
-    if isinstance(url, Path) or (isinstance(url, str) and "://" not in url):
-        if not str(url).strip() or str(url) == ":memory:":
-            raise ValueError("url must be a path or a URL; a ledger in memory would forget what was spent")
-        return URL.create("sqlite", database=str(Path(url).expanduser().resolve()))
-    try:
-        parsed = make_url(url)
-    except (sa.exc.ArgumentError, ValueError):
-        raise ValueError("url must be a path, or a URL such as postgresql://user@host/database") from None
-    kind = parsed.get_backend_name()
-    if kind == "postgresql":
-        return parsed.set(drivername="postgresql+psycopg")
-    if kind == "sqlite" and parsed.database and ":memory:" not in parsed.database and not parsed.query:
-        return URL.create("sqlite", database=str(Path(parsed.database).resolve()))
-    raise ValueError("url must name a SQLite file or a PostgreSQL database")
-
-
-class Database:
-    """One database, for any number of threads, and for processes that fork.
+class LedgerDatabase(storage.Database):
+    """A database whose transactions are tried again until they stand.
 
     Parameters
     ----------
     url : URL
-        As `database_url` gives it.
     timeout : float
         Seconds to wait for a lock, or for a database that went away.
     read_only : bool, default=False
@@ -61,33 +35,16 @@ class Database:
     """
 
     def __init__(self, url: URL, timeout: float, *, read_only: bool = False) -> None:
-        self.url, self.timeout, self._read_only = url, timeout, read_only
-        if self.is_sqlite and not read_only:
-            with suppress(OSError):  # SQLite says what is wrong, and would make the file for all to read
-                os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        self._process, self._made = os.getpid(), self._engine()
-
-    @property
-    def is_sqlite(self) -> bool:
-        """Whether it is a file."""
-        return self.url.get_backend_name() == "sqlite"
-
-    @property
-    def path(self) -> Path:
-        """The file of a SQLite database."""
-        return Path(str(self.url.database))
-
-    @property
-    def engine(self) -> sa.Engine:
-        """The engine of this process; a child that was forked gets its own."""
-        if os.getpid() != self._process:
-            _ABANDONED.append(self._made)
-            self._process, self._made = os.getpid(), self._engine()
-        return self._made
-
-    def close(self) -> None:
-        """Close all connections."""
-        self.engine.dispose()
+        if url.get_backend_name() == "sqlite" and not read_only:
+            with suppress(OSError):  # SQLite says what is wrong
+                storage.make_private_file(Path(str(url.database)))
+        prepare = _prepare_postgres
+        if url.get_backend_name() == "sqlite":
+            prepare = _forbid_writing if read_only else storage.prepare_durable
+        try:
+            super().__init__(url, timeout, prepare=prepare, busy=_BUSY, ping=False)
+        except ModuleNotFoundError as missing:
+            raise LedgerError("PostgreSQL needs psycopg: pip install nearveil[postgres]") from missing
 
     def write(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` in one durable transaction of its own, and try again where the connection died.
@@ -95,11 +52,11 @@ class Database:
         A connection may die during the commit, and then nobody knows. So `work` runs again, and must itself see, under
         the lock, whether its first attempt stands: by the nonce.
         """
-        return self._until_done(lambda: self._attempt(work, self._begin_write))
+        return self._until_done(work, self.begin_write)
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` on one consistent view of everything, writing nothing."""
-        return self._until_done(lambda: self._attempt(work, self._begin_read))
+        return self._until_done(work, self.begin_read)
 
     def copy_to(self, target: Path) -> None:
         """Copy a SQLite file to a new one, consistently, while others write."""
@@ -114,101 +71,39 @@ class Database:
                 source.backup(copy)
         except sqlite3.Error as error:
             target.unlink(missing_ok=True)  # a backup is whole, or it is not there
-            raise in_words(sa.exc.DBAPIError("backup", {}, error), self.url) from error
+            raise explain(sa.exc.DBAPIError("backup", {}, error), self.url) from error
 
-    def _attempt(self, work: Callable[[sa.Connection], T], begin: Callable[[sa.Connection], None]) -> T:
-        with self.engine.connect() as connection:
-            begin(connection)
-            result = work(connection)
-            connection.commit()
-            return result
-
-    def _until_done(self, attempt: Callable[[], T]) -> T:
+    def _until_done(
+        self, work: Callable[[sa.Connection], T], begin: Callable[[], AbstractContextManager[sa.Connection]]
+    ) -> T:
         deadline = time.monotonic() + self.timeout
         while True:
             try:
-                return attempt()
+                return self._attempt(work, begin)
             except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
-                if not passing(error) or time.monotonic() > deadline:
-                    raise in_words(error, self.url) from error
+                if not is_transient(error) or time.monotonic() > deadline:
+                    raise explain(error, self.url) from error
             # Everybody who waits asks equally often, so everybody has the same chance.
             time.sleep(_JITTER.uniform(0.0005, 0.004) if self.is_sqlite else _JITTER.uniform(0.01, 0.1))
 
-    def _begin_write(self, connection: sa.Connection) -> None:
-        if self.is_sqlite:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-            return
-        connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {max(1, round(self.timeout * 1000))}")
-
-    def _begin_read(self, connection: sa.Connection) -> None:
-        if self.is_sqlite:
-            connection.exec_driver_sql("BEGIN")
-            return
-        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-
-    def _engine(self) -> sa.Engine:
-        try:
-            engine = sa.create_engine(
-                self.url, max_overflow=-1, hide_parameters=True, connect_args=self._connect_arguments()
-            )
-        except ModuleNotFoundError as missing:
-            raise LedgerError("PostgreSQL needs psycopg: pip install nearveil[postgres]") from missing
-        sqlite = _look_at_sqlite if self._read_only else _prepare_sqlite
-        sa.event.listen(engine, "connect", sqlite if self.is_sqlite else _prepare_postgres)
-        return engine
-
-    def _connect_arguments(self) -> dict[str, Any]:
-        if self.is_sqlite:
-            return {"timeout": _BUSY_MS / 1000}
-        # A server that vanished without a word is noticed within the timeout, not after hours.
-        patience = max(2, round(self.timeout))
-        return {"connect_timeout": patience, "tcp_user_timeout": 1000 * patience, "keepalives_idle": patience}
+    def _attempt(
+        self, work: Callable[[sa.Connection], T], begin: Callable[[], AbstractContextManager[sa.Connection]]
+    ) -> T:
+        with begin() as connection:
+            return work(connection)
 
 
-def _prepare_postgres(connection: Any, _: object) -> None:
+def _prepare_postgres(connection: Any) -> None:
     # Every lookup has an index. A plan made while the tables were small would read them whole, and be kept.
     connection.execute("SET enable_seqscan = off")
     connection.commit()
 
 
-def _look_at_sqlite(connection: sqlite3.Connection, _: object) -> None:
-    connection.isolation_level = None
+def _forbid_writing(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA query_only = ON")  # a journal mode, too, would be written to the file
 
 
-def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
-    connection.isolation_level = None  # transactions begin where we say so
-    # In WAL mode a commit is durable only with FULL: then the log is flushed before the commit returns.
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
-
-
-_SQLITE_PASSING = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-# Of PostgreSQL: connection lost, shut down or starting, too many connections, deadlock, serialisation, and two who
-# opened one account at once.
-_POSTGRES_REFUSALS = ("does not exist", "authentication failed", "pg_hba.conf", "could not translate host name")
-_POSTGRES_PASSING = ("08", "57P", "53300", "40", "23505")
-
-
-def passing(error: Exception) -> bool:
-    """Return whether a database error may go away by itself."""
-    if isinstance(error, sa.exc.TimeoutError):
-        return True
-    original = getattr(error, "orig", None)
-    code = getattr(original, "sqlite_errorcode", None)
-    if code is not None:
-        return int(code) & 0xFF in _SQLITE_PASSING
-    if isinstance(original, sqlite3.Error) or not isinstance(error, sa.exc.DBAPIError):
-        return False
-    state = getattr(original, "sqlstate", None)
-    if state is None:  # no answer at all, or a refusal at the door, of which the text alone tells why
-        refused = any(word in str(original) for word in _POSTGRES_REFUSALS)
-        return not refused and (bool(error.connection_invalidated) or isinstance(error, sa.exc.OperationalError))
-    return str(state).startswith(_POSTGRES_PASSING)
-
-
-_SQLITE_WORDS: dict[int, tuple[type[LedgerError], str]] = {
+_ERRORS: dict[int | str, tuple[type[LedgerError], str]] = {
     sqlite3.SQLITE_FULL: (LedgerFullError, "the disk is full: make room, then try again"),
     sqlite3.SQLITE_READONLY: (LedgerError, "the file or its directory is read-only: give this user the right to write"),
     sqlite3.SQLITE_CANTOPEN: (LedgerError, "it cannot be opened: the directory must exist and be writable"),
@@ -227,8 +122,6 @@ _SQLITE_WORDS: dict[int, tuple[type[LedgerError], str]] = {
     ),
     sqlite3.SQLITE_ERROR: (CorruptLedgerError, "its tables are not those of a ledger: put the newest backup back"),
     sqlite3.SQLITE_BUSY: (LedgerUnavailableError, "others held its lock all the time; release nothing, try again"),
-}
-_POSTGRES_WORDS: dict[str, tuple[type[LedgerError], str]] = {
     "53100": (LedgerFullError, "the server's disk is full: make room, then try again"),
     "55P03": (LedgerUnavailableError, "others held the account's lock all the time; release nothing, try again"),
     "42P01": (CorruptLedgerError, "its tables are not those of a ledger: put the newest backup back"),
@@ -239,38 +132,17 @@ _POSTGRES_WORDS: dict[str, tuple[type[LedgerError], str]] = {
 }
 
 
-_SECRETS = {"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"}
-
-
-def without_secrets(url: URL) -> URL:
-    """Return an address without its passwords, also those that stand among its options.
-
-    Whoever connects with it is asked by PostgreSQL, whose library then looks into PGPASSWORD and ~/.pgpass.
-    """
-    query = {name: value for name, value in url.query.items() if name not in _SECRETS}
-    bare = URL.create(url.drivername, username=url.username, host=url.host, port=url.port, database=url.database)
-    return bare.set(query=query)
-
-
-def shown(url: URL) -> str:
-    """Return an address for people: without passwords, also those that stand among its options."""
-    return url.set(query={}).render_as_string(hide_password=True)
-
-
-def in_words(error: Exception, url: URL) -> LedgerError:
+def explain(error: Exception, url: URL) -> LedgerError:
     """Return a database error as one that says what to do, without what was being written."""
-    where = f"ledger {shown(url)}"
-    original = getattr(error, "orig", None)
-    code, state = getattr(original, "sqlite_errorcode", None), getattr(original, "sqlstate", None)
-    known = _SQLITE_WORDS.get(code & 0xFF) if code is not None else _POSTGRES_WORDS.get(state or "")
-    if known is not None:
-        return known[0](f"{where}: {known[1]}")
-    if not passing(error):
+    where = f"ledger {describe_url(url)}"
+    found, kind = find_error(error, _ERRORS), type(getattr(error, "orig", None) or error).__name__
+    if found is not None:
+        return found[0](f"{where}: {found[1]}")
+    if not is_transient(error):
         return LedgerError(
-            f"{where}: the database refused ({type(original or error).__name__}): check its address, the role and its "
-            "rights. Release nothing"
+            f"{where}: the database refused ({kind}): check its address, the role and its rights. Release nothing"
         )
     return LedgerUnavailableError(
-        f"{where}: the database did not answer ({type(original or error).__name__}). A debit may stand or not; "
+        f"{where}: the database did not answer ({kind}). A debit may stand or not; "
         "release nothing, and try again with the same key"
     )

@@ -15,9 +15,8 @@ from nearveil.ledger._account import Account, open_budget, plan_cost
 from nearveil.ledger._amounts import shown_up
 from nearveil.ledger._chain import Receipt
 from nearveil.ledger._core import Clock, Core, check_text, utc_now
-from nearveil.ledger._database import Database, database_url, shown, without_secrets
+from nearveil.ledger._database import LedgerDatabase
 from nearveil.ledger._events import Events, canonical_json
-from nearveil.ledger._folder import data_folder, make_data_folder
 from nearveil.ledger._history import Entry, entry_of, exported
 from nearveil.ledger._schema import find_identity, find_version, is_current, migrate
 from nearveil.ledger._store import all_entries, all_receipts, append, entry_at, insert_book, witnessed_book
@@ -25,6 +24,7 @@ from nearveil.ledger._verify import Verification, account_names, verify, witness
 from nearveil.ledger._witness import Witness
 from nearveil.ledger.errors import AccountError, LedgerError, OverBudgetError, RolledBackError
 from nearveil.privacy._guarantee import Protects, Relation
+from nearveil.storage import data_folder, describe_url, make_data_folder, parse_url, without_secrets
 
 
 class Ledger:
@@ -76,7 +76,7 @@ class Ledger:
     ) -> None:
         if not timeout > 0:
             raise ValueError("timeout must be a positive number of seconds")
-        database = Database(database_url(url), timeout, read_only=read_only)
+        database = LedgerDatabase(parse_url(url, "url"), timeout, read_only=read_only)
         self._witness = None if witness is None else Path(witness).expanduser().absolute()
         beside = Path(f"{database.path}.witness") if witness is None and database.is_sqlite else self._witness
         self._core = Core(database, None if beside is None else Witness(beside), clock, read_only)
@@ -351,7 +351,7 @@ class Ledger:
         return hash(self._terms[0])
 
     def __repr__(self) -> str:
-        return f"Ledger({shown(self._core.database.url)!r})"
+        return f"Ledger({describe_url(self._core.database.url)!r})"
 
 
 _OPEN: WeakValueDictionary[tuple[Any, ...], Ledger] = WeakValueDictionary()

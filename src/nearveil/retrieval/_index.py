@@ -12,7 +12,6 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.retrieval._index_database import Database
 from nearveil.retrieval._index_errors import InexactRowsError, UnknownItemError
 from nearveil.retrieval._index_items import (
     Batch,
@@ -49,6 +48,7 @@ from nearveil.retrieval._index_tables import (
     save_head,
     stored_sizes,
 )
+from nearveil.storage import Database
 
 SMALL = 10_000  # items up to which approximate search is exact: it would gain nothing
 
@@ -78,7 +78,7 @@ class Index(Publishing):
 
     def __init__(self, database: Database, where: str) -> None:
         super().__init__(database, where)
-        with database.read() as connection:
+        with database.begin_read() as connection:
             head = load_head(connection, where)
         self._dimension, self._extractor = head.dimension, head.extractor
 
@@ -140,7 +140,7 @@ class Index(Publishing):
     @property
     def is_private(self) -> bool:
         """Whether the rows are private: see :meth:`protect`."""
-        with self._database.read() as connection:
+        with self._database.begin_read() as connection:
             return load_binding(connection, self._where) is not None
 
     @property
@@ -151,12 +151,12 @@ class Index(Publishing):
         """
         if self._extractor_is_exact:
             return True
-        with self._database.read() as connection:
+        with self._database.begin_read() as connection:
             return inexact_count(connection, self._where) == 0
 
     def assert_row_exact(self) -> None:
         """Raise InexactRowsError, which says what to do, unless all rows are row-exact."""
-        with self._database.read() as connection:
+        with self._database.begin_read() as connection:
             self._check_exact(connection)
 
     def add(self, items: Iterable[Item], *, row_exact: bool = False) -> Ids:
@@ -182,7 +182,7 @@ class Index(Publishing):
         batch = checked_items(items, self.dimension)
         if not len(batch):
             return np.empty(0, np.uint32)
-        with self._database.write() as connection:
+        with self._database.begin_write() as connection:
             head = load_head(connection, self._where, lock=True)
             ids = next_ids(head, len(batch))
             self._insert(connection, ids, batch)
@@ -207,7 +207,7 @@ class Index(Publishing):
         numbers = np.unique(checked_ids(ids))
         if not len(numbers):
             return
-        with self._database.write() as connection:
+        with self._database.begin_write() as connection:
             head = load_head(connection, self._where, lock=True)
             missing = sorted(set(numbers.tolist()) - present(connection, numbers))
             if missing:
@@ -240,7 +240,7 @@ class Index(Publishing):
         list of StoredItem
         """
         numbers = checked_ids(ids)
-        with self._database.read() as connection:
+        with self._database.begin_read() as connection:
             found = load_items(connection, np.unique(numbers), self._where, originals=originals)
             missing = sorted(set(numbers.tolist()) - set(found))
             check_unknown(connection, missing, self._where)
@@ -260,7 +260,7 @@ class Index(Publishing):
         -------
         int
         """
-        with self._database.read() as connection:
+        with self._database.begin_read() as connection:
             return stored_sizes(connection, np.unique(checked_ids(ids)), kind)
 
     @abstractmethod
@@ -327,7 +327,7 @@ class Index(Publishing):
         What was published before is deleted. Rows that are added must be row-exact. A protected gallery does this, too,
         when it is opened.
         """
-        with self._database.write() as connection:
+        with self._database.begin_write() as connection:
             load_head(connection, self._where, lock=True)
             save_binding(connection, load_binding(connection, self._where) or "")
             delete_maps(connection)
@@ -352,7 +352,7 @@ class Index(Publishing):
         InexactRowsError
             If a row is not row-exact: removing one record may change others, and no promise to records holds.
         """
-        with self._database.write() as connection:
+        with self._database.begin_write() as connection:
             load_head(connection, self._where, lock=True)
             self._check_exact(connection)
             held = load_binding(connection, self._where) or name
@@ -371,13 +371,13 @@ class Index(Publishing):
         """
         if rows_are_public is not True:
             raise ValueError("rows_are_public must be True: only rows that everybody may see are open")
-        with self._database.write() as connection:
+        with self._database.begin_write() as connection:
             load_head(connection, self._where, lock=True)
             save_binding(connection, None)
 
     def verify(self) -> None:
         """Read everything and compare it with its checksums; raise DamagedIndexError if something does not fit."""
-        with self._database.read() as connection:
+        with self._database.begin_read() as connection:
             head = load_head(connection, self._where)
             self._check_pages(connection)
             held = 0
@@ -414,7 +414,7 @@ class Index(Publishing):
             check_exact(connection, self._where)
 
     def _head(self) -> Head:
-        with self._database.read() as connection:
+        with self._database.begin_read() as connection:
             return load_head(connection, self._where)
 
     @classmethod

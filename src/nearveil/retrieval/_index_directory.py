@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 from sqlalchemy.engine import URL
 
 from nearveil.retrieval import _index
-from nearveil.retrieval._index_database import Database, in_words
 from nearveil.retrieval._index_errors import (
     DamagedIndexError,
     IndexExistsError,
@@ -22,6 +21,7 @@ from nearveil.retrieval._index_errors import (
     IndexUnavailableError,
     NotAnIndexError,
     UnknownItemError,
+    explain,
 )
 from nearveil.retrieval._index_items import Batch, Ids, Singles, Snapshot, checked_count, checked_ids
 from nearveil.retrieval._index_matrix import Lists, Matrix, View
@@ -40,7 +40,7 @@ from nearveil.retrieval._index_tables import (
     load_head,
     metadata,
 )
-from nearveil.retrieval._index_watch import FileWatch, Mark
+from nearveil.storage import Database, FileWatch, Mark, prepare_durable
 
 _FILE = "index.db"
 _APPLICATION = 0x4E567831  # "NVx1", in the header of the file: what tells it from other SQLite files
@@ -86,17 +86,17 @@ class DirectoryIndex(_index.Index):
         try:
             _make(folder / _FILE, first, timeout)
         except sqlite3.Error as error:
-            raise in_words(error, url) from error
+            raise explain(error, url) from error
         _flush(folder.parent)
-        return cls(Database(url, timeout, _prepare), str(folder))
+        return cls(_database(folder / _FILE, timeout), str(folder))
 
     @classmethod
     def _open(cls, where: str, timeout: float) -> "DirectoryIndex":
         folder = Path(where).expanduser().resolve()
         _check_header(folder / _FILE, str(folder))
-        database = Database(URL.create("sqlite", database=str(folder / _FILE)), timeout, _prepare)
+        database = _database(folder / _FILE, timeout)
         try:
-            with database.read() as connection:
+            with database.begin_read() as connection:
                 if not sa.inspect(connection).has_table(heads.name):
                     raise NotAnIndexError(f"index {folder}: it was never finished: Index.create makes one here")
             return cls(database, str(folder))
@@ -165,7 +165,7 @@ class DirectoryIndex(_index.Index):
 
     def _view(self) -> tuple[int, View]:
         """Return the revision and the rows, after reading what changed since."""
-        with self._lock, self._database.read() as connection:
+        with self._lock, self._database.begin_read() as connection:
             head = load_head(connection, self._where)
             if head.revision != self._revision:
                 try:
@@ -216,7 +216,7 @@ class DirectoryIndex(_index.Index):
     def _wipe(self) -> None:
         # The log still holds pages as they were. If somebody reads right now, or the disk is full, it stays until the
         # next time: the deletion itself stands.
-        with suppress(IndexStoreError), self._database.alone() as connection:
+        with suppress(IndexStoreError), self._database.autocommit() as connection:
             connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _check_pages(self, connection: sa.Connection) -> None:
@@ -230,11 +230,12 @@ def _nothing(dimension: int) -> tuple[Matrix, int, int]:
     return Matrix(dimension), -1, 0
 
 
-def _prepare(connection: sqlite3.Connection, _: object) -> None:
-    connection.isolation_level = None  # transactions begin where we say so
-    # In WAL mode a commit is durable only with FULL: then the log is flushed before the commit returns.
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
+def _database(path: Path, timeout: float) -> Database:
+    return Database(URL.create("sqlite", database=str(path)), timeout, prepare=_prepare, explain=explain)
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    prepare_durable(connection)
     connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
     connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten, not only forgotten
     connection.execute("PRAGMA cell_size_check = ON")  # a damaged page is told, not read

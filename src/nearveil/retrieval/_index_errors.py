@@ -1,9 +1,13 @@
 """What can go wrong with an index, and what to do then."""
 
+import sqlite3
 from collections.abc import Sequence
+
+from sqlalchemy.engine import URL
 
 from nearveil.errors import NearveilError
 from nearveil.release import MessageError
+from nearveil.storage import describe_url, find_error
 
 
 class IndexStoreError(NearveilError):
@@ -92,3 +96,48 @@ class MapChangedError(MessageError):
     def __reduce__(self) -> tuple[object, ...]:
         """Survive pickling."""
         return MapChangedError, (self.asked, self.current, self.revision)
+
+
+_DAMAGED = "its file is damaged: put a backup back"
+_ERRORS: dict[int | str, tuple[type[IndexStoreError], str]] = {
+    sqlite3.SQLITE_FULL: (IndexFullError, "the disk is full; nothing was changed: make room, then try again"),
+    sqlite3.SQLITE_READONLY: (IndexStoreError, "it is read-only: give this user the right to write"),
+    sqlite3.SQLITE_CANTOPEN: (IndexStoreError, "it cannot be opened: the directory must be writable"),
+    sqlite3.SQLITE_PERM: (IndexStoreError, "this user may not open it"),
+    sqlite3.SQLITE_NOTADB: (DamagedIndexError, _DAMAGED),
+    sqlite3.SQLITE_CORRUPT: (DamagedIndexError, _DAMAGED),
+    sqlite3.SQLITE_MISMATCH: (DamagedIndexError, _DAMAGED),
+    sqlite3.SQLITE_ERROR: (DamagedIndexError, "its tables are not those of an index: put a backup back"),
+    sqlite3.SQLITE_IOERR: (IndexUnavailableError, "the disk does not answer; a change may stand or not: see to it"),
+    sqlite3.SQLITE_BUSY: (IndexUnavailableError, "others held its lock all the time; nothing was changed: try again"),
+    "53100": (IndexFullError, "the server's disk is full; nothing was changed: make room, then try again"),
+    "55P03": (IndexUnavailableError, "others held its lock all the time; nothing was changed: try again"),
+    "42P01": (NotAnIndexError, "there is no index in this database: Index.create makes one"),
+    "42501": (IndexStoreError, "this role may not do that: grant it the right"),
+    "0A000": (IndexStoreError, "the server has no pgvector: install the extension `vector` there"),
+    "58P01": (IndexStoreError, "the server has no pgvector: install the extension `vector` there"),
+    "25006": (IndexStoreError, "the server is read-only (a replica?): connect to the primary"),
+    "28P01": (IndexStoreError, "the server refuses the password"),
+    "3D000": (IndexStoreError, "the server has no such database: create it first"),
+    "XX001": (DamagedIndexError, "the server found damaged data: put a backup back"),
+    "XX002": (DamagedIndexError, "the server found a damaged index: REINDEX may help"),
+}
+
+
+def explain(error: BaseException, url: URL) -> IndexStoreError:
+    """Return a database error as one that says what to do, without what was being written."""
+    where = f"index {describe_url(url)}"
+    if isinstance(error, ModuleNotFoundError):
+        return IndexStoreError("PostgreSQL needs psycopg and pgvector: pip install nearveil[postgres]")
+    found = find_error(error, _ERRORS)
+    # SQLite tells of damaged text by an error of Python's own, or in letters that Python cannot read.
+    if isinstance(error, UnicodeDecodeError) or (
+        isinstance(error, sqlite3.OperationalError) and getattr(error, "sqlite_errorcode", None) is None
+    ):
+        found = (DamagedIndexError, _DAMAGED)
+    if found is not None:
+        return found[0](f"{where}: {found[1]}")
+    return IndexUnavailableError(
+        f"{where}: the database did not answer as it should ({type(error).__name__}); a change that was under way may "
+        "stand or not: look at the revision"
+    )

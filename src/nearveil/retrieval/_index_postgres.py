@@ -9,8 +9,13 @@ from numpy.typing import ArrayLike, NDArray
 from sqlalchemy.engine import make_url
 
 from nearveil.retrieval import _index
-from nearveil.retrieval._index_database import Database, place
-from nearveil.retrieval._index_errors import IndexExistsError, IndexStoreError, NotAnIndexError, UnknownItemError
+from nearveil.retrieval._index_errors import (
+    IndexExistsError,
+    IndexStoreError,
+    NotAnIndexError,
+    UnknownItemError,
+    explain,
+)
 from nearveil.retrieval._index_items import Batch, Ids, Singles, Snapshot, checked_count, checked_ids
 from nearveil.retrieval._index_tables import (
     FEATURE_TABLE,
@@ -24,6 +29,7 @@ from nearveil.retrieval._index_tables import (
     load_head,
     metadata,
 )
+from nearveil.storage import Database, describe_url
 
 _LOCK = 0x6E76_696E_6465_78  # "nvindex": of those who make or prepare an index, among all that lock in one server
 _GRAPH = "nearveil_feature_hnsw"
@@ -61,22 +67,23 @@ class PostgresIndex(_index.Index):
     @classmethod
     def _create(cls, where: str, first: Head, timeout: float) -> "PostgresIndex":
         database = _database(where, timeout)
+        where = describe_url(database.url)
         try:
-            with database.write() as connection:
+            with database.begin_write() as connection:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
                 if connection.exec_driver_sql(_EXTENSION).one_or_none() is None:
                     connection.exec_driver_sql("CREATE EXTENSION vector SCHEMA public")
             database.close()  # connections of now know the type
-            with database.write() as connection:
+            with database.begin_write() as connection:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
                 if _has(connection, heads.name):
-                    raise IndexExistsError(f"index {place(database.url)}: there is one already: Index.open opens it")
+                    raise IndexExistsError(f"index {where}: there is one already: Index.open opens it")
                 metadata.create_all(connection)
                 connection.exec_driver_sql(FEATURE_TABLE.format(id="BIGINT", feature=f"vector({first.dimension})"))
                 if first.dimension <= _PLAIN:
                     connection.exec_driver_sql(f"ALTER TABLE {FEATURES} ALTER COLUMN feature SET STORAGE PLAIN")
                 connection.execute(sa.insert(heads).values(first.row()))
-            return cls(database, place(database.url))
+            return cls(database, where)
         except BaseException:
             database.close()
             raise
@@ -84,11 +91,12 @@ class PostgresIndex(_index.Index):
     @classmethod
     def _open(cls, where: str, timeout: float) -> "PostgresIndex":
         database = _database(where, timeout)
+        where = describe_url(database.url)
         try:
-            with database.read() as connection:
+            with database.begin_read() as connection:
                 if not _has(connection, heads.name):
-                    raise NotAnIndexError(f"index {place(database.url)}: there is none here: Index.create makes one")
-            return cls(database, place(database.url))
+                    raise NotAnIndexError(f"index {where}: there is none here: Index.create makes one")
+            return cls(database, where)
         except BaseException:
             database.close()
             raise
@@ -96,7 +104,7 @@ class PostgresIndex(_index.Index):
     def features(self, ids: ArrayLike) -> Singles:
         """Return features, in the order of the ids."""
         numbers = checked_ids(ids)
-        with self._database.read() as connection:
+        with self._database.begin_read() as connection:
             rows = self._rows(connection, "WHERE id = ANY(%s)", (np.unique(numbers).tolist(),))
             blocks = [decoded(some, self.dimension, self._where) for some in rows]
         held = np.concatenate([block[0] for block in blocks] or [np.empty(0, np.uint32)])
@@ -108,7 +116,7 @@ class PostgresIndex(_index.Index):
 
     def snapshot(self) -> Snapshot:
         """Return all ids and features as they are now."""
-        with self._database.read() as connection:
+        with self._database.begin_read() as connection:
             head = load_head(connection, self._where)
             ids, features = np.empty(head.count, np.uint32), np.empty((head.count, self.dimension), np.float32)
             end = 0
@@ -136,7 +144,7 @@ class PostgresIndex(_index.Index):
 
         # Plans are made for the k that is asked for: the fewer rows, the better a graph looks.
         every = ("jit = off", "plan_cache_mode = force_custom_plan", *settings)
-        with self._database.read() as connection:
+        with self._database.begin_read() as connection:
             k = checked_count(k, load_head(connection, self._where).count)
             connection.exec_driver_sql("; ".join(f"SET LOCAL {setting}" for setting in every))
             return [
@@ -148,7 +156,7 @@ class PostgresIndex(_index.Index):
         """Return whether there is a graph; build it where it is worth it."""
         if not self._graph_seen and self.dimension <= _HALF and len(self) > _index.SMALL:
             self._build_graph()
-            with self._database.read() as connection:
+            with self._database.begin_read() as connection:
                 self._graph_seen = _graph(connection) is True
         return self._graph_seen
 
@@ -160,7 +168,7 @@ class PostgresIndex(_index.Index):
 
     def _build_graph(self) -> None:
         """Build the graph unless it is there or somebody is at it."""
-        with self._database.alone() as connection:
+        with self._database.autocommit() as connection:
             if (
                 _graph(connection)
                 or not connection.execute(sa.select(sa.func.pg_try_advisory_lock(_LOCK))).scalar_one()
@@ -212,10 +220,10 @@ def _database(where: str, timeout: float) -> Database:
         url = make_url(where).set(drivername="postgresql+psycopg")
     except (sa.exc.ArgumentError, ValueError):
         raise ValueError("where must be a directory, or a URL such as postgresql://user@host/database") from None
-    return Database(url, timeout, _prepare)
+    return Database(url, timeout, prepare=_prepare, explain=explain)
 
 
-def _prepare(connection: Any, _: object) -> None:
+def _prepare(connection: Any) -> None:
     """Teach a connection the type of features, wherever the server keeps it."""
     try:
         from pgvector.psycopg import register_vector

@@ -9,12 +9,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.release import Message, MessageError
 from nearveil.retrieval._answer import Answer
-from nearveil.retrieval._index_database import Database
 from nearveil.retrieval._index_errors import StaleMapError
 from nearveil.retrieval._index_items import Snapshot
 from nearveil.retrieval._index_shelf import Current, Shelf
 from nearveil.retrieval._index_tables import check_open, deleted_since, load_head
 from nearveil.retrieval._published import Published
+from nearveil.storage import Database
 
 _REMEMBERED = 7  # maps, besides the one that is asked about, whose deletions stay in memory
 
@@ -91,7 +91,7 @@ class Publishing(ABC):
 
         That stands in the index itself; it holds for every process, whatever its configuration says.
         """
-        with self._database.read() as connection:
+        with self._database.begin_read() as connection:
             check_open(connection, self._where)
 
     def republish(self, keep: int = 2) -> Published:
@@ -131,7 +131,7 @@ class Publishing(ABC):
         Current
             A tuple (published, stale).
         """
-        with self._database.read() as connection:
+        with self._database.begin_read() as connection:
             newest = self._shelf.newest(connection)
             return Current(newest, load_head(connection, self._where).revision != newest.revision)
 
@@ -154,7 +154,7 @@ class Publishing(ABC):
         """
         if not isinstance(message, Message):
             raise MessageError("message must be a Message; Message.from_bytes reads one")
-        with self._database.read() as connection:
+        with self._database.begin_read() as connection:
             found = self._shelf.find(connection, message.public_id)
             gone = self._deleted_since(connection, found.revision)
         return found.answer(message, gone)
@@ -192,7 +192,7 @@ class Publishing(ABC):
         until, alive = self._alive.get(key, (-1, None))
         if alive is not None and until == stamp.revision:
             return alive
-        with self._database.read() as connection:
+        with self._database.begin_read() as connection:
             now = ~np.isin(published.ids, self._deleted_since(connection, published.revision))
         if alive is None or not np.array_equal(alive, now):
             alive = now
@@ -204,7 +204,7 @@ class Publishing(ABC):
 
     def maps(self) -> list[Published]:
         """Return all maps that are kept, the newest first."""
-        with self._database.read() as connection:
+        with self._database.begin_read() as connection:
             return self._shelf.all(connection)
 
     def _deleted_since(self, connection: sa.Connection, revision: int) -> NDArray[np.int64]:
@@ -218,7 +218,7 @@ class Publishing(ABC):
 
     def _read_stamp(self) -> Stamp:
         """Ask the database, on one view of it."""
-        with self._database.read() as connection:
+        with self._database.begin_read() as connection:
             revision = load_head(connection, self._where).revision
             return Stamp(revision, tuple(sorted(self._shelf.numbers(connection))))
 

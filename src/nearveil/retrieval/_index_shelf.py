@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from nearveil.retrieval._index_database import Database
 from nearveil.retrieval._index_errors import MapChangedError, NotPublishedError, StaleMapError
 from nearveil.retrieval._index_tables import check_open, crc, damaged, load_head, parts, published
 from nearveil.retrieval._published import Published
+from nearveil.storage import Database
 
 _PART = 16 << 20  # bytes in one row: far below what a database takes
 
@@ -39,7 +39,7 @@ class Shelf:
         """Keep a map, and of the older ones as many as shall still be answered."""
         data = new.to_bytes()
         cut = [data[start : start + _PART] for start in range(0, len(data), _PART)]
-        with self._database.write() as connection:
+        with self._database.begin_write() as connection:
             load_head(connection, self._where, lock=True)
             check_open(connection, self._where)  # a map is learned for a while: it may have become private meanwhile
             kept = connection.execute(sa.select(published.c.number, published.c.revision)).all()

@@ -13,7 +13,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from nearveil.service._errors import ReplayedError, ServiceError, UnavailableError
 from nearveil.service._limits import Workers
-from nearveil.service._token_places import create_tables, make_file, shown, store_engine, store_url
+from nearveil.service._token_places import make_file, open_store, store_url
+from nearveil.storage import create_tables, describe_url
 
 _MOST = 1 << 16  # keys that one process remembers: at 1,000 requests a second the last minute's
 _KEPT = 86_400.0  # seconds that a table remembers them
@@ -58,16 +59,16 @@ class ReplayStore:
             # In a file of its own: who looks for changed tokens need not look at every request.
             url = url.set(database=f"{url.database}.replays")
             make_file(Path(str(url.database)))
-        self._where = shown(url)
-        self._engine = store_engine(url, timeout, durable=False)
-        with self._engine.begin() as connection:
+        self._where = describe_url(url)
+        self._database = open_store(url, timeout, durable=False)
+        with self._database.begin_write() as connection:
             create_tables(connection, _metadata)
         self._pruned = time.monotonic()
 
     def use(self, uses: Sequence[Use]) -> list[bytes]:
         """Note uses of keys that are new, and return what each key was first used for."""
         try:
-            with self._engine.begin() as connection:
+            with self._database.begin_write() as connection:
                 now = int(time.time())
                 insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
                 rows = [{"key": use.key, "what": use.what, "time": now} for use in uses]
@@ -83,7 +84,7 @@ class ReplayStore:
 
     def close(self) -> None:
         """Close all connections."""
-        self._engine.dispose()
+        self._database.close()
 
 
 class Replays:

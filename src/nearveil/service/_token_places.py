@@ -2,17 +2,14 @@
 
 import os
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import sqlalchemy as sa
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL
 
 from nearveil.errors import NearveilError
-from nearveil.ledger._folder import data_folder
+from nearveil.storage import Database, data_folder, make_private_file, parse_url, prepare_durable
 
-_CREATION_LOCK = 0x6E76_746F_6B65_6E  # "nvtoken": of those who create tables, among all that lock in one server
 _RESERVE = 256 << 10  # bytes: a write-ahead log of a few pages, and its index
 
 
@@ -30,18 +27,11 @@ def default_place() -> Path:
 
 
 def store_url(where: str | Path) -> URL:
-    text = str(where)
-    if "://" not in text:
-        if not text.strip():
-            raise TokenError("tokens must be a file, or a URL such as postgresql://user@host/database")
-        return URL.create("sqlite", database=str(Path(text).expanduser().absolute()))
+    """Return the address of a store."""
     try:
-        url = make_url(text)
-    except (sa.exc.ArgumentError, ValueError):
-        url = URL.create("none")
-    if url.get_backend_name() != "postgresql":
-        raise TokenError("tokens must be a file, or a URL such as postgresql://user@host/database")
-    return url.set(drivername="postgresql+psycopg")
+        return parse_url(where, "tokens")
+    except ValueError as error:
+        raise TokenError(str(error)) from None
 
 
 def make_file(path: Path) -> None:
@@ -49,8 +39,7 @@ def make_file(path: Path) -> None:
     try:
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        with suppress(FileExistsError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        make_private_file(path)
         if path.stat().st_mode & 0o077:
             raise TokenError(f"tokens {path}: others may read it: chmod 600 it")
     except OSError as error:
@@ -86,38 +75,17 @@ def _reserve_of(path: Path) -> Path:
     return path.with_name(path.name + ".reserve")
 
 
-def store_engine(url: URL, timeout: float, *, durable: bool = True) -> sa.Engine:
-    """Return the engine of a store; without `durable`, what was written last may be lost when the machine stops."""
-    if url.get_backend_name() == "sqlite":
-        engine = sa.create_engine(url, hide_parameters=True, connect_args={"timeout": timeout})
-        sa.event.listen(engine, "connect", partial(_prepare, durable=durable))
-        return engine
-    waiting = {"connect_timeout": max(2, round(timeout)), "options": f"-c statement_timeout={round(1000 * timeout)}"}
-    if "options" in url.query:
-        waiting["options"] = f"{url.query['options']} {waiting['options']}"
+def open_store(url: URL, timeout: float, *, durable: bool = True) -> Database:
+    """Return the database of a store; without `durable`, what was written last may be lost when the machine stops."""
+
+    def prepare(connection: Any) -> None:
+        if url.get_backend_name() == "sqlite":
+            prepare_durable(connection, durable=durable)
+        else:
+            connection.execute(f"SET statement_timeout = {round(1000 * timeout)}")
+            connection.commit()
+
     try:
-        return sa.create_engine(url, hide_parameters=True, pool_pre_ping=True, connect_args=waiting)
+        return Database(url, timeout, prepare=prepare)
     except ModuleNotFoundError:
         raise TokenError("tokens: PostgreSQL needs psycopg: pip install nearveil[postgres]") from None
-
-
-def create_tables(connection: sa.Connection, metadata: sa.MetaData) -> None:
-    """Create the tables of a store that it lacks; several processes may do so at once."""
-    if connection.dialect.name == "postgresql":  # there, even "if not exists" fails when two come together
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATION_LOCK)))
-    for table in metadata.sorted_tables:
-        connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
-        for index in table.indexes:
-            connection.execute(sa.schema.CreateIndex(index, if_not_exists=True))
-
-
-def _prepare(connection: Any, _: object, *, durable: bool) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")  # those who read do not wait for those who write
-    connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")  # what was revoked stays revoked
-
-
-def shown(url: URL) -> str:
-    """Return where a store is, without a password."""
-    if url.get_backend_name() == "sqlite":
-        return str(url.database)
-    return url.set(query={}).render_as_string(hide_password=True)

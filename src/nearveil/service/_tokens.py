@@ -15,20 +15,18 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from nearveil.retrieval._index_watch import FileWatch, Mark
 from nearveil.service._token import EVERY, Scope, Token, check_label, checked_days, checked_galleries, checked_scopes
 from nearveil.service._token_places import (
     TokenError,
     TokenStoreError,
-    create_tables,
     free_reserve,
     has_reserve,
     make_file,
     make_reserve,
-    shown,
-    store_engine,
+    open_store,
     store_url,
 )
+from nearveil.storage import FileWatch, Mark, create_tables, describe_url
 
 _TEXT = re.compile(r"nv_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -96,12 +94,12 @@ class TokenStore:
             make_file(self._path)
             make_reserve(self._path)
             self._watch = FileWatch(self._path)
-        self._engine = store_engine(self._url, timeout)
+        self._database = open_store(self._url, timeout)
         try:
-            with self._in_words(), self._engine.begin() as connection:
+            with self._in_words(), self._database.begin_write() as connection:
                 create_tables(connection, _metadata)
         except BaseException:
-            self._engine.dispose()
+            self._database.close()
             raise
 
     def create(
@@ -137,7 +135,7 @@ class TokenStore:
             number, label, checked_scopes(scopes), checked_galleries(galleries), now, expires, None, _digest(secret)
         )
         row = {**vars(token), "scopes": ",".join(token.scopes), "galleries": ",".join(token.galleries)}
-        with self._in_words(), self._engine.begin() as connection:
+        with self._in_words(), self._database.begin_write() as connection:
             connection.execute(sa.insert(_tokens).values(row))
         self.refresh()
         return token, f"nv_{number}_{secret}"
@@ -177,12 +175,12 @@ class TokenStore:
     def _write(self, change: sa.Update) -> None:
         """Write a change; where the disk is full, with the room that was kept for that."""
         try:
-            with self._engine.begin() as connection:
+            with self._database.begin_write() as connection:
                 connection.execute(change)
         except sa.exc.OperationalError:
             if not (self._is_file and free_reserve(self._path)):
                 raise
-            with self._engine.begin() as connection:
+            with self._database.begin_write() as connection:
                 connection.execute(change)
 
     def has_room(self) -> bool:
@@ -226,8 +224,8 @@ class TokenStore:
             # Before it is read: what is committed meanwhile is read the next time.
             began, mark = time.monotonic(), None if self._watch is None else self._watch.mark()
             if self._watch is not None and (mark is None or self._mark is None or mark.opening != self._mark.opening):
-                self._engine.dispose()  # another file may lie there now: its connections would read the old one
-            with self._engine.connect() as connection:
+                self._database.close()  # another file may lie there now: its connections would read the old one
+            with self._database.begin_read() as connection:
                 rows = connection.execute(sa.select(_tokens)).all()
             self._known = {row.id: _token(row) for row in rows}
             self._end_expired()
@@ -255,7 +253,7 @@ class TokenStore:
         """Close all connections."""
         if self._watch is not None:
             self._watch.close()
-        self._engine.dispose()
+        self._database.close()
 
     def __enter__(self) -> "TokenStore":
         return self
@@ -264,7 +262,7 @@ class TokenStore:
         self.close()
 
     def __repr__(self) -> str:
-        return f"TokenStore({shown(self._url)!r})"
+        return f"TokenStore({describe_url(self._url)!r})"
 
     @property
     def _path(self) -> Path:
@@ -282,8 +280,8 @@ class TokenStore:
             # Not `from error`: a driver may quote what it could not write.
             kind = type(getattr(error, "orig", None) or error).__name__
             raise TokenStoreError(
-                f"tokens {shown(self._url)}: the database does not answer ({kind}): check that it is there, is a "
-                "store of tokens, and that this user may write to it"
+                f"tokens {describe_url(self._url)}: the database does not answer ({kind}): check that it is there, is "
+                "a store of tokens, and that this user may write to it"
             ) from None
 
 

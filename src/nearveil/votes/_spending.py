@@ -13,10 +13,10 @@ from nearveil.errors import NearveilError
 from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetError
 from nearveil.ledger._account import open_budget, plan_cost
 from nearveil.ledger._budget import RefusedError
-from nearveil.ledger._database import database_url, without_secrets
 from nearveil.ledger._events import check_samplers
 from nearveil.privacy import Guarantee
 from nearveil.privacy._accounting_leaves import leaves
+from nearveil.storage import parse_url, without_secrets
 from nearveil.votes._plan import Part, VotePlan
 
 
@@ -29,7 +29,7 @@ class TakesLedger:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "ledger" and isinstance(value, str) and "://" in value:
-            url = database_url(value)
+            url = parse_url(value, "url")
             if url != without_secrets(url):
                 raise ValueError(
                     "ledger must be an address without a password, as an estimator shows its parameters: leave it "

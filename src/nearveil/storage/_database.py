@@ -1,0 +1,250 @@
+"""One engine for SQLite files and PostgreSQL: connections for threads and forks, transactions, addresses."""
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, make_url
+
+from nearveil.errors import NearveilError
+
+_ABANDONED: list[sa.Engine] = []  # a parent's connections are never closed by its child
+_CREATION_LOCK = 0x6E76_746F_6B65_6E  # "nvtoken": of those who create tables, among all that lock in one server
+_SECRETS = {"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"}
+_SQLITE_TRANSIENT = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_POSTGRES_REFUSALS = ("does not exist", "authentication failed", "pg_hba.conf", "could not translate host name")
+# Connection lost, shut down or starting, too many connections, deadlock, serialisation, two who insert one key at once.
+_POSTGRES_TRANSIENT = ("08", "57P", "53300", "40", "23505")
+
+E = TypeVar("E", bound=NearveilError)
+
+
+class Database:
+    """One database, for any number of threads, and for processes that fork.
+
+    Parameters
+    ----------
+    url : URL
+        Of a SQLite file or of a PostgreSQL database; :func:`parse_url` makes one.
+    timeout : float
+        Seconds to wait for a server, or for the lock of one.
+    prepare : callable, optional
+        Called with every new connection of the driver.
+    explain : callable, optional
+        Turns an error of the database into one of the library.
+    busy : float, optional
+        Seconds that SQLite itself waits for a lock; `timeout` by default.
+    ping : bool, default=True
+        Whether a connection to a server is tried before it is used again.
+    """
+
+    def __init__(
+        self,
+        url: URL,
+        timeout: float,
+        *,
+        prepare: Callable[[Any], None] = lambda _: None,
+        explain: Callable[[BaseException, URL], NearveilError] | None = None,
+        busy: float | None = None,
+        ping: bool = True,
+    ) -> None:
+        self.url, self.timeout, self._ping = url, timeout, ping
+        self._prepare, self._explain, self._busy = prepare, explain, timeout if busy is None else busy
+        self._process, self._made = os.getpid(), self._engine()
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether it is a file."""
+        return self.url.get_backend_name() == "sqlite"
+
+    @property
+    def path(self) -> Path:
+        """The file of a SQLite database."""
+        return Path(str(self.url.database))
+
+    @property
+    def engine(self) -> sa.Engine:
+        """The engine of this process; a child that was forked gets its own."""
+        if os.getpid() != self._process:
+            _ABANDONED.append(self._made)
+            self._process, self._made = os.getpid(), self._engine()
+        return self._made
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+    @contextmanager
+    def begin_write(self) -> Iterator[sa.Connection]:
+        """Begin a transaction that writes; it is on the disk when the block ends, and undone if it raises."""
+        with self._explained(), self.engine.connect() as connection:
+            if self.is_sqlite:
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+            else:
+                connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
+                connection.exec_driver_sql(f"SET LOCAL lock_timeout = {max(1, round(1000 * self.timeout))}")
+            yield connection
+            connection.commit()
+
+    @contextmanager
+    def begin_read(self) -> Iterator[sa.Connection]:
+        """Begin a transaction that sees everything at one moment and writes nothing."""
+        with self._explained(), self.engine.connect() as connection:
+            if self.is_sqlite:
+                connection.exec_driver_sql("BEGIN")
+            else:
+                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            yield connection
+
+    @contextmanager
+    def autocommit(self) -> Iterator[sa.Connection]:
+        """Give a connection outside of transactions: for what cannot be done in one."""
+        with self._explained(), self.engine.connect() as connection:
+            yield connection.execution_options(isolation_level="AUTOCOMMIT")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            # Not `from error`: a driver may quote the row that it could not write.
+            if self._explain is not None and _is_of_database(error):
+                raise self._explain(getattr(error, "orig", None) or error, self.url) from None
+            raise
+
+    def _engine(self) -> sa.Engine:
+        try:
+            engine = sa.create_engine(
+                self.url,
+                max_overflow=-1,
+                pool_pre_ping=self._ping and not self.is_sqlite,
+                hide_parameters=True,
+                connect_args=self._connect_arguments(),
+            )
+        except ModuleNotFoundError as missing:
+            raise (missing if self._explain is None else self._explain(missing, self.url)) from None
+        sa.event.listen(engine, "connect", self._connected)
+        return engine
+
+    def _connected(self, connection: Any, _: object) -> None:
+        if self.is_sqlite:
+            connection.isolation_level = None  # transactions begin where we say so
+        self._prepare(connection)
+
+    def _connect_arguments(self) -> dict[str, Any]:
+        if self.is_sqlite:
+            return {"timeout": self._busy}
+        # A server that vanished without a word is noticed within the timeout, not after hours.
+        seconds = max(2, round(self.timeout))
+        alive = {"keepalives_idle": seconds, "keepalives_interval": max(1, seconds // 3), "keepalives_count": 3}
+        return {"connect_timeout": seconds, "tcp_user_timeout": 1000 * seconds, **alive}
+
+
+def prepare_durable(connection: sqlite3.Connection, *, durable: bool = True) -> None:
+    """Let readers and writers of a SQLite file not wait for each other, and commits be on the disk."""
+    connection.execute("PRAGMA journal_mode = WAL")
+    # In WAL mode a commit is durable only with FULL: then the log is flushed before the commit returns.
+    connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
+
+
+def create_tables(connection: sa.Connection, metadata: sa.MetaData) -> None:
+    """Create the tables that are not there yet; several processes may do so at once."""
+    if connection.dialect.name == "postgresql":  # there, even "if not exists" fails when two come together
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATION_LOCK)))
+    for table in metadata.sorted_tables:
+        connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
+        for index in table.indexes:
+            connection.execute(sa.schema.CreateIndex(index, if_not_exists=True))
+
+
+def parse_url(where: str | Path | URL, field: str) -> URL:
+    """Return the address of a SQLite file or a PostgreSQL database.
+
+    Parameters
+    ----------
+    where : str, Path or URL
+        A path, or a URL.
+    field : str
+        What to call it in an error.
+
+    Returns
+    -------
+    URL
+
+    Examples
+    --------
+    >>> parse_url("postgresql://me@host/budgets", "url").drivername
+    'postgresql+psycopg'
+    >>> parse_url("my budget.db", "url").drivername
+    'sqlite'
+    """
+    if isinstance(where, Path) or (isinstance(where, str) and "://" not in where):
+        if not str(where).strip() or str(where) == ":memory:":
+            raise ValueError(f"{field} must be a path or a URL; what is in memory would be forgotten")
+        return URL.create("sqlite", database=str(Path(where).expanduser().resolve()))
+    try:
+        parsed = make_url(where)
+    except (sa.exc.ArgumentError, ValueError):
+        raise ValueError(f"{field} must be a path, or a URL such as postgresql://user@host/database") from None
+    kind = parsed.get_backend_name()
+    if kind == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    if kind == "sqlite" and parsed.database and ":memory:" not in parsed.database and not parsed.query:
+        return URL.create("sqlite", database=str(Path(parsed.database).resolve()))
+    raise ValueError(f"{field} must name a SQLite file or a PostgreSQL database: postgresql://user@host/database")
+
+
+def describe_url(url: URL) -> str:
+    """Return an address for people: without passwords, also those among its options.
+
+    Examples
+    --------
+    >>> describe_url(sa.make_url("postgresql://me:secret@host/birds?password=secret"))
+    'postgresql://me:***@host/birds'
+    """
+    if url.get_backend_name() == "sqlite":
+        return str(url.database)
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
+def without_secrets(url: URL) -> URL:
+    """Return an address without its passwords, also those among its options.
+
+    Whoever connects with it is asked by PostgreSQL, whose library then looks into PGPASSWORD and ~/.pgpass.
+    """
+    query = {name: value for name, value in url.query.items() if name not in _SECRETS}
+    bare = URL.create(url.drivername, username=url.username, host=url.host, port=url.port, database=url.database)
+    return bare.set(query=query)
+
+
+def find_error(error: BaseException, table: Mapping[int | str, tuple[type[E], str]]) -> tuple[type[E], str] | None:
+    """Return what a table of SQLite's result codes and PostgreSQL's SQLSTATEs says of an error, or None."""
+    original = getattr(error, "orig", None) or error
+    code = getattr(original, "sqlite_errorcode", None)
+    return table.get(int(code) & 0xFF if code is not None else str(getattr(original, "sqlstate", "")))
+
+
+def is_transient(error: Exception) -> bool:
+    """Return whether an error of a database may go away by itself."""
+    if isinstance(error, sa.exc.TimeoutError):
+        return True
+    original = getattr(error, "orig", None)
+    code = getattr(original, "sqlite_errorcode", None)
+    if code is not None:
+        return int(code) & 0xFF in _SQLITE_TRANSIENT
+    if isinstance(original, sqlite3.Error) or not isinstance(error, sa.exc.DBAPIError):
+        return False
+    state = getattr(original, "sqlstate", None)
+    if state is None:  # no answer at all, or a refusal at the door, of which the text alone tells why
+        refused = any(word in str(original) for word in _POSTGRES_REFUSALS)
+        return not refused and (bool(error.connection_invalidated) or isinstance(error, sa.exc.OperationalError))
+    return str(state).startswith(_POSTGRES_TRANSIENT)
+
+
+def _is_of_database(error: Exception) -> bool:
+    """Whether an error comes from SQLAlchemy, or from a driver past it; SQLite tells of damaged text by Unicode."""
+    return isinstance(error, (sa.exc.SQLAlchemyError, sqlite3.Error, UnicodeDecodeError)) or hasattr(error, "sqlstate")
