@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
+from sklearn.utils import shuffle
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from nearveil.ledger import Ledger
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import ExhaustedError, PrivateDiscriminant, PublicDiscriminant
 
-DIGITS, LABELS = load_digits(return_X_y=True)
+DIGITS, LABELS = shuffle(*load_digits(return_X_y=True), random_state=0)
 PRIVATE, PRIVATE_Y, PUBLIC = DIGITS[:1000], LABELS[:1000], DIGITS[1000:1500]
 
 DIFFERS = "two fits draw noise of their own, so their scores differ"
@@ -38,7 +39,7 @@ def fitted(epsilon: float = 2.0, **parameters: Any) -> PrivateDiscriminant:
 
 def test_it_classifies_and_so_does_what_it_exports() -> None:
     model = fitted(source=unsafe_seeded(0))
-    assert model.score(DIGITS[1500:], LABELS[1500:]) > 0.7
+    assert model.score(DIGITS[1500:], LABELS[1500:]) > 0.85
     again = PublicDiscriminant.from_bytes(model.export().to_bytes())
     np.testing.assert_array_equal(again.predict_proba(DIGITS[1500:]), model.predict_proba(DIGITS[1500:]))
     assert again.guarantee == model.guarantee
@@ -55,6 +56,6 @@ def test_an_account_pays_for_as_many_publications_as_it_was_opened_for(tmp_path:
 def test_a_forecast_is_near_the_truth() -> None:
     forecast = PrivateDiscriminant(2.0, classes=range(10)).forecast(PRIVATE, PRIVATE_Y, PUBLIC)
     true = np.mean([fitted(source=unsafe_seeded(i)).score(DIGITS[1500:], LABELS[1500:]) for i in range(5)])
-    assert abs(forecast.accuracy - true) < 0.1
+    assert abs(forecast.accuracy - true) < 0.05
     assert forecast.floor == 0.1
     assert sum(forecast.records_per_class.values()) == 1000

@@ -6,7 +6,10 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import eigh
 from sklearn.decomposition import PCA
+from sklearn.neighbors import NearestNeighbors
+from sklearn.preprocessing import normalize
 
 from nearveil.votes._integers import LONGEST, IntegerRows
 
@@ -16,6 +19,10 @@ _EXACT = 53  # bits of a whole number that float64 holds
 _COMPONENT_BITS = 15  # of a component, so that it fits into 16 bits with its sign
 _AT_ONCE = 4096  # rows
 _FLAT = 1e-9  # directions with less than this share of the largest variance are left out
+MOST_COMPONENTS = 128
+_NEIGHBORS = 5
+_ASKED = 4096  # rows whose neighbours are looked for
+_RIDGE = 0.05  # share of their mean variance that is added to the variances of neighbours
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,22 +55,17 @@ class Projection:
     n_features: int
 
     @classmethod
-    def learn(cls, public: Rows, n_components: int, power: float) -> Self:
-        """Learn the principal directions of public rows; each is scaled by its variance to the power of -`power`."""
-        n, d = public.shape
-        if n < 2 or not np.ptp(public, axis=0).any():
+    def learn(cls, public: Rows, n_components: int) -> Self:
+        """Learn the directions of public rows in which neighbours differ least, compared with all rows."""
+        if len(public) < 2 or not np.ptp(public, axis=0).any():
             raise ValueError("public must hold at least two rows, and rows that differ")
-        found = PCA(min(n_components, n - 1, d), svd_solver="full").fit(public)
-        kept = found.explained_variance_ > _FLAT * found.explained_variance_[0]
-        axes, variances = found.components_[kept].T, found.explained_variance_[kept]
-        step = 2.0**_COMPONENT_BITS - 1
-        peak = float(np.abs(axes).max())
-        components = np.rint(axes / peak * step).astype(np.int16)
-        reach = float(np.abs(public).max())
-        bare = cls(components, np.zeros(len(variances)), np.ones(len(variances)), reach, d)
-        offset = bare._project(found.mean_[None])[0]
-        scale = (variances / variances[0]) ** -power * (peak / step * reach * 2.0**-bare._bits)
-        return cls(components, offset, scale, reach, d)
+        axes, step = _directions(public, n_components), 2.0**_COMPONENT_BITS - 1
+        peaks = np.abs(axes).max(axis=0)
+        components = np.rint(axes / peaks * step).astype(np.int16)
+        n_directions, reach = axes.shape[1], float(np.abs(public).max())
+        bare = cls(components, np.zeros(n_directions), np.ones(n_directions), reach, public.shape[1])
+        offset = bare._project(public.mean(axis=0, keepdims=True))[0]
+        return cls(components, offset, peaks / step * reach * 2.0**-bare._bits, reach, public.shape[1])
 
     @classmethod
     def none(cls, n_features: int) -> Self:
@@ -109,3 +111,25 @@ class Projection:
             some = slice(start, start + _AT_ONCE)
             images[some] = np.rint(np.clip(rows[some] / self.reach, -1, 1) * 2.0**self._bits) @ wide
         return images
+
+
+def _directions(public: Rows, n_components: int) -> Rows:
+    """Return directions as columns, those first in which all rows vary most for the variation of neighbours.
+
+    Neighbours are mostly of one class, so what they vary by stands for the variation within classes, which nobody has
+    labels for. Directions are scaled so that neighbours vary alike in all of them.
+    """
+    wanted = min(max(n_components, MOST_COMPONENTS), len(public) - 1, public.shape[1])
+    found = PCA(wanted, random_state=0).fit(public)
+    kept = found.explained_variance_ > _FLAT * found.explained_variance_[0]
+    axes = found.components_[kept].T
+    rows = (public - found.mean_) @ axes
+    asked = rows[:: -(-len(rows) // _ASKED)]
+    search = NearestNeighbors(n_neighbors=min(_NEIGHBORS + 1, len(rows))).fit(normalize(rows))
+    others = search.kneighbors(normalize(asked), return_distance=False)[:, 1:]  # the nearest is the row itself
+    apart = (asked[:, None] - rows[others]).reshape(-1, rows.shape[1])
+    near, all_rows = apart.T @ apart / len(apart) / 2, np.cov(rows.T, ddof=0).reshape(rows.shape[1], -1)
+    near += (_RIDGE * np.trace(near) + _FLAT * np.trace(all_rows)) / len(near) * np.eye(len(near))
+    _, found_axes = eigh(all_rows, near)
+    chosen: Rows = axes @ found_axes[:, ::-1][:, :n_components]
+    return chosen

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self
 
@@ -18,8 +18,8 @@ from nearveil.ledger import Account, Ledger
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.votes._ballots import hard_votes
-from nearveil.votes._class_projection import Projection, Rows
-from nearveil.votes._discriminant_model import COUNT_UNIT, NoisyStatistics, fit_discriminant
+from nearveil.votes._class_projection import MOST_COMPONENTS, Projection, Rows
+from nearveil.votes._discriminant_model import COUNT_UNIT, SHRINKAGE, NoisyStatistics, fit_discriminant
 from nearveil.votes._integers import LONGEST
 from nearveil.votes._plan import Ballot, GaussianSums, VotePlan, Wish, make_plan
 from nearveil.votes._private import shielded
@@ -36,7 +36,8 @@ from nearveil.votes._spending import (
 SENSITIVITY = math.hypot(LONGEST, COUNT_UNIT) * (1 + 2.0**-50)
 """How far one record more or less moves all sums and counts together, in the L2 norm."""
 _MOST_VALUES = 2**24  # that are released at once: what tables of finite precision cost is charged for so many
-_MOST_COMPONENTS = 64
+_LEAST_COMPONENTS = 8
+_COMPONENTS = 10  # directions for a class that has one public row for one unit of noise; they grow like the root
 _FOLDS = 5
 _TRIALS = 4  # draws of noise in each fold of a forecast
 
@@ -210,11 +211,11 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
         ExhaustedError
             If the account has paid for all publications before.
         """
-        problem = self._problem(X, y, public)
         plan = plan_publications(self.epsilon, self.delta, self.publications)
+        problem = self._problem(X, y, public, plan)
         guarantee = self._guarantee(plan)
         self._pay(plan, guarantee)
-        statistics = _read_statistics(plan.votes.release(problem.sums(), self._source), plan)
+        statistics = _read_statistics(plan.votes.release(problem.sums(), self._source), plan.vote_noise)
         model = problem.model(statistics, guarantee)
         self.__dict__.pop("feature_names_in_", None)
         self.__dict__.update(vars(problem.columns), classes_=problem.classes, statistics_=statistics, _model=model)
@@ -238,8 +239,8 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
         Forecast
         """
         self._validate_params()
-        problem = self._problem(X, y, public)
         plan = plan_publications(self.epsilon, self.delta, self.publications)
+        problem = self._problem(X, y, public, plan)
         noisy, exact = problem.cross_validate(self._guarantee(plan), plan)
         counts = np.bincount(problem.codes, minlength=len(problem.classes)).tolist()
         return Forecast(
@@ -309,7 +310,7 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
         queries: Rows = validate_data(self, X, dtype=np.float64, reset=False)
         return queries
 
-    def _problem(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None) -> "_Problem":
+    def _problem(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None, plan: VotePlan) -> "_Problem":
         """Check the input and learn the projection from public rows."""
         columns = type(self).__new__(type(self))
         rows: Rows
@@ -322,11 +323,17 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
             known = check_array(public, dtype=np.float64, input_name="public")
             if known.shape[1] != rows.shape[1]:
                 raise ValueError("public must have as many features as X")
-            count = _MOST_COMPONENTS if self.n_components == "auto" else self.n_components
-            projection = Projection.learn(known, count, 0.0)
+            projection = Projection.learn(known, self._components(len(known), len(classes), plan))
             images = projection.transform(known)
-        shrinkage = 0.02 if self.shrinkage == "auto" else float(self.shrinkage)
+        shrinkage = SHRINKAGE if self.shrinkage == "auto" else float(self.shrinkage)
         return _Problem(columns, classes, codes, projection, projection.round(rows), images, shrinkage)
+
+    def _components(self, n_public: int, n_classes: int, plan: VotePlan) -> int:
+        """Return how many directions are used: more where there are more rows of a class, and less noise."""
+        if self.n_components != "auto":
+            return self.n_components
+        rows_per_noise = n_public / n_classes * LONGEST / plan.vote_noise
+        return min(max(round(_COMPONENTS * math.sqrt(rows_per_noise)), _LEAST_COMPONENTS), MOST_COMPONENTS)
 
     def _guarantee(self, plan: VotePlan) -> Guarantee:
         stated = plan.guarantee(
@@ -418,8 +425,8 @@ class _Problem:
             share = len(train) / len(self.codes)  # noise is as large against these records as against all
             scales = [share * plan.vote_noise] * _TRIALS + [0.0]
             for scale in scales:
-                drawn = _read_statistics(sums + scale * rng.standard_normal(sums.shape), plan)
-                found = self.model(replace(drawn, noise=scale / LONGEST), guarantee)
+                drawn = _read_statistics(sums + scale * rng.standard_normal(sums.shape), scale)
+                found = self.model(drawn, guarantee)
                 images = self.rows[test] / float(LONGEST)
                 guessed = np.argmax(images @ found.weights.T + found.biases, axis=1)
                 right[int(scale == 0), test] += (guessed == self.codes[test]) / (1 if scale == 0 else _TRIALS)
@@ -445,7 +452,7 @@ def class_sums(rows: NDArray[np.int16], codes: NDArray[np.int64], n_classes: int
     Examples
     --------
     >>> class_sums(np.array([[3, 4], [1, 0]], dtype=np.int16), np.array([1, 1]), 2).tolist()
-    [[0, 0, 0], [4, 4, 4728]]
+    [[0, 0, 0], [4, 4, 1182]]
     """
     sums = np.zeros((n_classes, rows.shape[1] + 1), dtype=np.int64)
     for code in range(n_classes):
@@ -455,8 +462,10 @@ def class_sums(rows: NDArray[np.int16], codes: NDArray[np.int64], n_classes: int
     return sums
 
 
-def _read_statistics(released: Rows, plan: VotePlan) -> NoisyStatistics:
-    return NoisyStatistics(released[:, :-1] / LONGEST, released[:, -1] / COUNT_UNIT, plan.vote_noise / LONGEST)
+def _read_statistics(released: Rows, noise: float) -> NoisyStatistics:
+    return NoisyStatistics(
+        released[:, :-1] / LONGEST, released[:, -1] / COUNT_UNIT, noise / LONGEST, noise / COUNT_UNIT
+    )
 
 
 def _quietly_split(folds: StratifiedKFold, codes: NDArray[np.int64]) -> Any:
