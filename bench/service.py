@@ -194,7 +194,8 @@ def serve_bare(answer: str, workers: str) -> None:
 def _bare(sock: socket.socket, answer: str) -> None:
     from fastapi import FastAPI, Request, Response
 
-    from nearveil.service._serve import _config, _Server, address
+    from nearveil.service._serve import _config
+    from nearveil.service._server import Server
     from nearveil.service._settings import Settings
 
     constant = Path(answer).read_bytes()
@@ -206,7 +207,7 @@ def _bare(sock: socket.socket, answer: str) -> None:
         return Response(constant, media_type="application/vnd.nearveil.frame")
 
     settings = Settings(port=0)
-    _Server(_config(app, settings), address(settings, sock), None).run(sockets=[sock])
+    Server(_config(app, settings), lambda: None).run(sockets=[sock])
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def loopback(index: Path, *options: str) -> Iterator[Loopback]:
         with TokenStore(tokens) as store:
             _, token = store.create("demo", scopes=("query",), days=1)
         told = ["--port", "0", "--tokens", str(tokens), "--log-file", str(log), *options]
-        command = [sys.executable, "-m", "nearveil.cli", "serve", str(index), *told]
+        command = [sys.executable, "-m", "nearveil", "serve", str(index), *told]
         # Settings of the one who runs this are for their own server.
         plain = {name: value for name, value in os.environ.items() if not name.startswith("NEARVEIL_SERVER_")}
         plain.pop("NEARVEIL_CONFIG", None)

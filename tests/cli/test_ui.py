@@ -43,7 +43,7 @@ def desks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Desk, int]]:
     """Take the place of the page: keep the desk that it would be shown for."""
     found: list[tuple[Desk, int]] = []
 
-    def serve(desk: Desk, *, port: int, ready: Any) -> None:
+    def serve(desk: Desk, *, port: int, ready: Any, stopping: Any) -> None:
         desk.galleries()
         found.append((desk, port))
         ready(f"http://127.0.0.1:{port}/?t=token")

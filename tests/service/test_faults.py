@@ -41,7 +41,7 @@ class Process:
         with TokenStore(tokens) as store:
             _, self.token = store.create("tests")
         told = ["--port", str(self.port), "--tokens", tokens, "--log-file", str(folder / "log")]
-        self._command = [sys.executable, "-m", "nearveil.cli", "serve", *words, *told]
+        self._command = [sys.executable, "-m", "nearveil", "serve", *words, *told]
         self.start()
 
     def start(self) -> None:

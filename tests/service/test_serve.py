@@ -78,7 +78,7 @@ def started(folder: Path, *words: str, **told: str) -> Process:
         secret = store.create("ann", scopes=["query", "originals", "metrics"])[1]
     variables = {f"NEARVEIL_SERVER_{name}": value for name, value in told.items()}
     running = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "nearveil.cli", "serve", *words, "--port", "0", "--tokens", str(folder / "tokens.db")],
+        [sys.executable, "-m", "nearveil", "serve", *words, "--port", "0", "--tokens", str(folder / "tokens.db")],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

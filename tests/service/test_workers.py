@@ -108,7 +108,7 @@ def test_two_servers_on_one_postgresql(tmp_path: Path, index_url: str) -> None:
         for _ in range(2):
             words = ["serve", str(tmp_path / "birds"), "--port", "0", "--tokens", index_url]
             running = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-m", "nearveil.cli", *words],
+                [sys.executable, "-m", "nearveil", *words],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
@@ -140,7 +140,7 @@ def test_what_is_wrong_is_told_once(tmp_path: Path) -> None:
     broken = [{"name": "birds", "index": str(tmp_path / "nothing")}]
     words = ["serve", "--workers", "2", "--port", "0", "--tokens", str(tmp_path / "t")]
     done = subprocess.run(  # noqa: S603
-        [sys.executable, "-m", "nearveil.cli", *words],
+        [sys.executable, "-m", "nearveil", *words],
         env={**os.environ, "NEARVEIL_SERVER_GALLERIES": json.dumps(broken)},
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip

@@ -191,7 +191,7 @@ def command(folder: Path, url: str, token: str) -> Iterator[str]:
     (folder / "token.txt").write_text(token)
     (folder / "token.txt").chmod(0o600)
     told = ["--server", url, "--token-file", str(folder / "token.txt"), "--ledger", str(ledger), "--account", "holiday"]
-    line = [sys.executable, "-m", "nearveil.cli", "ui", *told, "--port", "0", "--no-browser"]
+    line = [sys.executable, "-m", "nearveil", "ui", *told, "--port", "0", "--no-browser"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
         try:
             assert process.stdout is not None

@@ -1,5 +1,6 @@
 """``nearveil ui``: the client's page, on this machine."""
 
+import os
 import threading
 import webbrowser
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _INSTALL = 'the page needs FastAPI and uvicorn: pip install "nearveil[images,service]"'
 _TIMEOUT, _RETRIES = 20.0, 2  # somebody looks at the page and waits
+_END = 5.0  # seconds after Ctrl-C, before uvicorn cancels what is under way and says so at length
 
 
 def ui(
@@ -96,7 +98,7 @@ def ui(
         purse.account = payer = _payer(book, account)
         where = server if server is not None else shown(place(index))
         desk = Desk(client, purse, book, where, gallery=gallery, dummies=others)
-        serve(desk, port=port, ready=lambda address: _say(address, payer, browser=browser))
+        serve(desk, port=port, ready=lambda address: _say(address, payer, browser=browser), stopping=_end_soon)
 
 
 def _payer(book: Ledger, name: str | None) -> "Account":
@@ -115,3 +117,10 @@ def _say(address: str, payer: "Account", *, browser: bool) -> None:
     typer.echo(address)
     if browser:  # beside the page: some wait until the browser has the page, or until it ends
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
+
+def _end_soon() -> None:
+    """End this process, also where a server never answers: what was paid is on the disk, and can be asked again."""
+    timer = threading.Timer(_END, os._exit, (130,))
+    timer.daemon = True
+    timer.start()

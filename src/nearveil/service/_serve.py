@@ -1,6 +1,5 @@
 """One process that serves: galleries are opened, a socket is bound, requests are answered, everything is closed."""
 
-import asyncio
 import gc
 import logging
 import os
@@ -25,6 +24,7 @@ from nearveil.service._connections import Connection, Slots
 from nearveil.service._galleries import Gallery, OpenGallery
 from nearveil.service._logs import install
 from nearveil.service._protected_checks import check_apart
+from nearveil.service._server import Server
 from nearveil.service._settings import GallerySettings, Settings, SettingsError
 from nearveil.service._tokens import TokenStore
 
@@ -88,16 +88,19 @@ def serve_on(sock: socket.socket, settings: Settings, *, ready: Callable[[str], 
             stack.callback(_close, gallery)
         app = create_app(galleries, tokens, settings)
         install(app.state.desk.lines, settings.log_level)
-        server = _Server(_config(app, settings), address(settings, sock), ready)
-        # A signal that comes before uvicorn listens for it counts too. Uvicorn raises it again when it has stopped;
-        # then there is nothing left to end by it.
-        for one in (signal.SIGTERM, signal.SIGINT):
-            stack.callback(signal.signal, one, signal.signal(one, server.stop))
+        server = Server(_config(app, settings), partial(_say_ready, address(settings, sock), ready))
+        stack.enter_context(server.signals())
         # What was loaded until now stays: going through all of it for garbage would stop requests for a while.
         gc.collect()
         gc.freeze()
         stack.callback(gc.unfreeze)
         server.run(sockets=[sock])
+
+
+def _say_ready(where: str, ready: Callable[[str], None] | None) -> None:
+    _LOG.info("listening at %s", where)
+    if ready is not None:
+        ready(where)
 
 
 def run_workers(sock: socket.socket, settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
@@ -112,7 +115,12 @@ def run_workers(sock: socket.socket, settings: Settings, *, ready: Callable[[str
 
         def start() -> SpawnProcess:
             process = context.Process(target=_work, args=(sock, part, started), daemon=True)
-            process.start()
+            # Ctrl-C reaches all processes of a terminal. These end when this one says so, and inherit what is blocked.
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+            try:
+                process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
             return process
 
         for one in (signal.SIGTERM, signal.SIGINT):
@@ -160,25 +168,6 @@ def address(settings: Settings, sock: socket.socket) -> str:
     """Return the URL of a socket."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"{'https' if settings.tls_cert else 'http'}://{host}:{sock.getsockname()[1]}"
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, where: str, ready: Callable[[str], None] | None) -> None:
-        super().__init__(config)
-        self._where, self._ready = where, ready
-
-    def stop(self, *_: object) -> None:
-        self.should_exit = True
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if self.config.ssl is not None:  # uvicorn has no setting for how long it may take to begin and to end TLS
-            loop, seconds = asyncio.get_running_loop(), self.config.http.header_seconds  # type: ignore[union-attr]
-            timeouts = {"ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": seconds}
-            loop.create_server = partial(loop.create_server, **timeouts)  # type: ignore[method-assign]
-        await super().startup(sockets=sockets)
-        _LOG.info("listening at %s", self._where)
-        if self._ready is not None and self.started:
-            self._ready(self._where)
 
 
 def _config(app: Any, settings: Settings) -> uvicorn.Config:

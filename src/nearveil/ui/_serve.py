@@ -1,6 +1,5 @@
 """The page on a port of loopback, until somebody stops it."""
 
-import signal
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,6 +9,7 @@ import uvicorn
 from nearveil.errors import NearveilError
 from nearveil.features._images import MOST_BYTES
 from nearveil.service._connections import Connection, Slots
+from nearveil.service._server import Server
 from nearveil.ui._app import create_app
 from nearveil.ui._desk import Desk
 from nearveil.ui._entry import Entry
@@ -17,7 +17,7 @@ from nearveil.ui._entry import Entry
 HOST = "127.0.0.1"  # and no other: the page shows what is private
 PORT = 8322
 _CONNECTIONS = 200
-_GRACE = 2  # seconds for what is under way when it is stopped
+_GRACE = 6  # seconds for what is under way when it is stopped; `nearveil ui` ends before that
 
 
 class _Limited(Connection):
@@ -31,18 +31,9 @@ class PortError(NearveilError, ValueError):
     """The page cannot listen there."""
 
 
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        if self.started:
-            self._ready()
-
-
-def serve(desk: Desk, *, port: int = PORT, ready: Callable[[str], None]) -> None:
+def serve(
+    desk: Desk, *, port: int = PORT, ready: Callable[[str], None], stopping: Callable[[], None] = lambda: None
+) -> None:
     """Show the page at 127.0.0.1 until SIGINT or SIGTERM.
 
     Parameters
@@ -52,16 +43,17 @@ def serve(desk: Desk, *, port: int = PORT, ready: Callable[[str], None]) -> None
         0 takes a free one.
     ready : callable
         Told the address when it answers. The address holds a token that is good once.
+    stopping : callable, optional
+        Called at the signal. A question that is under way is waited for, as long as its server takes.
     """
     with ExitStack() as stack:
         listening = bound(port)
         stack.callback(listening.close)
         number = int(listening.getsockname()[1])
         entry = Entry()
-        server = _Server(config(desk, entry, number), lambda: ready(f"http://{HOST}:{number}/?t={entry.token}"))
-        # Uvicorn raises the signal again when it has stopped; then there is nothing left to end by it.
-        for one in (signal.SIGTERM, signal.SIGINT):
-            stack.callback(signal.signal, one, signal.signal(one, lambda *_: None))
+        address = f"http://{HOST}:{number}/?t={entry.token}"
+        server = Server(config(desk, entry, number), lambda: ready(address), stopping)
+        stack.enter_context(server.signals())
         server.run(sockets=[listening])
 
 
