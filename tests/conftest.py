@@ -21,8 +21,7 @@ def convert(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
 def same_nonces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw the same nonces for every question: then whatever differs on the wire was not drawn."""
     same = SimpleNamespace(token_hex=lambda count: "5a" * count)
-    for room in ("nearveil.ledger._spending", "nearveil.service._steps_classify"):
-        monkeypatch.setattr(f"{room}.secrets", same)
+    monkeypatch.setattr("nearveil.ledger._spending.secrets", same)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -474,19 +474,6 @@ def test_the_choice_is_made_among_all_answers() -> None:
     assert found.ids.tolist() == published().ids[order].tolist()
 
 
-def test_every_question_and_the_one_that_matters() -> None:
-    client = ready()
-    questions = client.every_question()
-    assert [int(read(one, Query).message["sets"][0]) for one in questions] == list(range(6))
-    sure = ClientProtocol(40.0, public=part())  # names the good set, but for a chance of 1e-16
-    named = read(sure.ask(QUERIES[0], spend=Purse()), Query).message
-    assert read(questions[client.good_set(QUERIES[0])], Query).message == named
-    assert client.good_set(part().mean) in range(6)  # a row without a direction has one, too
-    client.ask(QUERIES[0], spend=Purse())
-    with pytest.raises(ProtocolError, match="in state 'asked'"):
-        client.every_question()
-
-
 def test_a_client_keeps_its_epsilon() -> None:
     client = ready(4.0)
     with pytest.raises(AttributeError):

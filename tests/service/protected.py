@@ -8,14 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.ledger import Ledger
-from nearveil.release import Message
-from nearveil.retrieval import Index, Item, Query
-from nearveil.retrieval._answer import Extras
+from nearveil.retrieval import Index, Item
 from nearveil.service._protected import ProtectedGallery
 
 CLASSES = ("benign", "malignant", "none")
-DIMENSION, SETS = 6, 4
-TERMS: dict[str, Any] = {"classes": CLASSES, "epsilon": 1.0, "delta": 1e-6}
+DIMENSION = 6
+TERMS: dict[str, Any] = {"classes": CLASSES, "epsilon": 8.0, "delta": 1e-6, "publications": 3}
 PATIENT = "Jane Doe 771234"
 
 
@@ -27,7 +25,7 @@ def rows(n: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     return (found / np.linalg.norm(found, axis=1, keepdims=True)).astype(np.float32), which
 
 
-def make(place: Path, *, n_private: int = 90, published: bool = True) -> Path:
+def make(place: Path, *, n_private: int = 240) -> Path:
     """Make both indexes in a folder."""
     features, which = rows(n_private, 0)
     with Index.create(place / "private", dimension=DIMENSION, extractor="toy") as private:
@@ -40,13 +38,11 @@ def make(place: Path, *, n_private: int = 90, published: bool = True) -> Path:
             private.publish(4.0, 0.5, n_sets=3)  # by mistake: it must never be served
     with Index.create(place / "public", dimension=DIMENSION, extractor="toy") as public:
         public.add(Item(row, f"public {n}") for n, row in enumerate(rows(60, 1)[0]))
-        if published:
-            public.publish(4.0, 0.25, n_sets=SETS)
     return place
 
 
 def copied(made: Path, place: Path) -> Path:
-    """Copy both indexes, so that a test may change them."""
+    """Copy both indexes, and what lies beside them, so that a test may change them."""
     return Path(shutil.copytree(made, place / "gallery"))
 
 
@@ -57,21 +53,13 @@ def gallery(place: Path, ledger: Ledger | Path | None = None, **changed: Any) ->
     return ProtectedGallery(private, public, "scans", **given)
 
 
-def frame(public_id: str, number: int, extras: Extras = "none") -> bytes:
-    """Return the frame of a query that names a set."""
-    return Query(Message("covers", public_id, {"sets": np.array([number], np.int32)}), extras).to_bytes()
-
-
-def newest(found: ProtectedGallery) -> str:
-    """Return the fingerprint of the newest public map."""
-    return next(iter(found._sets))
-
-
-def ask(found: ProtectedGallery, number: int, client: str = "alice") -> Any:
-    """Ask for a set of the newest map."""
-    return found.classify(frame(newest(found), number), client)
+def published(place: Path, **changed: Any) -> ProtectedGallery:
+    """Open the gallery of a folder, and publish its model."""
+    found = gallery(place, **changed)
+    found.publish()
+    return found
 
 
 def debits(found: ProtectedGallery) -> int:
     """Return how often the account has paid."""
-    return sum(entry.kind == "debit" for entry in found.terms.account.history())
+    return 0 if found.account is None else sum(entry.kind == "debit" for entry in found.account.history())

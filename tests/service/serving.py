@@ -81,12 +81,11 @@ class Server:
         token: str | None = "",
         key: str | None = None,
         gallery: str = "birds",
-        what: str = "query",
         kind: str = FRAME,
         **headers: str,
     ) -> httpx.Response:
         own = {"content-type": kind, KEY_HEADER: key or f"test-key-{next(_KEYS)}", **self._auth(token), **headers}
-        return self.client.post(f"/v1/galleries/{gallery}/{what}", content=data, headers=own)
+        return self.client.post(f"/v1/galleries/{gallery}/query", content=data, headers=own)
 
     def answer(self, data: bytes, **more: Any) -> Answer:
         response = self.ask(data, **more)

@@ -1,9 +1,11 @@
-"""Two-sided classification, as the client sees it: both promises, and the question without a question."""
+"""Classification at home, as the client does it: no request depends on the image, and no server is trusted."""
 
+import asyncio
+import hashlib
 import json
-import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +13,23 @@ import httpx
 import numpy as np
 import pytest
 
-from nearveil.retrieval import ClientProtocol, MapChanged, Query, Refusal, RefusalCode
-from nearveil.retrieval._wire_schema import read
-from nearveil.service import Client
-from nearveil.service._client_errors import DeclinedError, QuestionError, UnansweredError
+from nearveil.service import AsyncClient, Client, DeclinedError, QuestionError, ReplyError
+from nearveil.service._model import MOST_MODEL
 from nearveil.service._protected import ProtectedGallery
-from tests.service.asking import Scene, Seen, Server, framed, is_post, new_account, public_of, seeded
-from tests.service.protected import CLASSES, DIMENSION, SETS, TERMS, copied, gallery, make, rows
+from nearveil.service._steps_classify import CHECK_AGAIN
+from nearveil.votes import PublicDiscriminant
+from tests.clocks import SetClock
+from tests.service.asking import URL, Endless, Scene, Server, framed, new_account
+from tests.service.protected import CLASSES, DIMENSION, TERMS, copied, gallery, make, published, rows
 
-ROWS = rows(12, 7)[0]
+ROWS, WHICH = rows(12, 7)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("made"))
+    place = make(tmp_path_factory.mktemp("made"))
+    published(place).close()
+    return place
 
 
 @contextmanager
@@ -44,179 +49,257 @@ def here(made: Path, tmp_path: Path) -> Iterator[Scene]:
         yield found
 
 
-def numbers(posts: list[Seen]) -> list[int]:
-    """Return the sets that were named."""
-    return [int(read(body, Query).message["sets"][0]) for *_, body in posts]
-
-
-def test_both_promises_are_shown(here: Scene) -> None:
-    client, wire = here.client()
-    found = client.classify(ROWS[0], 3.0)
-    assert set(found.votes) == set(CLASSES)
-    assert found.label == max(found.votes, key=lambda name: found.votes[name])
-    assert (found.query_guarantee.epsilon, found.query_guarantee.protects) == (3.0, "query")
-    assert (found.gallery_promise.epsilon, found.gallery_promise.protects) == (TERMS["epsilon"], "database")
-    assert str(found.query_guarantee) in str(found)
-    assert found.gallery_promise.words in str(found)
-    assert here.account.balance().left == 97.0
-    assert [url.rsplit("/", 1)[1] for _, url, *_ in wire.requests] == ["galleries", "map", "classify"]
-    assert read(wire.posts[0][3], Query).extras == "none"
-
-
-def test_a_key_asks_again_for_nothing(here: Scene) -> None:
-    client, wire = here.client()
-    first, again = (client.classify(ROWS[0], key="mine") for _ in range(2))
-    assert (first.repeated, again.repeated) == (False, True)
-    assert (first.label, first.votes, first.key) == (again.label, again.votes, "mine")
-    assert wire.posts[0] == wire.posts[1]
-    assert here.paid == 1
-
-
-def test_a_gallery_here_is_asked_with_the_same_words(here: Scene, tmp_path: Path) -> None:
-    far = here.client()[0].classify(ROWS[0], rng=seeded())
-    with new_account(tmp_path / "other.db") as account, Client(here.gallery, account=account) as near:
-        same = near.classify(ROWS[0], rng=seeded())
-    assert (far.label, far.votes, far.gallery_promise) == (same.label, same.votes, same.gallery_promise)
-
-
-@pytest.mark.usefixtures("same_nonces")
-def test_asking_for_every_set_tells_nothing_and_costs_nothing(here: Scene) -> None:
-    asked = []
-    public = public_of(here.gallery)
-    for row in ROWS[:6]:
-        client, wire = here.client(account=None)
-        found = client.classify(row, 0, key="the same")
-        asked.append(wire.requests)
-        assert numbers(wire.posts) == list(range(SETS))
-        assert found.query_guarantee.epsilon == found.query_guarantee.delta == 0
-        assert "learns nothing about which record was asked for" in str(found.query_guarantee)
-        # The answer is that of the set which suits the image: it is known at home alone.
-        good = ClientProtocol(1.0, public=public).good_set(row)
-        told = here.gallery.classify(wire.posts[good][3], "test")
-        assert not isinstance(told, bytes)
-        assert (found.label, found.votes) == (told.label, told.votes)
-        assert not found.repeated
-    assert all(requests == asked[0] for requests in asked)  # to the byte, for all images
-    assert len({ClientProtocol(1.0, public=public).good_set(row) for row in ROWS[:6]}) > 1
-    assert here.paid == 0
-
-
-@pytest.mark.usefixtures("same_nonces")
-def test_one_set_without_an_answer_is_the_end_for_every_image(here: Scene) -> None:
-    """Were it the end only for those who need that set, whoever comes again would tell that they do."""
-    said, sent = set(), set()
-    for row in ROWS[:6]:
-
-        def spent(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
-            if is_post(request) and read(request.content, Query).message["sets"][0] == 2:
-                return framed(b'{"code": "budget_spent", "message": "no more"}', 429, "application/json")
-            return reply
-
-        client, wire = here.client(spent, account=None)
-        with pytest.raises(DeclinedError, match=r"429 budget_spent") as raised:
-            client.classify(row, 0, key="the same")
-        said.add(str(raised.value))
-        sent.add(tuple(wire.requests))
-    assert len(said) == len(sent) == 1
-
-
-def test_a_gallery_whose_budget_is_spent(made: Path, tmp_path: Path) -> None:
-    with protected(made, tmp_path, answers=1) as poor:
-        client, wire = poor.client()
-        public = public_of(poor.gallery)
-        first = client.classify(ROWS[0], 30.0)
-        other = next(row for row in ROWS if ClientProtocol(1.0, public=public).good_set(row) != numbers(wire.posts)[0])
-        with pytest.raises(
-            UnansweredError, match=r"429 budget_spent.*Waiting does not help.*It was paid for"
-        ) as raised:
-            client.classify(other, 30.0)
-        assert len(wire.posts) == 2  # time does not bring a budget back: it is not tried again
-        assert not raised.value.again
-        again = client.classify(ROWS[0], 30.0)  # what was answered once is answered always
-        assert (again.label, again.votes) == (first.label, first.votes)
-
-
-def test_what_is_wrong_is_said_before_anything_is_paid(here: Scene) -> None:
-    client, wire = here.client()
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"epsilon": -1.0}, "epsilon must be"),
-        ({"epsilon": math.nan}, "epsilon must be"),
-        ({"epsilon": 1e-9}, "epsilon must be"),
-        ({"epsilon": False}, "epsilon must be"),
-        ({"epsilon": "0"}, "epsilon must be"),
-        ({"image": np.zeros(3)}, f"{DIMENSION} numbers"),
-        ({"image": np.full(DIMENSION, np.nan)}, "finite"),
-        ({"image": np.full(DIMENSION, np.nan), "epsilon": 0}, "finite"),
-        ({"gallery": "birds"}, "none named 'birds'"),
-        ({"key": "\n"}, "key must be"),
-    ]
-    for changed, words in cases:
-        with pytest.raises(ValueError, match=words):
-            client.classify(**({"image": ROWS[0]} | changed))
-    with pytest.raises(QuestionError, match="scans: it is protected, and shows no candidates"):
-        client.nearest(ROWS[0], gallery="scans")
-    with pytest.raises(QuestionError, match="none is open"):
-        client.nearest(ROWS[0])
-    without, _ = here.client(account=None)
-    with pytest.raises(QuestionError, match="account: somebody must pay"):
-        without.classify(ROWS[0])
-    assert wire.posts == []
-    assert here.paid == 0
-
-
-GOOD = {
-    "label": "benign",
-    "votes": {"benign": 3.5, "malignant": 1.0},
-    "promise": {
-        "epsilon": 1.0,
-        "delta": 1e-6,
-        "protects": "database",
-        "unit": "record",
-        "sound": True,
-        "words": "A promise.",
-    },
-}
-
-
 @pytest.fixture(scope="module")
 def kept(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with protected(made, tmp_path_factory.mktemp("kept")) as found:
         yield found
 
 
-@pytest.mark.parametrize(
-    ("reply", "words"),
-    [
-        (json.dumps(GOOD | {"label": "other"}).encode(), "label without votes"),
-        (json.dumps(GOOD | {"votes": {"benign": float("inf")}}).encode(), "no numbers|not what"),
-        (json.dumps(GOOD | {"votes": {"benign": float("nan")}}).encode(), "no numbers|not what"),
-        (json.dumps(GOOD | {"votes": {"benign": 1, "\x1b": 1}}).encode(), "does not print"),
-        (json.dumps(GOOD | {"votes": []}).encode(), "not what a nearveil server sends"),
-        (json.dumps(GOOD | {"votes": dict.fromkeys(map(str, range(10_001)), 1)}).encode(), "not what a nearveil"),
-        (json.dumps(GOOD | {"votes": {"benign": 1, "x" * 1001: 1}}).encode(), "not what a nearveil server sends"),
-        (json.dumps(GOOD | {"promise": GOOD["promise"] | {"protects": "query"}}).encode(), "not to its records"),  # type: ignore[operator]
-        (json.dumps(GOOD | {"promise": None}).encode(), "not what a nearveil server sends"),
-        (b"[" * 70_000, "not what a nearveil server sends"),
-        (MapChanged("scans", 3).to_bytes(), "of no more use"),
-        (Refusal(RefusalCode.FAILED, "no disk").to_bytes(), "no disk"),
-        (b"NVW", "not of the nearveil protocol"),
-    ],
+def asked(requests: list[Any]) -> list[str]:
+    return [url.rsplit("/", 1)[1] for _, url, *_ in requests]
+
+
+def test_the_class_the_probabilities_and_both_guarantees_are_shown(here: Scene) -> None:
+    client, wire = here.client(account=None)
+    right = 0
+    for row, which in zip(ROWS, WHICH, strict=True):
+        found = client.classify(row)
+        assert tuple(found.probabilities) == CLASSES
+        assert sum(found.probabilities.values()) == pytest.approx(1.0)
+        assert found.label == max(found.probabilities, key=lambda name: found.probabilities[name])
+        right += found.label == CLASSES[which]
+        assert (found.query_guarantee.epsilon, found.query_guarantee.protects) == (0.0, "query")
+        assert found.gallery_guarantee.protects == "database"
+        assert found.gallery_guarantee.epsilon <= TERMS["epsilon"]
+        assert "learns nothing about which record was asked for" in str(found)
+        assert str(found.gallery_guarantee) in str(found)
+    assert right >= 10
+    assert asked(wire.requests) == ["galleries", "model"]  # once, for twelve images
+    assert here.paid == 0
+    model = client.model()
+    np.testing.assert_array_equal(model.predict(ROWS), [client.classify(row).label for row in ROWS])
+    assert len(wire.requests) == 2
+
+
+def test_requests_are_the_same_for_every_image(here: Scene) -> None:
+    """To the byte, in number and in order: also for images that cannot be used at all."""
+    seen = []
+    images: list[Any] = [*ROWS[:3], np.zeros(DIMENSION), np.zeros(3), b"no image", "/no/such/file.png", 7]
+    for image in images:
+        client, wire = here.client(account=None)
+        for _ in range(3):
+            with suppress(ValueError, OSError):
+                client.classify(image)
+        seen.append(wire.requests)
+    assert asked(seen[0]) == ["galleries", "model"]
+    assert all(requests == seen[0] for requests in seen)
+
+
+def test_the_image_is_looked_at_after_the_last_request(here: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def decoded(images: Any) -> list[Any]:
+        order.append("image")
+        return list(images)
+
+    monkeypatch.setattr("nearveil.service._steps_classify.decoded", decoded)
+    wire = here.server.wire()
+    wire.before = lambda request: order.append(request.url.path.rsplit("/", 1)[1])
+    client, _ = here.client(wire=wire)
+    client.classify(ROWS[0])
+    client.classify(ROWS[1])
+    assert order == ["galleries", "model", "image", "image"]
+
+
+def test_a_newer_model_is_looked_for_once_an_hour(here: Scene) -> None:
+    client, wire = here.client()
+    client._clock = clock = SetClock()
+    first = client.model()
+    assert isinstance(here.gallery, ProtectedGallery)
+    newer = here.gallery.publish()
+    clock.time += CHECK_AGAIN - 1.0
+    assert client.model() is first
+    assert asked(wire.requests) == ["galleries", "model"]
+    clock.time += 1.0
+    assert client.model().to_bytes() == newer.model
+    assert asked(wire.requests)[2:] == ["galleries", "model"]
+    clock.time += CHECK_AGAIN
+    client.classify(ROWS[0])
+    assert asked(wire.requests)[4:] == ["galleries"]  # it is the same: its version says so
+
+
+def test_a_gallery_here_needs_no_server(here: Scene) -> None:
+    far = here.client()[0].classify(ROWS[0])
+    with Client(here.gallery) as near:
+        assert near.classify(ROWS[0]) == far
+
+    async def asynchronously() -> Any:
+        async with AsyncClient(URL, here.server.token, transport=here.server.wire()) as client:
+            return await client.classify(ROWS[0]), await client.model()
+
+    found, model = asyncio.run(asynchronously())
+    assert found == far
+    assert model.to_bytes() == here.gallery.model()
+
+
+def test_what_is_wrong_is_named(here: Scene) -> None:
+    client, _ = here.client()
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"image": np.zeros(3)}, f"{DIMENSION} numbers"),
+        ({"image": np.full(DIMENSION, np.nan)}, "finite"),
+        ({"gallery": "birds"}, "none named 'birds'"),
+    ]
+    for changed, words in cases:
+        with pytest.raises(ValueError, match=words):
+            client.classify(**({"image": ROWS[0]} | changed))
+    with pytest.raises(QuestionError, match="scans: it is protected, and shows no candidates"):
+        client.nearest(ROWS[0], gallery="scans")
+    for asks in (client.nearest, lambda _: client.map()):
+        with pytest.raises(QuestionError, match="none is open"):
+            asks(ROWS[0])
+    assert here.paid == 0
+
+
+def named(model: bytes, listed: httpx.Response, **changed: Any) -> httpx.Response:
+    """Return the list of galleries, with the version of some bytes."""
+    told = json.loads(listed.content)
+    told["galleries"][0] |= {"version": hashlib.sha256(model).hexdigest(), **changed}
+    return framed(json.dumps(told).encode(), 200, "application/json")
+
+
+def spoiled(model: PublicDiscriminant, **changed: Any) -> bytes:
+    """Return a model in which something was changed by hand, past all checks."""
+    for name, value in changed.items():
+        object.__setattr__(model, name, value)
+    return model.to_bytes()
+
+
+def hostile_models(good: bytes) -> dict[str, tuple[bytes, str]]:
+    def read() -> PublicDiscriminant:
+        return PublicDiscriminant.from_bytes(good)
+
+    many, weights = [f"class {number}" for number in range(5000)], read().weights
+    nan = good.replace(weights.tobytes(), np.full_like(weights, np.nan).tobytes())
+    assert nan != good
+    huge = replace(read().projection, scale=np.full_like(read().projection.scale, 1e308))
+    return {
+        "numbers beyond all bounds": (spoiled(read(), projection=huge), "beyond all bounds"),
+        "nothing": (b"", "cannot be used"),
+        "truncated": (good[:-1], "cannot be used"),
+        "longer": (good + b"\0", "cannot be used"),
+        "another kind": (b"NVW" + good, "cannot be used"),
+        "no numbers": (nan, "cannot be used"),
+        "one class twice": (spoiled(read(), classes=np.array(["a", "a", "b"])), "cannot be used"),
+        "too many classes": (spoiled(read(), classes=np.array(many)), "cannot be used"),
+        "more classes than weights": (spoiled(read(), classes=np.array(["a", "b", "c", "d"])), "cannot be used"),
+        "classes that steer a terminal": (spoiled(read(), classes=np.array(["a", "b", "\x1b[2J"])), "do not print"),
+        "numbers for classes": (spoiled(read(), classes=np.array([1, 2, 3])), "no text"),
+    }
+
+
+KINDS = (
+    "numbers beyond all bounds",
+    "nothing",
+    "truncated",
+    "longer",
+    "another kind",
+    "no numbers",
+    "one class twice",
+    "too many classes",
+    "more classes than weights",
+    "classes that steer a terminal",
+    "numbers for classes",
 )
-def test_votes_of_bad_will(kept: Scene, reply: bytes, words: str) -> None:
-    frame = reply.startswith(b"NVW")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_of_bad_will(kept: Scene, kind: str) -> None:
+    cases = hostile_models(kept.gallery.model())
+    assert tuple(cases) == KINDS
+    model, words = cases[kind]
 
     def hostile(request: httpx.Request, honest: httpx.Response) -> httpx.Response:
-        if not is_post(request):
-            return honest
-        return framed(reply, 409) if frame else framed(reply, 200, "application/json")
+        if request.url.path.endswith("/model"):
+            return framed(model, 200, "application/octet-stream")
+        return named(model, honest)
 
-    client, wire = kept.client(hostile)
     said = set()
     for row in ROWS[:3]:
-        with pytest.raises(UnansweredError, match=words) as raised:
-            client.classify(row, 0.5)
-        said.add(raised.value.reason)
+        client, wire = kept.client(Listing(kept, hostile), account=None)
+        with pytest.raises(ReplyError, match=words) as raised:
+            client.classify(row)
+        said.add(str(raised.value))
+        assert str(raised.value).isprintable()
+        assert asked(wire.requests) == ["galleries", "model"]  # and nothing after
     assert len(said) == 1
-    assert len(wire.posts) == 3
-    with pytest.raises(ValueError, match=words.replace("of no more use", "has changed")):
-        client.classify(ROWS[0], 0)
+
+
+class Listing:
+    """Gives the honest list of galleries to whoever changes replies: its own body may not have been read yet."""
+
+    def __init__(self, scene: Scene, change: Any) -> None:
+        body = json.dumps({"galleries": [scene.gallery.info().model_dump(mode="json")]}).encode()
+        self._body, self._change = body, change
+
+    def __call__(self, request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+        if request.url.path.endswith("/galleries"):
+            reply = httpx.Response(200, headers={"content-type": "application/json"}, content=self._body)
+        found: httpx.Response = self._change(request, reply)
+        return found
+
+
+def test_a_model_that_is_not_the_one_that_was_named(kept: Scene) -> None:
+    good = kept.gallery.model()
+
+    def another(request: httpx.Request, honest: httpx.Response) -> httpx.Response:
+        return honest if request.url.path.endswith("/model") else named(good + b"x", honest)
+
+    def wide(request: httpx.Request, honest: httpx.Response) -> httpx.Response:
+        return honest if request.url.path.endswith("/model") else named(good, honest, dimension=7)
+
+    for change, words in ((another, "is another than the gallery names"), (wide, "of other features")):
+        client, wire = kept.client(Listing(kept, change))
+        with pytest.raises(ReplyError, match=words):
+            client.classify(ROWS[0])
+        assert asked(wire.requests) == ["galleries", "model"]
+
+
+def test_a_model_without_end_and_replies_that_are_none(kept: Scene) -> None:
+    endless = Endless()
+
+    def change(request: httpx.Request, honest: httpx.Response) -> httpx.Response:
+        if not request.url.path.endswith("/model"):
+            return honest
+        return httpx.Response(200, headers={"content-type": "application/octet-stream"}, stream=endless)
+
+    client, _ = kept.client(change)
+    with pytest.raises(ReplyError, match=f"larger than {MOST_MODEL} bytes"):
+        client.classify(ROWS[0])
+    assert endless.taken <= MOST_MODEL + (1 << 17)
+    replies = [
+        (framed(b"x", 200, "text/html"), ReplyError),
+        (framed(b"", 304, "application/octet-stream"), ReplyError),
+        (framed(b"", 302, "application/octet-stream", location="https://elsewhere.example"), ReplyError),
+        (framed(b'{"code": "unknown", "message": "none"}', 404, "application/json"), DeclinedError),
+    ]
+    for reply, error in replies:
+
+        def spoil(request: httpx.Request, honest: httpx.Response, reply: httpx.Response = reply) -> httpx.Response:
+            return reply if "/model" in request.url.path else honest
+
+        client, wire = kept.client(spoil)
+        with pytest.raises(error):
+            client.classify(ROWS[0])
+        assert asked(wire.requests) == ["galleries", "model"]
+
+
+@pytest.mark.parametrize("version", ["", "0" * 63, "G" * 64, "../../x", None, 3])
+def test_versions_that_are_none(kept: Scene, version: Any) -> None:
+    def change(request: httpx.Request, honest: httpx.Response) -> httpx.Response:
+        del request
+        return named(b"", honest, version=version)
+
+    client, wire = kept.client(Listing(kept, change))
+    with pytest.raises(ValueError, match="has no model yet" if version == "" else "not what a nearveil server sends"):
+        client.classify(ROWS[0])
+    assert asked(wire.requests) == ["galleries"]

@@ -20,10 +20,11 @@ from nearveil.retrieval._protocol_time import choice_period, question_period
 from nearveil.service import AsyncClient, Client
 from nearveil.service._client_errors import QuestionError, UnansweredError
 from nearveil.service._schedule import EXTRACTION_PERIOD, slot_end
+from nearveil.service._steps_classify import CLASSIFYING_PERIOD
 from tests.clocks import Watched, watched
 from tests.service.asking import QUERIES, URL, Scene, framed, is_post, make_index, public_of, scene, seeded
-from tests.service.protected import SETS, make
-from tests.service.test_client_classify import ROWS, protected
+from tests.service.protected import make, published, rows
+from tests.service.test_client_classify import protected
 
 __all__ = ["watched"]
 
@@ -190,17 +191,28 @@ def test_event_loops_keep_the_same_time(here: Scene, watched: Watched, monkeypat
     assert tuple(watched.gaps()) == gaps
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 0.0])
-def test_classes_are_asked_for_by_the_same_rule(tmp_path: Path, watched: Watched, epsilon: float) -> None:
-    with protected(make(tmp_path / "made"), tmp_path / "here") as here:
-        period = question_period(public_of(here.gallery), 1)
+def test_a_class_is_returned_when_a_slot_ends(
+    tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever hangs up, or asks something else, right after does not tell how long the image took."""
+
+    class Small(Toy):
+        def extract(self, pixels: list[NDArray[np.uint8]]) -> NDArray[np.float32]:
+            return rows(3, 7)[0][[int(image[0, 0, 0]) % 3 for image in pixels]]
+
+    toy: Any = Small()
+    monkeypatch.setattr("nearveil.service._private_image.find_extractor", lambda _: toy)
+    published(make(tmp_path / "made")).close()
+    with protected(tmp_path / "made", tmp_path / "here") as here:
         client, _ = here.client()
-        client.galleries()
-        for number, work in enumerate(WORK[:2]):
-            watched.work(paying=work, choosing=work)
-            client.classify(ROWS[number], epsilon)
-            assert watched.sent[1] == ("classify", watched.heard[0][1] + period)
-            assert watched.gaps()[1:] == [("classify", 0.0)] * (SETS - 1 if epsilon == 0 else 0)
+        client.model()
+        for image, period in ((png, EXTRACTION_PERIOD), (lambda n: rows(3, 7)[0][n], CLASSIFYING_PERIOD)):
+            for number, work in enumerate(WORK):
+                watched.work(decoding=work, extracting=work)
+                start = watched.clock.time
+                client.classify(image(number))
+                assert watched.clock.time == pytest.approx(start + period, abs=1e-9)
+                assert watched.sent == []
 
 
 def test_nobody_watches_a_gallery_in_this_process(made: Path, here: Scene, watched: Watched) -> None:

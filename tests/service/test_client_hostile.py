@@ -23,6 +23,7 @@ from nearveil.service import AsyncClient, Client, _model
 from nearveil.service._client_errors import ReplyError, UnansweredError, UnreachableError
 from nearveil.service._model import FRAME
 from nearveil.service._transport import Request
+from nearveil.votes import _public_discriminant
 from tests.service.asking import (
     CANDIDATES,
     QUERIES,
@@ -357,8 +358,9 @@ def test_the_documented_caps_are_those_of_the_code() -> None:
         "items of a gallery": _map.MOST_ITEMS,
         "columns of a table of codes": _wire_codes.MOST_COLUMNS,
         "dimensions for a byte of a product code": _wire_codes._MOST_DIMENSIONS,
-        "classes of a protected gallery": _model.MOST_CLASSES,
-        "bytes of the list, or of votes": Request("galleries").most,
+        "classes of a model": _public_discriminant.MOST_CLASSES,
+        "bytes of the list": Request("galleries").most,
+        "bytes of a model": _model.MOST_MODEL,
         "bytes of a public part": _wire.DEFAULT_LIMITS.public_part,
         "bytes of an answer": _wire.DEFAULT_LIMITS.answer,
     }

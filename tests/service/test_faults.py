@@ -23,7 +23,7 @@ from nearveil.service._client_errors import UnansweredError
 from nearveil.service._results import Nearest
 
 from ..retrieval.index_places import WEBP, index_server, index_url, unit_rows
-from .protected import CLASSES, make, rows
+from .protected import CLASSES, make, published, rows
 from .serving import index_of
 
 __all__ = ["index_server", "index_url"]  # fixtures
@@ -166,7 +166,7 @@ def test_indexing_killed_while_the_gallery_is_asked(tmp_path: Path) -> None:
             assert client.galleries()[0].revision == newest
 
 
-def config(folder: Path, **more: str) -> Path:
+def config(folder: Path, **more: str | int) -> Path:
     """Write the configuration of a protected gallery."""
     told = {
         "name": "scans",
@@ -182,34 +182,31 @@ def config(folder: Path, **more: str) -> Path:
     return folder / "nearveil.toml"
 
 
-def test_a_protected_gallery_killed_again_and_again_pays_once_for_a_set(tmp_path: Path) -> None:
+def test_a_server_of_a_protected_gallery_that_is_killed_shows_the_same_model_and_pays_nothing(tmp_path: Path) -> None:
+    """The command publishes; servers show what is in the ledger, also after a kill, and take up what is newer."""
     make(tmp_path)
-    told = str(config(tmp_path))
-    wanted = rows(24, 5)[0]
-    keys = [new_key() for _ in wanted]
+    told = str(config(tmp_path, publications=2))
+    command = [sys.executable, "-m", "nearveil.cli", "protect", "--config", told, "--publish"]
+    published(tmp_path, ledger=tmp_path / "votes.db", epsilon=2.0, publications=2).close()
     with asking(tmp_path, "--config", told) as (process, account, client):
-
-        def classified(number: int) -> tuple[str, tuple[float, ...]]:
-            for _ in range(30):
-                with contextlib.suppress(UnansweredError, ValueError):
-                    found = client.classify(wanted[number], 3.0, key=keys[number])
-                    return found.label, tuple(found.votes.values())
-                time.sleep(0.2)
-            raise AssertionError("there was no answer for a long time")
-
-        killer = threading.Thread(target=trouble(process, 0.1, 0.3))
-        killer.start()
-        with ThreadPoolExecutor(3) as pool:
-            first = list(pool.map(classified, range(len(wanted))))
-        killer.join()
-        assert [classified(number) for number in range(len(wanted))] == first
-        assert account.balance().left == pytest.approx(400 - 3.0 * len(wanted))
+        first = client.model().to_bytes()
+        process.kill()
+        process.start()
+        with Client(process.url, process.token) as again:
+            assert again.model().to_bytes() == first
+        subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL)  # noqa: S603
+        until = time.monotonic() + 60
+        while (info := client.galleries()[0]).revision == 1 and time.monotonic() < until:
+            time.sleep(0.2)
+        assert info.revision == 2
+        assert client.classify(rows(1, 5)[0][0]).label in CLASSES
+        with Client(process.url, process.token) as again:
+            assert again.model().to_bytes() != first
+        assert account.balance().left == 400
     with Ledger(tmp_path / "votes.db") as ledger:
         entries = ledger.account("scans").history()
-        answered = [entry.key.rpartition(":")[0] for entry in entries if entry.kind == "message" and entry.key]
-        debits = [entry.key for entry in entries if entry.kind == "debit"]
-        assert len(answered) == len(set(answered)) <= 4  # the map has four sets
-        assert len(debits) <= len(answered) + 2  # a kill between debit and message costs that debit, and no more
+        assert [entry.key for entry in entries if entry.kind == "debit"] == ["model:0", "model:1"]
+        assert sum(entry.message is not None for entry in entries) == 2
         assert "all is well" in str(ledger.verify())
 
 

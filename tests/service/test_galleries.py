@@ -100,7 +100,7 @@ def test_what_is_offered_and_what_is_not(gallery: OpenGallery) -> None:
     with pytest.raises(NotOfferedError, match="originals"):
         gallery.original(1)
     with pytest.raises(NotOfferedError, match="open"):
-        gallery.classify(asking(gallery, 0), "ann")
+        gallery.model()
     with pytest.raises(UnknownError, match=r"has a map for: 0\.25"):
         gallery.map(0.5)
     before = gallery.stale

@@ -32,7 +32,7 @@ PATHS = {
     "/v1/galleries",
     "/v1/galleries/{gallery}/map",
     "/v1/galleries/{gallery}/query",
-    "/v1/galleries/{gallery}/classify",
+    "/v1/galleries/{gallery}/model",
     "/v1/galleries/{gallery}/items/{number}/original",
 }
 

@@ -1,52 +1,40 @@
-"""Processes that die or race: each set is paid for once, once more after a crash, and one answer is shown."""
+"""Processes that die or race: a publication is paid for once, once more after a crash, and never two for one debit."""
 
-import json
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nearveil.service import _protected
-from nearveil.votes._classifier import NeighborPoll
-from tests.service.protected import SETS, ask, copied, debits, gallery, make, newest
+from nearveil.service import PublicationError, _protected
+from nearveil.votes import PrivateDiscriminant
+from tests.service.protected import copied, debits, gallery, make
 
 WORKER = """
-import json, os, signal, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from nearveil.ledger import Debit
-from tests.service.protected import SETS, ask, gallery
-from tests.service.test_protected_crash import slowly
+from nearveil.votes import PrivateDiscriminant
+from tests.service.protected import gallery
 
-place, dies = Path(sys.argv[1]), sys.argv[2] == "dies"
+place, how = Path(sys.argv[1]), sys.argv[2]
 found = gallery(place)
-if dies:
+if how == "dies":
     Debit.store = lambda self, message: os.kill(os.getpid(), signal.SIGKILL)
-    ask(found, 0)
-(place / "ready").touch()
-with slowly():
-    print(json.dumps([ask(found, number, "another").model_dump() for number in range(SETS)]))
+fit = PrivateDiscriminant.fit
+def slow(self, *arguments, **named):
+    time.sleep(0.5)
+    return fit(self, *arguments, **named)
+PrivateDiscriminant.fit = slow
+(place / f"ready {how}").touch()
+while how == "races" and not (place / "go").exists():
+    time.sleep(0.001)
+print(found.publish().version)
 """
-
-
-@contextmanager
-def slowly() -> Iterator[None]:
-    """Count so slowly that whoever races is at it too."""
-    count = NeighborPoll.tallies
-
-    def slow(self: Any, *arguments: Any) -> Any:
-        time.sleep(0.1)
-        return count(self, *arguments)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(NeighborPoll, "tallies", slow)
-        yield
 
 
 def worker(place: Path, how: str) -> "subprocess.Popen[str]":
@@ -56,9 +44,7 @@ def worker(place: Path, how: str) -> "subprocess.Popen[str]":
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = make(tmp_path_factory.mktemp("crash"))
-    gallery(place).close()  # the account is opened once
-    return place
+    return make(tmp_path_factory.mktemp("crash"))
 
 
 @pytest.fixture
@@ -66,7 +52,7 @@ def made(template: Path, tmp_path: Path) -> Path:
     return copied(template, tmp_path)
 
 
-def test_a_process_that_dies_after_the_debit_costs_one_more_and_never_another(
+def test_a_process_that_is_killed_between_debit_and_store_costs_one_publication(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = worker(made, "dies")
@@ -74,60 +60,126 @@ def test_a_process_that_dies_after_the_debit_costs_one_more_and_never_another(
     assert dead.returncode == -signal.SIGKILL
     monkeypatch.setattr(_protected, "_PATIENCE", 0.05)
     found = gallery(made)
-    assert debits(found) == 1
-    assert all(entry.message is None for entry in found.terms.account.history())
-    told = ask(found, 0)
-    assert debits(found) == 2
-    keys = [entry.key for entry in found.terms.account.history() if entry.kind == "debit"]
-    assert keys == [f"{newest(found)}:0:{attempt}" for attempt in (0, 1)]
-    assert ask(found, 0) == told
+    assert found.account is not None
+    assert (debits(found), found.publications_left) == (1, 2)
+    assert not found.info().is_published
+    assert all(entry.message is None for entry in found.account.history())
+    told = found.publish()
+    assert (debits(found), found.publications_left) == (2, 1)
+    keys = [entry.key for entry in found.account.history() if entry.kind == "debit"]
+    assert keys == ["model:0", "model:1"]
     found.close()
     again = gallery(made)
-    assert ask(again, 0) == told
-    assert debits(again) == 2
-    assert isinstance(ask(again, 1).votes, dict)
-    assert debits(again) == 3
+    assert (again.model(), debits(again)) == (told.model, 2)
     again.close()
 
 
-def test_two_processes_race_and_pay_once(made: Path) -> None:
-    found, other = gallery(made), worker(made, "races")
-    while not (made / "ready").exists():
+def test_two_processes_publish_at_once_and_pay_once(made: Path) -> None:
+    """One that decided to publish, before it saw that another was at it, takes the other's model."""
+    other, found = worker(made, "races"), gallery(made)
+    while not (made / "ready races").exists():
         assert other.poll() is None
         time.sleep(0.001)
-    with slowly():
-        told = [ask(found, number).model_dump() for number in range(SETS)]
-    assert json.loads(other.communicate(timeout=120)[0]) == told
-    assert debits(found) == SETS
+    begun, fit = threading.Event(), PrivateDiscriminant.forecast
+
+    def forecast(self: Any, *arguments: Any) -> Any:  # between our look into the ledger and our debit
+        if not begun.is_set():
+            begun.set()
+            (made / "go").touch()
+            while debits_of(made) == 0:
+                time.sleep(0.001)
+        return fit(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(PrivateDiscriminant, "forecast", forecast)
+        told = found.publish()
+    assert other.communicate(timeout=120)[0].strip() == told.version
+    assert (debits(found), found.publications_left) == (1, 2)
     found.close()
 
 
-def test_who_was_given_up_too_early_shows_what_was_shown_meanwhile(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process stalls between count and store; another gives it up, pays again and answers. Then the first goes on."""
+def debits_of(place: Path) -> int:
+    """Return how often the account was debited, seen by somebody else."""
+    other = gallery(place)
+    try:
+        return debits(other)
+    finally:
+        other.close()
+
+
+def test_who_comes_while_another_is_at_it_waits_for_its_model(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stalled, go_on, fit = threading.Event(), threading.Event(), PrivateDiscriminant.fit
+    slow, late = gallery(made), gallery(made)
+
+    def stalling(self: Any, *arguments: Any, **named: Any) -> Any:
+        stalled.set()
+        assert go_on.wait(60)
+        return fit(self, *arguments, **named)
+
+    monkeypatch.setattr(PrivateDiscriminant, "fit", stalling)
+    monkeypatch.setattr(
+        "nearveil.service._protected_account.time.sleep", lambda _: go_on.set()
+    )  # who comes late looks again
+    told: list[Any] = []
+    first = threading.Thread(target=lambda: told.append(slow.publish()))
+    first.start()
+    assert stalled.wait(60)
+    assert not go_on.is_set()
+    shown = late.publish()
+    first.join(60)
+    assert told == [shown]
+    assert debits(late) == 1
+    slow.close()
+    late.close()
+
+
+def test_who_was_given_up_too_early_changes_nothing_that_was_shown(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process stalls between debit and store; another gives it up, pays and publishes. Then the first goes on."""
     monkeypatch.setattr(_protected, "_PATIENCE", 0.05)
-    stalled, go_on = threading.Event(), threading.Event()
-    count = NeighborPoll.tallies
+    stalled, go_on, fit = threading.Event(), threading.Event(), PrivateDiscriminant.fit
     slow, quick = gallery(made), gallery(made)
 
-    def stalling(self: Any, *arguments: Any) -> Any:
+    def stalling(self: Any, *arguments: Any, **named: Any) -> Any:
         if threading.current_thread() is first:
             stalled.set()
             assert go_on.wait(60)
-        return count(self, *arguments)
+        return fit(self, *arguments, **named)
 
     told: list[Any] = []
-    first = threading.Thread(target=lambda: told.append(ask(slow, 0)))
-    monkeypatch.setattr(NeighborPoll, "tallies", stalling)
+    first = threading.Thread(target=lambda: told.append(slow.publish()))
+    monkeypatch.setattr(PrivateDiscriminant, "fit", stalling)
     first.start()
     assert stalled.wait(60)
-    shown = ask(quick, 0)
+    shown = quick.publish()
     go_on.set()
     first.join(60)
     assert told == [shown]
-    kinds = [(entry.kind, (entry.key or "").rpartition(":")[2]) for entry in quick.terms.account.history()[1:]]
-    assert kinds == [("debit", "0"), ("debit", "1"), ("message", "1"), ("message", "0")]  # both are paid for
+    assert quick.account is not None
+    kinds = [(entry.kind, entry.key) for entry in quick.account.history()[1:]]
+    assert kinds == [("debit", "model:0"), ("debit", "model:1"), ("message", "model:1"), ("message", "model:0")]
+    quick.refresh()
+    assert quick.model() == shown.model
     slow.close()
     quick.close()
-    again = gallery(made)
-    assert ask(again, 0) == shown
-    again.close()
+
+
+def test_who_finds_its_key_taken_by_the_dead_says_so(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_protected, "_PATIENCE", 0.05)
+    found, other, forecast = gallery(made), gallery(made), PrivateDiscriminant.forecast
+
+    def late(self: Any, *arguments: Any) -> Any:  # another pays between our look and our debit, and stores nothing
+        with monkeypatch.context() as patched:
+            patched.setattr(PrivateDiscriminant, "forecast", forecast)
+            patched.setattr(PrivateDiscriminant, "export", lambda _: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                other.publish()
+        return forecast(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PrivateDiscriminant, "forecast", late)
+        with pytest.raises(PublicationError, match="another process has paid for this publication"):
+            found.publish()
+    assert debits(found) == 1
+    assert found.publish().number == 2
+    found.close()
+    other.close()

@@ -32,8 +32,8 @@ from nearveil.ui._serve import bound, config
 from nearveil.ui._views import shown_image
 from tests.clocks import Watched, watched
 from tests.service.asking import URL, Body, Server, framed, seeded
-from tests.service.protected import gallery as protected_gallery
 from tests.service.protected import make as make_protected
+from tests.service.protected import published
 from tests.ui.pages import COUNT, HOST, PORT, Page, page, pieces, png
 
 __all__ = ["watched"]
@@ -661,9 +661,9 @@ def test_hidden_among_dummies(made: Path, tmp_path: Path) -> None:
         assert len(here.ask(png(100)).json()["saw"]["messages"]) == 1
 
 
-def test_a_protected_gallery_is_asked_for_a_class(tmp_path: Path) -> None:
+def test_a_protected_gallery_gives_classes_for_nothing(tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
-    gallery = protected_gallery(make_protected(tmp_path / "made"))
+    gallery = published(make_protected(tmp_path / "made"))
 
     class Toy(HogColor):
         """Makes rows as that gallery has them."""
@@ -677,14 +677,22 @@ def test_a_protected_gallery_is_asked_for_a_class(tmp_path: Path) -> None:
 
     with page(tmp_path, gallery, extractor=Toy()) as here:
         (told,) = here.get("/api/galleries").json()["galleries"]
-        assert (told["name"], told["kind"]) == ("scans", "protected")
-        found = here.ask(png(1), gallery="scans").json()
+        assert (told["name"], told["kind"], told["published"]) == ("scans", "protected", True)
+        found = here.post("/api/classify", png(1), params={"gallery": "scans"}).json()
         assert found["kind"] == "classified"
-        assert found["label"] == found["votes"][0][0]
-        assert {one for one, _ in found["votes"]} == {"benign", "malignant", "none"}
-        assert (len(found["saw"]["sets"]), found["saw"]["n_sets"], found["saw"]["candidates"]) == (1, 4, [])
-        assert "database" in found["gallery_promise"] or "record" in found["gallery_promise"]
-        assert here.left == 8.0
+        assert found["label"] == found["probabilities"][0][0]
+        assert {one for one, _ in found["probabilities"]} == {"benign", "malignant", "none"}
+        assert sum(share for _, share in found["probabilities"]) == pytest.approx(1.0)
+        assert "any one record is in the database" in found["gallery_guarantee"]
+        assert "learns nothing" in found["promise"]
+        assert (here.left, here.debits) == (12.0, 0)
+        assert here.waiting == []
+        for wrong in (b"no image", b""):
+            assert here.post("/api/classify", wrong, params={"gallery": "scans"}).json()["code"] == "image"
+        assert here.post("/api/classify", png(1), params={"gallery": "birds"}).json()["code"] == "question"
+        assert here.ask(png(1), gallery="scans").json()["code"] == "question"  # nothing is asked of it
+        assert here.get("/api/map?gallery=scans").json()["code"] == "question"
+        assert here.debits == 0
     gallery.close()
 
 

@@ -21,6 +21,10 @@ _COMMANDS = {
     "query": _Command(
         "_query", "Find the images nearest to a private one. The other side sees the name of one set, and nothing else."
     ),
+    "classify": _Command(
+        "_classify",
+        "Classify images by the model of a protected gallery. Nothing about them is sent, and nothing is paid.",
+    ),
     "plan": _Command("_gallery", "Say which release to use for a gallery, and what it will find."),
     "budget": _Command(
         "_budget", "Budgets that last: open accounts, see what is left, check that nobody changed the past."
@@ -28,6 +32,10 @@ _COMMANDS = {
     "cost": _Command("_cost", "Price a plan before it runs: by addition, by RDP and by PLD, side by side."),
     "mechanisms": _Command(
         "_mechanisms", "List every mechanism: what it protects, whether its promise is proved, and how much it sends."
+    ),
+    "protect": _Command(
+        "_protect",
+        "Tell what accuracy the model of a protected gallery would have; with --publish, publish it.",
     ),
     "serve": _Command("_serve", "Serve galleries to clients elsewhere, until Ctrl-C or SIGTERM."),
     "token": _Command("_token", "Tokens: who may ask a server, and what. Only hashes are kept."),

@@ -282,35 +282,6 @@ class ClientProtocol:
         images = tuple(whole.images[place] for place in places) if whole.images else ()
         return Found(ids, whole.codes[places], images, whole, scores)
 
-    def every_question(self) -> tuple[bytes, ...]:
-        """Return one question for each set, in order. They are the same for every feature, so nothing is paid.
-
-        Returns
-        -------
-        tuple of bytes
-        """
-        self._turn("ready")
-        name, public_id = self._release.name, self._release.public_id
-        sets = np.arange(self._public.map.n_sets, dtype=np.int32)
-        return tuple(Query(Message(name, public_id, {"sets": one})).to_bytes() for one in sets[:, None])
-
-    def good_set(self, feature: ArrayLike) -> int:
-        """Return the set that suits a feature: which answer to :meth:`every_question` to look at. Never send it.
-
-        Parameters
-        ----------
-        feature : array-like of shape (d,)
-            Private.
-
-        Returns
-        -------
-        int
-        """
-        self._turn("ready")
-        with np.errstate(all="ignore"):
-            row = self._checked_feature(feature)
-            return int(self._public.map.choose(self._release.features(row[None]))[0])
-
     def _turn(self, *states: State) -> None:
         if self._state not in states:
             raise ProtocolError(

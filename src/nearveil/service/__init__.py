@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     )
     from nearveil.service._errors import ServiceError
     from nearveil.service._galleries import Gallery, OpenGallery
-    from nearveil.service._model import Classification, Galleries, GalleryInfo, Problem, Promise
-    from nearveil.service._protected import ProtectedGallery
+    from nearveil.service._model import Galleries, GalleryInfo, Problem, Promise
+    from nearveil.service._protected import ProtectedGallery, PublicationError
     from nearveil.service._results import Classified, Match, Nearest
     from nearveil.service._serve import open_galleries, serve
     from nearveil.service._settings import GallerySettings, Settings
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncClient",
-    "Classification",
     "Classified",
     "Client",
     "DeclinedError",
@@ -40,6 +39,7 @@ __all__ = [
     "Problem",
     "Promise",
     "ProtectedGallery",
+    "PublicationError",
     "QuestionError",
     "ReplyError",
     "ServiceError",
@@ -70,13 +70,15 @@ _PLACES = {
         "OpenGallery",
     ),
     "_model": (
-        "Classification",
         "Galleries",
         "GalleryInfo",
         "Problem",
         "Promise",
     ),
-    "_protected": ("ProtectedGallery",),
+    "_protected": (
+        "ProtectedGallery",
+        "PublicationError",
+    ),
     "_results": (
         "Classified",
         "Match",

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI, Header, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -17,7 +17,7 @@ from nearveil.service._desk import Desk, visit_of
 from nearveil.service._edge import ASKED, Edge, problem
 from nearveil.service._errors import FieldError, ServiceError, UnknownError
 from nearveil.service._galleries import Gallery
-from nearveil.service._model import FRAME, GALLERY_NAME, Classification, Galleries, Health
+from nearveil.service._model import FRAME, GALLERY_NAME, Galleries, Health
 from nearveil.service._settings import Settings
 from nearveil.service._systemd import ALIVE, notify
 from nearveil.service._tokens import TokenStore
@@ -29,8 +29,9 @@ _USUAL = (400, 401, 404, 405, 429, 500, 503)
 _ASKED = (403, 408, 409, 411, 413, 415, 422)
 _GALLERIES: list[str | Enum] = ["galleries"]
 _SERVER: list[str | Enum] = ["server"]
-_DESCRIPTION = """Private retrieval: a message goes in, which names one of many sets and hides the query; candidates
-come back, all of one size. Bodies are frames of the nearveil protocol. All of /v1 needs a token."""
+_DESCRIPTION = """Private retrieval. An open gallery takes a message, which names one of many sets and hides the query,
+and gives candidates, all of one size. A protected gallery gives a model, which is used at home. All of /v1 needs a
+token."""
 
 Name = Annotated[str, Path(pattern=GALLERY_NAME, description="Of the gallery.")]
 
@@ -110,7 +111,7 @@ def _add_own(app: FastAPI, desk: Desk) -> None:
         responses={**words.replies(400, 405, 429), 503: {"description": "It is not.", "model": Health}},
     )
     async def ready(response: Response) -> Health:
-        """Say whether tokens and galleries can be read, and every gallery has a map."""
+        """Say whether tokens and galleries can be read, and every gallery has a map, or a model."""
         return _health(response, await desk.ready())
 
     @app.get(
@@ -142,32 +143,21 @@ def _add_asked(app: FastAPI, desk: Desk) -> None:
 
     async def query(request: Request) -> Response:
         """Answer a private query of an open gallery by all items of the set that it names."""
-        _, gallery, data = await desk.question(request, "query")
+        gallery, data = await desk.question(request)
         return await desk.query(visit_of(request), gallery, data)
 
-    async def classify(request: Request) -> Response:
-        """Answer a private query of a protected gallery by the noisy votes of its records."""
-        token, gallery, data = await desk.question(request, "classify")
-        visit = visit_of(request)
-        found = await desk.run(visit, gallery, lambda: gallery.classify(data, token.id))
-        if isinstance(found, bytes):
-            return desk.framed(visit, found)
-        return Response(found.model_dump_json(), media_type="application/json")
-
-    hoped: dict[Any, dict[int | str, dict[str, Any]]] = {
-        query: words.frame_reply("The frame of an answer: all candidates."),
-        classify: {200: {"description": "What was voted.", "model": Classification}},
-    }
-    for asked, reply in hoped.items():
-        app.router.add_api_route(
-            f"{ASKED}{asked.__name__}",
-            asked,
-            methods=["POST"],
-            openapi_extra=words.ASKED,
-            tags=_GALLERIES,
-            response_class=Response,
-            responses={**reply, **words.replies(*_USUAL, *_ASKED, framed=True)},
-        )
+    app.router.add_api_route(
+        f"{ASKED}query",
+        query,
+        methods=["POST"],
+        openapi_extra=words.ASKED,
+        tags=_GALLERIES,
+        response_class=Response,
+        responses={
+            **words.frame_reply("The frame of an answer: all candidates."),
+            **words.replies(*_USUAL, *_ASKED, framed=True),
+        },
+    )
 
 
 def _add_looked_up(app: FastAPI, desk: Desk) -> None:
@@ -189,7 +179,7 @@ def _add_looked_up(app: FastAPI, desk: Desk) -> None:
         openapi_extra=words.TOKEN,
         response_class=Response,
         responses={
-            **words.frame_reply("The frame of a public part.", etag=True),
+            **words.frame_reply("The frame of a public part.", etag="Of this map."),
             **words.replies(304, 403, 422, *_USUAL),
         },
     )
@@ -208,6 +198,30 @@ def _add_looked_up(app: FastAPI, desk: Desk) -> None:
         if if_none_match is not None and _matches(if_none_match, etag):
             return Response(status_code=304, headers={"etag": etag})
         return desk.reply(visit, frame, FRAME, headers={"etag": etag})
+
+    @app.get(
+        "/v1/galleries/{gallery}/model",
+        tags=_GALLERIES,
+        openapi_extra=words.TOKEN,
+        response_class=Response,
+        responses={
+            **words.bytes_reply("The model, as PublicDiscriminant.to_bytes writes it.", etag="Of this model."),
+            **words.replies(304, 403, 422, *_USUAL),
+        },
+    )
+    async def model(
+        request: Request,
+        gallery: Name,
+        if_none_match: Annotated[str | None, Header(description="The ETag of the model that the client has.")] = None,
+    ) -> Response:
+        """Give the model that a protected gallery has published of its records: the same bytes to everybody."""
+        visit = visit_of(request)
+        chosen = desk.gallery(visit, gallery)
+        content = await desk.run(visit, chosen, chosen.model)
+        etag = desk.etag(chosen, content)
+        if if_none_match is not None and _matches(if_none_match, etag):
+            return Response(status_code=304, headers={"etag": etag})
+        return desk.reply(visit, content, "application/octet-stream", headers={"etag": etag})
 
     @app.get(
         "/v1/galleries/{gallery}/items/{number}/original",

@@ -18,12 +18,14 @@ from nearveil.service._private_image import Image, Images
 from nearveil.service._replies import Now, Pause, Steps, Until, Work
 from nearveil.service._results import Classified, Nearest
 from nearveil.service._schedule import Clock
-from nearveil.service._steps_classify import classify
+from nearveil.service._steps_classify import classify, current_model
 from nearveil.service._steps_nearest import Asked, nearest
 from nearveil.service._transport import AsyncTransport, GalleryTransport, Request, Response
 
 if TYPE_CHECKING:
     import httpx
+
+    from nearveil.votes import PublicDiscriminant
 
 T = TypeVar("T")
 
@@ -97,17 +99,9 @@ class AsyncClient:
         asked = Asked(image, k, epsilon, candidates, gallery, thumbnails, originals, dummies, key, rng)
         return await self._driven(nearest(self._asker, asked))
 
-    async def classify(
-        self,
-        image: Image,
-        epsilon: float = 4.0,
-        *,
-        gallery: str | None = None,
-        key: str | None = None,
-        rng: Source | None = None,
-    ) -> Classified:
-        """Ask a protected gallery for the class of an image: :meth:`nearveil.Client.classify`."""
-        return await self._driven(classify(self._asker, image, epsilon, gallery, key, rng))
+    async def classify(self, image: Image, *, gallery: str | None = None) -> Classified:
+        """Classify an image by the model of a protected gallery: :meth:`nearveil.Client.classify`."""
+        return await self._driven(classify(self._asker, image, gallery))
 
     async def original_not_private(self, id: int, *, gallery: str | None = None) -> bytes:  # noqa: A002
         """Fetch one original by its id. NOT PRIVATE: see :meth:`nearveil.Client.original_not_private`."""
@@ -120,6 +114,10 @@ class AsyncClient:
     async def map(self, candidates: float | None = None, *, gallery: str | None = None) -> PublicPart:
         """Return the public map of a gallery as it is now: :meth:`nearveil.Client.map`."""
         return await self._driven(self._asker.map(gallery, candidates))
+
+    async def model(self, *, gallery: str | None = None) -> "PublicDiscriminant":
+        """Return the model of a protected gallery: :meth:`nearveil.Client.model`."""
+        return (await self._driven(current_model(self._asker, gallery))).model
 
     async def close(self) -> None:
         """Close connections, and what the client itself has opened."""

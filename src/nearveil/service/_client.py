@@ -16,12 +16,14 @@ from nearveil.service._private_image import Image, Images
 from nearveil.service._replies import Now, Pause, Steps, Until, Work
 from nearveil.service._results import Classified, Nearest
 from nearveil.service._schedule import Clock
-from nearveil.service._steps_classify import classify
+from nearveil.service._steps_classify import classify, current_model
 from nearveil.service._steps_nearest import Asked, nearest
 from nearveil.service._transport import Transport
 
 if TYPE_CHECKING:
     import httpx
+
+    from nearveil.votes import PublicDiscriminant
 
 T = TypeVar("T")
 
@@ -160,31 +162,29 @@ class Client:
         asked = Asked(image, k, epsilon, candidates, gallery, thumbnails, originals, dummies, key, rng)
         return self._driven(nearest(self._asker, asked))
 
-    def classify(
-        self,
-        image: Image,
-        epsilon: float = 4.0,
-        *,
-        gallery: str | None = None,
-        key: str | None = None,
-        rng: Source | None = None,
-    ) -> Classified:
-        """Ask a protected gallery for the class of an image. Two promises: one to you, one to the gallery's records.
+    def classify(self, image: Image, *, gallery: str | None = None) -> Classified:
+        """Classify an image by the model of a protected gallery. Nothing is told about the image, and nothing is paid.
+
+        The model is fetched once and kept; at most once an hour the gallery is asked whether it has a newer one. Both
+        happen before the image is looked at, and nothing is sent afterwards.
 
         Parameters
         ----------
         image : path, bytes, image of Pillow, or ndarray
             Private; as of :meth:`nearest`.
-        epsilon : float, default=4.0
-            Of the message. 0 asks for every set in turn: the requests tell nothing at all, and nothing is paid.
-        gallery, key, rng
-            As of :meth:`nearest`.
+        gallery : str, optional
+            Its name; needed where there are several protected ones.
 
         Returns
         -------
         Classified
+
+        Raises
+        ------
+        QuestionError, ReplyError, UnreachableError, ImageError
+            The last is about the image; the others, but for a feature that does not fit, come before it is looked at.
         """
-        return self._driven(classify(self._asker, image, epsilon, gallery, key, rng))
+        return self._driven(classify(self._asker, image, gallery))
 
     def original_not_private(self, id: int, *, gallery: str | None = None) -> bytes:  # noqa: A002
         """Fetch one original by its id. NOT PRIVATE: the request tells the server which image you chose.
@@ -229,6 +229,21 @@ class Client:
         PublicPart
         """
         return self._driven(self._asker.map(gallery, candidates))
+
+    def model(self, *, gallery: str | None = None) -> "PublicDiscriminant":
+        """Return the model of a protected gallery, as :meth:`classify` uses it. Nothing private plays a part.
+
+        Parameters
+        ----------
+        gallery : str, optional
+            Its name; needed where there are several protected ones.
+
+        Returns
+        -------
+        PublicDiscriminant
+            It classifies any number of rows at once, and can be saved.
+        """
+        return self._driven(current_model(self._asker, gallery)).model
 
     def close(self) -> None:
         """Close connections, and what the client itself has opened."""

@@ -3,8 +3,6 @@
 from nearveil.errors import NearveilError
 from nearveil.retrieval._protocol_errors import OutdatedMapError
 
-SPENT = "budget_spent"  # the code of a gallery, or of a client's part of it, that is used up
-
 
 class QuestionError(NearveilError, ValueError):
     """A question cannot be asked like this. Nothing was paid.
@@ -77,8 +75,7 @@ class UnansweredError(NearveilError, ValueError):
     reason : str
     key : str
     again : bool
-        Whether asking again can help: not where the map has changed, which the message was made for, nor where a
-        protected gallery has no answers left.
+        Whether asking again can help: not where the map has changed, which the message was made for.
     """
 
     def __init__(self, reason: str, key: str, *, again: bool = True) -> None:
@@ -96,10 +93,7 @@ def _unanswered(reason: str, key: str, again: bool) -> UnansweredError:
 
 def unanswered(error: Exception, key: str) -> UnansweredError:
     """Return what went wrong after a debit, with how to go on."""
-    reason = str(error).rstrip(".")
-    if isinstance(error, DeclinedError) and error.code == SPENT:
-        return UnansweredError(f"{reason}. Waiting does not help: it will have no more answers", key, again=False)
-    return UnansweredError(reason, key, again=not isinstance(error, OutdatedMapError))
+    return UnansweredError(str(error).rstrip("."), key, again=not isinstance(error, OutdatedMapError))
 
 
 def paid(key: str, *, again: bool = True) -> str:

@@ -24,7 +24,6 @@ from nearveil.service._metrics import GalleryFigures, Metrics
 from nearveil.service._model import FRAME, KEY, KEY_HEADER, MOST_GALLERIES, GalleryInfo
 from nearveil.service._replays import Replays, ReplayStore
 from nearveil.service._settings import Settings
-from nearveil.service._token import Token
 from nearveil.service._token_places import TokenError
 from nearveil.service._tokens import TokenStore
 from nearveil.service._visit import VISIT, Visit
@@ -158,8 +157,8 @@ class Desk:
         workers = pools.files if files else pools.answers
         return await workers.run(work, may_begin=lambda: not visit.gone())
 
-    async def question(self, request: Request, what: str) -> tuple[Token, Gallery, bytes]:
-        """Return who asks which gallery what: of a request that holds a frame, under a key that fits it."""
+    async def question(self, request: Request) -> tuple[Gallery, bytes]:
+        """Return which gallery is asked what: of a request that holds a frame, under a key that fits it."""
         visit = visit_of(request)
         name = request.path_params["gallery"]
         token, gallery = visit.may("query"), self.gallery(visit, name)
@@ -174,8 +173,8 @@ class Desk:
         visit.begin(self.under_way)
         if data[FLAGS : FLAGS + 1] == _ORIGINALS:
             visit.may("originals")
-        await self.replays.check(key, token.id, f"{name}/{what}", data)
-        return token, gallery, data
+        await self.replays.check(key, token.id, f"{name}/query", data)
+        return gallery, data
 
     async def map(self, visit: Visit, gallery: Gallery, candidates: float | None) -> tuple[bytes, str]:
         """Return the frame of a map and its ETag."""
@@ -183,13 +182,17 @@ class Desk:
         frame = None if quick is None else quick.known_map(candidates)
         if frame is None:
             frame = await self.run(visit, gallery, lambda: gallery.map(candidates))
+        return frame, self.etag(gallery, frame)
+
+    def etag(self, gallery: Gallery, content: bytes) -> str:
+        """Return the ETag of a map or a model of a gallery; it is made once."""
         known = self._etags[gallery.name]
         for held, etag in known:
-            if held is frame:
-                return frame, etag
-        etag = f'"{hashlib.sha256(frame).hexdigest()}"'
-        self._etags[gallery.name] = [*known[1 - _MAPS :], (frame, etag)]
-        return frame, etag
+            if held is content:
+                return etag
+        etag = f'"{hashlib.sha256(content).hexdigest()}"'
+        self._etags[gallery.name] = [*known[1 - _MAPS :], (content, etag)]
+        return etag
 
     async def query(self, visit: Visit, gallery: Gallery, data: bytes) -> Response:
         """Ask a gallery for candidates: at once where it can, else in a thread."""
@@ -222,7 +225,7 @@ class Desk:
         return not any(workers.is_stuck() for workers in self._all_workers())
 
     async def ready(self) -> bool:
-        """Return whether tokens and all galleries can be read, every gallery has a map, and the log can be written."""
+        """Return whether tokens and galleries can be read, each has published something, and the log can be written."""
         if time.monotonic() - self._looked >= _READY:
             self._looked = time.monotonic()
             self._ready = await self._look()
@@ -279,7 +282,7 @@ class Desk:
         except (ServiceError, TokenError):
             return False
         found = await self.look(list(self.galleries.values()))
-        return all(isinstance(info, GalleryInfo) and info.candidates for info in found)
+        return all(isinstance(info, GalleryInfo) and info.is_published for info in found)
 
 
 def visit_of(request: Request) -> Visit:

@@ -93,12 +93,6 @@ class SlowError(ServiceError):
     status, code = 408, "timeout"
 
 
-class SpentError(ServiceError):
-    """A budget or a quota is used up; time does not bring it back."""
-
-    status, code = 429, "budget_spent"
-
-
 class RateError(ServiceError):
     """A token asks too often."""
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal, Protocol, cast, get_args, runtime_checkable
+from typing import Literal, NoReturn, Protocol, cast, get_args, runtime_checkable
 
 from nearveil.retrieval._answer import EXTRAS, Extras
 from nearveil.retrieval._index import Index
@@ -18,7 +18,7 @@ from nearveil.retrieval._wire_schema import MapChanged
 from nearveil.service._cache import ByteCache
 from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
 from nearveil.service._frames import FLAGS, KIND
-from nearveil.service._model import GALLERY_NAME, MOST_MAPS, Classification, GalleryInfo
+from nearveil.service._model import GALLERY_NAME, MOST_MAPS, GalleryInfo
 from nearveil.service._shown import Settled, Shown
 
 _LOG = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ class Gallery(Protocol):
         """Answer the frame of a query by that of an answer, of word that the map changed, or of a refusal."""
         ...
 
-    def classify(self, data: bytes, client: str) -> Classification | bytes:
-        """Answer the frame of a query by votes, or by a frame: the map changed, or a refusal."""
+    def model(self) -> bytes:
+        """Return the model that was published of private records, as `PublicDiscriminant.to_bytes` writes it."""
         ...
 
     def original(self, number: int) -> bytes:
@@ -130,11 +130,7 @@ class OpenGallery:
         extractor: str = "",
         cache: int = _CACHE,
     ) -> None:
-        if not isinstance(name, str) or not re.fullmatch(GALLERY_NAME, name):
-            raise ValueError(
-                "name must be 1 to 64 small letters, digits, dots, dashes and underscores, and begin and end with a "
-                "letter or digit"
-            )
+        check_name(name)
         unknown = [word for word in offers if word not in OFFERS]
         if unknown:
             raise ValueError(f"offers must be of {', '.join(OFFERS)}")
@@ -243,10 +239,9 @@ class OpenGallery:
             return self._reply(shown, data)
         return shown.answers.get(data)
 
-    def classify(self, data: bytes, client: str) -> Classification | bytes:
-        """Refuse: a client of an open gallery sees the candidates, and votes by itself."""
-        del data, client
-        raise NotOfferedError("this gallery is open: ask it for candidates; only protected galleries classify")
+    def model(self) -> NoReturn:
+        """Refuse: a client of an open gallery sees the candidates."""
+        raise NotOfferedError("this gallery is open: ask it for candidates; only protected galleries have a model")
 
     def original(self, number: int) -> bytes:
         """Return one original. Not private: the request says which one.
@@ -327,6 +322,15 @@ class OpenGallery:
         if all(new.living is was.living for new, was in zip(maps, old.maps, strict=True)):
             return replace(old, stamp=stamp)
         return Shown(stamp, maps, ServerProtocol(*maps), ByteCache(self._cache), old.frames)
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError unless a gallery may be called by a name."""
+    if not isinstance(name, str) or not re.fullmatch(GALLERY_NAME, name):
+        raise ValueError(
+            "name must be 1 to 64 small letters, digits, dots, dashes and underscores, and begin and end with a "
+            "letter or digit"
+        )
 
 
 @contextmanager

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _TOKEN = re.compile(r"[\x21-\x7e]{1,500}")
 _HOST = re.compile(rb"[a-z0-9._-]{1,253}|[0-9a-f:.]{2,45}")  # a name, or an address
 _SECONDS = re.compile(r"[0-9]{1,9}")
-_ACCEPTS = {"galleries": JSON, "map": FRAME, "query": FRAME, "classify": JSON, "original": BYTES}
+_ACCEPTS = {"galleries": JSON, "map": FRAME, "query": FRAME, "model": BYTES, "original": BYTES}
 _CLOSING = 5.0  # seconds that are given to connections to close
 
 
@@ -210,9 +210,11 @@ class HttpTransport:
         if request.what == "galleries":
             return {"method": "GET", "url": path, "headers": headers}
         path = f"{path}/{quote(request.gallery, safe='')}"
-        if request.what in ("query", "classify"):
+        if request.what == "query":
             headers |= {"Content-Type": FRAME, KEY_HEADER: request.key}
-            return {"method": "POST", "url": f"{path}/{request.what}", "headers": headers, "content": request.body}
+            return {"method": "POST", "url": f"{path}/query", "headers": headers, "content": request.body}
+        if request.what == "model":
+            return {"method": "GET", "url": f"{path}/model", "headers": headers}
         if request.what == "original":
             return {"method": "GET", "url": f"{path}/items/{request.number}/original", "headers": headers}
         if request.etag:

@@ -3,11 +3,12 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.core import GaugeMetricFamily
 
+from nearveil.ledger import Account
 from nearveil.service._galleries import Gallery, OpenGallery
 
 _GALLERY = {
@@ -21,19 +22,16 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 
 @runtime_checkable
 class Paying(Protocol):
-    """A gallery that pays for its answers."""
+    """A gallery that pays for what it publishes."""
 
     @property
-    def terms(self) -> Any:
-        """What its account was opened for."""
+    def account(self) -> Account | None:
+        """Who pays; None before the first publication."""
         ...
 
 
 class Metrics:
-    """All figures of one server, in a registry of their own.
-
-    There are none of the process: its memory grows with the records of a protected gallery.
-    """
+    """All figures of one server, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -110,7 +108,7 @@ class GalleryFigures:
             True,
             gallery.info().revision,
             gallery.stale if isinstance(gallery, OpenGallery) else None,
-            gallery.terms.account.balance().left if isinstance(gallery, Paying) else None,
+            gallery.account.balance().left if isinstance(gallery, Paying) and gallery.account is not None else None,
         )
 
 

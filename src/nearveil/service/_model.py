@@ -13,9 +13,8 @@ KEY_HEADER = "Nearveil-Key"
 FRAME = "application/vnd.nearveil.frame"
 MOST_GALLERIES = 1000  # of a server
 MOST_MAPS = 100  # of a gallery
-MOST_CLASSES = 10_000  # of a protected gallery
+MOST_MODEL = 16 << 20  # bytes of a model
 Fraction = Annotated[float, Field(gt=0, le=1)]
-Label = Annotated[str, Field(max_length=1000)]
 
 
 class Model(BaseModel):
@@ -50,7 +49,9 @@ class GalleryInfo(Model):
         Of the features.
     dimension : int
     revision : int
-        Of the newest map.
+        Of the newest map; of a protected gallery: how many models it has published.
+    version : str
+        Of the model that a protected gallery has published: the SHA-256 of its bytes. Empty where there is none.
     promise : Promise or None
         What a protected gallery promises to its records.
     """
@@ -63,31 +64,19 @@ class GalleryInfo(Model):
     fingerprint: Annotated[str, Field(max_length=1000)]
     dimension: Annotated[int, Field(ge=1, le=MOST_FEATURES)]
     revision: Annotated[int, Field(ge=0, lt=1 << 64)]
+    version: Annotated[str, Field(pattern=r"^(?:[0-9a-f]{64})?$")] = ""
     promise: Promise | None = None
+
+    @property
+    def is_published(self) -> bool:
+        """Whether there is something to ask: a map, or the model of a protected gallery."""
+        return bool(self.version if self.kind == "protected" else self.candidates)
 
 
 class Galleries(Model):
     """All galleries that a token may use."""
 
     galleries: Annotated[tuple[GalleryInfo, ...], Field(max_length=MOST_GALLERIES)]
-
-
-class Classification(Model):
-    """What the private records of a protected gallery voted.
-
-    Attributes
-    ----------
-    label : str
-        The class with most noisy votes.
-    votes : dict of str to float
-        The noisy counts of all classes.
-    promise : Promise
-        To the records: of this and all other answers that the gallery will ever give.
-    """
-
-    label: Label
-    votes: Annotated[dict[Label, float], Field(max_length=MOST_CLASSES)]
-    promise: Promise
 
 
 class Problem(Model):

@@ -7,7 +7,7 @@ from nearveil.service._model import FRAME, GALLERY_NAME, KEY, KEY_HEADER, Proble
 _FRAME_SCHEMA = {"type": "string", "format": "binary"}
 _RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 0}}}
 _WORDS = {
-    304: "The map is still the one whose ETag was given.",
+    304: "The map, or the model, is still the one whose ETag was given.",
     400: "The frame, or the Host header, cannot be read.",
     401: "There is no token, or none that is good.",
     403: "The gallery does not offer that, or the token may not ask for it.",
@@ -19,7 +19,7 @@ _WORDS = {
     413: "The body, or the answer, is too large.",
     415: "The body is of another media type.",
     422: "A field is missing or wrong.",
-    429: "Asked too often (with Retry-After), or a budget is spent (without).",
+    429: "Asked too often.",
     500: "Something went wrong that nobody thought of.",
     503: "Too much is asked at once, or a database does not answer.",
 }
@@ -75,17 +75,19 @@ def replies(*statuses: int, framed: bool = False) -> dict[int | str, dict[str, A
     return told
 
 
-def frame_reply(words: str, *, etag: bool = False) -> dict[int | str, dict[str, Any]]:
+def frame_reply(words: str, *, etag: str = "") -> dict[int | str, dict[str, Any]]:
     """Return the description of a frame that is what was hoped for."""
-    told: dict[str, Any] = {"description": words, "content": {FRAME: {"schema": _FRAME_SCHEMA}}}
-    if etag:
-        told["headers"] = {"ETag": {"description": "Of this map.", "schema": {"type": "string"}}}
-    return {200: told}
+    return bytes_reply(words, FRAME, etag=etag)
 
 
-def bytes_reply(words: str) -> dict[int | str, dict[str, Any]]:
+def bytes_reply(
+    words: str, kind: str = "application/octet-stream", *, etag: str = ""
+) -> dict[int | str, dict[str, Any]]:
     """Return the description of bytes of any kind."""
-    return {200: {"description": words, "content": {"application/octet-stream": {"schema": _FRAME_SCHEMA}}}}
+    told: dict[str, Any] = {"description": words, "content": {kind: {"schema": _FRAME_SCHEMA}}}
+    if etag:
+        told["headers"] = {"ETag": {"description": etag, "schema": {"type": "string"}}}
+    return {200: told}
 
 
 def finished(schema: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from sqlalchemy.engine import make_url
 
 from nearveil.ledger import Account
 from nearveil.retrieval import Index
-from nearveil.service._model import MOST_CLASSES
-from nearveil.service._protected_records import read_records, share_images
+from nearveil.service._protected_records import Records, share_images
+from nearveil.votes._public_discriminant import MOST_CLASSES
 
 _LONGEST_CLASS = 200
 
@@ -33,7 +33,7 @@ class Places(Protocol):
     def account(self) -> str | None: ...
 
 
-def checked_classes(classes: Sequence[str]) -> tuple[str, ...]:
+def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
     """Return the public list of classes, sorted.
 
     Parameters
@@ -45,7 +45,10 @@ def checked_classes(classes: Sequence[str]) -> tuple[str, ...]:
     tuple of str
     """
     given = [] if isinstance(classes, str) else list(classes)
-    fits = all(isinstance(one, str) and 0 < len(one) <= _LONGEST_CLASS and "/" not in one for one in given)
+    fits = all(
+        isinstance(one, str) and 0 < len(one) <= _LONGEST_CLASS and "/" not in one and one.isprintable()
+        for one in given
+    )
     if not fits or not 2 <= len(given) <= MOST_CLASSES or len(set(given)) != len(given):
         raise ValueError(
             f"classes must list 2 to {MOST_CLASSES} different names of folders, of at most {_LONGEST_CLASS} characters"
@@ -53,38 +56,45 @@ def checked_classes(classes: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(given))
 
 
-def check_counts(**counts: int | None) -> None:
-    """Refuse what is given and no count."""
-    for name, count in counts.items():
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise ValueError(f"{name} must be a whole number of at least 1")
-
-
-def check_indexes(private: Index, public: Index, classes: tuple[str, ...]) -> None:
-    """Refuse a pair that cannot keep the promise: said to the operator before anything is served, naming no record.
+def check_indexes(private: Index, public: Index) -> None:
+    """Refuse a pair that cannot keep the promise.
 
     Parameters
     ----------
     private, public : Index
-    classes : tuple of str
     """
     if private._database.url == public._database.url:
         raise ValueError("private and public must be different indexes: what is published is not protected")
+    public.assert_open()
     private.assert_row_exact()
     if (private.extractor, private.dimension) != (public.extractor, public.dimension):
         raise ValueError("private and public must have the features of one extractor")
-    if read_records(private, classes).stray:
+
+
+def check_records(records: Records, public: Index) -> None:
+    """Refuse records that cannot be protected: said to whoever publishes, before anything is paid, naming no record.
+
+    Parameters
+    ----------
+    records : Records
+    public : Index
+    """
+    if not len(public):
+        raise ValueError("public: it holds no image, and the model needs some: add images that anybody may see")
+    if records.stray:
         raise ValueError(
             "private holds a record whose first folder is not in classes: the list must be complete, and public"
         )
-    if share_images(private, public):
+    if not len(records.labels):
+        raise ValueError("private holds no record: there is nothing to publish")
+    if share_images(records, public):
         raise ValueError("private and public share an image: what is published is not protected; delete it from one")
 
 
 def check_binding(private: Index, account: Account) -> None:
     """Bind records to their account, and keep them private from then on, in every process.
 
-    Records that answer from another account already are refused: each account would promise as if there were no other.
+    Records of another account are refused: each account would promise as if there were no other.
 
     Parameters
     ----------
@@ -94,8 +104,8 @@ def check_binding(private: Index, account: Account) -> None:
     opening = account.history()[0].hash
     if private.bind(opening) != opening:
         raise ValueError(
-            "ledger, account: the records of this index answer from another account already, and a second one would "
-            "add to what the first has promised. Give the first; for a second promise, index the records anew"
+            "ledger, account: a model of this index was paid for from another account, and a second one would add to "
+            "what the first has promised. Give the first; for a second promise, index the records anew"
         )
 
 
@@ -116,7 +126,7 @@ def check_apart(told: Sequence[Places]) -> None:
         )
     accounts = [(_place(one.ledger), one.account) for one in told if one.ledger is not None]
     if len(set(accounts)) < len(accounts):
-        raise ValueError("galleries: two protected galleries must not answer from one account: records differ")
+        raise ValueError("galleries: two protected galleries must not publish from one account: records differ")
 
 
 def _place(where: str) -> str:
@@ -125,9 +135,3 @@ def _place(where: str) -> str:
         return str(Path(where).expanduser().resolve())
     url = make_url(where)
     return f"{url.host}:{url.port or 5432}/{url.database}?{sorted(url.query.items())}"
-
-
-def check_part(answers_per_client: int | None, answers: int) -> None:
-    """Refuse a client's part that is more than the whole."""
-    if answers_per_client is not None and answers_per_client > answers:
-        raise ValueError(f"answers_per_client must be at most {answers}, the answers of the account")

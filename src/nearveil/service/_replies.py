@@ -112,9 +112,7 @@ def replied(request: Request, patience: Patience, tally: Tally) -> Steps[Respons
             continue
         tally.heard = yield Now()
         tally.received += len(response.body)
-        # A budget that is spent is 429 as well, but without a time: none brings it back.
-        spent = response.status == 429 and response.retry_after is None
-        if last or spent or response.status not in _AGAIN:
+        if last or response.status not in _AGAIN:
             return response
         yield patience.pause(attempt, response.retry_after)
     raise AssertionError("the last attempt returns or raises")

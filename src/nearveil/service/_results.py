@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from nearveil.privacy import Guarantee
 from nearveil.retrieval._protocol_parts import Found
-from nearveil.service._model import Promise
 
 
 @dataclass(frozen=True)
@@ -77,27 +76,24 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Classified:
-    """What the records of a protected gallery say of an image, and both promises.
+    """What the model of a protected gallery says of an image, and both guarantees.
 
     Attributes
     ----------
     label : str
-        The class with most noisy votes.
-    votes : mapping of str to float
+        The most probable class.
+    probabilities : mapping of str to float
+        Of all classes, by the model. They add up to 1.
     query_guarantee : Guarantee
-        To the image that was asked about.
-    gallery_promise : Promise
-        To the records that voted.
-    key : str
-    repeated : bool
+        To the image: its epsilon is 0. Nothing was sent that depends on it, and nothing was paid.
+    gallery_guarantee : Guarantee
+        To the records, as the gallery states it.
     """
 
     label: str
-    votes: Mapping[str, float]
+    probabilities: Mapping[str, float]
     query_guarantee: Guarantee
-    gallery_promise: Promise
-    key: str
-    repeated: bool
+    gallery_guarantee: Guarantee
 
     def __str__(self) -> str:
-        return f"{self.label}\n{self.query_guarantee}\n{self.gallery_promise.words}"
+        return f"{self.label}\n{self.query_guarantee}\n{self.gallery_guarantee}"

@@ -14,7 +14,7 @@ from functools import partial
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.context import SpawnProcess
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -27,6 +27,9 @@ from nearveil.service._protected_checks import check_apart
 from nearveil.service._server import Server
 from nearveil.service._settings import GallerySettings, Settings, SettingsError
 from nearveil.service._tokens import TokenStore
+
+if TYPE_CHECKING:
+    from nearveil.service._protected import ProtectedGallery
 
 _LOG = logging.getLogger(__name__)
 _LOOK = 0.2  # seconds between two looks at the processes
@@ -54,6 +57,10 @@ def open_galleries(settings: Settings, *, close: bool = False) -> list[Gallery]:
         for told in settings.galleries:
             gallery = _opened(told, settings)
             stack.callback(gallery.close)
+            if not gallery.info().is_published and told.kind == "protected":
+                raise SettingsError(
+                    f"galleries: {told.name} has published no model yet: `nearveil protect {told.name}` does that"
+                )
             found.append(gallery)
         if not close:
             stack.pop_all()
@@ -231,13 +238,14 @@ def _opened(told: GallerySettings, settings: Settings) -> Gallery:
     try:
         if told.kind == "open":
             return OpenGallery(index, told.name, offers=told.offers, extractor=told.extractor, cache=settings.cache)
-        return _protected(told, index, wait)
+        return open_protected(told, index, wait)
     except BaseException:
         index.close()
         raise
 
 
-def _protected(told: GallerySettings, private: Index, wait: float) -> Gallery:
+def open_protected(told: GallerySettings, private: Index, wait: float) -> "ProtectedGallery":
+    """Open a protected gallery as a server is told of it; it need not have published anything yet."""
     from nearveil.service._protected import ProtectedGallery
 
     assert told.public is not None
@@ -254,8 +262,7 @@ def _protected(told: GallerySettings, private: Index, wait: float) -> Gallery:
             classes=told.classes,
             epsilon=told.epsilon,
             delta=told.delta,
-            answers=told.answers,
-            answers_per_client=told.answers_per_client,
+            publications=told.publications or 1,
             unit=told.unit or "record",
             ledger=told.ledger,
             account=told.account,

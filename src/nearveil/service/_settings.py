@@ -20,7 +20,7 @@ PREFIX = "NEARVEIL_SERVER_"
 CONFIG = "NEARVEIL_CONFIG"
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _NEEDED = ("public", "classes", "epsilon", "delta", "ledger", "account")  # by protected galleries, and by no others
-_MORE = ("answers", "answers_per_client", "unit")
+_MORE = ("publications", "unit", "insist")
 _SPOKEN = {  # by what pydantic calls it
     "extra_forbidden": "there is no such setting",
     "missing": "it must be given",
@@ -51,18 +51,20 @@ class GallerySettings(BaseModel):
     extractor : str
         The name of what makes the features, for people.
     public : str
-        Of a protected gallery: the index of public images, whose map is served.
+        Of a protected gallery: the index of public images, which shape its model.
     classes : tuple of str
-        Of a protected gallery: what its records vote for.
+        Of a protected gallery: what its model tells apart.
     epsilon, delta : float
-        Of a protected gallery: what all its answers together may cost its records.
-    answers, answers_per_client : int
-        Of a protected gallery: how many sets it answers ever, and how many one client may be the first to ask for.
+        Of a protected gallery: what all its models together may cost its records.
+    publications : int
+        Of a protected gallery: how many models it may ever publish, 1 by default.
     unit : str
         Of a protected gallery: what one record is, "record" by default. "person with all images" says that each person
         has one record.
     ledger, account : str
         Of a protected gallery: who pays.
+    insist : bool
+        Of a protected gallery: whether ``nearveil protect`` publishes also where noise alone is to be expected.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -76,11 +78,11 @@ class GallerySettings(BaseModel):
     classes: tuple[str, ...] | None = None
     epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
-    answers: Annotated[int, Field(ge=1)] | None = None
-    answers_per_client: Annotated[int, Field(ge=1)] | None = None
+    publications: Annotated[int, Field(ge=1)] | None = None
     unit: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     ledger: Annotated[str, Field(min_length=1)] | None = None
     account: Annotated[str, Field(min_length=1)] | None = None
+    insist: bool | None = None
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:

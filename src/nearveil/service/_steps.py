@@ -7,7 +7,7 @@ chosen (``docs/theory/service.md``; attacked by ``tests/service/test_client_wire
 import hmac
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -34,14 +34,17 @@ from nearveil.service._replies import (
     replied,
 )
 from nearveil.service._schedule import EXTRACTION_PERIOD, end_slot
-from nearveil.service._transport import Request, Response, What
+from nearveil.service._transport import Request, Response
+
+if TYPE_CHECKING:
+    from nearveil.service._steps_classify import KeptModel
 
 _SAME = 1e-9  # of fractions
 _MOST_MAPS = 4  # that are kept
 _LEAST_REPLY = 1 << 16  # bytes: there must be room for words
 _KINDS: dict[GalleryKind, str] = {
-    "open": "it is protected, and shows no candidates: classify asks it",
-    "protected": "it is open, and does not vote: nearest asks it",
+    "open": "it is protected, and shows no candidates: classify uses its model",
+    "protected": "it is open, and has no model: nearest asks it",
 }
 
 
@@ -64,20 +67,19 @@ class Asker:
         self, account: Payer | None, features: Features, patience: Patience, token: str, *, watched: bool
     ) -> None:
         self.account, self.features = account, features
-        self._patience, self._token, self._watched = patience, token, watched
+        self.patience, self._token, self._watched = patience, token, watched
         self._infos: tuple[GalleryInfo, ...] | None = None
         self._maps: dict[tuple[str, float | None], tuple[str, PublicPart]] = {}
+        self.models: dict[str | None, KeptModel] = {}  # by the name that was asked for
 
     def galleries(self, tally: Tally | None = None) -> Steps[tuple[GalleryInfo, ...]]:
         """Ask for the galleries that there are."""
-        response = yield from replied(Request("galleries"), self._patience, tally or Tally())
+        response = yield from replied(Request("galleries"), self.patience, tally or Tally())
         self._infos = json_of(response, Galleries).galleries
         return self._infos
 
-    def prepared(
-        self, images: Images, name: str | None, kind: GalleryKind | None
-    ) -> Steps[tuple[GalleryInfo, list[NDArray[Any]]]]:
-        """Return a gallery and the features of images for it, before the first request of their question.
+    def prepared(self, images: Images, name: str | None) -> Steps[tuple[GalleryInfo, list[NDArray[Any]]]]:
+        """Return an open gallery and the features of images for it, before the first request of their question.
 
         Images are decoded before anything is sent, and made features as well if the extractor was given, or the gallery
         listed before. If not, the list is asked for in between. After either a slot ends.
@@ -87,14 +89,14 @@ class Asker:
         if self.features.needs_gallery(given):
             if not self._lists(name):
                 yield from self.end_slot(tally.heard, EXTRACTION_PERIOD)
-            info = yield from self.gallery(name, kind, tally)
+            info = yield from self.gallery(name, "open", tally)
             rows = yield from done(lambda: self.features.extracted(given, info))
             yield from self.end_slot(tally.heard, EXTRACTION_PERIOD)
         else:
             rows = yield from done(lambda: self.features.extracted(given))
             if any(image.ndim > 1 for image in given):
                 yield from self.end_slot(tally.heard, EXTRACTION_PERIOD)
-            info = yield from self.gallery(name, kind)
+            info = yield from self.gallery(name, "open")
         self.features.check(given, rows, info)
         return info, rows
 
@@ -109,7 +111,7 @@ class Asker:
             raise QuestionError("id", "it must be the id of an item, a whole number of 32 bits")
         info = yield from self.gallery(gallery, "open")
         request = Request("original", info.name, number=number, most=LARGEST_ORIGINAL)
-        return bytes_of((yield from replied(request, self._patience, Tally())))
+        return bytes_of((yield from replied(request, self.patience, Tally())))
 
     def payer(self) -> Payer:
         """Return who pays, or say that there must be somebody."""
@@ -118,25 +120,25 @@ class Asker:
         return self.account
 
     def map(self, gallery: str | None, candidates: float | None) -> Steps[PublicPart]:
-        """Ask for the map of a gallery of either kind: the same request as before a question."""
-        info = yield from self.gallery(gallery, None)
+        """Ask for the map of an open gallery: the same request as before a question."""
+        info = yield from self.gallery(gallery, "open")
         return (yield from self.public(info, candidates, Tally()))
 
-    def gallery(self, name: str | None, kind: GalleryKind | None, tally: Tally | None = None) -> Steps[GalleryInfo]:
-        """Return what is known of a gallery: of the one that is named, or of the only one (of its kind, if told)."""
+    def gallery(self, name: str | None, kind: GalleryKind, tally: Tally | None = None) -> Steps[GalleryInfo]:
+        """Return what is known of a gallery: of the one that is named, or of the only one of its kind."""
         infos = self._infos if self._lists(name) else None
         if infos is None:
             infos = yield from self.galleries(tally)
         if name is None:
-            fitting = [one for one in infos if kind in (None, one.kind)]
+            fitting = [one for one in infos if one.kind == kind]
             if len(fitting) != 1:
-                many = "name one of them" if fitting or kind is None else f"none is {kind}"
+                many = "name one of them" if fitting else f"none is {kind}"
                 raise QuestionError("gallery", f"there are {_listed(infos)}: {many}")
             return _published(fitting[0])
         found = next((one for one in infos if one.name == name), None)
         if found is None:
             raise QuestionError("gallery", f"there is none named {printed(str(name))!r}; there are {_listed(infos)}")
-        if kind is not None and found.kind != kind:
+        if found.kind != kind:
             raise QuestionError("gallery", f"{found.name}: {_KINDS[kind]}")
         return _published(found)
 
@@ -145,7 +147,7 @@ class Asker:
         etag, kept = self._maps.get((info.name, candidates), ("", None))
         most = HEADER_BYTES + DEFAULT_LIMITS.public_part
         request = Request("map", info.name, candidates=candidates, etag=etag, most=most)
-        response = yield from replied(request, self._patience, tally)
+        response = yield from replied(request, self.patience, tally)
         if response.status == 304 and kept is not None:
             return kept
         with self._forgetting(info.name):
@@ -161,17 +163,15 @@ class Asker:
         self._drop(list(self._maps)[:-_MOST_MAPS])
         return public
 
-    def question(
-        self, what: What, info: GalleryInfo, body: bytes, nonce: str, *, most: int, tally: Tally
-    ) -> Steps[Response]:
+    def question(self, info: GalleryInfo, body: bytes, nonce: str, *, most: int, tally: Tally) -> Steps[Response]:
         """Send the frame of a query. The same frame with the same nonce is the same request, at any time.
 
         The key of a debit is not sent in any form: it may be short, and the server could guess it.
         """
-        told = f"{self._token}\0{what}\0{info.name}\0".encode() + body
+        told = f"{self._token}\0query\0{info.name}\0".encode() + body
         key = hmac.digest(nonce.encode(), told, "sha256").hex()[:32]
-        request = Request(what, info.name, body, key, most=max(most, _LEAST_REPLY))
-        return (yield from replied(request, self._patience, tally))
+        request = Request("query", info.name, body, key, most=max(most, _LEAST_REPLY))
+        return (yield from replied(request, self.patience, tally))
 
     def _lists(self, name: str | None) -> bool:
         return self._infos is not None and any(name in (None, one.name) for one in self._infos)
@@ -204,8 +204,9 @@ def telling(key: str) -> Iterator[None]:
 
 
 def _published(info: GalleryInfo) -> GalleryInfo:
-    if not info.candidates:
-        raise QuestionError("gallery", f"{info.name} has no map yet: publish one, or ask another")
+    if not info.is_published:
+        what = "map" if info.kind == "open" else "model"
+        raise QuestionError("gallery", f"{info.name} has no {what} yet: publish one, or ask another")
     return info
 
 

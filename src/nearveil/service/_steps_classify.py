@@ -1,110 +1,121 @@
-"""What a protected gallery says of an image: the query protected by a release, the records by their votes."""
+"""The class of an image, by the model of a protected gallery: fetched before the image is looked at, used at home."""
 
-import math
-import secrets
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from dp_accounting import NoOpDpEvent
+from numpy.typing import NDArray
 
-from nearveil.ledger import new_key
-from nearveil.ledger._core import check_text
 from nearveil.privacy import Basis, Guarantee
-from nearveil.privacy.noise import Source
-from nearveil.release._channel import checked_epsilon
-from nearveil.retrieval._protocol_client import ClientProtocol
-from nearveil.retrieval._protocol_errors import OutdatedMapError, RefusedError
-from nearveil.retrieval._wire_schema import MapChanged, Refusal, read
-from nearveil.service._client_errors import ReplyError, unanswered
-from nearveil.service._dummies import Hidden
-from nearveil.service._model import FRAME, Classification, GalleryInfo
-from nearveil.service._private_image import Image
-from nearveil.service._replies import Steps, Tally, done, json_of
+from nearveil.release import MessageError
+from nearveil.service._client_errors import ReplyError
+from nearveil.service._model import MOST_MODEL, GalleryInfo
+from nearveil.service._private_image import Image, decoded
+from nearveil.service._replies import Now, Steps, Tally, bytes_of, done, printed, replied
 from nearveil.service._results import Classified
-from nearveil.service._steps import Asker, telling
-from nearveil.service._transport import Response
+from nearveil.service._schedule import EXTRACTION_PERIOD
+from nearveil.service._steps import Asker
+from nearveil.service._transport import Request
 
-_MOST = 1 << 20  # bytes of votes
-_ANY = 1.0  # an epsilon, where none plays a part
+if TYPE_CHECKING:
+    from nearveil.votes import PublicDiscriminant
+
+CHECK_AGAIN = 3600.0  # seconds that a model is used before the gallery is asked whether it has a newer one
+CLASSIFYING_PERIOD = 0.1  # seconds: a matrix of at most 16 MiB and a row
 _NOTHING_TOLD = Guarantee(
     epsilon=0.0,
     delta=0.0,
     protects="query",
     unit="record",
     relation="replace",
-    basis=Basis("every set is asked for, in order", "docs/theory/service.md"),
+    basis=Basis("no request depends on the image", "docs/theory/service.md"),
     events=(NoOpDpEvent(),),
 )
 
 
-def classify(
-    asker: Asker, image: Image, epsilon: float, gallery: str | None, key: str | None, rng: Source | None
-) -> Steps[Classified]:
-    """Ask a protected gallery for the class of an image.
+@dataclass(frozen=True)
+class KeptModel:
+    """A model, the gallery that it is of, and when that was last asked about it."""
+
+    info: GalleryInfo
+    model: "PublicDiscriminant"
+    checked: float
+
+
+def classify(asker: Asker, image: Image, gallery: str | None) -> Steps[Classified]:
+    """Classify an image at home. All requests are sent before the image is looked at; most calls send none.
 
     Parameters
     ----------
     asker : Asker
     image : Image
-    epsilon : float
-        0 asks for every set: the requests are the same for every image, nothing is told and nothing is paid.
     gallery : str or None
-    key : str or None
-    rng : Source or None
 
     Returns
     -------
     Classified
     """
-    nothing = isinstance(epsilon, (int, float)) and not isinstance(epsilon, bool) and epsilon == 0
-    if not nothing:
-        checked_epsilon(epsilon)
-        asker.payer()
-    key = new_key() if key is None else check_text(key, "key")
-    info, (row,) = yield from asker.prepared([image], gallery, "protected")
-    tally = Tally()
-    public = yield from asker.public(info, None, tally)
-    client = yield from done(lambda: ClientProtocol(_ANY if nothing else epsilon, public=public))
-    if nothing:
-        own = yield from done(lambda: client.good_set(row))
-        yield from asker.end_slot(tally.heard, client.question_period())
-        every = yield from _every(asker, info, client)
-        return _result(every[own], _NOTHING_TOLD, key, repeated=False)
-    account = asker.payer()
-    with telling(key):
-        hidden = Hidden(account, key, (), rng)
-        question = yield from done(lambda: hidden.ask(client, row))
-        yield from asker.end_slot(tally.heard, client.question_period())
-        try:
-            found = yield from _votes(asker, info, question, hidden.nonce)
-        except Exception as error:
-            raise unanswered(error, key) from error
-        return _result(found, client.guarantee, key, repeated=hidden.repeated)
+    kept = yield from current_model(asker, gallery)
+    since: float = yield Now()
+    given = yield from done(lambda: decoded([image]))
+    (row,) = yield from done(lambda: asker.features.extracted(given, kept.info))
+    asker.features.check(given, [row], kept.info)
+    chances = yield from done(lambda: _probabilities(kept.model, row))
+    # Whatever the caller does next, such as hanging up, must not tell how long this took.
+    yield from asker.end_slot(since, EXTRACTION_PERIOD if given[0].ndim > 1 else CLASSIFYING_PERIOD)
+    found = dict(zip(kept.model.classes.tolist(), chances, strict=True))
+    return Classified(max(found, key=found.__getitem__), found, _NOTHING_TOLD, kept.model.guarantee)
 
 
-def _every(asker: Asker, info: GalleryInfo, client: ClientProtocol) -> Steps[list[Classification]]:
-    """Ask for all sets. One that is not answered is the end of it, whichever set was wanted."""
-    found: list[Classification] = []
-    nonce = secrets.token_hex(16)  # nothing is paid, so no ledger has one
-    for question in client.every_question():
-        found += [(yield from _votes(asker, info, question, nonce))]
+def current_model(asker: Asker, gallery: str | None) -> Steps[KeptModel]:
+    """Return the model of a gallery. It is asked for once, and whether there is a newer one at most once an hour."""
+    now: float = yield Now()
+    kept = asker.models.get(gallery)
+    if kept is not None and 0 <= now - kept.checked < CHECK_AGAIN:
+        return kept
+    yield from asker.galleries()
+    info = yield from asker.gallery(gallery, "protected")
+    if kept is None or kept.info.version != info.version:
+        model = yield from _fetched(asker, info)
+    else:
+        model = kept.model
+    asker.models[gallery] = found = KeptModel(info, model, now)
     return found
 
 
-def _votes(asker: Asker, info: GalleryInfo, question: bytes, nonce: str) -> Steps[Classification]:
-    response = yield from asker.question("classify", info, question, nonce, most=_MOST, tally=Tally())
-    return _read(response)
+def _probabilities(model: "PublicDiscriminant", row: NDArray[Any]) -> list[float]:
+    with np.errstate(all="ignore"):  # a model of bad will may hold numbers of any size
+        try:
+            found = model.predict_proba(row[None])[0]
+        except ValueError:
+            found = np.array([np.nan])
+    if not np.isfinite(found).all():
+        raise ReplyError("the model gives no probabilities: its numbers are beyond all bounds")
+    chances: list[float] = found.tolist()
+    return chances
 
 
-def _read(response: Response) -> Classification:
-    if response.kind == FRAME:
-        found: MapChanged | Refusal = read(response.body, MapChanged, Refusal)
-        raise OutdatedMapError(found) if isinstance(found, MapChanged) else RefusedError(found)
-    votes = json_of(response, Classification)
-    if votes.label not in votes.votes or not all(map(math.isfinite, votes.votes.values())):
-        raise ReplyError("the server's reply has votes that are no numbers, or a label without votes")
-    if votes.promise.protects != "database":
-        raise ReplyError("the server's reply has a promise that is not to its records")
-    return votes
+def _fetched(asker: Asker, info: GalleryInfo) -> Steps["PublicDiscriminant"]:
+    request = Request("model", info.name, most=MOST_MODEL)
+    body = bytes_of((yield from replied(request, asker.patience, Tally())))
+    if hashlib.sha256(body).hexdigest() != info.version:
+        raise ReplyError("the model is another than the gallery names: it may have published one just now; ask again")
+    model = yield from done(lambda: _read(body))
+    if model.n_features != info.dimension:
+        raise ReplyError("the model is of other features than the gallery's")
+    return model
 
 
-def _result(votes: Classification, told: Guarantee, key: str, *, repeated: bool) -> Classified:
-    return Classified(votes.label, votes.votes, told, votes.promise, key, repeated)
+def _read(body: bytes) -> "PublicDiscriminant":
+    from nearveil.votes import PublicDiscriminant
+
+    try:
+        model = PublicDiscriminant.from_bytes(body)
+    except MessageError as error:
+        raise ReplyError(f"the model cannot be used: {printed(str(error))}") from None
+    texts = [*map(str, model.classes.tolist()), model.guarantee.unit, model.guarantee.reason]
+    if model.classes.dtype.kind != "U" or not all(text.isprintable() for text in texts):
+        raise ReplyError("the model holds names that are no text, or do not print")
+    return model

@@ -81,7 +81,7 @@ def nearest(asker: Asker, asked: Asked) -> Steps[Nearest]:
     Nearest
     """
     account, tally = asker.payer(), Tally()
-    info, rows = yield from asker.prepared([asked.image, *asked.dummies], asked.gallery, "open")
+    info, rows = yield from asker.prepared([asked.image, *asked.dummies], asked.gallery)
     public = yield from asker.public(info, asked.candidates, tally)
     client = yield from done(lambda: ClientProtocol(asked.epsilon, public=public))
     count, plan = _count(asked.k, client.candidates), _plan(asked, public)
@@ -100,7 +100,7 @@ def nearest(asker: Asker, asked: Asked) -> Steps[Nearest]:
             for message in hidden.messages:
                 for extras in plan:
                     body, most = Query(message, extras).to_bytes(), _most(public, extras)
-                    response = yield from asker.question("query", info, body, hidden.nonce, most=most, tally=tally)
+                    response = yield from asker.question(info, body, hidden.nonce, most=most, tally=tally)
                     replies.append((extras, _taken(client, response, extras)))
             result = yield from done(lambda: _result(client, replies, count, hidden, key, tally))
             # Whatever the caller does next, such as hanging up, must not tell how long the choice took.

@@ -9,9 +9,8 @@ from nearveil.service._frames import frame_status
 from nearveil.service._galleries import Gallery
 from nearveil.service._model import FRAME, Galleries, Problem
 
-What = Literal["galleries", "map", "query", "classify", "original"]
+What = Literal["galleries", "map", "query", "model", "original"]
 JSON, BYTES = "application/json", "application/octet-stream"
-_LOCAL = "local"  # who asks
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Request:
 
     Attributes
     ----------
-    what : {"galleries", "map", "query", "classify", "original"}
+    what : {"galleries", "map", "query", "model", "original"}
     gallery : str
     body : bytes
         The frame of a query.
@@ -126,9 +125,8 @@ class GalleryTransport:
             return _unless_known(self._gallery.map(request.candidates), request.etag)
         if request.what == "query":
             return _framed(self._gallery.query(request.body))
-        if request.what == "classify":
-            found = self._gallery.classify(request.body, _LOCAL)
-            return _framed(found) if isinstance(found, bytes) else Response(200, JSON, found.model_dump_json().encode())
+        if request.what == "model":
+            return Response(200, BYTES, self._gallery.model())
         return Response(200, BYTES, self._gallery.original(request.number))
 
 

@@ -124,6 +124,11 @@ def _questions(app: FastAPI, desk: Desk) -> None:
         question = Question(epsilon, gallery, candidates, hide)
         return await run_in_threadpool(_plainly, lambda: desk.ask(image, question, lambda: _listens(request)))
 
+    @app.post("/api/classify")
+    async def classify(request: Request, gallery: str) -> dict[str, Any]:
+        image = await _body(request, MOST_BYTES)
+        return await run_in_threadpool(_plainly, lambda: desk.classify(image, gallery))
+
     @app.post("/api/again")
     async def again(request: Request, key: str) -> dict[str, Any]:
         await _body(request, _NO_MORE)

@@ -41,7 +41,7 @@ class Question:
     epsilon : float
     gallery : str
     candidates : float or None
-        None for a protected gallery, which has no candidates.
+        None for the newest map.
     hide : bool
         Whether the message goes among those of the dummies.
     """
@@ -134,6 +134,7 @@ class Desk:
                     "kind": one.kind,
                     "candidates": sorted(set(one.candidates)),
                     "newest": one.candidates[0] if one.candidates else None,
+                    "published": one.is_published,
                     "extractor": one.extractor,
                     "promise": None if one.promise is None else one.promise.words,
                 }
@@ -195,6 +196,24 @@ class Desk:
             asked = Waiting(question, info, row, int(time.time()))
             return {**self._answered(new_key(), asked, listens), "cost": cost}
 
+    def classify(self, image: bytes, gallery: str) -> dict[str, Any]:
+        """Classify an image by the model of a protected gallery. Nothing is paid, and nothing waits.
+
+        Parameters
+        ----------
+        image : bytes
+            Of a file. Private.
+        gallery : str
+
+        Returns
+        -------
+        dict
+            All that the page shows.
+        """
+        with self._alone():
+            self._check_gallery(gallery)
+            return classified_view(self.client.classify(image, gallery=gallery), self.balance())
+
     def again(self, key: str, listens: Callable[[], bool] = lambda: True) -> dict[str, Any]:
         """Ask a question again that is paid for and has no answer: the same message, for nothing.
 
@@ -249,9 +268,6 @@ class Desk:
         if public.fingerprint != info.fingerprint:  # the row is of no use there, and its width need not show it
             self.galleries()
             raise relisted()
-        if info.kind == "protected":
-            classified = self.client.classify(row, question.epsilon, gallery=info.name, key=key, rng=self._rng)
-            return classified_view(classified, self._messages(), public.map.n_sets, self.balance())
         # Decided by the gallery, never by the image.
         images = "thumbnails" in public.offers and public.map.set_size <= _MOST_IMAGES
         nearest = self.client.nearest(
@@ -300,10 +316,13 @@ class Desk:
 
     def _prepared(self, image: bytes, name: str) -> tuple[GalleryInfo, Singles]:
         """Return a gallery and the feature of an image for it. What is sent next goes out at the end of a slot."""
+        self._check_gallery(name)
+        info, (row,) = self.client._driven(self.client._asker.prepared([image], name))
+        return info, row
+
+    def _check_gallery(self, name: str) -> None:
         if self._gallery not in (None, name):
             raise Trouble(404, "question", "There is no gallery of this name here. Load the page anew.")
-        info, (row,) = self.client._driven(self.client._asker.prepared([image], name, None))
-        return info, row
 
     def _checked_cost(self, epsilon: float) -> str:
         """Return what the account will pay, or refuse before anything is sent; the debit itself looks again."""

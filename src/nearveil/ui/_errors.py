@@ -148,14 +148,11 @@ def _unanswered(error: UnansweredError) -> Trouble:
             "again sends the same message and costs nothing. A new question pays anew."
         )
         return Trouble(502, "unanswered", words, paid=True, again=True)
-    if "map" in error.reason:
-        words = (
-            "The gallery changed its map while the question was on its way. The message was paid for and is of no "
-            "more use. Asking again is a new question, about the new map, and pays anew."
-        )
-        return Trouble(409, "map_changed", words, paid=True)
-    words = f"The question is paid for, and no answer will come: {_sentence(error.reason)}"
-    return Trouble(409, "no_answer", words, paid=True)
+    words = (
+        "The gallery changed its map while the question was on its way. The message was paid for and is of no "
+        "more use. Asking again is a new question, about the new map, and pays anew."
+    )
+    return Trouble(409, "map_changed", words, paid=True)
 
 
 @trouble_of.register

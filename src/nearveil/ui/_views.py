@@ -11,6 +11,7 @@ from nearveil.service import Classified, Nearest
 from nearveil.ui._budget import odds
 
 MOST_SHOWN = 240  # candidates in the server's pane
+MOST_CLASSES = 50  # with their probabilities, the most probable first
 _HEX = 24  # bytes of a message at either end
 _SIDE, _LARGEST = 512, 1 << 17  # pixels and bytes of a thumbnail that is shown
 
@@ -62,30 +63,27 @@ def nearest_view(
     }
 
 
-def classified_view(
-    found: Classified, messages: Sequence[Message], n_sets: int, balance: dict[str, Any]
-) -> dict[str, Any]:
-    """Return what the server saw, what its records voted, and both promises.
+def classified_view(found: Classified, balance: dict[str, Any]) -> dict[str, Any]:
+    """Return what the model of a protected gallery says, and both guarantees.
 
     Parameters
     ----------
     found : Classified
-    messages : sequence of Message
-    n_sets : int
     balance : dict
+        Of the account, which has not paid.
 
     Returns
     -------
     dict
     """
-    sets = tuple(int(message["sets"][0]) for message in messages)
     return {
         "kind": "classified",
-        "saw": {**_message_view(messages, sets, n_sets), "candidates": [], "total": 0},
         "label": found.label,
-        "votes": sorted(found.votes.items(), key=lambda one: -one[1]),
-        "gallery_promise": found.gallery_promise.words,
-        **_paid_view(found.query_guarantee, n_sets, balance, repeated=found.repeated),
+        "probabilities": sorted(found.probabilities.items(), key=lambda one: -one[1])[:MOST_CLASSES],
+        "classes": len(found.probabilities),
+        "gallery_guarantee": str(found.gallery_guarantee),
+        "promise": str(found.query_guarantee),
+        "balance": balance,
     }
 
 

@@ -3,9 +3,18 @@ import { count, make, percent, picture, put } from "./dom.js";
 // The two panes: all that the other side knows, and what was chosen here.
 
 const chance = (share) => (share > 0.995 ? "above 99%" : percent(share));
+const likely = (share) => (share >= 0.001 ? `${(100 * share).toFixed(1)}%` : "below 0.1%");
 const named = (sets) => (sets.length === 1 ? `Set ${sets[0] + 1}` : `Sets ${sets.map((one) => one + 1).join(", ")}`);
 
 export function showSaw(place, told) {
+  if (told.kind === "classified") {
+    put(
+      place,
+      make("p", { class: "big" }, "Nothing of your image"),
+      make("p", {}, "The gallery’s model was fetched before your image was looked at. The server gives the same to everybody, and is asked at most once an hour whether there is a newer one. It is not told that, or how often, an image is classified."),
+    );
+    return;
+  }
   const { saw } = told;
   const several = saw.messages.length > 1;
   const messages = saw.messages.slice(0, 6).map((one) => make("code", { class: "hex" }, one.hex));
@@ -18,15 +27,14 @@ export function showSaw(place, told) {
     ...messages,
     make("p", { class: "note" }, `A message names the set that suits its image best with probability ${chance(told.right)}, and otherwise one of the others by chance. The server may guess; how far that carries is the promise below.`),
   ];
-  if (told.kind === "nearest") {
-    const shown = saw.candidates.length < saw.total ? `The first ${saw.candidates.length} of ${count(saw.total, "image")}` : `All ${count(saw.total, "image")}`;
-    parts.push(
-      make("h3", {}, "What it sent back"),
-      make("p", { class: "note" }, `${shown} of ${several ? "those sets" : "that set"}, in the order of their ids. It sends the same to whoever names the set.`),
-      make("ul", { class: "thumbs", tabindex: "0", "aria-label": "Candidates" }, ...saw.candidates.map((one) => make("li", { title: one.name || null }, picture(one.image, one.name || `candidate ${one.id}`)))),
-    );
-  }
-  put(place, ...parts);
+  const shown = saw.candidates.length < saw.total ? `The first ${saw.candidates.length} of ${count(saw.total, "image")}` : `All ${count(saw.total, "image")}`;
+  put(
+    place,
+    ...parts,
+    make("h3", {}, "What it sent back"),
+    make("p", { class: "note" }, `${shown} of ${several ? "those sets" : "that set"}, in the order of their ids. It sends the same to whoever names the set.`),
+    make("ul", { class: "thumbs", tabindex: "0", "aria-label": "Candidates" }, ...saw.candidates.map((one) => make("li", { title: one.name || null }, picture(one.image, one.name || `candidate ${one.id}`)))),
+  );
 }
 
 function match(one, rank) {
@@ -36,13 +44,15 @@ function match(one, rank) {
 
 export function showGot(place, told) {
   if (told.kind === "classified") {
-    const rows = told.votes.map(([label, votes]) => make("tr", {}, make("td", {}, label), make("td", { class: "n" }, votes.toFixed(1))));
+    const rows = told.probabilities.map(([label, share]) => make("tr", {}, make("td", {}, label), make("td", {}, make("meter", { min: 0, max: 1, value: share, "aria-hidden": "true" })), make("td", { class: "n" }, likely(share))));
+    const more = told.classes - told.probabilities.length;
     put(
       place,
       make("p", { class: "big" }, told.label),
-      make("p", {}, "The gallery is protected: its private records voted, with noise, and no image is shown."),
-      make("table", {}, make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "class"), make("th", { scope: "col", class: "n" }, "noisy votes"))), make("tbody", {}, ...rows)),
-      make("p", { class: "note" }, "The server says about its records, and nobody here can check it: ", make("q", {}, told.gallery_promise)),
+      make("p", {}, "By the gallery’s model, on this machine. The gallery is protected: the model has noise, and no record is shown."),
+      make("table", { class: "classes" }, make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "class"), make("th", { scope: "col", colspan: 2, class: "n" }, "probability"))), make("tbody", {}, ...rows)),
+      more ? make("p", { class: "note" }, `Less probable classes that are not shown: ${more}.`) : null,
+      make("p", { class: "note" }, "The server says about its records, and nobody here can check it: ", make("q", {}, told.gallery_guarantee)),
     );
     return;
   }
@@ -54,7 +64,7 @@ export function showGot(place, told) {
 }
 
 export function showPaid(place, told) {
-  const facts = [
+  const facts = told.kind === "classified" ? [["Cost", "nothing"], ["Left", `${told.balance.left_words} of ${told.balance.epsilon}`]] : [
     ["Cost", told.repeated ? "nothing: it was paid for before" : `epsilon ${told.cost}`],
     ["Odds change at most", `× ${told.odds} by this message`],
     ...(told.balance.odds === null ? [] : [["By all paid so far", `× ${told.balance.odds}, were it all about one image`]]),

@@ -9,21 +9,34 @@ const STOPS = [0.25, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 10, 12];
 const LEAST = 1e-6, MOST = 40;
 const LARGEST = 64 * 2 ** 20;
 
-let file = null, map = null, asked = null, busy = false, previewed = 0, looked = 0;
+let file = null, map = null, asked = null, busy = false, previewed = 0, looked = 0, dummies = 0;
 
 const epsilon = () => Number(find("epsilon-number").value);
 const nearestStop = (value) => STOPS.reduce((best, stop, place) => (Math.abs(stop - value) < Math.abs(STOPS[best] - value) ? place : best), 0);
+const isProtected = () => chosen()?.kind === "protected";
 const valid = () => Number.isFinite(epsilon()) && epsilon() >= LEAST && epsilon() <= MOST;
 
 function showCurve() {
-  const place = find("curve");
-  if (map === null) return;
-  if (chosen()?.kind === "protected") put(place, make("p", { class: "note" }, "A protected gallery shows no candidates, so there is no share of them to draw."));
-  else if (valid()) put(place, curve(map, epsilon(), asked));
+  if (map !== null && valid()) put(find("curve"), curve(map, epsilon(), asked));
+}
+
+// A protected gallery is not asked: its model is used here. So there is nothing to pay, and nothing to choose.
+function showKind() {
+  const kept = isProtected();
+  for (const name of ["epsilon-field", "candidates-field", "curve-card"]) find(name).hidden = kept;
+  find("hide-field").hidden = kept || dummies === 0;
+  find("ask-button").textContent = kept ? "Classify" : "Ask";
+  find("ask-lead").textContent = kept
+    ? "Your image stays on this machine. The gallery’s model comes here, and nothing about your image leaves."
+    : "Your image stays on this machine. The server is sent the name of one set of its gallery, and nothing else.";
+  if (!kept) return;
+  find("cost-note").textContent = "This costs nothing.";
+  if (asked === null) find("promise").textContent = "Nothing is told about your image, whatever it is.";
 }
 
 async function preview() {
   const turn = ++previewed;
+  if (isProtected()) return showKind();
   if (!valid()) {
     find("epsilon-note").textContent = "Epsilon must be a number from 0.000001 to 40.";
     find("cost-note").textContent = "";
@@ -51,7 +64,6 @@ function changed() {
 function showCandidates() {
   const gallery = chosen(), slider = find("candidates");
   const fractions = gallery?.candidates ?? [];
-  find("candidates-field").hidden = gallery?.kind === "protected";
   slider.max = Math.max(fractions.length - 1, 0);
   slider.value = Math.max(fractions.indexOf(state.candidates), 0);
   slider.disabled = fractions.length < 2;
@@ -64,15 +76,22 @@ function showCandidates() {
 
 async function loadMap() {
   const gallery = chosen();
-  if (gallery === null || !gallery.candidates.length) {
-    say(find("ask-error"), gallery ? "This gallery has no map yet: its operator must publish one." : "");
+  showKind();
+  if (gallery === null || !gallery.published) {
+    say(find("ask-error"), gallery ? "This gallery has published nothing yet: its operator must do that." : "");
+    return;
+  }
+  if (isProtected()) {
+    looked += 1;
+    map = null;
+    say(find("ask-error"), "");
     return;
   }
   const turn = ++looked; // of two that are under way, the later one counts
   map = null;
   showCandidates();
   try {
-    const told = await get("/api/map", { gallery: gallery.name, candidates: gallery.kind === "protected" ? null : state.candidates }, 90);
+    const told = await get("/api/map", { gallery: gallery.name, candidates: state.candidates }, 90);
     if (turn !== looked) return;
     map = told;
     say(find("ask-error"), "");
@@ -89,8 +108,9 @@ async function loadAbout() {
   const told = await get("/api/about", {}, 20);
   find("where").textContent = told.where;
   put(find("gauge"), gauge(told.balance));
-  find("hide-field").hidden = told.dummies === 0;
-  find("dummies-count").textContent = told.dummies;
+  dummies = told.dummies;
+  find("hide-field").hidden = isProtected() || dummies === 0;
+  find("dummies-count").textContent = dummies;
   find("waiting").hidden = told.waiting.length === 0;
   put(find("waiting-list"), ...told.waiting.map(waits));
 }
@@ -108,7 +128,7 @@ export async function loadGalleries() {
     const told = await get("/api/galleries", {}, 90);
     state.galleries = told.galleries;
     const choice = find("gallery-choice");
-    put(choice, ...told.galleries.map((one) => make("option", { value: one.name }, one.kind === "protected" ? `${one.name} (protected: a class is asked for)` : one.name)));
+    put(choice, ...told.galleries.map((one) => make("option", { value: one.name }, one.kind === "protected" ? `${one.name} (protected: classifies)` : one.name)));
     find("gallery-field").hidden = told.galleries.length < 2;
     if (!chosen()) state.gallery = told.galleries[0].name;
     choice.value = state.gallery;
@@ -153,8 +173,11 @@ function show(told, which) {
   put(find("gauge"), gauge(told.balance));
   find("answer").hidden = false;
   state.answers += 1;
-  const what = told.kind === "nearest" ? `${told.got.length} matches found` : `The answer is ${told.label}`;
-  find("ask-status").textContent = `${which}${what}. ${told.repeated ? "It was paid for before." : `It cost ${told.cost}.`} ${told.balance.left_words} of ${told.balance.epsilon} is left.`;
+  if (told.kind === "classified") {
+    find("ask-status").textContent = `The most probable class is ${told.label}. It cost nothing.`;
+    return;
+  }
+  find("ask-status").textContent = `${which}${told.got.length} matches found. ${told.repeated ? "It was paid for before." : `It cost ${told.cost}.`} ${told.balance.left_words} of ${told.balance.epsilon} is left.`;
 }
 
 // Send something to be answered, show what comes, and say what went wrong.
@@ -184,11 +207,11 @@ async function ask(event) {
   if (busy) return;
   const error = find("ask-error");
   if (file === null) return say(error, "Choose an image first: drop one, or press the field and pick a file.");
-  if (!valid()) return say(error, "Epsilon must be a number from 0.000001 to 40.");
+  if (!isProtected() && !valid()) return say(error, "Epsilon must be a number from 0.000001 to 40.");
   if (file.size > LARGEST) return say(error, "This image is too large: at most 64 megapixels and 64 MiB are read. Save a smaller copy. No message was sent, and nothing was paid.");
   if (chosen() === null) return loadGalleries();
-  const candidates = chosen().kind === "protected" ? null : state.candidates;
-  await answered("/api/ask", { gallery: state.gallery, epsilon: epsilon(), candidates, hide: find("hide").checked }, file);
+  if (isProtected()) return answered("/api/classify", { gallery: state.gallery }, file);
+  await answered("/api/ask", { gallery: state.gallery, epsilon: epsilon(), candidates: state.candidates, hide: find("hide").checked }, file);
 }
 
 function listen() {
@@ -198,7 +221,7 @@ function listen() {
   find("candidates").addEventListener("input", () => { state.candidates = chosen().candidates[find("candidates").value]; find("candidates-value").textContent = percent(state.candidates); });
   find("candidates").addEventListener("change", loadMap);
   find("hide").addEventListener("change", changed);
-  find("gallery-choice").addEventListener("change", () => { state.gallery = find("gallery-choice").value; state.candidates = chosen().newest; loadMap(); });
+  find("gallery-choice").addEventListener("change", () => { state.gallery = find("gallery-choice").value; state.candidates = chosen().newest; asked = null; find("answer").hidden = true; put(find("paid")); loadMap(); });
   find("file").addEventListener("change", () => { take(find("file").files[0]); find("file").value = ""; });
   for (const name of ["dragenter", "dragover"]) drop.addEventListener(name, (event) => { event.preventDefault(); drop.classList.add("over"); });
   for (const name of ["dragleave", "drop"]) drop.addEventListener(name, () => drop.classList.remove("over"));

@@ -63,9 +63,14 @@ export async function show() {
   const body = find("gallery-body"), error = find("gallery-error");
   const gallery = chosen();
   if (gallery === null) return say(error, "There is no gallery to draw: see the page Ask.");
+  if (gallery.kind === "protected") {
+    say(error, "");
+    body.setAttribute("aria-busy", "false");
+    return put(body, make("p", { class: "note" }, "This gallery is protected: it has no map, and shows nothing of its records but its model."));
+  }
   body.setAttribute("aria-busy", "true");
   try {
-    const told = await get("/api/picture", { gallery: gallery.name, candidates: gallery.kind === "protected" ? null : state.candidates }, 120);
+    const told = await get("/api/picture", { gallery: gallery.name, candidates: state.candidates }, 120);
     put(body, drawn(told));
     say(error, "");
   } catch (trouble) {

@@ -1,0 +1,95 @@
+"""``nearveil classify``: the classes of images by the model of a protected gallery, used at home."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nearveil.cli import _budget
+from nearveil.cli._asking import Authorities, Insecure, OwnCertificate, OwnKey, TokenFile, TokenText
+from nearveil.cli._budget_view import clean
+from nearveil.cli._index import AUTO, Which, named, words
+from nearveil.cli._query import _certificate, _in_words, _token
+
+if TYPE_CHECKING:
+    from nearveil.service import Classified
+
+_SHOWN = 3  # classes of an image
+
+
+def classify(
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Private images.")],
+    server: Annotated[str, typer.Option(metavar="URL", help="Whose gallery it is: https://host:8321.")],
+    token_file: TokenFile = None,
+    token: TokenText = None,
+    gallery: Annotated[str | None, typer.Option(help="Needed where there are several protected ones.")] = None,
+    ca: Authorities = None,
+    certificate: OwnCertificate = None,
+    certificate_key: OwnKey = None,
+    insecure: Insecure = False,
+    extractor: Which = AUTO,
+    as_json: _budget.Json = False,
+) -> None:
+    """Classify images by the model of a protected gallery. Nothing about them is sent, and nothing is paid.
+
+    The model is fetched first; it is the same for everybody. Then the images are read, and the classes are found on
+    this machine.
+
+    [bold]Examples[/bold]
+
+    nearveil classify scan.png --server https://scans.example:8321 --token-file token.txt
+
+    nearveil classify *.png --server https://scans.example:8321 --token-file token.txt --gallery scans --json
+    """
+    with words():
+        from nearveil.service import Client, QuestionError
+
+        tls: dict[str, Any] = {
+            "ca": ca,
+            "certificate": _certificate(certificate, certificate_key),
+            "insecure": insecure,
+            "extractor": None if extractor == AUTO else named(extractor),
+        }
+        try:
+            with Client(server, _token(token_file, token, server), **tls) as client:
+                client.model(gallery=gallery)  # before the first image is looked at
+                found = [client.classify(image, gallery=gallery) for image in images]
+        except QuestionError as error:
+            raise ValueError(_in_words(error, (), local=False)) from None
+    if as_json:
+        typer.echo(json.dumps(_as_json(images, found), allow_nan=False))
+    else:
+        _show(images, found)
+
+
+def _show(images: list[Path], found: list["Classified"]) -> None:
+    grid = Table()
+    for heading in ("image", "class", "probability", "and then"):
+        grid.add_column(heading, overflow="fold", justify="right" if heading == "probability" else "left")
+    for image, one in zip(images, found, strict=True):
+        (label, share), *others = sorted(one.probabilities.items(), key=lambda pair: -pair[1])[:_SHOWN]
+        rest = ", ".join(f"{name} {chance:.3f}" for name, chance in others)
+        grid.add_row(*(Text(clean(text)) for text in (str(image), label, f"{share:.3f}", rest)))
+    console = Console(highlight=False)
+    console.print(grid)
+    for line in (
+        "The other side saw nothing that depends on an image, and nothing was paid.",
+        f"It says about its records: {found[0].gallery_guarantee}",
+    ):
+        console.print(Text(clean(line)), soft_wrap=True)
+
+
+def _as_json(images: list[Path], found: list["Classified"]) -> dict[str, object]:
+    return {
+        "images": [
+            {"image": str(image), "label": one.label, "probabilities": dict(one.probabilities)}
+            for image, one in zip(images, found, strict=True)
+        ],
+        "epsilon": found[0].query_guarantee.epsilon,
+        "paid": 0.0,
+        "gallery_guarantee": str(found[0].gallery_guarantee),
+    }

@@ -1,0 +1,155 @@
+"""``nearveil protect`` and ``nearveil classify``: a model is published by its operator, and used at home."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("PIL")
+pytest.importorskip("skimage")
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+
+import uvicorn
+
+from nearveil.ledger import Ledger
+from nearveil.service import Settings, TokenStore, create_app, open_galleries
+from tests.cli.galleries import fine, picture, refused, told
+from tests.clocks import hurry
+
+KINDS = ("red", "green")
+COLOURS = {"red": (200, 20, 30), "green": (20, 190, 40)}
+
+
+def photos(folder: Path, count: int, *, labelled: bool, seed: int) -> Path:
+    """Write pictures of two colours, in folders if they are records."""
+    for number in range(count):
+        kind = KINDS[number % 2]
+        place = folder / kind if labelled else folder
+        place.mkdir(parents=True, exist_ok=True)
+        picture(place / f"{seed + number}.png", COLOURS[kind], seed=seed + number)
+    return folder
+
+
+def config(folder: Path, **changed: object) -> Path:
+    """Write the configuration of a protected gallery."""
+    given: dict[str, object] = {
+        "name": "colours",
+        "kind": "protected",
+        "index": str(folder / "private"),
+        "public": str(folder / "public"),
+        "classes": list(KINDS),
+        "epsilon": 60.0,
+        "delta": 1e-5,
+        "publications": 2,
+        "ledger": str(folder / "ledger.db"),
+        "account": "colours",
+    } | changed
+    lines = [f"{name} = {json.dumps(value)}" for name, value in given.items()]
+    path = folder / "nearveil.toml"
+    path.write_text("\n".join([f"tokens = {json.dumps(str(folder / 'tokens.db'))}", "[[galleries]]", *lines]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("colours")
+    photos(folder / "records", 40, labelled=True, seed=0)
+    photos(folder / "shown", 20, labelled=False, seed=100)
+    fine("index", folder / "records", "--into", folder / "private", "--extractor", "hog", "--private")
+    fine("index", folder / "shown", "--into", folder / "public", "--extractor", "hog", "--candidates", 0.2)
+    return folder
+
+
+@dataclass
+class Served:
+    """A server on loopback, and a token for it."""
+
+    url: str
+    token: str
+
+
+@pytest.fixture(scope="module")
+def served(indexed: Path) -> Iterator[Served]:
+    text = fine("protect", "--config", config(indexed), "--publish")
+    assert "Published: model 1 of colours" in text
+    settings = Settings.load(indexed / "nearveil.toml", log_file=indexed / "log", rate=None)
+    held = open_galleries(settings)
+    with TokenStore(settings.tokens) as tokens, socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(create_app(held, tokens, settings), log_config=None))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        port = listening.getsockname()[1]
+        yield Served(f"http://127.0.0.1:{port}", tokens.create("test")[1])
+        server.should_exit = True
+        thread.join()
+    for one in held:
+        one.close()
+    assert "accuracy" not in (indexed / "log").read_text()  # what was forecast is in no log
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
+
+
+def test_images_are_classified_without_an_account(served: Served, tmp_path: Path) -> None:
+    images = sorted(photos(tmp_path, 6, labelled=True, seed=300).glob("*/*.png"))
+    words = ("classify", *images, "--server", served.url, "--token", served.token)
+    found = told(*words)
+    assert [one["image"] for one in found["images"]] == list(map(str, images))
+    assert [one["label"] for one in found["images"]] == ["green"] * 3 + ["red"] * 3
+    for one in found["images"]:
+        assert set(one["probabilities"]) == set(KINDS)
+        assert sum(one["probabilities"].values()) == pytest.approx(1.0)
+    assert (found["epsilon"], found["paid"]) == (0.0, 0.0)
+    assert "any one record is in the database" in found["gallery_guarantee"]
+    text = fine(*words, "--gallery", "colours")
+    assert "nothing was paid" in text
+    assert "green" in text
+
+
+def test_what_is_wrong_is_said_in_options(served: Served, tmp_path: Path) -> None:
+    (image,) = photos(tmp_path, 1, labelled=False, seed=300).glob("*.png")
+    words = ("classify", image, "--server", served.url)
+    assert "--token" in refused(*words)
+    assert "--gallery: there is none named 'birds'" in refused(*words, "--token", served.token, "--gallery", "birds")
+    (tmp_path / "notes.png").write_text("no image")
+    told_of = refused("classify", tmp_path / "notes.png", "--server", served.url, "--token", served.token)
+    assert "not an image" in told_of
+    assert "--url" not in refused("classify", image, "--server", "birds.example", "--token", "x")
+
+
+def test_what_to_expect_is_told_before_anything_is_paid(indexed: Path, tmp_path: Path) -> None:
+    path = config(indexed, ledger=str(tmp_path / "other.db"), account="other")
+    text = " ".join(fine("protect", "--config", path).split())
+    assert "For you alone" in text
+    assert "Expected accuracy: 1.00; without noise 1.00; by guessing 0.50" in text
+    assert "Publications left: 2" in text
+    assert "20" in text
+    with Ledger(tmp_path / "other.db") as ledger:
+        assert ledger.accounts() == []
+    assert "must be that of a protected gallery in the file; there are: colours" in refused(
+        "protect", "birds", "--config", path
+    )
+
+
+def test_noise_alone_is_refused_unless_one_insists(tmp_path: Path) -> None:
+    photos(tmp_path / "records", 12, labelled=True, seed=0)
+    photos(tmp_path / "shown", 12, labelled=False, seed=100)
+    fine("index", tmp_path / "records", "--into", tmp_path / "private", "--extractor", "hog", "--private")
+    fine("index", tmp_path / "shown", "--into", tmp_path / "public", "--extractor", "hog", "--candidates", 0.2)
+    path = config(tmp_path, epsilon=0.001, publications=1)
+    assert "This would be noise alone" in " ".join(fine("protect", "--config", path).split())
+    assert "noise alone" in refused("protect", "--config", path, "--publish")
+    assert "has published no model yet" in refused("serve", "--config", path)
+    assert "Published: model 1" in fine("protect", "--config", path, "--publish", "--insist")
+    refusal = refused("protect", "--config", config(tmp_path, epsilon=0.001, publications=1, insist=True), "--publish")
+    assert "paid for all 1 that it was opened for" in refusal
