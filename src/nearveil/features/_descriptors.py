@@ -56,15 +56,6 @@ def gem(maps: Any, p: Any) -> Any:
 
     SPoC is p = 1, MAC the limit of large p. Values below 1e-6 count as 1e-6, as powers need positive numbers.
 
-    Parameters
-    ----------
-    maps : tensor of shape (n, c, h, w)
-    p : float or tensor with one number above 0
-
-    Returns
-    -------
-    tensor of shape (n, c)
-
     Examples
     --------
     >>> import torch
@@ -84,12 +75,7 @@ def triplet_loss(rows: Any, labels: Any, margin: float = MARGIN) -> Any:
     The mean, over all rows, of ``max(0, margin + a - b)``: a is the distance to the farthest row of the same label
     (itself, at 0, if it is the only one), b that to the nearest row of another label.
 
-    Parameters
-    ----------
-    rows : tensor of shape (n, d)
-    labels : tensor of shape (n,)
-        Of at least two kinds.
-    margin : float, default=0.1
+    `labels`: Of at least two kinds.
     """
     torch = need_torch()
     # The faster way by products loses the digits of small distances, which are those that matter.
@@ -101,13 +87,7 @@ def triplet_loss(rows: Any, labels: Any, margin: float = MARGIN) -> Any:
 
 
 def classification_loss(scores: Any, labels: Any) -> Any:
-    """Return the cross-entropy of softmax(scores / 0.5) and labels smoothed by 0.1.
-
-    Parameters
-    ----------
-    scores : tensor of shape (n, classes)
-    labels : tensor of shape (n,), whole numbers
-    """
+    """Return the cross-entropy of softmax(scores / 0.5) and labels smoothed by 0.1."""
     return need_torch().nn.functional.cross_entropy(scores / TEMPERATURE, labels, label_smoothing=SMOOTHING)
 
 
@@ -117,17 +97,8 @@ def descriptor_head(channels: int, descriptors: str, dimension: int) -> Any:
     Each descriptor has a branch: it pools the maps, a linear layer reduces them to a share of the dimension, and
     they are brought to norm one. The branches stand side by side, and the whole is brought to norm one.
 
-    Parameters
-    ----------
-    channels : int
-    descriptors : str
-        Letters out of S (SPoC), M (MAC) and G (GeM with an exponent that is trained), each once.
-    dimension : int
-
-    Returns
-    -------
-    torch.nn.Module
-        Its layers are zero: :meth:`start` sets them. `branches(maps)` gives the branches one by one.
+    `descriptors`: Letters out of S (SPoC), M (MAC) and G (GeM with an exponent that is trained), each once.
+    Returns: Its layers are zero: :meth:`start` sets them. `branches(maps)` gives the branches one by one.
     """
     return _head_class()(channels, check_descriptors(descriptors), dimension)
 

@@ -18,10 +18,6 @@ def many_scans(content: bytes) -> bool:
 
     What stands behind the end of the picture does not count.
 
-    Parameters
-    ----------
-    content : bytes
-
     Examples
     --------
     >>> scan = b"\xff\xda\x00\x02 data"
@@ -41,15 +37,7 @@ def many_scans(content: bytes) -> bool:
 def tile_size(image: Any, content: bytes) -> int:
     """Return how many numbers a tile of a TIFF holds; 0 if it has none. Tiles may be larger than the picture.
 
-    Parameters
-    ----------
-    image : PIL.Image.Image
-    content : bytes
-
-    Raises
-    ------
-    ValueError
-        If another reader could see another size: of a tag that is there twice, one takes the first, one the last.
+    If another reader could see another size: of a tag that is there twice, one takes the first, one the last.
     """
     tags = _tiff_tags(content)
     if len(set(tags)) < len(tags):

@@ -21,14 +21,7 @@ _MOST_DIGITS = 10
 def is_whole(content: bytes) -> bool:
     r"""Return whether no tensor of an ONNX file, at whatever depth, lies in another file.
 
-    Parameters
-    ----------
-    content : bytes
-
-    Returns
-    -------
-    bool
-        False, too, if it is not sound protobuf.
+    Returns: False, too, if it is not sound protobuf.
 
     Examples
     --------

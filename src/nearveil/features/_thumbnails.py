@@ -11,15 +11,6 @@ _QUALITY = 80
 def thumbnail(image: Pixels, side: int = SIDE) -> bytes:
     """Return an image as WebP, its longer side at most `side` pixels; small ones are not enlarged.
 
-    Parameters
-    ----------
-    image : ndarray of shape (height, width, 3), uint8
-    side : int, default=64
-
-    Returns
-    -------
-    bytes
-
     Examples
     --------
     >>> import numpy as np

@@ -16,15 +16,8 @@ Array: TypeAlias = Any  # a NumPy array or a torch tensor; the standard has no s
 def namespace(*arrays: Array) -> Any:
     """Return the array API namespace that all `arrays` share.
 
-    Parameters
-    ----------
-    *arrays : array
-        NumPy arrays, or tensors of one library.
-
-    Returns
-    -------
-    module
-        ``numpy`` itself, or the ``array_api_compat`` wrapper of the other library.
+    `*arrays`: NumPy arrays, or tensors of one library.
+    Returns: ``numpy`` itself, or the ``array_api_compat`` wrapper of the other library.
     """
     if all(isinstance(array, np.ndarray | np.generic) for array in arrays):
         return np
@@ -86,16 +79,7 @@ def segment_sum(values: Array, codes: Array, n_segments: int) -> Array:
 
     The one operation here that the array API standard lacks.
 
-    Parameters
-    ----------
-    values : array of shape (n, k)
-    codes : array of shape (n,)
-        Integers from 0 to ``n_segments - 1``.
-    n_segments : int
-
-    Returns
-    -------
-    array of shape (n_segments, k)
+    `codes`: Integers from 0 to ``n_segments - 1``.
     """
     if isinstance(values, np.ndarray):
         sums = [np.bincount(codes, weights=column, minlength=n_segments) for column in values.T]
@@ -107,23 +91,10 @@ def segment_sum(values: Array, codes: Array, n_segments: int) -> Array:
 def check_unit_rows(X: Array, name: str = "X", least: int = 2) -> Array:
     """Check that the rows of `X` are finite and of norm one up to rounding, and take the rounding out.
 
-    Parameters
-    ----------
-    X : array-like of shape (n, d)
-    name : str
-        What the caller calls it, for the error.
-    least : int, default=2
-        The fewest rows that make sense.
-
-    Returns
-    -------
-    array of shape (n, d)
-        A copy, each row divided by its norm: what is made of one row depends on no other.
-
-    Raises
-    ------
-    ValueError
-        Names `name`, the row (never its values) and what to do.
+    `name`: What the caller calls it, for the error.
+    `least`: The fewest rows that make sense.
+    Returns: A copy, each row divided by its norm: what is made of one row depends on no other.
+    Names `name`, the row (never its values) and what to do.
     """
     X = as_array(X)
     xp = namespace(X)
@@ -160,18 +131,8 @@ def check_unit_rows(X: Array, name: str = "X", least: int = 2) -> Array:
 def check_columns(Z: Array, n: int, model: Array, name: str = "Z") -> Array:
     """Check that `Z` is a finite (n, k) array and bring it to the dtype of `model`.
 
-    Parameters
-    ----------
-    Z : array-like of shape (n, k)
-    n : int
-        The rows of the graph.
-    model : array
-        A floating-point array of the graph's own: its library and dtype are what `Z` must have.
-    name : str
-
-    Returns
-    -------
-    array of shape (n, k)
+    `n`: The rows of the graph.
+    `model`: A floating-point array of the graph's own: its library and dtype are what `Z` must have.
     """
     Z = as_array(Z)
     check_same_library(Z, model, name)

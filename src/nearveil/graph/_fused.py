@@ -27,21 +27,10 @@ _SPLIT_SCALE = 64.0  # keeps the second 16-bit part of an entry of a unit row ou
 def product(A: Any, B: Any, Z: Any, sharpness: float, *, skip_diagonal: bool) -> Any:
     """Multiply the (m, n) Gaussian weights between unit rows with `Z`.
 
-    Parameters
-    ----------
-    A : tensor of shape (m, d)
-        On a CUDA device, float32, float16 or bfloat16, with d at most 128.
-    B : tensor of shape (n, d)
-        Of the dtype of `A`.
-    Z : tensor of shape (n, k), float32
-    sharpness : float
-        The u of ``exp(u (a.b - 1))``.
-    skip_diagonal : bool
-        Leave out the weight of row i with row i.
-
-    Returns
-    -------
-    tensor of shape (m, k), float32
+    `A`: On a CUDA device, float32, float16 or bfloat16, with d at most 128.
+    `B`: Of the dtype of `A`.
+    `sharpness`: The u of ``exp(u (a.b - 1))``.
+    `skip_diagonal`: Leave out the weight of row i with row i.
     """
     rows = _parts(A)
     columns = rows if B is A else _parts(B)

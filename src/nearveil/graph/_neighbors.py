@@ -16,11 +16,8 @@ _BLOCK = 1 << 22  # numbers in a block of differences
 class NeighborsGraph(GaussianGraph):
     """Exact weights between rows of which one is among the nearest of the other; no other edges.
 
-    Attributes
-    ----------
-    error_bound : float
-        1 where an edge of the full graph is missing (its weight became zero), else 0. The weights of
-        the edges that are there are exact.
+    `error_bound`: 1 where an edge of the full graph is missing (its weight became zero), else 0. The weights of the
+    edges that are there are exact.
     """
 
     method = "neighbors"
@@ -70,18 +67,9 @@ def nearest(queries: Any, rows: Any, k: int) -> Any:
     FAISS searches where it is installed and the rows are of single precision (it knows no other);
     scikit-learn elsewhere.
 
-    Parameters
-    ----------
-    queries : ndarray of shape (m, d)
-        Unit rows.
-    rows : ndarray of shape (n, d)
-        Unit rows.
-    k : int
-
-    Returns
-    -------
-    ndarray of shape (m, k)
-        Positions in `rows`, nearest first.
+    `queries`: Unit rows.
+    `rows`: Unit rows.
+    Returns: Positions in `rows`, nearest first.
     """
     if rows.dtype == np.float32 and importlib.util.find_spec("faiss"):
         import faiss

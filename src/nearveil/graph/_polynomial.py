@@ -24,18 +24,10 @@ _HOPELESS = 5.0  # beyond this sharpness (bandwidth < 0.45) the best cubic is of
 
 @dataclass(frozen=True)
 class KernelPolynomial:
-    """A polynomial p(t) = c_0 + c_1 t + ... close to ``exp(u (t - 1))`` on [-1, 1].
+    """A polynomial p(t) = c_0 + c_1 t + ... close to ``exp(u (t - 1))`` on [-1, 1]."""
 
-    Attributes
-    ----------
-    coefficients : tuple of float
-        From the constant upwards.
-    error_bound : float
-        Certified largest ``|p(t) - w(t)| / w(t)``.
-    """
-
-    coefficients: tuple[float, ...]
-    error_bound: float
+    coefficients: tuple[float, ...]  # from the constant upwards
+    error_bound: float  # certified largest ``|p(t) - w(t)| / w(t)``
 
     @property
     def degree(self) -> int:
@@ -46,16 +38,8 @@ class KernelPolynomial:
 def best_polynomial(sharpness: float, degree: int) -> KernelPolynomial:
     """Return the polynomial of least relative error to ``exp(sharpness * (t - 1))`` on [-1, 1].
 
-    Parameters
-    ----------
-    sharpness : float
-        The u of the kernel, 1 / bandwidth^2.
-    degree : int
-        From 0 to 3.
-
-    Returns
-    -------
-    KernelPolynomial
+    `sharpness`: The u of the kernel, 1 / bandwidth^2.
+    `degree`: From 0 to 3.
 
     Examples
     --------
@@ -102,15 +86,7 @@ def _extrema(polynomial: Polynomial, sharpness: float, end: float) -> NDArray[np
 def least_polynomial(sharpness: float, tolerance: float) -> KernelPolynomial | None:
     """Return the polynomial of least degree whose certified error is at most `tolerance`.
 
-    Parameters
-    ----------
-    sharpness : float
-    tolerance : float
-
-    Returns
-    -------
-    KernelPolynomial or None
-        None where no degree up to 3 is good enough.
+    Returns: None where no degree up to 3 is good enough.
     """
     for degree in range(MAX_DEGREE + 1):
         polynomial = best_polynomial(sharpness, degree)

@@ -28,19 +28,11 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True)
 class Budget(ABC):
-    """What may be spent: an epsilon and a delta, and a limit for everything that is counted.
-
-    Parameters
-    ----------
-    epsilon : float
-    delta : float
-    limits : tuple of int
-        The largest total of each thing counted.
-    """
+    """What may be spent: an epsilon and a delta, and a limit for everything that is counted."""
 
     epsilon: float
     delta: float
-    limits: tuple[int, ...]
+    limits: tuple[int, ...]  # the largest total of each thing counted
     kind: ClassVar[str]
 
     @property

@@ -23,42 +23,19 @@ def slot_of(account: str, key: str | None, kind: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One entry as it is kept. Nothing in it is private.
-
-    Attributes
-    ----------
-    account : str
-    sequence : int
-        1, 2, 3, ... in every account.
-    kind : {"opened", "quota", "cap", "debit", "take", "message"}
-    time : str
-        UTC, for people; nothing is decided by it.
-    key : str or None
-    client : str or None
-        Whose quota the entry is about, or which cap.
-    nonce : str
-        Random; tells whose attempt wrote it.
-    payload : str
-        JSON: terms, charge and price, price alone, or message.
-    state : str
-        Digest of the account's terms and totals after the entry.
-    client_state : str or None
-        Likewise for the quota or the cap, where the entry is about one.
-    slot : str or None
-        What `slot_of` gives; no two entries have the same.
-    """
+    """One entry as it is kept. Nothing in it is private."""
 
     account: str
-    sequence: int
+    sequence: int  # 1, 2, 3, ... in every account
     kind: str
-    time: str
+    time: str  # UTC, for people; nothing is decided by it
     key: str | None
-    client: str | None
-    nonce: str
-    payload: str
-    state: str
-    client_state: str | None
-    slot: str | None
+    client: str | None  # whose quota the entry is about, or which cap
+    nonce: str  # random; tells whose attempt wrote it
+    payload: str  # JSON: terms, charge and price, price alone, or message
+    state: str  # digest of the account's terms and totals after the entry
+    client_state: str | None  # likewise for the quota or the cap, where the entry is about one
+    slot: str | None  # what `slot_of` gives; no two entries have the same
 
     def hash(self, previous: str) -> str:
         """Return the entry's hash, given the one before it."""

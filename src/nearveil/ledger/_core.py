@@ -44,15 +44,7 @@ def check_text(value: object, name: str) -> str:
 
 @dataclass(frozen=True)
 class Core:
-    """One open ledger.
-
-    Attributes
-    ----------
-    database : LedgerDatabase
-    witness : Witness or None
-    clock : callable
-    read_only : bool
-    """
+    """One open ledger."""
 
     database: LedgerDatabase
     witness: Witness | None

@@ -25,13 +25,8 @@ _JITTER = random.SystemRandom()
 class LedgerDatabase(storage.Database):
     """A database whose transactions are tried again until they stand.
 
-    Parameters
-    ----------
-    url : URL
-    timeout : float
-        Seconds to wait for a lock, or for a database that went away.
-    read_only : bool, default=False
-        Leave a SQLite file as it is, also one that is no ledger.
+    `timeout`: Seconds to wait for a lock, or for a database that went away.
+    `read_only`: Leave a SQLite file as it is, also one that is no ledger.
     """
 
     def __init__(self, url: URL, timeout: float, *, read_only: bool = False) -> None:

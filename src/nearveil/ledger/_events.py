@@ -112,15 +112,7 @@ def charge_of(events: Events, relation: Relation) -> Charge:
     Compositions are unfolded, and nearveil's own events put in terms of known ones, as accountants do; so two ways to
     say the same thing have one text.
 
-    Parameters
-    ----------
-    events : DpEvent, or iterable of DpEvent or (DpEvent, int)
-    relation : {"replace", "add-remove"}
-        Of the account. Events that are priced for one record more or less are refused in the other.
-
-    Returns
-    -------
-    tuple of (str, int)
+    `relation`: Of the account. Events that are priced for one record more or less are refused in the other.
 
     Examples
     --------
@@ -164,18 +156,7 @@ def _checked(counts: Mapping[str, int]) -> Charge:
 def guarantee_charge(guarantee: Guarantee, protects: Protects, unit: str, relation: Relation, delta: float) -> Charge:
     """Return what a guarantee costs an account, after checking that it is about what the account protects.
 
-    Parameters
-    ----------
-    guarantee : Guarantee
-    protects : {"query", "database"}
-    unit : str
-    relation : {"replace", "add-remove"}
-    delta : float
-        All four of the account.
-
-    Returns
-    -------
-    tuple of (str, int)
+    `delta`: All four of the account.
     """
     if not isinstance(guarantee, Guarantee):
         raise TypeError(
@@ -202,13 +183,8 @@ def guarantee_charge(guarantee: Guarantee, protects: Protects, unit: str, relati
 def check_samplers(events: Iterable[DpEvent], extra_delta: float, delta: float) -> None:
     """Refuse events whose samplers add more to an account's delta than docs/theory/ledger.md allows.
 
-    Parameters
-    ----------
-    events : iterable of DpEvent
-    extra_delta : float
-        What their samplers cost; the events do not tell of it.
-    delta : float
-        Of the account.
+    `extra_delta`: What their samplers cost; the events do not tell of it.
+    `delta`: Of the account.
     """
     mechanisms = sum(times for _, times in count_events(events))
     if extra_delta > mechanisms * max(_SHARE * delta, _LEAST_SHARE):

@@ -113,12 +113,7 @@ class _RefusedSpendError(Exception):
 def spend(core: Core, request: Request, terms: str) -> Debit:
     """Debit an account durably, or find the debit of the same key.
 
-    Parameters
-    ----------
-    core : Core
-    request : Request
-    terms : str
-        Of the account, to price the charge before anybody is made to wait.
+    `terms`: Of the account, to price the charge before anybody is made to wait.
     """
     with suppress(RefusedError):
         Held(terms, (), 0).budget.price(request.charge)
@@ -132,17 +127,8 @@ def spend(core: Core, request: Request, terms: str) -> Debit:
 def take(core: Core, request: Request, most: int) -> int:
     """Debit an account durably for a charge as often as its plan and the cap still allow, at most `most` times.
 
-    Parameters
-    ----------
-    core : Core
-    request : Request
-        Its charge is of one time.
-    most : int
-
-    Returns
-    -------
-    int
-        How often. 0 writes nothing.
+    `request`: Its charge is of one time.
+    Returns: How often. 0 writes nothing.
     """
 
     def work(connection: sa.Connection) -> tuple[int, Receipt | None]:

@@ -25,12 +25,7 @@ _WHAT_TO_DO = (
 
 
 class Witness:
-    """The witness file of one ledger.
-
-    Parameters
-    ----------
-    path : Path
-    """
+    """The witness file of one ledger."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,14 +50,8 @@ class Witness:
     def check(self, account: str, sequence: int, head: str, hash_at: Callable[[int], str | None]) -> None:
         """Raise unless an account, at `sequence` with the hash `head`, continues what was witnessed.
 
-        Parameters
-        ----------
-        account : str
-        sequence : int
-            0 where the database has no such account.
-        head : str
-        hash_at : callable
-            From an earlier sequence to its hash.
+        `sequence`: 0 where the database has no such account.
+        `hash_at`: From an earlier sequence to its hash.
         """
         with self._open(fcntl.LOCK_SH) as handle:
             found = self._find(handle, digest(account))

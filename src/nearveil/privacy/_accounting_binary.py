@@ -42,21 +42,11 @@ _SAG = 1e-4  # how much higher the thinned moves may be than the true ones where
 
 @dataclass(frozen=True)
 class Moves:
-    """What one round can do: an outcome becomes likelier by `gain` under Q, the other less likely.
+    """What one round can do: an outcome becomes likelier by `gain` under Q, the other less likely."""
 
-    Attributes
-    ----------
-    rising : ndarray of shape (n_moves,)
-        Probability under P of the outcome that becomes likelier.
-    falling : ndarray of shape (n_moves,)
-        Probability under P of the other, ``1 - rising`` with all its digits.
-    gain : ndarray of shape (n_moves,)
-        What the first wins and the second loses under Q.
-    """
-
-    rising: NDArray[np.float64]
-    falling: NDArray[np.float64]
-    gain: NDArray[np.float64]
+    rising: NDArray[np.float64]  # probability under P of the outcome that becomes likelier
+    falling: NDArray[np.float64]  # probability under P of the other, ``1 - rising`` with all its digits
+    gain: NDArray[np.float64]  # what the first wins and the second loses under Q
 
     def __post_init__(self) -> None:
         """Refuse what is no set of moves."""
@@ -71,14 +61,7 @@ class Moves:
     def between(cls, p: NDArray[np.float64], q: NDArray[np.float64]) -> "Moves":
         """Return the moves of pairs of Bernoulli distributions.
 
-        Parameters
-        ----------
-        p, q : ndarray of shape (n_pairs,)
-            The probability of a yes without and with the record.
-
-        Returns
-        -------
-        Moves
+        `p, q`: The probability of a yes without and with the record.
 
         Examples
         --------
@@ -211,16 +194,7 @@ def compose_binary(moves: Moves, count: int, *, tail: float = 1e-15) -> PrivacyC
     ``docs/theory/accounting.md``, Theorem 4; attacked by ``test_screening.py``: all strategies of tiny cases,
     and fixed strategies of large ones.
 
-    Parameters
-    ----------
-    moves : Moves
-    count : int
-    tail : float, default=1e-15
-        Where the curve has fallen below this it is held constant, from above.
-
-    Returns
-    -------
-    PrivacyCurve
+    `tail`: Where the curve has fallen below this it is held constant, from above.
 
     Examples
     --------

@@ -32,15 +32,6 @@ class SampledScreening(DpEvent):  # type: ignore[misc]
 def leaves(event: DpEvent, count: int = 1) -> Leaves:
     """Return the single mechanisms of an event, each with how often it ran.
 
-    Parameters
-    ----------
-    event : DpEvent
-    count : int, default=1
-
-    Returns
-    -------
-    list of (DpEvent, int)
-
     Examples
     --------
     >>> from dp_accounting import ComposedDpEvent, NoOpDpEvent, SelfComposedDpEvent

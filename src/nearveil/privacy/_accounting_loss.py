@@ -117,15 +117,7 @@ class Bound(NamedTuple):
 def loss_epsilon(parts: Parts, delta: float) -> Bound:
     """Return an epsilon at which mechanisms, each run so often, are (epsilon, delta)-private in one direction.
 
-    Parameters
-    ----------
-    parts : sequence of (Curve, int)
-    delta : float
-
-    Returns
-    -------
-    Bound
-        Infinity where none is found.
+    Returns: Infinity where none is found.
     """
     parts, count = _count(parts)
     if _total(parts, MAX_EPSILON) > delta:
@@ -147,15 +139,7 @@ def loss_epsilon(parts: Parts, delta: float) -> Bound:
 def loss_delta(parts: Parts, epsilon: float) -> Bound:
     """Return a delta at which mechanisms, each run so often, are (epsilon, delta)-private in one direction.
 
-    Parameters
-    ----------
-    parts : sequence of (Curve, int)
-    epsilon : float
-
-    Returns
-    -------
-    Bound
-        At most 1.
+    Returns: At most 1.
     """
     parts, count = _count(parts)
     simple = min(_total(parts, 0.0), 1.0)
@@ -204,17 +188,10 @@ def _range(curve: Curve, level: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Sketch:
-    """The moments of the loss of everything, roughly: they say where to look, and no bound depends on them.
-
-    Attributes
-    ----------
-    tilts : ndarray of shape (n_tilts,)
-    moments : ndarray of shape (n_tilts,)
-        ``log E exp(tilt * loss)``.
-    """
+    """The moments of the loss of everything, roughly: they say where to look, and no bound depends on them."""
 
     tilts: Floats
-    moments: Floats
+    moments: Floats  # ``log E exp(tilt * loss)``
 
     @classmethod
     def of(cls, parts: Parts, delta: float) -> "_Sketch":
@@ -253,25 +230,13 @@ class _Sketch:
 
 @dataclass(frozen=True)
 class _Losses:
-    """A distribution of the privacy loss on multiples of `spacing` that dominates a mechanism's.
-
-    Attributes
-    ----------
-    spacing : float
-    first : int
-        The first multiple.
-    mass : ndarray of shape (n_points,)
-    infinite : float
-        Mass of the infinite loss.
-    times : int
-        How often the mechanism runs.
-    """
+    """A distribution of the privacy loss on multiples of `spacing` that dominates a mechanism's."""
 
     spacing: float
-    first: int
+    first: int  # the first multiple
     mass: Floats
-    infinite: float
-    times: int
+    infinite: float  # mass of the infinite loss
+    times: int  # how often the mechanism runs
 
     @classmethod
     def of(cls, curve: Curve, times: int, spacing: float, reach: tuple[float, float]) -> "_Losses":
@@ -330,29 +295,17 @@ class _Losses:
 class _Convolution:
     """The losses of everything, tilted, in a window, and what the computation may hide.
 
-    Attributes
-    ----------
-    losses, mass : ndarray of shape (n_points,)
-        The true distribution times ``exp(tilt * loss - moment)``.
-    tilt, moment : float
-    error : float
-        Largest L2 norm of the error of `mass`.
-    above : float
-        Largest tilted mass above the window.
-    infinite : float
-        Mass of the infinite loss.
-    tight : bool
-        Whether the grid is as fine as it should be.
+    `losses, mass`: The true distribution times ``exp(tilt * loss - moment)``.
     """
 
     losses: Floats
     mass: Floats
     tilt: float
     moment: float
-    error: float
-    above: float
-    infinite: float
-    tight: bool
+    error: float  # largest L2 norm of the error of `mass`
+    above: float  # largest tilted mass above the window
+    infinite: float  # mass of the infinite loss
+    tight: bool  # whether the grid is as fine as it should be
 
     def delta(self, epsilon: float) -> float:
         """Return the divergence at ``exp(epsilon)``, from above."""

@@ -51,15 +51,7 @@ class WorstCase:
 def binary_rdp(order: float, log_p: NDArray[np.float64], log_q: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the Renyi divergence of P from Q, both on two outcomes, without cancellation.
 
-    Parameters
-    ----------
-    order : float
-    log_p, log_q : ndarray of shape (2, n_pairs)
-        Logarithms of the probabilities of both outcomes.
-
-    Returns
-    -------
-    ndarray of shape (n_pairs,)
+    `log_p, log_q`: Logarithms of the probabilities of both outcomes.
 
     Examples
     --------

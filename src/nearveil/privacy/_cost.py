@@ -41,17 +41,9 @@ def count_events(events: Iterable[DpEvent]) -> Spent:
 def find_epsilon(spent: Spent, delta: float) -> float:
     """Return the least epsilon that an accountant finds, for parameters that are fixed beforehand.
 
-    Parameters
-    ----------
-    spent : tuple of (DpEvent, int)
-        From :func:`count_events`.
-    delta : float
-        From 0 to 1; at 0 the epsilons of pure mechanisms are added up.
-
-    Returns
-    -------
-    float
-        Infinity where nothing is known.
+    `spent`: From :func:`count_events`.
+    `delta`: From 0 to 1; at 0 the epsilons of pure mechanisms are added up.
+    Returns: Infinity where nothing is known.
     """
     if delta <= 0:
         return pure_total(spent)

@@ -47,22 +47,11 @@ _CHUNK = 1 << 15  # values at a time: a chunk and a table fit into a core's cach
 
 @dataclass(frozen=True)
 class Table:
-    """An alias table: cell i gives i below its threshold and ``alias[i]`` from it on.
+    """An alias table: cell i gives i below its threshold and ``alias[i]`` from it on."""
 
-    Attributes
-    ----------
-    bits : int
-        There are 2^bits cells.
-    first : ndarray of uint64, shape (2^bits,)
-        The threshold's first 63 - bits bits.
-    rest : tuple of int
-        The threshold's remaining 192 bits.
-    alias : ndarray of int64, shape (2^bits,)
-    """
-
-    bits: int
-    first: NDArray[np.uint64]
-    rest: tuple[int, ...]
+    bits: int  # there are 2^bits cells
+    first: NDArray[np.uint64]  # the threshold's first 63 - bits bits
+    rest: tuple[int, ...]  # the threshold's remaining 192 bits
     alias: NDArray[np.int64]
 
 
@@ -71,14 +60,7 @@ def alias_table(weights: Sequence[int]) -> Table:
 
     All but the first are rounded down; the first takes what that leaves, fewer units than there are weights.
 
-    Parameters
-    ----------
-    weights : sequence of int
-        None negative, not all zero.
-
-    Returns
-    -------
-    Table
+    `weights`: None negative, not all zero.
     """
     bits, total = max(1, (len(weights) - 1).bit_length()), sum(weights)
     shares = [(weight << TOTAL_BITS) // total for weight in weights]
@@ -110,16 +92,7 @@ def alias_table(weights: Sequence[int]) -> Table:
 def look_up(table: Table, words: NDArray[np.uint64], source: Source) -> NDArray[np.int64]:
     """Return a draw from the table for each word; its top bit is not used.
 
-    Parameters
-    ----------
-    table : Table
-    words : ndarray of uint64, shape (n,)
-    source : Source
-        Asked only where a coin ties, with probability 2^(bits - 63) for each word.
-
-    Returns
-    -------
-    ndarray of int64, shape (n,)
+    `source`: Asked only where a coin ties, with probability 2^(bits - 63) for each word.
     """
     coin_bits = _FIRST_BITS - table.bits
     cells = (words >> np.uint64(coin_bits)).view(np.int64) & ((1 << table.bits) - 1)
@@ -144,17 +117,8 @@ class Layer:
 def gaussian_integers(ratio: Fraction, count: int, source: Source) -> NDArray[np.int64]:
     """Draw from the discrete Gaussian: P(k) proportional to exp(-k^2 / (2 ratio^2)).
 
-    Parameters
-    ----------
-    ratio : Fraction
-        The scale, in steps of the grid; at least 4.
-    count : int
-    source : Source
-
-    Returns
-    -------
-    ndarray of int64, shape (count,)
-        Within 2^-204 of that distribution each (Theorem 3 of docs/theory/noise.md).
+    `ratio`: The scale, in steps of the grid; at least 4.
+    Returns: Within 2^-204 of that distribution each (Theorem 3 of docs/theory/noise.md).
 
     Examples
     --------
@@ -178,17 +142,8 @@ def laplace_integers(ratio: Fraction, count: int, source: Source) -> NDArray[np.
     Let E be exponential with mean 2 ratio: D = floor(E) has independent binary digits, and
     ``floor((D + 1) / 2)`` is E / 2 rounded to the nearest integer. A fair sign makes it Laplace.
 
-    Parameters
-    ----------
-    ratio : Fraction
-        The scale, in steps of the grid.
-    count : int
-    source : Source
-
-    Returns
-    -------
-    ndarray of int64, shape (count,)
-        Within 2^-200 of that distribution each (Theorem 4 of docs/theory/noise.md).
+    `ratio`: The scale, in steps of the grid.
+    Returns: Within 2^-200 of that distribution each (Theorem 4 of docs/theory/noise.md).
     """
     layers, out = exponential_layers(2 * ratio), np.zeros(count, dtype=np.int64)
     for start in range(0, count, _CHUNK):
@@ -208,15 +163,8 @@ def gaussian_layers(ratio: Fraction) -> tuple[Layer, ...]:
     The coarsest has steps of 2^e and a scale of at least 8 of them. Each finer one has a scale of three
     steps of the next coarser.
 
-    Parameters
-    ----------
-    ratio : Fraction
-        At least 4.
-
-    Returns
-    -------
-    tuple of Layer
-        From the coarsest to the finest.
+    `ratio`: At least 4.
+    Returns: From the coarsest to the finest.
     """
     variance, shift = ratio**2, 0
     while _top_variance(variance, shift + 1) >= _TOP**2:
@@ -258,16 +206,7 @@ def _half_gaussian(variance: Fraction) -> Table:
 
 @lru_cache(maxsize=16)
 def exponential_layers(mean: Fraction) -> tuple[Layer, ...]:
-    """Split the digits of floor(E), E exponential of that mean, into independent groups.
-
-    Parameters
-    ----------
-    mean : Fraction
-
-    Returns
-    -------
-    tuple of Layer
-    """
+    """Split the digits of floor(E), E exponential of that mean, into independent groups."""
     digits = max(1, math.ceil(_EXPONENT_REACH * mean).bit_length())
     groups = -(-digits // _DIGITS)
     cuts = [digits * group // groups for group in range(groups + 1)]

@@ -18,18 +18,13 @@ Variant = Literal["printed", "derived"]
 class Degrees:
     """The papers' bounds on the diagonals of the Laplacians, padded (n rows and a zero row) and not.
 
-    Attributes
-    ----------
-    low, high : float
-        ``n exp(-2/s^2) + exp(-1/(2 s^2)) - 1`` and ``n + exp(-1/(2 s^2)) - 1``: L_X with a row of zeros.
-    low_added : float
-        ``(n + 1) exp(-2/s^2) - 1``: L_X of n + 1 rows, which is at most n.
+    `low, high`: ``n exp(-2/s^2) + exp(-1/(2 s^2)) - 1`` and ``n + exp(-1/(2 s^2)) - 1``: L_X with a row of zeros.
     """
 
     n: int
     low: float
     high: float
-    low_added: float
+    low_added: float  # ``(n + 1) exp(-2/s^2) - 1``: L_X of n + 1 rows, which is at most n
 
 
 def degrees(n: int, bandwidth: float) -> Degrees:

@@ -26,24 +26,12 @@ _ROUNDS = 60  # Newton's steps; 4 to 8 are needed, and what an early stop would 
 
 @dataclass(frozen=True)
 class Box:
-    """All that is known of the weights: ``w`` in [a, 1] and ``v`` in [b, 1].
+    """All that is known of the weights: ``w`` in [a, 1] and ``v`` in [b, 1]."""
 
-    Attributes
-    ----------
-    least : float
-        a.
-    label_least : float
-        b.
-    label_weight : float
-        alpha.
-    private_labels : bool
-        Whether the label may be replaced with the record.
-    """
-
-    least: float
-    label_least: float
-    label_weight: float
-    private_labels: bool
+    least: float  # a
+    label_least: float  # b
+    label_weight: float  # alpha
+    private_labels: bool  # whether the label may be replaced with the record
 
     @property
     def swing(self) -> float:

@@ -26,34 +26,16 @@ _ROUNDING = 64 * np.finfo(float).eps  # of a weight, and of sums of weights; gen
 
 @dataclass(frozen=True)
 class Public:
-    """What the bounds need of the anchors; everything here is public.
+    """What the bounds need of the anchors; everything here is public."""
 
-    Attributes
-    ----------
-    anchors : ndarray of shape (m, d)
-        Unit rows.
-    start : ndarray of shape (m + 1, k)
-        Row 0 is the target's.
-    bandwidth : float
-    norm : {"l2", "l1"}
-    degree : ndarray of shape (m,)
-        d_i, the weights between anchor i and the other anchors.
-    lever : ndarray of shape (m,)
-        ``|A_i - d_i q_0|``: how far the target's weight can turn row i.
-    label_pull : ndarray of shape (m,)
-        ``alpha |sum_j v_ij (q_i - q_j)|``: the label part, before the division by the degree.
-    form : ndarray of shape (k, k)
-        ``Q_c' K Q_c`` of Theorem A'.
-    """
-
-    anchors: Floats
-    start: Floats
+    anchors: Floats  # unit rows
+    start: Floats  # row 0 is the target's
     bandwidth: float
     norm: Norm
-    degree: Floats
-    lever: Floats
-    label_pull: Floats
-    form: Floats
+    degree: Floats  # d_i, the weights between anchor i and the other anchors
+    lever: Floats  # ``|A_i - d_i q_0|``: how far the target's weight can turn row i
+    label_pull: Floats  # ``alpha |sum_j v_ij (q_i - q_j)|``: the label part, before the division by the degree
+    form: Floats  # ``Q_c' K Q_c`` of Theorem A'
 
     @property
     def u(self) -> float:

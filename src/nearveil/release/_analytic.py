@@ -176,14 +176,6 @@ def computed_norm(dimension: int) -> float:
 
     A sum of d squares is off by d roundings at most, its root by half of that, the quotient by one more.
 
-    Parameters
-    ----------
-    dimension : int
-
-    Returns
-    -------
-    float
-
     Examples
     --------
     >>> computed_norm(1280) - 1 < 1e-12

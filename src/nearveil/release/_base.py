@@ -343,17 +343,9 @@ def _make_read_only(value: Any) -> None:
 def candidate_count(candidates: float, items: int) -> int:
     """Return floor(f N): how many candidates an answer holds.
 
-    Parameters
-    ----------
-    candidates : float
-        The fraction f, above 0 and at most 1.
-    items : int
-        The size N of the gallery.
-
-    Returns
-    -------
-    int
-        At least 1; it is an error if f is too small for that.
+    `candidates`: The fraction f, above 0 and at most 1.
+    `items`: The size N of the gallery.
+    Returns: At least 1; it is an error if f is too small for that.
 
     Examples
     --------
@@ -376,15 +368,7 @@ def checked_fraction(candidates: float) -> float:
 def checked_rows(X: ArrayLike, name: str) -> Floats:
     """Return rows as floats, or say what is wrong with them without showing a value.
 
-    Parameters
-    ----------
-    X : array-like of shape (n, d)
-    name : str
-        What an error calls them.
-
-    Returns
-    -------
-    ndarray of shape (n, d), float64
+    `name`: What an error calls them.
     """
     rows = checked_numbers(X, name)
     if rows.ndim != 2:
@@ -399,15 +383,7 @@ def checked_rows(X: ArrayLike, name: str) -> Floats:
 def checked_numbers(X: ArrayLike, name: str) -> Floats:
     """Return an array of floats of any shape, or say that it is none.
 
-    Parameters
-    ----------
-    X : array-like
-    name : str
-        What an error calls it.
-
-    Returns
-    -------
-    ndarray, float64
+    `name`: What an error calls it.
     """
     try:
         given = np.asarray(X)
@@ -421,16 +397,7 @@ def checked_numbers(X: ArrayLike, name: str) -> Floats:
 def checked_labels(y: ArrayLike, n_rows: int, name: str) -> NDArray[np.int64]:
     """Return integer labels, one a row.
 
-    Parameters
-    ----------
-    y : array-like of shape (n,)
-    n_rows : int
-    name : str
-        What an error calls them.
-
-    Returns
-    -------
-    ndarray of shape (n,), int64
+    `name`: What an error calls them.
     """
     labels = np.asarray(y)
     if labels.shape != (n_rows,):
@@ -449,14 +416,6 @@ def checked_source(rng: Source) -> Source:
 
 def fingerprint(*parts: object) -> str:
     """Return 32 hexadecimal digits that stand for arrays, numbers and text, on every machine alike.
-
-    Parameters
-    ----------
-    *parts : ndarray, int, float, str, bool or None
-
-    Returns
-    -------
-    str
 
     Examples
     --------

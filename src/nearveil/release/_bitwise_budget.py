@@ -89,19 +89,7 @@ class Budgets:
 
 
 def exact_prices(string: BitString, encoding: Encoding, delta: float) -> tuple[Price, Price]:
-    """Return the exact epsilons over all strings, and over the code words that can occur.
-
-    Parameters
-    ----------
-    string : BitString
-    encoding : Encoding
-    delta : float
-
-    Returns
-    -------
-    strings : Price
-    code_words : Price
-    """
+    """Return the exact epsilons over all strings, and over the code words that can occur."""
     check_delta(delta)
     n_values = string.length // encoding.word_bits
     words = [_turned(string.laws, start, encoding.word_bits) for start in range(len(string.laws))]
@@ -127,18 +115,7 @@ def pure_epsilon(string: BitString) -> float:
 
 
 def code_word_epsilon(string: BitString, encoding: Encoding, n_values: int) -> float:
-    """Return an upper bound on the epsilon over the code words of unit rows (Theorem 5); never above that of strings.
-
-    Parameters
-    ----------
-    string : BitString
-    encoding : Encoding
-    n_values : int
-
-    Returns
-    -------
-    float
-    """
+    """Return an upper bound on epsilon over the code words of unit rows (Theorem 5); never above that of strings."""
     one, zero = (np.resize([getattr(law, side) for law in string.laws], string.length) for side in ("one", "zero"))
     return min(encoding.worst(one, zero, n_values), pure_epsilon(string))
 
@@ -149,16 +126,7 @@ def epsilon_at(laws: tuple[BitLaw, ...], counts: tuple[int, ...], delta: float) 
     Exact for one law; for two, from above by at most one cell of a grid of 16,384 (Theorem 4 of
     docs/theory/latent-ome.md). Attacked by `test_at_delta_against_all_pairs_of_strings`.
 
-    Parameters
-    ----------
-    laws : tuple of BitLaw
-        One or two.
-    counts : tuple of int
-    delta : float
-
-    Returns
-    -------
-    float
+    `laws`: One or two.
     """
     groups = [(law, n) for law, n in zip(laws, counts, strict=True) if n > 0 and law.epsilon > 0]
     pure = sum(law.epsilon * n for law, n in groups)
@@ -181,17 +149,11 @@ def epsilon_at(laws: tuple[BitLaw, ...], counts: tuple[int, ...], delta: float) 
 class Mixtures:
     """Losses of n bits of one law that differ, k of them 1 in the first string and n - k in the second.
 
-    Attributes
-    ----------
-    lowest : ndarray of shape (n + 1,)
-        The least loss of every mixture k; the others follow in steps of `gap`.
-    gap : float
-    masses, tails, discounted : ndarray of shape (n + 1, n + 2)
-        Of every mixture and loss under the first string: the probability, that of it and all greater ones, and
-        the same with each greater loss discounted by what it is greater. The last column is zero.
+    `masses, tails, discounted`: Of every mixture and loss under the first string: the probability, that of it and
+    all greater ones, and the same with each greater loss discounted by what it is greater. The last column is zero.
     """
 
-    lowest: Floats
+    lowest: Floats  # the least loss of every mixture k; the others follow in steps of `gap`
     gap: float
     masses: Floats
     tails: Floats

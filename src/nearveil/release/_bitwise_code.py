@@ -20,14 +20,8 @@ class Encoding:
 
     Magnitudes above ``2^integer_bits - 2^-fraction_bits`` are cut off.
 
-    Attributes
-    ----------
-    integer_bits, fraction_bits : int
-    scale : float
-        Values are multiplied by it first.
-    rounding : {"down", "nearest"}
-        "down" cuts further digits off, and a value below one step keeps its sign. "nearest" rounds, and zero
-        has no sign.
+    `rounding`: "down" cuts further digits off, and a value below one step keeps its sign. "nearest" rounds, and
+    zero has no sign.
 
     Examples
     --------
@@ -37,7 +31,7 @@ class Encoding:
 
     integer_bits: int
     fraction_bits: int
-    scale: float
+    scale: float  # values are multiplied by it first
     rounding: Literal["down", "nearest"]
 
     @property
@@ -61,29 +55,14 @@ class Encoding:
         return np.floor(steps) if self.rounding == "down" else np.rint(steps)
 
     def encode(self, rows: Floats) -> Bits:
-        """Return the code words of rows, concatenated.
-
-        Parameters
-        ----------
-        rows : ndarray of shape (n, d)
-
-        Returns
-        -------
-        ndarray of uint8, shape (n, d * word_bits)
-        """
+        """Return the code words of rows, concatenated."""
         kept = np.minimum(self.magnitudes(rows), self.largest).astype(np.int64)
         negative = (rows < 0) & (kept >= self._first_signed)
         words = np.concatenate([negative[..., None], self._digits(kept)], axis=2)
         return words.reshape(len(rows), -1).astype(np.uint8)
 
     def words(self) -> tuple[Bits, Floats]:
-        """Return all code words that values from -1 to 1 can have, and the values they stand for.
-
-        Returns
-        -------
-        words : ndarray of uint8, shape (n_words, word_bits)
-        values : ndarray of shape (n_words,)
-        """
+        """Return all code words that values from -1 to 1 can have, and the values they stand for."""
         steps = self._reachable()
         digits = self._digits(steps)
         middle = (steps + (0.5 if self.rounding == "down" else 0.0)) / self.steps
@@ -95,14 +74,7 @@ class Encoding:
     def losses(self, one: Floats, zero: Floats) -> Floats:
         """Return the largest loss of each pair of magnitudes, the best signs included.
 
-        Parameters
-        ----------
-        one, zero : ndarray of shape (word_bits,)
-            The loss of each bit where it is 1 in the first word and 0 in the second, and the reverse.
-
-        Returns
-        -------
-        ndarray of shape (n_magnitudes, n_magnitudes)
+        `one, zero`: The loss of each bit where it is 1 in the first word and 0 in the second, and the reverse.
         """
         steps = self._reachable()
         digits = self._digits(steps).astype(np.float64)
@@ -118,15 +90,7 @@ class Encoding:
         For every price of a unit of squares, what is left of the best pair of each value, plus the price, is
         a bound; the least of them is taken. Attacked by `test_no_two_unit_rows_pass_the_bound`.
 
-        Parameters
-        ----------
-        one, zero : ndarray of shape (n_values * word_bits,)
-            The loss of each bit where it is 1 for the first row and 0 for the second, and the reverse.
-        n_values : int
-
-        Returns
-        -------
-        float
+        `one, zero`: The loss of each bit where it is 1 for the first row and 0 for the second, and the reverse.
         """
         squares = self._least(self._reachable()) ** 2
         spent = squares[:, None] + squares[None, :]

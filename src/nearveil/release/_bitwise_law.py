@@ -31,10 +31,7 @@ _CHUNK = 1 << 22  # words drawn at a time
 class BitLaw:
     """The odds of one randomised bit.
 
-    Attributes
-    ----------
-    if_one, if_zero : int
-        Out of 2^64 words, how many make it a 1 where the true bit is 1, and where it is 0.
+    `if_one, if_zero`: Out of 2^64 words, how many make it a 1 where the true bit is 1, and where it is 0.
 
     Examples
     --------
@@ -50,14 +47,7 @@ class BitLaw:
     def of(cls, p: Decimal, q: Decimal) -> Self:
         """Return the law nearest to P(1 | 1) = p, P(1 | 0) = q whose losses are not above theirs.
 
-        Parameters
-        ----------
-        p, q : Decimal
-            Between 0 and 1, right to 50 digits.
-
-        Returns
-        -------
-        BitLaw
+        `p, q`: Between 0 and 1, right to 50 digits.
         """
         with localcontext(PRECISE):  # Python's own 28 digits would round a threshold to the next word
             high = math.floor(max(p, q) * WORD - _DOUBT)
@@ -97,11 +87,6 @@ class BitLaw:
 class BitString:
     """A string of randomised bits; bit j follows law j modulo the number of laws.
 
-    Attributes
-    ----------
-    laws : tuple of BitLaw
-    length : int
-
     Examples
     --------
     >>> from nearveil.privacy.noise import unsafe_seeded
@@ -118,17 +103,7 @@ class BitString:
         return tuple(len(range(i, self.length, len(self.laws))) for i in range(len(self.laws)))
 
     def sample(self, bits: Bits, source: Source) -> Bits:
-        """Randomise every bit of every row.
-
-        Parameters
-        ----------
-        bits : ndarray of uint8, shape (n, length)
-        source : Source
-
-        Returns
-        -------
-        ndarray of uint8, shape (n, length)
-        """
+        """Randomise every bit of every row."""
         ones, zeros = (self._each([getattr(law, name) for law in self.laws]) for name in ("if_one", "if_zero"))
         step = max(1, _CHUNK // self.length)
         drawn = [
@@ -138,16 +113,7 @@ class BitString:
         return np.concatenate(drawn).astype(np.uint8)
 
     def evidence(self, seen: Bits) -> Floats:
-        """Return the log-likelihood ratio of a true 1 against a true 0, bit by bit.
-
-        Parameters
-        ----------
-        seen : ndarray of uint8, shape (..., length)
-
-        Returns
-        -------
-        ndarray of shape (..., length)
-        """
+        """Return the log-likelihood ratio of a true 1 against a true 0, bit by bit."""
         return self._log(seen, "if_one") - self.log_if_zero(seen)
 
     def log_if_zero(self, seen: Bits) -> Floats:
@@ -155,16 +121,7 @@ class BitString:
         return self._log(seen, "if_zero")
 
     def unbiased(self, seen: Bits) -> Floats:
-        """Return estimates of the true bits whose mean is the true bit; zeros where a law tells nothing.
-
-        Parameters
-        ----------
-        seen : ndarray of uint8, shape (..., length)
-
-        Returns
-        -------
-        ndarray of shape (..., length)
-        """
+        """Return estimates of the true bits whose mean is the true bit; zeros where a law tells nothing."""
         q = self._each([law.q for law in self.laws])
         gap = self._each([(law.if_one - law.if_zero) / WORD for law in self.laws])
         return np.asarray(np.divide(seen - q, gap, out=np.zeros(seen.shape), where=gap != 0))
@@ -196,17 +153,7 @@ def decimal(number: float) -> Decimal:
 
 
 def unpacked(message: Message, length: int) -> Bits:
-    """Return the `length` bits of a message, or refuse it.
-
-    Parameters
-    ----------
-    message : Message
-    length : int
-
-    Returns
-    -------
-    ndarray of uint8, shape (length,)
-    """
+    """Return the `length` bits of a message, or refuse it."""
     packed: NDArray[Any] = message["bits"]
     if packed.dtype != np.uint8 or packed.shape != (-(-length // 8),) or np.unpackbits(packed)[length:].any():
         raise MessageError(f"arrays: 'bits' must hold {length} bits in whole bytes, and zeros after them")

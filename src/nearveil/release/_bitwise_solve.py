@@ -14,20 +14,9 @@ def largest_nominal(
 ) -> float:
     """Return the largest nominal epsilon found whose exact price is at most `epsilon`.
 
-    Parameters
-    ----------
-    price : callable
-        The exact epsilon of a nominal one; rising from `turn` on.
-    epsilon : float
-    turn : float
-    length : int
-        Bits.
-    name : str
-        What an error calls the mechanism.
-
-    Returns
-    -------
-    float
+    `price`: The exact epsilon of a nominal one; rising from `turn` on.
+    `length`: Bits.
+    `name`: What an error calls the mechanism.
 
     Examples
     --------

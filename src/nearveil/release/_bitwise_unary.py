@@ -128,15 +128,7 @@ class Unary(Release):
 def unary_law(epsilon: float, kind: Kind) -> BitLaw:
     """Return the odds of a bit such that two of them have the exact epsilon.
 
-    Parameters
-    ----------
-    epsilon : float
-        From 1e-6 to 40.
-    kind : {"symmetric", "optimised"}
-
-    Returns
-    -------
-    BitLaw
+    `epsilon`: From 1e-6 to 40.
 
     Examples
     --------

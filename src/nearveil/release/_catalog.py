@@ -36,34 +36,18 @@ ROWS, DIMENSION, CLASSES = 200, 64, 4
 class Mechanism:
     """A row of the catalog.
 
-    Attributes
-    ----------
-    name : str
-        What messages call it, and the variant.
-    class_name : str
-        Of :mod:`nearveil.release`.
-    protects : str
-        What it protects, in words.
-    sound : bool
-        Whether its promise is proved.
-    reason : str
-        Why not, where it is not.
-    kind : str
-        "pure", "approximate", "metric, pure" or "none".
-    message_bytes : int or None
-        Of one message at epsilon 4, fitted on 200 rows of 64 features in 4 classes; None where a library is missing.
-    source : str
-        Where it was published.
+    `message_bytes`: Of one message at epsilon 4, fitted on 200 rows of 64 features in 4 classes; None where a
+    library is missing.
     """
 
-    name: str
-    class_name: str
-    protects: str
-    sound: bool
-    reason: str
-    kind: str
+    name: str  # what messages call it, and the variant
+    class_name: str  # of :mod:`nearveil.release`
+    protects: str  # what it protects, in words
+    sound: bool  # whether its promise is proved
+    reason: str  # why not, where it is not
+    kind: str  # "pure", "approximate", "metric, pure" or "none"
     message_bytes: int | None
-    source: str
+    source: str  # where it was published
 
 
 @dataclass(frozen=True)
@@ -126,10 +110,6 @@ _ENTRIES = (
 
 def catalog() -> list[Mechanism]:
     """Build every mechanism on a small stated example and say what each promises, to whom, and in how many bytes.
-
-    Returns
-    -------
-    list of Mechanism
 
     Examples
     --------

@@ -94,16 +94,7 @@ class Cells(MappedRelease):
 
 
 def balanced(distances: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Assign rows to cells of one size, give or take one; rows that lose most by waiting choose first.
-
-    Parameters
-    ----------
-    distances : ndarray of shape (n, n_cells)
-
-    Returns
-    -------
-    ndarray of shape (n,)
-    """
+    """Assign rows to cells of one size, give or take one; rows that lose most by waiting choose first."""
     n, count = distances.shape
     room = np.full(count, n // count)
     room[: n % count] += 1

@@ -27,13 +27,6 @@ Indices = NDArray[np.int64]
 class RandomizedResponse:
     """Name the good set with odds e^epsilon against each other set.
 
-    Parameters
-    ----------
-    epsilon : float
-        From 1e-6 to 40.
-    n_sets : int
-        At least 2.
-
     Examples
     --------
     >>> channel = RandomizedResponse(2.0, 10)
@@ -41,8 +34,8 @@ class RandomizedResponse:
     '0.4509'
     """
 
-    epsilon: float
-    n_sets: int
+    epsilon: float  # from 1e-6 to 40
+    n_sets: int  # at least 2
 
     def __post_init__(self) -> None:
         checked_epsilon(self.epsilon)
@@ -69,15 +62,7 @@ class RandomizedResponse:
 
         A good set that the channel does not know would name itself by being out of range, so it is refused first.
 
-        Parameters
-        ----------
-        good : ndarray of shape (n,)
-            The good set of each row.
-        source : Source
-
-        Returns
-        -------
-        ndarray of shape (n,)
+        `good`: The good set of each row.
         """
         _check_good(good, self.n_sets)
         words = source.words(len(good))
@@ -91,19 +76,11 @@ class SubsetSelection:
     """Name `size` of the cells, the good one among them with odds that make every pair of subsets e^epsilon apart.
 
     Wang and others (2016), Ye and Barg (2018). With ``size=1`` it is randomised response.
-
-    Parameters
-    ----------
-    epsilon : float
-        From 1e-6 to 40.
-    n_sets : int
-    size : int
-        From 1 to ``n_sets - 1``.
     """
 
-    epsilon: float
+    epsilon: float  # from 1e-6 to 40
     n_sets: int
-    size: int
+    size: int  # from 1 to ``n_sets - 1``
 
     def __post_init__(self) -> None:
         checked_epsilon(self.epsilon)
@@ -131,15 +108,7 @@ class SubsetSelection:
     def sample(self, good: Indices, source: Source) -> Indices:
         """Name a subset for each row.
 
-        Parameters
-        ----------
-        good : ndarray of shape (n,)
-        source : Source
-
-        Returns
-        -------
-        ndarray of shape (n, size)
-            Sorted, so that the place of the good cell tells nothing.
+        Returns: Sorted, so that the place of the good cell tells nothing.
         """
         _check_good(good, self.n_sets)
         kept = source.words(len(good)) < np.uint64(self._threshold)
@@ -166,16 +135,7 @@ def _check_good(good: Indices, n_sets: int) -> None:
 
 
 def checked_epsilon(epsilon: float) -> float:
-    """Return the epsilon of a channel, or say what is wrong with it.
-
-    Parameters
-    ----------
-    epsilon : float
-
-    Returns
-    -------
-    float
-    """
+    """Return the epsilon of a channel, or say what is wrong with it."""
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float, np.integer, np.floating)):
         raise ValueError("epsilon must be a number")
     if not _LEAST_EPSILON <= epsilon <= _LARGEST_EPSILON:

@@ -180,17 +180,9 @@ class DPdSNE(EmbeddedRelease):
 def affinities(squared: Floats, perplexity: float) -> Floats:
     """Return t-SNE's probabilities of the anchors for each row: Gaussian weights of a given perplexity.
 
-    Parameters
-    ----------
-    squared : ndarray of shape (n, m)
-        Squared distances.
-    perplexity : float
-        Below m.
-
-    Returns
-    -------
-    ndarray of shape (n, m)
-        Rows sum to one.
+    `squared`: Squared distances.
+    `perplexity`: Below m.
+    Returns: Rows sum to one.
 
     Examples
     --------
@@ -214,16 +206,6 @@ def gradient(places: Floats, embedding: Floats, pull: Floats) -> Floats:
     """Return the gradient of each row's Kullback-Leibler divergence, the anchors staying where they are.
 
     ``4 sum_j (p_j - q_j) (1 + |y - y_j|^2)^-1 (y - y_j)``, q_j being the Student weights of the anchors.
-
-    Parameters
-    ----------
-    places : ndarray of shape (n, k)
-    embedding : ndarray of shape (m, k)
-    pull : ndarray of shape (n, m)
-
-    Returns
-    -------
-    ndarray of shape (n, k)
     """
     student = 1 / (1 + cdist(places, embedding, "sqeuclidean"))
     forces = 4 * (pull - student / student.sum(axis=1, keepdims=True)) * student
@@ -233,15 +215,7 @@ def gradient(places: Floats, embedding: Floats, pull: Floats) -> Floats:
 def clipped(gradients: Floats, clip: float) -> Floats:
     """Scale rows down to a norm of at most `clip`.
 
-    Parameters
-    ----------
-    gradients : ndarray of shape (n, k)
-    clip : float
-
-    Returns
-    -------
-    ndarray of shape (n, k)
-        A row that is not finite becomes zero: an error would tell something about it.
+    Returns: A row that is not finite becomes zero: an error would tell something about it.
 
     Examples
     --------

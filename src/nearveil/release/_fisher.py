@@ -152,17 +152,8 @@ class VonMisesFisher(Release):
 def draw(channel: FisherChannel, rows: Floats, source: Source) -> NDArray[np.int64]:
     """Draw a direction around each row, times sqrt(D), with the blur that hides what doubles do.
 
-    Parameters
-    ----------
-    channel : FisherChannel
-    rows : ndarray of shape (n, d)
-        Of norm one.
-    source : Source
-
-    Returns
-    -------
-    ndarray of int64, shape (n, d)
-        On the grid of 2^-36. Coordinates that rows were padded with are not told.
+    `rows`: Of norm one.
+    Returns: On the grid of 2^-36. Coordinates that rows were padded with are not told.
     """
     n, d = rows.shape
     axes = np.zeros((n, channel.dimension))
@@ -177,18 +168,7 @@ def draw(channel: FisherChannel, rows: Floats, source: Source) -> NDArray[np.int
 
 
 def heights(channel: FisherChannel, count: int, source: Source) -> Floats:
-    """Draw heights s, ``<g, x> = tanh s``: a piece from the table, then a place in it by inversion.
-
-    Parameters
-    ----------
-    channel : FisherChannel
-    count : int
-    source : Source
-
-    Returns
-    -------
-    ndarray of shape (count,)
-    """
+    """Draw heights s, ``<g, x> = tanh s``: a piece from the table, then a place in it by inversion."""
     table, rises = pieces(channel)
     chosen = look_up(table, source.words(count), source)
     uniform = ((source.words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53

@@ -37,17 +37,6 @@ _WEIGHTS = 1e-8  # what doubles do to the logarithms of the pieces' weights, and
 class FisherChannel:
     """The law of a message.
 
-    Attributes
-    ----------
-    epsilon : float
-        Of the promise.
-    dimension : int
-        Of the sphere: that of the rows, or 16 if they have fewer.
-    kappa : float
-        The concentration.
-    reach : float
-        Heights s end at +-reach.
-
     Examples
     --------
     >>> channel = calibrate(4.0, 64)
@@ -57,10 +46,10 @@ class FisherChannel:
     '8e-06 of epsilon for the arithmetic'
     """
 
-    epsilon: float
-    dimension: int
-    kappa: float
-    reach: float
+    epsilon: float  # of the promise
+    dimension: int  # of the sphere: that of the rows, or 16 if they have fewer
+    kappa: float  # the concentration
+    reach: float  # heights s end at +-reach
 
     @property
     def cost(self) -> float:
@@ -80,17 +69,7 @@ class FisherChannel:
 
 @lru_cache(maxsize=16)
 def pieces(channel: FisherChannel) -> tuple[Table, Floats]:
-    """Return the table of the pieces between knots, by their masses, and the rise of the log-density over each.
-
-    Parameters
-    ----------
-    channel : FisherChannel
-
-    Returns
-    -------
-    table : Table
-    rises : ndarray of shape (PIECES,)
-    """
+    """Return the table of the pieces between knots, by their masses, and the rise of the log-density over each."""
     at = np.linspace(-channel.reach, channel.reach, PIECES + 1)
     knots = log_height(at, channel.kappa, channel.dimension)
     rises = np.diff(knots)
@@ -102,35 +81,16 @@ def pieces(channel: FisherChannel) -> tuple[Table, Floats]:
 
 
 def log_height(heights: Floats, kappa: float, dimension: int) -> Floats:
-    """Return the log-density of the height s, up to a constant: ``kappa tanh s - (D - 1) log cosh s``.
-
-    Parameters
-    ----------
-    heights : ndarray
-    kappa : float
-    dimension : int
-
-    Returns
-    -------
-    ndarray
-    """
+    """Return the log-density of the height s, up to a constant: ``kappa tanh s - (D - 1) log cosh s``."""
     return np.asarray(kappa * np.tanh(heights) - (dimension - 1) * (np.logaddexp(heights, -heights) - math.log(2)))
 
 
 def calibrate(epsilon: float, dimension: int) -> FisherChannel:
     """Return the channel of the largest concentration that keeps the promise.
 
-    Parameters
-    ----------
-    epsilon : float
-        From 0.01 to 64: the LDP epsilon over the whole sphere, 2 kappa and what the arithmetic costs.
-    dimension : int
-
-    Returns
-    -------
-    FisherChannel
-        (epsilon, extra_delta)-DP by Theorem 4 of docs/theory/baselines.md; attacked by
-        `test_the_heights_are_those_of_the_density` and `test_what_the_fisher_channel_costs`.
+    `epsilon`: From 0.01 to 64: the LDP epsilon over the whole sphere, 2 kappa and what the arithmetic costs.
+    Returns: (epsilon, extra_delta)-DP by Theorem 4 of docs/theory/baselines.md; attacked by
+    `test_the_heights_are_those_of_the_density` and `test_what_the_fisher_channel_costs`.
     """
     value = plain(epsilon)
     if isinstance(epsilon, bool) or not isinstance(value, float) or not EPSILONS[0] <= value <= EPSILONS[1]:
@@ -149,32 +109,14 @@ def arithmetic_cost(dimension: int, reach: float) -> float:
     The computed vector lies within v of the true one, and the blur hides that but for a factor of
     ``exp(17 v / s + v^2 / (2 s^2))``.
 
-    Parameters
-    ----------
-    dimension : int
-        Of the sphere.
-    reach : float
-
-    Returns
-    -------
-    float
+    `dimension`: Of the sphere.
     """
     shift = displacement(dimension, reach) / BLUR
     return _TAIL * shift + shift**2 / 2
 
 
 def displacement(dimension: int, reach: float) -> float:
-    """Bound how far the computed vector, times sqrt(D), is from the true one (Lemma B of docs/theory/baselines.md).
-
-    Parameters
-    ----------
-    dimension : int
-    reach : float
-
-    Returns
-    -------
-    float
-    """
+    """Bound how far the computed vector, times sqrt(D), is from the true one (Lemma B of docs/theory/baselines.md)."""
     root = math.sqrt(dimension)
     across = root * (45 * 2.0**-GAUSS_BITS + 18 * (3 * dimension + 24) * _ULP)
     # The Gaussian vector across x is shorter than this with a probability below 2^-200.

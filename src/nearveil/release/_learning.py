@@ -37,17 +37,7 @@ _RESTARTS = 8
 
 
 def neighbor_lists(features: Rows, ranks: int = RANKS) -> Lists:
-    """Return each item's nearest others, nearest first; exact up to 20,000 items, by inverted lists above.
-
-    Parameters
-    ----------
-    features : ndarray of shape (n, d)
-    ranks : int
-
-    Returns
-    -------
-    ndarray of shape (n, min(ranks, n - 1)), int32
-    """
+    """Return each item's nearest others, nearest first; exact up to 20,000 items, by inverted lists above."""
     n, d = features.shape
     count = min(ranks, n - 1)
     index = faiss.IndexFlatIP(d) if n <= _EXACT else _inverted(features)
@@ -73,24 +63,12 @@ def _inverted(features: Rows) -> faiss.IndexIVFFlat:
 
 @dataclass(frozen=True)
 class Demand:
-    """How much each query wants each item, by two kinds of weights.
+    """How much each query wants each item, by two kinds of weights."""
 
-    Attributes
-    ----------
-    wanted : csr array of shape (n_queries, n_items)
-        For learning: exp(-rank / 16).
-    wanted_by : csr array of shape (n_items, n_queries)
-        Its transpose.
-    chosen_by : csr array of shape (n_queries, n_items)
-        As the client chooses.
-    top : csr array of shape (n_queries, n_items)
-        The nearest 8 alike: what is measured.
-    """
-
-    wanted: scipy.sparse.csr_array
-    wanted_by: scipy.sparse.csr_array
-    chosen_by: scipy.sparse.csr_array
-    top: scipy.sparse.csr_array
+    wanted: scipy.sparse.csr_array  # for learning: exp(-rank / 16)
+    wanted_by: scipy.sparse.csr_array  # its transpose
+    chosen_by: scipy.sparse.csr_array  # as the client chooses
+    top: scipy.sparse.csr_array  # the nearest 8 alike: what is measured
 
     @classmethod
     def of(cls, lists: Lists, n_items: int) -> "Demand":
@@ -115,17 +93,8 @@ def _weighted(lists: Lists, n_items: int, weights: NDArray[np.float64]) -> scipy
 def naming(coverage: NDArray[np.float32], epsilon: float, softness: float | None = None) -> NDArray[np.float32]:
     """Return how often the channel names each set for each query.
 
-    Parameters
-    ----------
-    coverage : ndarray of shape (n, n_sets)
-    epsilon : float
-    softness : float, optional
-        Shares the part of the good set among those that cover about as much; None gives it to the best.
-
-    Returns
-    -------
-    ndarray of shape (n, n_sets)
-        Rows sum to one.
+    `softness`: Shares the part of the good set among those that cover about as much; None gives it to the best.
+    Returns: Rows sum to one.
     """
     odds = np.exp(epsilon)
     if softness is None:
@@ -140,15 +109,7 @@ def naming(coverage: NDArray[np.float32], epsilon: float, softness: float | None
 def most_wanted(demand: NDArray[np.float32], set_size: int) -> Sets:
     """Return the sets of the items in greatest demand.
 
-    Parameters
-    ----------
-    demand : ndarray of shape (n_sets, n_items)
-    set_size : int
-
-    Returns
-    -------
-    ndarray of shape (n_sets, n_items)
-        Ones and zeros.
+    Returns: Ones and zeros.
     """
     sets = np.zeros(demand.shape, dtype=np.float32)
     kept = np.argpartition(demand, -set_size, axis=1)[:, -set_size:]
@@ -159,17 +120,7 @@ def most_wanted(demand: NDArray[np.float32], set_size: int) -> Sets:
 def learn(demand: Demand, start: NDArray[np.int64], n_sets: int, set_size: int, epsilon: float) -> Sets:
     """Alternate between good sets and demand, first softly and then until nothing is gained.
 
-    Parameters
-    ----------
-    demand : Demand
-    start : ndarray of shape (n_queries,)
-        A first good set of each query.
-    n_sets, set_size : int
-    epsilon : float
-
-    Returns
-    -------
-    ndarray of shape (n_sets, n_items)
+    `start`: A first good set of each query.
     """
     first = np.zeros((len(start), n_sets), dtype=np.float32)
     first[np.arange(len(start)), start] = 1
@@ -190,34 +141,13 @@ def learn(demand: Demand, start: NDArray[np.int64], n_sets: int, set_size: int, 
 
 
 def recall(sets: Sets, demand: Demand, epsilon: float) -> float:
-    """Return the expected NN-recall@8 of queries, whose good sets are chosen as a client would.
-
-    Parameters
-    ----------
-    sets : ndarray of shape (n_sets, n_items)
-    demand : Demand
-    epsilon : float
-
-    Returns
-    -------
-    float
-    """
+    """Return the expected NN-recall@8 of queries, whose good sets are chosen as a client would."""
     named = naming(demand.chosen_by @ sets.T, epsilon)
     return float(np.einsum("ij,ij->", named, demand.top @ sets.T, dtype=np.float64)) / len(named)
 
 
 def clustering(features: Rows, n_sets: int, seed: int) -> NDArray[np.int64]:
-    """Return the nearest of `n_sets` k-means centroids of each row.
-
-    Parameters
-    ----------
-    features : ndarray of shape (n, d)
-    n_sets, seed : int
-
-    Returns
-    -------
-    ndarray of shape (n,)
-    """
+    """Return the nearest of `n_sets` k-means centroids of each row."""
     centroids = centres(features, n_sets, seed)
     index = faiss.IndexFlatL2(features.shape[1])
     index.add(centroids)
@@ -225,17 +155,7 @@ def clustering(features: Rows, n_sets: int, seed: int) -> NDArray[np.int64]:
 
 
 def centres(features: Rows, count: int, seed: int, passes: int = 15) -> Rows:
-    """Return k-means centroids of (at most 256 times as many) rows.
-
-    Parameters
-    ----------
-    features : ndarray of shape (n, d)
-    count, seed, passes : int
-
-    Returns
-    -------
-    ndarray of shape (count, d)
-    """
+    """Return k-means centroids of (at most 256 times as many) rows."""
     means = faiss.Kmeans(
         features.shape[1], count, niter=passes, seed=seed, min_points_per_centroid=1, max_points_per_centroid=256
     )
@@ -247,17 +167,6 @@ def best_number(features: Rows, lists: Lists, set_size: int, epsilon: float) -> 
     """Return the number of sets with the best recall on a fifth of the queries that was held out.
 
     It is near ``2 + 0.11 exp(epsilon / 2) / f``, f the part of the items in a set: the search starts there and climbs.
-
-    Parameters
-    ----------
-    features : ndarray of shape (n, d)
-    lists : ndarray of shape (n, ranks)
-    set_size : int
-    epsilon : float
-
-    Returns
-    -------
-    int
     """
     n = len(features)
     held_out = np.zeros(n, dtype=bool)
@@ -297,20 +206,10 @@ def usual_number(n_items: int, set_size: int, epsilon: float, most: int) -> int:
 def learned_sets(features: Rows, set_size: int, epsilon: float, n_sets: int | None) -> scipy.sparse.csr_array:
     """Return the best sets found.
 
-    Parameters
-    ----------
-    features : ndarray of shape (n, d)
-        Of the gallery, of norm one.
-    set_size : int
-        Items of every set.
-    epsilon : float
-    n_sets : int, optional
-        Chosen on held-out items where it is not given; on 20,000 items where there are more.
-
-    Returns
-    -------
-    csr array of shape (n_sets, n_items), uint8
-        Ones.
+    `features`: Of the gallery, of norm one.
+    `set_size`: Items of every set.
+    `n_sets`: Chosen on held-out items where it is not given; on 20,000 items where there are more.
+    Returns: Ones.
     """
     small = features if features.shape[1] <= _DIMENSIONS else features @ projection(features, _DIMENSIONS)
     if len(features) > _EXACT:
@@ -337,17 +236,7 @@ def _large_sets(features: Rows, set_size: int, epsilon: float, n_sets: int | Non
 
 
 def projection(features: Rows, dimensions: int) -> Rows:
-    """Return the leading directions of features around their origin, shape (d, r).
-
-    Parameters
-    ----------
-    features : ndarray of shape (n, d)
-    dimensions : int
-
-    Returns
-    -------
-    ndarray of shape (d, min(d, dimensions))
-    """
+    """Return the leading directions of features around their origin, shape (d, r)."""
     n, d = features.shape
     kept = min(d, dimensions)
     if min(n, d) > _WHOLE:  # the few leading directions are all that is needed

@@ -18,19 +18,9 @@ def learn_large(
 ) -> scipy.sparse.csr_array:
     """Alternate between good sets and demand until hardly anything is gained.
 
-    Parameters
-    ----------
-    wanted : csr array of shape (n_queries, n_items)
-        How much each query wants each item; rows sum to one.
-    start : ndarray of shape (n_queries,)
-        A first good set of each query.
-    n_sets, set_size : int
-    epsilon : float
-
-    Returns
-    -------
-    csr array of shape (n_sets, n_items), float32
-        Ones.
+    `wanted`: How much each query wants each item; rows sum to one.
+    `start`: A first good set of each query.
+    Returns: Ones.
     """
     odds = float(np.exp(epsilon))
     popular = np.asarray(wanted.sum(axis=0), dtype=np.float32).ravel()

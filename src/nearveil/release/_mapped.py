@@ -26,21 +26,11 @@ PROTOTYPES = MOST_PROTOTYPES  # a gallery up to this size stands for itself
 
 @dataclass(frozen=True)
 class Grouping:
-    """Sets of a gallery, and how a client shall choose among them.
+    """Sets of a gallery, and how a client shall choose among them."""
 
-    Attributes
-    ----------
-    members : csr array of shape (n_sets, n_items)
-        Ones where an item is in a set.
-    prototypes : ndarray of shape (m, d)
-        Features that stand for the gallery.
-    coverage : ndarray of shape (m, n_sets)
-        The share of what lies around a prototype that a set holds.
-    """
-
-    members: scipy.sparse.csr_array
-    prototypes: Rows
-    coverage: NDArray[np.float32]
+    members: scipy.sparse.csr_array  # ones where an item is in a set
+    prototypes: Rows  # features that stand for the gallery
+    coverage: NDArray[np.float32]  # the share of what lies around a prototype that a set holds
 
 
 class MappedRelease(Release):
@@ -265,16 +255,6 @@ def standing_for(features: Rows, members: scipy.sparse.csr_array) -> tuple[Rows,
 
     A small gallery stands for itself, in an order of its own that tells no item's position; a large one has k-means
     centroids, with the mean of their items.
-
-    Parameters
-    ----------
-    features : ndarray of shape (n, d)
-    members : csr array of shape (n_sets, n)
-
-    Returns
-    -------
-    prototypes : ndarray of shape (m, d)
-    coverage : ndarray of shape (m, n_sets)
     """
     if len(features) <= PROTOTYPES:
         order = np.lexsort(features.T)

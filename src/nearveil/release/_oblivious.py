@@ -36,15 +36,8 @@ def whole(values: Floats, steps: float = _FINE) -> Floats:
 def directions(rows: Floats) -> Singles:
     """Return rows scaled to one length and rounded to whole numbers; rows of zeros stay zeros.
 
-    Parameters
-    ----------
-    rows : ndarray of shape (n, r)
-        With r up to 64.
-
-    Returns
-    -------
-    ndarray of shape (n, r), float32
-        Whole numbers. Each operation is exact or correctly rounded, so they are the same on every machine.
+    `rows`: With r up to 64.
+    Returns: Whole numbers. Each operation is exact or correctly rounded, so they are the same on every machine.
     """
     largest = np.maximum(np.abs(rows).max(axis=1, keepdims=True), 1.0)
     scaled = np.rint(rows * _FINE / largest)
@@ -55,16 +48,8 @@ def directions(rows: Floats) -> Singles:
 def similarity_keys(queries: Singles, prototypes: Singles) -> Keys:
     """Return a number for each query and prototype: the larger, the nearer; of equally near ones the first is larger.
 
-    Parameters
-    ----------
-    queries : ndarray of shape (n, r)
-    prototypes : ndarray of shape (m, r)
-        Both of :func:`directions`; m up to 8192.
-
-    Returns
-    -------
-    ndarray of shape (n, m), int32
-        No two of a row are equal.
+    `prototypes`: Both of :func:`directions`; m up to 8192.
+    Returns: No two of a row are equal.
     """
     similarities = (queries @ prototypes.T).astype(np.int32)
     similarities >>= _DROPPED_BITS
@@ -79,14 +64,7 @@ def largest_keys(keys: Keys) -> Keys:
     Lists are merged in pairs (Batcher's bitonic merge) until one is left; of lists that are longer than 32 the upper
     half is kept.
 
-    Parameters
-    ----------
-    keys : ndarray of shape (n, m)
-
-    Returns
-    -------
-    ndarray of shape (n, 32)
-        The lowest number of 32 bits stands where there are fewer.
+    Returns: The lowest number of 32 bits stands where there are fewer.
     """
     n, m = keys.shape
     lists = np.full((1, max(MOST_NEIGHBORS, 1 << (m - 1).bit_length()), n), _LOWEST, dtype=np.int32)
@@ -118,16 +96,8 @@ def prototype_of(keys: Keys) -> NDArray[np.int64]:
 def most_covered(keys: Keys, coverage: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Return the set that covers most around each query: its nearest prototypes are weighted by their ranks.
 
-    Parameters
-    ----------
-    keys : ndarray of shape (n, m)
-        Of :func:`similarity_keys`.
-    coverage : ndarray of shape (m, n_sets), uint8
-
-    Returns
-    -------
-    ndarray of shape (n,)
-        The first of sets that cover as much.
+    `keys`: Of :func:`similarity_keys`.
+    Returns: The first of sets that cover as much.
     """
     weights = _rank_weights(keys)
     m, n_sets = coverage.shape

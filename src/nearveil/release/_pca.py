@@ -221,15 +221,7 @@ def covariance_noise(n: int, d: int, epsilon: float, delta: float) -> GaussianNo
     docs/theory/baselines.md; `test_the_covariance_moves_as_far_as_the_bound_and_no_farther`). The sums of
     doubles are off by n roundings, of terms whose Frobenius norms add up to n.
 
-    Parameters
-    ----------
-    n, d : int
-    epsilon, delta : float
-
-    Returns
-    -------
-    GaussianNoise
-        For the d (d + 1) / 2 entries of the diagonal and, times sqrt(2), above it.
+    Returns: For the d (d + 1) / 2 entries of the diagonal and, times sqrt(2), above it.
     """
     change = math.sqrt(2) * computed_norm(d) ** 2 + 2 * (n + 8) * n * 2.0**-52
     return calibrate_gaussian(epsilon, delta, sensitivity=change, size=d * (d + 1) // 2)
@@ -239,16 +231,6 @@ def noisy_covariance(moments: Floats, noise: GaussianNoise, source: Source) -> F
     """Add symmetric noise: of the noise's scale on the diagonal, of 1 / sqrt(2) of it elsewhere.
 
     Entries off the diagonal stand twice in a Frobenius norm, so once and times sqrt(2) they have the same norm.
-
-    Parameters
-    ----------
-    moments : ndarray of shape (d, d)
-    noise : GaussianNoise
-    source : Source
-
-    Returns
-    -------
-    ndarray of shape (d, d)
     """
     i, j = np.triu_indices(len(moments))
     weights = np.where(i == j, 1.0, math.sqrt(2))
@@ -262,17 +244,7 @@ def sequential_directions(moments: Floats, k: int, epsilon: float, source: Sourc
 
     Replacing a record changes ``v' moments v`` by at most one for every v (Theorem 6).
 
-    Parameters
-    ----------
-    moments : ndarray of shape (d, d)
-    k : int
-    epsilon : float
-    source : Source
-
-    Returns
-    -------
-    ndarray of shape (d, k)
-        Orthonormal.
+    Returns: Orthonormal.
     """
     d = len(moments)
     columns = np.zeros((d, 0))

@@ -21,15 +21,7 @@ def bingham(scores: Floats, source: Source) -> Floats:
     ``exp(-u)``, u = v'Av, is at most ``exp((b - q) / 2) (q / b)^(q/2)`` times ``(1 + 2u / b)^(-q/2)``; b is chosen
     where fewest are rejected.
 
-    Parameters
-    ----------
-    scores : ndarray of shape (q, q)
-        Symmetric.
-    source : Source
-
-    Returns
-    -------
-    ndarray of shape (q,)
+    `scores`: Symmetric.
 
     Examples
     --------
@@ -59,17 +51,6 @@ def matrix_bingham_chain(scores: Floats, n_components: int, n_sweeps: int, sourc
 
     Each column in turn is drawn anew, from the Bingham distribution across the others. How near the limit is after
     so many sweeps, nobody has proved. One column needs no chain and is exact.
-
-    Parameters
-    ----------
-    scores : ndarray of shape (d, d)
-    n_components : int
-    n_sweeps : int
-    source : Source
-
-    Returns
-    -------
-    ndarray of shape (d, n_components)
     """
     d = len(scores)
     gauss = gaussian_integers(Fraction(1 << _GAUSS_BITS), d * n_components, source).reshape(d, n_components)
@@ -82,16 +63,7 @@ def matrix_bingham_chain(scores: Floats, n_components: int, n_sweeps: int, sourc
 
 
 def complement(columns: Floats) -> Floats:
-    """Return orthonormal columns across those given, which are orthonormal.
-
-    Parameters
-    ----------
-    columns : ndarray of shape (d, k)
-
-    Returns
-    -------
-    ndarray of shape (d, d - k)
-    """
+    """Return orthonormal columns across those given, which are orthonormal."""
     d, k = columns.shape
     return np.asarray(np.linalg.qr(np.hstack([columns, np.eye(d)]))[0][:, k:d]) if k else np.eye(d)
 

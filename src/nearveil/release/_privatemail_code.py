@@ -15,10 +15,6 @@ class CentredDistances:
     "Laplacian", degree minus kernel, is -K: what should repel within a class pulls the embedding to
     an order of the labels. Products take the sums of each class; no n x n matrix is formed.
 
-    Parameters
-    ----------
-    labels : ndarray of shape (n,)
-
     Examples
     --------
     >>> CentredDistances(np.array([0, 2])).laplacian_matmul(np.eye(2))
@@ -41,17 +37,6 @@ class CentredDistances:
 
 def code_sensitivity(start: Floats, *, bandwidth: float, label_weight: float, n_classes: int) -> float:
     """Return the program's bound: Lemma 1 with c where the paper has c^2, in one of its places. Not sound.
-
-    Parameters
-    ----------
-    start : ndarray of shape (n, k)
-    bandwidth : float
-    label_weight : float
-    n_classes : int
-
-    Returns
-    -------
-    float
 
     Examples
     --------
@@ -79,16 +64,6 @@ def code_sensitivity(start: Floats, *, bandwidth: float, label_weight: float, n_
 
 def code_scale(sensitivity: float, epsilon: float, delta: float) -> float:
     """Return the program's standard deviation, which is what the paper calls the variance.
-
-    Parameters
-    ----------
-    sensitivity : float
-    epsilon : float
-    delta : float
-
-    Returns
-    -------
-    float
 
     Examples
     --------

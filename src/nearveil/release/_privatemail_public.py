@@ -12,31 +12,14 @@ _OUT_OF_REACH = 1e-9  # a row of smaller degree has no neighbour worth the name,
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """Where the anchors go in T public steps.
-
-    Attributes
-    ----------
-    anchors : ndarray of shape (T + 1, m, k)
-    factors : ndarray of shape (T,)
-        What each step was rescaled by, to bring the anchors to Frobenius norm sqrt(m).
-    """
+    """Where the anchors go in T public steps."""
 
     anchors: Floats
-    factors: Floats
+    factors: Floats  # what each step was rescaled by, to bring the anchors to Frobenius norm sqrt(m)
 
 
 def anchor_path(public: Public, steps: int) -> Path:
-    """Move the anchors by the query, its graph rebuilt once from where the private steps left them.
-
-    Parameters
-    ----------
-    public : Public
-    steps : int
-
-    Returns
-    -------
-    Path
-    """
+    """Move the anchors by the query, its graph rebuilt once from where the private steps left them."""
     rows = [public.embeddings[-1]]
     factors: list[float] = []
     if steps:
@@ -58,20 +41,9 @@ def public_steps(public: Public, released: Floats, rows: Floats, path: Path, fir
     They follow the anchors with weights of the embedding as it was released, and pull at nobody. Rows of
     any number of messages, or of a gallery, move at once.
 
-    Parameters
-    ----------
-    public : Public
-    released : ndarray of shape (n, k)
-        As the private steps left them: what the graph is rebuilt from.
-    rows : ndarray of shape (n, k)
-        Where they are now.
-    path : Path
-    first : int, default=0
-        Steps that they have made already.
-
-    Returns
-    -------
-    ndarray of shape (n, k)
+    `released`: As the private steps left them: what the graph is rebuilt from.
+    `rows`: Where they are now.
+    `first`: Steps that they have made already.
     """
     if first == len(path.factors):
         return rows

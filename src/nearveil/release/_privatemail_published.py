@@ -58,30 +58,17 @@ class LabelLaplacian(Protocol):
 class Recipe:
     """What a publication does, in its own words.
 
-    Attributes
-    ----------
-    version : {"2022", "2021", "2022-code"}
-    epsilon, delta : float
-        As it states them for the whole.
-    sigma : float
-        Its bandwidth.
-    label_weight : float
-    start_scale : float
-    n_classes : int
-        Labels are 0 to ``n_classes - 1``.
-    private_steps : int
-        For "2021"; the others take one.
-    public_steps : int
+    `epsilon, delta`: As it states them for the whole.
     """
 
     version: Version
     epsilon: float
     delta: float
-    sigma: float
+    sigma: float  # its bandwidth
     label_weight: float
     start_scale: float
-    n_classes: int
-    private_steps: int
+    n_classes: int  # labels are 0 to ``n_classes - 1``
+    private_steps: int  # for "2021"; the others take one
     public_steps: int
 
     @property
@@ -140,16 +127,6 @@ def strong_composition(epsilon: float, steps: int, delta: float) -> float:
     ``epsilon sqrt(2 k ln(1/delta')) + k epsilon (e^epsilon - 1)/(e^epsilon + 1)``, delta' being the whole
     delta, because Laplace noise has none of its own.
 
-    Parameters
-    ----------
-    epsilon : float
-    steps : int
-    delta : float
-
-    Returns
-    -------
-    float
-
     Examples
     --------
     >>> round(strong_composition(0.1, 2, 1e-5), 4)
@@ -168,21 +145,9 @@ def client_embedding(
 ) -> Floats:
     """Embed the client's rows, targets before anchors, and add the publication's noise.
 
-    Parameters
-    ----------
-    recipe : Recipe
-    among : ndarray of shape (m, m)
-        Feature weights between anchors, without diagonal.
-    border : ndarray of shape (t, t + m)
-        Feature weights from the targets to all rows, without diagonal.
-    labels : ndarray of shape (t + m,)
-        The targets' own included: that is what leaks.
-    start : ndarray of shape (t + m, k)
-    source : Source
-
-    Returns
-    -------
-    ndarray of shape (t + m, k)
+    `among`: Feature weights between anchors, without diagonal.
+    `border`: Feature weights from the targets to all rows, without diagonal.
+    `labels`: The targets' own included: that is what leaks.
     """
     t = len(border)
     weights = np.empty((len(start), len(start)))

@@ -33,21 +33,13 @@ _BLOCK = 1 << 22  # weights made at a time: 32 MiB
 class Public:
     """What both sides know before anybody asks.
 
-    Attributes
-    ----------
-    anchors : ndarray of shape (m, d)
-        Unit rows.
-    labels : ndarray of shape (m,) or None
-    start : ndarray of shape (k,)
-        Where every target starts, the q_0 of the theorems.
-    embeddings : ndarray of shape (S + 1, m, k)
-        Where the anchors lie before each of the S private steps, and after the last. They move by the
-        same query, among themselves: no target pulls at them, so these rows are public.
+    `embeddings`: Where the anchors lie before each of the S private steps, and after the last. They move by the
+    same query, among themselves: no target pulls at them, so these rows are public.
     """
 
-    anchors: Floats
+    anchors: Floats  # unit rows
     labels: NDArray[np.int64] | None
-    start: Floats
+    start: Floats  # where every target starts, the q_0 of the theorems
     embeddings: Floats
     bandwidth: float
     label_weight: float
@@ -162,18 +154,8 @@ def averages(public: Public, features: Floats) -> Floats:
 def private_steps(public: Public, pulled: Floats, noises: Sequence[Noise], source: Source) -> Floats:
     """Take every private step and add its noise.
 
-    Parameters
-    ----------
-    public : Public
-    pulled : ndarray of shape (..., S, k)
-        The `averages` of the targets.
-    noises : sequence of GaussianNoise or LaplaceNoise
-        One for each step.
-    source : Source
-
-    Returns
-    -------
-    ndarray of shape (..., k)
+    `pulled`: The `averages` of the targets.
+    `noises`: One for each step.
     """
     rows = np.broadcast_to(public.start, (*pulled.shape[:-2], len(public.start)))
     for step, noise in enumerate(noises):

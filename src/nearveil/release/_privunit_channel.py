@@ -40,16 +40,6 @@ _DELTA_PER_COORDINATE = 2.0**-100
 class Channel:
     """The law of a message.
 
-    Attributes
-    ----------
-    epsilon : float
-        Of the promise.
-    dimension : int
-    tilt : float
-        The epsilon of the tilt: what `arithmetic_cost` leaves.
-    threshold : int
-        Where the cap begins, in steps of 1/128.
-
     Examples
     --------
     >>> channel = calibrate(2.0, 1280)
@@ -59,10 +49,10 @@ class Channel:
     '0.786'
     """
 
-    epsilon: float
+    epsilon: float  # of the promise
     dimension: int
-    tilt: float
-    threshold: int
+    tilt: float  # the epsilon of the tilt: what `arithmetic_cost` leaves
+    threshold: int  # where the cap begins, in steps of 1/128
 
     @property
     def cap_start(self) -> float:
@@ -95,14 +85,7 @@ class Channel:
         The plain Gaussian has the variance ``1 + 3^2/128^2 + 1/768`` in every direction. That a message
         is rounded to cells is counted as noise of the same variance, and the cut at +-15.9 is left out.
 
-        Parameters
-        ----------
-        projections : ndarray
-
-        Returns
-        -------
-        ndarray
-            In a range of width `tilt`.
+        Returns: In a range of width `tilt`.
         """
         # Of a, given <g, x>: Gaussian again, with this mean and deviation, before the tilt.
         mean, deviation = projections / (1 + _NOISE), math.sqrt(_NOISE / (1 + _NOISE))
@@ -120,18 +103,10 @@ class Channel:
 def calibrate(epsilon: float, dimension: int) -> Channel:
     """Return the channel of the largest signal that keeps the promise.
 
-    Parameters
-    ----------
-    epsilon : float
-        From 1e-3 to 64.
-    dimension : int
-        Of the vectors, after the projection.
-
-    Returns
-    -------
-    Channel
-        (epsilon, extra_delta)-DP by Theorem 5 of docs/theory/privunit.md; attacked by
-        `test_exact_likelihood_ratios_reach_epsilon_and_never_pass_it`.
+    `epsilon`: From 1e-3 to 64.
+    `dimension`: Of the vectors, after the projection.
+    Returns: (epsilon, extra_delta)-DP by Theorem 5 of docs/theory/privunit.md; attacked by
+    `test_exact_likelihood_ratios_reach_epsilon_and_never_pass_it`.
     """
     value = plain(epsilon)
     if isinstance(epsilon, bool) or not isinstance(value, float) or not EPSILONS[0] <= value <= EPSILONS[1]:
@@ -148,14 +123,6 @@ def arithmetic_cost(dimension: int) -> float:
     The computed vector lies within v of the true one. Noise z of scale s hides that but for a factor of
     ``exp(17 v / s + v^2 / (2 s^2))``, on either side of a comparison. Attacked by
     `test_what_the_arithmetic_and_the_tables_cost`.
-
-    Parameters
-    ----------
-    dimension : int
-
-    Returns
-    -------
-    float
 
     Examples
     --------

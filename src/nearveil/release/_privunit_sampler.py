@@ -37,17 +37,8 @@ _CHUNK = 1 << 17  # coordinates at a time
 def draw(channel: Channel, rows: Floats, source: Source) -> NDArray[np.int8]:
     """Draw the cells of a message for each row.
 
-    Parameters
-    ----------
-    channel : Channel
-    rows : ndarray of shape (n, dimension)
-        Finite. Their norms play no part; a row of zeros counts as the first axis.
-    source : Source
-
-    Returns
-    -------
-    ndarray of int8, shape (n, dimension)
-        In cells of 1/8.
+    `rows`: Finite. Their norms play no part; a row of zeros counts as the first axis.
+    Returns: In cells of 1/8.
     """
     if rows.shape[1] != channel.dimension:
         raise ValueError(f"rows must have {channel.dimension} columns, as the channel has")
@@ -59,16 +50,7 @@ def draw(channel: Channel, rows: Floats, source: Source) -> NDArray[np.int8]:
 def fine_vectors(channel: Channel, rows: Floats, source: Source) -> Integers:
     """Draw the vectors that messages are made of, on the grid of 2^-36.
 
-    Parameters
-    ----------
-    channel : Channel
-    rows : ndarray of shape (n, dimension)
-    source : Source
-
-    Returns
-    -------
-    ndarray of int64, shape (n, dimension)
-        In grid steps. Low bits are uniform, whatever the rows are.
+    Returns: In grid steps. Low bits are uniform, whatever the rows are.
     """
     heights = look_up(lattice_table(channel.tilt, channel.threshold), source.words(len(rows)), source) - REACH
     plain = look_up(lattice_table(0.0, 0), source.words(rows.size), source).reshape(rows.shape) - REACH
@@ -87,14 +69,7 @@ def directions(rows: Floats) -> Floats:
 
     The x of the proofs is this vector divided by its own length: of norm one, whatever came in.
 
-    Parameters
-    ----------
-    rows : ndarray of shape (n, d)
-
-    Returns
-    -------
-    ndarray of float64, shape (n, d)
-        Integers, none of the rows zero.
+    Returns: Integers, none of the rows zero.
     """
     largest = np.abs(rows).max(axis=1, keepdims=True)
     scaled = np.divide(rows, largest, out=np.zeros_like(rows), where=largest > 0)
@@ -109,18 +84,9 @@ def turned(heights: Integers, plain: Integers, axes: Floats) -> Integers:
     Within ``0.51 sqrt(d)`` grid steps of the true vector (Theorem 3 of docs/theory/privunit.md; attacked by
     `test_computed_vectors_lie_within_the_bound`).
 
-    Parameters
-    ----------
-    heights : ndarray of int64, shape (n,)
-        a, in lattice steps.
-    plain : ndarray of int64, shape (n, d)
-        h, in lattice steps.
-    axes : ndarray of float64, shape (n, d)
-        From `directions`.
-
-    Returns
-    -------
-    ndarray of int64, shape (n, d)
+    `heights`: a, in lattice steps.
+    `plain`: h, in lattice steps.
+    `axes`: From `directions`.
     """
     # Both sums are exact: they add up integers below 2^53, in whatever order.
     squares = np.einsum("ij,ij->i", axes, axes)
@@ -134,17 +100,9 @@ def turned(heights: Integers, plain: Integers, axes: Floats) -> Integers:
 def lattice_table(tilt: float, threshold: int) -> Table:
     """Return the table of k + `REACH`: k is Gaussian of scale `STEPS`, and likelier by a tilt from `threshold` on.
 
-    Parameters
-    ----------
-    tilt : float
-        The logarithm of how much likelier. What the table has is a fraction over 2^128, rounded down.
-    threshold : int
-
-    Returns
-    -------
-    Table
-        Within 2^-240 of that distribution (Lemma 2 of docs/theory/privunit.md; attacked by
-        `test_tables_are_what_the_proof_says`).
+    `tilt`: The logarithm of how much likelier. What the table has is a fraction over 2^128, rounded down.
+    Returns: Within 2^-240 of that distribution (Lemma 2 of docs/theory/privunit.md; attacked by
+    `test_tables_are_what_the_proof_says`).
     """
     half, even = _half_weights(), 1 << _ODDS_BITS
     odds = int(_DECIMAL.multiply(_DECIMAL.exp(Decimal(tilt)), Decimal(even)))

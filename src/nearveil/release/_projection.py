@@ -27,16 +27,7 @@ _COMPONENTS = 64  # by default, where there are as many
 class Projection:
     """A public map of features, followed by a division by the norm.
 
-    Attributes
-    ----------
-    n_components : int
-        Columns of what it returns.
-    public_id : str
-        A fingerprint of what it was made from, besides the public rows.
-    matrix : ndarray of shape (d, n_components), optional
-        Of a linear map.
-    transformer : object, optional
-        With a method ``transform``; of any other map. Neither of the two: the features stay as they are.
+    `transformer`: With a method ``transform``; of any other map. Neither of the two: the features stay as they are.
 
     Examples
     --------
@@ -46,9 +37,9 @@ class Projection:
            [ 1. ,  0. ]])
     """
 
-    n_components: int
-    public_id: str
-    matrix: Floats | None = None
+    n_components: int  # columns of what it returns
+    public_id: str  # A fingerprint of what it was made from, besides the public rows
+    matrix: Floats | None = None  # of a linear map
     transformer: Any = None
 
     def __call__(self, features: Floats) -> Floats:
@@ -56,14 +47,6 @@ class Projection:
 
         A row that the map takes to zero, or to no finite place, becomes the first axis: an error would
         tell something about it.
-
-        Parameters
-        ----------
-        features : ndarray of shape (n, d)
-
-        Returns
-        -------
-        ndarray of shape (n, n_components)
         """
         return _unit_rows(self._mapped(features))
 
@@ -89,25 +72,14 @@ def fit_projection(
 ) -> Projection:
     """Learn a projection from public features, or take the one that is given.
 
-    Parameters
-    ----------
-    projection : None, "pca", "random", "manifold", array-like or fitted transformer
-        None keeps the features. "pca": the directions of largest variance. "random": orthonormal
-        directions, drawn from `seed`. "manifold": the out-of-sample map of a
-        :class:`~nearveil.manifold.SupervisedManifold`. A matrix has shape (d, n_components) and multiplies
-        from the right. A transformer is fitted, and maps each row by itself.
-    features : ndarray of shape (n, d)
-        Public, of norm one (or zero).
-    labels : ndarray of shape (n,), optional
-        Public; for "manifold".
-    n_components : int, optional
-        For "pca", "random" and "manifold"; 64 by default, or as many as there can be.
-    seed : int, default=0
-        Public; for "random" and "manifold".
-
-    Returns
-    -------
-    Projection
+    `projection`: None keeps the features. "pca": the directions of largest variance. "random": orthonormal
+    directions, drawn from `seed`. "manifold": the out-of-sample map of a
+    :class:`~nearveil.manifold.SupervisedManifold`. A matrix has shape (d, n_components) and multiplies from the
+    right. A transformer is fitted, and maps each row by itself.
+    `features`: Public, of norm one (or zero).
+    `labels`: Public; for "manifold".
+    `n_components`: For "pca", "random" and "manifold"; 64 by default, or as many as there can be.
+    `seed`: Public; for "random" and "manifold".
     """
     if isinstance(projection, str):
         return _learned(projection, features, labels, n_components, seed)

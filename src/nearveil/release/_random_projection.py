@@ -124,14 +124,6 @@ def record_sensitivity(matrix: Floats) -> float:
     Attained by the matrix's first singular direction and its opposite (Theorem 2 of docs/theory/baselines.md;
     `test_the_projection_moves_as_far_as_the_bound_and_no_farther`). What doubles may add is added: d
     roundings in each inner product, and as many in the singular value.
-
-    Parameters
-    ----------
-    matrix : ndarray of shape (d, k)
-
-    Returns
-    -------
-    float
     """
     d, k = matrix.shape
     rounding = 4 * (d + k) * 2.0**-52 * float(np.linalg.norm(matrix))
@@ -144,16 +136,7 @@ def published_noise(matrix: Floats, epsilon: float, delta: float) -> GaussianNoi
     A row of P is what a change of one attribute by one adds. For that change the noise suffices
     (docs/theory/baselines.md, Theorem 3).
 
-    Parameters
-    ----------
-    matrix : ndarray of shape (d, k)
-    epsilon : float
-    delta : float
-        Below 1/2.
-
-    Returns
-    -------
-    GaussianNoise
+    `delta`: Below 1/2.
     """
     if not delta < 0.5:
         raise ValueError("delta must be below 1/2 for the published calibration")
