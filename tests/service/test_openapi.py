@@ -47,7 +47,7 @@ def as_frame(_: object, value: object) -> bytes:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_edge, "_STRANGERS", (6e4, 10_000, 4096))  # a guest with no token is told more than "slower"
+        patch.setattr(_edge, "STRANGERS", (6e4, 10_000, 4096))  # a guest with no token is told more than "slower"
         with serving(tmp_path_factory.mktemp("schema"), rate=None) as found:
             yield found
 

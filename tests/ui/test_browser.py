@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -28,13 +29,13 @@ from nearveil.ledger import Ledger, new_key
 from nearveil.privacy.noise import Source
 from nearveil.release import Covers
 from nearveil.retrieval import Index, Item
-from nearveil.service import Client
+from nearveil.service import Client, OpenGallery, ProtectedGallery, Settings, TokenStore, create_app
 from nearveil.ui import Desk, Entry, Purse
 from nearveil.ui._serve import bound, config
 from studies._loopback import Loopback, loopback
 from studies.data import DataMissingError, find
 from tests.service.asking import seeded
-from tests.ui.pages import open_account, pieces
+from tests.ui.pages import open_account, pieces, png
 from tests.ui.proxy import Recorder, recording
 
 PATIENCE = 60_000  # milliseconds: the machine may be busy
@@ -202,6 +203,82 @@ def command(folder: Path, url: str, token: str) -> Iterator[str]:
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=60)
         assert (process.returncode, said) == (0, "")
+
+
+@contextmanager
+def stripes(folder: Path, made: Path) -> Iterator[Loopback]:
+    """Serve an open gallery of striped pictures, and a protected one with a model of six kinds of them."""
+    extractor = HogColor()
+    seeds = {"private": range(100, 220), "public": range(300, 360)}
+    for name, some in seeds.items():
+        rows = extractor.extract([load_image(png(seed)) for seed in some], row_exact=True)
+        with Index.create(folder / name, dimension=extractor.dimension, extractor=extractor.fingerprint) as index:
+            index.add((Item(row, f"kind {n % 6}/{n}") for n, row in zip(some, rows, strict=True)), row_exact=True)
+    private, public = Index.open(folder / "private"), Index.open(folder / "public")
+    terms: dict[str, Any] = {"epsilon": 60.0, "delta": 1e-5, "ledger": folder / "gallery.db", "account": "kinds"}
+    kinds = ProtectedGallery(private, public, "kinds", classes=[f"kind {n}" for n in range(6)], **terms)
+    kinds.publish()
+    with Index.open(made) as index, TokenStore(folder / "tokens.db") as tokens:
+        settings = Settings(tokens=str(folder / "tokens.db"), log_file=folder / "log", rate=None)
+        app = create_app([OpenGallery(index, "stripes"), kinds], tokens, settings)
+        running = uvicorn.Server(uvicorn.Config(app, log_config=None))
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
+            thread.start()
+            try:
+                yield Loopback(f"http://127.0.0.1:{listening.getsockname()[1]}", tokens.create("test")[1], os.getpid())
+            finally:
+                running.should_exit = True
+                thread.join(30)
+    kinds.close()
+
+
+def test_a_protected_gallery_is_used_at_home(chromium: Browser, made: Path, tmp_path: Path) -> None:
+    images = [tmp_path / f"{seed}.png" for seed in (400, 403)]
+    for image, seed in zip(images, (400, 403), strict=True):
+        image.write_bytes(png(seed))
+    with (
+        stripes(tmp_path, made) as server,
+        recording(server.url) as wire,
+        shown(tmp_path, wire.url, server.token) as address,
+        looking(chromium, address) as look,
+    ):
+        page = look.page
+        look.open()
+        page.select_option("#gallery-choice", "kinds")
+        expect(page.locator("#epsilon-field")).to_be_hidden()
+        expect(page.locator("#candidates-field")).to_be_hidden()
+        expect(page.locator("#curve-card")).to_be_hidden()
+        expect(page.locator("#cost-note")).to_have_text("This costs nothing.")
+        button, asked = page.get_by_role("button", name="Classify"), []
+        for image, seed in zip(images, (400, 403), strict=True):
+            look.choose(image)
+            before = len(wire.seen)
+            with page.expect_response(re.compile("/api/classify")):
+                button.click()
+            expect(page.locator("#got .big")).to_have_text(f"kind {seed % 6}")
+            asked.append(len(wire.seen) - before)
+        expect(page.locator("#saw .big")).to_have_text("Nothing of your image")
+        rows = page.locator(".classes tbody tr")
+        expect(rows).to_have_count(6)
+        expect(rows.first).to_contain_text("%")
+        expect(page.locator("#promise")).to_contain_text("learns nothing")
+        expect(page.locator("#got q")).to_contain_text("any one record is in the database")
+        expect(page.get_by_role("meter").filter(visible=True).last).to_be_visible()
+        assert asked == [2, 0]  # the list and the model; then nothing
+        assert not wire.posts
+        look.go("gallery")
+        expect(page.locator("#gallery-body")).to_contain_text("it has no map")
+        look.go("ask")
+        page.select_option("#gallery-choice", "stripes")  # and back to one that is asked
+        expect(page.locator("#epsilon-field")).to_be_visible()
+        expect(page.locator("#answer")).to_be_hidden()
+        expect(page.locator("#cost-note")).to_have_text("This will cost 4 of the 12 left.")
+        look.ask()
+        expect(page.locator(".matches li")).to_have_count(8)
+        look.check_quiet()
+    everything = b"".join(f"{method} {path} {headers}".encode() + body for method, path, headers, body in wire.seen)
+    assert not [piece for image in images for piece in pieces(image.read_bytes()) if piece in everything]
 
 
 def drop(page: Page, image: Path) -> None:

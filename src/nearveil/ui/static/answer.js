@@ -3,7 +3,7 @@ import { count, make, percent, picture, put } from "./dom.js";
 // The two panes: all that the other side knows, and what was chosen here.
 
 const chance = (share) => (share > 0.995 ? "above 99%" : percent(share));
-const likely = (share) => (share >= 0.001 ? `${(100 * share).toFixed(1)}%` : "below 0.1%");
+const likely = (share) => (share < 0.001 ? "below 0.1%" : share > 0.999 ? "above 99.9%" : `${(100 * share).toFixed(1)}%`);
 const named = (sets) => (sets.length === 1 ? `Set ${sets[0] + 1}` : `Sets ${sets.map((one) => one + 1).join(", ")}`);
 
 export function showSaw(place, told) {
