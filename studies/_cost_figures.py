@@ -9,17 +9,7 @@ from studies._style import COLOURS, curve, legend_below
 
 
 def embedding_figure(rows: Sequence[Row], rival: str) -> Figure:
-    """Draw seconds and peak memory of an embedding over rows; double precision for the rival alone.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-    rival : str
-
-    Returns
-    -------
-    Figure
-    """
+    """Draw seconds and peak memory of an embedding over rows; double precision for the rival alone."""
     figure = Figure(figsize=(10.5, 4.8), layout="constrained")
     panels = figure.subplots(1, 2)
     shown = [row for row in rows if row["dtype"] == "float32" or row["way"] == rival]

@@ -174,22 +174,7 @@ def in_dtype(n: int, dtype: str) -> tuple[Any, Any]:
 
 
 def embed(prepare: Callable[[Any], Product], X: Any, Z: Any, labels: Any) -> Any:
-    """Embed rows by the steps of the supervised manifold: the graph is built once and multiplied at every step.
-
-    Parameters
-    ----------
-    prepare : callable
-        Of a contender.
-    X : ndarray of shape (n, d)
-    Z : ndarray of shape (n, k)
-        The start.
-    labels : ndarray of shape (n,)
-        Repel by our label graph, whoever multiplies: its time is linear and small.
-
-    Returns
-    -------
-    ndarray of shape (n, k)
-    """
+    """Embed rows by the steps of the supervised manifold: the graph is built once and multiplied at every step."""
     from nearveil.graph import label_graph
 
     product, repel = prepare(X), label_graph(labels, BANDWIDTH)
@@ -201,19 +186,7 @@ def embed(prepare: Callable[[Any], Product], X: Any, Z: Any, labels: Any) -> Any
 
 
 def embedding_cost(index: int, n: int) -> dict[str, Any]:
-    """Time the embedding of n rows in this process, and take its peak memory.
-
-    Parameters
-    ----------
-    index : int
-        Of the contender in `CPU`.
-    n : int
-
-    Returns
-    -------
-    dict
-        With "seconds", a list, the first run left out, and "peak_gib".
-    """
+    """Time the embedding of n rows in this process, and take its peak memory."""
     contender = CPU[index]
     X, Z = in_dtype(n, contender.dtype)
     labels = np.random.default_rng(1).integers(0, CLASSES, n)

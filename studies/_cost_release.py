@@ -71,24 +71,7 @@ def releases() -> dict[str, Callable[[], Any]]:
 
 
 def speed(name: str, gallery_rows: int, *, repeats: int = 3, seconds: float = 0.7) -> dict[str, Any]:
-    """Time one release, or the authors' procedure.
-
-    Parameters
-    ----------
-    name : str
-        Of `releases`, or `AUTHORS`.
-    gallery_rows : int
-        Items that releases with a public map are built for.
-    repeats : int
-        How often the rate is taken.
-    seconds : float
-        For each rate at least, or one call where that takes longer.
-
-    Returns
-    -------
-    dict
-        With "single" and "batched", messages a second at every repeat, and "bytes" of a message.
-    """
+    """Time one release, or the authors' procedure."""
     public, labels = clustered(PUBLIC, DIMENSION, 1)
     queries, _ = clustered(BATCH, DIMENSION, 3)
     if name == AUTHORS:

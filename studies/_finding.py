@@ -25,58 +25,26 @@ Items = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """A trial with all that is true about it. Every mechanism centres by the public mean, so this serves all of them.
-
-    Attributes
-    ----------
-    trial : Trial
-    gallery : ndarray of shape (N, d)
-        Centred, of norm one.
-    near : ndarray of shape (n, N)
-        Cosines of queries and items.
-    truth : ndarray of shape (n, 8)
-        The nearest items.
-    copies : Copies
-        Which items are equal.
-    counts : ndarray of shape (N,)
-        How often each item is among the eight nearest of another item of the gallery.
-    """
+    """A trial with all that is true about it; all mechanisms centre by the public mean, so this serves all of them."""
 
     trial: Trial
-    gallery: Rows
-    near: Rows
-    truth: Items
-    copies: Copies
-    counts: NDArray[np.int64]
+    gallery: Rows  # centred, of norm one
+    near: Rows  # cosines of queries and items
+    truth: Items  # the eight nearest items of each query
+    copies: Copies  # which items are equal
+    counts: NDArray[np.int64]  # how often an item is among the eight nearest of another item
 
 
 @dataclass(frozen=True)
 class Found:
-    """What queries found, one number each.
+    """What queries found, one number each."""
 
-    Attributes
-    ----------
-    neighbours : ndarray of shape (n,)
-        The part of the eight nearest items that the answer holds, and that re-ranking by whole features then finds.
-    same_class : ndarray of shape (n,)
-        Whether an item of the query's class is among the eight that were chosen.
-    """
-
-    neighbours: Floats
-    same_class: Floats
+    neighbours: Floats  # the part of the eight nearest items that the answer holds
+    same_class: Floats  # whether an item of the query's class is among the eight that were chosen
 
 
 def search_of(trial: Trial) -> Search:
-    """Compare all queries with all items.
-
-    Parameters
-    ----------
-    trial : Trial
-
-    Returns
-    -------
-    Search
-    """
+    """Compare all queries with all items."""
     centred = Cells(1.0).fit(trial.public)  # any release: all centre alike
     gallery = centred.features(trial.gallery, lenient=True).astype(np.float32)
     queries = centred.features(trial.queries).astype(np.float32)
@@ -87,23 +55,7 @@ def search_of(trial: Trial) -> Search:
 def find(
     mechanism: Release, search: Search, rows: Items, fractions: Sequence[float], source: Source
 ) -> dict[float, Found]:
-    """Ask for some queries, and let the client choose eight of each answer.
-
-    Parameters
-    ----------
-    mechanism : Release
-        Fitted on the trial's public rows, with its gallery where it has a map.
-    search : Search
-    rows : ndarray of shape (n,)
-        Which queries.
-    fractions : sequence of float
-        Sizes of an answer; of a mechanism with a map, its own alone.
-    source : Source
-
-    Returns
-    -------
-    dict of float to Found
-    """
+    """Ask for some queries, and let the client choose eight of each answer."""
     counts = [candidate_count(fraction, len(search.gallery)) for fraction in fractions]
     if isinstance(mechanism, MappedRelease):
         single = isinstance(mechanism._channel(mechanism.map_), RandomizedResponse)
@@ -119,20 +71,7 @@ def find(
 
 
 def chosen(search: Search, rows: Items, answers: Items) -> Found:
-    """Choose by the true feature among the candidates of each answer.
-
-    Parameters
-    ----------
-    search : Search
-    rows : ndarray of shape (n,)
-        Which queries.
-    answers : ndarray of shape (n, m)
-        Items.
-
-    Returns
-    -------
-    Found
-    """
+    """Choose by the true feature among the candidates of each answer."""
     offered = np.take_along_axis(search.near[rows], answers, axis=1)
     best = np.argpartition(-offered, K - 1, axis=1)[:, :K]
     labels: Labels = search.trial.gallery_y[np.take_along_axis(answers, best, axis=1)]
@@ -141,20 +80,7 @@ def chosen(search: Search, rows: Items, answers: Items) -> Found:
 
 
 def unasked(search: Search, rows: Items, fraction: float, counts: NDArray[np.int64] | None = None) -> Found:
-    """Return what the most popular items find, sent to everybody without a message.
-
-    Parameters
-    ----------
-    search : Search
-    rows : ndarray of shape (n,)
-    fraction : float
-    counts : ndarray of shape (N,), optional
-        How popular items are; with the gallery's own by default.
-
-    Returns
-    -------
-    Found
-    """
+    """Return what the most popular items find, sent to everybody without a message."""
     popular = search.counts if counts is None else counts
     items = np.argsort(-popular, kind="stable")[: candidate_count(fraction, len(search.gallery))]
     return chosen(search, rows, np.broadcast_to(items, (len(rows), len(items))))

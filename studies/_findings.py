@@ -15,18 +15,7 @@ NEAR = 0.9  # of the ceiling
 
 @dataclass(frozen=True)
 class Finding:
-    """What a reader should take away, and where to look.
-
-    Attributes
-    ----------
-    study : str
-        Whose rows it is made of, and whose command checks it.
-    figure : str
-    shows : str
-        What the figure shows, for those who do not see it.
-    sentence : callable
-        From the study's rows to Markdown.
-    """
+    """What a reader should take away, and where to look."""
 
     study: str
     figure: str
@@ -121,19 +110,7 @@ FINDINGS = (
 
 
 def told(folder: Path, base: str = "study") -> str:
-    """Return the findings of all studies that were made, in Markdown.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the studies' pages and JSON.
-    base : str, default="study"
-        Where the pages are, as seen from the page that shows the findings.
-
-    Returns
-    -------
-    str
-    """
+    """Return the findings of all studies that were made, in Markdown."""
     parts: list[str] = []
     for finding in FINDINGS:
         path = folder / f"{finding.study}.json"
@@ -149,14 +126,7 @@ def told(folder: Path, base: str = "study") -> str:
 
 
 def put(docs: Path) -> None:
-    """Write the findings into the page that leads the results, between two marks.
-
-    Parameters
-    ----------
-    docs : Path
-        The folder of results: its ``index.md`` has the marks, and the studies' pages are in ``study``. Without such a
-        page, nothing is written.
-    """
+    """Write the findings into the page that leads the results, between two marks."""
     page = docs / "index.md"
     if not page.exists():
         return

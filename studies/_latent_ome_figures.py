@@ -24,30 +24,12 @@ _LINES = (
 
 
 def latent(rows: Sequence[Row]) -> "Figure":
-    """Draw LATENT's budgets over the claimed epsilon, a panel for each alpha.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    Figure
-    """
+    """Draw LATENT's budgets over the claimed epsilon, a panel for each alpha."""
     return _budgets(rows, tuple(("LATENT", alpha) for alpha in _LATENT_ALPHAS), (9.5, 3.9))
 
 
 def ome(rows: Sequence[Row]) -> "Figure":
-    """Draw OME's budgets over the claimed epsilon.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    Figure
-    """
+    """Draw OME's budgets over the claimed epsilon."""
     return _budgets(rows, _OME_PANELS, (10.8, 3.9))
 
 
@@ -83,16 +65,7 @@ def _line(axes: "Axes", here: Sequence[Row], column: str, words: str, place: int
 
 
 def recall(rows: Sequence[Row]) -> "Figure":
-    """Draw NN-recall at equal exact epsilon, and what OME finds at the epsilon that it claims.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    Figure
-    """
+    """Draw NN-recall at equal exact epsilon, and what OME finds at the epsilon that it claims."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 5.2), layout="constrained")

@@ -11,16 +11,7 @@ _SHOWN_NOMINALS = (0.1, 1.0, 10.0, 100.0)
 
 
 def told(rows: Sequence[Row]) -> str:
-    """Return the page's text.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    str
-    """
+    """Return the page's text."""
     return "\n\n".join([_budgets(rows), _recall(rows)])
 
 

@@ -17,15 +17,7 @@ _GRACE = 30.0  # seconds to stop
 
 @dataclass(frozen=True)
 class Loopback:
-    """Where the server is, and what it asks for.
-
-    Attributes
-    ----------
-    url : str
-    token : str
-    process : int
-        Its number.
-    """
+    """Where the server is, and what it asks for."""
 
     url: str
     token: str = field(repr=False)
@@ -34,18 +26,7 @@ class Loopback:
 
 @contextmanager
 def loopback(index: Path, *options: str) -> Iterator[Loopback]:
-    """Serve an index on a free port of loopback; stop when the context ends.
-
-    Parameters
-    ----------
-    index : Path
-    *options : str
-        Of ``nearveil serve``.
-
-    Yields
-    ------
-    Loopback
-    """
+    """Serve an index on a free port of loopback; stop when the context ends."""
     with tempfile.TemporaryDirectory() as folder:
         tokens, log = Path(folder) / "tokens.db", Path(folder) / "log"
         with TokenStore(tokens) as store:

@@ -18,19 +18,7 @@ AXIS = "epsilon of all answers"
 
 
 def accuracy_figure(curves: Mapping[Any, Curves], claimed: Mapping[Any, float], titles: Mapping[Any, str]) -> Figure:
-    """Draw accuracy over epsilon: MNIST, the upper end of MNIST, SVHN.
-
-    Parameters
-    ----------
-    curves : mapping of name to mapping of way to points
-    claimed : mapping of name to float
-        The epsilon that is claimed for the published parameters.
-    titles : mapping of name to str
-
-    Returns
-    -------
-    Figure
-    """
+    """Draw accuracy over epsilon: MNIST, the upper end of MNIST, SVHN."""
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     panels = figure.subplots(1, 3)
     shown = (("mnist", titles["mnist"], (0, 1.02)), ("mnist", "MNIST, from 0.94 on", (0.94, 1)))
@@ -66,16 +54,7 @@ def _references(axes: "Axes", found: Curves) -> None:
 
 
 def trade_off_figure(found: Curves) -> Figure:
-    """Draw figure 4 of the supplement: sampling rates and numbers of queries, ours, and PATE.
-
-    Parameters
-    ----------
-    found : mapping of way to points
-
-    Returns
-    -------
-    Figure
-    """
+    """Draw figure 4 of the supplement: sampling rates and numbers of queries, ours, and PATE."""
     figure = Figure(figsize=(9.5, 4.6), layout="constrained")
     panels = figure.subplots(1, 2)
     for axes, limits in zip(panels, ((0, 1.02), (0.94, 1)), strict=True):

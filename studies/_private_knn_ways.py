@@ -92,16 +92,7 @@ def published_pate(name: Name, source: Source) -> PateClassifier:
 
 
 def ways(name: Name) -> dict[str, list[Make]]:
-    """Return who teaches, a voter for each point of a curve.
-
-    Parameters
-    ----------
-    name : {"mnist", "svhn"}
-
-    Returns
-    -------
-    dict of str to list of callable
-    """
+    """Return who teaches, a voter for each point of a curve."""
     found: dict[str, list[Make]] = {
         OURS: [partial(ours, epsilon) for epsilon in EPSILONS[name]],
         PATE: [partial(pate, TEACHERS[name], epsilon) for epsilon in EPSILONS[name]],
@@ -125,18 +116,7 @@ def _figure_4() -> dict[str, list[Make]]:
 
 
 def references(digits: Digits, public: NDArray[np.int64], held: NDArray[np.int64]) -> dict[str, float]:
-    """Return the accuracy without votes, and without privacy.
-
-    Parameters
-    ----------
-    digits : Digits
-    public, held : ndarray of int64
-        Rows of the test images: to learn from, and to score.
-
-    Returns
-    -------
-    dict of str to float
-    """
+    """Return the accuracy without votes, and without privacy."""
     components = min(max(len(public) // 40, 8), 64)  # as many as a student takes by default
     space = HalfWhitening(components).fit(digits.features(digits.test[public]).astype(np.float64))
     rows = {

@@ -50,17 +50,7 @@ def files(*names: Experiment) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Public rows, a gallery, and queries that are in neither, a number of each class.
-
-    Attributes
-    ----------
-    anchors, others, gallery, queries : ndarray of shape (n, d)
-        `others` are the public rows that are no anchors.
-    anchor_labels, gallery_labels, query_labels : ndarray of shape (n,)
-        From 0, those of the gallery and the queries in one count.
-    n_classes : int
-        Of the gallery.
-    """
+    """Public rows, a gallery, and queries that are in neither, a number of each class."""
 
     anchors: Floats
     anchor_labels: Labels
@@ -78,21 +68,7 @@ def _loaded(file: str) -> FeatureSet:
 
 
 def images(data: Experiment, seed: int, *, gallery: int, anchors: int = 0) -> Images:
-    """Draw anchors, gallery and queries. As many queries of every class, so that classes are equally likely.
-
-    Parameters
-    ----------
-    data : str
-    seed : int
-    gallery : int
-        Items at most.
-    anchors : int
-        `ANCHORS` unless given.
-
-    Returns
-    -------
-    Images
-    """
+    """Draw anchors, gallery and queries. As many queries of every class, so that classes are equally likely."""
     source, found = SETS[data], _loaded(SETS[data].file)
     X, y = found.features.astype(np.float64), found.labels
     generator = np.random.default_rng([seed, source.first])
@@ -127,13 +103,7 @@ def nearest(queries: Floats, gallery: Floats) -> NDArray[np.intp]:
 
 
 def recall(chosen: NDArray[Any], gallery_labels: Labels, query_labels: Labels) -> float:
-    """Return how often a class is among those of the items that were chosen for it.
-
-    Examples
-    --------
-    >>> recall(np.array([[0, 1], [0, 1]]), np.array([5, 6, 7]), np.array([6, 7]))
-    0.5
-    """
+    """Return how often a class is among those of the items that were chosen for it."""
     return float((gallery_labels[chosen] == query_labels[:, None]).any(axis=1).mean())
 
 
@@ -146,20 +116,7 @@ class Repel(Protocol):
 
 
 class PartlyLabelled:
-    """The label "Laplacian" of the authors' program for the rows that have a label; the others have no part in it.
-
-    Parameters
-    ----------
-    labels : ndarray of shape (n,)
-        -1 where there is none.
-
-    Examples
-    --------
-    >>> PartlyLabelled(np.array([0, 2, -1])).laplacian_matmul(np.eye(3))[:, :2]
-    array([[-0.5,  0.5],
-           [ 0.5, -0.5],
-           [ 0. ,  0. ]])
-    """
+    """The label "Laplacian" of the authors' program for the rows that have a label; the others have no part in it."""
 
     def __init__(self, labels: Labels) -> None:
         self._labelled = labels >= 0
@@ -175,24 +132,7 @@ class PartlyLabelled:
 def walk(
     cosines: Floats, repel: Repel | None, start: Floats, *, bandwidth: float, label_weight: float, steps: int
 ) -> Iterator[Floats]:
-    """Take steps of the query without noise, rescaled to Frobenius norm sqrt(n), and tell where each led.
-
-    Parameters
-    ----------
-    cosines : ndarray of shape (n, n)
-        Of unit rows.
-    repel : Repel or None
-    start : ndarray of shape (n, k)
-    bandwidth : float
-        The s of ``exp(-d^2 / (2 s^2))``.
-    label_weight : float
-    steps : int
-
-    Yields
-    ------
-    ndarray of shape (n, k)
-        The start first.
-    """
+    """Take steps of the query without noise, rescaled to Frobenius norm sqrt(n), and tell where each led."""
     weights = np.exp((cosines - 1) / bandwidth**2)
     np.fill_diagonal(weights, 0)
     degree = weights.sum(axis=1)[:, None]
@@ -218,24 +158,12 @@ def floor(n_classes: int) -> float:
 
 
 def shown(found: Mean) -> str:
-    """Return a mean and its interval in print.
-
-    Examples
-    --------
-    >>> shown(Mean(0.5, 0.4, 0.6))
-    '0.50 (0.40 to 0.60)'
-    """
+    """Return a mean and its interval in print."""
     return f"{found.value:.2f} ({max(found.low, 0):.2f} to {min(found.high, 1):.2f})"
 
 
 def bound(value: float) -> str:
-    """Return an upper bound in print, never below what it is.
-
-    Examples
-    --------
-    >>> bound(0.0824)
-    '0.083'
-    """
+    """Return an upper bound in print, never below what it is."""
     return f"{math.ceil(value * 1000 - 1e-9) / 1000:.3f}"
 
 

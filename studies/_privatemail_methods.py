@@ -150,20 +150,7 @@ def covers(drawn: Images, seed: int) -> Found:
 
 
 def straight(items: NDArray[Any], labels: Labels) -> NDArray[np.intp]:
-    """Return eight of a set's items, of as many of its commonest classes; all from the server's own knowledge.
-
-    Parameters
-    ----------
-    items : ndarray of shape (n,)
-        Of the set, at least eight.
-    labels : ndarray of shape (N,)
-        Of the gallery.
-
-    Examples
-    --------
-    >>> straight(np.arange(12), np.array([0, 0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 8])).tolist()
-    [0, 8, 10, 2, 3, 4, 5, 6]
-    """
+    """Return eight of a set's items, of as many of its commonest classes; all from the server's own knowledge."""
     _, places, counts = np.unique(labels[items], return_index=True, return_counts=True)
     best = items[places[np.argsort(-counts, kind="stable")[:K]]]
     # A set of fewer classes is filled up with whatever else it holds.

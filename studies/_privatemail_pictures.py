@@ -21,19 +21,7 @@ _NAMES = {PROGRAM: "the authors' program", PAPER: "as published, eq. 4"}
 
 
 def iterations(points: Sequence[Row], spread: Sequence[Row]) -> "Figure":
-    """Draw a row a method and a column an iteration.
-
-    Parameters
-    ----------
-    points : sequence of dict
-        With columns method, step, x, y, class.
-    spread : sequence of dict
-        With columns method, step, within.
-
-    Returns
-    -------
-    Figure
-    """
+    """Draw a row a method and a column an iteration."""
     from matplotlib.figure import Figure
 
     methods, steps = grouped(points, "method"), [key[0] for key in grouped(points, "step")]
@@ -74,18 +62,7 @@ def _scatter(axes: "Axes", rows: Sequence[Row]) -> None:
 
 
 def alignment(points: Sequence[Row], title: str) -> "Figure":
-    """Draw the client's and the server's anchors, before alignment above, after it below, a column an epsilon.
-
-    Parameters
-    ----------
-    points : sequence of dict
-        With columns epsilon, when, role, x, y.
-    title : str
-
-    Returns
-    -------
-    Figure
-    """
+    """Draw the client's and the server's anchors, before alignment above, after it below, a column an epsilon."""
     from matplotlib.figure import Figure
 
     columns = grouped(points, "epsilon")
@@ -106,17 +83,7 @@ def alignment(points: Sequence[Row], title: str) -> "Figure":
 
 
 def errors(rows: Sequence[Row]) -> "Figure":
-    """Draw the error after alignment over epsilon, a curve a version.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-        With columns method, epsilon, after.
-
-    Returns
-    -------
-    Figure
-    """
+    """Draw the error after alignment over epsilon, a curve a version."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.4, 4.2), layout="constrained")

@@ -19,21 +19,7 @@ _FINE = 0.02  # of the count, where finding the last query would take minutes
 
 
 def payable(kind: str, epsilon: float) -> dict[str, Any]:
-    """Return how many messages of one kind a budget pays for, with delta 0 and at `DELTA`.
-
-    Parameters
-    ----------
-    kind : str
-        Of `PRICED`.
-    epsilon : float
-        Of one message.
-
-    Returns
-    -------
-    dict
-        ``pure``: with delta 0 (0 for messages that are not pure). ``plan``: at the delta, the number fixed beforehand;
-        up to two percent below the largest.
-    """
+    """Return how many messages of one kind a budget pays for, with delta 0 and at `DELTA`."""
     promise = PRICED[kind](epsilon).fit(np.eye(3)).guarantee
     return {"pure": _added(promise) if promise.delta == 0 else 0, "plan": _planned(promise)}
 

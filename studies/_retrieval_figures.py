@@ -52,17 +52,7 @@ def means(rows: Sequence[Row], value: str, over: str = "epsilon") -> tuple[list[
 
 
 def neighbours(rows: Sequence[Row], methods: Sequence[str]) -> "Figure":
-    """Draw NN-recall over epsilon: a row of panels for each set, a column for each f.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-    methods : sequence of str
-
-    Returns
-    -------
-    Figure
-    """
+    """Draw NN-recall over epsilon: a row of panels for each set, a column for each f."""
 
     def panel(axes: "Axes", here: list[Row]) -> None:
         ceiling = {row["epsilon"]: row["pure_ceiling"] for row in here}
@@ -76,16 +66,7 @@ def neighbours(rows: Sequence[Row], methods: Sequence[str]) -> "Figure":
 
 
 def same_class(rows: Sequence[Row]) -> "Figure":
-    """Draw Recall@8 over epsilon, in the same panels.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    Figure
-    """
+    """Draw Recall@8 over epsilon, in the same panels."""
 
     def panel(axes: "Axes", here: list[Row]) -> None:
         _style.floor(axes, mean(row["recall_floor"] for row in here).value)
@@ -127,16 +108,7 @@ def _grid(rows: Sequence[Row], panel: "Callable[[Axes, list[Row]], None]", label
 
 
 def classes(rows: Sequence[Row]) -> "Figure":
-    """Draw what queries of classes that are lacking find less, as a difference for each seed.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    Figure
-    """
+    """Draw what queries of classes that are lacking find less, as a difference for each seed."""
     from matplotlib.figure import Figure
 
     found = differences(rows)
@@ -162,15 +134,6 @@ def differences(rows: Sequence[Row]) -> list[Row]:
     """Return, for each seed, what queries of lacking classes find, less what those of known classes find.
 
     Both kinds are made of the same queries: those of one half of the classes are known where the other is lacking.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    list of dict
-        With ``known``, ``lacking``, ``difference``, and ceilings and floors of both.
     """
     found = []
     keys = ("data", "lacks", "method", "epsilon", "seed")
@@ -197,17 +160,7 @@ def differences(rows: Sequence[Row]) -> list[Row]:
 
 
 def gains(rows: Sequence[Row]) -> list[Row]:
-    """Return, for each seed, how many true neighbours a budget finds beyond what asking nothing finds.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    list of dict
-        With ``way`` ("pure" or "plan"), ``queries`` and ``gain``; method "ceiling" is what no method can pass.
-    """
+    """Return, for each seed, how many true neighbours a budget finds beyond what asking nothing finds."""
     paid = {(row["method"], row["epsilon"]): row for row in of(rows, part="budget")}
     found = []
     for row in of(rows, part="recall", f=BUDGET_FRACTION):
@@ -227,16 +180,7 @@ def gains(rows: Sequence[Row]) -> list[Row]:
 
 
 def budget(rows: Sequence[Row]) -> "Figure":
-    """Draw how many queries a budget pays for, and what they find beyond the floor.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    Figure
-    """
+    """Draw how many queries a budget pays for, and what they find beyond the floor."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.5, 4.4), layout="constrained")

@@ -15,16 +15,7 @@ _SHOWN = (0.01, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 def told(rows: Sequence[Row]) -> str:
-    """Return the page's text.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    str
-    """
+    """Return the page's text."""
     found = of(rows, part="recall")
     return "\n\n".join([_neighbours(found), _near(found), _by_class(found), _classes(rows), _budget(rows)])
 

@@ -46,13 +46,7 @@ MAPPED = ("covers", "k-means cells", "balanced cells, subset")  # their sets are
 
 
 class Public:
-    """Public rows, whose principal directions are computed once for all mechanisms that use them.
-
-    Parameters
-    ----------
-    rows : ndarray of shape (n, d)
-    labels : ndarray of shape (n,)
-    """
+    """Public rows, whose principal directions are computed once for all mechanisms that use them."""
 
     def __init__(self, rows: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
         self.rows = rows
@@ -90,19 +84,5 @@ _MAKE: dict[str, Make] = {
 
 
 def rival(name: str, epsilon: float, fraction: float, public: Public) -> Release:
-    """Return a mechanism of `SETTINGS`, fitted on public rows, without a gallery.
-
-    Parameters
-    ----------
-    name : str
-    epsilon : float
-        Exact, of one message.
-    fraction : float
-        Of the gallery that an answer holds.
-    public : Public
-
-    Returns
-    -------
-    Release
-    """
+    """Return a mechanism of `SETTINGS`, fitted on public rows, without a gallery."""
     return _MAKE[name](epsilon, fraction, public).fit(public.rows, public.labels)

@@ -28,21 +28,7 @@ _STRIDE = 10  # of the coarse search for the worst fixed pair
 
 @dataclass(frozen=True)
 class Surface:
-    """Figure 1: the Renyi divergence of one screening for every order and max-vote.
-
-    Attributes
-    ----------
-    orders : ndarray of shape (n_orders,)
-    votes : ndarray of shape (n_votes,)
-        Every max-vote from 0 to k.
-    rdp : ndarray of shape (n_orders, n_votes)
-        The largest over the neighbours t - 1 and t + 1 and both directions.
-    worst_rdp : ndarray of shape (n_orders,)
-        The maximum over all max-votes.
-    least_worst, most_worst : ndarray of shape (n_orders, 2)
-        The pairs (t, t') that attain it, of the least and the largest t: below and above the threshold there is often
-        one each.
-    """
+    """Figure 1: the Renyi divergence of one screening for every order and max-vote."""
 
     orders: Floats
     votes: Ints
@@ -54,19 +40,7 @@ class Surface:
 
 @dataclass(frozen=True)
 class WorstCases:
-    """Figure 2: the divergence at some fixed max-votes, and its true maximum.
-
-    Attributes
-    ----------
-    orders : ndarray of shape (n_orders,)
-    fixed_votes : ndarray of shape (n_fixed,)
-    fixed_rdp : ndarray of shape (n_orders, n_fixed)
-    worst_rdp : ndarray of shape (n_orders,)
-    worst_pairs : ndarray of shape (n_orders, 2)
-        Where the maximum is, the one of most votes.
-    noise : float
-        Of the screening.
-    """
+    """Figure 2: the divergence at some fixed max-votes, and its true maximum."""
 
     orders: Floats
     fixed_votes: Ints
@@ -78,23 +52,7 @@ class WorstCases:
 
 @dataclass(frozen=True)
 class Costs:
-    """Figure 3: epsilon over the number of screenings.
-
-    Attributes
-    ----------
-    counts : ndarray of shape (n_counts,)
-    fixed_votes : ndarray of shape (n_fixed,)
-    fixed : ndarray of shape (n_counts, n_fixed)
-        As published: one max-vote, Renyi divergence, classic conversion.
-    classic, tight : ndarray of shape (n_counts,)
-        The true maximum at every order, by either conversion.
-    bellman : ndarray of shape (n_counts,)
-        The exact adaptive composition, from above.
-    lower : ndarray of shape (n_counts,)
-        What one fixed pair costs exactly: no sound accountant is below it.
-    lower_pairs : ndarray of shape (n_counts, 2)
-        That pair: the max-vote without the record, and with it.
-    """
+    """Figure 3: epsilon over the number of screenings."""
 
     counts: Ints
     fixed_votes: Ints
@@ -110,23 +68,6 @@ def rdp_by_votes(orders: Floats, screening: NoisyScreening, *, sampling_rate: fl
     """Return the Renyi divergence of one screening from a neighbour's, the worst for a given max-vote.
 
     Both neighbours, one vote more and one less, and both directions are tried.
-
-    Parameters
-    ----------
-    orders : ndarray of shape (n_orders,)
-    screening : NoisyScreening
-    sampling_rate : float, default=1.0
-        Below 1 the max-vote is that without the record.
-
-    Returns
-    -------
-    ndarray of shape (n_orders, n_neighbors + 1)
-
-    Examples
-    --------
-    >>> values = rdp_by_votes(np.array([20.0]), SCREENING)
-    >>> int(values[0, 210:].argmax()) + 210, f"{values.max():.6e}"
-    (221, '8.819616e-04')
     """
     base, moved, votes = _log_pairs(screening, sampling_rate, 0)
     out = np.zeros((len(orders), screening.n_neighbors + 1))
@@ -137,18 +78,7 @@ def rdp_by_votes(orders: Floats, screening: NoisyScreening, *, sampling_rate: fl
 
 
 def surface(orders: Floats | None = None, screening: NoisyScreening = SCREENING) -> Surface:
-    """Return figure 1.
-
-    Parameters
-    ----------
-    orders : ndarray of shape (n_orders,), optional
-        From 1.5 to 50 by default, as published.
-    screening : NoisyScreening
-
-    Returns
-    -------
-    Surface
-    """
+    """Return figure 1."""
     orders = np.arange(1.5, 50.5, 0.5) if orders is None else orders
     worst = [screening_rdp(float(order), screening) for order in orders]
     return Surface(
@@ -164,25 +94,7 @@ def surface(orders: Floats | None = None, screening: NoisyScreening = SCREENING)
 def worst_cases(
     orders: Floats | None = None, screening: NoisyScreening = SCREENING, fixed_votes: Sequence[int] = FIXED_VOTES
 ) -> WorstCases:
-    """Return figure 2.
-
-    Parameters
-    ----------
-    orders : ndarray of shape (n_orders,), optional
-        From 2 to 300 by default.
-    screening : NoisyScreening
-    fixed_votes : sequence of int
-
-    Returns
-    -------
-    WorstCases
-
-    Examples
-    --------
-    >>> found = worst_cases(np.array([20.0, 80.0, 100.0, 150.0, 300.0]))
-    >>> [int(t) for t in found.worst_pairs[:, 0]]
-    [221, 257, 270, 113, 1]
-    """
+    """Return figure 2."""
     whole = surface(np.arange(2.0, 301.0) if orders is None else orders, screening)
     return WorstCases(
         orders=whole.orders,
@@ -202,20 +114,7 @@ def screening_costs(
     delta: float = DELTA,
     fixed_votes: Sequence[int] = FIXED_VOTES,
 ) -> Costs:
-    """Return figure 3.
-
-    Parameters
-    ----------
-    counts : sequence of int
-        Numbers of screenings. All of 1, 2, 4, ..., 8192 take half a minute.
-    screening : NoisyScreening
-    sampling_rate, delta : float
-    fixed_votes : sequence of int
-
-    Returns
-    -------
-    Costs
-    """
+    """Return figure 3."""
     rdp = rdp_by_votes(COST_ORDERS, screening, sampling_rate=sampling_rate)
     worst = rdp.max(axis=1)
     penalty = -np.log(delta) / (COST_ORDERS - 1)
@@ -245,18 +144,6 @@ def worst_fixed_pair(
     """Return what the costliest fixed pair costs, and the pair: a search, coarse and then fine.
 
     Any pair gives a lower bound, so a better one that the search misses only makes the bound weaker.
-
-    Parameters
-    ----------
-    count : int
-    screening : NoisyScreening
-    sampling_rate, delta : float
-
-    Returns
-    -------
-    epsilon : float
-    pair : (int, int)
-        The max-vote without the record, and with it.
     """
     directions: tuple[Literal["add", "remove"], ...] = ("add", "remove")
 

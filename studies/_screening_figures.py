@@ -18,13 +18,7 @@ _WIDE = {"color": "0.75", "linewidth": 7, "solid_capstyle": "butt", "zorder": 1}
 
 
 def name_of(votes: int, screening: NoisyScreening) -> str:
-    """Return what a fixed max-vote is called.
-
-    Examples
-    --------
-    >>> name_of(300, NoisyScreening(85.0, 210.0, 300)), name_of(113, NoisyScreening(85.0, 210.0, 300))
-    ('t = 300 (k)', 't = 113')
-    """
+    """Return what a fixed max-vote is called."""
     k = screening.n_neighbors
     known = {int(screening.threshold): " (T)", k: " (k)", k // 10: " (k/10)"}
     return f"t = {votes}{known.get(votes, '')}"

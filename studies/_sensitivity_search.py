@@ -26,18 +26,7 @@ def unit(rows: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Two data sets that differ in one record.
-
-    Attributes
-    ----------
-    X : ndarray of shape (n, d)
-        Unit rows.
-    other : ndarray of shape (d,)
-        What replaces row `record`.
-    V, V_other : ndarray of shape (n, n)
-        Label weights before and after, zero diagonal.
-    record : int
-    """
+    """Two data sets that differ in one record."""
 
     X: Floats
     other: Floats
@@ -96,26 +85,7 @@ def climb(
     rows: slice | NDArray[np.int64] = slice(None),
     iterations: int = 60,
 ) -> float:
-    """Move the record before and after, and with `free` all other rows too, to change `rows` the most.
-
-    Parameters
-    ----------
-    pair : Neighbours
-        Where to begin.
-    start : ndarray of shape (n, k)
-    bandwidth, label_weight : float
-    free : bool
-        Whether the other rows may move too (every row private), or stay (public anchors).
-    norm : {"l2", "l1"}
-    rows : slice or ndarray
-        The rows that are released.
-    iterations : int
-
-    Returns
-    -------
-    float
-        The largest change met.
-    """
+    """Move the record before and after, and with `free` all other rows too, to change `rows` the most."""
     n, d = pair.X.shape
     released = np.zeros((n, 1))
     released[rows] = 1

@@ -100,22 +100,7 @@ _OTHERS = tuple(
 
 
 def look(name: str, place: int = 0) -> Look:
-    """Return how a method is drawn; one that has no look of its own takes that of its place among the others.
-
-    Parameters
-    ----------
-    name : str
-    place : int, default=0
-
-    Returns
-    -------
-    Look
-
-    Examples
-    --------
-    >>> look("covers").marker, look("bandwidth 6", 1).marker
-    ('o', 's')
-    """
+    """Return how a method is drawn; one that has no look of its own takes that of its place among the others."""
     return LOOKS.get(name, _OTHERS[place % len(_OTHERS)])
 
 
@@ -129,22 +114,7 @@ def curve(
     place: int = 0,
     label: str | None = None,
 ) -> None:
-    """Draw means with their intervals.
-
-    Parameters
-    ----------
-    axes : Axes
-    name : str
-        Of the method: it has its look, and is in the legend.
-    x : sequence of float
-    found : sequence of Mean
-    sound : bool, default=True
-        Whether the method keeps the promise that the axis names.
-    place : int, default=0
-        For names without a look of their own.
-    label : str, optional
-        In the legend, in place of the name.
-    """
+    """Draw means with their intervals."""
     style = look(name, place)
     y = [point.value for point in found]
     # Where an interval is not known there is none to draw.
@@ -166,29 +136,13 @@ def curve(
 
 
 def ceiling(axes: "Axes", x: Sequence[float], y: Sequence[float], *, top: float = 1.0) -> None:
-    """Shade what no private message can reach, from a line to the top.
-
-    Parameters
-    ----------
-    axes : Axes
-    x, y : sequence of float
-    top : float, default=1.0
-    """
+    """Shade what no private message can reach, from a line to the top."""
     axes.fill_between(x, y, [max(top, value) for value in y], color="0.86", linewidth=0, label=IMPOSSIBLE, zorder=0.5)
     axes.plot(x, y, color="0.45", linewidth=1.0, zorder=0.6)
 
 
 def floor(axes: "Axes", y: float | Sequence[float], x: Sequence[float] | None = None, label: str = FLOOR) -> None:
-    """Draw what is found without a message: what a release must beat.
-
-    Parameters
-    ----------
-    axes : Axes
-    y : float or sequence of float
-    x : sequence of float, optional
-        For a floor that is no constant.
-    label : str
-    """
+    """Draw what is found without a message: what a release must beat."""
     dashes = (0, (1, 2.5))
     if isinstance(y, Sequence):
         if x is None:
@@ -199,14 +153,7 @@ def floor(axes: "Axes", y: float | Sequence[float], x: Sequence[float] | None = 
 
 
 def epsilon_axis(axes: "Axes", epsilons: Sequence[float], *, label: str = "epsilon of one query") -> None:
-    """Let x be epsilon, a logarithmic axis with a plain number at some of the values.
-
-    Parameters
-    ----------
-    axes : Axes
-    epsilons : sequence of float
-    label : str
-    """
+    """Let x be epsilon, a logarithmic axis with a plain number at some of the values."""
     axes.set_xscale("log")
     axes.set_xticks(list(epsilons), [f"{epsilon:g}" for epsilon in epsilons])
     axes.minorticks_off()
@@ -214,15 +161,7 @@ def epsilon_axis(axes: "Axes", epsilons: Sequence[float], *, label: str = "epsil
 
 
 def legend_below(figure: Any, axes: Sequence["Axes"], ncols: int = 3) -> None:
-    """Put one legend for all axes below them: each label once, the first time that it comes.
-
-    Parameters
-    ----------
-    figure : Figure
-        With ``layout="constrained"``.
-    axes : sequence of Axes
-    ncols : int, default=3
-    """
+    """Put one legend for all axes below them: each label once, the first time that it comes."""
     found: dict[str, Any] = {}
     for one in axes:
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True):

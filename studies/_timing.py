@@ -15,25 +15,7 @@ _CHILD = "from studies import _timing; _timing.child()"
 
 
 def timed(work: Callable[[], object], *, least: int = 2, most: int = 9, seconds: float = 4.0) -> list[float]:
-    """Return how long work took, again and again until it took long enough in all.
-
-    Parameters
-    ----------
-    work : callable
-    least, most : int
-        How often it is done.
-    seconds : float
-        In all; beyond `least` it is not done again after that.
-
-    Returns
-    -------
-    list of float
-
-    Examples
-    --------
-    >>> len(timed(lambda: None, most=3)), len(timed(lambda: None, seconds=0))
-    (3, 2)
-    """
+    """Return how long work took, again and again until it took long enough in all."""
     times: list[float] = []
     while len(times) < least or (len(times) < most and sum(times) < seconds):
         start = time.perf_counter()
@@ -53,24 +35,7 @@ def peak_gib() -> float:
 
 
 def in_new_process(function: str, **arguments: Any) -> Any:
-    """Return what a function returns in a process of its own, whose peak memory is its own.
-
-    Parameters
-    ----------
-    function : str
-        A module and a function of it, as "package.module:function"; or a file, as "folder/file.py:function".
-    **arguments
-        Plain values.
-
-    Returns
-    -------
-    Plain values.
-
-    Raises
-    ------
-    RuntimeError
-        With the last line of what the process said, where it failed.
-    """
+    """Return what a function returns in a process of its own, whose peak memory is its own."""
     command = [sys.executable, "-c", _CHILD, function, json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:

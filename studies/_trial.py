@@ -18,13 +18,7 @@ FILES = tuple(f"{name}/{name}.npz" for name in SETS)
 
 @dataclass(frozen=True)
 class Trial:
-    """Public rows, a gallery, and queries that are in neither.
-
-    Attributes
-    ----------
-    public, gallery, queries : ndarray of shape (n, d)
-    public_y, gallery_y, query_y : ndarray of shape (n,)
-    """
+    """Public rows, a gallery, and queries that are in neither."""
 
     public: Rows
     public_y: Labels
@@ -35,17 +29,7 @@ class Trial:
 
 
 def split(name: str, seed: int) -> Trial:
-    """Return the public classes, and `QUERIES` seeded queries removed from the images of the others.
-
-    Parameters
-    ----------
-    name : str
-    seed : int
-
-    Returns
-    -------
-    Trial
-    """
+    """Return the public classes, and `QUERIES` seeded queries removed from the images of the others."""
     found = load_features(name)
     public = found.labels < SETS[name]
     rest = np.random.default_rng(seed).permutation(np.flatnonzero(~public))
@@ -56,22 +40,11 @@ def split(name: str, seed: int) -> Trial:
 
 @dataclass(frozen=True)
 class Halves:
-    """A trial in which the same queries are of classes that are known, and of classes that are not.
+    """A trial in which the same queries are of classes that are known, and of classes that are not."""
 
-    Attributes
-    ----------
-    trial : Trial
-        The public rows are of one half of the classes. So is the gallery, or it is of all.
-    known : ndarray of shape (n,), bool
-        Which queries are of a class of the public rows.
-    others : ndarray of shape (m, d)
-        Images of the other half that are neither in the gallery nor among the queries: they tell which items
-        are popular with such queries.
-    """
-
-    trial: Trial
-    known: NDArray[np.bool_]
-    others: Rows
+    trial: Trial  # the public rows are of one half of the classes; so is the gallery, or it is of all
+    known: NDArray[np.bool_]  # which queries are of a class of the public rows
+    others: Rows  # other images of the other half, which tell what is popular with such queries
 
 
 def split_classes(name: str, seed: int, half: int, *, whole_gallery: bool) -> Halves:
@@ -79,19 +52,6 @@ def split_classes(name: str, seed: int, half: int, *, whole_gallery: bool) -> Ha
 
     Which image is public, which is in the gallery and which is a query does not depend on `half`, so that each query
     can be asked once as one of a known class and once as one of an unknown class.
-
-    Parameters
-    ----------
-    name : str
-    seed : int
-    half : {0, 1}
-        The half that the public rows are of.
-    whole_gallery : bool
-        Whether the gallery is of all classes, or of that half alone.
-
-    Returns
-    -------
-    Halves
     """
     found = load_features(name)
     X, y = found.features, found.labels

@@ -78,16 +78,6 @@ def lower_bound(plan: Plan, *, votes: bool = True) -> float:
 
     Every screening changes the max-vote of the pair by one, near the threshold; every vote moves one count up and
     another down. All privacy losses are rounded down, so no accountant that is sound for these sensitivities is below.
-
-    Parameters
-    ----------
-    plan : Plan
-    votes : bool, default=True
-        Whether the votes count, too.
-
-    Returns
-    -------
-    float
     """
     alone, without = max(
         (
@@ -164,16 +154,7 @@ def cases() -> list[Case]:
 
 
 def measure(case: Case) -> list[Row]:
-    """Price a plan.
-
-    Parameters
-    ----------
-    case : dict
-
-    Returns
-    -------
-    list of dict
-    """
+    """Price a plan."""
     if "theorem" in case:
         return _theorem()
     plan = PLANS[case["plan"]]

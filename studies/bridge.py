@@ -26,21 +26,11 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Found:
-    """What a search finds, as shares.
+    """What a search finds, as shares."""
 
-    Attributes
-    ----------
-    recall : float
-        Queries with an item of their class among the K found.
-    precision : float
-        Items found that are of the query's class.
-    agreement : float
-        Of the K that the gallery's own network finds for the same photograph, how many were found.
-    """
-
-    recall: float
-    precision: float
-    agreement: float
+    recall: float  # queries with an item of their class among the K found
+    precision: float  # items found that are of the query's class
+    agreement: float  # of the K that the gallery's own network finds, how many were found
 
 
 MEASURES = {"recall": f"recall@{K} by class", "precision": "precision", "agreement": "agreement"}
@@ -77,21 +67,7 @@ def regressed(source: Floats, target: Floats, queries: Floats) -> Floats:
 
 
 def compare(asking: Floats, holding: Floats, labels: NDArray[np.intp], seed: int = 0) -> dict[str, Found]:
-    """Search the gallery of one network with the queries of another, in every way.
-
-    Parameters
-    ----------
-    asking, holding : ndarray of shape (n, d)
-        Features of the same photographs by the client's and by the server's network.
-    labels : ndarray of shape (n,)
-    seed : int, default=0
-        Draws which half of the classes are anchors first; the other half are then.
-
-    Returns
-    -------
-    dict of str to Found
-        The mean over both halves.
-    """
+    """Search the gallery of one network with the queries of another, in every way."""
     order = np.random.default_rng(seed).permutation(int(labels.max()) + 1)
     known = np.isin(labels, order[: len(order) // 2])
     halves = [_compare_half(asking, holding, labels, part, seed) for part in (known, ~known)]
@@ -140,16 +116,7 @@ def cases() -> list[Case]:
 
 
 def measure(case: Case) -> list[Row]:
-    """Compare all ways, for every choice of anchors.
-
-    Parameters
-    ----------
-    case : dict
-
-    Returns
-    -------
-    list of dict
-    """
+    """Compare all ways, for every choice of anchors."""
     find(case["photographs"])  # says what is missing before weights are loaded
     (asking, holding), labels = features([MobileNetV2(), EfficientNetLite0()], MOST)
     return [

@@ -36,17 +36,7 @@ def rows_of(trial: Trial) -> tuple[Singles, Singles]:
 
 
 def loss(gallery: Singles, queries: Singles, codes: Codes) -> float:
-    """Return the part of the true neighbours that ranking the whole gallery by codes misses.
-
-    Parameters
-    ----------
-    gallery, queries : ndarray of shape (n, d), float32
-    codes : Codes
-
-    Returns
-    -------
-    float
-    """
+    """Return the part of the true neighbours that ranking the whole gallery by codes misses."""
     truth, copies = true_neighbors(queries, gallery, K), Copies(gallery)
     written = codes.encode(gallery)
     found = 0.0
@@ -62,18 +52,6 @@ def needed(gallery: Singles, queries: Singles, most: float = MOST, seed: int = 0
 
     The source has independent coordinates with the gallery's variances along its principal directions. An error along
     a direction counts as much as queries vary there. Shannon's rate, by reverse water-filling.
-
-    Parameters
-    ----------
-    gallery, queries : ndarray of shape (n, d), float32
-    most : float, default=0.01
-    seed : int, default=0
-        Of the noise that is tried.
-
-    Returns
-    -------
-    noise : float
-    bytes : float
     """
     truth, copies, scores = true_neighbors(queries, gallery, K), Copies(gallery), queries @ gallery.T
     drawn = np.random.default_rng(seed).standard_normal(scores.shape, dtype=np.float32)
@@ -110,16 +88,7 @@ def cases() -> list[Case]:
 
 
 def measure(case: Case) -> list[Row]:
-    """Measure one case.
-
-    Parameters
-    ----------
-    case : dict
-
-    Returns
-    -------
-    list of dict
-    """
+    """Measure one case."""
     gallery, queries = rows_of(split(case["data"], case["seed"]))
     if case["part"] == "loss":
         codes = make_codes(gallery, case["bytes"] or None)
@@ -142,16 +111,7 @@ def measure(case: Case) -> list[Row]:
 
 
 def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
-    """Draw the loss over the bytes of a candidate.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    dict of str to Figure
-    """
+    """Draw the loss over the bytes of a candidate."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
@@ -175,16 +135,7 @@ def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
 
 
 def tell(rows: Sequence[Row]) -> str:
-    """Return the page's text.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    str
-    """
+    """Return the page's text."""
     lost = grouped([row for row in rows if row["part"] == "loss"], "bytes", "data")
     lines = []
     for size in sorted({size for size, _ in lost}):

@@ -55,17 +55,7 @@ def cases() -> list[Case]:
 
 
 def measure(case: Case) -> list[Row]:
-    """Measure one thing, several times.
-
-    Parameters
-    ----------
-    case : dict
-
-    Returns
-    -------
-    list of dict
-        A row for each repeat, or one that says why there is none; with the load of the machine beforehand.
-    """
+    """Measure one thing, several times."""
     load = os.getloadavg()[0]
     return [{**row, "load": round(load, 2)} for row in _measured(case)]
 

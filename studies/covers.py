@@ -41,24 +41,13 @@ COLUMNS = {
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """A trial whose rows are centred and compared once, for all mechanisms.
-
-    Attributes
-    ----------
-    trial : Trial
-    queries, gallery : ndarray of shape (n, d)
-        Of norm one.
-    truth : ndarray of shape (n, 8)
-        The nearest items of each query.
-    counts : ndarray of shape (N,)
-        How often each item is among the eight nearest of another item of the gallery.
-    """
+    """A trial whose rows are centred and compared once, for all mechanisms."""
 
     trial: Trial
-    queries: Rows
+    queries: Rows  # of norm one, as the gallery
     gallery: Rows
-    truth: NDArray[np.intp]
-    counts: NDArray[np.int64]
+    truth: NDArray[np.intp]  # the eight nearest items of each query
+    counts: NDArray[np.int64]  # how often an item is among the eight nearest of another item
 
     @classmethod
     def of(cls, trial: Trial) -> "Known":
@@ -69,20 +58,7 @@ class Known:
 
 
 def expected(release: MappedRelease, known: Known, *, knowing: bool = False) -> float:
-    """Return the expected NN-recall@8.
-
-    Parameters
-    ----------
-    release : MappedRelease
-        With the trial's gallery.
-    known : Known
-    knowing : bool, default=False
-        Whether good sets are chosen by the true neighbours, which no client knows.
-
-    Returns
-    -------
-    float
-    """
+    """Return the expected NN-recall@8."""
     copies, members = Copies(known.gallery), release.members_
     sets = np.split(members.indices, members.indptr[1:-1])
     coverage = np.stack([copies.recall(known.truth, items) for items in sets], axis=1)
@@ -94,16 +70,7 @@ def expected(release: MappedRelease, known: Known, *, knowing: bool = False) -> 
 
 
 def by_codes(known: Known) -> float:
-    """Return the NN-recall@8 of a search among 64 dimensions of every item, in 8 bits: no message, epsilon 0.
-
-    Parameters
-    ----------
-    known : Known
-
-    Returns
-    -------
-    float
-    """
+    """Return the NN-recall@8 of a search among 64 dimensions of every item, in 8 bits: no message, epsilon 0."""
     components = projection(known.gallery, CODE_BYTES)
     placed = known.gallery @ components
     scale = np.abs(placed).max(axis=1, keepdims=True) / 127
@@ -112,20 +79,7 @@ def by_codes(known: Known) -> float:
 
 
 def compare(known: Known, candidates: float, epsilons: Sequence[float]) -> list[dict[str, Any]]:
-    """Measure one gallery and fraction.
-
-    Parameters
-    ----------
-    known : Known
-    candidates : float
-    epsilons : sequence of float
-
-    Returns
-    -------
-    list of dict
-        For each epsilon shares of the ceiling by the names of `COLUMNS`; ``n_sets``, the number that the map chose by
-        itself; and ``codes``, the NN-recall of a client that has 64 bytes of every item with its id and asks nothing.
-    """
+    """Measure one gallery and fraction."""
     public, gallery = known.trial.public, known.trial.gallery
     cells = Cells(epsilons[0], candidates).fit(public).index(gallery)
     codes = by_codes(known)
@@ -167,32 +121,14 @@ def _known(data: str, seed: int) -> Known:
 
 
 def measure(case: Case) -> list[Row]:
-    """Measure one case.
-
-    Parameters
-    ----------
-    case : dict
-
-    Returns
-    -------
-    list of dict
-    """
+    """Measure one case."""
     common = {name: case[name] for name in ("data", "f", "seed")}
     found = compare(_known(case["data"], case["seed"]), case["f"], case["epsilons"])
     return [{**common, **one} for one in found]
 
 
 def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
-    """Draw shares of the ceiling over epsilon.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    dict of str to Figure
-    """
+    """Draw shares of the ceiling over epsilon."""
     from matplotlib.figure import Figure
 
     groups = grouped(rows, "data", "f")
@@ -214,16 +150,7 @@ def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
 
 
 def tell(rows: Sequence[Row]) -> str:
-    """Return the page's text.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    str
-    """
+    """Return the page's text."""
     lines, near = [], 0
     groups = grouped(rows, "data", "f", "epsilon")
     gains = []

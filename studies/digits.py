@@ -18,13 +18,7 @@ BORDER: dict[Name, int] = {"mnist": 4, "svhn": 6}  # pixels that the second look
 
 
 class Remembered:
-    """Features that are computed once.
-
-    Parameters
-    ----------
-    images : ndarray of shape (n, ...)
-    rows : ndarray of shape (n, d)
-    """
+    """Features that are computed once."""
 
     def __init__(self, images: NDArray[np.uint8], rows: NDArray[np.float32]) -> None:
         self._rows = rows
@@ -37,16 +31,7 @@ class Remembered:
 
 @dataclass(frozen=True)
 class Digits:
-    """Private and public images, and their features.
-
-    Attributes
-    ----------
-    name : {"mnist", "svhn"}
-    private, test : ndarray of uint8
-    private_y, test_y : ndarray of int64
-    features : callable
-        From images to their rows.
-    """
+    """Private and public images, and their features."""
 
     name: Name
     private: NDArray[np.uint8]
@@ -57,24 +42,7 @@ class Digits:
 
 
 def upright(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Remove the slant of a bright digit on black, by its moments, and centre it.
-
-    Parameters
-    ----------
-    image : ndarray of shape (height, width)
-
-    Returns
-    -------
-    ndarray of shape (height, width)
-
-    Examples
-    --------
-    >>> slanted = np.zeros((28, 28), dtype=np.uint8)
-    >>> for row in range(6, 22):
-    ...     slanted[row, 20 - row // 2] = 255  # a stroke that leans to the right
-    >>> [int(np.ptp(np.nonzero(image > 100)[1])) for image in (slanted, upright(slanted))]
-    [7, 1]
-    """
+    """Remove the slant of a bright digit on black, by its moments, and centre it."""
     light = image.astype(np.float64)
     total = light.sum()
     if total == 0:
@@ -91,17 +59,7 @@ def upright(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def look(name: Name, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return the HOG of images and, finer, of their middles; handwriting is set upright first.
-
-    Parameters
-    ----------
-    name : {"mnist", "svhn"}
-    images : ndarray of shape (n, height, width[, 3])
-
-    Returns
-    -------
-    ndarray of shape (n, 648)
-    """
+    """Return the HOG of images and, finer, of their middles; handwriting is set upright first."""
     seen = np.stack([upright(image) for image in images]) if name == "mnist" else images
     cut = slice(BORDER[name], -BORDER[name])
     return np.concatenate([hog(seen), hog(np.ascontiguousarray(seen[:, cut, cut]))], axis=1)
@@ -109,16 +67,7 @@ def look(name: Name, images: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 @functools.cache
 def load(name: Name) -> Digits:
-    """Read the images and compute their features: once in every process.
-
-    Parameters
-    ----------
-    name : {"mnist", "svhn"}
-
-    Returns
-    -------
-    Digits
-    """
+    """Read the images and compute their features: once in every process."""
     with np.load(find(f"{FOLDERS[name]}/{FOLDERS[name]}.npz")) as arrays:
         private, test = arrays["x_train"], arrays["x_test"]
         private_y, test_y = arrays["y_train"].astype(np.int64), arrays["y_test"].astype(np.int64)

@@ -52,16 +52,7 @@ def _search() -> tuple[Search, Public]:
 
 
 def measure(case: Case) -> list[Row]:
-    """Compute or measure one case.
-
-    Parameters
-    ----------
-    case : dict
-
-    Returns
-    -------
-    list of dict
-    """
+    """Compute or measure one case."""
     if case["part"] == "budget":
         return [_budget(case["mechanism"], case["alpha"], nominal) for nominal in NOMINALS]
     search, public = _search()
@@ -117,16 +108,7 @@ def _claimed(search: Search, public: Public) -> list[Row]:
 
 
 def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
-    """Draw the budgets, and what is found.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    dict of str to Figure
-    """
+    """Draw the budgets, and what is found."""
     return {"latent": draw.latent(rows), "ome": draw.ome(rows), "recall": draw.recall(rows)}
 
 

@@ -23,14 +23,6 @@ def with_extractor(data: Photos) -> Photos:
     """Return a gallery whose features can be made of a file that is dropped.
 
     Photographs have an extractor. Handwritten digits are rows of scikit-learn: some are taken as pictures instead.
-
-    Parameters
-    ----------
-    data : Photos
-
-    Returns
-    -------
-    Photos
     """
     if data.fingerprint:
         return data
@@ -48,17 +40,7 @@ def with_extractor(data: Photos) -> Photos:
 
 
 def keep(data: Photos, out: Path) -> tuple[Path, Path]:
-    """Make the gallery anew, and write the private pictures beside it.
-
-    Parameters
-    ----------
-    data : Photos
-    out : Path
-
-    Returns
-    -------
-    gallery, pictures : Path
-    """
+    """Make the gallery anew, and write the private pictures beside it."""
     from PIL import Image
 
     gallery, pictures = out / "gallery", out / "pictures"

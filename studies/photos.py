@@ -47,27 +47,10 @@ K = 8
 
 @dataclass(frozen=True, eq=False)
 class Photos:
-    """A gallery and private queries.
+    """A gallery and private queries."""
 
-    Attributes
-    ----------
-    what, extractor : str
-        What they are, and what made their features, in words.
-    gallery, queries : ndarray of shape (n, d), float32
-        Features of norm one.
-    gallery_y, query_y : ndarray of shape (n,)
-    thumbnails : sequence of bytes
-        Of the gallery; empty ones where they cannot be made.
-    pictures : sequence of ndarray of shape (height, width, 3), uint8
-        Of the queries.
-    names : sequence of str
-        Of the gallery.
-    fingerprint : str, default=""
-        Of the extractor; empty where the features are not made of pictures.
-    """
-
-    what: str
-    extractor: str
+    what: str  # what they are, in words
+    extractor: str  # what made their features, in words
     gallery: NDArray[np.float32] = field(repr=False)
     gallery_y: NDArray[np.intp] = field(repr=False)
     queries: NDArray[np.float32] = field(repr=False)
@@ -75,28 +58,16 @@ class Photos:
     thumbnails: Sequence[bytes] = field(repr=False)
     pictures: Sequence[Pixels] = field(repr=False)
     names: Sequence[str] = field(repr=False)
-    fingerprint: str = ""
+    fingerprint: str = ""  # of the extractor; empty where the features are not made of pictures
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What was found at one epsilon.
+    """What was found at one epsilon."""
 
-    Attributes
-    ----------
-    recall : Estimate
-        How often an item of the query's class is among the K chosen.
-    nn_recall : Estimate
-        The part of the true K nearest items among the K chosen.
-    fraction, floor, ceiling : float
-        The part of the gallery in an answer; what the most popular items would find; what nothing private can pass.
-    n_sets : int
-    public_bytes, message_bytes, answer_bytes : int
-    """
-
-    recall: Estimate
-    nn_recall: Estimate
-    fraction: float
+    recall: Estimate  # how often an item of the query's class is among the K chosen
+    nn_recall: Estimate  # the part of the true K nearest items among the K chosen
+    fraction: float  # of the gallery in an answer
     floor: float
     ceiling: float
     n_sets: int
@@ -106,14 +77,7 @@ class Figures:
 
 
 def photos(cache: FeatureCache, console: Console) -> Photos:
-    """Return the birds, if they and an extractor are here, else the digits; say which and why.
-
-    Parameters
-    ----------
-    cache : FeatureCache
-        For the gallery; the features of queries are never kept.
-    console : Console
-    """
+    """Return the birds, if they and an extractor are here, else the digits; say which and why."""
     try:
         folder, extractor = find(PHOTOS), default_extractor()
         extractor.extract([np.zeros((32, 32, 3), np.uint8)])  # whether what it needs is installed
@@ -177,19 +141,7 @@ def _thumbnails(pixels: NDArray[np.uint8]) -> list[bytes]:
 
 
 def build(data: Photos, place: Path) -> Index:
-    """Put the gallery into a new index.
-
-    Parameters
-    ----------
-    data : Photos
-    place : Path
-        A new folder.
-
-    Returns
-    -------
-    Index
-        The ids of its items are their positions in the gallery.
-    """
+    """Put the gallery into a new index."""
     index = Index.create(place, dimension=data.gallery.shape[1], extractor=data.extractor)
     index.add(Item(row, thumbnail=image) for row, image in zip(data.gallery, data.thumbnails, strict=True))
     return index
@@ -266,21 +218,7 @@ def sheet(data: Photos, asked: Nearest, number: int) -> bytes:
 
 
 def run(data: Photos, folder: Path, console: Console) -> tuple[dict[float, Figures], bytes]:
-    """Index, publish, ask, measure.
-
-    Parameters
-    ----------
-    data : Photos
-    folder : Path
-        For the index and the ledger.
-    console : Console
-
-    Returns
-    -------
-    figures : dict of float to Figures
-    sheet : bytes
-        A PNG.
-    """
+    """Index, publish, ask, measure."""
     found: dict[float, Figures] = {}
     drawn = b""
     place = folder / "index"

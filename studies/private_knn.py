@@ -57,17 +57,7 @@ def cases() -> list[Case]:
 
 
 def measure(case: Case) -> list[Row]:
-    """Train a student of each voter of a way on one split, and score it on the images held.
-
-    Parameters
-    ----------
-    case : dict
-
-    Returns
-    -------
-    list of dict
-        A row for each point of the way's curve.
-    """
+    """Train a student of each voter of a way on one split, and score it on the images held."""
     name, way, seed = case["data"], case["way"], case["seed"]
     if way == NETWORK and importlib.util.find_spec("torch") is None:
         return [{**case, "left_out": "torch is not installed (the extra `torch`)"}]
@@ -101,17 +91,7 @@ def _taught(digits: Digits, make: Make, public: "np.ndarray", held: "np.ndarray"
 
 
 def points(rows: Sequence[Row], name: str, way: str) -> list[tuple[float, Mean, list[Row]]]:
-    """Return the curve of a way: epsilon, mean accuracy over the splits, and the rows, by epsilon.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-    name, way : str
-
-    Returns
-    -------
-    list of (float, Mean, list of dict)
-    """
+    """Return the curve of a way: epsilon, mean accuracy over the splits, and the rows, by epsilon."""
     mine = [row for row in rows if (row["data"], row["way"]) == (name, way) and "accuracy" in row]
     found = [
         (epsilon, mean(row["accuracy"] for row in group), group)
@@ -121,23 +101,7 @@ def points(rows: Sequence[Row], name: str, way: str) -> list[tuple[float, Mean, 
 
 
 def cheapest(curve: Sequence[tuple[float, Mean, list[Row]]], accuracy: float) -> float | None:
-    """Return the least epsilon of a curve whose mean accuracy reaches a value.
-
-    Parameters
-    ----------
-    curve : sequence of (float, Mean, list)
-    accuracy : float
-
-    Returns
-    -------
-    float or None
-
-    Examples
-    --------
-    >>> curve = [(0.5, mean([0.97, 0.99]), []), (1.0, mean([0.99, 0.99]), [])]
-    >>> cheapest(curve, 0.98), cheapest(curve, 0.995)
-    (0.5, None)
-    """
+    """Return the least epsilon of a curve whose mean accuracy reaches a value."""
     return min((epsilon for epsilon, found, _ in curve if found.value >= accuracy), default=None)
 
 

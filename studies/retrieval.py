@@ -39,18 +39,7 @@ def _search(data: str) -> tuple[Search, Public]:
 
 
 def asked(seed: int, queries: int) -> Items:
-    """Return which of the held-out queries a seed asks: no two seeds ask the same.
-
-    Parameters
-    ----------
-    seed : int
-    queries : int
-        How many are held out.
-
-    Returns
-    -------
-    ndarray of shape (queries // len(SEEDS),)
-    """
+    """Return which of the held-out queries a seed asks: no two seeds ask the same."""
     each = queries // len(SEEDS)
     order = np.random.default_rng(SPLIT).permutation(queries)
     return order[seed * each : (seed + 1) * each]
@@ -84,17 +73,7 @@ def cases() -> list[Case]:
 
 
 def measure(case: Case) -> list[Row]:
-    """Measure one case.
-
-    Parameters
-    ----------
-    case : dict
-
-    Returns
-    -------
-    list of dict
-        A row for each epsilon, f and seed.
-    """
+    """Measure one case."""
     if case["part"] == "recall":
         search, public = _search(case["data"])
         return recall_rows(search, public, case)
@@ -104,19 +83,7 @@ def measure(case: Case) -> list[Row]:
 
 
 def recall_rows(search: Search, public: Public, case: Case) -> list[Row]:
-    """Ask all seeds' queries with one mechanism.
-
-    Parameters
-    ----------
-    search : Search
-    public : Public
-    case : dict
-        With ``data``, ``method``, ``epsilons`` and ``fractions``.
-
-    Returns
-    -------
-    list of dict
-    """
+    """Ask all seeds' queries with one mechanism."""
     method, fractions = case["method"], case["fractions"]
     groups = [[fraction] for fraction in fractions] if method in MAPPED else [fractions]
     queries = {seed: asked(seed, len(search.trial.queries)) for seed in SEEDS}
@@ -212,16 +179,7 @@ def _class_rows(case: Case) -> list[Row]:
 
 
 def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
-    """Draw everything.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    dict of str to Figure
-    """
+    """Draw everything."""
     return {
         "nn-recall": draw.neighbours(rows, draw.BEST),
         "others": draw.neighbours(rows, draw.OTHERS),

@@ -36,17 +36,7 @@ def cases() -> list[Case]:
 
 
 def measure(case: Case) -> list[Row]:
-    """Compute a figure, or a point of the third.
-
-    Parameters
-    ----------
-    case : dict
-
-    Returns
-    -------
-    list of dict
-        ``kind`` is "at" for a fixed max-vote and "worst" for the maximum; of the third figure also the accountants.
-    """
+    """Compute a figure, or a point of the third."""
     if case["figure"] == 1:
         return _surface_rows()
     if case["figure"] == 2:

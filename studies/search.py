@@ -31,13 +31,7 @@ SHOWN = 4
 
 @dataclass(frozen=True)
 class Digits:
-    """Scikit-learn's 1,797 handwritten digits: public rows, a gallery, and private queries.
-
-    Attributes
-    ----------
-    public, gallery, queries : ndarray of shape (n, 64)
-    gallery_y, query_y : ndarray of shape (n,)
-    """
+    """Scikit-learn's 1,797 handwritten digits: public rows, a gallery, and private queries."""
 
     public: NDArray[np.float64]
     gallery: NDArray[np.float64]

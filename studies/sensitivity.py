@@ -62,17 +62,7 @@ def cases() -> list[Case]:
 
 
 def measure(case: Case) -> list[Row]:
-    """Compute all bounds for one start, and search.
-
-    Parameters
-    ----------
-    case : dict
-
-    Returns
-    -------
-    list of dict
-        ``found`` is None where a search would take too long.
-    """
+    """Compute all bounds for one start, and search."""
     n, bandwidth = case["rows"], case["bandwidth"]
     rng = np.random.default_rng(case["seed"])
     start = rng.normal(size=(n + 1, COLUMNS))
@@ -144,16 +134,7 @@ def _anchors(n: int, rng: np.random.Generator) -> dict[str, Floats]:
 
 
 def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
-    """Draw the bounds over n and over the bandwidth.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    dict of str to Figure
-    """
+    """Draw the bounds over n and over the bandwidth."""
     from matplotlib.figure import Figure
 
     over_n = Figure(figsize=(10.8, 5.9), layout="constrained")
@@ -196,16 +177,7 @@ def _means(rows: Sequence[Row], column: str, over: str) -> tuple[list[float], li
 
 
 def tell(rows: Sequence[Row]) -> str:
-    """Return the page's text.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    str
-    """
+    """Return the page's text."""
     searched = [row for row in rows if row["found"] is not None]
     broken = [row for row in searched if min(row["plain"], row["sharp"]) < row["found"] * (1 - 1e-9)]
     stated = [row for row in searched if row["published"] is not None]

@@ -132,3 +132,7 @@ def test_features_are_those_of_each_image() -> None:
     assert np.array_equal(look("mnist", images[3:4]), rows[3:4])
     assert np.array_equal(Remembered(images, rows)(images[[4, 0]]), rows[[4, 0]])
     assert not upright(np.zeros((28, 28), dtype=np.uint8)).any()
+    slanted = np.zeros((28, 28), dtype=np.uint8)
+    for row in range(6, 22):
+        slanted[row, 20 - row // 2] = 255  # a stroke that leans to the right
+    assert [int(np.ptp(np.nonzero(image > 100)[1])) for image in (slanted, upright(slanted))] == [7, 1]

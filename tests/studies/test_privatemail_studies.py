@@ -112,6 +112,16 @@ def test_limits_are_those_of_the_theory() -> None:
     assert _privatemail.floor(98) == 8 / 98
 
 
+def test_small_measures_by_hand() -> None:
+    assert _privatemail.recall(np.array([[0, 1], [0, 1]]), np.array([5, 6, 7]), np.array([6, 7])) == 0.5
+    assert _privatemail.bound(0.0824) == "0.083"
+    within = privatemail_embeddings.within_share(np.array([[0.0], [2.0], [10.0], [12.0]]), np.array([0, 0, 1, 1]))
+    assert within == pytest.approx(4 / 104)
+    assert privatemail_embeddings.apart(np.zeros((2, 1)), np.array([[-1.0], [1.0]])) == 1.0
+    chosen = _privatemail_methods.straight(np.arange(12), np.array([0, 0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 8]))
+    assert chosen.tolist() == [0, 8, 10, 2, 3, 4, 5, 6]  # the commonest classes first, one item of each
+
+
 def test_the_label_leaks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(label_leak, "DATA", ("cars196",))
     monkeypatch.setattr(label_leak, "SEEDS", (0, 1))
