@@ -1,6 +1,17 @@
 """Tables and figures: of the papers, and of this library; and the data they are made from."""
 
-from studies._report import table, write
-from studies._study import Case, Mean, Measured, Row, Study, grouped, mean, run
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Case", "Mean", "Measured", "Row", "Study", "grouped", "mean", "run", "table", "write"]
+if TYPE_CHECKING:
+    from studies._report import table, write
+    from studies._study import Case, Mean, Measured, Row, Study, mean, run, summarise
+
+__all__ = ["Case", "Mean", "Measured", "Row", "Study", "mean", "run", "summarise", "table", "write"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what makes a study when it is asked for: demonstrations run without pandas and Jinja."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"studies._{'report' if name in ('table', 'write') else 'study'}"), name)

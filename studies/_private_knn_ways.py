@@ -39,6 +39,7 @@ FIGURE_4 = tuple(f"sampling rate {rate:g}" for rate in RATES)
 NEIGHBOURS = 5  # of the search without privacy
 OURS, PATE = "ours", "PATE"
 GIVEN, PATE_GIVEN = "published parameters", "PATE, published parameters"
+COMMONEST, TRUE, NEAREST = "commonest class", "true labels", "neighbours, no privacy"
 
 
 def ours(epsilon: float, source: Source) -> PrivateKNeighborsClassifier:
@@ -132,7 +133,7 @@ def references(digits: Digits, public: NDArray[np.int64], held: NDArray[np.int64
     nearest = KNeighborsClassifier(NEIGHBOURS, algorithm="brute").fit(rows["private"], digits.private_y)
     commonest = np.bincount(digits.private_y).argmax()
     return {
-        "commonest class": float(np.mean(truth == commonest)),
-        "true labels": float(student.score(rows["held"], truth)),
-        "neighbours, no privacy": float(nearest.score(rows["held"], truth)),
+        COMMONEST: float(np.mean(truth == commonest)),
+        TRUE: float(student.score(rows["held"], truth)),
+        NEAREST: float(nearest.score(rows["held"], truth)),
     }

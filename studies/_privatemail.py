@@ -2,11 +2,12 @@
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
@@ -14,7 +15,8 @@ from nearveil.release import RawFeatures
 from nearveil.release._privatemail_code import CentredDistances
 from nearveil.release._privatemail_published import EXPERIMENTS, Experiment
 from nearveil.retrieval.ceiling import class_ceiling
-from studies._study import Mean, Row, mean
+from studies._report import interval
+from studies._study import summarise
 from studies.data import FeatureSet, load_features
 
 Floats = NDArray[np.float64]
@@ -157,19 +159,14 @@ def floor(n_classes: int) -> float:
     return K / n_classes
 
 
-def shown(found: Mean) -> str:
-    """Return a mean and its interval in print."""
-    return f"{found.value:.2f} ({max(found.low, 0):.2f} to {min(found.high, 1):.2f})"
+def show(frame: pd.DataFrame, column: str, *by: str) -> pd.Series:
+    """Return means of shares over seeds with their intervals, in print."""
+    return summarise(frame, column, *by).apply(interval, axis=1, args=(".2f", 0, 1))
 
 
 def bound(value: float) -> str:
     """Return an upper bound in print, never below what it is."""
     return f"{math.ceil(value * 1000 - 1e-9) / 1000:.3f}"
-
-
-def averaged(rows: Sequence[Row], column: str = "recall") -> Mean:
-    """Return the mean of a column over seeds."""
-    return mean(row[column] for row in rows)
 
 
 def table_2(data: Experiment) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """The methods of figure 6: each answers queries with eight items, straight from the server's ranking."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -167,8 +167,3 @@ GROUPS: dict[str, Callable[[Any, Images, int], Found]] = {
     "plain": lambda _, drawn, seed: plain(drawn, seed),
     "covers": lambda _, drawn, seed: covers(drawn, seed),
 }
-
-
-def methods_of(found: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the methods that some rows are of, in their order."""
-    return list(dict.fromkeys(row["method"] for row in found))

@@ -1,22 +1,26 @@
 """What a study leaves behind: CSV, JSON, SVG, PNG, and a page, each with all that one needs to check it."""
 
-import csv
 import hashlib
-import io
 import json
+import math
 import os
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from studies._study import Measured, Row, Study
-from studies._style import STYLE
+import matplotlib as mpl
+import pandas as pd
+from jinja2 import Environment, StrictUndefined
+
+from studies._figures import STYLE
+from studies._study import Measured, Row, Study, as_frame
 from studies.data import find
 
 PACKAGES = ("nearveil", "numpy", "scipy", "scikit-learn", "faiss-cpu", "dp-accounting", "opendp", "openTSNE", "torch")
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 class PageError(ValueError):
@@ -38,44 +42,61 @@ def write(study: Study, measured: Measured, folder: Path) -> Path:
         Of its page.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    names = _draw(study, measured.rows, folder)
-    body = study.tell(measured.rows)
+    frame = as_frame(measured.rows)
+    names = _draw(study, frame, folder)
+    text = render(study, frame)
     for name in names:
-        if f"({name}.svg)" not in body:
+        if f"({name}.svg)" not in text:
             raise PageError(f"the page of {study.name} does not show {name}.svg")
-    about = provenance(study, measured)
-    _put(folder / f"{study.name}.csv", as_csv(measured.rows))
-    _put(folder / f"{study.name}.json", json.dumps({**about, "rows": measured.rows}, indent=1) + "\n")
+    about = describe_origin(study, measured)
+    _replace(folder / f"{study.name}.csv", as_csv(measured.rows))
+    _replace(folder / f"{study.name}.json", json.dumps({**about, "rows": measured.rows}, indent=1) + "\n")
     page = folder / f"{study.name}.md"
-    _put(page, as_page(study, body, about))
+    _replace(page, f"# {study.title}\n\n{text}\n\n## What this was made with\n\n{_origin_table(study, about)}\n")
     return page
 
 
 def publish(study: Study, folder: Path, docs: Path) -> None:
-    """Copy the files of a study, but the cases it keeps for itself, to the documentation.
-
-    Parameters
-    ----------
-    study : Study
-    folder, docs : Path
-    """
+    """Copy the files of a study, but the cases it keeps for itself, to the documentation."""
     docs.mkdir(parents=True, exist_ok=True)
     for path in sorted(folder.glob(f"{study.name}*")):
         shutil.copyfile(path, docs / path.name)
 
 
-def provenance(study: Study, measured: Measured) -> dict[str, Any]:
-    """Return what was measured with what: data, parameters, seeds, versions, command, time.
+def render(study: Study, frame: pd.DataFrame) -> str:
+    """Fill the template of a study with what its rows say."""
+    facts = {**study.facts(frame), "command": f"```sh\nnearveil study {study.name}\n```"}
+    return fill_template(study.template or (TEMPLATES / f"{study.name}.md").read_text(encoding="utf-8"), facts)
 
-    Parameters
-    ----------
-    study : Study
-    measured : Measured
 
-    Returns
-    -------
-    dict
+def fill_template(text: str, facts: Mapping[str, Any]) -> str:
+    """Fill a Jinja template; a name that is not among the facts is an error."""
+    pages = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # noqa: S701 - Markdown
+    pages.filters.update(fmt=format, interval=interval)
+    return pages.from_string(text).render(facts, table=table).strip()
+
+
+def interval(found: Any, spec: str = ".2f", least: float = -math.inf, most: float = math.inf) -> str:
+    """Return a mean and its interval in print, within what is possible; of one seed, the mean alone.
+
+    Examples
+    --------
+    >>> from studies import Mean
+    >>> interval(Mean(0.5, -0.1, 1.1), ".2f", 0, 1), interval(Mean(0.5, math.nan, math.nan), ".1f")
+    ('0.50 (0.00 to 1.00)', '0.5')
     """
+    if math.isnan(found.low):
+        return format(found.value, spec)
+    return f"{found.value:{spec}} ({max(found.low, least):{spec}} to {min(found.high, most):{spec}})"
+
+
+def plain(value: float) -> str:
+    """Return three digits of a number, without an exponent."""
+    return f"{float(f'{value:.3g}'):,.10g}"
+
+
+def describe_origin(study: Study, measured: Measured) -> dict[str, Any]:
+    """Return what was measured with what: data, parameters, seeds, versions, command, time."""
     return {
         "study": study.name,
         "command": f"nearveil study {study.name}",
@@ -89,11 +110,16 @@ def provenance(study: Study, measured: Measured) -> dict[str, Any]:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Return rows as CSV, with every column that any of them has.
+    """Return rows as CSV, with every column that any of them has."""
+    return str(pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n"))
+
+
+def table(frame: pd.DataFrame) -> str:
+    """Return a data frame as a table in Markdown, without its index.
 
     Parameters
     ----------
-    rows : sequence of dict
+    frame : DataFrame
 
     Returns
     -------
@@ -101,81 +127,34 @@ def as_csv(rows: Sequence[Row]) -> str:
 
     Examples
     --------
-    >>> print(as_csv([{"a": 1}, {"a": 2, "b": "x"}]), end="")
-    a,b
-    1,
-    2,x
+    >>> print(table(pd.DataFrame({"data": ["CUB", "Cars"], "recall": ["0.9", None]})))
+    | data | recall |
+    |---|---|
+    | CUB | 0.9 |
+    | Cars |  |
     """
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    cells = frame.astype(object).where(frame.notna(), "").to_numpy()
+    head, *lines = ("| " + " | ".join(map(str, line)) + " |" for line in (frame.columns, *cells))
+    return "\n".join([head, "|" + "---|" * frame.shape[1], *lines])
 
 
-def as_page(study: Study, body: str, about: dict[str, Any]) -> str:
-    """Return the page of a study.
-
-    Parameters
-    ----------
-    study : Study
-    body : str
-    about : dict
-        As of `provenance`.
-
-    Returns
-    -------
-    str
-    """
+def _origin_table(study: Study, about: dict[str, Any]) -> str:
     data = "; ".join(name if sum_ is None else f"{name} (SHA-256 {sum_[:16]})" for name, sum_ in about["data"].items())
-    parameters = "; ".join(f"{name} {_words(value)}" for name, value in about["parameters"].items())
     lines = [
         ("data", data),
-        ("parameters", parameters),
+        ("parameters", "; ".join(f"{name} {_as_words(value)}" for name, value in about["parameters"].items())),
         ("seeds", ", ".join(map(str, about["seeds"]))),
         ("versions", ", ".join(f"{name} {number}" for name, number in about["versions"].items())),
         ("time", f"{about['seconds']:,} s on {about['cores']} cores"),
         ("all figures", f"[CSV]({study.name}.csv), [JSON]({study.name}.json)"),
     ]
-    table = "\n".join(f"| {name} | {text} |" for name, text in lines if text)
-    return (
-        f"# {study.title}\n\n{study.about.strip()}\n\n```sh\n{about['command']}\n```\n\n{body.strip()}\n\n"
-        f"## What this was made with\n\n| | |\n|---|---|\n{table}\n"
-    )
+    return table(pd.DataFrame([line for line in lines if line[1]], columns=["", " "])).replace("|  |   |", "| | |", 1)
 
 
-def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown.
-
-    Parameters
-    ----------
-    head : sequence of str
-    lines : sequence of sequence of str
-
-    Returns
-    -------
-    str
-
-    Examples
-    --------
-    >>> print(table(["data", "recall"], [["CUB", "0.9"]]))
-    | data | recall |
-    |---|---|
-    | CUB | 0.9 |
-    """
-    return "\n".join(
-        "| " + " | ".join(line) + " |" if number != 1 else "|" + "---|" * len(head)
-        for number, line in enumerate([head, [], *lines])
-    )
-
-
-def _draw(study: Study, rows: Sequence[Row], folder: Path) -> list[str]:
-    import matplotlib as mpl
-
+def _draw(study: Study, frame: pd.DataFrame, folder: Path) -> list[str]:
     names = []
     with mpl.rc_context(STYLE):
-        for name, figure in study.figures(rows).items():
+        for name, figure in study.figures(frame).items():
             full = f"{study.name}-{name}"
             figure.savefig(folder / f"{full}.svg", metadata={"Date": None})
             figure.savefig(folder / f"{full}.png", metadata={"Software": None})
@@ -183,18 +162,18 @@ def _draw(study: Study, rows: Sequence[Row], folder: Path) -> list[str]:
     return names
 
 
-def _put(path: Path, text: str) -> None:
+def _replace(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
     draft = path.with_name(path.name + ".part")
     draft.write_text(text, encoding="utf-8")
     draft.replace(path)
 
 
-def _words(value: Any) -> str:
+def _as_words(value: Any) -> str:
     if isinstance(value, list | tuple):
-        return ", ".join(_words(one) for one in value)
+        return ", ".join(_as_words(one) for one in value)
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_words(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {_as_words(one)}" for name, one in value.items())
     return f"{value:,g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 

@@ -1,16 +1,15 @@
-"""What a study is: cases that are measured one by one, and kept, so that a study can be stopped and taken up again."""
+"""What a study is: cases that are measured one by one and kept, so that a study that was stopped goes on."""
 
-import hashlib
 import json
-import math
-import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from joblib import Parallel, delayed
+import pandas as pd
+from joblib import Memory, Parallel, delayed
 from scipy import stats
 
 from nearveil import __version__
@@ -32,17 +31,14 @@ class Study:
         On the command line, and of all its files.
     title : str
         Of its page.
-    about : str
-        Markdown: what is asked, how it is measured, how to read it.
     cases : callable
         Returns what is measured: dictionaries of plain values, each with all that tells it from the others.
     measure : callable
         From a case to its rows, plain values again. A function of a module: it runs in other processes.
     figures : callable
-        From all rows to figures, by name. They are drawn in the one style of all studies.
-    tell : callable
-        From all rows to Markdown that shows every figure as ``![what it shows](NAME.svg)``, with
-        ``NAME`` being that of the study, a dash, and that of the figure.
+        From the data frame of all rows to figures, by name.
+    facts : callable
+        From the data frame of all rows to what the template says: numbers, and data frames for its tables.
     data : tuple of str
         Files of real data, relative to the data folder, or words for what is made.
     parameters : mapping
@@ -50,19 +46,22 @@ class Study:
     seeds : tuple of int
     alone : bool
         Whether cases run one after another in this process, because they measure time.
+    template : str
+        The page, as a Jinja template in Markdown; by default the file ``templates/NAME.md``. It shows every figure as
+        ``![what it shows](STUDY-FIGURE.svg)``, and the command that makes the study as ``{{ command }}``.
     """
 
     name: str
     title: str
-    about: str
     cases: Callable[[], Sequence[Case]]
     measure: Callable[[Case], list[Row]]
-    figures: Callable[[Sequence[Row]], "dict[str, Figure]"]
-    tell: Callable[[Sequence[Row]], str]
+    figures: Callable[[pd.DataFrame], "dict[str, Figure]"]
+    facts: Callable[[pd.DataFrame], Mapping[str, Any]]
     data: tuple[str, ...] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
     alone: bool = False
+    template: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,7 @@ class Measured:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Mean:
+class Mean(NamedTuple):
     """A mean over seeds with its 95% interval, by Student's t; of one seed alone, without."""
 
     value: float
@@ -105,116 +103,68 @@ def mean(values: Iterable[float]) -> Mean:
 
     Examples
     --------
-    >>> mean([0.5, 0.6, 0.7])
-    Mean(value=0.6, low=0.3515862..., high=0.8484137...)
+    >>> mean([0.5, 0.5, 0.8])
+    Mean(value=0.6, low=0.16973..., high=1.03026...)
     >>> mean([0.5])
     Mean(value=0.5, low=nan, high=nan)
     """
-    found = [float(value) for value in values]
-    middle = math.fsum(found) / len(found)
-    if len(found) == 1:
-        return Mean(middle, math.nan, math.nan)
-    deviation = math.sqrt(math.fsum((value - middle) ** 2 for value in found) / (len(found) - 1))
-    half = float(stats.t.ppf(0.975, len(found) - 1)) * deviation / math.sqrt(len(found))
-    return Mean(middle, middle - half, middle + half)
+    (found,) = summarise(pd.DataFrame({"all": 0, "value": list(values)}), "value", "all").itertuples(index=False)
+    return Mean(*map(float, found))
 
 
-def grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Return rows by the values of some columns, in the order in which these come first.
+def summarise(frame: pd.DataFrame, column: str, *by: str) -> pd.DataFrame:
+    """Return the mean of a column with its 95% interval over seeds, for all values of other columns.
 
     Parameters
     ----------
-    rows : iterable of dict
-    *keys : str
+    frame : DataFrame
+    column : str
+    *by : str
+        The columns to group by.
 
     Returns
     -------
-    dict of tuple to list of dict
+    DataFrame
+        With the columns ``value``, ``low`` and ``high``; the groups are in the order in which they come first.
 
     Examples
     --------
-    >>> grouped([{"f": 1, "seed": 0}, {"f": 2, "seed": 0}, {"f": 1, "seed": 1}], "f")
-    {(1,): [{'f': 1, 'seed': 0}, {'f': 1, 'seed': 1}], (2,): [{'f': 2, 'seed': 0}]}
+    >>> frame = pd.DataFrame({"f": [1, 2, 1], "recall": [0.5, 0.7, 0.7]})
+    >>> summarise(frame, "recall", "f")["value"].to_dict()
+    {1: 0.6, 2: 0.7}
     """
-    found: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[key] for key in keys), []).append(row)
-    return found
+    groups = frame.astype({column: float}).groupby(list(by), sort=False, dropna=False)[column]
+    value, count = groups.mean(), groups.count()
+    half = stats.t.ppf(0.975, count - 1) * groups.sem()
+    return pd.DataFrame({"value": value, "low": value - half, "high": value + half})
 
 
-def of(rows: Iterable[Row], /, **wanted: Any) -> list[Row]:
-    """Return the rows that have all of these values.
-
-    Parameters
-    ----------
-    rows : iterable of dict
-    **wanted
-        A value for each of some columns.
-
-    Returns
-    -------
-    list of dict
-
-    Examples
-    --------
-    >>> of([{"f": 1, "seed": 0}, {"f": 2}, {"f": 1, "seed": 1}], f=1, seed=1)
-    [{'f': 1, 'seed': 1}]
-    """
-    return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+def as_frame(rows: Iterable[Row]) -> pd.DataFrame:
+    """Return rows as a data frame."""
+    return _infer_types(pd.DataFrame(rows, dtype=object))
 
 
-class Kept:
-    """The cases that were measured before: a line each in a file that only grows.
-
-    Parameters
-    ----------
-    path : Path
-    study : Study
-    """
-
-    def __init__(self, path: Path, study: Study) -> None:
-        self._path = path
-        common = {"study": study.name, "version": __version__, "parameters": dict(study.parameters)}
-        self._common = json.dumps(common, sort_keys=True)
-        self._lines = {line["key"]: line for line in _lines(path)}
-
-    def key(self, case: Case) -> str:
-        """Return the name of a case: it changes with the case, the parameters of its study, and the version."""
-        text = self._common + json.dumps(case, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    def get(self, case: Case) -> tuple[list[Row], float] | None:
-        """Return the rows of a case and its seconds, if it was measured."""
-        line = self._lines.get(self.key(case))
-        return None if line is None else (line["rows"], line["seconds"])
-
-    def put(self, case: Case, rows: list[Row], seconds: float) -> None:
-        """Keep the rows of a case; a crash loses at most a line that was being written."""
-        line = {"key": self.key(case), "case": case, "rows": rows, "seconds": seconds}
-        text = json.dumps(line)
-        self._lines[line["key"]] = json.loads(text)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+def select(frame: pd.DataFrame, /, **wanted: Any) -> pd.DataFrame:
+    """Return the rows that have these values, without the columns that none of them has."""
+    for name, value in wanted.items():
+        frame = frame[frame[name] == value]
+    return _infer_types(frame.dropna(axis=1, how="all"))
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    text = path.read_text(encoding="utf-8", errors="replace")
-    if text and not text.endswith("\n"):  # cut short: what follows must begin a line of its own
-        with path.open("a", encoding="utf-8") as file:
-            file.write("\n")
-    for line in text.splitlines():
-        try:
-            found = json.loads(line)
-            yield {"key": found["key"], "rows": list(found["rows"]), "seconds": float(found["seconds"])}
-        except (ValueError, KeyError, TypeError):
-            continue
+def _infer_types(frame: pd.DataFrame) -> pd.DataFrame:
+    """Give columns that have no gap the type of their values; counts with gaps would become floats."""
+    whole = frame.columns[frame.notna().all()]
+    return frame.assign(**{name: frame[name].infer_objects() for name in whole})
 
 
-def run(study: Study, folder: Path, *, jobs: int = 2, advance: Callable[[int, int], None] | None = None) -> Measured:
+def run(
+    study: Study,
+    folder: Path,
+    *,
+    jobs: int = 2,
+    fresh: bool = False,
+    advance: Callable[[int, int], None] | None = None,
+) -> Measured:
     """Measure what was not measured before.
 
     Parameters
@@ -224,6 +174,8 @@ def run(study: Study, folder: Path, *, jobs: int = 2, advance: Callable[[int, in
         Where its cases are kept.
     jobs : int, default=2
         Processes; one for studies that measure time.
+    fresh : bool, default=False
+        Whether to forget what was measured before.
     advance : callable, optional
         Called with the number of cases that are done, and of all.
 
@@ -231,38 +183,42 @@ def run(study: Study, folder: Path, *, jobs: int = 2, advance: Callable[[int, in
     -------
     Measured
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = Kept(folder / "cases.jsonl", study)
-    cases = list(study.cases())
-    missing = [case for case in cases if kept.get(case) is None]
-    done = len(cases) - len(missing)
+    memory = Memory(folder / "cases", verbose=0)
+    if fresh:
+        memory.clear(warn=False)
+    measure = memory.cache(_measure_case, ignore=["measure", "clock"])
+    # A case is measured again when the version or the parameters of its study change.
+    common = json.dumps([study.name, __version__, dict(study.parameters)], sort_keys=True)
+    processes, clock = (1, time.perf_counter) if study.alone else (jobs, time.process_time)
+    calls = [(common, dict(case), study.measure, clock) for case in study.cases()]
+    missing = [call for call in calls if not measure.check_call_in_cache(*call)]
+    done = len(calls) - len(missing)
     tell = advance or (lambda _done, _all: None)
-    tell(done, len(cases))
-    processes = 1 if study.alone else jobs
-    clock = time.perf_counter if study.alone else time.process_time
-    for case, rows, seconds in _measure(study.measure, missing, processes, clock):
-        kept.put(case, rows, seconds)
-        done += 1
-        tell(done, len(cases))
-    found = [kept.get(case) for case in cases]
-    rows = [row for one in found if one is not None for row in one[0]]
-    return Measured(rows, sum(one[1] for one in found if one is not None) / processes)
+    tell(done, len(calls))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Persisting input arguments")  # a busy disk is no error
+        for _ in _each(measure, missing, processes):
+            done += 1
+            tell(done, len(calls))
+        found = [measure(*call) for call in calls]  # one that cannot be read is measured again
+    return Measured([row for rows, _ in found for row in rows], sum(seconds for _, seconds in found) / processes)
 
 
-def _measure(
-    measure: Callable[[Case], list[Row]], cases: list[Case], jobs: int, clock: Callable[[], float]
-) -> Iterator[tuple[Case, list[Row], float]]:
-    if jobs == 1 or len(cases) <= 1:
-        yield from (_timed(measure, case, clock) for case in cases)
-    else:
-        yield from Parallel(n_jobs=jobs, return_as="generator_unordered")(
-            delayed(_timed)(measure, one, clock) for one in cases
-        )
+def _each(measure: Callable[..., Any], calls: Sequence[tuple[Any, ...]], jobs: int) -> Iterator[Any]:
+    """Measure cases, and yield as each is done."""
+    if jobs == 1 or len(calls) <= 1:
+        return (measure(*call) for call in calls)
+    pool = Parallel(n_jobs=jobs, return_as="generator_unordered")
+    return iter(pool(delayed(measure)(*call) for call in calls))
 
 
-def _timed(
-    measure: Callable[[Case], list[Row]], case: Case, clock: Callable[[], float]
-) -> tuple[Case, list[Row], float]:
+def _measure_case(
+    common: str,  # noqa: ARG001 - a part of the key
+    case: Case,
+    measure: Callable[[Case], list[Row]],
+    clock: Callable[[], float],
+) -> tuple[list[Row], float]:
+    """Measure a case, and take the time."""
     start = clock()
-    rows = measure(dict(case))
-    return case, rows, clock() - start
+    rows = measure(case)
+    return rows, clock() - start

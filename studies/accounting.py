@@ -1,11 +1,12 @@
 """What the settings published for Private-kNN really cost: claimed, priced by every accountant, and from below."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from dp_accounting import DpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.optimize import brentq
@@ -19,12 +20,8 @@ from nearveil.privacy.accounting import (
     private_knn_asymptotic,
 )
 from nearveil.privacy.events import NoisyScreening, VoteHistogram
-from studies._report import table
-from studies._study import Case, Row, Study, grouped
-from studies._style import COLOURS, legend_below
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from studies._figures import COLOURS, Figure, legend_below, make_panels
+from studies._study import Case, Row, Study, select
 
 DELTA = 1e-5
 WHOLE_ORDERS = tuple(map(float, range(2, 257)))
@@ -192,15 +189,12 @@ def _theorem() -> list[Row]:
     return rows
 
 
-def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
+def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw what is claimed, what it costs, and what it costs at least."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.5, 3.6), layout="constrained")
-    panels = figure.subplots(1, len(PLANS), sharey=True)
+    figure, panels = make_panels(1, len(PLANS), (10.5, 3.6), sharey=True)
     names = list(ACCOUNTANTS)
-    for axes, (plan, about) in zip(panels, PLANS.items(), strict=True):
-        found = {row["accounting"]: row["epsilon"] for row in rows if row.get("part") == "all" and row["plan"] == plan}
+    for axes, (plan, about) in zip(panels[0], PLANS.items(), strict=True):
+        found = select(rows, part="all", plan=plan).set_index("accounting")["epsilon"]
         axes.axvspan(0, found[BELOW], color="0.86", linewidth=0, label="below the lower bound: no accountant can be")
         axes.axvline(found[BELOW], color="0.45", linewidth=1.0)
         for place, name in enumerate(names):
@@ -219,57 +213,44 @@ def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
         if about.claimed is not None:
             axes.axvline(about.claimed, color=COLOURS["red"], linestyle=":", linewidth=2, label="claimed (unsound)")
             axes.annotate(f" {about.claimed:g}", (about.claimed, 0), color=COLOURS["red"], va="center")
-        widest = max(value for name, value in found.items() if name in ACCOUNTANTS)
+        widest = found[names].max()
         axes.set(
             title=plan, xlabel=f"epsilon at delta {DELTA:g}", xlim=(0, 1.3 * widest), ylim=(len(names) - 0.5, -0.7)
         )
         axes.set_yticks(range(len(names)), names)
         axes.grid(visible=False, axis="y")
-    legend_below(figure, list(panels), ncols=2)
+    legend_below(figure, panels[0], ncols=2)
     return {"claims": figure}
 
 
-def tell(rows: Sequence[Row]) -> str:
-    """Say what the claims cost; every number is one of the rows."""
-    found = {(row["plan"], row["part"], row["accounting"]): float(row["epsilon"]) for row in rows if "part" in row}
-    columns = [("MNIST", "screenings"), ("MNIST", "all"), ("SVHN", "all"), ("8,192 screenings", "all")]
-    claims = ["", *(f"{PLANS[plan].claimed:g}" for plan in ("MNIST", "SVHN")), ""]
-    lines = [[CLAIMED, *claims]]
-    for name in (*ACCOUNTANTS, BELOW):
-        values = [f"{found[plan, part, name]:.6f}" for plan, part in columns]
-        lines.append([f"**{name}**", *(f"**{value}**" for value in values)] if name == BEST else [name, *values])
-    gaps = [found[plan, part, BEST] / found[plan, part, BELOW] - 1 for plan, part in columns]
-    noise = {(row["plan"], row["accounting"]): row["noise"] for row in grouped(rows, "kind")["noise",]}
-    theorems = grouped(rows, "kind")["theorem",]
-    times = [found[plan, "all", BEST] / (PLANS[plan].claimed or math.nan) for plan in ("MNIST", "SVHN")]
-    return "\n\n".join(
-        [
-            "![Claimed epsilon, epsilon by five accountants, and the lower bound, for the published settings: both "
-            "claims lie below the lower bound](accounting-claims.svg)",
-            table(["accounting", "MNIST, screenings", "MNIST", "SVHN", "8,192 screenings"], lines),
-            f"The claims are not what the parameters cost, by any accountant: the tightest says {times[0]:.2f} times "
-            f"the claim on MNIST and {times[1]:.2f} times on SVHN. Little is left to gain: that accountant is at most "
-            f"{max(gaps):.1%} above what fixed pairs of counts cost that are asked again and again.",
-            "The lower bound is about all that accountants know: sensitivities, noise, sampling. It takes a max-vote "
-            "at the threshold, which a random sample does not hold quite still, and noisy counts that are all "
-            "released. Databases that exist (records of one class, and one of another) cost in votes alone at least "
-            f"{found['MNIST', 'votes', BELOW]:.3f} on MNIST and {found['SVHN', 'votes', BELOW]:.3f} on SVHN. The "
-            "published procedure shows the winner alone, which may cost less; no published analysis makes use of that.",
-            f"To cost what is claimed as published, the vote noise would have to be {noise['MNIST', PUBLISHED]:.1f} on "
-            f"MNIST in place of {PLANS['MNIST'].vote_noise:g}, and {noise['SVHN', PUBLISHED]:.1f} on SVHN in place of "
-            f"{PLANS['SVHN'].vote_noise:g}; by the tightest accountant {noise['MNIST', BEST]:.1f} and "
-            f"{noise['SVHN', BEST]:.1f}.",
-            "The supplement's Theorem 2 says "
-            + " and ".join(f"{row['epsilon']:.1f} ({row['accounting'].partition(', ')[2]})" for row in theorems)
-            + " for SVHN; its assumptions "
-            + ("hold there." if all(row["applies"] for row in theorems) else "do not hold there."),
-            "[Why it is true](../../theory/accounting.md). What a student learns at these settings: "
-            "[Private-kNN](private-knn.md).",
-        ]
-    )
+def facts(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return what the page says; every number is one of the rows."""
+    found = rows[rows["part"].notna()].set_index(["plan", "part", "accounting"])["epsilon"].astype(float).sort_index()
+    columns = {
+        "MNIST, screenings": ("MNIST", "screenings"),
+        "MNIST": ("MNIST", "all"),
+        "SVHN": ("SVHN", "all"),
+        "8,192 screenings": ("8,192 screenings", "all"),
+    }
+    whole = pd.DataFrame({name: found[key] for name, key in columns.items()}).loc[[*ACCOUNTANTS, BELOW]]
+    costs = whole.map("{:.6f}".format).rename_axis("accounting").reset_index()
+    costs[costs["accounting"] == BEST] = costs[costs["accounting"] == BEST].map("**{}**".format)
+    claims = {plan: f"{PLANS[plan].claimed:g}" for plan in ("MNIST", "SVHN")}
+    theorems = select(rows, kind="theorem")
+    return {
+        "plans": PLANS,
+        "costs": pd.concat([pd.DataFrame([{"accounting": CLAIMED, **claims}]).reindex(columns=costs.columns), costs]),
+        "times": {plan: found[plan, "all", BEST] / (PLANS[plan].claimed or math.nan) for plan in claims},
+        "gap": (whole.loc[BEST] / whole.loc[BELOW] - 1).max(),
+        "least_by_votes": {plan: found[plan, "votes", BELOW] for plan in claims},
+        "published_noise": select(rows, kind="noise", accounting=PUBLISHED).set_index("plan")["noise"],
+        "least_noise": select(rows, kind="noise", accounting=BEST).set_index("plan")["noise"],
+        "theorems": theorems.to_dict("records"),
+        "applies": bool(theorems["applies"].all()),
+    }
 
 
-def _described(plan: Plan) -> str:
+def _describe(plan: Plan) -> str:
     about = plan.screening
     votes = f", vote noise {plan.vote_noise:g}, {plan.answered:,} answered" if plan.answered else ""
     return (
@@ -281,16 +262,11 @@ def _described(plan: Plan) -> str:
 STUDY = Study(
     name="accounting",
     title="What published settings of Private-kNN cost",
-    about=(
-        "Private-kNN was published with epsilon 0.47 on MNIST and 0.49 on SVHN, at delta 1e-5. Here the same "
-        "parameters are priced by every accountant of this library, from above, and by fixed pairs of counts, from "
-        "below. Everything is computed; nothing is drawn at random."
-    ),
     cases=cases,
     measure=measure,
     figures=figures,
-    tell=tell,
+    facts=facts,
     data=("none: all of it is computed",),
-    parameters={"delta": DELTA, **{name: _described(plan) for name, plan in PLANS.items()}},
+    parameters={"delta": DELTA, **{name: _describe(plan) for name, plan in PLANS.items()}},
     seeds=(),
 )

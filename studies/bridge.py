@@ -2,20 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from sklearn.linear_model import RidgeCV
 
 from nearveil.features import EfficientNetLite0, Extractor, MobileNetV2, fit_bridge, gallery_features
-from studies._report import table
-from studies._study import Case, Mean, Row, Study, grouped, mean
-from studies._style import COLOURS, legend_below
+from studies._figures import COLOURS, Figure, dots, legend_below, make_panels
+from studies._report import interval
+from studies._study import Case, Row, Study, summarise
 from studies.data import find
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 K = 8
 PHOTOS = "birds_photos"
@@ -126,77 +124,38 @@ def measure(case: Case) -> list[Row]:
     ]
 
 
-def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
+def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw the three measures of every way."""
-    from matplotlib.figure import Figure
-
-    groups = {way: group for (way,), group in grouped(rows, "way").items()}
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    axes = figure.subplots()
+    figure, ((axes,),) = make_panels(1, 1, (8, 3.6))
     looks = {"recall": ("o", "blue"), "precision": ("s", "orange"), "agreement": ("^", "black")}
     for place, (name, (marker, colour)) in enumerate(looks.items()):
-        found = [mean(row[name] for row in group) for group in groups.values()]
-        errors = [[p.value - p.low for p in found], [p.high - p.value for p in found]]
-        heights = [at + 0.18 * (place - 1) for at in range(len(groups))]
-        axes.errorbar(
-            [p.value for p in found],
-            heights,
-            xerr=errors,
-            color=COLOURS[colour],
-            marker=marker,
-            linestyle="",
-            capsize=2,
-            label=MEASURES[name],
-        )
-    axes.set(xlabel=f"share, of {rows[0]['queries']} queries", xlim=(0, 1.03), ylim=(len(groups) - 0.5, -0.5))
-    axes.set_yticks(range(len(groups)), list(groups))
+        found = summarise(rows, name, "way")
+        dots(axes, found, colour=COLOURS[colour], marker=marker, label=MEASURES[name], shift=0.18 * (place - 1))
+    axes.set(xlabel=f"share, of {rows['queries'].iloc[0]} queries", xlim=(0, 1.03))
     legend_below(figure, [axes])
     return {"ways": figure}
 
 
-def tell(rows: Sequence[Row]) -> str:
-    """Say what was found; every number is one of the rows."""
-    groups = {way: group for (way,), group in grouped(rows, "way").items()}
-    found = {way: {name: mean(row[name] for row in group) for name in MEASURES} for way, group in groups.items()}
-    lines = [[way, *(_span(measures[name]) for name in MEASURES)] for way, measures in found.items()]
-    bridge, alone, none, chance = (
-        found[way] for way in ("bridge", "the client's network alone", "no alignment", "items at random")
-    )
-    worse = none["recall"].value < chance["recall"].value
-    return "\n\n".join(
-        [
-            "![Recall, precision and agreement of six ways to search: the bridge comes close to the client's network "
-            "alone, no alignment is as bad as chance](bridge-ways.svg)",
-            table(["", *MEASURES.values()], lines),
-            f"With the bridge, a query finds {bridge['agreement'].value:.1%} of what the gallery's network would have "
-            f"found; the client's network finds {alone['agreement'].value:.1%} of it by itself. Without alignment "
-            f"recall is {none['recall'].value:.3f}, {'below' if worse else 'not below'} the "
-            f"{chance['recall'].value:.3f} of items at random.",
-            "The bridge was chosen over ridge regression, and all components over fewer, by these same photographs, so "
-            "its lead over the regression is somewhat flattered. The anchors are birds, too, of other species; anchors "
-            "of another kind were not measured. [How to use it](../../howto/features.md).",
-        ]
-    )
-
-
-def _span(found: Mean) -> str:
-    return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+def facts(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return what was found; every number is one of the rows."""
+    found = {name: summarise(rows, name, "way") for name in MEASURES}
+    cells = {MEASURES[name]: one.apply(interval, axis=1, args=(".3f",)) for name, one in found.items()}
+    recall = found["recall"]["value"]
+    return {
+        "ways": pd.DataFrame(cells).rename_axis("").reset_index(),
+        "agreement": found["agreement"]["value"],
+        "recall": recall,
+        "worse": recall["no alignment"] < recall["items at random"],
+    }
 
 
 STUDY = Study(
     name="bridge",
     title="Queries of one network against the gallery of another",
-    about=(
-        "MobileNetV2 asks a gallery of EfficientNet-Lite0. 600 photographs of 20 species of birds: half of the species "
-        "are the public anchors, the other half gallery and queries (every photograph asks, itself left out), then the "
-        "other way round. All features are centred by the mean of the anchors. A seed draws the halves; intervals are "
-        "95% over seeds, which share their photographs. *Agreement* is the part of what the gallery's own network "
-        "finds for the same photograph. Nothing is private here: the bridge is applied before a release."
-    ),
     cases=cases,
     measure=measure,
     figures=figures,
-    tell=tell,
+    facts=facts,
     data=(f"{PHOTOS}/PROVENANCE.txt",),
     parameters={"items found": K, "anchors": "half of the species", "ridge penalties": "13, from 1e-4 to 100"},
     seeds=SEEDS,

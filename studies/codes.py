@@ -1,9 +1,9 @@
 """What compact codes lose on real features, what a code must know, and whose popularity counts."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
@@ -12,13 +12,10 @@ from nearveil.release._base import candidate_count
 from nearveil.retrieval._codes import Codes, Singles, make_codes
 from nearveil.retrieval._truth import Copies, popularity, true_neighbors
 from nearveil.retrieval.ceiling import popular_floor
-from studies import _style
-from studies._report import table
-from studies._study import Case, Row, Study, grouped, mean
+from studies._figures import Figure, curves, make_panels, set_ticks
+from studies._report import interval
+from studies._study import Case, Row, Study, select, summarise
 from studies._trial import FILES, NAMES, QUERIES, SETS, Trial, split
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 K = 8
 SIZES = (0, 128, 256, 512)  # bytes of a candidate; 0 for whole features
@@ -110,95 +107,57 @@ def measure(case: Case) -> list[Row]:
     ]
 
 
-def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
+def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw the loss over the bytes of a candidate."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
-    axes = figure.subplots()
-    lost = [row for row in rows if row["part"] == "loss"]
-    for place, ((data,), some) in enumerate(grouped(lost, "data").items()):
-        groups = {size: group for (size,), group in grouped(some, "bytes").items()}
-        sizes = sorted(groups)
-        found = [mean(row["loss"] for row in groups[size]) for size in sizes]
-        _style.curve(axes, NAMES.get(data, data), sizes, found, place=place)
+    figure, ((axes,),) = make_panels(1, 1, (5.6, 3.6))
+    lost = select(rows, part="loss")
+    curves(axes, lost, "loss", "bytes", by="data", labels=NAMES)
     axes.axhline(MOST, color="0.45", linewidth=1.0, linestyle="--", label="what the default allows")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    ticks = sorted({row["bytes"] for row in lost})
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.minorticks_off()
-    axes.set_xlabel("bytes of a candidate")
-    axes.set_ylabel("part of the true top 8 lost")
+    axes.set(xscale="log", yscale="log", xlabel="bytes of a candidate", ylabel="part of the true top 8 lost")
+    ticks = sorted(lost["bytes"].unique())
+    set_ticks(axes, ticks, [f"{tick:,}" for tick in ticks])
     axes.legend()
     return {"loss": figure}
 
 
-def tell(rows: Sequence[Row]) -> str:
-    """Return the page's text."""
-    lost = grouped([row for row in rows if row["part"] == "loss"], "bytes", "data")
-    lines = []
-    for size in sorted({size for size, _ in lost}):
-        first = next(group for (one, _), group in lost.items() if one == size)
-        public = f"{first[0]['table_bytes'] / 1e6:.1f} MB" if first[0]["table_bytes"] > 1000 else "none"
-        cells = [_figure([row["loss"] for row in lost[size, data]], 4) for data in SETS if (size, data) in lost]
-        lines.append([f"{size:,}", public, *cells])
-    galleries = grouped([row for row in rows if row["part"] == "gallery"], "data")
-    names = [NAMES.get(data, data) for (data,) in galleries]
-    popular = [
-        [words, *(_figure([row[column] for row in some], 3) for some in galleries.values())]
+def facts(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return what codes lose, what a small loss takes, and whose popularity counts."""
+    lost, galleries = select(rows, part="loss"), select(rows, part="gallery")
+    popular = {
+        words: summarise(galleries, column, "data").apply(interval, axis=1, args=(".3f",))
         for column, words in (
             ("by_gallery", "the gallery's items, each with itself left out"),
             ("by_queries", f"the {QUERIES:,} test queries"),
             ("by_gallery_on_queries", "chosen by the first, measured on the second"),
         )
-    ]
-    takes = [
-        f"{NAMES.get(data, data)}: noise of a score below {mean(row['noise'] for row in some).value:.5f}, "
-        f"{mean(row['rate_bytes'] for row in some).value:.0f} bytes"
-        for (data,), some in galleries.items()
-    ]
-    return "\n\n".join(
-        [
-            "![The part of the true eight nearest that codes lose, over the bytes of a candidate](codes-loss.svg)",
-            f"In brackets the 95% interval over seeds; {' and '.join(map(str, ONE_SEED))} bytes were measured "
-            "with one.",
-            table(["bytes a candidate", "public table", *names], lines),
-            f"What a loss of {MOST:g} takes, by the rate of a Gaussian source with the variances of these "
-            f"features: {'; '.join(takes)} an item. Real features are not "
-            "Gaussian, so this is an estimate and not a bound.",
-            "## Whose popularity",
-            f"What the {POPULAR:.0%} most popular items hold of the true top 8, by who is asked. [Why it "
-            "matters](../../theory/ceiling.md): the first is what the ceiling is computed from, "
-            "the third is the floor.",
-            table(["asked", *names], popular),
-        ]
-    )
+    }
+    losses = summarise(lost, "loss", "bytes", "data").apply(interval, axis=1, args=(".4f",)).unstack("data", sort=False)
+    tables = lost.groupby("bytes")["table_bytes"].first().map(lambda n: f"{n / 1e6:.1f} MB" if n > 1000 else "none")
+    losses.insert(0, "public table", tables)
+    return {
+        "queries": QUERIES,
+        "one_seed": " and ".join(map(str, ONE_SEED)),
+        "most": MOST,
+        "popular_part": POPULAR,
+        "losses": losses.sort_index()
+        .rename(columns=NAMES, index="{:,}".format)
+        .rename_axis("bytes a candidate")
+        .reset_index(),
+        "needs": [
+            {"name": NAMES.get(data, data), "noise": own["noise"].mean(), "bytes": own["rate_bytes"].mean()}
+            for data, own in galleries.groupby("data", sort=False)
+        ],
+        "popular": pd.DataFrame(popular).T.rename(columns=NAMES).rename_axis("asked").reset_index(),
+    }
 
-
-def _figure(values: Sequence[float], digits: int) -> str:
-    one = mean(values)
-    if len(values) == 1:
-        return f"{one.value:.{digits}f}"
-    return f"{one.value:.{digits}f} ({one.low:.{digits}f} to {one.high:.{digits}f})"
-
-
-ABOUT = f"""
-An answer holds, for every candidate, its feature or a code of it, by which the client chooses eight. Codes are
-product quantised, in directions and with centroids of the gallery that the client fetches once as a public table. The
-query itself is never quantised. The loss is the part of the true eight nearest items, of the whole gallery, that the
-eight best by codes miss: all candidates are there, the hardest among them. A seed splits anew: {QUERIES:,} queries,
-the gallery is the rest.
-"""
 
 STUDY = Study(
     name="codes",
     title="What compact codes lose",
-    about=ABOUT,
     cases=cases,
     measure=measure,
     figures=figures,
-    tell=tell,
+    facts=facts,
     data=FILES,
     parameters={"bytes": SIZES[1:], "k": K, "held-out queries": QUERIES, "popular items": POPULAR},
     seeds=SEEDS,

@@ -2,19 +2,18 @@
 
 import functools
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from studies import _cost_graph as graph
 from studies import _cost_release as release
 from studies import _cost_votes as votes
-from studies._cost_figures import embedding_figure, release_figure, votes_figure
-from studies._report import table
-from studies._study import Case, Mean, Row, Study, grouped, mean
+from studies._figures import COLOURS, Figure, curve, dots, legend_below, make_panels, set_ticks
+from studies._report import plain
+from studies._study import Case, Row, Study, select, summarise
 from studies._timing import in_new_process, timed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DENSE = "dense NumPy (the authors' way)"
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
@@ -38,6 +37,7 @@ VOTERS = {  # contenders, and how many queries are asked at once
     "rate 1, k 2000 (ours, numpy)": 1024,
 }
 REPEATS = graph.REPEATS
+_BARS = ((COLOURS["blue"], "black", ""), (COLOURS["sky"], "black", ""))  # of ours
 
 
 def cases() -> list[Case]:
@@ -108,155 +108,169 @@ def _voting(case: Case) -> list[Row]:
     return rows
 
 
-def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
+def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw time and memory of embeddings, releases a second, and votes a second."""
-    parts = grouped([row for row in rows if "left_out" not in row], "part")
     return {
-        "embedding": embedding_figure(parts["embedding",], DENSE),
-        "release": release_figure(parts["release",], release.AUTHORS),
-        "votes": votes_figure(parts["votes",], votes.RIVAL),
+        "embedding": _draw_embeddings(_select_measured(rows, "embedding")),
+        "release": _draw_releases(_select_measured(rows, "release")),
+        "votes": _draw_votes(_select_measured(rows, "votes")),
     }
 
 
-def tell(rows: Sequence[Row]) -> str:
-    """Say what was measured; every number is one of the rows, or a ratio of two of the same run."""
-    parts = grouped([row for row in rows if "left_out" not in row], "part")
-    missing = {row["way"]: row["left_out"] for row in rows if "left_out" in row}
-    words = [f"{way} is left out: {reason}." for way, reason in missing.items()]
-    return "\n\n".join(
-        [
-            *_tell_embedding(parts["embedding",]),
-            *words,
-            *_tell_release(parts["release",]),
-            *_tell_votes(parts["votes",]),
-            _tell_load(rows),
-            "More sizes, one step, errors and a GPU: [graphs](../graph.md). More engines and a GPU: "
-            "[voters](../votes-speed.md).",
-        ]
+def _select_measured(rows: pd.DataFrame, part: str) -> pd.DataFrame:
+    """Return the rows of a part, but those that say why a rival was left out."""
+    return select(rows[rows["left_out"].isna()] if "left_out" in rows else rows, part=part)
+
+
+def _draw_embeddings(rows: pd.DataFrame) -> Figure:
+    """Draw seconds and peak memory of an embedding over rows; double precision for the rival alone."""
+    figure, (panels,) = make_panels(1, 2, (10.5, 4.8))
+    shown = rows[(rows["dtype"] == "float32") | (rows["way"] == DENSE)]
+    for axes, column in zip(panels, ("seconds", "peak_gib"), strict=True):
+        for place, ((way, dtype), own) in enumerate(shown.groupby(["way", "dtype"], sort=False)):
+            curve(axes, way, summarise(own, column, "rows"), place=place, label=f"{way}, {dtype}")
+        axes.set(xscale="log", yscale="log", xlabel="rows")
+        set_ticks(axes, [1_000, 10_000, 100_000], ["1,000", "10,000", "100,000"])
+    panels[0].set_ylabel("seconds for one embedding")
+    panels[1].set_yticks([0.2, 0.5, 1, 2, 5], ["0.2", "0.5", "1", "2", "5"])
+    panels[1].minorticks_off()
+    panels[1].set_ylabel("peak memory of the process, GiB")
+    legend_below(figure, panels)
+    return figure
+
+
+def _draw_releases(rows: pd.DataFrame) -> Figure:
+    """Draw messages a second as dots on a logarithmic axis, the rival as a line."""
+    others = rows[rows["way"] != release.AUTHORS]
+    figure, ((axes,),) = make_panels(1, 1, (8.5, 0.28 * others["way"].nunique() + 1.6))
+    base = select(rows, way=release.AUTHORS)["single"].mean()
+    axes.axvline(base, color=COLOURS["red"], linestyle=(0, (4, 2)), label=release.AUTHORS)
+    axes.set(xscale="log", xlabel="messages a second")
+    dots(axes, summarise(others, "single", "way"), colour=COLOURS["blue"], marker="o", label="one by one")
+    dots(axes, summarise(others, "batched", "way"), colour=COLOURS["orange"], marker="s", label="1,000 at a time")
+    legend_below(figure, [axes])
+    return figure
+
+
+def _draw_votes(rows: pd.DataFrame) -> Figure:
+    """Draw queries a second as bars, a group for each number of private rows; ratios to the rival are written."""
+    figure, ((axes,),) = make_panels(1, 1, (8.5, 3.8))
+    found = summarise(rows, "per_second", "way", "rows")
+    ways, sizes = list(rows["way"].unique()), sorted(rows["rows"].unique())
+    looks = dict(zip(ways, [("white", COLOURS["red"], "///"), ("0.85", "0.4", ""), *_BARS], strict=True))
+    for place, (way, (face, edge, hatch)) in enumerate(looks.items()):
+        here = found.loc[way].loc[sizes]
+        x = np.arange(len(sizes)) + (place - (len(ways) - 1) / 2) * 0.2
+        below = (here["value"] - here["low"].clip(lower=0)).clip(upper=0.99 * here["value"])
+        spread = [below, here["high"] - here["value"]]
+        bar: Any = {"color": face, "edgecolor": edge, "hatch": hatch, "capsize": 2, "label": way}
+        axes.bar(x, here["value"], 0.18, yerr=spread, **bar)
+        times = here["value"] / found.loc[votes.RIVAL].loc[sizes, "value"]
+        for *top, ratio in zip(x, here["value"], times, strict=True):
+            axes.annotate(f"x{ratio:.3g}", top, (3, 4), textcoords="offset points", fontsize=8.5)
+    axes.set(yscale="log", ylabel="queries a second", xlabel="private rows")
+    axes.set_xticks(range(len(sizes)), [f"{n:,}" for n in sizes])
+    axes.grid(visible=False, axis="x")
+    legend_below(figure, [axes], ncols=2)
+    return figure
+
+
+def facts(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return what was measured; every number is one of the rows, or a ratio of two of the same run."""
+    missing = rows.dropna(subset=["left_out"]).set_index("way")["left_out"].to_dict() if "left_out" in rows else {}
+    load, cores = sorted(rows["load"])[len(rows) // 2], os.cpu_count() or 1
+    return {
+        "repeats": REPEATS,
+        "graph": graph,
+        "release": release,
+        "votes": votes,
+        "gallery": GALLERY,
+        "missing": missing,
+        "load": load,
+        "cores": cores,
+        "busy": load > cores + 0.5,  # what is measured here uses all cores itself
+        **_compare_embeddings(_select_measured(rows, "embedding")),
+        **_compare_releases(_select_measured(rows, "release")),
+        **_compare_votes(_select_measured(rows, "votes")),
+    }
+
+
+def _compare_embeddings(rows: pd.DataFrame) -> dict[str, Any]:
+    keys = ["rows", "way", "dtype"]
+    rows = rows.assign(
+        ratio=rows["rows"].map(select(rows, way=DENSE).groupby("rows")["seconds"].mean()) / rows["seconds"]
     )
-
-
-def _tell_load(rows: Sequence[Row]) -> str:
-    """Say whether the machine did other things as well."""
-    loads, cores = sorted(row["load"] for row in rows), os.cpu_count() or 1
-    middle = loads[len(loads) // 2]
-    busy = middle > cores + 0.5  # what is measured here uses all cores itself
-    words = "other work ran beside this, so times are too long and intervals wide" if busy else "little else ran"
-    return f"The load of the machine before each measurement was {middle:.1f} in the median, on {cores} cores: {words}."
-
-
-def _tell_embedding(rows: Sequence[Row]) -> list[str]:
-    rival = {
-        n: mean(_of(group, "seconds")).value for (way, n), group in grouped(rows, "way", "rows").items() if way == DENSE
+    ratio = summarise(rows, "ratio", *keys)
+    known = ratio["value"].dropna()
+    known = known[known.index.isin(SAME, level="way")]
+    largest = known.index.get_level_values("rows").max()
+    lines = pd.DataFrame(
+        {
+            "seconds (95% interval)": _show(summarise(rows, "seconds", *keys)),
+            "times the dense way": _show(ratio),
+            "peak GiB": rows.groupby(keys, sort=False)["peak_gib"].first().map("{:.2f}".format),
+        }
+    ).reset_index()
+    return {
+        "embeddings": lines.assign(rows=lines["rows"].map("{:,}".format)),
+        "largest": largest,
+        "fastest": known[largest].idxmax()[0],
+        "fastest_times": known[largest].max(),
     }
-    lines: list[list[str]] = []
-    best: dict[int, list[tuple[float, str, str]]] = {}
-    for (way, dtype, n), group in grouped(rows, "way", "dtype", "rows").items():
-        found = mean(_of(group, "seconds"))
-        ratio = mean(rival[n] / seconds for seconds in _of(group, "seconds")) if n in rival else None
-        if ratio is not None and way in SAME:
-            best.setdefault(n, []).append((ratio.value, way, dtype))
-        cells = [f"{n:,}", way, dtype, _span(found), "" if ratio is None else _span(ratio)]
-        lines.append([*cells, f"{group[0]['peak_gib']:.2f}"])
-    largest = max(best)
-    top = max(best[largest])
-    return [
-        "## Embedding",
-        "![Seconds and peak memory of one embedding over the number of rows, for the authors' dense way, ours and "
-        "rivals](cost-embedding.svg)",
-        f"One embedding: build the graph, {graph.STEPS} steps with labels of {graph.CLASSES} classes. Unit rows, "
-        f"{graph.FEATURES} dimensions, bandwidth {graph.BANDWIDTH:g}, {graph.COLUMNS} columns, tolerance "
-        f"{graph.TOLERANCE:g}. Each figure comes from a process of its own, whose peak memory includes Python and the "
-        "data. *Times* is the speed over the authors' dense way at the same size.",
-        table(["rows", "way", "dtype", "seconds (95% interval)", "times the dense way", "peak GiB"], lines),
-        f"At {largest:,} rows the fastest of ours over the same graph is {top[1]}, {top[0]:.3g} times as "
-        "fast as the dense way. The graph of nearest neighbours is another graph, not an approximation within the "
-        "tolerance: most edges are missing.",
-    ]
 
 
-def _tell_release(rows: Sequence[Row]) -> list[str]:
-    groups = {way: group for (way,), group in grouped(rows, "way").items()}
-    rival = mean(_of(groups[release.AUTHORS], "single")).value
-    lines = []
-    for way, group in groups.items():
-        single, batched = (mean(_of(group, column)) for column in ("single", "batched"))
-        times = [_plain(mean(value / rival for value in _of(group, name)).value) for name in ("single", "batched")]
-        lines.append([way, _span(single), _span(batched), *times, f"{group[0]['bytes']:,}"])
-    slower = [way for way, group in groups.items() if mean(_of(group, "single")).value < rival]
-    return [
-        "## Releases",
-        "![Messages a second of every release, one by one and in batches, beside the authors' procedure]"
-        "(cost-release.svg)",
-        f"Messages a second, {release.DIMENSION:,} dimensions, {release.PUBLIC:,} public rows, epsilon "
-        f"{release.EPSILON:g}, answers of a tenth of {GALLERY:,} items. The rival is what the authors of PrivateMail "
-        f"do for each query: {release.PUBLIC + 1:,} rows, dense weights of features and labels, five steps.",
-        table(
-            ["release", "one by one", f"{release.BATCH:,} at a time", "times the authors', single", "batched", "bytes"],
-            lines,
-        ),
-        f"Slower than the authors' procedure, one by one: {', '.join(slower)}."
-        if slower
-        else "All of them are faster than the authors' procedure, one by one.",
-    ]
+def _compare_releases(rows: pd.DataFrame) -> dict[str, Any]:
+    means = rows.groupby("way", sort=False)[["single", "batched"]].mean()
+    rival = means.loc[release.AUTHORS, "single"]
+    times = (means / rival).map(plain)
+    lines = {
+        "one by one": _show(summarise(rows, "single", "way")),
+        f"{release.BATCH:,} at a time": _show(summarise(rows, "batched", "way")),
+        "times the authors', single": times["single"],
+        "batched": times["batched"],
+        "bytes": rows.groupby("way", sort=False)["bytes"].first().map("{:,}".format),
+    }
+    return {
+        "releases": pd.DataFrame(lines).rename_axis("release").reset_index(),
+        "slower": list(means.index[means["single"] < rival]),
+    }
 
 
-def _tell_votes(rows: Sequence[Row]) -> list[str]:
-    groups = grouped(rows, "rows", "way")
-    rival = {n: mean(_of(group, "per_second")).value for (n, way), group in groups.items() if way == votes.RIVAL}
-    lines = [
-        [
-            f"{n:,}",
-            way,
-            f"{group[0]['queries']:,}",
-            _span(mean(_of(group, "per_second"))),
-            _plain(mean(value / rival[n] for value in _of(group, "per_second")).value),
-        ]
-        for (n, way), group in sorted(groups.items(), key=lambda item: item[0][0])
-    ]
-    most = max(rival)
-    ours = {way: mean(_of(g, "per_second")).value / rival[most] for (n, way), g in groups.items() if n == most}
-    named = " and ".join(f"{ratio:.3g} ({way.partition(' (')[0]})" for way, ratio in ours.items() if "ours" in way)
-    return [
-        "## Votes of Private-kNN",
-        "![Queries a second by private rows: ours, the published loop, and one product](cost-votes.svg)",
-        f"A query is done when the records that vote on it are known. The published loop draws {votes.RATE:.0%} of the "
-        "private rows for each query, subtracts, takes norms, sorts and keeps 300. Ours lists the nearest of all rows "
-        "in their exact order, then tosses the coins of the same sampling (rate 0.15, k 300), or takes the list as it "
-        "is (rate 1, k 2,000). The floor is the float32 product of queries and rows alone. "
-        f"Rows: {rows[0]['data']}, {votes.FEATURES} features.",
-        table(["private rows", "way", "queries", "queries a second (95% interval)", "times the published loop"], lines),
-        f"At {most:,} private rows ours is {named} times as fast as the published loop.",
-    ]
+def _compare_votes(rows: pd.DataFrame) -> dict[str, Any]:
+    rows = rows.sort_values("rows", kind="stable")
+    groups = rows.groupby(["rows", "way"], sort=False)
+    found = summarise(rows, "per_second", "rows", "way")
+    times = found["value"] / found["value"].xs(votes.RIVAL, level="way").reindex(found.index, level="rows")
+    lines = {
+        "queries": groups["queries"].first().map("{:,}".format),
+        "queries a second (95% interval)": _show(found),
+        "times the published loop": times.map(plain),
+    }
+    table = pd.DataFrame(lines).reset_index().rename(columns={"rows": "private rows"})
+    most = rows["rows"].max()
+    ours = [f"{ratio:.3g} ({way.partition(' (')[0]})" for way, ratio in times[most].items() if "ours" in way]
+    return {
+        "queries": table.assign(**{"private rows": table["private rows"].map("{:,}".format)}),
+        "voted": rows["data"].iloc[0],
+        "most": most,
+        "ours": " and ".join(ours),
+    }
 
 
-def _of(rows: Sequence[Row], column: str) -> list[float]:
-    return [float(row[column]) for row in rows]
-
-
-def _span(found: Mean) -> str:
-    low = max(found.low, 0.0)  # no time is below it, whatever the interval of three repeats says
-    return f"{_plain(found.value)} ({_plain(low)} to {_plain(found.high)})"
-
-
-def _plain(value: float) -> str:
-    """Return three digits of a number, without an exponent."""
-    return f"{float(f'{value:.3g}'):,.10g}"
+def _show(found: pd.DataFrame) -> pd.Series:
+    """Return means with their intervals; no time is below zero, whatever the interval of three repeats says."""
+    low = found["low"].clip(lower=0).map(plain)
+    text = found["value"].map(plain) + " (" + low + " to " + found["high"].map(plain) + ")"
+    return text.where(found["value"].notna(), "")
 
 
 STUDY = Study(
     name="cost",
     title="What it costs in time and memory",
-    about=(
-        "Embedding time and peak memory over the number of rows, messages a second of every release, and queries a "
-        "second of Private-kNN, each beside a named rival in the same run. Cases run one after another, in one process "
-        f"or in new ones, and may use all cores. Every time is taken {REPEATS} times after a first run that does not "
-        "count; intervals are 95% over these. They say how much a time varies in one run, not between machines."
-    ),
     cases=cases,
     measure=measure,
     figures=figures,
-    tell=tell,
+    facts=facts,
     data=("drawn at random, but for the votes: HOG of MNIST where it is there",),
     parameters={
         "rows embedded": list(SIZES),

@@ -7,9 +7,10 @@ noise is drawn, so differences of a percent can be seen.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from nearveil.release import Cells, Covers
@@ -17,13 +18,11 @@ from nearveil.release._learning import projection
 from nearveil.release._mapped import MappedRelease
 from nearveil.retrieval._truth import Copies, popularity, true_neighbors
 from nearveil.retrieval.ceiling import neighbor_ceiling
-from studies import _style
-from studies._report import table
-from studies._study import Case, Row, Study, grouped, mean
+from studies._figures import Figure, curve, epsilon_axis, legend_below, make_panels
+from studies._figures import ceiling as draw_ceiling
+from studies._report import interval
+from studies._study import Case, Row, Study, summarise
 from studies._trial import FILES, NAMES, QUERIES, SETS, Rows, Trial, split
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 K = 8
 EPSILONS = (1.0, 2.0, 4.0, 6.0)
@@ -127,88 +126,59 @@ def measure(case: Case) -> list[Row]:
     return [{**common, **one} for one in found]
 
 
-def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
+def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw shares of the ceiling over epsilon."""
-    from matplotlib.figure import Figure
-
-    groups = grouped(rows, "data", "f")
-    figure = Figure(figsize=(10.5, 3.7), layout="constrained")
-    panels = figure.subplots(1, len(groups), squeeze=False, sharey=True)[0]
-    for axes, ((data, fraction), some) in zip(panels, groups.items(), strict=True):
-        epsilons = sorted({row["epsilon"] for row in some})
-        _style.ceiling(axes, epsilons, [1.0] * len(epsilons), top=1.05)
+    groups = rows.groupby(["data", "f"], sort=False)
+    figure, panels = make_panels(1, len(groups), (10.5, 3.7), sharey=True)
+    for axes, ((data, fraction), some) in zip(panels[0], groups, strict=True):
+        epsilons = sorted(some["epsilon"].unique())
+        draw_ceiling(axes, epsilons, [1.0] * len(epsilons), top=1.05)
         axes.axhline(NEAR, color="0.45", linewidth=1.0, linestyle="--", label="within 10% of the ceiling")
         for place, (column, name) in enumerate(COLUMNS.items()):
-            found = [mean(row[column] for row in some if row["epsilon"] == epsilon) for epsilon in epsilons]
-            _style.curve(axes, name, epsilons, found, place=place + 3)
-        _style.epsilon_axis(axes, epsilons)
+            curve(axes, name, summarise(some, column, "epsilon").sort_index(), place=place + 3)
+        epsilon_axis(axes, epsilons)
         axes.set_title(f"{NAMES.get(data, data)}, answers of {fraction:.0%}")
         axes.set_ylim(0.5, 1.03)
-    panels[0].set_ylabel("expected NN-recall@8,\nshare of the ceiling")
-    _style.legend_below(figure, panels, ncols=6)
+    panels[0, 0].set_ylabel("expected NN-recall@8,\nshare of the ceiling")
+    legend_below(figure, panels[0], ncols=6)
     return {"shares": figure}
 
 
-def tell(rows: Sequence[Row]) -> str:
-    """Return the page's text."""
-    lines, near = [], 0
-    groups = grouped(rows, "data", "f", "epsilon")
-    gains = []
-    for (data, fraction, epsilon), some in groups.items():
-        shares = {column: mean(row[column] for row in some) for column in COLUMNS}
-        own = shares["share"]
-        near += own.value >= NEAR
-        gains.append((own.value / shares["usual_number"].value - 1, fraction, epsilon, NAMES.get(data, data)))
-        sets = " ".join(dict.fromkeys(str(row["n_sets"]) for row in some))
-        cells = [f"{shares[column].value:.3f}" for column in ("knowing", "usual_number", "kmeans")]
-        first = f"{own.value:.3f} ({own.low:.3f} to {own.high:.3f})"
-        lines.append([NAMES.get(data, data), f"{fraction:g}", f"{epsilon:g}", sets, first, *cells])
-    rule = max(row["knowing"] - row["share"] for row in rows)
-    most = max(gains)
-    codes = [
-        f"{mean(row['codes'] for row in some).value:.3f} of the true eight on {NAMES.get(data, data)}, for "
-        f"{(CODE_BYTES + 4) * some[0]['items'] / 1000:,.0f} kB"
-        for (data,), some in grouped(rows, "data").items()
-    ]
-    head = ["data", "f", "epsilon", "sets", "covers (95% over seeds)", "true good set", "1/f sets", "k-means cells"]
-    return "\n\n".join(
-        [
-            "![Shares of the ceiling over epsilon: covers, covers with the true good set, covers with 1/f sets, "
-            "and k-means cells](covers-shares.svg)",
-            f"Covers come within 10% of the ceiling in {near} of {len(groups)} settings. A client that knew which "
-            f"of its sets is best would gain {rule:.3f} of the ceiling at most, "
-            "so the rule by which it chooses is not what stops the others: [neighbourhoods "
-            "overlap](../../theory/covers.md).",
-            f"The number of sets matters most where it gains {most[0]:.0%} over 1/f sets: {most[3]}, f "
-            f"{most[1]:g}, epsilon {most[2]:g}.",
-            table(head, lines),
-            "## Galleries this small need no release",
-            f"A client that was sent {CODE_BYTES} bytes of every item, with its id, and asks nothing at all "
-            f"finds, at epsilon 0: {'; '.join(codes)}. "
-            "Covers are for galleries whose codes are too many to send; these two are here because their true "
-            "neighbours are known.",
-        ]
-    )
+def facts(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return what each part of covers is worth."""
+    rows = rows.assign(data=rows["data"].replace(NAMES))
+    groups = rows.groupby(["data", "f", "epsilon"], sort=False)
+    shares, own = groups[list(COLUMNS)].mean(), summarise(rows, "share", "data", "f", "epsilon")
+    gains = shares["share"] / shares["usual_number"] - 1
+    cells = {
+        "sets": groups["n_sets"].agg(lambda counts: " ".join(map(str, counts.unique()))),
+        "covers (95% over seeds)": own.apply(interval, axis=1, args=(".3f",)),
+        "true good set": shares["knowing"].map("{:.3f}".format),
+        "1/f sets": shares["usual_number"].map("{:.3f}".format),
+        "k-means cells": shares["kmeans"].map("{:.3f}".format),
+    }
+    lines = pd.DataFrame(cells).reset_index()
+    sets = rows.groupby("data", sort=False).agg(codes=("codes", "mean"), items=("items", "first"))
+    return {
+        "queries": QUERIES,
+        "near": int((shares["share"] >= NEAR).sum()),
+        "total": len(shares),
+        "rule": (rows["knowing"] - rows["share"]).max(),
+        "gain": gains.max(),
+        "gain_at": gains.idxmax(),
+        "shares": lines.assign(f=lines["f"].map("{:g}".format), epsilon=lines["epsilon"].map("{:g}".format)),
+        "code_bytes": CODE_BYTES,
+        "sets": sets.assign(kilobytes=(CODE_BYTES + 4) * sets["items"] / 1000).reset_index().to_dict("records"),
+    }
 
-
-ABOUT = f"""
-[Covers](../../theory/covers.md) name one of a few overlapping sets of the gallery. What are their parts worth? *True
-good set*: the client knows which set is best, which no client does. *1/f sets*: as many sets as hold the gallery
-once, where the map would choose their number by itself. *k-means cells*: 1/f sets that are not learned.
-
-NN-recall@8 is the expectation over the channel, computed and not sampled, as a share of Theorem D's ceiling (a
-bound). A seed splits anew: it draws {QUERIES:,} queries, and the gallery is the rest of the half of the classes that
-is not public. So intervals are about galleries as well as queries.
-"""
 
 STUDY = Study(
     name="covers",
     title="What makes covers good",
-    about=ABOUT,
     cases=cases,
     measure=measure,
     figures=figures,
-    tell=tell,
+    facts=facts,
     data=FILES,
     parameters={"epsilons": EPSILONS, "f": FRACTIONS, "k": K, "held-out queries": QUERIES},
     seeds=SEEDS,

@@ -1,33 +1,15 @@
 """What the published recall is made of: the target's label, which was to be hidden."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import PrivateMail
-from studies._privatemail import (
-    ANCHORS,
-    DELTA,
-    SETS,
-    K,
-    averaged,
-    bound,
-    ceiling,
-    files,
-    floor,
-    images,
-    recall,
-    shown,
-)
-from studies._report import table
-from studies._study import Case, Row, Study, grouped
-from studies._style import COLOURS, FLOOR, IMPOSSIBLE
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from studies._figures import COLOURS, FLOOR, IMPOSSIBLE, Axes, Figure, legend_below, make_panels
+from studies._privatemail import ANCHORS, DELTA, SETS, K, bound, ceiling, files, floor, images, recall, show
+from studies._study import Case, Row, Study, summarise
 
 DATA: tuple[Any, ...] = ("cars196", "cub200")
 SEEDS = (0, 1, 2, 3, 4)
@@ -76,106 +58,76 @@ def measure(case: Case) -> list[Row]:
     return rows
 
 
-def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
+def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw four bars a set, under the ceiling."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.6, 4.6), layout="constrained")
-    panels = figure.subplots(1, len(grouped(rows, "data")), sharey=True, squeeze=False)[0]
-    for axes, ((data,), own) in zip(panels, grouped(rows, "data").items(), strict=True):
+    figure, panels = make_panels(1, rows["data"].nunique(), (9.6, 4.6), sharey=True)
+    for axes, (data, own) in zip(panels[0], rows.groupby("data", sort=False), strict=True):
         _bars(axes, own)
-        axes.set_title(f"{SETS[data].title}: {own[0]['classes']} classes, nominal epsilon {EPSILON:g}")
-    panels[0].set_ylabel("Recall@8")
-    handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3)
+        axes.set_title(f"{SETS[data].title}: {own['classes'].iloc[0]} classes, nominal epsilon {EPSILON:g}")
+    panels[0, 0].set_ylabel("Recall@8")
+    legend_below(figure, panels[0, :1])
     return {"bars": figure}
 
 
-def _bars(axes: "Axes", rows: Sequence[Row]) -> None:
-    top = rows[0]["ceiling"]
+def _bars(axes: Axes, rows: pd.DataFrame) -> None:
+    top = rows["ceiling"].iloc[0]
+    means = summarise(rows, "recall", "features", "label")
     axes.axhspan(top, 1.04, color="0.86", linewidth=0, zorder=0.5, label=IMPOSSIBLE)
     axes.axhline(top, color="0.35", linewidth=1.2, zorder=0.6)
     for place, bar in enumerate(BARS):
-        found = averaged([row for row in rows if (row["features"], row["label"]) == bar])
+        found = means.loc[bar]
         leaks = found.low > top
-        axes.bar(
-            place,
-            found.value,
-            width=0.62,
-            color=COLOURS["red"] if leaks else COLOURS["blue"],
-            hatch="//" if leaks else None,
-            edgecolor="white",
-            zorder=2,
-        )
+        colour, hatch = (COLOURS["red"], "//") if leaks else (COLOURS["blue"], None)
+        axes.bar(place, found.value, width=0.62, color=colour, hatch=hatch, edgecolor="white", zorder=2)
         spread = [[found.value - max(found.low, 0)], [found.high - found.value]]
         axes.errorbar(place, found.value, yerr=spread, color="black", capsize=4, linewidth=1.1, zorder=3)
-        height = min(max(found.high, top) + 0.015, 0.98)
-        axes.text(place, height, f"{found.value:.2f}", ha="center", va="bottom", zorder=4, weight="bold")
+        words: Any = {"ha": "center", "zorder": 4, "weight": "bold"}
+        axes.text(place, min(max(found.high, top) + 0.015, 0.98), f"{found.value:.2f}", va="bottom", **words)
         if leaks:
-            axes.text(
-                place,
-                found.value / 2 + top / 2,
-                "the label\nleaked",
-                ha="center",
-                va="center",
-                zorder=4,
-                weight="bold",
-                bbox={"facecolor": "white", "edgecolor": COLOURS["red"], "boxstyle": "round"},
-            )
-    axes.axhline(rows[0]["floor"], color="black", linewidth=1.3, linestyle=(0, (1, 2.5)), label=FLOOR, zorder=2.5)
+            frame = {"facecolor": "white", "edgecolor": COLOURS["red"], "boxstyle": "round"}
+            axes.text(place, found.value / 2 + top / 2, "the label\nleaked", va="center", bbox=frame, **words)
+    axes.axhline(rows["floor"].iloc[0], color="black", linewidth=1.3, linestyle=(0, (1, 2.5)), label=FLOOR, zorder=2.5)
     axes.text(2.5, 0.6, "impossible for\na private message", ha="center", va="center", fontsize=12, color="0.2")
-    axes.annotate(
-        f"ceiling {bound(top)}", (2.5, top), (2.5, 0.3), ha="center", color="0.2", arrowprops={"arrowstyle": "->"}
-    )
+    arrow = {"arrowstyle": "->"}
+    axes.annotate(f"ceiling {bound(top)}", (2.5, top), (2.5, 0.3), ha="center", color="0.2", arrowprops=arrow)
     axes.set_xticks(range(4), [f"{features}\nfeatures,\n{label}\nlabel" for features, label in BARS])
     axes.set(ylim=(0, 1.04), xlim=(-0.5, 3.5))
     axes.grid(visible=False, axis="x")
 
 
-def tell(rows: Sequence[Row]) -> str:
-    """Say what the bars say, in numbers."""
-    head = ["data", "features", "label", "Recall@8", "of the label that was told", "ceiling", "floor"]
-    lines, story = [], []
-    for (data,), own in grouped(rows, "data").items():
-        by = {key: averaged(group) for key, group in grouped(own, "features", "label").items()}
-        top = own[0]["ceiling"]
-        story.append(
-            f"{SETS[data].title}: {by['true', 'true'].value:.2f} with true features and the true label, "
-            f"{by['random', 'true'].value:.2f} with *random* features and the true label, "
-            f"{by['true', 'random'].value:.2f} with true features and a random label. "
-            f"No message that keeps epsilon {EPSILON:g} can pass {bound(top)}."
-        )
-        for (features, label), group in grouped(own, "features", "label").items():
-            limits = [bound(top), f"{group[0]['floor']:.3f}"]
-            told = shown(averaged(group, "recall_of_told_label"))
-            lines.append([SETS[data].title, features, label, shown(averaged(group)), told, *limits])
-    return (
-        "![Bars of Recall@8. With the true label they are far above the ceiling, whatever the features; with a random "
-        "label they are at chance, whatever the features.](label-leak-bars.svg)\n\n"
-        + "\n\n".join(story)
-        + "\n\nThe label that is told comes back, whether it is the right one or not. The features play no part.\n\n"
-        + table(head, lines)
-        + "\n\nMeans over seeds with 95% intervals. The ceiling is Theorem C of the "
-        "[theory](../../theory/ceiling.md) for eight answered classes; the floor is an answer with items of eight "
-        "classes that is the same for everybody."
-    )
+def facts(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return what the bars say, in numbers."""
+    keys = ["data", "features", "label"]
+    lines = pd.DataFrame(
+        {
+            "Recall@8": show(rows, "recall", *keys),
+            "of the label that was told": show(rows, "recall_of_told_label", *keys),
+            "ceiling": rows.groupby(keys, sort=False)["ceiling"].first().map(bound),
+            "floor": rows.groupby(keys, sort=False)["floor"].first().map("{:.3f}".format),
+        }
+    ).reset_index()
+    means = rows.groupby(keys, sort=False)["recall"].mean()
+    return {
+        "epsilon": EPSILON,
+        "sets": [
+            {
+                "title": SETS[data].title,
+                "recall": [means[data, *bar] for bar in BARS],
+                "ceiling": bound(own["ceiling"].iloc[0]),
+            }
+            for data, own in rows.groupby("data", sort=False)
+        ],
+        "recalls": lines.assign(data=[SETS[name].title for name in lines["data"]]),
+    }
 
 
 STUDY = Study(
     name="label-leak",
     title="The label leaks: what PrivateMail's published recall is made of",
-    about=(
-        "The authors' program reports a Recall@8 of 0.815 on Cars196 at epsilon 0.01. Here it runs as they run it "
-        "(1,000 public anchors, a gallery of 4,000 images, one noisy step, five more that use the target's label), and "
-        "is asked four times: with the query's features or with random ones, and with the query's label or with a "
-        "random one. A private message would have to hide both.\n\n"
-        "Queries are not in the gallery, one of each class. Our features are those of EfficientNet-Lite0, not of CGD: "
-        "as the bars show, it makes no difference. The seed draws the images, the starts and the noise."
-    ),
     cases=cases,
     measure=measure,
     figures=figures,
-    tell=tell,
+    facts=facts,
     data=files("cars196", "cub200"),
     parameters={
         "nominal epsilon": EPSILON,

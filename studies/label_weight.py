@@ -1,20 +1,16 @@
 """What the labels of the query do to rows that it has not seen."""
 
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 from sklearn.model_selection import train_test_split
 
 from nearveil import SupervisedManifold
-from studies._report import table
-from studies._study import Case, Row, Study, grouped, mean
-from studies._style import curve, floor, legend_below
+from studies._figures import Figure, curves, floor, legend_below, make_panels
+from studies._study import Case, Row, Study, summarise
 from studies.data import load_features
 from studies.demo import Split, digits, limits, neighbours_accuracy
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 BANDWIDTHS = (0.3, 0.4, 0.5, 6.0)
 LABEL_WEIGHTS = (0.0, 0.003, 0.03, 0.1, 0.6)
@@ -56,70 +52,51 @@ def measure(case: Case) -> list[Row]:
     return rows
 
 
-def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
+def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw accuracy over label weight, a curve a bandwidth."""
-    from matplotlib.figure import Figure
-
-    sets = grouped(rows, "data")
-    figure = Figure(figsize=(5 * len(sets), 4.4), layout="constrained")
-    panels = figure.subplots(1, len(sets), sharey=True, squeeze=False)[0]
-    for axes, ((data,), own) in zip(panels, sets.items(), strict=True):
-        axes.axhline(own[0]["raw"], color="black", linestyle="-.", linewidth=1.4, label="raw features")
-        for place, ((bandwidth,), group) in enumerate(grouped(own, "bandwidth").items()):
-            means = [_accuracy(part) for part in grouped(group, "label_weight").values()]
-            curve(axes, f"bandwidth {bandwidth:g}", range(len(means)), means, place=place)
-        floor(axes, own[0]["floor"], label="floor: the commonest class")
-        weights = [key[0] for key in grouped(own, "label_weight")]
+    sets = rows["data"].nunique()
+    figure, panels = make_panels(1, sets, (5 * sets, 4.4), sharey=True)
+    for axes, (data, own) in zip(panels[0], rows.groupby("data", sort=False), strict=True):
+        weights = list(own["label_weight"].unique())
+        axes.axhline(own["raw"].iloc[0], color="black", linestyle="-.", linewidth=1.4, label="raw features")
+        labels = {bandwidth: f"bandwidth {bandwidth:g}" for bandwidth in own["bandwidth"].unique()}
+        places = own.assign(place=own["label_weight"].map(weights.index))
+        curves(axes, places, "accuracy", "place", by="bandwidth", labels=labels)
+        floor(axes, own["floor"].iloc[0], label="floor: the commonest class")
         axes.set_xticks(range(len(weights)), [f"{weight:g}" for weight in weights])
         axes.set(title=TITLES[data], xlabel="label weight alpha", ylim=(0, 1.03))
-    panels[0].set_ylabel("held-out accuracy, 5 neighbours")
-    legend_below(figure, panels, ncols=3)
+    panels[0, 0].set_ylabel("held-out accuracy, 5 neighbours")
+    legend_below(figure, panels[0])
     return {"accuracy": figure}
 
 
-def tell(rows: Sequence[Row]) -> str:
-    """Say at which weight each bandwidth is best."""
-    parts = [
-        "![Held-out accuracy over label weight: at narrow bandwidths it falls as the weight grows; at bandwidth 6 "
-        "it is low throughout.](label-weight-accuracy.svg)"
-    ]
-    for (data,), own in grouped(rows, "data").items():
-        lines, best = [], []
-        for (bandwidth,), group in grouped(own, "bandwidth").items():
-            found = {key[0]: _accuracy(part) for key, part in grouped(group, "label_weight").items()}
-            top = max(found, key=lambda weight: found[weight].value)
-            best.append(f"{top:g} at bandwidth {bandwidth:g}")
-            cells = [f"{one.value:.3f} ({one.low:.2f} to {one.high:.2f})" for one in found.values()]
-            lines.append([f"{bandwidth:g}", *cells])
-        weights = [f"weight {key[0]:g}" for key in grouped(own, "label_weight")]
-        parts += [
-            f"{TITLES[data]}: floor {own[0]['floor']:.3f}, raw features {own[0]['raw']:.3f}. The best label weight is "
-            f"{', '.join(best)}.",
-            table(["bandwidth", *weights], lines),
-        ]
-    parts.append(
-        "The label graph is strongest within a class and enters with a minus sign: the query pushes a class apart "
-        "([why](../../theory/manifold.md)). Means over starts with 95% intervals."
-    )
-    return "\n\n".join(parts)
+def facts(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return at which weight each bandwidth is best, and all accuracies."""
+    return {"sets": [_describe_set(TITLES[data], own) for data, own in rows.groupby("data", sort=False)]}
 
 
-def _accuracy(rows: Sequence[Row]) -> Any:
-    return mean(row["accuracy"] for row in rows)
+def _describe_set(title: str, rows: pd.DataFrame) -> dict[str, Any]:
+    found = summarise(rows, "accuracy", "bandwidth", "label_weight")
+    best = found["value"].unstack("label_weight", sort=False).idxmax(axis=1)
+    cells = found.apply(lambda one: f"{one.value:.3f} ({one.low:.2f} to {one.high:.2f})", axis=1)
+    return {
+        "title": title,
+        "floor": rows["floor"].iloc[0],
+        "raw": rows["raw"].iloc[0],
+        "best": ", ".join(f"{weight:g} at bandwidth {bandwidth:g}" for bandwidth, weight in best.items()),
+        "accuracies": cells.unstack("label_weight", sort=False)
+        .rename(index="{:g}".format, columns="weight {:g}".format)
+        .reset_index(),
+    }
 
 
 STUDY = Study(
     name="label-weight",
     title="Labels do not help rows that have none",
-    about=(
-        "The supervised manifold is fitted with labels, and rows that it has not seen are placed without. *Accuracy* "
-        "is how often five nearest neighbours among the fitted rows, placed the same way, name the class. Nothing here "
-        "is private. The seed draws the start."
-    ),
     cases=cases,
     measure=measure,
     figures=figures,
-    tell=tell,
+    facts=facts,
     data=("digits of scikit-learn", "cub200_cropped_lite0/cub200_cropped_lite0.npz"),
     parameters={"columns": 2, "steps": 20, "held out": 0.3},
     seeds=SEEDS,

@@ -2,36 +2,52 @@
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import OME, Latent
-from studies import _latent_ome_figures as draw
+from studies._figures import (
+    Figure,
+    ceiling,
+    curve,
+    curves,
+    epsilon_axis,
+    floor,
+    legend_below,
+    make_panels,
+    without_interval,
+)
 from studies._finding import Search, find, search_of, unasked
-from studies._latent_ome_text import told
 from studies._rivals import SETTINGS, Public
-from studies._study import Case, Row, Study
+from studies._study import Case, Row, Study, select, summarise
 from studies._trial import FILES, QUERIES, split
-from studies.retrieval import SEEDS, SPLIT, asked, recall_rows
+from studies.retrieval import SEEDS, SPLIT, asked, find_limits, recall_rows
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+DEFAULT = "OME, its paper's code"
 NOMINALS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 ALPHAS = (0.5, 1.0, 2.0, 4.0, 7.0, 20.0, 100.0)
 DELTA = 1e-5
 CODES: dict[str, dict[str, int]] = {
     "LATENT": {"values": 16, "integer_bits": 4, "fraction_bits": 5},
     "OME": {"values": 16, "integer_bits": 4, "fraction_bits": 5},
-    draw.DEFAULT: {"values": 50, "integer_bits": 5, "fraction_bits": 5},  # as its paper has it: 550 bits
+    DEFAULT: {"values": 50, "integer_bits": 5, "fraction_bits": 5},  # as its paper has it: 550 bits
 }
 DATA = "cub200_cropped_lite0"
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 FRACTION = 0.1
 METHODS = ("covers", "PrivUnit", "unary, symmetric", "unary, optimised", "LATENT", "OME")
 CLAIMED_ALPHA = 100.0  # of OME's paper
+SHOWN_ALPHAS = (1.0, 7.0, 100.0)
+SHOWN_NOMINALS = (0.1, 1.0, 10.0, 100.0)
+_LINES = {  # columns: words, and the place of their look
+    "claimed": ("claimed", 3),
+    "correction": ("corrected in print: no LDP bound", 1),
+    "exact": ("exact", 0),
+    "at_delta": ("exact, at delta 1e-5", 4),
+}
 
 
 def cases() -> list[Case]:
@@ -84,7 +100,7 @@ def _budget(name: str, alpha: float, nominal: float) -> Row:
 def _claimed(search: Search, public: Public) -> list[Row]:
     """Ask with OME as its paper has it, at epsilons that it claims."""
     rows: list[Row] = []
-    values = CODES[draw.DEFAULT]["values"]
+    values = CODES[DEFAULT]["values"]
     for epsilon in EPSILONS:
         mechanism = OME(nominal_epsilon=epsilon, alpha=CLAIMED_ALPHA, projection=public.directions(values))
         mechanism.fit(public.rows, public.labels)
@@ -107,32 +123,128 @@ def _claimed(search: Search, public: Public) -> list[Row]:
     return rows
 
 
-def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
+def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw the budgets, and what is found."""
-    return {"latent": draw.latent(rows), "ome": draw.ome(rows), "recall": draw.recall(rows)}
+    return {
+        "latent": _draw_budgets(rows, [("LATENT", alpha) for alpha in SHOWN_ALPHAS], (9.5, 3.9)),
+        "ome": _draw_budgets(rows, [*(("OME", alpha) for alpha in SHOWN_ALPHAS), (DEFAULT, 100.0)], (10.8, 3.9)),
+        "recall": _draw_recall(rows),
+    }
 
 
-ABOUT = f"""
-Both methods write a vector as bits and randomise every bit by itself. *Claimed* is the epsilon of their papers, for
-the whole vector. *Corrected* is that of Theorems 8 and 9 of a later paper. They divide by an expected distance, and a
-likelihood ratio knows no expectation: what they state is **not an LDP bound**. *Exact* is the [largest log-likelihood
-ratio](../../theory/latent-ome.md) over all pairs of bit strings, a theorem and reached; *at delta 1e-5* is what the
-bits compose to, exact for LATENT and at most a grid cell above for OME. All are computed, not measured; no seed
-enters.
+def _draw_budgets(rows: pd.DataFrame, settings: Sequence[tuple[str, float]], size: tuple[float, float]) -> Figure:
+    """Draw budgets over the claimed epsilon, a panel for each alpha."""
+    figure, (line,) = make_panels(1, len(settings), size, sharey=True)
+    budgets = select(rows, part="budget").sort_values("claimed")
+    groups = [select(budgets, mechanism=name, alpha=alpha).set_index("claimed", drop=False) for name, alpha in settings]
+    shown = pd.concat([here[list(_LINES)] for here in groups])
+    least = shown.where(shown > 0).min(axis=None)
+    for axes, (name, alpha), here in zip(line, settings, groups, strict=True):
+        for column, (words, place) in _LINES.items():
+            sound = column in ("exact", "at_delta") or bool((here[column] >= here["exact"]).all())
+            points = here.loc[here[column] > 0, column]
+            if len(points):
+                curve(axes, words, without_interval(points), sound=sound, place=place)
+        lost = here.index[here["correction"] <= 0]
+        if len(lost):
+            marks = {"color": "black", "markerfacecolor": "white", "label": "correction is negative"}
+            axes.plot(lost, [least / 2] * len(lost), "v", **marks)
+        axes.set(xscale="log", yscale="log", xlabel="claimed epsilon of a vector")
+        axes.set_title(f"{name}\n{here['bits'].iloc[0]} bits, alpha {alpha:g}", fontsize=9.5)
+    line[0].set_ylabel("epsilon of a vector")
+    legend_below(figure, line)
+    return figure
 
-What is found at equal *exact* epsilon is measured on CUB as in [the study of retrieval](retrieval.md): answers of
-{FRACTION:.0%}, {QUERIES // len(SEEDS)} held-out queries a seed, {len(SEEDS)} seeds, the ceiling of Theorem D and the
-floor of popular items.
-"""
+
+def _draw_recall(rows: pd.DataFrame) -> Figure:
+    """Draw NN-recall at equal exact epsilon, and what OME finds at the epsilon that it claims."""
+    figure, ((axes,),) = make_panels(1, 1, (7.2, 5.2))
+    found = select(rows, part="recall")
+    ceilings, bottom = find_limits(found)
+    ceiling(axes, ceilings.index.to_list(), ceilings.to_list())
+    floor(axes, bottom)
+    curves(axes, found, "nn_recall", "epsilon")
+    claimed = summarise(select(rows, part="claimed"), "nn_recall", "epsilon").sort_index()
+    curve(axes, "OME", claimed, sound=False, label="OME at the epsilon it claims")
+    epsilon_axis(axes, ceilings.index, label="epsilon of one query (exact, but for the dotted curve)")
+    axes.set(ylim=(0, 1.005), ylabel="NN-recall@8")
+    legend_below(figure, [axes])
+    return figure
+
+
+def facts(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return what was claimed, corrected and computed, and what is found."""
+    budgets = select(rows, part="budget")
+    latent = select(budgets, mechanism="LATENT")
+    ratios = latent["correction"] / latent["exact"]
+    default = select(budgets, mechanism=DEFAULT, alpha=100.0, claimed=10.0)
+    return {
+        "fraction": FRACTION,
+        "queries": QUERIES // len(SEEDS),
+        "seeds": len(SEEDS),
+        "latent": {
+            "holds": int(latent["claim_holds"].sum()),
+            "total": len(latent),
+            "least": ratios.min(),
+            "most": ratios.max(),
+        },
+        "ome": [_count_failures(name, select(budgets, mechanism=name)) for name in ("OME", DEFAULT)],
+        "default": default.to_dict("records"),
+        "budgets": _list_budgets(budgets),
+        **_find_leaks(select(rows, part="recall"), select(rows, part="claimed")),
+    }
+
+
+def _count_failures(name: str, some: pd.DataFrame) -> dict[str, Any]:
+    return {
+        "name": name,
+        "bits": some["bits"].iloc[0],
+        "total": len(some),
+        "false": int((~some["claim_holds"].astype(bool)).sum()),
+        "below": int((some["correction"] < some["exact"]).sum()),
+        "negative": int((some["correction"] < 0).sum()),
+    }
+
+
+def _list_budgets(budgets: pd.DataFrame) -> pd.DataFrame:
+    shown = budgets[budgets["alpha"].isin(SHOWN_ALPHAS) & budgets["claimed"].isin(SHOWN_NOMINALS)]
+    columns = {
+        "claimed": "claimed",
+        "correction": "corrected (not an LDP bound)",
+        "exact": "exact",
+        "exact_code_words": "exact, code words",
+        "at_delta": "exact, at delta",
+    }
+    numbers = shown[list(columns)].map("{:,.4g}".format).rename(columns=columns)
+    names = {"method": shown["mechanism"], "bits": shown["bits"], "alpha": shown["alpha"].map("{:g}".format)}
+    return pd.concat([pd.DataFrame(names), numbers], axis=1)
+
+
+def _find_leaks(found: pd.DataFrame, claimed: pd.DataFrame) -> dict[str, Any]:
+    """Return the table of recalls, and where OME as claimed is above the ceiling, which is a leak."""
+    ceilings, bottom = find_limits(found)
+    both = pd.concat([found, claimed.assign(method="*OME at the epsilon it claims*")])
+    means = summarise(both, "nn_recall", "method", "epsilon")
+    cells = means.apply(lambda one: f"{one.value:.3f} ± {one.high - one.value:.3f}", axis=1).unstack(sort=False)
+    cells = cells.sort_index(axis=1)
+    cells.loc["*ceiling*"] = ceilings.map("{:.3f}".format)
+    cells.loc["*floor*"] = f"{bottom:.3f}"
+    low = summarise(claimed, "nn_recall", "epsilon")["low"]
+    exact = sorted({round(value) for value in claimed["exact"]})
+    return {
+        "recalls": cells.rename(columns="eps {:g}".format).rename_axis("method").reset_index(),
+        "leaks": ", ".join(f"{epsilon:g}" for epsilon in ceilings.index if low[epsilon] > ceilings[epsilon]),
+        "claimed_exact": " to ".join(f"{value:,}" for value in dict.fromkeys((exact[0], exact[-1]))),
+    }
+
 
 STUDY = Study(
     name="latent-ome",
     title="LATENT and OME: claimed, corrected, exact",
-    about=ABOUT,
     cases=cases,
     measure=measure,
     figures=figures,
-    tell=told,
+    facts=facts,
     data=FILES[:1],
     parameters={
         "nominal epsilons": NOMINALS,

@@ -2,19 +2,22 @@
 
 import importlib.util
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import NetworkStudent, Student
-from studies._private_knn_figures import accuracy_figure, trade_off_figure
+from studies._figures import COLOURS, Axes, Figure, curve, epsilon_axis, floor, legend_below, make_panels
 from studies._private_knn_ways import (
     ANSWERS,
+    COMMONEST,
     EPSILONS,
     FIGURE_4,
     GIVEN,
+    NEAREST,
     NEIGHBOURS,
     OURS,
     PATE,
@@ -25,24 +28,23 @@ from studies._private_knn_ways import (
     REPORTED,
     SCREENED,
     TEACHERS,
+    TRUE,
     Make,
     ours,
     references,
     ways,
 )
-from studies._report import table
-from studies._study import Case, Mean, Row, Study, grouped, mean
+from studies._report import interval
+from studies._study import Case, Row, Study, summarise
 from studies.accounting import DELTA, PLANS
 from studies.digits import FOLDERS, Digits, Name, load
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SEEDS = (0, 1, 2, 3, 4)
 NAMES: tuple[Name, ...] = ("mnist", "svhn")
 HELD = 1000
 NETWORK, NETWORK_EPSILON, EPOCHS = "ours, network", 0.47, 4
 REFERENCES = "references"
+ACCURACY = "accuracy (95% interval)"
 TITLES: dict[Name, str] = {"mnist": "MNIST", "svhn": "SVHN, 8,000 private digits"}
 
 
@@ -90,199 +92,169 @@ def _taught(digits: Digits, make: Make, public: "np.ndarray", held: "np.ndarray"
     }
 
 
-def points(rows: Sequence[Row], name: str, way: str) -> list[tuple[float, Mean, list[Row]]]:
-    """Return the curve of a way: epsilon, mean accuracy over the splits, and the rows, by epsilon."""
-    mine = [row for row in rows if (row["data"], row["way"]) == (name, way) and "accuracy" in row]
-    found = [
-        (epsilon, mean(row["accuracy"] for row in group), group)
-        for (epsilon,), group in grouped([{"epsilon": None, **row} for row in mine], "epsilon").items()
-    ]
-    return sorted(found, key=lambda point: -1.0 if point[0] is None else point[0])
+def find_curve(rows: pd.DataFrame, name: str, way: str) -> pd.DataFrame:
+    """Return the accuracy of a way over epsilon, and how many answers there were and how many of them right."""
+    mine = rows[(rows["data"] == name) & (rows["way"] == way) & rows["accuracy"].notna()]
+    columns = [column for column in ("answered", "labels_right") if mine[column].notna().any()]
+    groups = mine.astype(dict.fromkeys(("epsilon", *columns), float)).groupby("epsilon", sort=False, dropna=False)
+    found = summarise(mine.astype({"epsilon": float}), "accuracy", "epsilon")
+    return found.join(groups[columns].mean()).assign(splits=groups.size()).sort_index()
 
 
-def cheapest(curve: Sequence[tuple[float, Mean, list[Row]]], accuracy: float) -> float | None:
+def find_cheapest(curve: pd.DataFrame, accuracy: float) -> float | None:
     """Return the least epsilon of a curve whose mean accuracy reaches a value."""
-    return min((epsilon for epsilon, found, _ in curve if found.value >= accuracy), default=None)
+    reached = curve.index[curve["value"] >= accuracy]
+    return float(reached.min()) if len(reached) else None
 
 
-def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
-    """Draw accuracy over epsilon, and figure 4."""
-    curves = {
-        name: {way: points(rows, name, way) for way in dict.fromkeys(row["way"] for row in rows if row["data"] == name)}
-        for name in NAMES
-    }
-    claimed: dict[Name, float] = {name: PLANS[PLAN_OF[name]].claimed or math.nan for name in NAMES}
+def figures(rows: pd.DataFrame) -> dict[str, Figure]:
+    """Draw accuracy over epsilon, and figure 4 of the supplement."""
+    accuracy, (panels,) = make_panels(1, 3, (11, 4.6))
+    shown: tuple[tuple[Name, str, tuple[float, float]], ...] = (
+        ("mnist", TITLES["mnist"], (0, 1.02)),
+        ("mnist", "MNIST, from 0.94 on", (0.94, 1)),
+        ("svhn", TITLES["svhn"], (0, 1.02)),
+    )
+    for axes, (name, title, limits) in zip(panels, shown, strict=True):
+        _draw_accuracy(axes, rows, name)
+        axes.set(title=title, ylim=limits)
+    trade_off, (pair,) = make_panels(1, 2, (9.5, 4.6))
+    for axes, (_, title, limits) in zip(pair, shown[:2], strict=True):
+        for place, way in enumerate((*FIGURE_4, PATE, OURS)):
+            label = f"{way}, queries varied" if way in FIGURE_4 else way
+            curve(axes, way, find_curve(rows, "mnist", way), place=place + 1, label=label)
+        _draw_references(axes, rows, "mnist")
+        axes.set(title=title, ylim=limits)
+    for figure, line in ((accuracy, panels), (trade_off, pair)):
+        line[0].set_ylabel("accuracy of the student on held images")
+        legend_below(figure, line)
+    return {"accuracy": accuracy, "trade-off": trade_off}
+
+
+def _draw_accuracy(axes: Axes, rows: pd.DataFrame, name: Name) -> None:
+    """Draw all ways at their honest epsilon, and the published parameters at the one that is claimed, too."""
+    for way in (OURS, PATE, GIVEN, PATE_GIVEN, NETWORK):
+        found = find_curve(rows, name, way)
+        if len(found):
+            curve(axes, way, found, place=7)
+    claimed, given = PLANS[PLAN_OF[name]].claimed, find_curve(rows, name, GIVEN)
+    ends = [claimed, given.index[0]]
+    axes.plot(ends, [given["value"].iloc[0]] * 2, color=COLOURS["red"], linestyle=":", linewidth=1.2)
+    label = "published parameters, at the epsilon claimed"
+    curve(axes, GIVEN, given.set_axis([claimed]), sound=False, label=label)
+    _draw_references(axes, rows, name)
+
+
+def _draw_references(axes: Axes, rows: pd.DataFrame, name: Name) -> None:
+    low, top, near = (find_curve(rows, name, way)["value"].iloc[0] for way in (COMMONEST, TRUE, NEAREST))
+    floor(axes, low, label="floor: the commonest class")
+    axes.axhline(top, color="black", linestyle="-.", linewidth=1.1, label="the same student, true labels")
+    axes.axhline(near, color="0.5", linestyle=(0, (6, 2)), linewidth=1.1, label=NEAREST)
+    epsilon_axis(axes, (0.01, 0.1, 1, 10), label="epsilon of all answers")
+
+
+def facts(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return what was learned at what cost; every number is one of the rows."""
+    missing = list(rows["left_out"].dropna()) if "left_out" in rows else []
+    ways = (NETWORK, OURS, PATE, GIVEN, PATE_GIVEN, COMMONEST, TRUE, NEAREST)
+    figure_4 = pd.concat([_list_curve(rows, "mnist", way) for way in FIGURE_4])
     return {
-        "accuracy": accuracy_figure(curves, claimed, TITLES),
-        "trade-off": trade_off_figure(curves["mnist"]),
+        "splits": len(SEEDS),
+        "answers": ANSWERS,
+        "pate_answers": PATE_ANSWERS,
+        "neighbours": NEIGHBOURS,
+        "teachers": TEACHERS,
+        "sets": {
+            name: {
+                "title": TITLES[name],
+                "curves": pd.concat([_list_curve(rows, name, way) for way in ways]),
+                **_compare_curves(rows, name),
+            }
+            for name in NAMES
+        },
+        "missing": missing[:1],
+        "claims": pd.DataFrame([line for name in NAMES for line in _list_claims(rows, name)]),
+        "networks": list(find_curve(rows, "mnist", NETWORK).itertuples()),
+        "epochs": EPOCHS,
+        "reported": REPORTED["mnist"],
+        "figure_4": figure_4[["way", "epsilon", "answered", ACCURACY]],
+        "rates": ", ".join(f"{rate:g}" for rate in RATES),
+        "screened": ", ".join(f"{count:,}" for count in SCREENED),
     }
 
 
-def tell(rows: Sequence[Row]) -> str:
-    """Say what was learned at what cost; every number is one of the rows."""
-    missing = [row["left_out"] for row in rows if "left_out" in row]
-    parts = [
-        "![Accuracy of the student over epsilon on MNIST, MNIST from 0.94 on, and the SVHN subset: ours, PATE, and "
-        "published parameters at their honest epsilon, between the commonest class and the true labels]"
-        "(private-knn-accuracy.svg)",
-        f"Means over {len(SEEDS)} splits with 95% intervals. *Labels right* is the part of the answers that name the "
-        "true class. The floor names the commonest class of the private labels. *True labels* is the same student, "
-        "a support vector machine, with the true label of every public image: what it learns where labels are no "
-        "limit. Answers that are noise give clusters wrong names, so a student may fall below the floor. "
-        "*Neighbours, no privacy* asks the "
-        f"{NEIGHBOURS} nearest private images themselves.",
-    ]
-    for name in NAMES:
-        parts += [f"## {TITLES[name]}", _table(rows, name), *_read(rows, name)]
-    if missing:
-        parts.append(f"The network student is left out: {missing[0]}.")
-    return "\n\n".join([*parts, *_tell_claims(rows), *_tell_figure_4(rows)])
+def _list_curve(rows: pd.DataFrame, name: Name, way: str) -> pd.DataFrame:
+    """Return the points of a curve in print."""
+    return pd.DataFrame(
+        [
+            {
+                "way": "Private-kNN, published parameters" if way == GIVEN else way,
+                "epsilon": "" if math.isnan(point.Index) else f"{point.Index:.4f}",
+                ACCURACY: interval(point, ".4f", 0, 1),
+                "answered": f"{point.answered:.0f}" if hasattr(point, "answered") else "",
+                "labels right": f"{point.labels_right:.3f}" if hasattr(point, "answered") else "",
+            }
+            for point in find_curve(rows, name, way).itertuples()
+        ]
+    )
 
 
-def _table(rows: Sequence[Row], name: Name) -> str:
+def _compare_curves(rows: pd.DataFrame, name: Name) -> dict[str, Any]:
+    """Return what a reader should see on the curve of one set of data."""
+    mine, rival = find_curve(rows, name, OURS), find_curve(rows, name, PATE)
+    top = find_curve(rows, name, TRUE)["value"].iloc[0]
+    low = find_curve(rows, name, COMMONEST)["high"].iloc[0]
+    ahead = mine["low"].to_numpy() > rival["high"].to_numpy()
+    good = mine.loc[mine["value"] >= top - 0.01, "value"]
+    return {
+        "top": top,
+        "reached": good.index.min() if len(good) else None,
+        "ahead": _join(mine.index[ahead]),
+        "behind": _join(mine.index[~ahead]) if not ahead.all() else "",
+        "unlike": _join(mine.index[mine["low"] > low]),
+        "best": good.max(),
+        "spread": good.max() - good.min(),
+    }
+
+
+def _join(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:.2g}" for value in values) or "none"
+
+
+def _list_claims(rows: pd.DataFrame, name: Name) -> list[dict[str, str]]:
+    """Return what published accuracies cost by the published parameters, and by ours."""
+    mine, given, low = (find_curve(rows, name, way) for way in (OURS, GIVEN, COMMONEST))
     lines = []
-    for way in (NETWORK, OURS, PATE, GIVEN, PATE_GIVEN, "commonest class", "true labels", "neighbours, no privacy"):
-        for epsilon, found, group in points(rows, name, way):
-            asked = "answered" in group[0]
-            lines.append(
-                [
-                    {GIVEN: "Private-kNN, published parameters"}.get(way, way),
-                    "" if epsilon is None else f"{epsilon:.4f}",
-                    _interval(found),
-                    f"{mean(row['answered'] for row in group).value:.0f}" if asked else "",
-                    f"{mean(row['labels_right'] for row in group).value:.3f}" if asked else "",
-                ]
-            )
-    return table(["way", "epsilon", "accuracy (95% interval)", "answered", "labels right"], lines)
-
-
-def _interval(found: Mean) -> str:
-    low, high = max(found.low, 0.0), min(found.high, 1.0)  # no share is beyond, whatever Student's t says
-    return f"{found.value:.4f} ({low:.4f} to {high:.4f})"
-
-
-def _read(rows: Sequence[Row], name: Name) -> list[str]:
-    """Say what a reader should see on the curve of one set of data."""
-    mine, rival = points(rows, name, OURS), points(rows, name, PATE)
-    (top,) = points(rows, name, "true labels")
-    (low,) = points(rows, name, "commonest class")
-    shared = list(zip(mine, rival, strict=True))
-    ahead = [a[0] for a, b in shared if a[1].low > b[1].high]
-    share = next((point for point in mine if point[1].value >= top[1].value - 0.01), None)
-    level = f"within a hundredth of the true labels ({top[1].value:.3f})"
-    reached = f"Ours is {level} from epsilon {share[0]:.2g} on." if share else f"Ours is never {level}."
-    unlike = [point[0] for point in mine if point[1].low > low[1].high]
-    lines = [
-        f"{reached} Its interval lies above that of PATE at epsilon {_listed(ahead)}"
-        + (
-            ""
-            if len(ahead) == len(shared)
-            else f", and not at {_listed([a[0] for a, _ in shared if a[0] not in ahead])}"
-        )
-        + f". It is above the commonest class at epsilon {_listed(unlike)}.",
-    ]
-    if name == "mnist":
-        good = [point[1].value for point in mine if point[1].value >= top[1].value - 0.01]
-        if good:
-            lines.append(
-                f"From there on the means of ours differ by {max(good) - min(good):.4f}, and the true labels are worth "
-                f"{top[1].value - max(good):.4f} more than the best of them. Few answers need be right for that: their "
-                "noise is averaged over images that are alike."
-            )
+    for label, wanted in (
+        ("as reported", REPORTED[name]),
+        ("published parameters, measured here", given["value"].iloc[0]),
+    ):
+        least = find_cheapest(mine, wanted)
+        if least is None:
+            text = f"not reached (best: {mine['value'].max():.4f} at {mine['value'].idxmax():.2g})"
+        elif wanted <= low[["value", "high"]].max(axis=None):
+            text = "none: the commonest class does as well"
+        else:
+            text = f"{least:.2g}"
         lines.append(
-            f"PATE's counts are of {TEACHERS[name]} teachers, where ours are of thousands of neighbours; at small "
-            "epsilons its answers drown."
-        )
-    else:
-        lines.append(
-            "The subset has a ninth of the digits that the published figures were made with. A promise about one "
-            "record of 8,000 needs the same noise as one about 73,257, so the voters are a large part of all records. "
-            "The published parameters are not made for it either: a sample of 5% is 400 records, of which 300 vote, "
-            "so hardly a query passes. Their rows say what they do here, not what they did there."
+            {
+                "": f"{PLAN_OF[name]}, {label}",
+                "accuracy": f"{wanted:.4f}",
+                "claimed epsilon": f"{PLANS[PLAN_OF[name]].claimed:g}",
+                "honest epsilon": f"{given.index[0]:.4f}",
+                "least epsilon of ours": text,
+            }
         )
     return lines
-
-
-def _listed(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.2g}" for value in values) if values else "none"
-
-
-def _tell_claims(rows: Sequence[Row]) -> list[str]:
-    lines = []
-    for name in NAMES:
-        mine = points(rows, name, OURS)
-        ((_, low, _),) = points(rows, name, "commonest class")
-        ((honest, measured, _),) = points(rows, name, GIVEN)
-        for label, wanted in (("as reported", REPORTED[name]), ("published parameters, measured here", measured.value)):
-            least = cheapest(mine, wanted)
-            best = max(mine, key=lambda point: point[1].value)
-            text = f"not reached (best: {best[1].value:.4f} at {best[0]:.2g})"
-            if least is not None:
-                text = _cost(least, wanted, low)
-            claim = f"{PLANS[PLAN_OF[name]].claimed:g}"
-            lines.append([f"{PLAN_OF[name]}, {label}", f"{wanted:.4f}", claim, f"{honest:.4f}", text])
-    networks = points(rows, "mnist", NETWORK)
-    words = [
-        f"With the network of the supplement's table 1 as student, ours reaches {_interval(found)} on MNIST at epsilon "
-        f"{epsilon:.2g} ({len(group)} splits, {EPOCHS} epochs), where {REPORTED['mnist']:.1%} was reported."
-        for epsilon, found, group in networks
-    ]
-    return [
-        "## Claimed, honest, ours",
-        table(["", "accuracy", "claimed epsilon", "honest epsilon", "least epsilon of ours"], lines),
-        *words,
-        "*Least epsilon of ours* is the least at which the mean over splits is as high; differences within the "
-        "intervals above may be chance. The honest epsilon is that of the [accounting](accounting.md). The "
-        "published parameters went through our estimator and our student; the authors' students are not "
-        "reproduced here.",
-    ]
-
-
-def _cost(epsilon: float, accuracy: float, low: Mean) -> str:
-    return "none: the commonest class does as well" if accuracy <= max(low.value, low.high) else f"{epsilon:.2g}"
-
-
-def _tell_figure_4(rows: Sequence[Row]) -> list[str]:
-    lines = [
-        [way, f"{epsilon:.4f}", f"{mean(row['answered'] for row in group).value:.0f}", _interval(found)]
-        for way in FIGURE_4
-        for epsilon, found, group in points(rows, "mnist", way)
-    ]
-    return [
-        "## Figure 4: utility against privacy",
-        "![Accuracy over honest epsilon on MNIST for two sampling rates and PATE, over the number of queries, and "
-        "ours](private-knn-trade-off.svg)",
-        table(["way", "epsilon", "answered", "accuracy (95% interval)"], lines),
-        "The supplement's figure 4 shows the same trade-off on Market1501, photographs of persons, for Private-kNN of "
-        "several sampling rates, noises and numbers of queries, and for PATE. Those photographs are not among our "
-        "data, and the parameters of its points are not stated, so neither its accuracies (87.82% at epsilon 0.2416, "
-        "86.5% at 0.116) nor what they honestly cost can be checked. Here it is drawn on MNIST: all parameters as "
-        f"published for MNIST, but sampling rates of {', '.join(f'{rate:g}' for rate in RATES)} and "
-        f"{', '.join(f'{count:,}' for count in SCREENED)} queries screened, as many answered at most as in the "
-        "published proportion. PATE and ours are the curves from above, whose noise varies. Each point stands at its "
-        "honest epsilon.",
-    ]
 
 
 STUDY = Study(
     name="private-knn",
     title="What a student learns from private votes",
-    about=(
-        "The training images are private: all 60,000 of MNIST, all 8,000 of the SVHN subset. Of the test images 1,000 "
-        "are held for the student's score, and the others are public, without labels: 9,000 of MNIST, 3,000 of SVHN. "
-        "A student learns from votes of private records on public images, and its accuracy is drawn over the epsilon "
-        "of all answers together, up to the caps, at delta 1e-5. The promise is about one private record. The ceiling "
-        "of [Theorem C](../../theory/ceiling.md) is about messages on a query and does not apply to it.\n\n"
-        f"*Ours*: {ANSWERS} answers, no sampling, no screening, one round; voters are found in half-whitened HOG, on "
-        f"MNIST of the upright digit. *PATE*: linear teachers, {TEACHERS['mnist']} on MNIST and {TEACHERS['svhn']} on "
-        f"SVHN, {PATE_ANSWERS} answers, and a student trained in the same way. Everything of ours was chosen on a part "
-        "of the private training images that played the public ones, not on these splits. PATE's number of answers "
-        "was lowered from 500 to 100 after a look at its first split, in its favour."
-    ),
     cases=cases,
     measure=measure,
     figures=figures,
-    tell=tell,
+    facts=facts,
     data=tuple(f"{folder}/{folder}.npz" for folder in FOLDERS.values()),
     parameters={
         "delta": DELTA,

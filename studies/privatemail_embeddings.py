@@ -1,35 +1,32 @@
 """What the query's embeddings look like: over iterations, and before and after alignment (figures 2 and 7 of 2022)."""
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from nearveil.graph import label_graph
 from nearveil.manifold import umeyama
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import PrivateMail
+from studies._figures import COLOURS, Axes, Figure, curves, epsilon_axis, legend_below, look, make_panels
 from studies._privatemail import (
     ANCHORS,
     EPSILONS,
     Floats,
     Labels,
     PartlyLabelled,
-    averaged,
     files,
     images,
-    shown,
+    show,
     table_2,
     unit_rows,
     walk,
 )
 from studies._privatemail_methods import FIRST, FIRST_DELTAS, FIRST_EPSILONS, PAPER, PROGRAM
-from studies._privatemail_pictures import alignment, errors, iterations
-from studies._report import table
-from studies._study import Case, Row, Study, grouped
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from studies._report import interval
+from studies._study import Case, Row, Study, select, summarise
 
 SEEDS = (0, 1, 2)
 GALLERY = 2000
@@ -44,6 +41,15 @@ VERSIONS: dict[str, tuple[Any, Any, tuple[float, ...], dict[str, float]]] = {
     PROGRAM: ("2022-code", "cars196", EPSILONS, {"label_weight": 0.5}),  # as below figure 7
     PAPER: ("2022", "cars196", EPSILONS, {"label_weight": 0.5}),
     FIRST: ("2021", "cub200", FIRST_EPSILONS, {"delta": FIRST_DELTAS[0]}),
+}
+PICTURES = {
+    "alignment-2022": (PROGRAM, "Cars196, the authors' program of 2022"),
+    "alignment-2021": (FIRST, "CUB-200-2011, as published in 2021"),
+}
+_ROLES = {  # of the pictures of an alignment: colour, marker, size, what it is
+    "server": (COLOURS["sky"], "s", 12, "public anchors, the server's embedding"),
+    "client": (COLOURS["red"], "x", 12, "public anchors, the client's noisy embedding"),
+    "target": (COLOURS["black"], "*", 130, "the private target"),
 }
 
 
@@ -139,89 +145,102 @@ def _short(value: Any) -> float:
     return float(f"{value:.4g}")
 
 
-def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
+def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw all pictures and the error of the alignment."""
-    points = [row for row in rows if row["kind"] == "point"]
-    shapes = [row for row in points if row["figure"] == "iterations"]
-    clouds = grouped([row for row in points if row["figure"] == "alignment"], "method")
-    found = {"iterations": iterations(shapes, [row for row in rows if row["kind"] == "spread"])}
-    for name, (method, title) in _PICTURES.items():
-        if (method,) in clouds:
-            found[name] = alignment(clouds[method,], title)
-    found["alignment-error"] = errors([row for row in rows if row["kind"] == "error"])
+    points = select(rows, kind="point")
+    clouds = select(points, figure="alignment")
+    found = {"iterations": _draw_iterations(select(points, figure="iterations"), select(rows, kind="spread"))}
+    for name, (method, title) in PICTURES.items():
+        if method in set(clouds["method"]):
+            found[name] = _draw_alignment(select(clouds, method=method), title)
+    found["alignment-error"] = _draw_errors(select(rows, kind="error"))
     return found
 
 
-_PICTURES = {
-    "alignment-2022": (PROGRAM, "Cars196, the authors' program of 2022"),
-    "alignment-2021": (FIRST, "CUB-200-2011, as published in 2021"),
-}
+def _draw_iterations(points: pd.DataFrame, spread: pd.DataFrame) -> Figure:
+    """Draw a line of panels a method and a column an iteration."""
+    methods, steps = points["method"].unique(), points["step"].unique()
+    within = spread.groupby(["method", "step"])["within"].mean()
+    figure, panels = make_panels(len(methods), len(steps), (10.8, 2.35 * len(methods) + 0.7))
+    for line, method in zip(panels, methods, strict=True):
+        for axes, step in zip(line, steps, strict=True):
+            _draw_classes(axes, points[(points["method"] == method) & (points["step"] == step)])
+            axes.set_title(f"iteration {step}", fontsize=9.5)
+            axes.set_xlabel(f"within classes: {within[method, step]:.0%}", fontsize=8.5)
+        line[0].set_ylabel("the authors' program" if method == PROGRAM else "as published, eq. 4")
+    legend_below(figure, panels[0, :1], ncols=9)
+    return figure
 
 
-def tell(rows: Sequence[Row]) -> str:
-    """Show the pictures, and the numbers that belong to them."""
-    spread = [row for row in rows if row["kind"] == "spread"]
-    error = [row for row in rows if row["kind"] == "error"]
-    drawn = {row["method"] for row in rows if row["kind"] == "point" and row["figure"] == "alignment"}
-    parts = [
-        "## Over iterations (figure 2 of 2022)",
-        "![Embeddings of CUB over iterations, eight classes in colours and markers. By the program, classes fall into "
-        "an order along a line; by the paper's equation they do not.](privatemail-embeddings-iterations.svg)",
-        "The part of the variance that lies within classes. Where it is one, classes do not show. All rows are "
-        "labelled, so an embedding that shows classes shows its input.",
-        table(
-            ["method", *(f"iteration {step}" for step in STEPS)],
-            [
-                [method, *(shown(averaged(part, "within")) for part in grouped(group, "step").values())]
-                for (method,), group in grouped(spread, "method").items()
-            ],
-        ),
-        "## Before and after alignment (figure 7 of 2022, figure 4 a to f of 2021)",
-    ]
-    for name, (method, title) in _PICTURES.items():
-        if method in drawn:
-            text = f"{title}: the client's and the server's anchors before and after alignment, at three epsilons."
-            parts.append(f"![{text}](privatemail-embeddings-{name}.svg)")
-    parts += [
-        "![The error of the alignment over epsilon.](privatemail-embeddings-alignment-error.svg)",
-        "The distance of the client's anchors from the server's after alignment, in units of the server's spread. "
-        "One is what a client gets that sends noise alone: the best that alignment can do is to shrink it to a point. "
-        "Anchors are public: the noise on them protects nobody. In the sound version they are not sent, and "
-        "this error is zero at every epsilon.",
-        table(
-            ["data", "method", "epsilon", "before", "after"],
-            [
-                [data, method, f"{epsilon:g}", f"{averaged(group, 'before').value:.3g}", shown_wide(group)]
-                for (data, method, epsilon), group in grouped(error, "data", "method", "epsilon").items()
-            ],
-        ),
-        "Means over seeds, with 95% intervals.",
-    ]
-    return "\n\n".join(parts)
+def _draw_classes(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw a few classes in colour and the others in grey."""
+    others = rows[rows["class"].isna()]
+    axes.scatter(others["x"], others["y"], s=7, color="0.8", linewidths=0, label="other classes", rasterized=True)
+    for place, (label, own) in enumerate(rows.dropna(subset=["class"]).groupby("class")):
+        style = look("", place)
+        dot: Any = {"s": 16, "color": style.colour, "marker": style.marker, "linewidths": 0.4, "edgecolors": "white"}
+        axes.scatter(own["x"], own["y"], label=f"class {label:.0f}", rasterized=True, **dot)
+    axes.set(xticks=[], yticks=[])
+    axes.grid(visible=False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("0.8")
 
 
-def shown_wide(group: Sequence[Row]) -> str:
-    """Return the mean error after alignment and its interval."""
-    found = averaged(group, "after")
-    return f"{found.value:.3f} ({max(found.low, 0):.3f} to {found.high:.3f})"
+def _draw_alignment(points: pd.DataFrame, title: str) -> Figure:
+    """Draw the client's and the server's anchors, before alignment above, after it below, a column an epsilon."""
+    epsilons = points["epsilon"].unique()
+    figure, panels = make_panels(2, len(epsilons), (10.2, 6.4))
+    figure.suptitle(title, fontsize=11)
+    for column, epsilon in zip(panels.T, epsilons, strict=True):
+        for axes, when in zip(column, ("before", "after"), strict=True):
+            for role, (colour, marker, size, name) in _ROLES.items():
+                here = select(points, epsilon=epsilon, when=when, role=role)
+                dot: Any = {"s": size, "color": colour, "marker": marker, "linewidths": 0.9}
+                axes.scatter(here["x"], here["y"], label=name, rasterized=True, **dot)
+            axes.set_title(f"epsilon {epsilon:g}, {when} alignment", pad=15)  # room for the axis's factor
+            axes.locator_params(nbins=4)
+            axes.ticklabel_format(style="sci", scilimits=(-2, 3))
+    legend_below(figure, panels[0, :1])
+    return figure
+
+
+def _draw_errors(rows: pd.DataFrame) -> Figure:
+    """Draw the error after alignment over epsilon, a curve a version."""
+    figure, ((axes,),) = make_panels(1, 1, (7.4, 4.2))
+    labels = {name: f"{name}, {'CUB-200-2011' if name == FIRST else 'Cars196'}" for name in VERSIONS}
+    curves(axes, rows, "after", "epsilon", labels=labels, unsound=list(VERSIONS))
+    axes.axhline(1, color="black", linewidth=1.3, linestyle=(0, (1, 2.5)), label="noise alone")
+    axes.axhline(0, color=COLOURS["blue"], linewidth=1.6, label="PrivateMail made sound: anchors are public")
+    epsilon_axis(axes, (0.01, 0.1, 1, 4, 16), label="nominal epsilon of one query")
+    axes.set(ylabel="anchors' error after alignment,\nin units of the server's spread", ylim=(-0.05, 1.1))
+    legend_below(figure, [axes], ncols=1)
+    return figure
+
+
+def facts(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return the numbers that belong to the pictures."""
+    error, keys = select(rows, kind="error"), ["data", "method", "epsilon"]
+    drawn = set(select(rows, kind="point", figure="alignment")["method"])
+    within = show(select(rows, kind="spread"), "within", "method", "step").unstack(sort=False)
+    errors = {
+        "before": summarise(error, "before", *keys)["value"].map("{:.3g}".format),
+        "after": summarise(error, "after", *keys).apply(interval, axis=1, args=(".3f", 0)),
+    }
+    lines = pd.DataFrame(errors).reset_index()
+    return {
+        "within": within.rename(columns="iteration {}".format).reset_index(),
+        "pictures": {name: title for name, (method, title) in PICTURES.items() if method in drawn},
+        "errors": lines.assign(epsilon=lines["epsilon"].map("{:g}".format)),
+    }
 
 
 STUDY = Study(
     name="privatemail-embeddings",
     title="PrivateMail's embeddings: over iterations, and before and after alignment",
-    about=(
-        "The pictures of the papers, with what they show as numbers. *Over iterations*: the query on the searched "
-        "classes of CUB, all rows with their labels, without noise, from one random start; *program* is the authors' "
-        "code, *as published* is the paper's equation 4. *Alignment*: the client embeds one target and 1,000 anchors "
-        "with noise, the server its gallery and the same anchors without; Umeyama's transform brings the client's "
-        "anchors to the server's. Label weight 0.5 on Cars196, as below figure 7; for 2021 two noisy iterations at "
-        "delta 0.99, as on the axis of its figure 4. None of these versions keeps its promise.\n\n"
-        "Features are those of EfficientNet-Lite0, not of CGD. Pictures are of the first seed."
-    ),
     cases=cases,
     measure=measure,
     figures=figures,
-    tell=tell,
+    facts=facts,
     data=files("cub200", "cars196"),
     parameters={
         "gallery": GALLERY,

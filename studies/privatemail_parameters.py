@@ -1,12 +1,16 @@
 """What columns, label weight and bandwidth do to PrivateMail, with noise and without (figure 5 of 2022)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import PrivateMail
+from studies._figures import Axes, Figure, curves, legend_below, make_panels
+from studies._figures import ceiling as draw_ceiling
+from studies._figures import floor as draw_floor
 from studies._privatemail import (
     ANCHORS,
     DELTA,
@@ -14,7 +18,6 @@ from studies._privatemail import (
     Images,
     K,
     PartlyLabelled,
-    averaged,
     bound,
     ceiling,
     files,
@@ -22,20 +25,12 @@ from studies._privatemail import (
     images,
     nearest,
     recall,
-    shown,
     table_2,
     unit_rows,
     walk,
 )
-from studies._report import table
-from studies._study import Case, Row, Study, grouped
-from studies._style import ceiling as draw_ceiling
-from studies._style import curve, legend_below
-from studies._style import floor as draw_floor
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from studies._report import interval
+from studies._study import Case, Row, Study, select, summarise
 
 DATA: tuple[Any, ...] = ("cub200", "cars196")
 SEEDS = (0, 1, 2)
@@ -52,6 +47,13 @@ PROGRAM = "PrivateMail 2022, the authors' program"
 PROGRAM_PLAIN = "SMLQ, no privacy"
 SOUND = "PrivateMail, Gaussian"
 SOUND_PLAIN = "sound, without noise"
+_PAIRS = ((PROGRAM, PROGRAM_PLAIN), (SOUND, SOUND_PLAIN))
+_LABELS = {
+    PROGRAM: f"the authors' program, nominal epsilon {EPSILON:g}, target's label in it",
+    PROGRAM_PLAIN: "the same without noise, target's label in it",
+    SOUND: f"PrivateMail made sound, epsilon {EPSILON:g}",
+    SOUND_PLAIN: "the same without noise (not private)",
+}
 
 
 def cases() -> list[Case]:
@@ -119,101 +121,60 @@ def _sound(drawn: Images, seed: int, setting: dict[str, Any]) -> dict[str, float
     }
 
 
-def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
+def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw a column a parameter; above as published, below what is sound."""
-    from matplotlib.figure import Figure
-
     found = {}
-    for (data,), own in grouped(rows, "data").items():
-        figure = Figure(figsize=(10.5, 6.6), layout="constrained")
-        panels = figure.subplots(2, len(VALUES), sharey=True)
-        for column, ((name,), group) in zip(panels.T, grouped(own, "parameter").items(), strict=True):
-            for axes, noisy, plain, kind in (
-                (column[0], PROGRAM, PROGRAM_PLAIN, "as published"),
-                (column[1], SOUND, SOUND_PLAIN, "sound"),
-            ):
-                _panel(axes, group, noisy, plain)
+    for data, own in rows.groupby("data", sort=False):
+        figure, panels = make_panels(2, len(VALUES), (10.5, 6.6), sharey=True)
+        for column, (name, group) in zip(panels.T, own.groupby("parameter", sort=False), strict=True):
+            for axes, methods, kind in zip(column, _PAIRS, ("as published", "sound"), strict=True):
+                _panel(axes, group, methods)
                 axes.set(title=f"{SETS[data].title}, {kind}", xlabel=NAMES[name])
         for axes in panels[:, 0]:
             axes.set_ylabel("Recall@8")
-        legend_below(figure, [panels[0][0], panels[1][0]], ncols=2)
+        legend_below(figure, panels[:, 0], ncols=2)
         found[data] = figure
     return found
 
 
-def _panel(axes: "Axes", rows: Sequence[Row], noisy: str, plain: str) -> None:
-    values = [key[0] for key in grouped(rows, "value")]
-    places = list(range(len(values)))
+def _panel(axes: Axes, rows: pd.DataFrame, methods: Sequence[str]) -> None:
+    values = list(rows["value"].unique())
     edges = [-0.3, len(values) - 0.7]
-    draw_ceiling(axes, edges, [rows[0]["ceiling"]] * 2, top=1.03)
-    draw_floor(axes, rows[0]["floor"])
-    for method in (noisy, plain):
-        groups = grouped([row for row in rows if row["method"] == method], "value")
-        label = {
-            PROGRAM: f"the authors' program, nominal epsilon {EPSILON:g}, target's label in it",
-            PROGRAM_PLAIN: "the same without noise, target's label in it",
-            SOUND: f"PrivateMail made sound, epsilon {EPSILON:g}",
-            SOUND_PLAIN: "the same without noise (not private)",
-        }[method]
-        means = [averaged(group) for group in groups.values()]
-        curve(axes, method, places, means, sound=method != PROGRAM, label=label, place=2)
-    axes.set_xticks(places, [f"{value:g}" for value in values])
+    draw_ceiling(axes, edges, [rows["ceiling"].iloc[0]] * 2, top=1.03)
+    draw_floor(axes, rows["floor"].iloc[0])
+    places = rows.assign(place=rows["value"].map(values.index))
+    for method in methods:
+        curves(axes, places, "recall", "place", only=[method], labels=_LABELS, unsound=[PROGRAM], place=2)
+    axes.set_xticks(range(len(values)), [f"{value:g}" for value in values])
     axes.set(ylim=(0, 1.03), xlim=edges)
 
 
-def tell(rows: Sequence[Row]) -> str:
-    """Say how much each parameter does."""
-    pictures, lines = [], []
-    for (data,), own in grouped(rows, "data").items():
-        pictures.append(
-            f"![{SETS[data].title}: Recall@8 over columns, label weight and bandwidth. The published curves lie in the "
-            "impossible region, unless the label weight is small; the sound ones with noise lie on the floor.]"
-            f"(privatemail-parameters-{data}.svg)"
-        )
-        for (name, method), group in grouped(own, "parameter", "method").items():
-            means = {key[0]: averaged(part) for key, part in grouped(group, "value").items()}
-            best = max(means, key=lambda value: means[value].value)
-            worst = min(means, key=lambda value: means[value].value)
-            lines.append(
-                [
-                    SETS[data].title,
-                    NAMES[name],
-                    method,
-                    f"{worst:g}: {shown(means[worst])}",
-                    f"{best:g}: {shown(means[best])}",
-                ]
-            )
-    top, bottom = max(row["ceiling"] for row in rows), min(row["floor"] for row in rows)
-    none = averaged([row for row in rows if (row["method"], row["parameter"], row["value"]) == _NO_LABELS])
-    return (
-        "\n\n".join(pictures)
-        + f"\n\nNo message that keeps epsilon {EPSILON:g} passes {bound(top)}; a constant answer reaches {bottom:.3f}. "
-        f"With label weight 0 the authors' program, which then uses no label, finds {none.value:.2f}; what it "
-        "finds at other weights comes with [the target's label](label-leak.md). The sound version uses no label of "
-        "the target at all.\n\n"
-        + table(["data", "parameter", "method", "lowest, at", "highest, at"], lines)
-        + "\n\nMeans over seeds with 95% intervals."
-    )
+def facts(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return how much each parameter does."""
+    keys = ["data", "parameter", "method"]
+    means = summarise(rows, "recall", *keys, "value")
+    ends = means["value"].groupby(level=keys, sort=False).agg(["idxmin", "idxmax"])
+    cells = ends.map(lambda key: f"{key[-1]:g}: {interval(means.loc[key], '.2f', 0, 1)}")
+    lines = cells.set_axis(["lowest, at", "highest, at"], axis=1).reset_index()
+    return {
+        "sets": {name: SETS[name].title for name in rows["data"].unique()},
+        "epsilon": EPSILON,
+        "ceiling": bound(rows["ceiling"].max()),
+        "floor": rows["floor"].min(),
+        "without_labels": select(rows, method=PROGRAM, parameter="label_weight", value=0.0)["recall"].mean(),
+        "ends": lines.assign(
+            data=[SETS[name].title for name in lines["data"]], parameter=lines["parameter"].map(NAMES)
+        ),
+    }
 
-
-_NO_LABELS = (PROGRAM, "label_weight", 0.0)
 
 STUDY = Study(
     name="privatemail-parameters",
     title="PrivateMail 2022, figure 5: columns, label weight, bandwidth",
-    about=(
-        "Each parameter is varied, the others being those of the paper's Table 2, with noise and without. Above, "
-        "the authors' program: it embeds the target with its own label. Below, the sound version: the same query, a "
-        "target without label, noise by a proved sensitivity, and five public steps. Eight items are taken straight "
-        "from the server's ranking. Queries are not in the gallery, one of each class.\n\n"
-        "The grey region is what no message can reach that keeps the epsilon; the curves without noise promise "
-        "nothing, so they may lie there. Features are those of EfficientNet-Lite0, not of CGD. The seed draws images, "
-        "start and noise."
-    ),
     cases=cases,
     measure=measure,
     figures=figures,
-    tell=tell,
+    facts=facts,
     data=files("cub200", "cars196"),
     parameters={
         "epsilon": EPSILON,

@@ -1,23 +1,16 @@
 """Recall@8 over epsilon, of PrivateMail and everything it was compared with (figure 6 of 2022, figure 4 of 2021)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from nearveil.release._privatemail_published import step_epsilon
-from studies._privatemail import (
-    ANCHORS,
-    DELTA,
-    EPSILONS,
-    SETS,
-    averaged,
-    ceiling,
-    files,
-    floor,
-    images,
-    shown,
-)
+from studies._figures import Axes, Figure, curve, curves, epsilon_axis, legend_below, level, make_panels
+from studies._figures import ceiling as draw_ceiling
+from studies._figures import floor as draw_floor
+from studies._privatemail import ANCHORS, DELTA, EPSILONS, SETS, ceiling, files, floor, images, show
 from studies._privatemail_methods import (
     DSNE_ANCHORS,
     FIRST,
@@ -31,22 +24,14 @@ from studies._privatemail_methods import (
     PROJECTION_2012,
     SETS_OF,
     UNSOUND,
-    methods_of,
 )
-from studies._report import table
-from studies._study import Case, Row, Study, grouped
-from studies._style import ceiling as draw_ceiling
-from studies._style import curve, epsilon_axis, legend_below
-from studies._style import floor as draw_floor
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from studies._study import Case, Row, Study, mean, select, summarise
 
 DATA: tuple[Any, ...] = ("cub200", "cars196", "cifar100")
 FIRST_DATA = ("cub200", "cars196")  # figure 4 of 2021 has these two
 SEEDS = (0, 1, 2)
 GALLERY = 4000
+_MIDDLE = 4.0  # the epsilon of which the text speaks
 ABOVE = (PROGRAM, PAPER, "private PCA", PROJECTION_2012)
 BELOW = ("covers", "PrivateMail, Gaussian", "PrivateMail, Laplace", "DP-dSNE", "random projection")
 LABELS = {
@@ -83,199 +68,130 @@ def measure(case: Case) -> list[Row]:
     return rows
 
 
-def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
+def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw figure 6 of 2022, a column a set, and figure 4 g, h of 2021."""
-    return {"epsilon": _second(rows), "strong-composition": _first(rows)}
+    return {"epsilon": _draw_second(rows), "strong-composition": _draw_first(rows)}
 
 
-def _second(rows: Sequence[Row]) -> "Figure":
-    from matplotlib.figure import Figure
-
-    rows = [row for row in rows if row["method"] != FIRST]
-    figure = Figure(figsize=(10.8, 7.6), layout="constrained")
-    panels = figure.subplots(2, len(grouped(rows, "data")), sharey=True, squeeze=False)
-    for column, ((data,), own) in zip(panels.T, grouped(rows, "data").items(), strict=True):
-        for axes, methods, kind in (
-            (column[0], ABOVE, "do not protect the query"),
-            (column[1], BELOW, "protect the query"),
-        ):
-            _limits(axes, own[0]["classes"], EPSILONS)
-            for method in methods:
-                _drawn(axes, own, method)
+def _draw_second(rows: pd.DataFrame) -> Figure:
+    rows = rows[rows["method"] != FIRST]
+    figure, panels = make_panels(2, rows["data"].nunique(), (10.8, 7.6), sharey=True)
+    kinds = ((ABOVE, "do not protect the query"), (BELOW, "protect the query"))
+    for column, (data, own) in zip(panels.T, rows.groupby("data", sort=False), strict=True):
+        for axes, (methods, kind) in zip(column, kinds, strict=True):
+            _draw_limits(axes, own["classes"].iloc[0], EPSILONS)
+            curves(axes, own, "recall", "epsilon", only=methods, labels=LABELS, unsound=UNSOUND)
             for method in PLAIN:
-                found = averaged([row for row in own if row["method"] == method])
-                label = LABELS.get(method, method)
-                curve(axes, method, [EPSILONS[0], EPSILONS[-1]], [found, found], label=label)
+                found = level(mean(select(own, method=method)["recall"]), EPSILONS)
+                curve(axes, method, found, label=LABELS.get(method, method))
             axes.set_title(f"{SETS[data].title}: {kind}")
             epsilon_axis(axes, (0.01, 0.1, 1, 4, 16))
-            axes.set_ylim(0, 1.03)
     for axes in panels[:, 0]:
         axes.set_ylabel("Recall@8, straight from the ranking")
-    legend_below(figure, [panels[0][0], panels[1][0]], ncols=3)
+    legend_below(figure, panels[:, 0])
     return figure
 
 
-def _drawn(axes: "Axes", rows: Sequence[Row], method: str) -> None:
-    groups = grouped([row for row in rows if row["method"] == method], "epsilon")
-    means = [averaged(group) for group in groups.values()]
-    label = LABELS.get(method, method)
-    curve(axes, method, [key[0] for key in groups], means, sound=method not in UNSOUND, label=label)
-
-
-def _limits(axes: "Axes", n_classes: int, epsilons: Sequence[float], delta: float = DELTA) -> None:
+def _draw_limits(axes: Axes, n_classes: int, epsilons: Sequence[float]) -> None:
     x = np.geomspace(epsilons[0], epsilons[-1], 60).tolist()
-    draw_ceiling(axes, x, [ceiling(epsilon, n_classes, delta) for epsilon in x], top=1.03)
+    draw_ceiling(axes, x, [ceiling(epsilon, n_classes) for epsilon in x], top=1.03)
     draw_floor(axes, floor(n_classes))
+    axes.set_ylim(0, 1.03)
 
 
-def _first(rows: Sequence[Row]) -> "Figure":
-    from matplotlib.figure import Figure
-
-    ours = grouped([row for row in rows if row["method"] == FIRST], "data")
-    figure = Figure(figsize=(9.6, 4.6), layout="constrained")
-    panels = figure.subplots(1, max(1, len(ours)), sharey=True, squeeze=False)[0]
-    for axes, ((data,), own) in zip(panels, ours.items(), strict=False):
-        _limits(axes, own[0]["classes"], FIRST_EPSILONS)
-        for place, ((delta,), group) in enumerate(grouped(own, "delta").items()):
-            points = {key[0]: averaged(part) for key, part in grouped(group, "epsilon").items()}
+def _draw_first(rows: pd.DataFrame) -> Figure:
+    ours = select(rows, method=FIRST)
+    figure, (panels,) = make_panels(1, ours["data"].nunique(), (9.6, 4.6), sharey=True)
+    for axes, (data, own) in zip(panels, ours.groupby("data", sort=False), strict=True):
+        _draw_limits(axes, own["classes"].iloc[0], FIRST_EPSILONS)
+        for place, (delta, group) in enumerate(own.groupby("delta", sort=False)):
             label = f"{FIRST}, delta {delta:g}"
-            curve(axes, label, list(points), list(points.values()), sound=False, place=place + 1)
-        raw = averaged([row for row in rows if (row["data"], row["method"]) == (data, "no privacy")])
-        curve(axes, "no privacy", [FIRST_EPSILONS[0], FIRST_EPSILONS[-1]], [raw, raw], label="raw features, no privacy")
+            curve(axes, label, summarise(group, "recall", "epsilon"), sound=False, place=place + 1)
+        raw = level(mean(select(rows, data=data, method="no privacy")["recall"]), FIRST_EPSILONS)
+        curve(axes, "no privacy", raw, label="raw features, no privacy")
         axes.set_title(f"{SETS[data].title}: two noisy iterations, strong composition")
         epsilon_axis(axes, FIRST_EPSILONS, label="epsilon of one query, as the paper composes it")
         axes.set_xticks(FIRST_EPSILONS, [f"{epsilon:.2g}" for epsilon in FIRST_EPSILONS])  # the last two are close
-        axes.set_ylim(0, 1.03)
     panels[0].set_ylabel("Recall@8, straight from the ranking")
     legend_below(figure, panels, ncols=2)
     return figure
 
 
-def tell(rows: Sequence[Row]) -> str:
-    """Show both figures and say which curves leak."""
-    return "\n\n".join(
-        [
-            "## Figure 6 of 2022",
-            "![Recall@8 over epsilon on three sets. Above, methods that do not protect the query: the authors' program "
-            "lies mostly in the impossible region. Below, methods that do: covers follow the ceiling, the "
-            "others stay near the floor.](privatemail-recall-epsilon.svg)",
-            _leaks(rows),
-            _above(rows),
-            _figure_6_table(rows),
-            "## Figure 4 (g, h) of 2021",
-            "![Recall@8 over epsilon with strong composition, at delta 0.99 and at delta 0.00001, on two sets.]"
-            "(privatemail-recall-strong-composition.svg)",
-            _first_words(rows),
-            _first_table(rows),
-        ]
-    )
+def facts(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return which curves leak, and all recalls."""
+    second, ours = rows[rows["method"] != FIRST], select(rows, method=FIRST)
+    keys = ["method", "data", "epsilon"]
+    means = summarise(second, "recall", *keys)
+    over = means["low"] > second.groupby(keys, sort=False, dropna=False)["ceiling"].first().astype(float)
+    leaks: dict[str, list[str]] = {}
+    for method, data, epsilon in over.index[over]:
+        leaks.setdefault(method, []).append(f"{SETS[data].title} at {epsilon:g}")
+    first = summarise(ours, "recall", "data", "delta", "epsilon")["value"]
+    return {
+        "leaks": leaks,
+        "sound_leaks": [method for method in leaks if method in BELOW],
+        "middle": _MIDDLE,
+        "sets": [_rank_sound(data, own) for data, own in second.groupby("data", sort=False)],
+        "recalls": pd.concat([_list_recalls(data, own) for data, own in second.groupby("data", sort=False)]),
+        "first_ceiling": ceiling(FIRST_EPSILONS[0], 98, FIRST_DELTAS[0]),
+        "first_step": step_epsilon(FIRST_EPSILONS[0], 2, FIRST_DELTAS[0]),
+        "first_epsilon": FIRST_EPSILONS[0],
+        "delta": DELTA,
+        "first_best": first.max(),
+        "first_recalls": _list_first(ours),
+    }
 
 
-def _leaks(rows: Sequence[Row]) -> str:
-    """Say which curves pass the ceiling, each by the interval over seeds."""
-    found: dict[str, list[str]] = {}
-    for (method, data, epsilon), group in grouped([r for r in rows if r["method"] != FIRST], *_POINT).items():
-        if epsilon is not None and averaged(group).low > group[0]["ceiling"]:
-            found.setdefault(method, []).append(f"{SETS[data].title} at {epsilon:g}")
-    sound = [method for method in found if method in BELOW]
-    lines = [f"- {method}: {', '.join(places)}" for method, places in found.items()]
-    return (
-        "**Above the ceiling**, with the whole 95% interval, are:\n\n"
-        + "\n".join(lines or ["- none"])
-        + "\n\nNone of them promises anything about the query: the program uses the query's own label after the noise "
-        "([what its recall is made of](label-leak.md)), private PCA sends the query's projection in the clear and "
-        "its epsilon is for the set that the directions come from (at a small epsilon they are mostly noise, and a "
-        "query in the clear is found by such directions, too), and the random projections of 2012 hide one attribute, "
-        "not a record. "
-        + (f"**Sound methods above the ceiling: {', '.join(sound)}.**" if sound else "No sound method is among them.")
-    )
+def _rank_sound(data: Any, own: pd.DataFrame) -> dict[str, Any]:
+    """Return how the sound methods do at one epsilon, the best first."""
+    here = own[(own["epsilon"] == _MIDDLE) & own["method"].isin(BELOW)]
+    means = here.groupby("method", sort=False)["recall"].mean().sort_values(ascending=False, kind="stable")
+    return {
+        "title": SETS[data].title,
+        "best": ", ".join(f"{LABELS.get(name, name)} {value:.2f}" for name, value in means.items()),
+        "ceiling": ceiling(_MIDDLE, own["classes"].iloc[0]),
+        "floor": own["floor"].iloc[0],
+    }
 
 
-def _above(rows: Sequence[Row]) -> str:
-    """Say how the sound ones do at one epsilon."""
-    parts = []
-    for (data,), own in grouped(rows, "data").items():
-        here = [row for row in own if row["epsilon"] == _MIDDLE and row["method"] in BELOW]
-        by = {key[0]: averaged(group).value for key, group in grouped(here, "method").items()}
-        best = ", ".join(f"{LABELS.get(name, name)} {by[name]:.2f}" for name in sorted(by, key=lambda name: -by[name]))
-        top = ceiling(_MIDDLE, own[0]["classes"])
-        parts.append(f"{SETS[data].title}: {best} (ceiling {top:.2f}, floor {own[0]['floor']:.2f})")
-    return (
-        f"Of those that do protect the query, at epsilon {_MIDDLE:g}: " + "; ".join(parts) + ". Eight random items "
-        "have eight classes that may coincide, so a method can lie somewhat below the floor. The paper's own "
-        "algorithm, label and all, finds no more than chance: its label weights do not sort by class, as those of the "
-        "program do ([over iterations](privatemail-convergence.md))."
-    )
+def _list_recalls(data: Any, own: pd.DataFrame) -> pd.DataFrame:
+    """Return the table of a set: methods that protect the query, those that do not, and the ceiling."""
+    order = [name for name in (*BELOW, *ABOVE, *PLAIN) if name in set(own["method"])]
+    means = own.groupby(["method", "epsilon"], dropna=False)["recall"].mean().unstack().loc[order]
+    cells = means.reindex(columns=EPSILONS).map(lambda value: "" if np.isnan(value) else f"{value:.2f}")
+    for method in set(PLAIN) & set(order):  # at no epsilon, and better than at any
+        cells.loc[method, EPSILONS[-1]] = f"{means.loc[method].max():.2f} without"
+    cells.insert(0, "protects the query", ["yes" if name in BELOW else "no" for name in order])
+    n_classes = own["classes"].iloc[0]
+    cells.loc["*ceiling*"] = ["", *(f"{ceiling(epsilon, n_classes):.2f}" for epsilon in EPSILONS)]
+    cells = cells.rename(index=LABELS, columns={epsilon: f"eps {epsilon:g}" for epsilon in EPSILONS})
+    cells = cells.rename_axis("method").reset_index()
+    cells.insert(0, "data", SETS[data].title)
+    return cells
 
 
-def _figure_6_table(rows: Sequence[Row]) -> str:
-    head = ["data", "method", "protects the query", *(f"eps {epsilon:g}" for epsilon in EPSILONS)]
-    lines = []
-    rows = [row for row in rows if row["method"] != FIRST]
-    for (data,), own in grouped(rows, "data").items():
-        for method in (name for name in (*BELOW, *ABOVE, *PLAIN) if name in methods_of(own)):
-            groups = grouped([row for row in own if row["method"] == method], "epsilon")
-            cells = [f"{averaged(groups[key,]).value:.2f}" if (key,) in groups else "" for key in EPSILONS]
-            if method in PLAIN:  # at no epsilon, and better than at any
-                cells[-1] = f"{averaged(groups[None,]).value:.2f} without"
-            lines.append([SETS[data].title, LABELS.get(method, method), "yes" if method in BELOW else "no", *cells])
-        tops = [f"{ceiling(epsilon, own[0]['classes']):.2f}" for epsilon in EPSILONS]
-        lines.append([SETS[data].title, "*ceiling*", "", *tops])
-    return table(head, lines) + "\n\nMeans over seeds; the intervals are in the figure, all values in the CSV."
+def _list_first(ours: pd.DataFrame) -> pd.DataFrame:
+    keys = ["data", "delta", "epsilon"]
+    groups = ours.groupby(keys, sort=False)
+    lines = pd.DataFrame(
+        {
+            "epsilon of an iteration": groups["step"].first().map("{:.4f}".format),
+            "Recall@8": show(ours, "recall", *keys),
+            "ceiling": groups["ceiling"].first().map("{:.2f}".format),
+        }
+    ).reset_index()
+    lines = lines.assign(data=[SETS[name].title for name in lines["data"]])
+    lines[["delta", "epsilon"]] = lines[["delta", "epsilon"]].map("{:g}".format)
+    return lines.rename(columns={"epsilon": "epsilon, composed"})
 
-
-def _first_words(rows: Sequence[Row]) -> str:
-    ours = [row for row in rows if row["method"] == FIRST]
-    best = max((averaged(group).value for group in grouped(ours, "data", "delta", "epsilon").values()), default=0.0)
-    least = step_epsilon(FIRST_EPSILONS[0], 2, FIRST_DELTAS[0])
-    return (
-        "The axis of the paper's figure says *for delta = 0.99*. A promise that may fail with a probability of 0.99 "
-        f"excludes nothing: the ceiling there is {ceiling(FIRST_EPSILONS[0], 98, FIRST_DELTAS[0]):.2f} at every "
-        f"epsilon, and two iterations of epsilon {least:.3f} each are stated as {FIRST_EPSILONS[0]:g} together. "
-        f"The grey region is for delta {DELTA:g}, where the same two iterations get less epsilon each. The "
-        f"figure's rise could not be reproduced from the text: whatever delta, recall is at most {best:.2f} with the "
-        "noise of Corollary 1.1, the label weights of the text and the query's label."
-    )
-
-
-def _first_table(rows: Sequence[Row]) -> str:
-    head = ["data", "delta", "epsilon, composed", "epsilon of an iteration", "Recall@8", "ceiling"]
-    lines = []
-    for (data, delta, epsilon), group in grouped(
-        [row for row in rows if row["method"] == FIRST], "data", "delta", "epsilon"
-    ).items():
-        cells = [f"{delta:g}", f"{epsilon:g}", f"{group[0]['step']:.4f}", shown(averaged(group))]
-        lines.append([SETS[data].title, *cells, f"{group[0]['ceiling']:.2f}"])
-    return table(head, lines)
-
-
-_POINT = ("method", "data", "epsilon")
-_MIDDLE = 4.0
 
 STUDY = Study(
     name="privatemail-recall",
     title="PrivateMail 2022, figure 6, and 2021, figure 4: recall over epsilon",
-    about=(
-        "Every method answers with eight items, straight from the server's ranking, as in the papers; nothing is "
-        "re-ranked by the client, because Recall@8 by class then hardly measures the message. Classes up to the middle "
-        "are public, gallery and queries are of the others. Queries are not in the gallery, and as many of each "
-        "class, so that Theorem C of the [theory](../../theory/ceiling.md) holds for them: no (epsilon, delta)-private "
-        "message finds the class among eight more often than the grey region's edge. The floor is an answer of eight "
-        "classes that is the same for everybody.\n\n"
-        "Published versions have the parameters of the paper's Table 2 and are told the query's label, as they ask. "
-        "PrivateMail made sound has the same bandwidth and columns, noise by a proved sensitivity, and no label. "
-        "Covers name one of the server's sets; the server, which knows its labels (as the papers' does), answers with "
-        "an item of each of the set's eight commonest classes. In normal use the client gets the whole set and "
-        "re-ranks it, which finds more. How many sets there are at which epsilon was chosen among 10, 20 and 40 by a "
-        "look at queries of CUB. SMLQ without privacy is our out-of-sample map, which knows no label of the query, "
-        "with two columns and its default bandwidth of 0.4. "
-        "Features are those of EfficientNet-Lite0, where the paper has CGD and ResNet-50: raw features stand for its "
-        "non-private state of the art. The seed draws images, starts and noise."
-    ),
     cases=cases,
     measure=measure,
     figures=figures,
-    tell=tell,
+    facts=facts,
     data=files("cub200", "cars196", "cifar100"),
     parameters={
         "delta": DELTA,

@@ -1,26 +1,36 @@
 """What every release finds between floor and ceiling, for which classes, and what a budget buys."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Cells, Release
 from nearveil.release._mapped import MappedRelease
 from nearveil.retrieval._truth import true_neighbors
 from nearveil.retrieval.ceiling import neighbor_ceiling
-from studies import _retrieval_figures as draw
+from studies._figures import (
+    Axes,
+    Figure,
+    ceiling,
+    curve,
+    curves,
+    epsilon_axis,
+    floor,
+    legend_below,
+    look,
+    make_panels,
+    without_interval,
+)
 from studies._finding import Items, K, Search, find, search_of, unasked
+from studies._report import interval
 from studies._retrieval_budget import BUDGET, DELTA, PRICED, payable
-from studies._retrieval_text import told
 from studies._rivals import MAPPED, SETTINGS, Public, rival
-from studies._study import Case, Row, Study
-from studies._trial import FILES, QUERIES, SETS, Halves, split, split_classes
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from studies._study import Case, Row, Study, select, summarise
+from studies._trial import FILES, NAMES, QUERIES, SETS, Halves, split, split_classes
 
 EPSILONS = (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 FRACTIONS = (0.05, 0.1, 0.2)
@@ -29,6 +39,40 @@ SPLIT = 0  # which images are in the gallery: one choice, because a map is learn
 CLASS_EPSILONS = (1.0, 2.0, 4.0, 8.0)
 CLASS_FRACTION = 0.1
 CLASS_METHODS = ("covers", "k-means cells", "unary, symmetric", "PrivUnit", "LATENT")
+LACKS = ("the public rows", "the public rows and the gallery")
+BEST = (
+    "covers",
+    "k-means cells",
+    "balanced cells, subset",
+    "PrivUnit",
+    "PrivUnit, all dimensions",
+    "unary, symmetric",
+    "LATENT",
+)
+OTHERS = (
+    "unary, optimised",
+    "analytic Gaussian",
+    "von Mises-Fisher",
+    "PrivateMail, Gaussian",
+    "PrivateMail, Laplace",
+    "DP-dSNE",
+    "random projection",
+    "OME",
+)
+BY_CLASS = ("covers", "k-means cells", "PrivUnit", "LATENT", "PrivateMail, Gaussian", "OME")
+BUDGET_FRACTION = 0.1
+LEAST_GAINING = 0.5  # epsilon below which what one query gains is lost in chance
+NEAR = 0.9  # of the ceiling: "within 10%"
+SMALL = f"{DELTA:.0e}".replace("e-0", "e-")
+WAYS = {"pure": "delta 0", "plan": f"delta {SMALL}"}
+_PAID = (
+    ("a pure message", "pure", "pure, delta 0"),
+    ("a pure message", "plan", f"pure, delta {SMALL}"),
+    ("analytic Gaussian", "plan", f"Gaussian, delta {SMALL}"),
+)
+_KNOWN_GAIN = ("covers", "k-means cells", "analytic Gaussian")
+_SLACK = 0.005  # seeds that all agree have an interval of no width
+_SHOWN = (0.01, 1.0, 2.0, 4.0, 8.0, 16.0)
 _SLOW = "covers"  # seconds for each map: a case for each
 
 
@@ -64,7 +108,7 @@ def cases() -> list[Case]:
     classes = [
         {"part": "classes", "data": data, "method": method, "half": half, "lacks": lacks}
         for data in SETS
-        for lacks in draw.LACKS
+        for lacks in LACKS
         for half in (0, 1)
         for method in CLASS_METHODS
     ]
@@ -143,7 +187,7 @@ def _halves(data: str, half: int, whole: bool) -> tuple[Halves, Search, Public]:
 
 
 def _class_rows(case: Case) -> list[Row]:
-    whole = case["lacks"] == draw.LACKS[0]
+    whole = case["lacks"] == LACKS[0]
     halves, search, public = _halves(case["data"], case["half"], whole)
     centred = rival("k-means cells", 1.0, CLASS_FRACTION, public)
     strange = true_neighbors(centred.features(halves.others).astype(np.float32), search.gallery, K)
@@ -178,46 +222,289 @@ def _class_rows(case: Case) -> list[Row]:
     return rows
 
 
-def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
-    """Draw everything."""
+def find_limits(found: pd.DataFrame) -> tuple[pd.Series, float]:
+    """Return the ceiling of pure messages at every epsilon, and the floor."""
+    first = found[found["method"] == found["method"].iloc[0]]
+    return found.groupby("epsilon")["pure_ceiling"].last(), float(first["floor"].mean())
+
+
+def figures(rows: pd.DataFrame) -> dict[str, Figure]:
+    """Draw what is found over epsilon, for which classes, and what a budget buys."""
+    found = select(rows, part="recall")
     return {
-        "nn-recall": draw.neighbours(rows, draw.BEST),
-        "others": draw.neighbours(rows, draw.OTHERS),
-        "recall": draw.same_class(rows),
-        "classes": draw.classes(rows),
-        "budget": draw.budget(rows),
+        "nn-recall": _draw_grid(found, lambda axes, here: _draw_neighbours(axes, here, BEST), "NN-recall@8"),
+        "others": _draw_grid(found, lambda axes, here: _draw_neighbours(axes, here, OTHERS), "NN-recall@8"),
+        "recall": _draw_grid(found, _draw_same_class, "Recall@8 (same class)"),
+        "classes": _draw_classes(rows),
+        "budget": _draw_budget(rows),
     }
 
 
-ABOUT = f"""
-A client asks a gallery of images for what is nearest to its own, with one private message. The server answers with a
-fraction f of the gallery, and the client chooses eight of that by its true feature, at home. How many of the true
-eight nearest does it find?
+def _draw_grid(found: pd.DataFrame, draw: Callable[[Axes, pd.DataFrame], None], label: str) -> Figure:
+    """Draw a line of panels for each set, a column for each f."""
+    sets, fractions = sorted(found["data"].unique(), reverse=True), sorted(found["f"].unique())
+    size = (10.5, 0.9 + 2.75 * len(sets))
+    figure, panels = make_panels(len(sets), len(fractions), size, sharex=True, sharey=True)
+    for line, data in zip(panels, sets, strict=True):
+        for axes, fraction in zip(line, fractions, strict=True):
+            here = select(found, data=data, f=fraction)
+            draw(axes, here)
+            axes.set(title=f"{NAMES.get(data, data)}, answers of {fraction:.0%}", ylim=(0, 1.005))
+            epsilon_axis(axes, here["epsilon"].unique(), label="epsilon of one query" if data == sets[-1] else "")
+        line[0].set_ylabel(label)
+    legend_below(figure, panels.ravel(), ncols=5)
+    return figure
 
-*NN-recall@8* is the part of the true eight nearest items, by cosine, that the client ends with. *Recall@8* is how
-often one of its eight is of the query's class. The [ceiling](../../theory/ceiling.md) is Theorem D: no message with
-this epsilon finds more neighbours on average. It is a bound, but for the popularity of items, which is counted among
-the gallery's own. The *floor* sends the most popular items to everybody and asks nothing. All else is measured.
 
-Half of the classes are public: their images give the mean, principal directions, cells and anchors. The other half's
-images are the gallery, and {QUERIES:,} of them are held out as queries: **every figure of the first two sections is
-about classes that the public rows lack**. A seed asks {QUERIES // len(SEEDS)} of the held-out queries, no two seeds
-the same, with noise of its own. The gallery, and so the map of covers, is one for all seeds: intervals (95%,
-Student's t over {len(SEEDS)} seeds) are about queries and noise. Of covers and k-means cells every query is asked
-four times. Candidates are re-ranked by whole features.
+def _draw_neighbours(axes: Axes, here: pd.DataFrame, methods: Sequence[str]) -> None:
+    ceilings, bottom = find_limits(here)
+    ceiling(axes, ceilings.index.to_list(), ceilings.to_list())
+    floor(axes, bottom)
+    curves(axes, here, "nn_recall", "epsilon", only=methods)
 
-Features are those of an EfficientNet-Lite0, centred by the public mean, and not those of the papers' networks.
-Epsilon is the exact one of the whole message, for every mechanism.
-"""
+
+def _draw_same_class(axes: Axes, here: pd.DataFrame) -> None:
+    floor(axes, here["recall_floor"].mean())
+    top, style = here["recall_unprotected"].mean(), look("no privacy")
+    axes.axhline(top, color=style.colour, linestyle=style.dashes, linewidth=1.2, label="no privacy")
+    curves(axes, here, "recall", "epsilon", only=BY_CLASS)
+
+
+def _draw_classes(rows: pd.DataFrame) -> Figure:
+    """Draw what queries of classes that are lacking find less, as a difference for each seed."""
+    found = differences(rows)
+    sets = sorted(found["data"].unique(), reverse=True)
+    figure, panels = make_panels(len(sets), len(LACKS), (9.0, 0.8 + 2.7 * len(sets)), sharey=True, sharex=True)
+    for line, data in zip(panels, sets, strict=True):
+        for axes, lacks in zip(line, LACKS, strict=True):
+            here = select(found, data=data, lacks=lacks)
+            axes.axhline(0, color="black", linewidth=1.0)
+            curves(axes, here, "difference", "epsilon")
+            axes.set_title(f"{NAMES.get(data, data)}: {lacks} lack the class")
+            epsilon_axis(axes, here["epsilon"].unique(), label="epsilon of one query" if data == sets[-1] else "")
+        line[0].set_ylabel("NN-recall@8, lacking less known")
+    legend_below(figure, panels.ravel(), ncols=5)
+    return figure
+
+
+def _draw_budget(rows: pd.DataFrame) -> Figure:
+    """Draw how many queries a budget pays for, and what they find beyond the floor."""
+    figure, ((left, *others),) = make_panels(1, 3, (10.5, 4.4))
+    paid = select(rows, part="budget").sort_values("epsilon")
+    for place, (kind, way, name) in enumerate(_PAID):
+        count = select(paid, method=kind).set_index("epsilon")[way]
+        curve(left, name, without_interval(count), place=place)
+    left.set(yscale="log", title=f"Queries that epsilon {BUDGET:g} pays for", ylabel="queries")
+    left.legend(loc="upper right")
+    epsilon_axis(left, paid["epsilon"].unique())
+    found = gains(rows)
+    found = found[(found["data"] == found["data"].max()) & (found["epsilon"] >= LEAST_GAINING)]
+    top = 1.3 * select(found, method="covers")["gain"].max()
+    for axes, (way, title) in zip(others, WAYS.items(), strict=True):
+        here = select(found, way=way)
+        bound = select(here, method="ceiling").groupby("epsilon")["gain"].mean()
+        ceiling(axes, bound.index.to_list(), bound.to_list(), top=2 * top)
+        floor(axes, 0.0)
+        asked = here.groupby("method", sort=False)["queries"].max()
+        curves(axes, here[here["method"] != "ceiling"], "gain", "epsilon", only=asked.index[asked > 0])
+        axes.set_title(f"Found beyond the floor, {title}")
+        axes.set(ylabel="true neighbours, in all", ylim=(-0.6 * top, top))
+        epsilon_axis(axes, bound.index)
+    legend_below(figure, others, ncols=5)
+    return figure
+
+
+def differences(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return, for each seed, what queries of lacking classes find, less what those of known classes find.
+
+    Both kinds are made of the same queries: those of one half of the classes are known where the other is lacking.
+    """
+    some = select(rows, part="classes")
+    keys, columns = ["data", "lacks", "method", "epsilon", "seed"], ["nn_recall", "ceiling", "floor"]
+    by = [some[key] for key in (*keys, "known")]
+    sums = some[columns].astype(float).mul(some["queries"], axis=0).groupby(by, sort=False).sum()
+    both = sums.div(some["queries"].groupby(by, sort=False).sum(), axis=0)
+    known, lacking = (both.xs(which, level="known") for which in (True, False))
+    found = known.add_prefix("known_").join(lacking.add_prefix("lacking_")).reset_index()
+    return found.assign(difference=found["lacking_nn_recall"] - found["known_nn_recall"])
+
+
+def gains(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return, for each seed, how many true neighbours a budget finds beyond what asking nothing finds.
+
+    Method "ceiling" is what no method can pass.
+    """
+    found, paid = select(rows, part="recall", f=BUDGET_FRACTION), select(rows, part="budget")
+    found = found[found["method"].isin(_KNOWN_GAIN)]
+    kinds = found["method"].where(found["method"] == "analytic Gaussian", "a pure message")
+    prices = paid.rename(columns={"method": "kind"}).melt(
+        ["kind", "epsilon"], list(WAYS), var_name="way", value_name="queries"
+    )
+    found = found.assign(kind=kinds).merge(prices, on=["kind", "epsilon"])
+    top = found[found["method"] == "covers"]
+    return pd.concat(
+        [
+            found.assign(gain=K * found["queries"] * (found["nn_recall"] - found["floor"])),
+            top.assign(gain=K * top["queries"] * (top["pure_ceiling"] - top["floor"]), method="ceiling"),
+        ]
+    )[["data", "method", "epsilon", "seed", "way", "queries", "gain"]]
+
+
+def facts(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return what the page says; every number is one of the rows."""
+    found = select(rows, part="recall")
+    return {
+        "queries": QUERIES,
+        "queries_a_seed": QUERIES // len(SEEDS),
+        "n_seeds": len(SEEDS),
+        "sets": " and ".join(NAMES.get(name, name) for name in found["data"].unique()),
+        "settings": SETTINGS,
+        "slack": _SLACK,
+        **compare_with_floor(found),
+        "above": find_above(found),
+        "recalls": _list_recalls(found),
+        **_compare_with_ceiling(found),
+        **_compare_by_class(found),
+        **_compare_classes(differences(rows)),
+        **_compare_budgets(rows),
+    }
+
+
+def compare_with_floor(found: pd.DataFrame) -> dict[str, Any]:
+    """Return who is better than asking nothing, and from which epsilon on everywhere."""
+    passes = _mean_of(found.assign(gain=found["nn_recall"] - found["floor"]), "gain") > 0
+    count = passes.groupby("method").sum()
+    ordered = sorted(((int(good), name) for name, good in count.items()), reverse=True)
+    everywhere = passes.groupby(["method", "epsilon"]).all()
+    least = {}
+    for method in found["method"].unique():
+        run = everywhere[method].sort_index(ascending=False).cummin()
+        if run.any():
+            least[method] = run[run].index.min()
+    return {
+        "n_settings": int(passes.groupby("method").size().iloc[0]),
+        "passing": [(good, name) for good, name in ordered if good],
+        "never": [name for good, name in ordered if not good],
+        "everywhere": least,
+    }
+
+
+def _mean_of(found: pd.DataFrame, column: str) -> pd.Series:
+    return summarise(found, column, "method", "data", "f", "epsilon")["value"]
+
+
+def find_above(found: pd.DataFrame) -> list[str]:
+    """Return which means are above the ceiling beyond their interval: sound releases must not be."""
+    keys = ["data", "method", "f", "epsilon"]
+    tops = found.groupby(keys, sort=False)["ceiling"].first()
+    over = summarise(found, "nn_recall", *keys)["low"] > tops + _SLACK
+    return [
+        f"{method} ({NAMES.get(data, data)}, f {fraction:g}, epsilon {epsilon:g})"
+        for data, method, fraction, epsilon in over.index[over]
+    ]
+
+
+def _list_recalls(found: pd.DataFrame) -> pd.DataFrame:
+    """Return NN-recall and its share of the ceiling, with ceiling and floor below, at one f."""
+    here = found[(found["f"] == BUDGET_FRACTION) & found["epsilon"].isin(_SHOWN)]
+    parts = []
+    for data, part in here.groupby("data", sort=False):
+        groups = part.groupby(["method", "epsilon"], sort=False)
+        both = groups.agg(value=("nn_recall", "mean"), ceiling=("ceiling", "first"))
+        cells = both.apply(lambda one: f"{one.value:.3f} ({one.value / one.ceiling:.2f})", axis=1).unstack(sort=False)
+        ceilings, bottom = find_limits(part)
+        cells.loc["*ceiling, delta 0*"] = ceilings.map("{:.3f}".format)
+        cells.loc["*floor*"] = f"{bottom:.3f}"
+        cells = cells.rename(columns="eps {:g}".format).rename_axis(f"f {BUDGET_FRACTION:g}").reset_index()
+        cells.insert(0, "data", NAMES.get(data, data))
+        parts.append(cells)
+    return pd.concat(parts)
+
+
+def _compare_with_ceiling(found: pd.DataFrame) -> dict[str, Any]:
+    """Return how near covers come to the ceiling."""
+    covers = select(found, method="covers")
+    covers = covers.assign(share=covers["nn_recall"] / covers["ceiling"], data=covers["data"].replace(NAMES))
+    shares = summarise(covers, "share", "data", "f", "epsilon")["value"]
+    cells = shares.map(lambda share: f"{share:.3f}" if share >= NEAR else f"*{share:.3f}*").unstack(sort=False)
+    lines = cells.sort_index(axis=1).rename(columns="eps {:g}".format).reset_index()
+    return {
+        "near": int((shares >= NEAR).sum()),
+        "n_shares": len(shares),
+        "far": [f"{data} f {f:g} epsilon {epsilon:g}" for data, f, epsilon in shares.index[shares < NEAR]],
+        "shares": lines.assign(f=lines["f"].map("{:g}".format)),
+    }
+
+
+def _compare_by_class(found: pd.DataFrame) -> dict[str, Any]:
+    """Return what popular items find by class, and where covers, which are learned for neighbours, find less."""
+    covers = select(found, method="covers")
+    covers = covers.assign(gain=covers["recall"] - covers["recall_floor"])
+    below = summarise(covers, "gain", "data", "f", "epsilon")["high"] < 0
+    floors = found.groupby(["data", "f"], sort=False)["recall_floor"].mean()
+    return {
+        "class_floors": ", ".join(f"{floor:.2f} ({NAMES.get(d, d)}, f {f:g})" for (d, f), floor in floors.items()),
+        "below_class_floor": int(below.sum()),
+        "n_covers": len(below),
+    }
+
+
+def _compare_classes(found: pd.DataFrame) -> dict[str, Any]:
+    """Return what is found for classes that are known, and for those that are lacking."""
+    epsilon = 4.0 if (found["epsilon"] == 4.0).any() else found["epsilon"].iloc[0]
+    here = select(found, epsilon=epsilon)
+    groups = here.groupby(["data", "lacks", "method"], sort=False)
+    sides = [f"{side}_{name}" for side in ("known", "lacking") for name in ("nn_recall", "ceiling", "floor")]
+    gap = summarise(here, "difference", "data", "lacks", "method")
+    lines = groups[sides].mean().map("{:.3f}".format).assign(difference=gap.apply(interval, axis=1, args=("+.3f",)))
+    lines = lines.rename(index=NAMES, level="data").reset_index()
+    head = ["data", "lacking in", "method", "known", "ceiling", "floor", "lacking", "ceiling", "floor", "difference"]
+    worst = summarise(found, "difference", "lacks", "method", "data", "epsilon")["value"]
+    worst = worst.groupby(["lacks", "method"], sort=False).min()
+    return {
+        "class_epsilon": epsilon,
+        "fraction": BUDGET_FRACTION,
+        "known_and_lacking": lines.set_axis(head, axis=1),
+        "gaps": {lacks: worst[lacks].to_dict() for lacks in LACKS},
+    }
+
+
+def _compare_budgets(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return how many queries a budget pays for, and what covers find with them."""
+    found, paid = gains(rows), select(rows, part="budget").set_index(["method", "epsilon"]).sort_index()
+    covers, data = select(found, method="covers"), found["data"].max()
+    total = summarise(select(covers, data=data), "gain", "way", "epsilon").apply(interval, axis=1, args=(",.1f",))
+    epsilons = sorted(found["epsilon"].unique())
+    pure, gaussian = (paid.loc[kind].loc[epsilons, list(WAYS)].map("{:,}".format) for kind in PRICED)
+    lines = pd.DataFrame(
+        {
+            "epsilon of a query": [f"{epsilon:g}" for epsilon in epsilons],
+            "queries, delta 0": pure["pure"].to_list(),
+            f"queries, delta {SMALL}": pure["plan"].to_list(),
+            f"Gaussian queries, delta {SMALL}": gaussian["plan"].to_list(),
+            **{f"covers find, {words}": total[way].loc[epsilons].to_list() for way, words in WAYS.items()},
+        }
+    )
+    certain = covers[covers["epsilon"] >= LEAST_GAINING]
+    means = certain.groupby(["data", "way", "epsilon"], sort=False)["gain"].mean()
+    tops = means.groupby(["data", "way"], sort=False).idxmax()
+    return {
+        "budget": BUDGET,
+        "small": SMALL,
+        "budget_data": NAMES.get(data, data),
+        "budgets": lines,
+        "least_gaining": LEAST_GAINING,
+        "best": [(NAMES.get(key[0], key[0]), WAYS[key[1]], key[2], means[key]) for key in tops],
+    }
+
 
 STUDY = Study(
     name="retrieval",
     title="What every release finds, between floor and ceiling",
-    about=ABOUT,
     cases=cases,
     measure=measure,
     figures=figures,
-    tell=told,
+    facts=facts,
     data=FILES,
     parameters={
         "epsilons": EPSILONS,

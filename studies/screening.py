@@ -1,11 +1,11 @@
 """Figures 1 to 3 of the Private-kNN supplement: where a noisy screening costs most, and what many of them cost."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from studies._report import table
+from studies._figures import COLOURS, Axes, Figure, legend_below, look, make_panels, set_ticks
 from studies._screening_curves import (
     COUNTS,
     DELTA,
@@ -16,11 +16,7 @@ from studies._screening_curves import (
     surface,
     worst_cases,
 )
-from studies._screening_figures import costs_figure, surface_figure, worst_figure
-from studies._study import Case, Row, Study, grouped
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from studies._study import Case, Row, Study, select
 
 SURFACE_ORDERS = np.array([1.5, *range(2, 51)])
 SURFACE_VOTES = range(0, SCREENING.n_neighbors + 1, 3)
@@ -28,6 +24,8 @@ SURFACE_STRIDE = 2  # of the orders that are kept for all max-votes
 ORDERS = np.arange(2.0, 301.0, 2.0)
 SHOWN = (2, 20, 50, 80, 100, 150, 200, 300)
 THRESHOLD, MOST = int(SCREENING.threshold), SCREENING.n_neighbors
+MARKED = (20, 80, 150, 300)
+_WIDE: Any = {"color": "0.75", "linewidth": 7, "solid_capstyle": "butt", "zorder": 1}
 
 
 def cases() -> list[Case]:
@@ -87,122 +85,162 @@ def _cost_rows(count: int) -> list[Row]:
     return [*rows, {**at, "kind": "fixed pair", **lowest}]
 
 
-def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
+def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw the three figures."""
-    parts = grouped(rows, "figure")
     return {
-        "surface": surface_figure(parts[1,]),
-        "worst": worst_figure(parts[2,], SCREENING),
-        "cost": costs_figure(parts[3,], SCREENING),
+        "surface": draw_surface(select(rows, figure=1)),
+        "worst": draw_worst(select(rows, figure=2)),
+        "cost": draw_costs(select(rows, figure=3)),
     }
 
 
-def tell(rows: Sequence[Row]) -> str:
-    """Say what the figures show; every number is one of the rows."""
-    first, second, third = (grouped(rows, "figure")[number,] for number in (1, 2, 3))
-    return "\n\n".join([*_tell_surface(first, second), *_tell_worst(second), *_tell_cost(third)])
+def draw_surface(rows: pd.DataFrame) -> Figure:
+    """Draw figure 1: the divergence as a share of the worst at its order, and where the worst is."""
+    figure, ((axes,),) = make_panels(1, 1, (7, 4.6))
+    axes.grid(visible=False)
+    worst = select(rows, kind="worst")
+    cells = select(rows, kind="at").pivot(index="votes", columns="order", values="rdp")
+    share = cells / worst.groupby("order")["rdp"].last()[cells.columns]
+    shading: Any = {"cmap": "cividis", "vmin": 0, "vmax": 1, "shading": "gouraud", "rasterized": True}
+    image = axes.pcolormesh(cells.columns, cells.index, share, **shading)
+    figure.colorbar(image, ax=axes, label="divergence, as a share of the worst at this order")
+    half = worst["order"].nunique()
+    for branch, label in ((worst[:half], "the true worst (one on either side)"), (worst[half:], None)):
+        axes.plot(branch["order"], branch["votes"], color="black", linewidth=2.2, label=label)
+    threshold = worst["votes"].iloc[0]  # at the lowest order the worst is T itself
+    axes.axhline(threshold, color="white", linestyle=(0, (4, 3)), label=f"published: T = {threshold}")
+    ends = (cells.columns[0], cells.columns[-1])
+    axes.set(xlabel="order of the Rényi divergence", ylabel="max-vote t", xlim=ends)
+    axes.legend(loc="lower right", frameon=True, framealpha=0.92, facecolor="0.75").set_zorder(5)
+    return figure
 
 
-def _tell_surface(first: Sequence[Row], second: Sequence[Row]) -> list[str]:
-    worst = [row for row in first if row["kind"] == "worst"]
-    elsewhere = sorted({row["order"] for row in worst if row["votes"] != THRESHOLD})
-    until = max((row["order"] for row in worst if row["order"] < elsewhere[0]), default=0)
-    last = max(row["order"] for row in worst)
-    branches = sorted(row["votes"] for row in worst if row["order"] == last)
-    share = _at(second, 50, THRESHOLD) / _worst_of(second, 50)["rdp"]
-    return [
-        "## Figure 1: where the divergence is largest",
-        "![The divergence as a share of the worst at its order, over order and max-vote: the worst max-vote leaves T "
-        "on both sides as the order grows](screening-surface.svg)",
-        f'"When $\\alpha$ is below 50, the worst case is at $T$" holds up to order {until:g}. Then the worst max-vote '
-        f"leaves $T = {THRESHOLD}$ on both sides: at order {last:g} it is {branches[0]} and {branches[-1]}. The loss "
-        f"is small there: at order 50, $T$ has {share:.0%} of the maximum.",
-    ]
+def draw_worst(rows: pd.DataFrame) -> Figure:
+    """Draw figure 2: fixed max-votes and the maximum, absolute and as a share of the Gaussian's divergence."""
+    figure, (panels,) = make_panels(1, 2, (10.5, 4.6))
+    worst = select(rows, kind="worst").set_index("order")
+    fixed = select(rows, kind="at").set_index("order")
+    gaussian = pd.Series(worst.index / (2 * SCREENING.noise**2), worst.index)
+    for axes, unit in zip(panels, (1.0, gaussian), strict=True):
+        top = worst["rdp"] / unit
+        axes.plot(top.index, top, label="the true maximum (marks: its t)", **_WIDE)
+        for place, (votes, found) in enumerate(fixed.groupby("votes", sort=False)["rdp"]):
+            _draw_line(axes, found / unit, place, _name(votes))
+        for order in top.index.intersection(MARKED):
+            at = (order, top[order])
+            axes.plot(*at, marker="o", color="black", markersize=4, linestyle="")
+            axes.annotate(f"{worst.loc[order, 'votes']}", at, (-2, 8), textcoords="offset points", ha="right")
+        axes.set(xlabel="order of the Rényi divergence", ylim=(0, 1.14 * top.max()))
+    panels[0].set_ylabel("divergence of one screening")
+    panels[1].set_ylabel("as a share of the Gaussian mechanism's")
+    legend_below(figure, panels)
+    return figure
 
 
-def _tell_worst(second: Sequence[Row]) -> list[str]:
-    lines = []
-    for order in SHOWN:
-        worst = _worst_of(second, order)
-        values = (worst["rdp"], _at(second, order, THRESHOLD), _at(second, order, MOST))
-        pair = f"{worst['votes']}, {worst['neighbour']}"
-        lines.append([f"{order}", pair, *(f"{value:.6e}" for value in values)])
-    last = max(SHOWN)
-    rule = max(_at(second, last, THRESHOLD), _at(second, last, MOST)) / _worst_of(second, last)["rdp"]
-    orders = sorted({row["order"] for row in second})
-    beats = min(order for order in orders if _at(second, order, MOST) > _at(second, order, THRESHOLD))
-    lower = min(row["order"] for row in second if row["kind"] == "worst" and row["votes"] < THRESHOLD)
-    return [
-        "## Figure 2: fixed max-votes against the maximum",
-        "![The divergence over the order for five fixed max-votes and for the true maximum, absolute and as a share of "
-        "the Gaussian mechanism's: no fixed max-vote follows the maximum](screening-worst.svg)",
-        table(["order", "worst pair $t, t'$", "maximum", "at $T$", "at $k$"], lines),
-        f"A row at a fixed $t$ takes the worse of both neighbours and of both directions. From order {beats:g} on $k$ "
-        f"beats $T$, as published; but neither is the maximum. From order {lower:g} on the worst is below $T$, and it "
-        f'goes down to the lower end. At order {last} the rule "$T$ or $k$" is short by {1 - rule:.0%}.',
-    ]
+def draw_costs(rows: pd.DataFrame) -> Figure:
+    """Draw figure 3: the published curves, and all accountants divided by the exact cost."""
+    figure, ((left, right),) = make_panels(1, 2, (10.5, 4.8))
+    costs = {kind: own.set_index("screenings")["epsilon"] for kind, own in rows.groupby("kind", sort=False)}
+    exact = costs["Bellman"]
+    fixed = dict(iter(select(rows, kind="at").set_index("screenings").groupby("votes", sort=False)["epsilon"]))
+    left.plot(exact.index, exact, label="Bellman: exact, rounded up", **_WIDE)
+    right.axhline(1, label="Bellman: exact, rounded up", **_WIDE)
+    for place, (votes, found) in enumerate(fixed.items()):
+        _draw_line(left, found, place, f"{_name(votes)} (unsound)", dotted=True)
+        if votes in (THRESHOLD, MOST):
+            _draw_line(right, found / exact, place, f"{_name(votes)} (unsound)", dotted=True)
+    for kind, marker in (("classic", "D"), ("tight", "X")):
+        label = f"Rényi maximum, {kind} conversion"
+        right.plot(exact.index, costs[kind] / exact, color=COLOURS["grey"], marker=marker, linestyle="-.", label=label)
+    lowest = costs["fixed pair"] / exact
+    right.plot(lowest.index, lowest, color="black", linewidth=1.2, label="fixed pair: a lower bound")
+    right.fill_between(lowest.index, 0, lowest, color="0.9", linewidth=0, zorder=0)
+    for axes in (left, right):
+        axes.set(xscale="log", xlabel="screenings")
+        set_ticks(axes, [1, 10, 100, 1000, 8192], ["1", "10", "100", "1,000", "8,192"])
+    left.set(yscale="log", ylabel="epsilon at delta 1e-5")
+    right.set(ylabel="epsilon divided by the exact one (below 1: too low)", ylim=(0, None))
+    legend_below(figure, [left, right])
+    return figure
 
 
-def _tell_cost(third: Sequence[Row]) -> list[str]:
-    lines, short = [], []
-    counts = sorted({row["screenings"] for row in third})
-    for count in counts:
-        rule = [_cost(third, count, "at", t) for t in (THRESHOLD, MOST)]
-        others = [_cost(third, count, kind) for kind in ("classic", "tight", "Bellman", "fixed pair")]
-        lines.append([f"{count:,}", *(f"{value:.6f}" for value in (*rule, *others))])
-        if max(rule) < others[-1]:
-            short.append((count, max(rule), others[-1]))
-    most = counts[-1]
-    exact, classic, tight = (_cost(third, most, kind) for kind in ("Bellman", "classic", "tight"))
-    gap = max(_cost(third, count, "Bellman") / _cost(third, count, "fixed pair") - 1 for count in counts)
-    too_low = "; ".join(f"{claimed:.6f} for {count:,} where a pair costs {true:.6f}" for count, claimed, true in short)
-    return [
-        "## Figure 3: the cost of many screenings",
-        "![Epsilon over the number of screenings by fixed max-votes and by accountants, absolute and divided by the "
-        "exact cost: for one and two screenings the published rule lies below the lower bound](screening-cost.svg)",
-        "*At T* and *at k* are as published: one max-vote, Rényi divergence, classic conversion. *Classic* and *tight* "
-        "take the true maximum at every order. *Bellman* is the exact adaptive composition, rounded up. *Fixed pair* "
-        "is the exact cost of the worst pair of max-votes that a search found, asked again and again: no accountant "
-        "that knows only that the max-vote changes by one can say less.",
-        table(["screenings", "at $T$", "at $k$", "classic", "tight", "Bellman", "fixed pair"], lines),
-        "- The larger of *at T* and *at k* is not a bound: "
-        + (f"it says {too_low}." if short else "though at no number here does it fall below what a pair costs.")
-        + "\n- Elsewhere it is one by luck: the classic conversion loses more than the rule misses."
-        + f"\n- At {most:,} screenings the published figure is {classic / exact - 1:.0%} too high; the tight "
-        f"conversion takes {(classic - tight) / (classic - exact):.0%} of that away, and Bellman's equation in place "
-        f"of Rényi divergences the rest. Bellman's figure is nowhere more than {gap:.1%} above the fixed pair's.",
-        "[Why it is true](../../theory/accounting.md), and [how the votes use it](../../theory/private-knn.md).",
-    ]
+def _name(votes: int) -> str:
+    """Return what a fixed max-vote is called."""
+    return f"t = {votes}{ {THRESHOLD: ' (T)', MOST: ' (k)', MOST // 10: ' (k/10)'}.get(votes, '') }"
 
 
-def _worst_of(rows: Sequence[Row], order: float) -> Row:
-    return next(row for row in rows if row["kind"] == "worst" and row["order"] == order)
+def _draw_line(axes: Axes, points: pd.Series, place: int, label: str, *, dotted: bool = False) -> None:
+    style = look("", place)
+    axes.plot(
+        points.index,
+        points,
+        color=style.colour,
+        marker=style.marker,
+        markerfacecolor="white" if dotted else style.colour,
+        markevery=max(1, len(points) // 8),
+        linestyle=":" if dotted else style.dashes,
+        label=label,
+    )
 
 
-def _at(rows: Sequence[Row], order: float, votes: int) -> float:
-    found = (row for row in rows if row["kind"] == "at" and (row["order"], row["votes"]) == (order, votes))
-    return float(next(found)["rdp"])
+def facts(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return what the figures show; every number is one of the rows."""
+    first, second = select(rows, figure=1, kind="worst"), select(rows, figure=2)
+    at = select(second, kind="at").pivot(index="order", columns="votes", values="rdp")
+    worst = select(second, kind="worst").set_index("order")
+    elsewhere = first.loc[first["votes"] != THRESHOLD, "order"].min()
+    last = first["order"].max()
+    branches = select(first, order=last)["votes"]
+    end = max(SHOWN)
+    return {
+        "threshold": THRESHOLD,
+        "until": first.loc[first["order"] < elsewhere, "order"].max(),
+        "last": last,
+        "branches": (branches.min(), branches.max()),
+        "share": at.loc[50, THRESHOLD] / worst.loc[50, "rdp"],
+        "divergences": pd.DataFrame([_list_divergences(at, worst.loc[order], order) for order in SHOWN]),
+        "beats": at.index[at[MOST] > at[THRESHOLD]].min(),
+        "lower": worst.index[worst["votes"] < THRESHOLD].min(),
+        "end": end,
+        "short": 1 - at.loc[end, [THRESHOLD, MOST]].max() / worst.loc[end, "rdp"],
+        **_compare_costs(select(rows, figure=3)),
+    }
 
 
-def _cost(rows: Sequence[Row], count: int, kind: str, votes: int | None = None) -> float:
-    found = (row for row in rows if (row["screenings"], row["kind"]) == (count, kind))
-    return float(next(row for row in found if votes is None or row["votes"] == votes)["epsilon"])
+def _list_divergences(at: pd.DataFrame, worst: pd.Series, order: int) -> dict[str, str]:
+    return {
+        "order": f"{order}",
+        "worst pair $t, t'$": f"{worst['votes']:.0f}, {worst['neighbour']:.0f}",
+        "maximum": f"{worst['rdp']:.6e}",
+        "at $T$": f"{at.loc[order, THRESHOLD]:.6e}",
+        "at $k$": f"{at.loc[order, MOST]:.6e}",
+    }
+
+
+def _compare_costs(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return the cost of many screenings by all accountants, and where the published rule is too low."""
+    rule = select(rows, kind="at").pivot(index="screenings", columns="votes", values="epsilon")[[THRESHOLD, MOST]]
+    others = rows[rows["kind"] != "at"].pivot(index="screenings", columns="kind", values="epsilon")
+    costs = rule.set_axis(["at $T$", "at $k$"], axis=1).join(others[["classic", "tight", "Bellman", "fixed pair"]])
+    pair, published = costs["fixed pair"], rule.max(axis=1)
+    most = costs.iloc[-1]
+    return {
+        "costs": costs.map("{:.6f}".format).rename(index="{:,}".format).reset_index(),
+        "too_low": [(count, published[count], pair[count]) for count in costs.index[published < pair]],
+        "most": costs.index[-1],
+        "waste": most["classic"] / most["Bellman"] - 1,
+        "saved": (most["classic"] - most["tight"]) / (most["classic"] - most["Bellman"]),
+        "gap": (costs["Bellman"] / pair - 1).max(),
+    }
 
 
 STUDY = Study(
     name="screening",
     title="Noisy screening: where it costs most, and how much",
-    about=(
-        "Figures 1 to 3 of the supplement of Private-kNN (Zhu, Yu, Chandraker, Wang 2020), with the true maximisers. "
-        "A query is answered if the largest count of its votes, plus Gaussian noise, reaches a threshold $T$. The "
-        "supplement asks at which max-vote $t$ that costs most, and says: at $t = T$, or at $t = k$. It tries "
-        "$t \\ge k/c$ for $c$ classes. Here every $t$ from 0 to $k$ is tried, because a Poisson sample may hold fewer "
-        "than $k$ records. Everything is computed; nothing is drawn at random."
-    ),
     cases=cases,
     measure=measure,
     figures=figures,
-    tell=tell,
+    facts=facts,
     data=("none: all of it is computed",),
     parameters={
         "neighbours": SCREENING.n_neighbors,

@@ -1,10 +1,10 @@
 """How far one record can move the first step: as published, as proved, and as a search finds."""
 
-from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from nearveil.graph import Encoding
@@ -12,16 +12,11 @@ from nearveil.privacy import _sensitivity_replace as replace
 from nearveil.privacy import _sensitivity_target as target
 from nearveil.privacy._sensitivity_common import checked_start, label_floor
 from nearveil.privacy.sensitivity import published_2022
-from studies import _style
-from studies._report import table
+from studies._figures import Axes, Figure, curve, epsilon_axis, legend_below, make_panels
 from studies._sensitivity_search import found_replace, found_target, unit
-from studies._study import Case, Mean, Row, Study, grouped, mean, of
+from studies._study import Case, Row, Study, select, summarise
 from studies._trial import FILES, NAMES
 from studies.data import load_features
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
 
@@ -46,10 +41,11 @@ ALL: dict[str, tuple[Encoding, bool]] = {
 }
 SHOWN = (RANDOM, *ALL)
 _LINES = (
-    ("published", "published 2022", False),
-    ("plain", "Theorem A or B", True),
-    ("sharp", "sharpened, A' or B'", True),
+    ("published", "published 2022", False, 1),
+    ("plain", "Theorem A or B", True, 3),
+    ("sharp", "sharpened, A' or B'", True, 0),
 )
+_VALUES = ("published", "plain", "sharp", "found")
 
 
 def cases() -> list[Case]:
@@ -133,136 +129,83 @@ def _anchors(n: int, rng: np.random.Generator) -> dict[str, Floats]:
     return sets
 
 
-def figures(rows: Sequence[Row]) -> "dict[str, Figure]":
+def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw the bounds over n and over the bandwidth."""
-    from matplotlib.figure import Figure
-
-    over_n = Figure(figsize=(10.8, 5.9), layout="constrained")
-    panels = over_n.subplots(len(SIZE_BANDWIDTHS), len(SHOWN), squeeze=False, sharex=True, sharey="row")
+    over_n, panels = make_panels(len(SIZE_BANDWIDTHS), len(SHOWN), (10.8, 5.9), sharex=True, sharey="row")
     for line, bandwidth in zip(panels, SIZE_BANDWIDTHS, strict=True):
         for axes, released in zip(line, SHOWN, strict=True):
-            _panel(axes, of(rows, released=released, bandwidth=bandwidth), "rows")
+            _panel(axes, select(rows, released=released, bandwidth=bandwidth), "rows")
             axes.set_title(f"{released}\nbandwidth {bandwidth:g}", fontsize=9.5)
             axes.set_xlabel("rows n" if bandwidth == SIZE_BANDWIDTHS[-1] else "")
         line[0].set_ylabel("L2 sensitivity of the first step")
-    _style.legend_below(over_n, list(panels.ravel()), ncols=4)
-    over_bandwidth = Figure(figsize=(10.8, 3.6), layout="constrained")
-    line = over_bandwidth.subplots(1, len(SHOWN), sharey=True)
+    legend_below(over_n, panels.ravel(), ncols=4)
+    over_bandwidth, (line,) = make_panels(1, len(SHOWN), (10.8, 3.6), sharey=True)
     for axes, released in zip(line, SHOWN, strict=True):
-        here = of(rows, released=released, rows=BANDWIDTH_SIZE)
+        here = select(rows, released=released, rows=BANDWIDTH_SIZE)
         _panel(axes, here, "bandwidth")
         axes.set_title(f"{released}\n{BANDWIDTH_SIZE:,} rows", fontsize=9.5)
-        axes.set_xlabel("bandwidth s")
-        ticks = sorted({row["bandwidth"] for row in here})
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
+        epsilon_axis(axes, here["bandwidth"].unique(), label="bandwidth s")
     line[0].set_ylabel("L2 sensitivity of the first step")
-    _style.legend_below(over_bandwidth, list(line), ncols=4)
+    legend_below(over_bandwidth, line, ncols=4)
     return {"over-n": over_n, "over-bandwidth": over_bandwidth}
 
 
-def _panel(axes: "Axes", here: Sequence[Row], over: str) -> None:
-    for place, (column, name, sound) in enumerate(_LINES):
-        _style.curve(axes, name, *_means(here, column, over), sound=sound, place=(1, 3, 0)[place])
-    x, found = _means(here, "found", over)
-    axes.plot(x, [one.value for one in found], "k+", markersize=7, label="found by a search")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+def _panel(axes: Axes, here: pd.DataFrame, over: str) -> None:
+    for column, name, sound, place in _LINES:
+        found = here.dropna(subset=[column]) if column in here else here[:0].assign(**{column: 0.0})
+        curve(axes, name, summarise(found, column, over).sort_index(), sound=sound, place=place)
+    found = here.dropna(subset=["found"]).astype({"found": float}).groupby(over)["found"].mean()
+    axes.plot(found.index, found, "k+", markersize=7, label="found by a search")
+    axes.set(xscale="log", yscale="log")
 
 
-def _means(rows: Sequence[Row], column: str, over: str) -> tuple[list[float], list[Mean]]:
-    groups = grouped([row for row in rows if row[column] is not None], over)
-    x = sorted(key for (key,) in groups)
-    return x, [mean(row[column] for row in groups[one,]) for one in x]
-
-
-def tell(rows: Sequence[Row]) -> str:
-    """Return the page's text."""
-    searched = [row for row in rows if row["found"] is not None]
-    broken = [row for row in searched if min(row["plain"], row["sharp"]) < row["found"] * (1 - 1e-9)]
-    stated = [row for row in searched if row["published"] is not None]
-    below = [row for row in stated if row["published"] < row["found"]]
-    verdict = (
-        f"In {len(searched)} searches nothing above our bounds was found"
-        if not broken
-        else f"**In {len(broken)} of {len(searched)} searches a bound was passed: it is wrong**"
+def facts(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return how bounds compare with what searches found."""
+    rows = rows.reindex(columns=["released", "rows", "bandwidth", "seed", *_VALUES]).astype(
+        dict.fromkeys(_VALUES, float)
     )
-    parts = [
-        "![The sensitivity over the number of rows, at bandwidths 6 and 1: the published bound lies orders of "
-        "magnitude above "
-        "ours, and what a search finds lies on the sharpened bound or just below](sensitivity-over-n.svg)",
-        "![The sensitivity over the bandwidth at one number of rows](sensitivity-over-bandwidth.svg)",
-        f"{verdict}; the published bound was passed in {len(below)}. It is drawn as unsound nevertheless, because "
-        "it is "
-        "[false for other parameters](../../theory/sensitivity.md). Waste is what the published bound asks for, "
-        "over what was found: "
-        f"{_waste(stated)}.",
-    ]
-    parts.append(_looseness(searched, len(searched) - len(stated)))
-    for bandwidth in SIZE_BANDWIDTHS:
-        parts += [f"Bandwidth {bandwidth:g}, {TABLE_SIZE:,} rows, means over seeds:", _table(rows, bandwidth)]
-    parts.append(
-        "*Target*: only the target's row is released, all other rows are public anchors (random ones of "
-        f"{FEATURES} dimensions, or images, centred). *All*: every row is private and all are released; one "
-        "record is replaced, "
-        "with its label unless labels are public. *Ratio* is the bound that the library returns, the smallest "
-        "that is proved, over what was found: "
-        "the noise that is more than needed, at most."
-    )
-    return "\n\n".join(parts)
-
-
-def _looseness(searched: Sequence[Row], silent: int) -> str:
-    ratios = {
-        bandwidth: max(min(row["plain"], row["sharp"]) / row["found"] for row in some)
-        for (bandwidth,), some in grouped(searched, "bandwidth").items()
+    searched = rows.dropna(subset=["found"])
+    searched = searched.assign(ratio=searched[["plain", "sharp"]].min(axis=1) / searched["found"])
+    stated = searched.dropna(subset=["published"])
+    waste = stated["published"] / stated["found"]
+    target = stated["released"].isin([RANDOM, *ANCHORS])
+    tables = {bandwidth: _compare(rows, searched, bandwidth) for bandwidth in SIZE_BANDWIDTHS}
+    return {
+        "columns": COLUMNS,
+        "label_weight": LABEL_WEIGHT,
+        "classes": CLASSES,
+        "features": FEATURES,
+        "most_searched": MOST_SEARCHED,
+        "table_size": TABLE_SIZE,
+        "searches": len(searched),
+        "broken": int((searched["ratio"] < 1 - 1e-9).sum()),
+        "below": int((waste < 1).sum()),
+        "silent": len(searched) - len(stated),
+        "waste": {"a single target": waste[target], "all rows private": waste[~target]},
+        "looseness": searched.groupby("bandwidth")["ratio"].max(),
+        "tables": tables,
     }
-    listed = ", ".join(f"{ratios[bandwidth]:.3g} at bandwidth {bandwidth:g}" for bandwidth in sorted(ratios))
-    words = f"The smallest proved bound is at most so many times what was found: {listed}."
-    if not silent:
-        return words
-    return f"{words} The published theorem asks for n exp(-2 / s^2) > 1; in {silent} searches it said nothing."
 
 
-def _waste(stated: Sequence[Row]) -> str:
-    parts = []
-    for name, kinds in (("a single target", (RANDOM, *ANCHORS)), ("all rows private", tuple(ALL))):
-        ratios = [row["published"] / row["found"] for row in stated if row["released"] in kinds]
-        parts.append(f"{min(ratios):,.0f} to {max(ratios):,.0f} times for {name}")
-    return ", ".join(parts)
+def _compare(rows: pd.DataFrame, searched: pd.DataFrame, bandwidth: float) -> pd.DataFrame:
+    """Return all bounds at one number of rows, beside what was found."""
+    here = select(rows, rows=TABLE_SIZE, bandwidth=bandwidth)
+    means = here.groupby("released", sort=False)[[name for name in _VALUES if name in here]].mean()
+    cells = means.map(lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.3g}")
+    spread = summarise(here, "found", "released")
+    cells["found"] += spread.apply(lambda one: f" ({one.low:.3g} to {one.high:.3g})", axis=1)
+    cells["ratio"] = searched.loc[here.index].groupby("released", sort=False)["ratio"].mean().map("{:.2f}".format)
+    names = {"plain": "A or B", "sharp": "A' or B'", "found": "found (95% over seeds)"}
+    return cells.rename(columns=names).reset_index()
 
-
-def _table(rows: Sequence[Row], bandwidth: float) -> str:
-    lines = []
-    for (released,), some in grouped(of(rows, rows=TABLE_SIZE, bandwidth=bandwidth), "released").items():
-        values = [mean(row[column] for row in some) for column in ("published", "plain", "sharp", "found")]
-        ratio = mean(min(row["plain"], row["sharp"]) / row["found"] for row in some)
-        spread = mean(row["found"] for row in some)
-        cells = [f"{one.value:,.0f}" if one.value >= 100 else f"{one.value:.3g}" for one in values]
-        lines.append(
-            [released, *cells[:3], f"{cells[3]} ({spread.low:.3g} to {spread.high:.3g})", f"{ratio.value:.2f}"]
-        )
-    return table(["released", "published", "A or B", "A' or B'", "found (95% over seeds)", "ratio"], lines)
-
-
-ABOUT = f"""
-Noise is scaled to how far one record can move what is released: here the first step of the supervised manifold query.
-*Published* is Theorem 2 of the 2022 paper. *A or B* and *A' or B'* are [our theorems](../../theory/sensitivity.md):
-bounds, all proved. *Found* is the largest change that gradient ascent on the sphere finds from several starts, a
-lower bound: no sound bound can be below it. Where every row is private, searches stop at {MOST_SEARCHED:,} rows.
-
-A seed draws the start Q (standard normal, {COLUMNS} columns), the anchors and where searches begin. Label weight
-{LABEL_WEIGHT:g}, {CLASSES} classes; the L2 norm throughout.
-"""
 
 STUDY = Study(
     name="sensitivity",
     title="Sensitivity: published, proved, sharpened, found",
-    about=ABOUT,
     cases=cases,
     measure=measure,
     figures=figures,
-    tell=tell,
+    facts=facts,
     data=FILES,
     parameters={
         "rows": SIZES,

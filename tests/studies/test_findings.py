@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from studies._findings import BEGIN, END, FINDINGS, put, told
+from studies._findings import BEGIN, END, FINDINGS, list_findings, write_findings
 
 Rows = list[dict[str, Any]]
 
@@ -71,11 +71,11 @@ def test_a_sentence_says_what_its_rows_say(finding: Any) -> None:
 
 def test_findings_lead_the_results(tmp_path: Path) -> None:
     (tmp_path / "study").mkdir()
-    put(tmp_path)  # no page, nothing to do
+    write_findings(tmp_path)  # no page, nothing to do
     (tmp_path / "index.md").write_text(f"# Results\n\n{BEGIN}\nold\n{END}\n\nmore\n")
     for name in ("label-leak", "latent-ome"):
         (tmp_path / f"study/{name}.json").write_text(json.dumps({"rows": ROWS[name]()}))
-    put(tmp_path)
+    write_findings(tmp_path)
     page = (tmp_path / "index.md").read_text()
     assert page.startswith(f"# Results\n\n{BEGIN}\n\n1. **The published recall is a leaked label.**")
     assert page.endswith(f"{END}\n\nmore\n")
@@ -84,6 +84,6 @@ def test_findings_lead_the_results(tmp_path: Path) -> None:
     assert "![" in page
     assert "(study/label-leak-bars.svg)" in page
     assert "Check it: `nearveil study latent-ome` ([page](study/latent-ome.md))" in page
-    put(tmp_path)
+    write_findings(tmp_path)
     assert (tmp_path / "index.md").read_text() == page
-    assert told(tmp_path / "study") in page
+    assert list_findings(tmp_path / "study") in page

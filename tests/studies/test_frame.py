@@ -4,20 +4,21 @@ import csv
 import json
 import math
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+from jinja2 import UndefinedError
 from matplotlib.figure import Figure
 from scipy import stats
 from typer.testing import CliRunner
 
 from nearveil.cli import app
 from studies import _all
-from studies._report import PageError, as_csv, provenance, publish, write
-from studies._study import Case, Kept, Mean, Row, Study, grouped, mean, run
-from studies._style import LOOKS, STYLE, ceiling, curve, floor, look
+from studies._figures import LOOKS, STYLE, ceiling, curve, curves, floor, look
+from studies._report import PageError, as_csv, describe_origin, interval, publish, write
+from studies._study import Case, Mean, Row, Study, as_frame, mean, run, select, summarise
 from studies.data import DataMissingError
 
 CASES = [{"number": number, "seed": seed} for number in (1, 2, 3) for seed in (0, 1)]
@@ -28,34 +29,34 @@ def measure(case: Case) -> list[Row]:
     return [{**case, "square": case["number"] ** 2 + noise, "process": os.getpid()}]
 
 
-def figures(rows: Sequence[Row]) -> dict[str, Figure]:
+def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     drawn = Figure(layout="constrained")
-    found = grouped(rows, "number")
-    curve(
-        drawn.subplots(),
-        "squares",
-        [number for (number,) in found],
-        [mean(r["square"] for r in one) for one in found.values()],
-    )
+    curve(drawn.subplots(), "squares", summarise(rows, "square", "number"))
     return {"squares": drawn}
 
 
-def tell(rows: Sequence[Row]) -> str:
-    return f"{len(rows)} rows.\n\n![squares](squares-squares.svg)"
+TEMPLATE = """What squares are.
+
+{{ command }}
+
+{{ n }} rows.
+
+![squares](squares-squares.svg)
+"""
 
 
 def study(**changes: object) -> Study:
     given: dict[str, object] = {
         "name": "squares",
         "title": "Squares",
-        "about": "What squares are.",
         "cases": lambda: CASES,
         "measure": measure,
         "figures": figures,
-        "tell": tell,
+        "facts": lambda rows: {"n": len(rows)},
         "data": ("numbers that are made",),
         "parameters": {"power": 2, "numbers": [1, 2, 3]},
         "seeds": (0, 1),
+        "template": TEMPLATE,
         **changes,
     }
     return Study(**given)  # type: ignore[arg-type]
@@ -71,6 +72,10 @@ def test_cases_are_measured_once_and_kept_in_their_order(tmp_path: Path) -> None
     assert again.rows == first.rows
 
 
+def kept_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("cases/**/output.pkl"), key=lambda path: path.stat().st_mtime_ns)
+
+
 def test_a_study_that_was_stopped_goes_on(tmp_path: Path) -> None:
     asked: list[int] = []
 
@@ -82,20 +87,47 @@ def test_a_study_that_was_stopped_goes_on(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run(study(measure=stops), tmp_path, jobs=1)
-    with (tmp_path / "cases.jsonl").open("a") as file:
-        file.write('{"key": "cut sh')  # a line that was being written when the power went
+    assert len(kept_files(tmp_path)) == 3
     run(study(measure=stops), tmp_path, jobs=1)
     assert asked == [1, 1, 2, 2, 2, 3, 3]
     whole = run(study(), tmp_path / "whole", jobs=1).rows
     assert [row["square"] for row in run(study(), tmp_path, jobs=1).rows] == [row["square"] for row in whole]
 
 
-def test_what_was_kept_is_forgotten_with_other_parameters(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "cases.jsonl", study())
-    kept.put(CASES[0], [{"square": 1.0}], 0.5)
-    assert Kept(tmp_path / "cases.jsonl", study()).get(CASES[0]) == ([{"square": 1.0}], 0.5)
-    assert Kept(tmp_path / "cases.jsonl", study()).get(CASES[1]) is None
-    assert Kept(tmp_path / "cases.jsonl", study(parameters={"power": 3})).get(CASES[0]) is None
+def test_what_cannot_be_read_is_measured_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole = run(study(), tmp_path, jobs=1).rows
+    cut, gone, broken, *_ = kept_files(tmp_path)
+    cut.write_bytes(cut.read_bytes()[:10])  # it was being written when the power went
+    gone.unlink()
+    broken.with_name("metadata.json").write_text("{")
+    asked: list[Case] = []
+
+    def counts(case: Case) -> list[Row]:
+        asked.append(case)
+        return measure(case)
+
+    assert run(study(measure=counts), tmp_path, jobs=1).rows == whole
+    assert sorted((case["number"], case["seed"]) for case in asked) == [(1, 0), (1, 1)]
+    assert run(study(measure=lambda _: pytest.fail("measured again")), tmp_path, jobs=1).rows == whole
+
+
+def test_what_was_kept_is_forgotten_with_other_parameters_and_when_asked(tmp_path: Path) -> None:
+    asked: list[Case] = []
+
+    def counts(case: Case) -> list[Row]:
+        asked.append(case)
+        return measure(case)
+
+    for changes, fresh, expected in (
+        ({}, False, 6),
+        ({}, False, 6),
+        ({"parameters": {"power": 3}}, False, 12),
+        ({"name": "cubes"}, False, 18),
+        ({}, False, 18),
+        ({}, True, 24),
+    ):
+        run(study(measure=counts, **changes), tmp_path, jobs=1, fresh=fresh)
+        assert len(asked) == expected
 
 
 def test_the_interval_is_students() -> None:
@@ -104,6 +136,18 @@ def test_the_interval_is_students() -> None:
     found = mean(values)
     assert (found.value, found.low, found.high) == pytest.approx((values.mean(), expected.low, expected.high))
     assert math.isnan(mean([1.0]).low)
+    assert interval(mean([1.0]), ".1f") == "1.0"
+    frame = pd.DataFrame({"way": ["b"] * 7 + ["a"], "value": [*values, 1.0]})
+    both = summarise(frame, "value", "way")
+    assert list(both.index) == ["b", "a"]  # as they come
+    assert tuple(both.loc["b"]) == pytest.approx(found)
+
+
+def test_rows_of_one_kind_have_the_types_of_their_values() -> None:
+    frame = as_frame([{"part": "a", "n": 1}, {"part": "b", "x": 0.5, "none": None}])
+    assert select(frame, part="a").to_dict("records") == [{"part": "a", "n": 1}]
+    assert select(frame, part="a")["n"].dtype == int
+    assert select(frame, part="b").columns.to_list() == ["part", "x"]
 
 
 def test_all_files_are_written_and_say_what_was_done(tmp_path: Path) -> None:
@@ -129,7 +173,9 @@ def test_all_files_are_written_and_say_what_was_done(tmp_path: Path) -> None:
 
 def test_a_page_must_show_its_figures(tmp_path: Path) -> None:
     with pytest.raises(PageError, match=r"does not show squares-squares.svg"):
-        write(study(tell=lambda _: "nothing"), run(study(), tmp_path, jobs=1), tmp_path)
+        write(study(template="nothing"), run(study(), tmp_path, jobs=1), tmp_path)
+    with pytest.raises(UndefinedError, match="'forgotten' is undefined"):
+        write(study(template="{{ forgotten }}"), run(study(), tmp_path, jobs=1), tmp_path)
 
 
 def test_real_data_is_named_by_its_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,10 +183,10 @@ def test_real_data_is_named_by_its_sum(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "set").mkdir()
     (tmp_path / "set/set.npz").write_bytes(b"abc")
     measured = run(study(), tmp_path / "out", jobs=1)
-    sums = provenance(study(data=("set/set.npz",)), measured)["data"]
+    sums = describe_origin(study(data=("set/set.npz",)), measured)["data"]
     assert sums["set/set.npz"].startswith("ba7816bf8f01cfea")
     with pytest.raises(DataMissingError):
-        provenance(study(data=("set/other.npz",)), measured)
+        describe_origin(study(data=("set/other.npz",)), measured)
 
 
 def test_rows_need_not_have_all_columns() -> None:
@@ -156,8 +202,9 @@ def test_no_two_methods_look_alike_in_grey() -> None:
 
 def test_what_is_unsound_is_drawn_so() -> None:
     axes = Figure().subplots()
-    curve(axes, "covers", [1, 2], [Mean(0.5, 0.4, 0.6)] * 2)
-    curve(axes, "covers", [1, 2], [Mean(0.5, math.nan, math.nan)] * 2, sound=False)
+    curve(axes, "covers", pd.DataFrame([Mean(0.5, 0.4, 0.6)] * 2, index=[1, 2]))
+    one_seed = pd.DataFrame({"method": "covers", "x": [2, 1], "y": [0.5, 0.6]})
+    curves(axes, one_seed, "y", "x", only=["covers", "never measured"], unsound=["covers"])
     ceiling(axes, [1, 2], [0.6, 0.7])
     floor(axes, 0.1)
     labels = axes.get_legend_handles_labels()[1]
@@ -165,8 +212,7 @@ def test_what_is_unsound_is_drawn_so() -> None:
     assert axes.lines[0].get_markerfacecolor() != "white"
     assert axes.containers[1].lines[0].get_markerfacecolor() == "white"  # type: ignore[attr-defined]
     assert axes.containers[1].lines[0].get_linestyle() == ":"  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="x must be given"):
-        floor(axes, [0.1, 0.2])
+    assert list(axes.containers[1].lines[0].get_xdata()) == [1, 2]  # type: ignore[attr-defined]
     assert STYLE["svg.hashsalt"]
 
 
@@ -174,10 +220,14 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: Case) -> list[Row]:
         raise DataMissingError("no real data at birds")
 
-    def full(_: Sequence[Row]) -> str:
+    def full(_: pd.DataFrame) -> dict[str, int]:
         raise OSError(28, "No space left on device")
 
-    studies = {"squares": study(), "birds": study(name="birds", measure=missing), "full": study(name="full", tell=full)}
+    studies = {
+        "squares": study(),
+        "birds": study(name="birds", measure=missing),
+        "full": study(name="full", facts=full, figures=lambda _: {}),
+    }
     monkeypatch.setattr(_all, "STUDIES", studies)
     runner = CliRunner()
     out = ["--out", str(tmp_path / "out"), "--jobs", "1"]
@@ -187,11 +237,13 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = runner.invoke(app, ["study", "squares", *out, "--docs", str(tmp_path / "docs")])
     assert made.exit_code == 0, made.output
     assert (tmp_path / "docs/study/squares.md").exists()
-    lines = (tmp_path / "out/squares/cases.jsonl").read_text().splitlines()
+    times = [path.stat().st_mtime_ns for path in kept_files(tmp_path / "out/squares")]
     runner.invoke(app, ["study", "squares", *out])
-    assert (tmp_path / "out/squares/cases.jsonl").read_text().splitlines() == lines
+    assert [path.stat().st_mtime_ns for path in kept_files(tmp_path / "out/squares")] == times
     runner.invoke(app, ["study", "squares", *out, "--fresh"])
-    assert (tmp_path / "out/squares/cases.jsonl").read_text().splitlines() != lines  # seconds differ
+    anew = [path.stat().st_mtime_ns for path in kept_files(tmp_path / "out/squares")]
+    assert len(anew) == 6
+    assert min(anew) > max(times)
     alone = runner.invoke(app, ["study", "birds", *out])
     assert alone.exit_code == 1
     assert "birds left out: no real data at birds" in " ".join(alone.output.split())
@@ -200,7 +252,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_room = runner.invoke(app, ["study", "full", *out])
     assert no_room.exit_code == 1
     assert "No space left on device; what was measured is kept" in " ".join(no_room.output.split())
-    assert len((tmp_path / "out/full/cases.jsonl").read_text().splitlines()) == 6
+    assert len(kept_files(tmp_path / "out/full")) == 6
     wrong = runner.invoke(app, ["study", "sqares", *out])
     assert wrong.exit_code == 2
     assert "is none of" in " ".join(wrong.output.replace("│", " ").split())

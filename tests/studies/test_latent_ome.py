@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from studies import _latent_ome_figures as draw
 from studies import latent_ome
 from studies._report import write
-from studies._study import grouped, mean, run
+from studies._study import as_frame, mean, run, summarise
 from tests.studies.small_sets import small_sets
 
 
@@ -18,14 +17,14 @@ from tests.studies.small_sets import small_sets
         ("LATENT", 7.0, 1.0, {"exact": 0.875341263200171, "correction": 4.58214282226576, "at_delta": 0.085968093}),
         ("LATENT", 1.0, 8.0, {"exact": 4.049995, "at_delta": 1.191876}),
         ("OME", 7.0, 1.0, {"exact": 456.56882117991, "correction": -2058.33360390343}),
-        (draw.DEFAULT, 100.0, 10.0, {"exact": 3796.52933745542}),
+        (latent_ome.DEFAULT, 100.0, 10.0, {"exact": 3796.52933745542}),
     ],
 )
 def test_budgets_are_the_known_ones(name: str, alpha: float, nominal: float, expected: dict[str, Any]) -> None:
     row = latent_ome._budget(name, alpha, nominal)
     assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-6)
     assert row["claim_holds"] == (name == "LATENT")
-    assert row["bits"] == (550 if name == draw.DEFAULT else 160)
+    assert row["bits"] == (550 if name == latent_ome.DEFAULT else 160)
 
 
 def test_latent_and_ome_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -48,8 +47,9 @@ def test_latent_and_ome_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     negative = sum(row["correction"] < 0 for row in ome)
     assert f"the correction is below the truth in {below} and negative in {negative}" in " ".join(page.split())
     found = [row for row in measured.rows if row["part"] == "recall"]
-    for group in grouped(found, "method", "epsilon").values():
-        assert mean(row["nn_recall"] for row in group).low <= group[0]["ceiling"] + 0.005
+    keys = ["method", "epsilon"]
+    tops = as_frame(found).groupby(keys, sort=False)["ceiling"].first()
+    assert (summarise(as_frame(found), "nn_recall", *keys)["low"] <= tops + 0.005).all()
     claimed = [row for row in measured.rows if row["part"] == "claimed" and row["epsilon"] == 1.0]
     ceiling = next(row["ceiling"] for row in found if row["epsilon"] == 1.0)
     assert mean(row["nn_recall"] for row in claimed).low > ceiling  # what its own claim makes impossible

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
@@ -118,10 +119,10 @@ def test_data_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_the_cheapest_epsilon_that_is_good_enough() -> None:
-    curve: list[Any] = [(epsilon, mean([accuracy]), []) for epsilon, accuracy in ((2.0, 0.99), (1.0, 0.98))]
-    assert private_knn.cheapest(curve, 0.975) == 1.0
-    assert private_knn.cheapest(curve, 0.985) == 2.0
-    assert private_knn.cheapest(curve, 0.999) is None
+    curve = pd.DataFrame({"value": [0.99, 0.98]}, index=[2.0, 1.0])
+    assert private_knn.find_cheapest(curve, 0.975) == 1.0
+    assert private_knn.find_cheapest(curve, 0.985) == 2.0
+    assert private_knn.find_cheapest(curve, 0.999) is None
 
 
 def test_features_are_those_of_each_image() -> None:

@@ -25,7 +25,7 @@ from studies import (
     privatemail_recall,
 )
 from studies._report import write
-from studies._study import Row, Study, grouped, run
+from studies._study import Row, Study, as_frame, run
 
 CLASSES = {"cub200_cropped_lite0": 200, "cars196_cropped_lite0": 196, "cifar100_partial": 100}
 
@@ -66,7 +66,8 @@ def made(study: Study, folder: Path) -> list[Row]:
 
 
 def means(rows: list[Row], *keys: str, column: str = "recall") -> dict[Any, float]:
-    return {key: float(np.mean([row[column] for row in group])) for key, group in grouped(rows, *keys).items()}
+    found: dict[Any, float] = as_frame(rows).groupby(list(keys))[column].mean().to_dict()
+    return found
 
 
 def test_images_are_asked_for_equally_often_and_never_in_the_gallery() -> None:
@@ -141,9 +142,9 @@ def test_recall_converges_to_the_label_alone(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(privatemail_convergence, "SEEDS", (0, 1))
     rows = made(privatemail_convergence.STUDY, tmp_path)
     last = means([row for row in rows if row["step"] == privatemail_convergence.STEPS], "method")
-    assert last[privatemail_convergence.PROGRAM,] > 0.9
-    assert last[privatemail_convergence.PROGRAM_HONEST,] < 0.2
-    assert last[privatemail_convergence.PAPER,] < 0.2
+    assert last[privatemail_convergence.PROGRAM] > 0.9
+    assert last[privatemail_convergence.PROGRAM_HONEST] < 0.2
+    assert last[privatemail_convergence.PAPER] < 0.2
     raw = [row["recall"] for row in rows if row["method"] == privatemail_convergence.RAW]
     assert min(raw) > 0.9
     # By hand: four images of each class are left, and 8 of 392 are drawn, with replacement.
@@ -178,7 +179,7 @@ def test_recall_over_epsilon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     rows = made(privatemail_recall.STUDY, tmp_path)
     found = means(rows, "method", "epsilon")
     assert found[_privatemail_methods.PROGRAM, 0.1] > 0.4
-    assert found["no privacy", None] > 0.9
+    assert min(row["recall"] for row in rows if row["method"] == "no privacy") > 0.9
     assert found["covers", 16.0] > 0.5 > found["covers", 0.1]
     assert {row["method"] for row in rows if row["sound"]} == set(privatemail_recall.BELOW)
     for row in rows:

@@ -15,12 +15,11 @@ from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Cells, Covers, Latent, PrivUnit, Release, Unary
 from nearveil.retrieval import Retriever, evaluate
 from nearveil.retrieval.ceiling import neighbor_ceiling
-from studies import _finding, _retrieval_budget, _retrieval_text, codes, covers, data, retrieval, search
-from studies import _retrieval_figures as draw
+from studies import _finding, _retrieval_budget, codes, covers, data, retrieval, search
 from studies._finding import find, search_of
 from studies._report import write
 from studies._rivals import SETTINGS
-from studies._study import Row, Study, grouped, mean, run
+from studies._study import Row, Study, as_frame, mean, run, select, summarise
 from studies._trial import SETS, Trial, split, split_classes
 from tests.studies.small_sets import small_sets
 
@@ -106,32 +105,27 @@ def test_retrieval_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(retrieval, "CLASS_METHODS", ("covers", "PrivUnit"))
     monkeypatch.setattr(retrieval, "payable", lambda _, epsilon: {"pure": int(16 / epsilon), "plan": int(20 / epsilon)})
     rows, page = _page(retrieval.STUDY, tmp_path / "out")
-    main = [row for row in rows if row["part"] == "recall"]
+    main = select(as_frame(rows), part="recall")
     assert len(main) == 6 * 2 * len(retrieval.SEEDS)
-    for group in grouped(main, "data", "method", "f", "epsilon").values():
-        found = mean(row["nn_recall"] for row in group)
-        assert found.low <= group[0]["ceiling"] + 0.005  # seeds that all agree have an interval of no width
-        assert group[0]["ceiling"] >= group[0]["pure_ceiling"]
-    best = {
-        method: mean(row["nn_recall"] for row in group).value
-        for (method,), group in grouped([row for row in main if row["epsilon"] == 8], "method").items()
-    }
-    assert max(best, key=lambda method: best[method]) == "covers"
+    keys = ["data", "method", "f", "epsilon"]
+    tops = main.groupby(keys, sort=False)[["ceiling", "pure_ceiling"]].first()
+    low = summarise(main, "nn_recall", *keys)["low"]
+    assert (low <= tops["ceiling"] + 0.005).all()  # seeds that all agree have an interval of no width
+    assert (tops["ceiling"] >= tops["pure_ceiling"]).all()
+    assert select(main, epsilon=8.0).groupby("method")["nn_recall"].mean().idxmax() == "covers"
     assert "none is above the ceiling" in page
     shown = [float(share) for share in re.findall(r"(\d\.\d{3})\*? \|", page.split("## How near")[1].split("## ")[0])]
-    shares = [
-        mean(row["nn_recall"] / row["ceiling"] for row in group).value
-        for group in grouped([row for row in main if row["method"] == "covers"], "data", "f", "epsilon").values()
-    ]
+    learned = select(main, method="covers")
+    shares = (learned["nn_recall"] / learned["ceiling"]).groupby(learned["epsilon"]).mean().to_list()
     assert sorted(shown) == pytest.approx(sorted(shares), abs=6e-4)
     assert f"in {sum(share >= 0.9 for share in shares)} of {len(shares)} settings" in page
 
 
-def test_a_leak_is_named_on_the_page() -> None:
+def test_a_leak_is_found() -> None:
     row = {"data": "cub200_cropped_lite0", "method": "covers", "f": 0.1, "epsilon": 1.0, "ceiling": 0.4}
     rows = [{**row, "seed": seed, "nn_recall": 0.6 + seed / 100} for seed in range(3)]
-    assert "**Above the ceiling, which is a bug or a leak: covers (CUB" in _retrieval_text._above(rows)
-    assert "none is above" in _retrieval_text._above([{**one, "nn_recall": 0.39} for one in rows])
+    assert retrieval.find_above(as_frame(rows)) == ["covers (CUB, f 0.1, epsilon 1)"]
+    assert retrieval.find_above(as_frame([{**one, "nn_recall": 0.39} for one in rows])) == []
 
 
 def test_differences_weigh_both_halves_alike() -> None:
@@ -151,9 +145,9 @@ def test_differences_weigh_both_halves_alike() -> None:
         {**common, "half": 1, "known": True, "queries": 30, "nn_recall": 0.4},
         {**common, "half": 1, "known": False, "queries": 10, "nn_recall": 0.7},
     ]
-    (one,) = draw.differences(rows)
-    assert one["known"] == pytest.approx(0.5)
-    assert one["lacking"] == pytest.approx(0.55)
+    (one,) = retrieval.differences(as_frame(rows)).to_dict("records")
+    assert one["known_nn_recall"] == pytest.approx(0.5)
+    assert one["lacking_nn_recall"] == pytest.approx(0.55)
     assert one["difference"] == pytest.approx(0.05)
 
 
@@ -204,7 +198,7 @@ def test_covers_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr(covers, "SEEDS", (0, 1))
     rows, page = _page(covers.STUDY, tmp_path / "out")
     assert len(rows) == 2
-    near = sum(mean(row["share"] for row in group).value >= 0.9 for group in grouped(rows, "data").values())
+    near = int(mean(row["share"] for row in rows).value >= 0.9)
     assert f"in {near} of 1 settings" in page
     assert all(row["share"] <= 1 and row["kmeans"] <= row["knowing"] for row in rows)
 

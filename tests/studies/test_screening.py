@@ -12,8 +12,7 @@ from nearveil.privacy.events import NoisyScreening
 from studies import _screening_curves as curves
 from studies import screening
 from studies._report import write
-from studies._screening_figures import costs_figure, worst_figure
-from studies._study import run
+from studies._study import as_frame, run
 
 STREET = NoisyScreening(noise=85.0, threshold=210.0, n_neighbors=300)
 SMALL = NoisyScreening(noise=4.0, threshold=7.0, n_neighbors=12)
@@ -117,12 +116,12 @@ def test_the_study_tells_the_maximisers_and_draws_what_was_computed(
     top = {row["order"]: row["rdp"] for row in found.rows if row["figure"] == 1 and row["kind"] == "worst"}
     assert all(row["rdp"] <= top[row["order"]] * (1 + 1e-12) for row in cells)
     second = [row for row in found.rows if row["figure"] == 2]
-    axes = worst_figure(second, STREET).axes[0]
+    axes = screening.draw_worst(as_frame(second)).axes[0]
     drawn = {line.get_label(): np.asarray(line.get_ydata()) for line in axes.lines}
     np.testing.assert_array_equal(drawn["t = 300 (k)"], [row["rdp"] for row in second if row["votes"] == 300][:150])
     assert [text.get_text() for text in axes.texts] == ["221", "257", "113", "1"]
     third = [row for row in found.rows if row["figure"] == 3]
-    axes = costs_figure(third, STREET).axes[1]
+    axes = screening.draw_costs(as_frame(third)).axes[1]
     drawn = {line.get_label(): np.asarray(line.get_ydata()) for line in axes.lines}
     costs = {(row["screenings"], row["kind"]): row["epsilon"] for row in third}
     pair = [costs[count, "fixed pair"] / costs[count, "Bellman"] for count in (1, 16)]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from studies import data, sensitivity
-from studies._report import write
-from studies._study import run
+from studies._report import render, write
+from studies._study import as_frame, run
 from tests.studies.small_sets import small_sets
 
 
@@ -43,7 +43,7 @@ def test_a_broken_bound_is_said() -> None:
     rows = [
         {**row, "released": kind, "bandwidth": bandwidth, "found": 1.5} for kind in kinds for bandwidth in (6.0, 1.0)
     ]
-    assert "**In 4 of 4 searches a bound was passed: it is wrong**" in sensitivity.tell(rows)
+    assert "**In 4 of 4 searches a bound was passed: it is wrong**" in render(sensitivity.STUDY, as_frame(rows))
 
 
 def test_theorem_a_is_the_one_that_is_proved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

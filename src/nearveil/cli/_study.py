@@ -40,7 +40,7 @@ def study(
     """
     _find_studies()
     from studies._all import STUDIES
-    from studies._findings import put
+    from studies._findings import write_findings
 
     console = Console()
     if not names:
@@ -54,7 +54,7 @@ def study(
     begin = time.monotonic()
     left_out = [name for name in chosen if not _run(STUDIES[name], out, docs, fresh, jobs, console)]
     if docs is not None:
-        put(docs)
+        write_findings(docs)
     if len(chosen) > 1:
         console.print(f"{len(chosen) - len(left_out)} studies in {(time.monotonic() - begin) / 60:.1f} minutes")
     if left_out:
@@ -98,15 +98,17 @@ def _run(one: "Study", out: Path, docs: Path | None, fresh: bool, jobs: int, con
     from studies.data import DataMissingError
 
     folder = out / one.name
-    if fresh:
-        (folder / "cases.jsonl").unlink(missing_ok=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     try:
         with bar as progress:
             task = progress.add_task(one.name)
             measured = run(
-                one, folder, jobs=jobs, advance=lambda done, all_: progress.update(task, completed=done, total=all_)
+                one,
+                folder,
+                jobs=jobs,
+                fresh=fresh,
+                advance=lambda done, all_: progress.update(task, completed=done, total=all_),
             )
         page = write(one, measured, folder)
     except (DataMissingError, ModuleNotFoundError) as missing:

@@ -5,15 +5,38 @@ does not is dotted with hollow ones and says so. What no private message can rea
 beat is a dashed black line.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from studies._study import Mean
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from studies._study import Mean, summarise
+
+__all__ = [
+    "COLOURS",
+    "FLOOR",
+    "IMPOSSIBLE",
+    "LOOKS",
+    "STYLE",
+    "Axes",
+    "Figure",
+    "Look",
+    "ceiling",
+    "curve",
+    "curves",
+    "dots",
+    "epsilon_axis",
+    "floor",
+    "legend_below",
+    "level",
+    "look",
+    "make_panels",
+    "set_ticks",
+    "without_interval",
+]
 
 STYLE: Any = {
     "font.size": 9.5,
@@ -77,6 +100,7 @@ LOOKS: dict[str, Look] = {
     "private PCA": Look(COLOURS["black"], "1", (0, (6, 2, 1, 2))),
     "LATENT": Look(COLOURS["red"], "*", (0, (6, 1))),
     "OME": Look(COLOURS["black"], "x", (0, (4, 3))),
+    "random projection, as published": Look(COLOURS["blue"], "o"),
     "PrivateMail 2022, as published": Look(COLOURS["red"], "o"),
     "PrivateMail 2021, as published": Look(COLOURS["orange"], "v"),
     "PrivateMail 2022, the authors' program": Look(COLOURS["purple"], "s"),
@@ -104,27 +128,23 @@ def look(name: str, place: int = 0) -> Look:
     return LOOKS.get(name, _OTHERS[place % len(_OTHERS)])
 
 
+def make_panels(lines: int, columns: int, size: tuple[float, float], **shared: Any) -> tuple[Figure, Any]:
+    """Return a figure, and its axes as an array of shape (lines, columns)."""
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(lines, columns, squeeze=False, **shared)
+
+
 def curve(
-    axes: "Axes",
-    name: str,
-    x: Sequence[float],
-    found: Sequence[Mean],
-    *,
-    sound: bool = True,
-    place: int = 0,
-    label: str | None = None,
+    axes: Axes, name: str, found: pd.DataFrame, *, sound: bool = True, place: int = 0, label: str | None = None
 ) -> None:
-    """Draw means with their intervals."""
+    """Draw means over the index of a summary, with their intervals where they are known."""
     style = look(name, place)
-    y = [point.value for point in found]
-    # Where an interval is not known there is none to draw.
-    below = [0 if math.isnan(point.low) else point.value - point.low for point in found]
-    above = [0 if math.isnan(point.high) else point.high - point.value for point in found]
+    spread = [found["value"] - found["low"], found["high"] - found["value"]]
     shown = label if label is not None else name
     axes.errorbar(
-        x,
-        y,
-        yerr=[below, above],
+        found.index.to_numpy(),
+        found["value"].to_numpy(),
+        yerr=[side.fillna(0).to_numpy() for side in spread],
         color=style.colour,
         marker=style.marker,
         linestyle=style.dashes if sound else ":",
@@ -135,32 +155,74 @@ def curve(
     )
 
 
-def ceiling(axes: "Axes", x: Sequence[float], y: Sequence[float], *, top: float = 1.0) -> None:
+def curves(
+    axes: Axes,
+    frame: pd.DataFrame,
+    column: str,
+    over: str,
+    *,
+    by: str = "method",
+    only: Iterable[Any] | None = None,
+    labels: Mapping[Any, str] | None = None,
+    unsound: Sequence[Any] = (),
+    place: int = 0,
+) -> None:
+    """Draw the means of a column over another: a curve for each value of a third that was measured."""
+    groups = dict(iter(frame.groupby(by, sort=False)))
+    for number, name in enumerate(groups if only is None else only):
+        if name in groups:
+            found = summarise(groups[name], column, over).sort_index()
+            label = (labels or {}).get(name, str(name))
+            curve(axes, str(name), found, sound=name not in unsound, place=place + number, label=label)
+
+
+def without_interval(values: pd.Series) -> pd.DataFrame:
+    """Return values as a summary whose intervals have no width."""
+    return pd.DataFrame({"value": values, "low": values, "high": values})
+
+
+def level(found: Mean, ends: Sequence[float]) -> pd.DataFrame:
+    """Return a mean that is the same over all of an axis."""
+    return pd.DataFrame([found, found], index=[ends[0], ends[-1]])
+
+
+def dots(axes: Axes, found: pd.DataFrame, *, colour: str, marker: str, label: str, shift: float = 0.0) -> None:
+    """Draw means from left to right, a line for each of their names."""
+    spread = [(found["value"] - found["low"]).clip(upper=0.99 * found["value"]), found["high"] - found["value"]]
+    heights = [at + shift for at in range(len(found))]
+    axes.errorbar(
+        found["value"], heights, xerr=spread, color=colour, marker=marker, linestyle="", capsize=2, label=label
+    )
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.set_yticks(range(len(found)), list(found.index))
+
+
+def ceiling(axes: Axes, x: Sequence[float], y: Sequence[float], *, top: float = 1.0) -> None:
     """Shade what no private message can reach, from a line to the top."""
     axes.fill_between(x, y, [max(top, value) for value in y], color="0.86", linewidth=0, label=IMPOSSIBLE, zorder=0.5)
     axes.plot(x, y, color="0.45", linewidth=1.0, zorder=0.6)
 
 
-def floor(axes: "Axes", y: float | Sequence[float], x: Sequence[float] | None = None, label: str = FLOOR) -> None:
+def floor(axes: Axes, y: float, label: str = FLOOR) -> None:
     """Draw what is found without a message: what a release must beat."""
-    dashes = (0, (1, 2.5))
-    if isinstance(y, Sequence):
-        if x is None:
-            raise ValueError("x must be given where the floor is no constant")
-        axes.plot(x, y, color="black", linewidth=1.3, linestyle=dashes, label=label)
-    else:
-        axes.axhline(y, color="black", linewidth=1.3, linestyle=dashes, label=label)
+    axes.axhline(y, color="black", linewidth=1.3, linestyle=(0, (1, 2.5)), label=label)
 
 
-def epsilon_axis(axes: "Axes", epsilons: Sequence[float], *, label: str = "epsilon of one query") -> None:
+def epsilon_axis(axes: Axes, epsilons: Iterable[float], *, label: str = "epsilon of one query") -> None:
     """Let x be epsilon, a logarithmic axis with a plain number at some of the values."""
     axes.set_xscale("log")
-    axes.set_xticks(list(epsilons), [f"{epsilon:g}" for epsilon in epsilons])
-    axes.minorticks_off()
+    ticks = sorted(epsilons)
+    set_ticks(axes, ticks, [f"{epsilon:g}" for epsilon in ticks])
     axes.set_xlabel(label)
 
 
-def legend_below(figure: Any, axes: Sequence["Axes"], ncols: int = 3) -> None:
+def set_ticks(axes: Axes, ticks: Sequence[float], names: Sequence[str]) -> None:
+    """Write names at some values of a logarithmic axis, and nothing between them."""
+    axes.set_xticks(ticks, names)
+    axes.minorticks_off()
+
+
+def legend_below(figure: Figure, axes: Iterable[Axes], ncols: int = 3) -> None:
     """Put one legend for all axes below them: each label once, the first time that it comes."""
     found: dict[str, Any] = {}
     for one in axes:
