@@ -13,7 +13,7 @@ from nearveil.service._protected import ProtectedGallery
 
 CLASSES = ("benign", "malignant", "none")
 DIMENSION = 6
-TERMS: dict[str, Any] = {"classes": CLASSES, "epsilon": 8.0, "delta": 1e-6, "publications": 3}
+TERMS: dict[str, Any] = {"classes": CLASSES, "epsilon": 30.0, "delta": 1e-6, "publications": 3}
 PATIENT = "Jane Doe 771234"
 
 

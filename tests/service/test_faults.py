@@ -186,7 +186,7 @@ def test_a_server_of_a_protected_gallery_that_is_killed_shows_the_same_model_and
     """The command publishes; servers show what is in the ledger, also after a kill, and take up what is newer."""
     make(tmp_path)
     told = str(config(tmp_path, publications=2))
-    command = [sys.executable, "-m", "nearveil.cli", "protect", "--config", told, "--publish"]
+    command = [sys.executable, "-m", "nearveil", "protect", "--config", told, "--publish"]
     published(tmp_path, ledger=tmp_path / "votes.db", epsilon=2.0, publications=2).close()
     with asking(tmp_path, "--config", told) as (process, account, client):
         first = client.model().to_bytes()

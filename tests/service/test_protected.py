@@ -78,7 +78,7 @@ def test_info_says_nothing_about_the_records(scans: ProtectedGallery, place: Pat
     before, model = scans.info(), scans.model()
     assert (before.kind, before.offers, before.candidates, before.revision) == ("protected", (), (), 1)
     assert before.promise is not None
-    assert before.promise.epsilon == pytest.approx(8.0)
+    assert before.promise.epsilon == pytest.approx(30.0)
     assert before.promise.delta == 1e-6
     assert before.promise.protects == "database"
     assert before.promise.sound
@@ -452,8 +452,8 @@ def test_wrong_parameters_are_named(place: Path, changed: dict[str, Any], messag
 def test_an_account_keeps_its_terms(place: Path) -> None:
     published(place).close()
     for changed, message in (
-        ({"epsilon": 2.0}, "epsilon and delta must be those of the account, 8 and 1e-06"),
-        ({"epsilon": 9.0}, "epsilon and delta must be those"),
+        ({"epsilon": 2.0}, "epsilon and delta must be those of the account, 30 and 1e-06"),
+        ({"epsilon": 31.0}, "epsilon and delta must be those"),
         ({"delta": 1e-5}, "epsilon and delta must be those"),
         ({"publications": 4}, "publications must be those of the account, 3"),
         ({"unit": "person with all images"}, "unit must be that of the account, 'record'"),
@@ -469,8 +469,8 @@ def test_an_account_keeps_its_terms(place: Path) -> None:
         assert again.publish().number == 2
         about: dict[str, Any] = {"owner": "me", "unit": "record", "delta": 1e-6}
         kinds: dict[str, dict[str, Any]] = {
-            "filter": {"protects": "database", "relation": "add-remove", "epsilon": 8.0},
-            "query": {"protects": "query", "relation": "replace", "epsilon": 8.0},
+            "filter": {"protects": "database", "relation": "add-remove", "epsilon": 30.0},
+            "query": {"protects": "query", "relation": "replace", "epsilon": 30.0},
         }
         for name, kind in kinds.items():
             ledger.open_account(name, **about, **kind)
@@ -484,9 +484,9 @@ def test_an_account_of_an_earlier_version_says_what_to_do(place: Path) -> None:
         ledger.open_account(
             "scans",
             owner="nearveil.service",
-            epsilon=8.0,
+            epsilon=30.0,
             delta=1e-6,
-            plan=[(VoteHistogram(2.0), 3)],
+            plan=[(VoteHistogram(0.7), 3)],
             **about,
         )
     with pytest.raises(ValueError, match=r"records that vote on sets.*give a new account, and index the records anew"):
@@ -496,7 +496,7 @@ def test_an_account_of_an_earlier_version_says_what_to_do(place: Path) -> None:
 def test_an_account_that_pays_for_other_noise_pays_for_no_model(place: Path) -> None:
     with Ledger(place / "ledger.db") as ledger:
         about: dict[str, Any] = {"protects": "database", "relation": "add-remove", "unit": "record", "owner": "me"}
-        ledger.open_account("scans", epsilon=8.0, delta=1e-6, plan=[(VoteHistogram(2.0), 3)], **about)
+        ledger.open_account("scans", epsilon=30.0, delta=1e-6, plan=[(VoteHistogram(0.7), 3)], **about)
         found = gallery(place, ledger)
         with pytest.raises(ValueError, match="account does not pay for what this estimator does"):
             found.publish()
