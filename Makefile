@@ -19,8 +19,8 @@ demo: $(VENV)/.base ## Search images privately, from a budget; tables and pictur
 test: $(VENV)/.dev ## Run all tests and every example of the documentation
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-quick: $(VENV)/.dev ## Run the tests of what changed and a core of the rest, in about a minute
-	$(BIN)/python -m tests.quick
+quick: $(VENV)/.dev ## Run the tests of what changed and all fast ones, in about a minute
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 -q --quick src tests
 
 coverage: $(VENV)/.dev ## Run all tests and say which lines none of them reaches
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --cov --cov-report=html:$(OUT)/coverage

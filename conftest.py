@@ -1,6 +1,7 @@
 import importlib.util
 from typing import Any
 
+import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
@@ -8,6 +9,19 @@ from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 collect_ignore = [] if importlib.util.find_spec("triton") else ["src/nearveil/graph/_fused.py"]
 
 pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()], patterns=["*.md"]).pytest()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="only fast tests, and those of what changed")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("quick"):
+        from tests.quick import choose
+
+        chosen = choose([item.nodeid for item in items])
+        config.hook.pytest_deselected(items=[item for item, good in zip(items, chosen, strict=True) if not good])
+        items[:] = [item for item, good in zip(items, chosen, strict=True) if good]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
