@@ -8,8 +8,9 @@ from typing import Any
 
 from nearveil.audit import Report, audit
 from nearveil.audit import _specimens_votes as planted
+from nearveil.audit._subjects import experiment_of
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.votes import PrivateKNeighborsClassifier
+from nearveil.votes import PrivateDiscriminant, PrivateKNeighborsClassifier
 
 
 def attacked(make: Any, trials: int, *, screened: int = 0) -> Report:
@@ -62,3 +63,26 @@ def test_screening_that_is_not_charged() -> None:
     report = attacked(planted.FreeScreening, 400, screened=1)
     assert (report.verdict, failed(report)) == ("broken", {"the account"})
     assert "the account was charged epsilon" in str(report)
+
+
+def attacked_discriminant(make: Any) -> Report:
+    return audit(make(4.0, 0.05, publications=2), trials=400, source=unsafe_seeded(1))
+
+
+def test_a_discriminant_without_a_defect_is_not_called_broken() -> None:
+    report = attacked_discriminant(PrivateDiscriminant)
+    assert report.reasons == ()
+    passed = {one.name for one in report.checks if one.result == "passed"}
+    assert passed >= {"the stated density", "the stated law", "the account", "the export", "parameters set later"}
+
+
+def test_half_the_noise_of_a_discriminant() -> None:
+    report = attacked_discriminant(planted.QuietDiscriminant)
+    assert report.verdict == "broken"
+    assert "has not the spread that is stated" in str(report)
+
+
+def test_a_discriminant_that_does_not_pay() -> None:
+    checks = experiment_of(planted.FreeDiscriminant(4.0, 0.05, publications=2)).checks
+    found = [check(unsafe_seeded(1), 1e-9) for check in checks]
+    assert [one.name for one in found if one.result == "failed"] == ["the account"]

@@ -33,7 +33,13 @@ from nearveil.release import (
     Unary,
     VonMisesFisher,
 )
-from nearveil.votes import PateClassifier, PrivateKNeighborsClassifier, PrivateKNeighborsRegressor, Student
+from nearveil.votes import (
+    PateClassifier,
+    PrivateDiscriminant,
+    PrivateKNeighborsClassifier,
+    PrivateKNeighborsRegressor,
+    Student,
+)
 
 EPSILON = 4.0
 DELTA = 1e-4  # rare enough to matter, and seen often enough in the runs that an audit can afford
@@ -167,6 +173,9 @@ def _voters(epsilon: float) -> dict[str, dict[str, Make]]:
             "pate (lnmax)": teachers("lnmax"),
             "pate (confident-gnmax)": teachers("confident-gnmax", 1),
         },
+        "votes.PrivateDiscriminant": {
+            "discriminant": lambda: PrivateDiscriminant(epsilon, _FEW_DELTA, classes=("in", "out"), publications=2)
+        },
         "votes.Student": {
             "student": lambda: Student(PrivateKNeighborsClassifier(epsilon, _FEW_DELTA, 8, max_screened=0), rounds=2)
         },
@@ -220,6 +229,8 @@ def specimens() -> list[Entry]:
         "a request after the answer": broken.request_after_answer,
         "work that depends on the record": lambda: time_experiment(broken.BusyCells(EPSILON)),
         "a search by a heap": hasty.heap_search,
+        "half the noise of a discriminant": lambda: careless.QuietDiscriminant(EPSILON, _FEW_DELTA),
+        "a discriminant that does not pay": lambda: careless.FreeDiscriminant(EPSILON, _FEW_DELTA),
     }
     if find_spec("httpx") is not None:
         made["a question sent as soon as it is made"] = hasty.hasty_question
@@ -266,9 +277,13 @@ def not_auditable() -> dict[str, str]:
         "nearveil.votes.Answers": data,
         "nearveil.votes.Asked": data,
         "nearveil.votes.ExhaustedError": "an error",
+        "nearveil.votes.Forecast": "computed without noise, for the owner of the records alone; never published",
+        "nearveil.votes.ModelError": "an error",
         "nearveil.votes.NetworkStudent": "learns from public rows and labels alone; whoever gives it labels is audited",
+        "nearveil.votes.PublicDiscriminant": "the export of a discriminant, whose experiment reads it",
         "nearveil.votes.PublicStudent": "the export of a student; the student's experiment reads it",
         "nearveil.votes.VotePlan": data,
+        "nearveil.votes.plan_publications": "returns a plan, releases nothing",
     }
 
 

@@ -1,5 +1,6 @@
 """Voting estimators that are broken on purpose. They misuse public interfaces alone, whatever lies below."""
 
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -7,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
-from nearveil.votes import Answers, PrivateKNeighborsClassifier
+from nearveil.votes import Answers, PrivateDiscriminant, PrivateKNeighborsClassifier
 from nearveil.votes._base import Progress
 
 _HARDLY_ANY = 1e-9  # noise
@@ -111,3 +112,26 @@ class FreeScreening(PrivateKNeighborsClassifier):
         """What is stated, for screenings and votes."""
         stated: Guarantee = self._screener.guarantee
         return stated
+
+
+class QuietDiscriminant(PrivateDiscriminant):
+    """Publishes with about half of the noise that is charged."""
+
+    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
+        """Pay for one discriminant, and show another."""
+        super().fit(X, y, public=public)
+        stated = self.guarantee
+        given = {**self.get_params(deep=False), "epsilon": 3 * self.epsilon, "ledger": None, "account": None}
+        loud = PrivateDiscriminant(**given).fit(X, y, public=public)
+        self.statistics_, self._model = loud.statistics_, replace(loud.export(), guarantee=stated)
+        return self
+
+
+class FreeDiscriminant(PrivateDiscriminant):
+    """Publishes and does not pay."""
+
+    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
+        """Forget the account."""
+        self.set_params(ledger=None, account=None)
+        super().fit(X, y, public=public)
+        return self

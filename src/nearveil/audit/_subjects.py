@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from nearveil.audit._attack_discriminant import discriminant_experiment
 from nearveil.audit._attack_membership import membership_experiment
 from nearveil.audit._attack_student import student_experiment
 from nearveil.audit._experiment import Experiment
@@ -11,7 +12,13 @@ from nearveil.audit._projectors import projector_experiment
 from nearveil.audit._releases import release_experiment
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source
 from nearveil.release import PrivatePCA, PrivatePCARelease, Release
-from nearveil.votes import PateClassifier, PrivateKNeighborsClassifier, PrivateKNeighborsRegressor, Student
+from nearveil.votes import (
+    PateClassifier,
+    PrivateDiscriminant,
+    PrivateKNeighborsClassifier,
+    PrivateKNeighborsRegressor,
+    Student,
+)
 
 
 def experiment_of(mechanism: Any, source: Source | None = None) -> Experiment:
@@ -19,7 +26,7 @@ def experiment_of(mechanism: Any, source: Source | None = None) -> Experiment:
 
     Parameters
     ----------
-    mechanism : Release, voting estimator, Student, PrivatePCA, GaussianNoise, LaplaceNoise or Experiment
+    mechanism : Release, PrivatePCA, voting estimator, Student, PrivateDiscriminant, noise or Experiment
     source : Source, optional
         For what must be run to find the worst pair.
 
@@ -35,12 +42,13 @@ def experiment_of(mechanism: Any, source: Source | None = None) -> Experiment:
         Release: lambda release: release_experiment(release, source),
         PrivateKNeighborsClassifier | PrivateKNeighborsRegressor | PateClassifier: membership_experiment,
         Student: student_experiment,
+        PrivateDiscriminant: discriminant_experiment,
         GaussianNoise | LaplaceNoise: noise_experiment,
     }
     make = next((make for kind, make in makers.items() if isinstance(mechanism, kind)), None)
     if make is None:
         raise ValueError(
-            "mechanism must be a release, a voting estimator, a student, a private PCA, noise, or an Experiment that "
-            "runs one"
+            "mechanism must be a release, a voting estimator, a student, a discriminant, a private PCA, noise, or an "
+            "Experiment that runs one"
         )
     return make(mechanism)
