@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def digits(data: str, part: str) -> Trial:
     """Return digits as HOG features: half of the test images are public, the other half are queries."""
     from studies.digits import load
 
-    found = load(data)  # type: ignore[arg-type]
+    found = load(data)
     private, test = (found.features(images).astype(np.float64) for images in (found.private, found.test))
     half = len(test) // 2
     if part == "development":  # of the private images alone
@@ -148,9 +149,9 @@ def sgd(trial: Trial, epsilon: float, seed: int) -> float:
     import warnings
 
     import torch
-    from opacus import PrivacyEngine
     from torch.utils.data import DataLoader, TensorDataset
 
+    engine = import_module("opacus").PrivacyEngine(accountant="prv")
     warnings.simplefilter("ignore")
     torch.manual_seed(seed)
     rows, codes, queries = heads(trial, HEAD_COMPONENTS["sgd"])
@@ -161,7 +162,7 @@ def sgd(trial: Trial, epsilon: float, seed: int) -> float:
         TensorDataset(torch.tensor(rows, dtype=torch.float32), torch.tensor(codes)),
         batch_size=max(1, len(rows) // int(SGD["batches"])),
     )
-    head, optimizer, batches = PrivacyEngine(accountant="prv").make_private_with_epsilon(
+    head, optimizer, batches = engine.make_private_with_epsilon(
         module=head,
         optimizer=optimizer,
         data_loader=batches,
@@ -173,7 +174,8 @@ def sgd(trial: Trial, epsilon: float, seed: int) -> float:
     for _ in range(int(SGD["epochs"])):
         for some, truth in batches:
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(head(some), truth).backward()
+            loss: Any = torch.nn.functional.cross_entropy(head(some), truth)
+            loss.backward()
             optimizer.step()
     scores = head(torch.tensor(queries, dtype=torch.float32)).detach().numpy()
     return balanced(trial, scores, codes)
