@@ -150,7 +150,7 @@ def test_noise_alone_is_refused_unless_one_insists(tmp_path: Path) -> None:
     path = config(tmp_path, epsilon=0.001, publications=1)
     assert "This would be noise alone" in " ".join(fine("protect", "--config", path).split())
     assert "noise alone" in refused("protect", "--config", path, "--publish")
-    assert "has published no model yet" in refused("serve", "--config", path)
+    assert "has no model yet" in refused("serve", "--config", path)
     assert "Published: model 1" in fine("protect", "--config", path, "--publish", "--insist")
     refusal = refused("protect", "--config", config(tmp_path, epsilon=0.001, publications=1, insist=True), "--publish")
     assert "paid for all 1 that it was opened for" in refusal

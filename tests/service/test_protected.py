@@ -105,7 +105,7 @@ def test_a_gallery_without_a_model_says_so(place: Path) -> None:
         assert not private.is_private
     told = {**_terms(place), "name": "scans", "kind": "protected"}
     told |= {name: str(place / name) for name in ("public", "ledger")} | {"index": str(place / "private")}
-    with pytest.raises(ValueError, match="scans has published no model yet: `nearveil protect scans` does that"):
+    with pytest.raises(ValueError, match="scans has no model yet: `nearveil protect scans --publish` makes one"):
         open_galleries(Settings.load(galleries=[told], tokens=str(place / "tokens.db")))
 
 

@@ -325,7 +325,7 @@ class Index(Publishing):
         """Keep the rows private from now on, in every process: no map of them is published, kept or served.
 
         What was published before is deleted. Rows that are added must be row-exact. A protected gallery does this, too,
-        when it is opened.
+        when it first publishes.
         """
         with self._database.begin_write() as connection:
             load_head(connection, self._where, lock=True)

@@ -59,7 +59,7 @@ def open_galleries(settings: Settings, *, close: bool = False) -> list[Gallery]:
             stack.callback(gallery.close)
             if not gallery.info().is_published and told.kind == "protected":
                 raise SettingsError(
-                    f"galleries: {told.name} has published no model yet: `nearveil protect {told.name}` does that"
+                    f"galleries: {told.name} has no model yet: `nearveil protect {told.name} --publish` makes one"
                 )
             found.append(gallery)
         if not close:
