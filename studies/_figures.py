@@ -15,29 +15,6 @@ from matplotlib.figure import Figure
 
 from studies._study import Mean, summarise
 
-__all__ = [
-    "COLOURS",
-    "FLOOR",
-    "IMPOSSIBLE",
-    "LOOKS",
-    "STYLE",
-    "Axes",
-    "Figure",
-    "Look",
-    "ceiling",
-    "curve",
-    "curves",
-    "dots",
-    "epsilon_axis",
-    "floor",
-    "legend_below",
-    "level",
-    "look",
-    "make_panels",
-    "set_ticks",
-    "without_interval",
-]
-
 STYLE: Any = {
     "font.size": 9.5,
     "font.family": "DejaVu Sans",

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from studies._privatemail import bound
-from studies._report import TEMPLATES, fill_template
-from studies._study import as_frame, select
+from studies._report import fill_template
+from studies._study import TEMPLATES, as_frame, select
 from studies._trial import NAMES
 
 BEGIN, END = "<!-- findings: written by nearveil study -->", "<!-- end of findings -->"

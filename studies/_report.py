@@ -20,7 +20,6 @@ from studies._study import Measured, Row, Study, as_frame
 from studies.data import find
 
 PACKAGES = ("nearveil", "numpy", "scipy", "scikit-learn", "faiss-cpu", "dp-accounting", "opendp", "openTSNE", "torch")
-TEMPLATES = Path(__file__).parent / "templates"
 
 
 class PageError(ValueError):
@@ -52,7 +51,7 @@ def write(study: Study, measured: Measured, folder: Path) -> Path:
     _replace(folder / f"{study.name}.csv", as_csv(measured.rows))
     _replace(folder / f"{study.name}.json", json.dumps({**about, "rows": measured.rows}, indent=1) + "\n")
     page = folder / f"{study.name}.md"
-    _replace(page, f"# {study.title}\n\n{text}\n\n## What this was made with\n\n{_origin_table(study, about)}\n")
+    _replace(page, f"{text}\n\n## What this was made with\n\n{_origin_table(study, about)}\n")
     return page
 
 
@@ -66,7 +65,7 @@ def publish(study: Study, folder: Path, docs: Path) -> None:
 def render(study: Study, frame: pd.DataFrame) -> str:
     """Fill the template of a study with what its rows say."""
     facts = {**study.facts(frame), "command": f"```sh\nnearveil study {study.name}\n```"}
-    return fill_template(study.template or (TEMPLATES / f"{study.name}.md").read_text(encoding="utf-8"), facts)
+    return fill_template(study.page, facts)
 
 
 def fill_template(text: str, facts: Mapping[str, Any]) -> str:

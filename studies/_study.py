@@ -17,6 +17,7 @@ from nearveil import __version__
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+TEMPLATES = Path(__file__).parent / "templates"
 Row = dict[str, Any]
 Case = dict[str, Any]
 
@@ -29,8 +30,6 @@ class Study:
     ----------
     name : str
         On the command line, and of all its files.
-    title : str
-        Of its page.
     cases : callable
         Returns what is measured: dictionaries of plain values, each with all that tells it from the others.
     measure : callable
@@ -47,12 +46,12 @@ class Study:
     alone : bool
         Whether cases run one after another in this process, because they measure time.
     template : str
-        The page, as a Jinja template in Markdown; by default the file ``templates/NAME.md``. It shows every figure as
-        ``![what it shows](STUDY-FIGURE.svg)``, and the command that makes the study as ``{{ command }}``.
+        The page, as a Jinja template in Markdown; by default the file ``templates/NAME.md``. Its first line is the
+        title. It shows every figure as ``![what it shows](STUDY-FIGURE.svg)``, and the command that makes the study as
+        ``{{ command }}``.
     """
 
     name: str
-    title: str
     cases: Callable[[], Sequence[Case]]
     measure: Callable[[Case], list[Row]]
     figures: Callable[[pd.DataFrame], "dict[str, Figure]"]
@@ -62,6 +61,16 @@ class Study:
     seeds: tuple[int, ...] = (0,)
     alone: bool = False
     template: str = ""
+
+    @property
+    def page(self) -> str:
+        """The template."""
+        return self.template or (TEMPLATES / f"{self.name}.md").read_text(encoding="utf-8")
+
+    @property
+    def title(self) -> str:
+        """The title of the page."""
+        return self.page.partition("\n")[0].removeprefix("# ")
 
 
 @dataclass(frozen=True)

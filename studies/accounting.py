@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from dp_accounting import DpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import privacy_loss_distribution as pld
+from matplotlib.figure import Figure
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
@@ -20,7 +21,7 @@ from nearveil.privacy.accounting import (
     private_knn_asymptotic,
 )
 from nearveil.privacy.events import NoisyScreening, VoteHistogram
-from studies._figures import COLOURS, Figure, legend_below, make_panels
+from studies import _figures as draw
 from studies._study import Case, Row, Study, select
 
 DELTA = 1e-5
@@ -191,7 +192,7 @@ def _theorem() -> list[Row]:
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw what is claimed, what it costs, and what it costs at least."""
-    figure, panels = make_panels(1, len(PLANS), (10.5, 3.6), sharey=True)
+    figure, panels = draw.make_panels(1, len(PLANS), (10.5, 3.6), sharey=True)
     names = list(ACCOUNTANTS)
     for axes, (plan, about) in zip(panels[0], PLANS.items(), strict=True):
         found = select(rows, part="all", plan=plan).set_index("accounting")["epsilon"]
@@ -202,24 +203,26 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
             axes.plot(
                 found[name],
                 place,
-                color=COLOURS["blue"],
+                color=draw.COLOURS["blue"],
                 marker="o",
                 markersize=8 if best else 6,
-                markerfacecolor=COLOURS["blue"] if best else "0.95",
+                markerfacecolor=draw.COLOURS["blue"] if best else "0.95",
                 linestyle="",
                 label="the tightest accountant: the honest epsilon" if best else "other accountants",
             )
             axes.annotate(f"{found[name]:.3f}", (found[name], place), (8, -3), textcoords="offset points")
         if about.claimed is not None:
-            axes.axvline(about.claimed, color=COLOURS["red"], linestyle=":", linewidth=2, label="claimed (unsound)")
-            axes.annotate(f" {about.claimed:g}", (about.claimed, 0), color=COLOURS["red"], va="center")
+            axes.axvline(
+                about.claimed, color=draw.COLOURS["red"], linestyle=":", linewidth=2, label="claimed (unsound)"
+            )
+            axes.annotate(f" {about.claimed:g}", (about.claimed, 0), color=draw.COLOURS["red"], va="center")
         widest = found[names].max()
         axes.set(
             title=plan, xlabel=f"epsilon at delta {DELTA:g}", xlim=(0, 1.3 * widest), ylim=(len(names) - 0.5, -0.7)
         )
         axes.set_yticks(range(len(names)), names)
         axes.grid(visible=False, axis="y")
-    legend_below(figure, panels[0], ncols=2)
+    draw.legend_below(figure, panels[0], ncols=2)
     return {"claims": figure}
 
 
@@ -259,14 +262,5 @@ def _describe(plan: Plan) -> str:
     )
 
 
-STUDY = Study(
-    name="accounting",
-    title="What published settings of Private-kNN cost",
-    cases=cases,
-    measure=measure,
-    figures=figures,
-    facts=facts,
-    data=("none: all of it is computed",),
-    parameters={"delta": DELTA, **{name: _describe(plan) for name, plan in PLANS.items()}},
-    seeds=(),
-)
+PARAMETERS = {"delta": DELTA, **{name: _describe(plan) for name, plan in PLANS.items()}}
+STUDY = Study("accounting", cases, measure, figures, facts, ("none: all of it is computed",), PARAMETERS, ())

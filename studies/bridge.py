@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from sklearn.linear_model import RidgeCV
 
 from nearveil.features import EfficientNetLite0, Extractor, MobileNetV2, fit_bridge, gallery_features
-from studies._figures import COLOURS, Figure, dots, legend_below, make_panels
+from studies import _figures as draw
 from studies._report import interval
 from studies._study import Case, Row, Study, summarise
 from studies.data import find
@@ -126,13 +127,15 @@ def measure(case: Case) -> list[Row]:
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw the three measures of every way."""
-    figure, ((axes,),) = make_panels(1, 1, (8, 3.6))
+    figure, ((axes,),) = draw.make_panels(1, 1, (8, 3.6))
     looks = {"recall": ("o", "blue"), "precision": ("s", "orange"), "agreement": ("^", "black")}
     for place, (name, (marker, colour)) in enumerate(looks.items()):
         found = summarise(rows, name, "way")
-        dots(axes, found, colour=COLOURS[colour], marker=marker, label=MEASURES[name], shift=0.18 * (place - 1))
+        draw.dots(
+            axes, found, colour=draw.COLOURS[colour], marker=marker, label=MEASURES[name], shift=0.18 * (place - 1)
+        )
     axes.set(xlabel=f"share, of {rows['queries'].iloc[0]} queries", xlim=(0, 1.03))
-    legend_below(figure, [axes])
+    draw.legend_below(figure, [axes])
     return {"ways": figure}
 
 
@@ -149,14 +152,5 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="bridge",
-    title="Queries of one network against the gallery of another",
-    cases=cases,
-    measure=measure,
-    figures=figures,
-    facts=facts,
-    data=(f"{PHOTOS}/PROVENANCE.txt",),
-    parameters={"items found": K, "anchors": "half of the species", "ridge penalties": "13, from 1e-4 to 100"},
-    seeds=SEEDS,
-)
+PARAMETERS = {"items found": K, "anchors": "half of the species", "ridge penalties": "13, from 1e-4 to 100"}
+STUDY = Study("bridge", cases, measure, figures, facts, (f"{PHOTOS}/PROVENANCE.txt",), PARAMETERS, SEEDS)

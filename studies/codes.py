@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
@@ -12,7 +13,7 @@ from nearveil.release._base import candidate_count
 from nearveil.retrieval._codes import Codes, Singles, make_codes
 from nearveil.retrieval._truth import Copies, popularity, true_neighbors
 from nearveil.retrieval.ceiling import popular_floor
-from studies._figures import Figure, curves, make_panels, set_ticks
+from studies import _figures as draw
 from studies._report import interval
 from studies._study import Case, Row, Study, select, summarise
 from studies._trial import FILES, NAMES, QUERIES, SETS, Trial, split
@@ -109,13 +110,13 @@ def measure(case: Case) -> list[Row]:
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw the loss over the bytes of a candidate."""
-    figure, ((axes,),) = make_panels(1, 1, (5.6, 3.6))
+    figure, ((axes,),) = draw.make_panels(1, 1, (5.6, 3.6))
     lost = select(rows, part="loss")
-    curves(axes, lost, "loss", "bytes", by="data", labels=NAMES)
+    draw.curves(axes, lost, "loss", "bytes", by="data", labels=NAMES)
     axes.axhline(MOST, color="0.45", linewidth=1.0, linestyle="--", label="what the default allows")
     axes.set(xscale="log", yscale="log", xlabel="bytes of a candidate", ylabel="part of the true top 8 lost")
     ticks = sorted(lost["bytes"].unique())
-    set_ticks(axes, ticks, [f"{tick:,}" for tick in ticks])
+    draw.set_ticks(axes, ticks, [f"{tick:,}" for tick in ticks])
     axes.legend()
     return {"loss": figure}
 
@@ -151,14 +152,5 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="codes",
-    title="What compact codes lose",
-    cases=cases,
-    measure=measure,
-    figures=figures,
-    facts=facts,
-    data=FILES,
-    parameters={"bytes": SIZES[1:], "k": K, "held-out queries": QUERIES, "popular items": POPULAR},
-    seeds=SEEDS,
-)
+PARAMETERS = {"bytes": SIZES[1:], "k": K, "held-out queries": QUERIES, "popular items": POPULAR}
+STUDY = Study("codes", cases, measure, figures, facts, FILES, PARAMETERS, SEEDS)

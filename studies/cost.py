@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from studies import _cost_graph as graph
 from studies import _cost_release as release
 from studies import _cost_votes as votes
-from studies._figures import COLOURS, Figure, curve, dots, legend_below, make_panels, set_ticks
+from studies import _figures as draw
 from studies._report import plain
 from studies._study import Case, Row, Study, select, summarise
 from studies._timing import in_new_process, timed
@@ -37,7 +38,7 @@ VOTERS = {  # contenders, and how many queries are asked at once
     "rate 1, k 2000 (ours, numpy)": 1024,
 }
 REPEATS = graph.REPEATS
-_BARS = ((COLOURS["blue"], "black", ""), (COLOURS["sky"], "black", ""))  # of ours
+_BARS = ((draw.COLOURS["blue"], "black", ""), (draw.COLOURS["sky"], "black", ""))  # of ours
 
 
 def cases() -> list[Case]:
@@ -124,40 +125,42 @@ def _select_measured(rows: pd.DataFrame, part: str) -> pd.DataFrame:
 
 def _draw_embeddings(rows: pd.DataFrame) -> Figure:
     """Draw seconds and peak memory of an embedding over rows; double precision for the rival alone."""
-    figure, (panels,) = make_panels(1, 2, (10.5, 4.8))
+    figure, (panels,) = draw.make_panels(1, 2, (10.5, 4.8))
     shown = rows[(rows["dtype"] == "float32") | (rows["way"] == DENSE)]
     for axes, column in zip(panels, ("seconds", "peak_gib"), strict=True):
         for place, ((way, dtype), own) in enumerate(shown.groupby(["way", "dtype"], sort=False)):
-            curve(axes, way, summarise(own, column, "rows"), place=place, label=f"{way}, {dtype}")
+            draw.curve(axes, way, summarise(own, column, "rows"), place=place, label=f"{way}, {dtype}")
         axes.set(xscale="log", yscale="log", xlabel="rows")
-        set_ticks(axes, [1_000, 10_000, 100_000], ["1,000", "10,000", "100,000"])
+        draw.set_ticks(axes, [1_000, 10_000, 100_000], ["1,000", "10,000", "100,000"])
     panels[0].set_ylabel("seconds for one embedding")
     panels[1].set_yticks([0.2, 0.5, 1, 2, 5], ["0.2", "0.5", "1", "2", "5"])
     panels[1].minorticks_off()
     panels[1].set_ylabel("peak memory of the process, GiB")
-    legend_below(figure, panels)
+    draw.legend_below(figure, panels)
     return figure
 
 
 def _draw_releases(rows: pd.DataFrame) -> Figure:
     """Draw messages a second as dots on a logarithmic axis, the rival as a line."""
     others = rows[rows["way"] != release.AUTHORS]
-    figure, ((axes,),) = make_panels(1, 1, (8.5, 0.28 * others["way"].nunique() + 1.6))
+    figure, ((axes,),) = draw.make_panels(1, 1, (8.5, 0.28 * others["way"].nunique() + 1.6))
     base = select(rows, way=release.AUTHORS)["single"].mean()
-    axes.axvline(base, color=COLOURS["red"], linestyle=(0, (4, 2)), label=release.AUTHORS)
+    axes.axvline(base, color=draw.COLOURS["red"], linestyle=(0, (4, 2)), label=release.AUTHORS)
     axes.set(xscale="log", xlabel="messages a second")
-    dots(axes, summarise(others, "single", "way"), colour=COLOURS["blue"], marker="o", label="one by one")
-    dots(axes, summarise(others, "batched", "way"), colour=COLOURS["orange"], marker="s", label="1,000 at a time")
-    legend_below(figure, [axes])
+    draw.dots(axes, summarise(others, "single", "way"), colour=draw.COLOURS["blue"], marker="o", label="one by one")
+    draw.dots(
+        axes, summarise(others, "batched", "way"), colour=draw.COLOURS["orange"], marker="s", label="1,000 at a time"
+    )
+    draw.legend_below(figure, [axes])
     return figure
 
 
 def _draw_votes(rows: pd.DataFrame) -> Figure:
     """Draw queries a second as bars, a group for each number of private rows; ratios to the rival are written."""
-    figure, ((axes,),) = make_panels(1, 1, (8.5, 3.8))
+    figure, ((axes,),) = draw.make_panels(1, 1, (8.5, 3.8))
     found = summarise(rows, "per_second", "way", "rows")
     ways, sizes = list(rows["way"].unique()), sorted(rows["rows"].unique())
-    looks = dict(zip(ways, [("white", COLOURS["red"], "///"), ("0.85", "0.4", ""), *_BARS], strict=True))
+    looks = dict(zip(ways, [("white", draw.COLOURS["red"], "///"), ("0.85", "0.4", ""), *_BARS], strict=True))
     for place, (way, (face, edge, hatch)) in enumerate(looks.items()):
         here = found.loc[way].loc[sizes]
         x = np.arange(len(sizes)) + (place - (len(ways) - 1) / 2) * 0.2
@@ -171,7 +174,7 @@ def _draw_votes(rows: pd.DataFrame) -> Figure:
     axes.set(yscale="log", ylabel="queries a second", xlabel="private rows")
     axes.set_xticks(range(len(sizes)), [f"{n:,}" for n in sizes])
     axes.grid(visible=False, axis="x")
-    legend_below(figure, [axes], ncols=2)
+    draw.legend_below(figure, [axes], ncols=2)
     return figure
 
 
@@ -264,19 +267,19 @@ def _show(found: pd.DataFrame) -> pd.Series:
     return text.where(found["value"].notna(), "")
 
 
+PARAMETERS = {
+    "rows embedded": list(SIZES),
+    "repeats": REPEATS,
+    "items of the releases' gallery": GALLERY,
+    "private rows": list(PRIVATE),
+}
 STUDY = Study(
-    name="cost",
-    title="What it costs in time and memory",
-    cases=cases,
-    measure=measure,
-    figures=figures,
-    facts=facts,
-    data=("drawn at random, but for the votes: HOG of MNIST where it is there",),
-    parameters={
-        "rows embedded": list(SIZES),
-        "repeats": REPEATS,
-        "items of the releases' gallery": GALLERY,
-        "private rows": list(PRIVATE),
-    },
+    "cost",
+    cases,
+    measure,
+    figures,
+    facts,
+    ("drawn at random, but for the votes: HOG of MNIST where it is there",),
+    PARAMETERS,
     alone=True,
 )

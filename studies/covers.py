@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from nearveil.release import Cells, Covers
@@ -18,8 +19,7 @@ from nearveil.release._learning import projection
 from nearveil.release._mapped import MappedRelease
 from nearveil.retrieval._truth import Copies, popularity, true_neighbors
 from nearveil.retrieval.ceiling import neighbor_ceiling
-from studies._figures import Figure, curve, epsilon_axis, legend_below, make_panels
-from studies._figures import ceiling as draw_ceiling
+from studies import _figures as draw
 from studies._report import interval
 from studies._study import Case, Row, Study, summarise
 from studies._trial import FILES, NAMES, QUERIES, SETS, Rows, Trial, split
@@ -129,18 +129,18 @@ def measure(case: Case) -> list[Row]:
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw shares of the ceiling over epsilon."""
     groups = rows.groupby(["data", "f"], sort=False)
-    figure, panels = make_panels(1, len(groups), (10.5, 3.7), sharey=True)
+    figure, panels = draw.make_panels(1, len(groups), (10.5, 3.7), sharey=True)
     for axes, ((data, fraction), some) in zip(panels[0], groups, strict=True):
         epsilons = sorted(some["epsilon"].unique())
-        draw_ceiling(axes, epsilons, [1.0] * len(epsilons), top=1.05)
+        draw.ceiling(axes, epsilons, [1.0] * len(epsilons), top=1.05)
         axes.axhline(NEAR, color="0.45", linewidth=1.0, linestyle="--", label="within 10% of the ceiling")
         for place, (column, name) in enumerate(COLUMNS.items()):
-            curve(axes, name, summarise(some, column, "epsilon").sort_index(), place=place + 3)
-        epsilon_axis(axes, epsilons)
+            draw.curve(axes, name, summarise(some, column, "epsilon").sort_index(), place=place + 3)
+        draw.epsilon_axis(axes, epsilons)
         axes.set_title(f"{NAMES.get(data, data)}, answers of {fraction:.0%}")
         axes.set_ylim(0.5, 1.03)
     panels[0, 0].set_ylabel("expected NN-recall@8,\nshare of the ceiling")
-    legend_below(figure, panels[0], ncols=6)
+    draw.legend_below(figure, panels[0], ncols=6)
     return {"shares": figure}
 
 
@@ -172,14 +172,5 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="covers",
-    title="What makes covers good",
-    cases=cases,
-    measure=measure,
-    figures=figures,
-    facts=facts,
-    data=FILES,
-    parameters={"epsilons": EPSILONS, "f": FRACTIONS, "k": K, "held-out queries": QUERIES},
-    seeds=SEEDS,
-)
+PARAMETERS = {"epsilons": EPSILONS, "f": FRACTIONS, "k": K, "held-out queries": QUERIES}
+STUDY = Study("covers", cases, measure, figures, facts, FILES, PARAMETERS, SEEDS)

@@ -4,10 +4,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import PrivateMail
-from studies._figures import COLOURS, FLOOR, IMPOSSIBLE, Axes, Figure, legend_below, make_panels
+from studies import _figures as draw
 from studies._privatemail import ANCHORS, DELTA, SETS, K, bound, ceiling, files, floor, images, recall, show
 from studies._study import Case, Row, Study, summarise
 
@@ -60,33 +62,35 @@ def measure(case: Case) -> list[Row]:
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw four bars a set, under the ceiling."""
-    figure, panels = make_panels(1, rows["data"].nunique(), (9.6, 4.6), sharey=True)
+    figure, panels = draw.make_panels(1, rows["data"].nunique(), (9.6, 4.6), sharey=True)
     for axes, (data, own) in zip(panels[0], rows.groupby("data", sort=False), strict=True):
         _bars(axes, own)
         axes.set_title(f"{SETS[data].title}: {own['classes'].iloc[0]} classes, nominal epsilon {EPSILON:g}")
     panels[0, 0].set_ylabel("Recall@8")
-    legend_below(figure, panels[0, :1])
+    draw.legend_below(figure, panels[0, :1])
     return {"bars": figure}
 
 
 def _bars(axes: Axes, rows: pd.DataFrame) -> None:
     top = rows["ceiling"].iloc[0]
     means = summarise(rows, "recall", "features", "label")
-    axes.axhspan(top, 1.04, color="0.86", linewidth=0, zorder=0.5, label=IMPOSSIBLE)
+    axes.axhspan(top, 1.04, color="0.86", linewidth=0, zorder=0.5, label=draw.IMPOSSIBLE)
     axes.axhline(top, color="0.35", linewidth=1.2, zorder=0.6)
     for place, bar in enumerate(BARS):
         found = means.loc[bar]
         leaks = found.low > top
-        colour, hatch = (COLOURS["red"], "//") if leaks else (COLOURS["blue"], None)
+        colour, hatch = (draw.COLOURS["red"], "//") if leaks else (draw.COLOURS["blue"], None)
         axes.bar(place, found.value, width=0.62, color=colour, hatch=hatch, edgecolor="white", zorder=2)
         spread = [[found.value - max(found.low, 0)], [found.high - found.value]]
         axes.errorbar(place, found.value, yerr=spread, color="black", capsize=4, linewidth=1.1, zorder=3)
         words: Any = {"ha": "center", "zorder": 4, "weight": "bold"}
         axes.text(place, min(max(found.high, top) + 0.015, 0.98), f"{found.value:.2f}", va="bottom", **words)
         if leaks:
-            frame = {"facecolor": "white", "edgecolor": COLOURS["red"], "boxstyle": "round"}
+            frame = {"facecolor": "white", "edgecolor": draw.COLOURS["red"], "boxstyle": "round"}
             axes.text(place, found.value / 2 + top / 2, "the label\nleaked", va="center", bbox=frame, **words)
-    axes.axhline(rows["floor"].iloc[0], color="black", linewidth=1.3, linestyle=(0, (1, 2.5)), label=FLOOR, zorder=2.5)
+    axes.axhline(
+        rows["floor"].iloc[0], color="black", linewidth=1.3, linestyle=(0, (1, 2.5)), label=draw.FLOOR, zorder=2.5
+    )
     axes.text(2.5, 0.6, "impossible for\na private message", ha="center", va="center", fontsize=12, color="0.2")
     arrow = {"arrowstyle": "->"}
     axes.annotate(f"ceiling {bound(top)}", (2.5, top), (2.5, 0.3), ha="center", color="0.2", arrowprops=arrow)
@@ -121,21 +125,12 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="label-leak",
-    title="The label leaks: what PrivateMail's published recall is made of",
-    cases=cases,
-    measure=measure,
-    figures=figures,
-    facts=facts,
-    data=files("cars196", "cub200"),
-    parameters={
-        "nominal epsilon": EPSILON,
-        "delta": DELTA,
-        "anchors": ANCHORS,
-        "gallery": GALLERY,
-        "queries a class": 1,
-        "others": "Table 2 of the 2022 paper",
-    },
-    seeds=SEEDS,
-)
+PARAMETERS = {
+    "nominal epsilon": EPSILON,
+    "delta": DELTA,
+    "anchors": ANCHORS,
+    "gallery": GALLERY,
+    "queries a class": 1,
+    "others": "Table 2 of the 2022 paper",
+}
+STUDY = Study("label-leak", cases, measure, figures, facts, files("cars196", "cub200"), PARAMETERS, SEEDS)

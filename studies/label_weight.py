@@ -4,10 +4,11 @@ import functools
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 from sklearn.model_selection import train_test_split
 
 from nearveil import SupervisedManifold
-from studies._figures import Figure, curves, floor, legend_below, make_panels
+from studies import _figures as draw
 from studies._study import Case, Row, Study, summarise
 from studies.data import load_features
 from studies.demo import Split, digits, limits, neighbours_accuracy
@@ -55,18 +56,18 @@ def measure(case: Case) -> list[Row]:
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw accuracy over label weight, a curve a bandwidth."""
     sets = rows["data"].nunique()
-    figure, panels = make_panels(1, sets, (5 * sets, 4.4), sharey=True)
+    figure, panels = draw.make_panels(1, sets, (5 * sets, 4.4), sharey=True)
     for axes, (data, own) in zip(panels[0], rows.groupby("data", sort=False), strict=True):
         weights = list(own["label_weight"].unique())
         axes.axhline(own["raw"].iloc[0], color="black", linestyle="-.", linewidth=1.4, label="raw features")
         labels = {bandwidth: f"bandwidth {bandwidth:g}" for bandwidth in own["bandwidth"].unique()}
         places = own.assign(place=own["label_weight"].map(weights.index))
-        curves(axes, places, "accuracy", "place", by="bandwidth", labels=labels)
-        floor(axes, own["floor"].iloc[0], label="floor: the commonest class")
+        draw.curves(axes, places, "accuracy", "place", by="bandwidth", labels=labels)
+        draw.floor(axes, own["floor"].iloc[0], label="floor: the commonest class")
         axes.set_xticks(range(len(weights)), [f"{weight:g}" for weight in weights])
         axes.set(title=TITLES[data], xlabel="label weight alpha", ylim=(0, 1.03))
     panels[0, 0].set_ylabel("held-out accuracy, 5 neighbours")
-    legend_below(figure, panels[0])
+    draw.legend_below(figure, panels[0])
     return {"accuracy": figure}
 
 
@@ -90,14 +91,14 @@ def _describe_set(title: str, rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+PARAMETERS = {"columns": 2, "steps": 20, "held out": 0.3}
 STUDY = Study(
-    name="label-weight",
-    title="Labels do not help rows that have none",
-    cases=cases,
-    measure=measure,
-    figures=figures,
-    facts=facts,
-    data=("digits of scikit-learn", "cub200_cropped_lite0/cub200_cropped_lite0.npz"),
-    parameters={"columns": 2, "steps": 20, "held out": 0.3},
-    seeds=SEEDS,
+    "label-weight",
+    cases,
+    measure,
+    figures,
+    facts,
+    ("digits of scikit-learn", "cub200_cropped_lite0/cub200_cropped_lite0.npz"),
+    PARAMETERS,
+    SEEDS,
 )

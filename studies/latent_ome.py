@@ -6,20 +6,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import OME, Latent
-from studies._figures import (
-    Figure,
-    ceiling,
-    curve,
-    curves,
-    epsilon_axis,
-    floor,
-    legend_below,
-    make_panels,
-    without_interval,
-)
+from studies import _figures as draw
 from studies._finding import Search, find, search_of, unasked
 from studies._rivals import SETTINGS, Public
 from studies._study import Case, Row, Study, select, summarise
@@ -134,7 +125,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
 
 def _draw_budgets(rows: pd.DataFrame, settings: Sequence[tuple[str, float]], size: tuple[float, float]) -> Figure:
     """Draw budgets over the claimed epsilon, a panel for each alpha."""
-    figure, (line,) = make_panels(1, len(settings), size, sharey=True)
+    figure, (line,) = draw.make_panels(1, len(settings), size, sharey=True)
     budgets = select(rows, part="budget").sort_values("claimed")
     groups = [select(budgets, mechanism=name, alpha=alpha).set_index("claimed", drop=False) for name, alpha in settings]
     shown = pd.concat([here[list(_LINES)] for here in groups])
@@ -144,7 +135,7 @@ def _draw_budgets(rows: pd.DataFrame, settings: Sequence[tuple[str, float]], siz
             sound = column in ("exact", "at_delta") or bool((here[column] >= here["exact"]).all())
             points = here.loc[here[column] > 0, column]
             if len(points):
-                curve(axes, words, without_interval(points), sound=sound, place=place)
+                draw.curve(axes, words, draw.without_interval(points), sound=sound, place=place)
         lost = here.index[here["correction"] <= 0]
         if len(lost):
             marks = {"color": "black", "markerfacecolor": "white", "label": "correction is negative"}
@@ -152,23 +143,23 @@ def _draw_budgets(rows: pd.DataFrame, settings: Sequence[tuple[str, float]], siz
         axes.set(xscale="log", yscale="log", xlabel="claimed epsilon of a vector")
         axes.set_title(f"{name}\n{here['bits'].iloc[0]} bits, alpha {alpha:g}", fontsize=9.5)
     line[0].set_ylabel("epsilon of a vector")
-    legend_below(figure, line)
+    draw.legend_below(figure, line)
     return figure
 
 
 def _draw_recall(rows: pd.DataFrame) -> Figure:
     """Draw NN-recall at equal exact epsilon, and what OME finds at the epsilon that it claims."""
-    figure, ((axes,),) = make_panels(1, 1, (7.2, 5.2))
+    figure, ((axes,),) = draw.make_panels(1, 1, (7.2, 5.2))
     found = select(rows, part="recall")
     ceilings, bottom = find_limits(found)
-    ceiling(axes, ceilings.index.to_list(), ceilings.to_list())
-    floor(axes, bottom)
-    curves(axes, found, "nn_recall", "epsilon")
+    draw.ceiling(axes, ceilings.index.to_list(), ceilings.to_list())
+    draw.floor(axes, bottom)
+    draw.curves(axes, found, "nn_recall", "epsilon")
     claimed = summarise(select(rows, part="claimed"), "nn_recall", "epsilon").sort_index()
-    curve(axes, "OME", claimed, sound=False, label="OME at the epsilon it claims")
-    epsilon_axis(axes, ceilings.index, label="epsilon of one query (exact, but for the dotted curve)")
+    draw.curve(axes, "OME", claimed, sound=False, label="OME at the epsilon it claims")
+    draw.epsilon_axis(axes, ceilings.index, label="epsilon of one query (exact, but for the dotted curve)")
     axes.set(ylim=(0, 1.005), ylabel="NN-recall@8")
-    legend_below(figure, [axes])
+    draw.legend_below(figure, [axes])
     return figure
 
 
@@ -238,23 +229,14 @@ def _find_leaks(found: pd.DataFrame, claimed: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="latent-ome",
-    title="LATENT and OME: claimed, corrected, exact",
-    cases=cases,
-    measure=measure,
-    figures=figures,
-    facts=facts,
-    data=FILES[:1],
-    parameters={
-        "nominal epsilons": NOMINALS,
-        "alphas": ALPHAS,
-        "delta": DELTA,
-        "codes": CODES,
-        "epsilons": EPSILONS,
-        "f": FRACTION,
-        "methods": {name: SETTINGS[name] for name in METHODS},
-        "OME as claimed": f"PCA to 50, 550 bits, alpha {CLAIMED_ALPHA:g}",
-    },
-    seeds=SEEDS,
-)
+PARAMETERS = {
+    "nominal epsilons": NOMINALS,
+    "alphas": ALPHAS,
+    "delta": DELTA,
+    "codes": CODES,
+    "epsilons": EPSILONS,
+    "f": FRACTION,
+    "methods": {name: SETTINGS[name] for name in METHODS},
+    "OME as claimed": f"PCA to 50, 550 bits, alpha {CLAIMED_ALPHA:g}",
+}
+STUDY = Study("latent-ome", cases, measure, figures, facts, FILES[:1], PARAMETERS, SEEDS)

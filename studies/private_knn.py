@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import NetworkStudent, Student
-from studies._figures import COLOURS, Axes, Figure, curve, epsilon_axis, floor, legend_below, make_panels
+from studies import _figures as draw
 from studies._private_knn_ways import (
     ANSWERS,
     COMMONEST,
@@ -101,15 +103,15 @@ def find_curve(rows: pd.DataFrame, name: str, way: str) -> pd.DataFrame:
     return found.join(groups[columns].mean()).assign(splits=groups.size()).sort_index()
 
 
-def find_cheapest(curve: pd.DataFrame, accuracy: float) -> float | None:
+def find_cheapest(found: pd.DataFrame, accuracy: float) -> float | None:
     """Return the least epsilon of a curve whose mean accuracy reaches a value."""
-    reached = curve.index[curve["value"] >= accuracy]
+    reached = found.index[found["value"] >= accuracy]
     return float(reached.min()) if len(reached) else None
 
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw accuracy over epsilon, and figure 4 of the supplement."""
-    accuracy, (panels,) = make_panels(1, 3, (11, 4.6))
+    accuracy, (panels,) = draw.make_panels(1, 3, (11, 4.6))
     shown: tuple[tuple[Name, str, tuple[float, float]], ...] = (
         ("mnist", TITLES["mnist"], (0, 1.02)),
         ("mnist", "MNIST, from 0.94 on", (0.94, 1)),
@@ -118,16 +120,16 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     for axes, (name, title, limits) in zip(panels, shown, strict=True):
         _draw_accuracy(axes, rows, name)
         axes.set(title=title, ylim=limits)
-    trade_off, (pair,) = make_panels(1, 2, (9.5, 4.6))
+    trade_off, (pair,) = draw.make_panels(1, 2, (9.5, 4.6))
     for axes, (_, title, limits) in zip(pair, shown[:2], strict=True):
         for place, way in enumerate((*FIGURE_4, PATE, OURS)):
             label = f"{way}, queries varied" if way in FIGURE_4 else way
-            curve(axes, way, find_curve(rows, "mnist", way), place=place + 1, label=label)
+            draw.curve(axes, way, find_curve(rows, "mnist", way), place=place + 1, label=label)
         _draw_references(axes, rows, "mnist")
         axes.set(title=title, ylim=limits)
     for figure, line in ((accuracy, panels), (trade_off, pair)):
         line[0].set_ylabel("accuracy of the student on held images")
-        legend_below(figure, line)
+        draw.legend_below(figure, line)
     return {"accuracy": accuracy, "trade-off": trade_off}
 
 
@@ -136,21 +138,21 @@ def _draw_accuracy(axes: Axes, rows: pd.DataFrame, name: Name) -> None:
     for way in (OURS, PATE, GIVEN, PATE_GIVEN, NETWORK):
         found = find_curve(rows, name, way)
         if len(found):
-            curve(axes, way, found, place=7)
+            draw.curve(axes, way, found, place=7)
     claimed, given = PLANS[PLAN_OF[name]].claimed, find_curve(rows, name, GIVEN)
     ends = [claimed, given.index[0]]
-    axes.plot(ends, [given["value"].iloc[0]] * 2, color=COLOURS["red"], linestyle=":", linewidth=1.2)
+    axes.plot(ends, [given["value"].iloc[0]] * 2, color=draw.COLOURS["red"], linestyle=":", linewidth=1.2)
     label = "published parameters, at the epsilon claimed"
-    curve(axes, GIVEN, given.set_axis([claimed]), sound=False, label=label)
+    draw.curve(axes, GIVEN, given.set_axis([claimed]), sound=False, label=label)
     _draw_references(axes, rows, name)
 
 
 def _draw_references(axes: Axes, rows: pd.DataFrame, name: Name) -> None:
     low, top, near = (find_curve(rows, name, way)["value"].iloc[0] for way in (COMMONEST, TRUE, NEAREST))
-    floor(axes, low, label="floor: the commonest class")
+    draw.floor(axes, low, label="floor: the commonest class")
     axes.axhline(top, color="black", linestyle="-.", linewidth=1.1, label="the same student, true labels")
     axes.axhline(near, color="0.5", linestyle=(0, (6, 2)), linewidth=1.1, label=NEAREST)
-    epsilon_axis(axes, (0.01, 0.1, 1, 10), label="epsilon of all answers")
+    draw.epsilon_axis(axes, (0.01, 0.1, 1, 10), label="epsilon of all answers")
 
 
 def facts(rows: pd.DataFrame) -> dict[str, Any]:
@@ -248,19 +250,19 @@ def _list_claims(rows: pd.DataFrame, name: Name) -> list[dict[str, str]]:
     return lines
 
 
+PARAMETERS = {
+    "delta": DELTA,
+    "epsilons of ours and PATE": {PLAN_OF[name]: list(EPSILONS[name]) for name in NAMES},
+    "held": HELD,
+    "network": f"epsilon {NETWORK_EPSILON:g}, {EPOCHS} epochs",
+}
 STUDY = Study(
-    name="private-knn",
-    title="What a student learns from private votes",
-    cases=cases,
-    measure=measure,
-    figures=figures,
-    facts=facts,
-    data=tuple(f"{folder}/{folder}.npz" for folder in FOLDERS.values()),
-    parameters={
-        "delta": DELTA,
-        "epsilons of ours and PATE": {PLAN_OF[name]: list(EPSILONS[name]) for name in NAMES},
-        "held": HELD,
-        "network": f"epsilon {NETWORK_EPSILON:g}, {EPOCHS} epochs",
-    },
-    seeds=SEEDS,
+    "private-knn",
+    cases,
+    measure,
+    figures,
+    facts,
+    tuple(f"{folder}/{folder}.npz" for folder in FOLDERS.values()),
+    PARAMETERS,
+    SEEDS,
 )

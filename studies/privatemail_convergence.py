@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nearveil.graph import label_graph
-from studies._figures import Figure, curves, floor, legend_below, make_panels
+from studies import _figures as draw
 from studies._privatemail import (
     SETS,
     K,
@@ -85,20 +86,20 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw a column a set and a line a number of columns of the embedding."""
     data, columns = rows["data"].unique(), rows["k"].unique()
     size = (10.5, 3.1 * len(columns) + 0.9)
-    figure, panels = make_panels(len(columns), len(data), size, sharex=True, sharey=True)
+    figure, panels = draw.make_panels(len(columns), len(data), size, sharex=True, sharey=True)
     for line, k in zip(panels, columns, strict=True):
         for axes, name in zip(line, data, strict=True):
             own = select(rows, data=name, k=k)
             raw = select(own, method=RAW)["recall"].mean()
             axes.axhline(raw, color="black", linestyle="-.", linewidth=1.4, label="raw features, no label")
-            curves(axes, own, "recall", "step", only=METHODS)
-            floor(axes, own["chance"].iloc[0], label="chance: eight random items")
+            draw.curves(axes, own, "recall", "step", only=METHODS)
+            draw.floor(axes, own["chance"].iloc[0], label="chance: eight random items")
             axes.set_title(f"{SETS[name].title}, {k} columns")
             axes.set(ylim=(0, 1.03), xticks=range(0, STEPS + 1, 2))
         line[0].set_ylabel("Recall@8")
     for axes in panels[-1]:
         axes.set_xlabel("iterations of the query")
-    legend_below(figure, panels[0, :1])
+    draw.legend_below(figure, panels[0, :1])
     return {"recall": figure}
 
 
@@ -119,19 +120,12 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+PARAMETERS = {
+    "gallery at most": GALLERY,
+    "columns": COLUMNS,
+    "iterations": STEPS,
+    "bandwidth and label weight": "Table 2 of the 2022 paper",
+}
 STUDY = Study(
-    name="privatemail-convergence",
-    title="PrivateMail 2022, figure 3: recall over iterations",
-    cases=cases,
-    measure=measure,
-    figures=figures,
-    facts=facts,
-    data=files("cub200", "cars196", "cifar100"),
-    parameters={
-        "gallery at most": GALLERY,
-        "columns": COLUMNS,
-        "iterations": STEPS,
-        "bandwidth and label weight": "Table 2 of the 2022 paper",
-    },
-    seeds=SEEDS,
+    "privatemail-convergence", cases, measure, figures, facts, files("cub200", "cars196", "cifar100"), PARAMETERS, SEEDS
 )

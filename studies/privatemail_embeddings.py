@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from nearveil.graph import label_graph
 from nearveil.manifold import umeyama
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import PrivateMail
-from studies._figures import COLOURS, Axes, Figure, curves, epsilon_axis, legend_below, look, make_panels
+from studies import _figures as draw
 from studies._privatemail import (
     ANCHORS,
     EPSILONS,
@@ -47,9 +49,9 @@ PICTURES = {
     "alignment-2021": (FIRST, "CUB-200-2011, as published in 2021"),
 }
 _ROLES = {  # of the pictures of an alignment: colour, marker, size, what it is
-    "server": (COLOURS["sky"], "s", 12, "public anchors, the server's embedding"),
-    "client": (COLOURS["red"], "x", 12, "public anchors, the client's noisy embedding"),
-    "target": (COLOURS["black"], "*", 130, "the private target"),
+    "server": (draw.COLOURS["sky"], "s", 12, "public anchors, the server's embedding"),
+    "client": (draw.COLOURS["red"], "x", 12, "public anchors, the client's noisy embedding"),
+    "target": (draw.COLOURS["black"], "*", 130, "the private target"),
 }
 
 
@@ -161,14 +163,14 @@ def _draw_iterations(points: pd.DataFrame, spread: pd.DataFrame) -> Figure:
     """Draw a line of panels a method and a column an iteration."""
     methods, steps = points["method"].unique(), points["step"].unique()
     within = spread.groupby(["method", "step"])["within"].mean()
-    figure, panels = make_panels(len(methods), len(steps), (10.8, 2.35 * len(methods) + 0.7))
+    figure, panels = draw.make_panels(len(methods), len(steps), (10.8, 2.35 * len(methods) + 0.7))
     for line, method in zip(panels, methods, strict=True):
         for axes, step in zip(line, steps, strict=True):
             _draw_classes(axes, points[(points["method"] == method) & (points["step"] == step)])
             axes.set_title(f"iteration {step}", fontsize=9.5)
             axes.set_xlabel(f"within classes: {within[method, step]:.0%}", fontsize=8.5)
         line[0].set_ylabel("the authors' program" if method == PROGRAM else "as published, eq. 4")
-    legend_below(figure, panels[0, :1], ncols=9)
+    draw.legend_below(figure, panels[0, :1], ncols=9)
     return figure
 
 
@@ -177,7 +179,7 @@ def _draw_classes(axes: Axes, rows: pd.DataFrame) -> None:
     others = rows[rows["class"].isna()]
     axes.scatter(others["x"], others["y"], s=7, color="0.8", linewidths=0, label="other classes", rasterized=True)
     for place, (label, own) in enumerate(rows.dropna(subset=["class"]).groupby("class")):
-        style = look("", place)
+        style = draw.look("", place)
         dot: Any = {"s": 16, "color": style.colour, "marker": style.marker, "linewidths": 0.4, "edgecolors": "white"}
         axes.scatter(own["x"], own["y"], label=f"class {label:.0f}", rasterized=True, **dot)
     axes.set(xticks=[], yticks=[])
@@ -189,7 +191,7 @@ def _draw_classes(axes: Axes, rows: pd.DataFrame) -> None:
 def _draw_alignment(points: pd.DataFrame, title: str) -> Figure:
     """Draw the client's and the server's anchors, before alignment above, after it below, a column an epsilon."""
     epsilons = points["epsilon"].unique()
-    figure, panels = make_panels(2, len(epsilons), (10.2, 6.4))
+    figure, panels = draw.make_panels(2, len(epsilons), (10.2, 6.4))
     figure.suptitle(title, fontsize=11)
     for column, epsilon in zip(panels.T, epsilons, strict=True):
         for axes, when in zip(column, ("before", "after"), strict=True):
@@ -200,20 +202,20 @@ def _draw_alignment(points: pd.DataFrame, title: str) -> Figure:
             axes.set_title(f"epsilon {epsilon:g}, {when} alignment", pad=15)  # room for the axis's factor
             axes.locator_params(nbins=4)
             axes.ticklabel_format(style="sci", scilimits=(-2, 3))
-    legend_below(figure, panels[0, :1])
+    draw.legend_below(figure, panels[0, :1])
     return figure
 
 
 def _draw_errors(rows: pd.DataFrame) -> Figure:
     """Draw the error after alignment over epsilon, a curve a version."""
-    figure, ((axes,),) = make_panels(1, 1, (7.4, 4.2))
+    figure, ((axes,),) = draw.make_panels(1, 1, (7.4, 4.2))
     labels = {name: f"{name}, {'CUB-200-2011' if name == FIRST else 'Cars196'}" for name in VERSIONS}
-    curves(axes, rows, "after", "epsilon", labels=labels, unsound=list(VERSIONS))
+    draw.curves(axes, rows, "after", "epsilon", labels=labels, unsound=list(VERSIONS))
     axes.axhline(1, color="black", linewidth=1.3, linestyle=(0, (1, 2.5)), label="noise alone")
-    axes.axhline(0, color=COLOURS["blue"], linewidth=1.6, label="PrivateMail made sound: anchors are public")
-    epsilon_axis(axes, (0.01, 0.1, 1, 4, 16), label="nominal epsilon of one query")
+    axes.axhline(0, color=draw.COLOURS["blue"], linewidth=1.6, label="PrivateMail made sound: anchors are public")
+    draw.epsilon_axis(axes, (0.01, 0.1, 1, 4, 16), label="nominal epsilon of one query")
     axes.set(ylabel="anchors' error after alignment,\nin units of the server's spread", ylim=(-0.05, 1.1))
-    legend_below(figure, [axes], ncols=1)
+    draw.legend_below(figure, [axes], ncols=1)
     return figure
 
 
@@ -234,19 +236,10 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="privatemail-embeddings",
-    title="PrivateMail's embeddings: over iterations, and before and after alignment",
-    cases=cases,
-    measure=measure,
-    figures=figures,
-    facts=facts,
-    data=files("cub200", "cars196"),
-    parameters={
-        "gallery": GALLERY,
-        "anchors": ANCHORS,
-        "targets": TARGETS,
-        "others": "Table 2 of the 2022 paper",
-    },
-    seeds=SEEDS,
-)
+PARAMETERS = {
+    "gallery": GALLERY,
+    "anchors": ANCHORS,
+    "targets": TARGETS,
+    "others": "Table 2 of the 2022 paper",
+}
+STUDY = Study("privatemail-embeddings", cases, measure, figures, facts, files("cub200", "cars196"), PARAMETERS, SEEDS)

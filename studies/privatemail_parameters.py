@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import PrivateMail
-from studies._figures import Axes, Figure, curves, legend_below, make_panels
-from studies._figures import ceiling as draw_ceiling
-from studies._figures import floor as draw_floor
+from studies import _figures as draw
 from studies._privatemail import (
     ANCHORS,
     DELTA,
@@ -125,14 +125,14 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw a column a parameter; above as published, below what is sound."""
     found = {}
     for data, own in rows.groupby("data", sort=False):
-        figure, panels = make_panels(2, len(VALUES), (10.5, 6.6), sharey=True)
+        figure, panels = draw.make_panels(2, len(VALUES), (10.5, 6.6), sharey=True)
         for column, (name, group) in zip(panels.T, own.groupby("parameter", sort=False), strict=True):
             for axes, methods, kind in zip(column, _PAIRS, ("as published", "sound"), strict=True):
                 _panel(axes, group, methods)
                 axes.set(title=f"{SETS[data].title}, {kind}", xlabel=NAMES[name])
         for axes in panels[:, 0]:
             axes.set_ylabel("Recall@8")
-        legend_below(figure, panels[:, 0], ncols=2)
+        draw.legend_below(figure, panels[:, 0], ncols=2)
         found[data] = figure
     return found
 
@@ -140,11 +140,11 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
 def _panel(axes: Axes, rows: pd.DataFrame, methods: Sequence[str]) -> None:
     values = list(rows["value"].unique())
     edges = [-0.3, len(values) - 0.7]
-    draw_ceiling(axes, edges, [rows["ceiling"].iloc[0]] * 2, top=1.03)
-    draw_floor(axes, rows["floor"].iloc[0])
+    draw.ceiling(axes, edges, [rows["ceiling"].iloc[0]] * 2, top=1.03)
+    draw.floor(axes, rows["floor"].iloc[0])
     places = rows.assign(place=rows["value"].map(values.index))
     for method in methods:
-        curves(axes, places, "recall", "place", only=[method], labels=_LABELS, unsound=[PROGRAM], place=2)
+        draw.curves(axes, places, "recall", "place", only=[method], labels=_LABELS, unsound=[PROGRAM], place=2)
     axes.set_xticks(range(len(values)), [f"{value:g}" for value in values])
     axes.set(ylim=(0, 1.03), xlim=edges)
 
@@ -168,21 +168,12 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="privatemail-parameters",
-    title="PrivateMail 2022, figure 5: columns, label weight, bandwidth",
-    cases=cases,
-    measure=measure,
-    figures=figures,
-    facts=facts,
-    data=files("cub200", "cars196"),
-    parameters={
-        "epsilon": EPSILON,
-        "delta": DELTA,
-        "anchors": ANCHORS,
-        "gallery": GALLERY,
-        "public steps": STEPS,
-        "others": "Table 2 of the 2022 paper",
-    },
-    seeds=SEEDS,
-)
+PARAMETERS = {
+    "epsilon": EPSILON,
+    "delta": DELTA,
+    "anchors": ANCHORS,
+    "gallery": GALLERY,
+    "public steps": STEPS,
+    "others": "Table 2 of the 2022 paper",
+}
+STUDY = Study("privatemail-parameters", cases, measure, figures, facts, files("cub200", "cars196"), PARAMETERS, SEEDS)

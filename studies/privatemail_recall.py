@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from nearveil.release._privatemail_published import step_epsilon
-from studies._figures import Axes, Figure, curve, curves, epsilon_axis, legend_below, level, make_panels
-from studies._figures import ceiling as draw_ceiling
-from studies._figures import floor as draw_floor
+from studies import _figures as draw
 from studies._privatemail import ANCHORS, DELTA, EPSILONS, SETS, ceiling, files, floor, images, show
 from studies._privatemail_methods import (
     DSNE_ANCHORS,
@@ -75,45 +75,45 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
 
 def _draw_second(rows: pd.DataFrame) -> Figure:
     rows = rows[rows["method"] != FIRST]
-    figure, panels = make_panels(2, rows["data"].nunique(), (10.8, 7.6), sharey=True)
+    figure, panels = draw.make_panels(2, rows["data"].nunique(), (10.8, 7.6), sharey=True)
     kinds = ((ABOVE, "do not protect the query"), (BELOW, "protect the query"))
     for column, (data, own) in zip(panels.T, rows.groupby("data", sort=False), strict=True):
         for axes, (methods, kind) in zip(column, kinds, strict=True):
             _draw_limits(axes, own["classes"].iloc[0], EPSILONS)
-            curves(axes, own, "recall", "epsilon", only=methods, labels=LABELS, unsound=UNSOUND)
+            draw.curves(axes, own, "recall", "epsilon", only=methods, labels=LABELS, unsound=UNSOUND)
             for method in PLAIN:
-                found = level(mean(select(own, method=method)["recall"]), EPSILONS)
-                curve(axes, method, found, label=LABELS.get(method, method))
+                found = draw.level(mean(select(own, method=method)["recall"]), EPSILONS)
+                draw.curve(axes, method, found, label=LABELS.get(method, method))
             axes.set_title(f"{SETS[data].title}: {kind}")
-            epsilon_axis(axes, (0.01, 0.1, 1, 4, 16))
+            draw.epsilon_axis(axes, (0.01, 0.1, 1, 4, 16))
     for axes in panels[:, 0]:
         axes.set_ylabel("Recall@8, straight from the ranking")
-    legend_below(figure, panels[:, 0])
+    draw.legend_below(figure, panels[:, 0])
     return figure
 
 
 def _draw_limits(axes: Axes, n_classes: int, epsilons: Sequence[float]) -> None:
     x = np.geomspace(epsilons[0], epsilons[-1], 60).tolist()
-    draw_ceiling(axes, x, [ceiling(epsilon, n_classes) for epsilon in x], top=1.03)
-    draw_floor(axes, floor(n_classes))
+    draw.ceiling(axes, x, [ceiling(epsilon, n_classes) for epsilon in x], top=1.03)
+    draw.floor(axes, floor(n_classes))
     axes.set_ylim(0, 1.03)
 
 
 def _draw_first(rows: pd.DataFrame) -> Figure:
     ours = select(rows, method=FIRST)
-    figure, (panels,) = make_panels(1, ours["data"].nunique(), (9.6, 4.6), sharey=True)
+    figure, (panels,) = draw.make_panels(1, ours["data"].nunique(), (9.6, 4.6), sharey=True)
     for axes, (data, own) in zip(panels, ours.groupby("data", sort=False), strict=True):
         _draw_limits(axes, own["classes"].iloc[0], FIRST_EPSILONS)
         for place, (delta, group) in enumerate(own.groupby("delta", sort=False)):
             label = f"{FIRST}, delta {delta:g}"
-            curve(axes, label, summarise(group, "recall", "epsilon"), sound=False, place=place + 1)
-        raw = level(mean(select(rows, data=data, method="no privacy")["recall"]), FIRST_EPSILONS)
-        curve(axes, "no privacy", raw, label="raw features, no privacy")
+            draw.curve(axes, label, summarise(group, "recall", "epsilon"), sound=False, place=place + 1)
+        raw = draw.level(mean(select(rows, data=data, method="no privacy")["recall"]), FIRST_EPSILONS)
+        draw.curve(axes, "no privacy", raw, label="raw features, no privacy")
         axes.set_title(f"{SETS[data].title}: two noisy iterations, strong composition")
-        epsilon_axis(axes, FIRST_EPSILONS, label="epsilon of one query, as the paper composes it")
+        draw.epsilon_axis(axes, FIRST_EPSILONS, label="epsilon of one query, as the paper composes it")
         axes.set_xticks(FIRST_EPSILONS, [f"{epsilon:.2g}" for epsilon in FIRST_EPSILONS])  # the last two are close
     panels[0].set_ylabel("Recall@8, straight from the ranking")
-    legend_below(figure, panels, ncols=2)
+    draw.legend_below(figure, panels, ncols=2)
     return figure
 
 
@@ -185,23 +185,16 @@ def _list_first(ours: pd.DataFrame) -> pd.DataFrame:
     return lines.rename(columns={"epsilon": "epsilon, composed"})
 
 
+PARAMETERS = {
+    "delta": DELTA,
+    "anchors": ANCHORS,
+    "gallery at most": GALLERY,
+    "DP-dSNE anchors": DSNE_ANCHORS,
+    "private PCA columns": PCA_COLUMNS,
+    "random projection columns": 64,
+    "covers, sets by epsilon": {f"{epsilon:g}:": count for epsilon, count in SETS_OF.items()},
+    "covers, maps learned for": "epsilon 1, 2, 4 and 8, the nearest",
+}
 STUDY = Study(
-    name="privatemail-recall",
-    title="PrivateMail 2022, figure 6, and 2021, figure 4: recall over epsilon",
-    cases=cases,
-    measure=measure,
-    figures=figures,
-    facts=facts,
-    data=files("cub200", "cars196", "cifar100"),
-    parameters={
-        "delta": DELTA,
-        "anchors": ANCHORS,
-        "gallery at most": GALLERY,
-        "DP-dSNE anchors": DSNE_ANCHORS,
-        "private PCA columns": PCA_COLUMNS,
-        "random projection columns": 64,
-        "covers, sets by epsilon": {f"{epsilon:g}:": count for epsilon, count in SETS_OF.items()},
-        "covers, maps learned for": "epsilon 1, 2, 4 and 8, the nearest",
-    },
-    seeds=SEEDS,
+    "privatemail-recall", cases, measure, figures, facts, files("cub200", "cars196", "cifar100"), PARAMETERS, SEEDS
 )

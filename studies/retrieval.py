@@ -6,25 +6,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Cells, Release
 from nearveil.release._mapped import MappedRelease
 from nearveil.retrieval._truth import true_neighbors
 from nearveil.retrieval.ceiling import neighbor_ceiling
-from studies._figures import (
-    Axes,
-    Figure,
-    ceiling,
-    curve,
-    curves,
-    epsilon_axis,
-    floor,
-    legend_below,
-    look,
-    make_panels,
-    without_interval,
-)
+from studies import _figures as draw
 from studies._finding import Items, K, Search, find, search_of, unasked
 from studies._report import interval
 from studies._retrieval_budget import BUDGET, DELTA, PRICED, payable
@@ -240,77 +230,77 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     }
 
 
-def _draw_grid(found: pd.DataFrame, draw: Callable[[Axes, pd.DataFrame], None], label: str) -> Figure:
+def _draw_grid(found: pd.DataFrame, draw_panel: Callable[[Axes, pd.DataFrame], None], label: str) -> Figure:
     """Draw a line of panels for each set, a column for each f."""
     sets, fractions = sorted(found["data"].unique(), reverse=True), sorted(found["f"].unique())
     size = (10.5, 0.9 + 2.75 * len(sets))
-    figure, panels = make_panels(len(sets), len(fractions), size, sharex=True, sharey=True)
+    figure, panels = draw.make_panels(len(sets), len(fractions), size, sharex=True, sharey=True)
     for line, data in zip(panels, sets, strict=True):
         for axes, fraction in zip(line, fractions, strict=True):
             here = select(found, data=data, f=fraction)
-            draw(axes, here)
+            draw_panel(axes, here)
             axes.set(title=f"{NAMES.get(data, data)}, answers of {fraction:.0%}", ylim=(0, 1.005))
-            epsilon_axis(axes, here["epsilon"].unique(), label="epsilon of one query" if data == sets[-1] else "")
+            draw.epsilon_axis(axes, here["epsilon"].unique(), label="epsilon of one query" if data == sets[-1] else "")
         line[0].set_ylabel(label)
-    legend_below(figure, panels.ravel(), ncols=5)
+    draw.legend_below(figure, panels.ravel(), ncols=5)
     return figure
 
 
 def _draw_neighbours(axes: Axes, here: pd.DataFrame, methods: Sequence[str]) -> None:
     ceilings, bottom = find_limits(here)
-    ceiling(axes, ceilings.index.to_list(), ceilings.to_list())
-    floor(axes, bottom)
-    curves(axes, here, "nn_recall", "epsilon", only=methods)
+    draw.ceiling(axes, ceilings.index.to_list(), ceilings.to_list())
+    draw.floor(axes, bottom)
+    draw.curves(axes, here, "nn_recall", "epsilon", only=methods)
 
 
 def _draw_same_class(axes: Axes, here: pd.DataFrame) -> None:
-    floor(axes, here["recall_floor"].mean())
-    top, style = here["recall_unprotected"].mean(), look("no privacy")
+    draw.floor(axes, here["recall_floor"].mean())
+    top, style = here["recall_unprotected"].mean(), draw.look("no privacy")
     axes.axhline(top, color=style.colour, linestyle=style.dashes, linewidth=1.2, label="no privacy")
-    curves(axes, here, "recall", "epsilon", only=BY_CLASS)
+    draw.curves(axes, here, "recall", "epsilon", only=BY_CLASS)
 
 
 def _draw_classes(rows: pd.DataFrame) -> Figure:
     """Draw what queries of classes that are lacking find less, as a difference for each seed."""
     found = differences(rows)
     sets = sorted(found["data"].unique(), reverse=True)
-    figure, panels = make_panels(len(sets), len(LACKS), (9.0, 0.8 + 2.7 * len(sets)), sharey=True, sharex=True)
+    figure, panels = draw.make_panels(len(sets), len(LACKS), (9.0, 0.8 + 2.7 * len(sets)), sharey=True, sharex=True)
     for line, data in zip(panels, sets, strict=True):
         for axes, lacks in zip(line, LACKS, strict=True):
             here = select(found, data=data, lacks=lacks)
             axes.axhline(0, color="black", linewidth=1.0)
-            curves(axes, here, "difference", "epsilon")
+            draw.curves(axes, here, "difference", "epsilon")
             axes.set_title(f"{NAMES.get(data, data)}: {lacks} lack the class")
-            epsilon_axis(axes, here["epsilon"].unique(), label="epsilon of one query" if data == sets[-1] else "")
+            draw.epsilon_axis(axes, here["epsilon"].unique(), label="epsilon of one query" if data == sets[-1] else "")
         line[0].set_ylabel("NN-recall@8, lacking less known")
-    legend_below(figure, panels.ravel(), ncols=5)
+    draw.legend_below(figure, panels.ravel(), ncols=5)
     return figure
 
 
 def _draw_budget(rows: pd.DataFrame) -> Figure:
     """Draw how many queries a budget pays for, and what they find beyond the floor."""
-    figure, ((left, *others),) = make_panels(1, 3, (10.5, 4.4))
+    figure, ((left, *others),) = draw.make_panels(1, 3, (10.5, 4.4))
     paid = select(rows, part="budget").sort_values("epsilon")
     for place, (kind, way, name) in enumerate(_PAID):
         count = select(paid, method=kind).set_index("epsilon")[way]
-        curve(left, name, without_interval(count), place=place)
+        draw.curve(left, name, draw.without_interval(count), place=place)
     left.set(yscale="log", title=f"Queries that epsilon {BUDGET:g} pays for", ylabel="queries")
     left.legend(loc="upper right")
-    epsilon_axis(left, paid["epsilon"].unique())
+    draw.epsilon_axis(left, paid["epsilon"].unique())
     found = gains(rows)
     found = found[(found["data"] == found["data"].max()) & (found["epsilon"] >= LEAST_GAINING)]
     top = 1.3 * select(found, method="covers")["gain"].max()
     for axes, (way, title) in zip(others, WAYS.items(), strict=True):
         here = select(found, way=way)
         bound = select(here, method="ceiling").groupby("epsilon")["gain"].mean()
-        ceiling(axes, bound.index.to_list(), bound.to_list(), top=2 * top)
-        floor(axes, 0.0)
+        draw.ceiling(axes, bound.index.to_list(), bound.to_list(), top=2 * top)
+        draw.floor(axes, 0.0)
         asked = here.groupby("method", sort=False)["queries"].max()
-        curves(axes, here[here["method"] != "ceiling"], "gain", "epsilon", only=asked.index[asked > 0])
+        draw.curves(axes, here[here["method"] != "ceiling"], "gain", "epsilon", only=asked.index[asked > 0])
         axes.set_title(f"Found beyond the floor, {title}")
         axes.set(ylabel="true neighbours, in all", ylim=(-0.6 * top, top))
-        epsilon_axis(axes, bound.index)
-    legend_below(figure, others, ncols=5)
+        draw.epsilon_axis(axes, bound.index)
+    draw.legend_below(figure, others, ncols=5)
     return figure
 
 
@@ -443,7 +433,7 @@ def _compare_by_class(found: pd.DataFrame) -> dict[str, Any]:
     below = summarise(covers, "gain", "data", "f", "epsilon")["high"] < 0
     floors = found.groupby(["data", "f"], sort=False)["recall_floor"].mean()
     return {
-        "class_floors": ", ".join(f"{floor:.2f} ({NAMES.get(d, d)}, f {f:g})" for (d, f), floor in floors.items()),
+        "class_floors": ", ".join(f"{share:.2f} ({NAMES.get(d, d)}, f {f:g})" for (d, f), share in floors.items()),
         "below_class_floor": int(below.sum()),
         "n_covers": len(below),
     }
@@ -498,25 +488,16 @@ def _compare_budgets(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="retrieval",
-    title="What every release finds, between floor and ceiling",
-    cases=cases,
-    measure=measure,
-    figures=figures,
-    facts=facts,
-    data=FILES,
-    parameters={
-        "epsilons": EPSILONS,
-        "f": FRACTIONS,
-        "k": K,
-        "held-out queries": QUERIES,
-        "seed of the split": SPLIT,
-        "epsilons for classes": CLASS_EPSILONS,
-        "f for classes": CLASS_FRACTION,
-        "budget": BUDGET,
-        "delta of the budget": DELTA,
-        "methods": SETTINGS,
-    },
-    seeds=SEEDS,
-)
+PARAMETERS = {
+    "epsilons": EPSILONS,
+    "f": FRACTIONS,
+    "k": K,
+    "held-out queries": QUERIES,
+    "seed of the split": SPLIT,
+    "epsilons for classes": CLASS_EPSILONS,
+    "f for classes": CLASS_FRACTION,
+    "budget": BUDGET,
+    "delta of the budget": DELTA,
+    "methods": SETTINGS,
+}
+STUDY = Study("retrieval", cases, measure, figures, facts, FILES, PARAMETERS, SEEDS)

@@ -4,8 +4,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from studies._figures import COLOURS, Axes, Figure, legend_below, look, make_panels, set_ticks
+from studies import _figures as draw
 from studies._screening_curves import (
     COUNTS,
     DELTA,
@@ -96,7 +98,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
 
 def draw_surface(rows: pd.DataFrame) -> Figure:
     """Draw figure 1: the divergence as a share of the worst at its order, and where the worst is."""
-    figure, ((axes,),) = make_panels(1, 1, (7, 4.6))
+    figure, ((axes,),) = draw.make_panels(1, 1, (7, 4.6))
     axes.grid(visible=False)
     worst = select(rows, kind="worst")
     cells = select(rows, kind="at").pivot(index="votes", columns="order", values="rdp")
@@ -117,7 +119,7 @@ def draw_surface(rows: pd.DataFrame) -> Figure:
 
 def draw_worst(rows: pd.DataFrame) -> Figure:
     """Draw figure 2: fixed max-votes and the maximum, absolute and as a share of the Gaussian's divergence."""
-    figure, (panels,) = make_panels(1, 2, (10.5, 4.6))
+    figure, (panels,) = draw.make_panels(1, 2, (10.5, 4.6))
     worst = select(rows, kind="worst").set_index("order")
     fixed = select(rows, kind="at").set_index("order")
     gaussian = pd.Series(worst.index / (2 * SCREENING.noise**2), worst.index)
@@ -133,13 +135,13 @@ def draw_worst(rows: pd.DataFrame) -> Figure:
         axes.set(xlabel="order of the Rényi divergence", ylim=(0, 1.14 * top.max()))
     panels[0].set_ylabel("divergence of one screening")
     panels[1].set_ylabel("as a share of the Gaussian mechanism's")
-    legend_below(figure, panels)
+    draw.legend_below(figure, panels)
     return figure
 
 
 def draw_costs(rows: pd.DataFrame) -> Figure:
     """Draw figure 3: the published curves, and all accountants divided by the exact cost."""
-    figure, ((left, right),) = make_panels(1, 2, (10.5, 4.8))
+    figure, ((left, right),) = draw.make_panels(1, 2, (10.5, 4.8))
     costs = {kind: own.set_index("screenings")["epsilon"] for kind, own in rows.groupby("kind", sort=False)}
     exact = costs["Bellman"]
     fixed = dict(iter(select(rows, kind="at").set_index("screenings").groupby("votes", sort=False)["epsilon"]))
@@ -151,16 +153,18 @@ def draw_costs(rows: pd.DataFrame) -> Figure:
             _draw_line(right, found / exact, place, f"{_name(votes)} (unsound)", dotted=True)
     for kind, marker in (("classic", "D"), ("tight", "X")):
         label = f"Rényi maximum, {kind} conversion"
-        right.plot(exact.index, costs[kind] / exact, color=COLOURS["grey"], marker=marker, linestyle="-.", label=label)
+        right.plot(
+            exact.index, costs[kind] / exact, color=draw.COLOURS["grey"], marker=marker, linestyle="-.", label=label
+        )
     lowest = costs["fixed pair"] / exact
     right.plot(lowest.index, lowest, color="black", linewidth=1.2, label="fixed pair: a lower bound")
     right.fill_between(lowest.index, 0, lowest, color="0.9", linewidth=0, zorder=0)
     for axes in (left, right):
         axes.set(xscale="log", xlabel="screenings")
-        set_ticks(axes, [1, 10, 100, 1000, 8192], ["1", "10", "100", "1,000", "8,192"])
+        draw.set_ticks(axes, [1, 10, 100, 1000, 8192], ["1", "10", "100", "1,000", "8,192"])
     left.set(yscale="log", ylabel="epsilon at delta 1e-5")
     right.set(ylabel="epsilon divided by the exact one (below 1: too low)", ylim=(0, None))
-    legend_below(figure, [left, right])
+    draw.legend_below(figure, [left, right])
     return figure
 
 
@@ -170,7 +174,7 @@ def _name(votes: int) -> str:
 
 
 def _draw_line(axes: Axes, points: pd.Series, place: int, label: str, *, dotted: bool = False) -> None:
-    style = look("", place)
+    style = draw.look("", place)
     axes.plot(
         points.index,
         points,
@@ -234,21 +238,12 @@ def _compare_costs(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="screening",
-    title="Noisy screening: where it costs most, and how much",
-    cases=cases,
-    measure=measure,
-    figures=figures,
-    facts=facts,
-    data=("none: all of it is computed",),
-    parameters={
-        "neighbours": SCREENING.n_neighbors,
-        "threshold": SCREENING.threshold,
-        "screening noise": SCREENING.noise,
-        "fixed max-votes": list(FIXED_VOTES),
-        "sampling rate of figure 3": SAMPLING_RATE,
-        "delta": DELTA,
-    },
-    seeds=(),
-)
+PARAMETERS = {
+    "neighbours": SCREENING.n_neighbors,
+    "threshold": SCREENING.threshold,
+    "screening noise": SCREENING.noise,
+    "fixed max-votes": list(FIXED_VOTES),
+    "sampling rate of figure 3": SAMPLING_RATE,
+    "delta": DELTA,
+}
+STUDY = Study("screening", cases, measure, figures, facts, ("none: all of it is computed",), PARAMETERS, ())

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from nearveil.graph import Encoding
@@ -12,7 +14,7 @@ from nearveil.privacy import _sensitivity_replace as replace
 from nearveil.privacy import _sensitivity_target as target
 from nearveil.privacy._sensitivity_common import checked_start, label_floor
 from nearveil.privacy.sensitivity import published_2022
-from studies._figures import Axes, Figure, curve, epsilon_axis, legend_below, make_panels
+from studies import _figures as draw
 from studies._sensitivity_search import found_replace, found_target, unit
 from studies._study import Case, Row, Study, select, summarise
 from studies._trial import FILES, NAMES
@@ -131,29 +133,29 @@ def _anchors(n: int, rng: np.random.Generator) -> dict[str, Floats]:
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw the bounds over n and over the bandwidth."""
-    over_n, panels = make_panels(len(SIZE_BANDWIDTHS), len(SHOWN), (10.8, 5.9), sharex=True, sharey="row")
+    over_n, panels = draw.make_panels(len(SIZE_BANDWIDTHS), len(SHOWN), (10.8, 5.9), sharex=True, sharey="row")
     for line, bandwidth in zip(panels, SIZE_BANDWIDTHS, strict=True):
         for axes, released in zip(line, SHOWN, strict=True):
             _panel(axes, select(rows, released=released, bandwidth=bandwidth), "rows")
             axes.set_title(f"{released}\nbandwidth {bandwidth:g}", fontsize=9.5)
             axes.set_xlabel("rows n" if bandwidth == SIZE_BANDWIDTHS[-1] else "")
         line[0].set_ylabel("L2 sensitivity of the first step")
-    legend_below(over_n, panels.ravel(), ncols=4)
-    over_bandwidth, (line,) = make_panels(1, len(SHOWN), (10.8, 3.6), sharey=True)
+    draw.legend_below(over_n, panels.ravel(), ncols=4)
+    over_bandwidth, (line,) = draw.make_panels(1, len(SHOWN), (10.8, 3.6), sharey=True)
     for axes, released in zip(line, SHOWN, strict=True):
         here = select(rows, released=released, rows=BANDWIDTH_SIZE)
         _panel(axes, here, "bandwidth")
         axes.set_title(f"{released}\n{BANDWIDTH_SIZE:,} rows", fontsize=9.5)
-        epsilon_axis(axes, here["bandwidth"].unique(), label="bandwidth s")
+        draw.epsilon_axis(axes, here["bandwidth"].unique(), label="bandwidth s")
     line[0].set_ylabel("L2 sensitivity of the first step")
-    legend_below(over_bandwidth, line, ncols=4)
+    draw.legend_below(over_bandwidth, line, ncols=4)
     return {"over-n": over_n, "over-bandwidth": over_bandwidth}
 
 
 def _panel(axes: Axes, here: pd.DataFrame, over: str) -> None:
     for column, name, sound, place in _LINES:
         found = here.dropna(subset=[column]) if column in here else here[:0].assign(**{column: 0.0})
-        curve(axes, name, summarise(found, column, over).sort_index(), sound=sound, place=place)
+        draw.curve(axes, name, summarise(found, column, over).sort_index(), sound=sound, place=place)
     found = here.dropna(subset=["found"]).astype({"found": float}).groupby(over)["found"].mean()
     axes.plot(found.index, found, "k+", markersize=7, label="found by a search")
     axes.set(xscale="log", yscale="log")
@@ -199,24 +201,15 @@ def _compare(rows: pd.DataFrame, searched: pd.DataFrame, bandwidth: float) -> pd
     return cells.rename(columns=names).reset_index()
 
 
-STUDY = Study(
-    name="sensitivity",
-    title="Sensitivity: published, proved, sharpened, found",
-    cases=cases,
-    measure=measure,
-    figures=figures,
-    facts=facts,
-    data=FILES,
-    parameters={
-        "rows": SIZES,
-        "at bandwidths": SIZE_BANDWIDTHS,
-        "bandwidths": BANDWIDTHS,
-        "at rows": BANDWIDTH_SIZE,
-        "columns": COLUMNS,
-        "classes": CLASSES,
-        "label weight": LABEL_WEIGHT,
-        "dimensions of random anchors": FEATURES,
-        "searches": SEARCHES,
-    },
-    seeds=SEEDS,
-)
+PARAMETERS = {
+    "rows": SIZES,
+    "at bandwidths": SIZE_BANDWIDTHS,
+    "bandwidths": BANDWIDTHS,
+    "at rows": BANDWIDTH_SIZE,
+    "columns": COLUMNS,
+    "classes": CLASSES,
+    "label weight": LABEL_WEIGHT,
+    "dimensions of random anchors": FEATURES,
+    "searches": SEARCHES,
+}
+STUDY = Study("sensitivity", cases, measure, figures, facts, FILES, PARAMETERS, SEEDS)

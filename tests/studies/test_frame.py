@@ -35,7 +35,9 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     return {"squares": drawn}
 
 
-TEMPLATE = """What squares are.
+TEMPLATE = """# Squares
+
+What squares are.
 
 {{ command }}
 
@@ -48,7 +50,6 @@ TEMPLATE = """What squares are.
 def study(**changes: object) -> Study:
     given: dict[str, object] = {
         "name": "squares",
-        "title": "Squares",
         "cases": lambda: CASES,
         "measure": measure,
         "figures": figures,
