@@ -9,7 +9,6 @@ from scipy.special import ndtr
 
 from nearveil.privacy.accounting import screening_rdp
 from nearveil.privacy.events import NoisyScreening
-from studies import _screening_curves as curves
 from studies import screening
 from studies._report import write
 from studies._study import as_frame, run
@@ -25,7 +24,7 @@ def plain_rdp(order: float, p: float, q: float) -> float:
 @pytest.mark.parametrize("rate", [1.0, 0.3])
 def test_every_entry_of_figure_1_is_the_definition(rate: float) -> None:
     orders = np.array([1.5, 4.0, 11.0])
-    found = curves.rdp_by_votes(orders, SMALL, sampling_rate=rate)
+    found = screening.rdp_by_votes(orders, SMALL, sampling_rate=rate)
     passes = ndtr((np.arange(13) - 7.0) / 4.0)
     for row, order in zip(found, orders, strict=True):
         for t in range(13):
@@ -35,63 +34,70 @@ def test_every_entry_of_figure_1_is_the_definition(rate: float) -> None:
             assert row[t] == pytest.approx(expected, rel=1e-9)
 
 
-def test_figure_1_starts_at_no_votes_and_its_maximum_is_where_it_says() -> None:
-    found = curves.surface()
-    assert (found.votes[0], found.votes[-1]) == (0, 300)
-    assert found.rdp.shape == (len(found.orders), 301)
-    np.testing.assert_allclose(found.rdp.max(axis=1), found.worst_rdp, rtol=1e-12)
-    for pairs in (found.least_worst, found.most_worst):
-        there = found.rdp[np.arange(len(found.orders)), pairs[:, 0]]
-        np.testing.assert_allclose(there, found.worst_rdp, rtol=1e-12)
-        assert np.all(np.abs(np.diff(pairs, axis=1)) == 1)
-    at_20 = int(np.flatnonzero(found.orders == 20)[0])
-    assert tuple(found.least_worst[at_20]) == (199, 198)
-    assert tuple(found.most_worst[at_20]) == (221, 222)
-    assert found.worst_rdp[at_20] == pytest.approx(8.81961642761911e-4, rel=1e-12)  # vector 4
+def test_the_maximum_of_figure_1_is_where_it_says() -> None:
+    orders = np.arange(1.5, 50.5, 0.5)
+    rdp = screening.rdp_by_votes(orders, STREET)
+    assert rdp.shape == (len(orders), 301)  # from no votes on
+    least, most = (as_frame(screening.find_worst(orders, which)).set_index("order") for which in (0, -1))
+    for found in (least, most):
+        np.testing.assert_allclose(rdp.max(axis=1), found["rdp"], rtol=1e-12)
+        np.testing.assert_allclose(rdp[np.arange(len(orders)), found["votes"]], found["rdp"], rtol=1e-12)
+        assert np.all(np.abs(found["votes"] - found["neighbour"]) == 1)
+    assert tuple(least.loc[20, ["votes", "neighbour"]]) == (199, 198)
+    assert tuple(most.loc[20, ["votes", "neighbour"]]) == (221, 222)
+    assert most.loc[20, "rdp"] == pytest.approx(8.81961642761911e-4, rel=1e-12)  # vector 4
     # "When alpha is below 50 the worst case is at T": it is, up to order 2.
-    elsewhere = (found.least_worst[:, 0] != 210) | (found.most_worst[:, 0] != 210)
-    assert np.all(elsewhere[found.orders >= 5])
-    assert not np.any(elsewhere[found.orders <= 2])
+    elsewhere = (least["votes"] != 210) | (most["votes"] != 210)
+    assert np.all(elsewhere[orders >= 5])
+    assert not np.any(elsewhere[orders <= 2])
 
 
 def test_figure_2_names_the_true_maximisers() -> None:
-    found = curves.worst_cases(np.array([20.0, 80.0, 100.0, 150.0, 300.0]))
-    assert [tuple(pair) for pair in found.worst_pairs] == [(221, 222), (257, 258), (270, 271), (113, 112), (1, 0)]
-    assert found.worst_rdp[-1] == pytest.approx(1.62456745210433e-2, rel=1e-12)  # vector 4
-    assert found.worst_rdp[2] == pytest.approx(4.51813516879525e-3, rel=1e-12)
-    assert list(found.fixed_votes) == [210, 221, 300, 113, 30]
-    assert np.all(found.fixed_rdp <= found.worst_rdp[:, None] * (1 + 1e-12))
-    assert found.fixed_rdp[0, 1] == pytest.approx(found.worst_rdp[0], rel=1e-12)
-    assert found.fixed_rdp[3, 3] == pytest.approx(found.worst_rdp[3], rel=1e-12)
+    orders = np.array([20.0, 80.0, 100.0, 150.0, 300.0])
+    worst = as_frame(screening.find_worst(orders, -1))
+    fixed = screening.rdp_by_votes(orders, STREET)[:, list(screening.FIXED_VOTES)]
+    pairs = list(zip(worst["votes"], worst["neighbour"], strict=True))
+    assert pairs == [(221, 222), (257, 258), (270, 271), (113, 112), (1, 0)]
+    values = worst["rdp"].to_numpy()
+    assert values[-1] == pytest.approx(1.62456745210433e-2, rel=1e-12)  # vector 4
+    assert values[2] == pytest.approx(4.51813516879525e-3, rel=1e-12)
+    assert screening.FIXED_VOTES == (210, 221, 300, 113, 30)
+    assert np.all(fixed <= values[:, None] * (1 + 1e-12))
+    assert fixed[0, 1] == pytest.approx(values[0], rel=1e-12)
+    assert fixed[3, 3] == pytest.approx(values[3], rel=1e-12)
     # The published rule, the larger of T and k, is short at every one of them.
-    assert np.all(np.maximum(found.fixed_rdp[:, 0], found.fixed_rdp[:, 2]) < 0.9985 * found.worst_rdp)
+    assert np.all(np.maximum(fixed[:, 0], fixed[:, 2]) < 0.9985 * values)
 
 
 def test_vector_5_the_cost_of_eight_thousand_screenings_as_published() -> None:
-    values = curves.rdp_by_votes(np.array([24.0]), STREET, sampling_rate=0.25)
+    values = screening.rdp_by_votes(np.array([24.0]), STREET, sampling_rate=0.25)
     assert values.max() == pytest.approx(6.61152575517683e-5, rel=1e-12)
     assert 8192 * values.max() + math.log(1e5) / 23 == pytest.approx(1.04217816660192, rel=1e-13)
     assert values.max() == screening_rdp(24, STREET, sampling_rate=0.25).value
 
 
 def test_figure_3_lies_between_its_bounds_and_the_published_rule_is_too_low_for_few() -> None:
-    found = curves.screening_costs((1, 2, 4, 32))
-    assert np.all(found.lower <= found.bellman)
-    assert np.all(found.bellman <= found.tight)
-    assert np.all(found.tight <= found.classic)
-    assert np.all(found.fixed <= found.classic[:, None])
-    assert np.all(found.lower >= 0.96 * found.bellman)
-    np.testing.assert_allclose(found.lower[:1], found.bellman[:1], rtol=1e-5)  # one question: the pair is all
-    rule = np.maximum(found.fixed[:, 0], found.fixed[:, 2])  # at T and at k
-    assert rule[0] < 0.7 * found.lower[0]
-    assert rule[1] < found.lower[1]
-    assert np.all(rule[2:] > found.bellman[2:])
+    rows = as_frame({"screenings": count, **row} for count in (1, 2, 4, 32) for row in screening.compute_costs(count))
+    found = rows[rows["kind"] != "at"].pivot(index="screenings", columns="kind", values="epsilon")
+    fixed = rows[rows["kind"] == "at"].pivot(index="screenings", columns="votes", values="epsilon")
+    assert np.all(found["fixed pair"] <= found["Bellman"])
+    assert np.all(found["Bellman"] <= found["tight"])
+    assert np.all(found["tight"] <= found["classic"])
+    assert np.all(fixed.max(axis=1) <= found["classic"])
+    assert np.all(found["fixed pair"] >= 0.96 * found["Bellman"])
+    assert found.loc[1, "fixed pair"] == pytest.approx(
+        found.loc[1, "Bellman"], rel=1e-5
+    )  # one question: the pair is all
+    rule = fixed[[210, 300]].max(axis=1)  # at T and at k
+    assert rule[1] < 0.7 * found.loc[1, "fixed pair"]
+    assert rule[2] < found.loc[2, "fixed pair"]
+    assert np.all(rule[[4, 32]] > found.loc[[4, 32], "Bellman"])
 
 
 def test_the_search_for_a_fixed_pair_finds_the_best() -> None:
     from nearveil.privacy.accounting import fixed_pair_epsilon
 
-    found, pair = curves.worst_fixed_pair(40, SMALL, sampling_rate=0.4, delta=1e-5)
+    found, pair = screening.worst_fixed_pair(40, SMALL, sampling_rate=0.4, delta=1e-5)
     everywhere = [
         fixed_pair_epsilon(40, SMALL, both, sampling_rate=0.4, delta=1e-5, direction=direction)
         for t in range(12)
