@@ -22,17 +22,43 @@ from studies._cost_graph import (
     BANDWIDTH,
     COLUMNS,
     CPU,
-    CUDA,
     FEATURES,
     TOLERANCE,
     Contender,
+    Product,
+    attention,
     in_dtype,
+    ours,
     rows_and_values,
 )
 from studies._timing import in_new_process, peak_gib, timed
 
 CPU_SIZES = (2_000, 5_000, 20_000, 100_000, 1_000_000)
 CUDA_SIZES = (131_072, 1_048_576, 10_000_000)
+
+
+def device_tiles(X: Any) -> Product:
+    """Multiply 32-bit tiles on the GPU with library products, weights through memory."""
+    import torch
+
+    from nearveil.graph import _exact
+
+    def product(Z: Any) -> tuple[Any, Any]:
+        both = torch.cat([torch.ones_like(Z[:, :1]), Z], dim=1)
+        sums = _exact._symmetric(X, both, BANDWIDTH**-2, _exact.DEVICE_TILE)
+        return sums[:, :1] * Z - sums[:, 1:], sums[:, :1]
+
+    return product
+
+
+CUDA = (
+    Contender("fused attention, torch", "bfloat16", 1_048_576, attention),
+    Contender("fused attention, torch", "float16", 1_048_576, attention),
+    Contender("32-bit tiles, torch", "float32", 1_048_576, device_tiles),
+    Contender("exact (ours)", "float16", 1_048_576, ours("exact")),
+    Contender("exact (ours)", "float32", 1_048_576, ours("exact")),
+    Contender("series (ours)", "float32", 10_000_000, ours("series")),
+)
 
 
 def probes(n: int) -> Any:

@@ -21,11 +21,48 @@ from typing import Any
 
 import numpy as np
 
-from studies._cost_votes import CPU, CUDA, FEATURES, PRIVATE, RIVAL, Contender, rows, split
+from studies._cost_votes import (
+    CPU,
+    FEATURES,
+    PRIVATE,
+    RIVAL,
+    Contender,
+    Floats,
+    Work,
+    listed,
+    published,
+    rows,
+    sampled,
+    split,
+)
 from studies._timing import in_new_process, peak_gib, timed
 
 SIZES = (7_500, 15_000, 30_000, 60_000)
 COUNTS = (1, 16, 128, 1024, 8192)
+
+
+def product_on_device(rows: Floats) -> Work:
+    """Multiply on the GPU, in true float32, and look at nothing."""
+    import torch
+
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    private = torch.from_numpy(rows).cuda()
+
+    def work(queries: Floats) -> None:
+        for part in torch.split(torch.from_numpy(queries).cuda(), 1024):
+            _ = part @ private.T
+        torch.cuda.synchronize()
+
+    return work
+
+
+CUDA = (
+    Contender(RIVAL, published("float32"), 64, grows=True),
+    Contender("floor: one product, torch", product_on_device, 8192, grows=True),
+    Contender("rate 0.15, k 300 (ours, cuda)", sampled("cuda"), 8192, grows=True),
+    Contender("rate 1, k 2000 (ours, cuda)", listed("cuda"), 8192, grows=True),
+    Contender("rate 1, k 2000 (ours, numpy)", listed("numpy"), 8192),
+)
 
 
 def contenders(device: str) -> Sequence[Contender]:

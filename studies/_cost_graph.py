@@ -105,20 +105,6 @@ def attention(X: Any) -> Product:
     return product
 
 
-def device_tiles(X: Any) -> Product:
-    """Multiply 32-bit tiles on the GPU with library products, weights through memory."""
-    import torch
-
-    from nearveil.graph import _exact
-
-    def product(Z: Any) -> tuple[Any, Any]:
-        both = torch.cat([torch.ones_like(Z[:, :1]), Z], dim=1)
-        sums = _exact._symmetric(X, both, BANDWIDTH**-2, _exact.DEVICE_TILE)
-        return sums[:, :1] * Z - sums[:, 1:], sums[:, :1]
-
-    return product
-
-
 def keops(X: Any) -> Product:
     """Use KeOps' lazy tensors, compiled for this formula."""
     from pykeops.numpy import LazyTensor
@@ -147,14 +133,6 @@ CPU = (
     Contender("series (ours)", "float64", 1_000_000, ours("series")),
     Contender("series (ours)", "float32", 1_000_000, ours("series")),
     Contender("15 nearest neighbours (ours)", "float32", 20_000, ours("neighbors")),
-)
-CUDA = (
-    Contender("fused attention, torch", "bfloat16", 1_048_576, attention),
-    Contender("fused attention, torch", "float16", 1_048_576, attention),
-    Contender("32-bit tiles, torch", "float32", 1_048_576, device_tiles),
-    Contender("exact (ours)", "float16", 1_048_576, ours("exact")),
-    Contender("exact (ours)", "float32", 1_048_576, ours("exact")),
-    Contender("series (ours)", "float32", 10_000_000, ours("series")),
 )
 
 

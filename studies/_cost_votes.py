@@ -55,21 +55,6 @@ def product(rows: Floats) -> Work:
     return work
 
 
-def product_on_device(rows: Floats) -> Work:
-    """Multiply on the GPU, in true float32, and look at nothing."""
-    import torch
-
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    private = torch.from_numpy(rows).cuda()
-
-    def work(queries: Floats) -> None:
-        for part in torch.split(torch.from_numpy(queries).cuda(), 1024):
-            _ = part @ private.T
-        torch.cuda.synchronize()
-
-    return work
-
-
 def sampled(engine: Any) -> Callable[[Floats], Work]:
     """List the nearest and toss coins, rate 0.15, k 300."""
 
@@ -115,13 +100,6 @@ CPU = (
     Contender("rate 1, k 2000 (ours, numpy)", listed("numpy"), grows=True),
     Contender("rate 1, k 2000 (ours, torch)", listed("torch"), 1024),
     Contender("rate 1, k 2000 (ours, faiss)", listed("faiss"), 256),
-)
-CUDA = (
-    Contender(RIVAL, published("float32"), 64, grows=True),
-    Contender("floor: one product, torch", product_on_device, 8192, grows=True),
-    Contender("rate 0.15, k 300 (ours, cuda)", sampled("cuda"), 8192, grows=True),
-    Contender("rate 1, k 2000 (ours, cuda)", listed("cuda"), 8192, grows=True),
-    Contender("rate 1, k 2000 (ours, numpy)", listed("numpy"), 8192),
 )
 
 

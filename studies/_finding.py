@@ -28,7 +28,8 @@ class Search:
     """A trial with all that is true about it; all mechanisms centre by the public mean, so this serves all of them."""
 
     trial: Trial
-    gallery: Rows  # centred, of norm one
+    queries: Rows  # centred, of norm one, as the gallery
+    gallery: Rows
     near: Rows  # cosines of queries and items
     truth: Items  # the eight nearest items of each query
     copies: Copies  # which items are equal
@@ -49,7 +50,7 @@ def search_of(trial: Trial) -> Search:
     gallery = centred.features(trial.gallery, lenient=True).astype(np.float32)
     queries = centred.features(trial.queries).astype(np.float32)
     truth, counts = true_neighbors(queries, gallery, K), popularity(gallery, K)
-    return Search(trial, gallery, queries @ gallery.T, truth, Copies(gallery), counts)
+    return Search(trial, queries, gallery, queries @ gallery.T, truth, Copies(gallery), counts)
 
 
 def find(

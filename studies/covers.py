@@ -5,26 +5,24 @@ noise is drawn, so differences of a percent can be seen.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from nearveil.release import Cells, Covers
 from nearveil.release._learning import projection
 from nearveil.release._mapped import MappedRelease
-from nearveil.retrieval._truth import Copies, popularity, true_neighbors
+from nearveil.retrieval._truth import true_neighbors
 from nearveil.retrieval.ceiling import neighbor_ceiling
 from studies import _figures as draw
+from studies._finding import K, Search, search_of
 from studies._report import interval
 from studies._study import Case, Row, Study, summarise
-from studies._trial import FILES, NAMES, QUERIES, SETS, Rows, Trial, split
+from studies._trial import FILES, NAMES, QUERIES, SETS, split
 
-K = 8
 EPSILONS = (1.0, 2.0, 4.0, 6.0)
 FRACTIONS = (0.1, 0.2)
 SEEDS = (0, 1, 2)
@@ -38,66 +36,48 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Known:
-    """A trial whose rows are centred and compared once, for all mechanisms."""
-
-    trial: Trial
-    queries: Rows  # of norm one, as the gallery
-    gallery: Rows
-    truth: NDArray[np.intp]  # the eight nearest items of each query
-    counts: NDArray[np.int64]  # how often an item is among the eight nearest of another item
-
-    @classmethod
-    def of(cls, trial: Trial) -> "Known":
-        """Compare all queries with all items."""
-        centred = Cells(1.0).fit(trial.public)  # any release: all centre alike
-        queries, gallery = (centred.features(rows).astype(np.float32) for rows in (trial.queries, trial.gallery))
-        return cls(trial, queries, gallery, true_neighbors(queries, gallery, K), popularity(gallery, K))
-
-
-def expected(release: MappedRelease, known: Known, *, knowing: bool = False) -> float:
+def expected(release: MappedRelease, search: Search, *, knowing: bool = False) -> float:
     """Return the expected NN-recall@8."""
-    copies, members = Copies(known.gallery), release.members_
+    members = release.members_
     sets = np.split(members.indices, members.indptr[1:-1])
-    coverage = np.stack([copies.recall(known.truth, items) for items in sets], axis=1)
-    good = coverage.argmax(axis=1) if knowing else release.map_.choose(known.queries.astype(np.float64))
+    coverage = np.stack([search.copies.recall(search.truth, items) for items in sets], axis=1)
+    good = coverage.argmax(axis=1) if knowing else release.map_.choose(search.queries.astype(np.float64))
     own = coverage[np.arange(len(coverage)), good]
     channel = release._channel(release.map_)
     other = (coverage.sum(axis=1) - own) / (channel.n_sets - 1)
     return float(np.mean(channel.hit * own + (1 - channel.hit) * other))
 
 
-def by_codes(known: Known) -> float:
+def by_codes(search: Search) -> float:
     """Return the NN-recall@8 of a search among 64 dimensions of every item, in 8 bits: no message, epsilon 0."""
-    components = projection(known.gallery, CODE_BYTES)
-    placed = known.gallery @ components
+    components = projection(search.gallery, CODE_BYTES)
+    placed = search.gallery @ components
     scale = np.abs(placed).max(axis=1, keepdims=True) / 127
-    found = true_neighbors(known.queries @ components, np.rint(placed / scale) * scale, K)
-    return float(Copies(known.gallery).recall(known.truth, found).mean())
+    found = true_neighbors(search.queries @ components, np.rint(placed / scale) * scale, K)
+    return float(search.copies.recall(search.truth, found).mean())
 
 
-def compare(known: Known, candidates: float, epsilons: Sequence[float]) -> list[dict[str, Any]]:
+def compare(search: Search, candidates: float, epsilons: Sequence[float]) -> list[dict[str, Any]]:
     """Measure one gallery and fraction."""
-    public, gallery = known.trial.public, known.trial.gallery
+    public, gallery = search.trial.public, search.trial.gallery
     cells = Cells(epsilons[0], candidates).fit(public).index(gallery)
-    codes = by_codes(known)
+    codes = by_codes(search)
     found = []
     for epsilon in epsilons:
         covers = Covers(epsilon, candidates).fit(public).index(gallery)
         usual = Covers(epsilon, candidates, n_sets=round(1 / candidates)).fit(public).index(gallery)
         cells = cells.with_epsilon(epsilon)  # cells are the same at every epsilon
-        ceiling = neighbor_ceiling(epsilon, candidates, known.counts)
+        ceiling = neighbor_ceiling(epsilon, candidates, search.counts)
         found.append(
             {
                 "epsilon": epsilon,
                 "items": len(gallery),
                 "n_sets": covers.map_.n_sets,
                 "ceiling": ceiling,
-                "share": expected(covers, known) / ceiling,
-                "knowing": expected(covers, known, knowing=True) / ceiling,
-                "usual_number": expected(usual, known) / ceiling,
-                "kmeans": expected(cells, known) / ceiling,
+                "share": expected(covers, search) / ceiling,
+                "knowing": expected(covers, search, knowing=True) / ceiling,
+                "usual_number": expected(usual, search) / ceiling,
+                "kmeans": expected(cells, search) / ceiling,
                 "codes": codes,
             }
         )
@@ -115,14 +95,14 @@ def cases() -> list[Case]:
 
 
 @lru_cache(maxsize=1)
-def _known(data: str, seed: int) -> Known:
-    return Known.of(split(data, seed))
+def _search(data: str, seed: int) -> Search:
+    return search_of(split(data, seed))
 
 
 def measure(case: Case) -> list[Row]:
     """Measure one case."""
     common = {name: case[name] for name in ("data", "f", "seed")}
-    found = compare(_known(case["data"], case["seed"]), case["f"], case["epsilons"])
+    found = compare(_search(case["data"], case["seed"]), case["f"], case["epsilons"])
     return [{**common, **one} for one in found]
 
 

@@ -1,7 +1,6 @@
 """LATENT and OME: the budget that is claimed, the one that was corrected in print, and the exact one."""
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,11 @@ from matplotlib.figure import Figure
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import OME, Latent
 from studies import _figures as draw
-from studies._finding import Search, find, search_of, unasked
+from studies._finding import Search, find, unasked
 from studies._rivals import SETTINGS, Public
 from studies._study import Case, Row, Study, select, summarise
-from studies._trial import FILES, QUERIES, split
-from studies.retrieval import SEEDS, SPLIT, asked, find_limits, recall_rows
+from studies._trial import FILES, QUERIES
+from studies.retrieval import SEEDS, asked, find_limits, load_search, recall_rows
 
 DEFAULT = "OME, its paper's code"
 NOMINALS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
@@ -52,17 +51,11 @@ def cases() -> list[Case]:
     return [*prices, *recalls, {"part": "claimed", "data": DATA}]
 
 
-@cache
-def _search() -> tuple[Search, Public]:
-    found = split(DATA, SPLIT)
-    return search_of(found), Public(found.public, found.public_y)
-
-
 def measure(case: Case) -> list[Row]:
     """Compute or measure one case."""
     if case["part"] == "budget":
         return [_budget(case["mechanism"], case["alpha"], nominal) for nominal in NOMINALS]
-    search, public = _search()
+    search, public = load_search(DATA)
     return recall_rows(search, public, case) if case["part"] == "recall" else _claimed(search, public)
 
 

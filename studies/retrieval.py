@@ -67,7 +67,8 @@ _SLOW = "covers"  # seconds for each map: a case for each
 
 
 @cache
-def _search(data: str) -> tuple[Search, Public]:
+def load_search(data: str) -> tuple[Search, Public]:
+    """Return the one split of a set that all seeds search."""
     found = split(data, SPLIT)
     return search_of(found), Public(found.public, found.public_y)
 
@@ -109,7 +110,7 @@ def cases() -> list[Case]:
 def measure(case: Case) -> list[Row]:
     """Measure one case."""
     if case["part"] == "recall":
-        search, public = _search(case["data"])
+        search, public = load_search(case["data"])
         return recall_rows(search, public, case)
     if case["part"] == "classes":
         return _class_rows(case)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from studies import _trial, covers, data, latent_ome, retrieval
+from studies import _trial, covers, data, retrieval
 
 CLASSES, ROWS, DIMENSIONS = 16, 800, 56
 QUERIES = 100
@@ -25,5 +25,5 @@ def small_sets(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         monkeypatch.delitem(_trial.SETS, name)
     monkeypatch.setattr(_trial, "QUERIES", QUERIES)
     monkeypatch.setenv(data.VARIABLE, str(folder))
-    for kept in (retrieval._search, retrieval._halves, latent_ome._search, covers._known):
+    for kept in (retrieval.load_search, retrieval._halves, covers._search):
         kept.cache_clear()

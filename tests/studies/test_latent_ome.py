@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from studies import latent_ome
+from studies import latent_ome, retrieval
 from studies._report import write
 from studies._study import as_frame, mean, run, summarise
 from tests.studies.small_sets import small_sets
@@ -35,7 +35,7 @@ def test_latent_and_ome_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(latent_ome, "METHODS", ("PrivUnit", "unary, symmetric", "LATENT", "OME"))
     measured = run(latent_ome.STUDY, tmp_path / "out", jobs=1)
     page = write(latent_ome.STUDY, measured, tmp_path / "out").read_text()
-    latent_ome._search.cache_clear()
+    retrieval.load_search.cache_clear()
     prices = [row for row in measured.rows if row["part"] == "budget"]
     for row in prices:
         assert row["exact_code_words"] <= row["exact"]

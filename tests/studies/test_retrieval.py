@@ -30,7 +30,7 @@ BIRDS = "cub200_cropped_lite0"
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     small_sets(monkeypatch, tmp_path)
     yield
-    for kept in (retrieval._search, retrieval._halves, covers._known):
+    for kept in (retrieval.load_search, retrieval._halves, covers._search):
         kept.cache_clear()
 
 
@@ -179,14 +179,14 @@ def test_expected_recall_is_what_sampling_finds() -> None:
     retriever = Retriever(Covers(2.0, 0.2, n_sets=5), code_bytes=None).fit(trial.public).index(trial.gallery)
     release = retriever.mechanism
     assert isinstance(release, Covers)
-    known = covers.Known.of(trial)
+    known = search_of(trial)
     sampled = evaluate(retriever, trial.queries, rng=unsafe_seeded(0), repeats=20, confidence=0.9999).covered
     assert sampled.low < covers.expected(release, known) < sampled.high
     assert covers.expected(release, known) <= covers.expected(release, known, knowing=True)
 
 
 def test_covers_are_compared_with_cells() -> None:
-    (found,) = covers.compare(covers.Known.of(_digits()), 0.2, [2.0])
+    (found,) = covers.compare(search_of(_digits()), 0.2, [2.0])
     assert found["kmeans"] < found["share"] <= found["knowing"] < 1
     assert found["usual_number"] < found["share"] + 0.02
 
@@ -222,8 +222,8 @@ def test_codes_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 @pytest.mark.parametrize("study", [retrieval.STUDY, covers.STUDY, codes.STUDY], ids=lambda study: study.name)
 def test_missing_data_is_said(study: Study, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(data.VARIABLE, str(tmp_path))
-    retrieval._search.cache_clear()
-    covers._known.cache_clear()
+    retrieval.load_search.cache_clear()
+    covers._search.cache_clear()
     with pytest.raises(data.DataMissingError, match=data.VARIABLE):
         study.measure(dict(study.cases()[0]))
 
@@ -236,5 +236,5 @@ def test_covers_come_near_the_ceiling_on_real_images(
     assert len(birds.labels) == 11788
     trial = split(BIRDS, 3)
     release = Covers(epsilon, candidates).fit(trial.public).index(trial.gallery)
-    known = covers.Known.of(trial)
+    known = search_of(trial)
     assert least < covers.expected(release, known) / neighbor_ceiling(epsilon, candidates, known.counts) < 1
