@@ -36,6 +36,7 @@ from nearveil.votes._spending import (
 SENSITIVITY = math.hypot(LONGEST, COUNT_UNIT) * (1 + 2.0**-50)
 """How far one record more or less moves all sums and counts together, in the L2 norm."""
 _MOST_VALUES = 2**24  # that are released at once: what tables of finite precision cost is charged for so many
+_MOST_UNPROJECTED = 4096  # features of a row
 _LEAST_COMPONENTS = 8
 _COMPONENTS = 10  # directions for a class that has one public row for one unit of noise; they grow like the root
 _FOLDS = 5
@@ -318,6 +319,8 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
         classes, labels, _ = hard_votes(y, self.classes)
         codes = labels.codes[:-1]
         if public is None:
+            if rows.shape[1] > _MOST_UNPROJECTED:
+                raise ValueError(f"public must be given for rows of more than {_MOST_UNPROJECTED:,} features")
             projection, images = Projection.none(rows.shape[1]), np.zeros((0, rows.shape[1]))
         else:
             known = check_array(public, dtype=np.float64, input_name="public")
