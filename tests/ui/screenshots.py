@@ -3,13 +3,17 @@
 import shutil
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import ViewportSize, expect, sync_playwright
 
+from nearveil.features import HogColor, load_image
+from nearveil.retrieval import Index, Item
+from nearveil.service import ProtectedGallery
 from studies.page import keep, with_extractor
-from studies.photos import digits
+from studies.photos import Photos, digits
 from tests.ui.test_browser import Look, looking, shown
 
 FOLDER = Path("docs/howto")
@@ -61,6 +65,39 @@ def tour(look: Look, image: Path) -> None:
     look.check_quiet()
 
 
+def protected(data: Photos, folder: Path) -> ProtectedGallery:
+    """Publish a model of digits."""
+    extractor, parts = HogColor(), {"private": slice(0, 1300), "public": slice(1300, 1600)}
+    for name, part in parts.items():
+        rows = extractor.extract([load_image(image) for image in data.thumbnails[part]], row_exact=True)
+        with Index.create(folder / name, dimension=extractor.dimension, extractor=extractor.fingerprint) as index:
+            items = zip(rows, data.names[part], strict=True)
+            index.add((Item(row, f"{label}/{number}") for number, (row, label) in enumerate(items)), row_exact=True)
+    gallery = ProtectedGallery(
+        Index.open(folder / "private"),
+        Index.open(folder / "public"),
+        "digits",
+        classes=sorted(set(data.names)),
+        epsilon=2.0,
+        delta=1e-5,
+        ledger=folder / "gallery.db",
+        account="digits",
+    )
+    gallery.publish()
+    return gallery
+
+
+def classify(look: Look, image: Path) -> None:
+    """Let the page classify an image."""
+    page = look.page
+    page.set_viewport_size(WIDE)
+    page.goto(look.address)
+    look.choose(image)
+    page.get_by_role("button", name="Classify").click()
+    expect(page.locator(".classes tbody tr")).to_have_count(10)
+    take(look, "classes")
+
+
 def main() -> None:
     """Make a gallery of digits, open the page on it, and take pictures."""
     program = shutil.which("chromium")
@@ -75,6 +112,12 @@ def main() -> None:
             looking(browser, address, reduced_motion="reduce") as look,
         ):
             tour(look, image)
+        with (
+            closing(protected(digits(), Path(folder))) as model,
+            shown(Path(folder), model, None, where="a protected gallery of handwritten digits") as address,
+            looking(browser, address, reduced_motion="reduce") as look,
+        ):
+            classify(look, image)
         browser.close()
 
 

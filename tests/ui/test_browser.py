@@ -29,7 +29,7 @@ from nearveil.ledger import Ledger, new_key
 from nearveil.privacy.noise import Source
 from nearveil.release import Covers
 from nearveil.retrieval import Index, Item
-from nearveil.service import Client, OpenGallery, ProtectedGallery, Settings, TokenStore, create_app
+from nearveil.service import Client, Gallery, OpenGallery, ProtectedGallery, Settings, TokenStore, create_app
 from nearveil.ui import Desk, Entry, Purse
 from nearveil.ui._serve import bound, config
 from studies._loopback import Loopback, loopback
@@ -164,14 +164,14 @@ def looking(chromium: Browser, address: str, **options: Any) -> Iterator[Look]:
 
 @contextmanager
 def shown(
-    folder: Path, url: str, token: str | None, *, epsilon: float = 12.0, rng: Source | None = None,
+    folder: Path, url: str | Gallery, token: str | None, *, epsilon: float = 12.0, rng: Source | None = None,
     where: str = "",
 ) -> Iterator[str]:  # fmt: skip
     """Show the page from this process, and yield its address."""
     with Ledger(folder / f"{new_key()}.db") as ledger:
         purse = Purse(open_account(ledger, "holiday", epsilon))
         with Client(url, token, account=purse, retries=0, timeout=30) as client, bound(0) as listening:
-            desk, entry = Desk(client, purse, ledger, where or url, rng=rng), Entry()
+            desk, entry = Desk(client, purse, ledger, where or str(url), rng=rng), Entry()
             port = listening.getsockname()[1]
             running = uvicorn.Server(config(desk, entry, port))
             thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)

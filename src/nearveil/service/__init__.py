@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nearveil.service._galleries import Gallery, OpenGallery
     from nearveil.service._model import Galleries, GalleryInfo, Problem, Promise
     from nearveil.service._protected import ProtectedGallery, PublicationError
+    from nearveil.service._protected_account import Publication
     from nearveil.service._results import Classified, Match, Nearest
     from nearveil.service._serve import open_galleries, serve
     from nearveil.service._settings import GallerySettings, Settings
@@ -39,6 +40,7 @@ __all__ = [
     "Problem",
     "Promise",
     "ProtectedGallery",
+    "Publication",
     "PublicationError",
     "QuestionError",
     "ReplyError",
@@ -79,6 +81,7 @@ _PLACES = {
         "ProtectedGallery",
         "PublicationError",
     ),
+    "_protected_account": ("Publication",),
     "_results": (
         "Classified",
         "Match",
