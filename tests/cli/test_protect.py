@@ -124,7 +124,7 @@ def test_what_is_wrong_is_said_in_options(served: Served, tmp_path: Path) -> Non
     assert "--gallery: there is none named 'birds'" in refused(*words, "--token", served.token, "--gallery", "birds")
     (tmp_path / "notes.png").write_text("no image")
     told_of = refused("classify", tmp_path / "notes.png", "--server", served.url, "--token", served.token)
-    assert "not an image" in told_of
+    assert "notes.png: not an image" in told_of
     assert "--url" not in refused("classify", image, "--server", "birds.example", "--token", "x")
 
 

@@ -14,9 +14,10 @@ from nearveil.cli._asking import Authorities, Insecure, OwnCertificate, OwnKey, 
 from nearveil.cli._budget_view import clean
 from nearveil.cli._index import AUTO, Which, named, words
 from nearveil.cli._query import _certificate, _in_words, _token
+from nearveil.features import ImageError
 
 if TYPE_CHECKING:
-    from nearveil.service import Classified
+    from nearveil.service import Classified, Client
 
 _SHOWN = 3  # classes of an image
 
@@ -57,13 +58,20 @@ def classify(
         try:
             with Client(server, _token(token_file, token, server), **tls) as client:
                 client.model(gallery=gallery)  # before the first image is looked at
-                found = [client.classify(image, gallery=gallery) for image in images]
+                found = [_classified(client, image, gallery) for image in images]
         except QuestionError as error:
             raise ValueError(_in_words(error, (), local=False)) from None
     if as_json:
         typer.echo(json.dumps(_as_json(images, found), allow_nan=False))
     else:
         _show(images, found)
+
+
+def _classified(client: "Client", image: Path, gallery: str | None) -> "Classified":
+    try:
+        return client.classify(image, gallery=gallery)
+    except ImageError as error:
+        raise ValueError(f"{image}: {error.reason}") from None
 
 
 def _show(images: list[Path], found: list["Classified"]) -> None:
