@@ -13,8 +13,8 @@ from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearveil.ledger._amounts import UNITS, float_down, float_up, shown_down, shown_up, units_down, units_up, written
 from nearveil.ledger._budget import (
+    UNITS,
     Budget,
     FilterBudget,
     PlanBudget,
@@ -22,7 +22,14 @@ from nearveil.ledger._budget import (
     RefusedError,
     add,
     budget_of,
+    float_down,
+    float_up,
     pld_epsilon,
+    shown_down,
+    shown_up,
+    units_down,
+    units_up,
+    written,
 )
 from nearveil.ledger._events import charge_of, event_text, text_event
 from nearveil.privacy import events as own

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nearveil.ledger import Account, Balance, Entry, Preview
-from nearveil.ledger._amounts import shown_down, shown_up
+from nearveil.ledger._budget import shown_down, shown_up
 from nearveil.ledger._events import event_text
 
 _KINDS = {"pure": "pure epsilons, added up", "filter": "a Renyi filter", "plan": "a plan, composed by PLD"}

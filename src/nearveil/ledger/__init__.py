@@ -1,13 +1,11 @@
 """Budgets that last: accounts, debits, history. "May I?", before anything is released."""
 
 from nearveil.ledger._account import Account
-from nearveil.ledger._chain import Receipt
-from nearveil.ledger._core import new_key
-from nearveil.ledger._figures import Balance, Preview
-from nearveil.ledger._history import Entry
+from nearveil.ledger._history import Balance, Entry, Preview
 from nearveil.ledger._ledger import Ledger
-from nearveil.ledger._spending import Debit
+from nearveil.ledger._spending import Debit, new_key
 from nearveil.ledger._verify import Problem, Verification
+from nearveil.ledger._witness import Receipt
 from nearveil.ledger.errors import (
     AccountError,
     BudgetExceededError,

@@ -9,8 +9,6 @@ import sqlalchemy as sa
 from dp_accounting import DpEvent, SelfComposedDpEvent
 
 from nearveil.ledger._budget import Budget, FilterBudget, PlanBudget, PureBudget, RefusedError, pld_epsilon
-from nearveil.ledger._chain import Receipt
-from nearveil.ledger._core import Core, check_text, new_key
 from nearveil.ledger._events import (
     Charge,
     Events,
@@ -21,10 +19,10 @@ from nearveil.ledger._events import (
     joined,
     repeated,
 )
-from nearveil.ledger._figures import Balance, Preview, affordable, balance_of, preview_of, refusal
-from nearveil.ledger._history import Entry, entry_of
-from nearveil.ledger._spending import Debit, Request, spend, take
+from nearveil.ledger._history import Balance, Entry, Preview, affordable, balance_of, entry_of, preview_of, refusal
+from nearveil.ledger._spending import Core, Debit, Request, check_text, new_key, spend, take
 from nearveil.ledger._store import Book, Held, all_entries, append, find_quota, insert_quota, load_book, load_quota
+from nearveil.ledger._witness import Receipt
 from nearveil.ledger.errors import AccountError
 from nearveil.privacy import Basis, FilterTerms, Guarantee
 from nearveil.privacy._accounting_checks import check_count

@@ -4,15 +4,185 @@ import base64
 import csv
 import io
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Literal
 
 from dp_accounting import DpEvent
 
-from nearveil.ledger._chain import Row
-from nearveil.ledger._events import charge_events
-from nearveil.ledger.errors import CorruptLedgerError
+from nearveil.ledger._budget import (
+    PlanBudget,
+    RefusedError,
+    add,
+    alone_epsilon,
+    float_down,
+    float_up,
+    shown_down,
+    shown_up,
+    written,
+)
+from nearveil.ledger._events import Charge, charge_events
+from nearveil.ledger._store import Held
+from nearveil.ledger._witness import Row
+from nearveil.ledger.errors import CorruptLedgerError, OverBudgetError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balance:
+    """What an account, or a client's quota, has and what is left of it.
+
+    Attributes
+    ----------
+    account : str
+    client : str or None
+    kind : {"plan", "filter", "pure"}
+    epsilon : float
+        The budget, which holds however it is spent.
+    delta : float
+    spent : float
+        Rounded up. Of a plan: the epsilon of what was taken, by PLD. Of a filter: the share of the budget that is used,
+        times epsilon; no promise by itself. Of pure epsilons: their sum.
+    left : float
+        ``epsilon - spent``, rounded down.
+    remaining : tuple of (DpEvent, int)
+        What may still be taken of a plan; empty for the other kinds.
+    """
+
+    account: str
+    client: str | None
+    kind: str
+    epsilon: float
+    delta: float
+    spent: float
+    left: float
+    remaining: tuple[tuple[DpEvent, int], ...]
+
+    def __str__(self) -> str:
+        whose = f"account {self.account}" if self.client is None else f"client {self.client} in account {self.account}"
+        return (
+            f"{whose}: budget epsilon {self.epsilon:g} at delta {self.delta:g}, spent {shown_up(self.spent)}, "
+            f"left {shown_down(self.left)}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    """What a spend would cost; nothing was spent.
+
+    Attributes
+    ----------
+    before : Balance
+    alone : float
+        The epsilon of the events by themselves at the budget's delta.
+    cost : float
+        What they would add to what is spent; infinity where they have no finite cost here.
+    total : float
+        What would then be spent.
+    left : float
+        What would then be left.
+    allowed : bool
+    reason : str
+        Why not, in figures; empty where it is allowed.
+    """
+
+    before: Balance
+    alone: float
+    cost: float
+    total: float
+    left: float
+    allowed: bool
+    reason: str
+
+    @property
+    def spent(self) -> float:
+        """What is spent now."""
+        return self.before.spent
+
+    def __str__(self) -> str:
+        if not self.allowed:
+            return f"Refused: {self.reason}"
+        return (
+            f"Allowed: this costs {shown_up(self.cost)} of epsilon {self.before.epsilon:g}; "
+            f"then {shown_up(self.total)} is spent and {shown_down(self.left)} left "
+            f"(alone it would be epsilon {shown_up(self.alone)} at delta {self.before.delta:g})."
+        )
+
+
+def balance_of(account: str, client: str | None, held: Held) -> Balance:
+    """Return the figures of an account or a quota."""
+    budget = held.budget
+    spent = budget.spent(held.totals)
+    return Balance(
+        account=account,
+        client=client,
+        kind=budget.kind,
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        spent=_up(spent),
+        left=_left(budget.epsilon, spent),
+        remaining=charge_events(budget.left(held.totals)) if isinstance(budget, PlanBudget) else (),
+    )
+
+
+def affordable(held: Held, charge: Charge) -> bool:
+    """Return whether a charge could be paid now. Reads totals alone: no figure is computed."""
+    try:
+        return held.budget.allows(add(held.totals, held.budget.price(charge)))
+    except RefusedError:
+        return False
+
+
+def preview_of(account: str, client: str | None, held: Held, charge: Charge) -> Preview:
+    """Return what a charge would cost an account or a quota."""
+    before, budget = balance_of(account, client, held), held.budget
+    alone = alone_epsilon(charge, budget.delta)
+    try:
+        price = budget.price(charge)
+    except RefusedError as refusal:
+        reason = _reason(before, math.inf, str(refusal))
+        return Preview(
+            before=before, alone=alone, cost=math.inf, total=math.inf, left=0.0, allowed=False, reason=reason
+        )
+    totals = add(held.totals, price)
+    allowed = budget.allows(totals)
+    spent, total = budget.spent(held.totals), budget.spent(totals)
+    cost = math.inf if total is None or spent is None else float_up(max(total - spent, Fraction(0)))
+    return Preview(
+        before=before,
+        alone=alone,
+        cost=cost,
+        total=_up(total),
+        left=_left(budget.epsilon, total),
+        allowed=allowed,
+        reason="" if allowed else _reason(before, cost, budget.shortage(held.totals, price)),
+    )
+
+
+def refusal(preview: Preview) -> OverBudgetError:
+    """Return the error of a spend that is refused."""
+    return OverBudgetError(
+        preview.reason,
+        epsilon=preview.before.epsilon,
+        spent=preview.before.spent,
+        cost=preview.cost,
+        left=preview.before.left,
+    )
+
+
+def _up(spent: Fraction | None) -> float:
+    return math.inf if spent is None else float_up(spent)
+
+
+def _left(epsilon: float, spent: Fraction | None) -> float:
+    return 0.0 if spent is None else max(0.0, float_down(written(epsilon) - spent))
+
+
+def _reason(before: Balance, cost: float, more: str) -> str:
+    said = f"{before}; this costs {shown_up(cost)}; nothing was spent"
+    return f"{said} ({more})" if more else said
+
 
 _COLUMNS = (
     "account",

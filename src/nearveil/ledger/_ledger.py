@@ -12,16 +12,25 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
 from nearveil.ledger._account import Account, open_budget, plan_cost
-from nearveil.ledger._amounts import shown_up
-from nearveil.ledger._chain import Receipt
-from nearveil.ledger._core import Clock, Core, check_text, utc_now
+from nearveil.ledger._budget import shown_up
 from nearveil.ledger._database import LedgerDatabase
 from nearveil.ledger._events import Events, canonical_json
 from nearveil.ledger._history import Entry, entry_of, exported
-from nearveil.ledger._schema import find_identity, find_version, is_current, migrate
-from nearveil.ledger._store import all_entries, all_receipts, append, entry_at, insert_book, witnessed_book
+from nearveil.ledger._spending import Clock, Core, check_text, utc_now
+from nearveil.ledger._store import (
+    all_entries,
+    all_receipts,
+    append,
+    entry_at,
+    find_identity,
+    find_version,
+    insert_book,
+    is_current,
+    migrate,
+    witnessed_book,
+)
 from nearveil.ledger._verify import Verification, account_names, verify, witness_problems
-from nearveil.ledger._witness import Witness
+from nearveil.ledger._witness import Receipt, Witness
 from nearveil.ledger.errors import AccountError, LedgerError, OverBudgetError, RolledBackError
 from nearveil.privacy._guarantee import Protects, Relation
 from nearveil.storage import data_folder, describe_url, make_data_folder, parse_url, without_secrets

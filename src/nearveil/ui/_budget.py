@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from nearveil.ledger import Account, Entry, Ledger
-from nearveil.ledger._amounts import shown_down, shown_up
+from nearveil.ledger._budget import shown_down, shown_up
 from nearveil.privacy import Basis, Guarantee, compose_events
 from nearveil.privacy._guarantee import factor
 from nearveil.privacy.events import PureDp
