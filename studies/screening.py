@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from nearveil.privacy._accounting_screening import _log_pairs, binary_rdp
 from nearveil.privacy.accounting import fixed_pair_epsilon, screening_curve, screening_rdp
+from nearveil.privacy.accounting._screening import _log_pairs, binary_rdp
 from nearveil.privacy.events import NoisyScreening
 from studies import _figures as draw
 from studies._study import Case, Row, Study, select

@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from nearveil.graph import Encoding
-from nearveil.privacy import _sensitivity_replace as replace
-from nearveil.privacy import _sensitivity_target as target
-from nearveil.privacy._sensitivity_common import checked_start, label_floor
+from nearveil.privacy.sensitivity import _replace as replace
+from nearveil.privacy.sensitivity import _target as target
 from nearveil.privacy.sensitivity import published_2022
+from nearveil.privacy.sensitivity._common import checked_start, label_floor
 from studies import _figures as draw
 from studies._sensitivity_search import found_replace, found_target, unit
 from studies._study import Case, Row, Study, select, summarise

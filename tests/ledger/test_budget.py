@@ -33,8 +33,8 @@ from nearveil.ledger._budget import (
 )
 from nearveil.ledger._events import charge_of, event_text, text_event
 from nearveil.privacy import events as own
-from nearveil.privacy._accounting_leaves import SampledScreening, leaves
 from nearveil.privacy.accounting import RdpAccountant, RenyiFilter
+from nearveil.privacy.accounting._leaves import SampledScreening, leaves
 from nearveil.privacy.events import PureDp
 
 positive = st.floats(1e-6, 1e6)

@@ -26,10 +26,6 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
 
-from nearveil.privacy._accounting_accountants import LIBRARY_ROUNDING
-from nearveil.privacy._accounting_budget import FILTER_ORDERS
-from nearveil.privacy._accounting_leaves import leaves
-from nearveil.privacy._accounting_screening import binary_rdp
 from nearveil.privacy.accounting import (
     Accountant,
     AdditionAccountant,
@@ -43,6 +39,10 @@ from nearveil.privacy.accounting import (
     private_knn_asymptotic,
     screening_epsilon,
 )
+from nearveil.privacy.accounting._accountants import LIBRARY_ROUNDING
+from nearveil.privacy.accounting._budget import FILTER_ORDERS
+from nearveil.privacy.accounting._leaves import leaves
+from nearveil.privacy.accounting._screening import binary_rdp
 from nearveil.privacy.events import (
     ClippedVotes,
     GaussianNoisyMax,

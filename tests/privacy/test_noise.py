@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from nearveil.privacy import _noise_samplers as samplers
 from nearveil.privacy.noise import (
     GaussianNoise,
     LaplaceNoise,
@@ -34,6 +33,7 @@ from nearveil.privacy.noise import (
     secure_source,
     unsafe_seeded,
 )
+from nearveil.privacy.noise import _samplers as samplers
 
 CHANCE = 1e-6
 UNIT = mpmath.mpf(2) ** -samplers.TOTAL_BITS

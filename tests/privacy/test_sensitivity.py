@@ -13,11 +13,11 @@ from mpmath import mp, mpf
 from scipy.spatial.distance import pdist
 
 from nearveil.graph import gaussian_graph
-from nearveil.privacy import _sensitivity_published as published
-from nearveil.privacy import _sensitivity_replace as replace
-from nearveil.privacy import _sensitivity_target as target
-from nearveil.privacy._sensitivity_common import sign_patterns
+from nearveil.privacy.sensitivity import _published as published
+from nearveil.privacy.sensitivity import _replace as replace
+from nearveil.privacy.sensitivity import _target as target
 from nearveil.privacy.sensitivity import published_2021, published_2022, replace_one, target_only
+from nearveil.privacy.sensitivity._common import sign_patterns
 from studies import _sensitivity_search as study
 from studies.data import FeatureSet
 from tests.reference import dense_label_weights, dense_step, dense_weights, unit_rows

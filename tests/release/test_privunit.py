@@ -26,9 +26,9 @@ from sklearn.preprocessing import FunctionTransformer
 
 from nearveil.manifold import SupervisedManifold
 from nearveil.privacy import compose
-from nearveil.privacy._noise_samplers import alias_table
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import secure_source, unsafe_seeded
+from nearveil.privacy.noise._samplers import alias_table
 from nearveil.release import Message, Release
 from nearveil.release._privunit import PrivUnit
 from nearveil.release._privunit_channel import (

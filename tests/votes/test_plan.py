@@ -8,7 +8,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from scipy.special import ndtr
 
-from nearveil.privacy._cost import count_events
+from nearveil.privacy._guarantee import count_events
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.events import VoteHistogram
 from nearveil.privacy.noise import secure_source

@@ -25,7 +25,7 @@ from nearveil.ledger._store import Book, Held, all_entries, append, find_quota, 
 from nearveil.ledger._witness import Receipt
 from nearveil.ledger.errors import AccountError
 from nearveil.privacy import Basis, FilterTerms, Guarantee
-from nearveil.privacy._accounting_checks import check_count
+from nearveil.privacy._checks import check_count
 from nearveil.privacy._guarantee import Protects, Relation
 from nearveil.privacy.events import Budgeted
 

@@ -17,7 +17,7 @@ import dp_accounting as dp
 from dp_accounting import DpEvent, UnsupportedEventError
 
 from nearveil.ledger._events import Charge, canonical_json, charge_events, text_event
-from nearveil.privacy._accounting_checks import check_delta, check_epsilon
+from nearveil.privacy._checks import check_delta, check_epsilon
 from nearveil.privacy.accounting import PldAccountant, RdpAccountant, RenyiFilter
 from nearveil.privacy.events import PureDp
 

@@ -10,10 +10,9 @@ from dp_accounting import DpEvent
 
 from nearveil.privacy import Guarantee
 from nearveil.privacy import events as own
-from nearveil.privacy._accounting_checks import check_count, check_finite
-from nearveil.privacy._accounting_leaves import SampledScreening, leaves
-from nearveil.privacy._cost import count_events
-from nearveil.privacy._guarantee import Protects, Relation, _needs_add_remove
+from nearveil.privacy._checks import check_count, check_finite
+from nearveil.privacy._guarantee import Protects, Relation, _needs_add_remove, count_events
+from nearveil.privacy.accounting._leaves import SampledScreening, leaves
 
 Events: TypeAlias = DpEvent | Iterable[DpEvent | tuple[DpEvent, int]]
 """One event, or several, each perhaps with how often it happens."""

@@ -1,7 +1,6 @@
 """What is promised, to whom, and why it is true: guarantees, sensitivity, noise, accountants."""
 
-from nearveil.privacy._compose import compose, compose_events
+from nearveil.privacy._compose import compose, compose_events, noise_guarantee
 from nearveil.privacy._guarantee import Basis, FilterTerms, Guarantee
-from nearveil.privacy._noisy import noise_guarantee
 
 __all__ = ["Basis", "FilterTerms", "Guarantee", "compose", "compose_events", "noise_guarantee"]

@@ -15,7 +15,7 @@ from typing import Literal
 import attr
 from dp_accounting import DpEvent, GaussianDpEvent
 
-from nearveil.privacy._accounting_checks import check_count, check_finite, check_positive
+from nearveil.privacy._checks import check_count, check_finite, check_positive
 
 __all__ = [
     "Budgeted",

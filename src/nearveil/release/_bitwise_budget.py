@@ -9,8 +9,8 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from nearveil.privacy._accounting_binary import Moves, compose_binary
-from nearveil.privacy._accounting_checks import check_delta
+from nearveil.privacy._checks import check_delta
+from nearveil.privacy.accounting._binary import Moves, compose_binary
 from nearveil.release._base import Floats
 from nearveil.release._bitwise_code import Encoding
 from nearveil.release._bitwise_law import BitLaw, BitString

@@ -8,9 +8,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
 
 from nearveil.privacy import Basis, Guarantee
-from nearveil.privacy._noise_calibration import up
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
+from nearveil.privacy.noise._calibration import up
 from nearveil.release._base import Floats, Release
 from nearveil.release._bitwise_law import BitLaw, Bits, BitString, growth, told, unpacked
 from nearveil.release._channel import checked_epsilon

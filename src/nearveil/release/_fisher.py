@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nearveil.privacy import Basis, Guarantee
-from nearveil.privacy._noise_samplers import gaussian_integers, look_up
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
+from nearveil.privacy.noise._samplers import gaussian_integers, look_up
 from nearveil.release._analytic import LINK
 from nearveil.release._base import Floats, Release
 from nearveil.release._fisher_channel import BLUR, FINE_BITS, GAUSS_BITS, FisherChannel, calibrate, pieces

@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 from scipy.optimize import brentq
 
-from nearveil.privacy._noise_calibration import down, plain
-from nearveil.privacy._noise_samplers import Table, alias_table
+from nearveil.privacy.noise._calibration import down, plain
+from nearveil.privacy.noise._samplers import Table, alias_table
 from nearveil.release._base import Floats
 
 EPSILONS = (1e-2, 64.0)

@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 from scipy.optimize import brentq
 
-from nearveil.privacy._noise_samplers import gaussian_integers
 from nearveil.privacy.noise import Source
+from nearveil.privacy.noise._samplers import gaussian_integers
 from nearveil.release._base import Floats
 
 _BATCH = 64  # proposals at a time

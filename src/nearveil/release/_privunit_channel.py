@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from nearveil.privacy._noise_calibration import down, plain
+from nearveil.privacy.noise._calibration import down, plain
 
 Floats = NDArray[np.float64]
 

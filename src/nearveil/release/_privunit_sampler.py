@@ -12,8 +12,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.privacy._noise_samplers import Table, alias_table, gaussian_integers, look_up
 from nearveil.privacy.noise import Source
+from nearveil.privacy.noise._samplers import Table, alias_table, gaussian_integers, look_up
 from nearveil.release._privunit_channel import (
     BLUR_STEPS,
     CELL_BITS,

@@ -15,7 +15,7 @@ from nearveil.ledger._account import open_budget, plan_cost
 from nearveil.ledger._budget import RefusedError
 from nearveil.ledger._events import check_samplers
 from nearveil.privacy import Guarantee
-from nearveil.privacy._accounting_leaves import leaves
+from nearveil.privacy.accounting._leaves import leaves
 from nearveil.storage import parse_url, without_secrets
 from nearveil.votes._plan import Part, VotePlan
 

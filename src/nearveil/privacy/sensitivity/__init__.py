@@ -12,10 +12,10 @@ from typing import Any, Literal
 import numpy as np
 
 from nearveil.graph import Encoding
-from nearveil.privacy import _sensitivity_published as published
-from nearveil.privacy import _sensitivity_replace as replace
-from nearveil.privacy import _sensitivity_target as target
-from nearveil.privacy._sensitivity_common import (
+from nearveil.privacy.sensitivity import _published as published
+from nearveil.privacy.sensitivity import _replace as replace
+from nearveil.privacy.sensitivity import _target as target
+from nearveil.privacy.sensitivity._common import (
     MARGIN,
     Floats,
     Norm,
@@ -28,7 +28,7 @@ from nearveil.privacy._sensitivity_common import (
     label_floor,
     total,
 )
-from nearveil.privacy._sensitivity_published import Variant
+from nearveil.privacy.sensitivity._published import Variant
 
 __all__ = ["Norm", "Variant", "published_2021", "published_2022", "replace_one", "target_only"]
 

@@ -27,7 +27,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.privacy._noise_sources import Source
+from nearveil.privacy.noise._sources import Source
 
 TOTAL_BITS = 255  # a table's probabilities are multiples of 2^-255
 _FIRST_BITS = 63  # index and first bits of the coin, from one word; its top bit is the sign

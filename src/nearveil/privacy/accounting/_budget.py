@@ -8,8 +8,8 @@ from dp_accounting import DpEvent
 from scipy.optimize import brentq
 
 from nearveil.errors import NearveilError
-from nearveil.privacy._accounting_accountants import Accountant, PldAccountant, RdpAccountant, Spent
-from nearveil.privacy._accounting_checks import check_delta, check_epsilon, check_finite, check_positive
+from nearveil.privacy._checks import check_delta, check_epsilon, check_finite, check_positive
+from nearveil.privacy.accounting._accountants import Accountant, PldAccountant, RdpAccountant, Spent
 
 FILTER_ORDERS: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import erfc
 
-from nearveil.privacy._accounting_checks import check_count, check_delta, check_order, check_positive, check_rate
+from nearveil.privacy._checks import check_count, check_delta, check_order, check_positive, check_rate
 
 
 @dataclass(frozen=True)

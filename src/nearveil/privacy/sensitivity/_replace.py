@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nearveil.privacy._sensitivity_common import (
+from nearveil.privacy.sensitivity._common import (
     SIGNS_LIMIT,
     Floats,
     Norm,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nearveil.graph import Encoding, gaussian_graph, label_graph
-from nearveil.privacy._sensitivity_common import (
+from nearveil.privacy.sensitivity._common import (
     SIGNS_LIMIT,
     Floats,
     Norm,

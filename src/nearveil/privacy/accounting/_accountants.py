@@ -14,14 +14,14 @@ from dp_accounting import DpEvent, UnsupportedEventError
 from dp_accounting import rdp as dp_rdp
 from numpy.typing import NDArray
 
-from nearveil.privacy._accounting_checks import (
+from nearveil.privacy._checks import (
     check_count,
     check_delta,
     check_epsilon,
     check_order,
 )
-from nearveil.privacy._accounting_leaves import SampledScreening, leaves
-from nearveil.privacy._accounting_loss import (
+from nearveil.privacy.accounting._leaves import SampledScreening, leaves
+from nearveil.privacy.accounting._loss import (
     Curve,
     gaussian_curve,
     laplace_curve,
@@ -32,7 +32,7 @@ from nearveil.privacy._accounting_loss import (
     reversed_curve,
     sampled_curve,
 )
-from nearveil.privacy._accounting_screening import binary_rdp, screening_curve, screening_rdp
+from nearveil.privacy.accounting._screening import binary_rdp, screening_curve, screening_rdp
 from nearveil.privacy.events import PureDp
 
 Spent = tuple[tuple[DpEvent, int], ...]

@@ -7,7 +7,7 @@ import attr
 import dp_accounting as dp
 from dp_accounting import DpEvent
 
-from nearveil.privacy._accounting_checks import ROUNDING, check_count, check_positive
+from nearveil.privacy._checks import ROUNDING, check_count, check_positive
 from nearveil.privacy.events import (
     ClippedVotes,
     GaussianNoisyMax,

@@ -12,17 +12,17 @@ change of the relation that its sensitivity was computed for; Poisson sampling a
 record". Proofs: ``docs/theory/accounting.md``.
 """
 
-from nearveil.privacy._accounting_accountants import Accountant, AdditionAccountant, PldAccountant, RdpAccountant
-from nearveil.privacy._accounting_binary import PrivacyCurve
-from nearveil.privacy._accounting_budget import BudgetExceededError, RenyiFilter, calibrate
-from nearveil.privacy._accounting_pate import (
+from nearveil.privacy.accounting._accountants import Accountant, AdditionAccountant, PldAccountant, RdpAccountant
+from nearveil.privacy.accounting._binary import PrivacyCurve
+from nearveil.privacy.accounting._budget import BudgetExceededError, RenyiFilter, calibrate
+from nearveil.privacy.accounting._pate import (
     AsymptoticCost,
     DataDependentCost,
     gaussian_max_rdp,
     laplace_max_rdp,
     private_knn_asymptotic,
 )
-from nearveil.privacy._accounting_screening import (
+from nearveil.privacy.accounting._screening import (
     WorstCase,
     fixed_pair_epsilon,
     screening_curve,

@@ -17,8 +17,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, logsumexp, ndtr
 from scipy.stats import binom
 
-from nearveil.privacy._accounting_binary import Moves, PrivacyCurve, compose_binary
-from nearveil.privacy._accounting_checks import (
+from nearveil.privacy._checks import (
     MAX_EPSILON,
     check_count,
     check_delta,
@@ -26,6 +25,7 @@ from nearveil.privacy._accounting_checks import (
     check_order,
     check_rate,
 )
+from nearveil.privacy.accounting._binary import Moves, PrivacyCurve, compose_binary
 from nearveil.privacy.events import NoisyScreening
 
 Direction = Literal["add", "remove"]
