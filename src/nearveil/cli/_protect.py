@@ -70,8 +70,6 @@ def _chosen(galleries: "tuple[GallerySettings, ...]", name: str | None) -> "Gall
 
 def _show(gallery: "ProtectedGallery", told: "GallerySettings", forecast: "Forecast") -> None:
     """Say what to expect, and why, on the terminal."""
-    from nearveil.service._protected import is_noise
-
     grid = Table(title="For you alone: computed from the records, without protection")
     grid.add_column("class", overflow="fold")
     grid.add_column("records", justify="right")
@@ -84,7 +82,7 @@ def _show(gallery: "ProtectedGallery", told: "GallerySettings", forecast: "Forec
     for line in (
         f"Expected accuracy: {forecast.accuracy:.2f}; without noise {forecast.without_noise:.2f}; by guessing "
         f"{forecast.floor:.2f}. Each class counts the same.",
-        *(["This would be noise alone: the noise hides the records of each class."] if is_noise(forecast) else []),
+        *(["This would be noise alone: the noise hides the records of each class."] if forecast.is_noise else []),
         f"All models together: epsilon {told.epsilon:g}, delta {told.delta:g}. Publications left: {left}.",
     ):
         console.print(Text(clean(line)), soft_wrap=True)

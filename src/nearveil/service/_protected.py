@@ -1,6 +1,5 @@
 """A gallery whose records may not be shown: it publishes a noisy model of them, which clients use at home."""
 
-import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +28,6 @@ from nearveil.service._protected_records import Records, read_records
 from nearveil.votes import Forecast, PrivateDiscriminant
 
 _PATIENCE = 30.0  # seconds that another process has to store the model that it paid for
-_DRAWS = 20  # of noise, behind a forecast
 _SHOWN = "this gallery is protected: it shows nothing of its records but its model"
 
 
@@ -214,7 +212,7 @@ class ProtectedGallery:
             key = "model:0" if self._publications is None else self._publications.next_key
             records, public = self._read(), self._rows()
             forecast = self._estimator().forecast(records.features, records.labels, public)
-            if is_noise(forecast) and not insist:
+            if forecast.is_noise and not insist:
                 raise PublicationError(
                     "the model would be noise alone: the noise hides the records of each class. Gather more records, "
                     "open the gallery with a larger epsilon or fewer publications, or insist"
@@ -310,13 +308,3 @@ class ProtectedGallery:
     def _close_ledger(self) -> None:
         if self._ours and self._ledger is not None:
             self._ledger.close()
-
-
-def is_noise(forecast: Forecast) -> bool:
-    """Return whether a forecast is not clearly above what guessing gives.
-
-    It is a mean over some draws of noise. A model of noise alone is right about a class always or never, so that its
-    mean strays from the floor by a standard deviation that is known.
-    """
-    floor = forecast.floor
-    return forecast.accuracy <= floor + math.sqrt(floor * (1 - floor) / _DRAWS)

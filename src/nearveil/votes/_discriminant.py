@@ -93,6 +93,15 @@ class Forecast:
     records_per_class: dict[Any, int]
     noise_per_class: float
 
+    @property
+    def is_noise(self) -> bool:
+        """Whether the accuracy is not clearly above the floor.
+
+        It is a mean over some draws. A model of noise alone is right about a class always or never, so that its mean
+        strays from the floor by a standard deviation that is known.
+        """
+        return self.accuracy <= self.floor + math.sqrt(self.floor * (1 - self.floor) / (_FOLDS * _TRIALS))
+
 
 class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type: ignore[misc]
     """Classify by a linear discriminant of private records, with noise that is added once.
