@@ -26,12 +26,12 @@ from studies._cost_graph import (
     TOLERANCE,
     Contender,
     Product,
-    attention,
-    in_dtype,
-    ours,
-    rows_and_values,
+    draw_in_dtype,
+    draw_rows_and_values,
+    use_attention,
+    use_ours,
 )
-from studies._timing import in_new_process, peak_gib, timed
+from studies._timing import measure_peak_gib, run_in_new_process, time_repeatedly
 
 CPU_SIZES = (2_000, 5_000, 20_000, 100_000, 1_000_000)
 CUDA_SIZES = (131_072, 1_048_576, 10_000_000)
@@ -52,12 +52,12 @@ def device_tiles(X: Any) -> Product:
 
 
 CUDA = (
-    Contender("fused attention, torch", "bfloat16", 1_048_576, attention),
-    Contender("fused attention, torch", "float16", 1_048_576, attention),
+    Contender("fused attention, torch", "bfloat16", 1_048_576, use_attention),
+    Contender("fused attention, torch", "float16", 1_048_576, use_attention),
     Contender("32-bit tiles, torch", "float32", 1_048_576, device_tiles),
-    Contender("exact (ours)", "float16", 1_048_576, ours("exact")),
-    Contender("exact (ours)", "float32", 1_048_576, ours("exact")),
-    Contender("series (ours)", "float32", 10_000_000, ours("series")),
+    Contender("exact (ours)", "float16", 1_048_576, use_ours("exact")),
+    Contender("exact (ours)", "float32", 1_048_576, use_ours("exact")),
+    Contender("series (ours)", "float32", 10_000_000, use_ours("series")),
 )
 
 
@@ -82,12 +82,12 @@ def edge_error(result: Any, X: Any) -> float:
 def measure(index: int, n: int, device: str) -> dict[str, Any]:
     """Time one contender at one size, in this process, whose peak memory is taken, data included."""
     contender = (CUDA if device == "cuda" else CPU)[index]
-    rows, values = rows_and_values(n)
+    rows, values = draw_rows_and_values(n)
     if device == "cuda":
         times, peak, result = _on_device(contender, rows, values)
     else:
-        X, Z = in_dtype(n, contender.dtype)
-        times, peak = timed(lambda: contender.step(X, Z)), peak_gib()
+        X, Z = draw_in_dtype(n, contender.dtype)
+        times, peak = time_repeatedly(lambda: contender.step(X, Z)), measure_peak_gib()
         rows, result = X, contender.step(X, probes(n).astype(contender.dtype))
     bound = None
     if contender.name.startswith("series"):
@@ -118,7 +118,7 @@ def _on_device(contender: Contender, rows: Any, values: Any) -> tuple[list[float
         contender.step(X, Z)
         torch.cuda.synchronize()
 
-    times, peak = timed(step), torch.cuda.max_memory_allocated() / 2**30
+    times, peak = time_repeatedly(step), torch.cuda.max_memory_allocated() / 2**30
     return times, peak, contender.step(X, torch.from_numpy(probes(len(rows))).cuda()).double().cpu().numpy()
 
 
@@ -185,7 +185,7 @@ def collect(device: str, sizes: Sequence[int]) -> list[dict[str, Any]]:
         for index, contender, n in jobs:
             progress.update(task, description=f"{contender.name} {contender.dtype} {n:,}")
             try:
-                records.append(in_new_process(f"{__file__}:measure", index=index, n=n, device=device))
+                records.append(run_in_new_process(f"{__file__}:measure", index=index, n=n, device=device))
             except RuntimeError as reason:
                 print(f"{contender.name} {contender.dtype} at {n:,} did not run: {reason}")
             progress.advance(task)

@@ -13,8 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from studies._cost_release import AUTHORS, BATCH, CANDIDATES, DIMENSION, EPSILON, clustered, releases, speed
-from studies._timing import in_new_process, peak_gib
+from studies._cost_release import (
+    AUTHORS,
+    BATCH,
+    CANDIDATES,
+    DIMENSION,
+    EPSILON,
+    draw_clusters,
+    list_releases,
+    measure_speed,
+)
+from studies._timing import measure_peak_gib, run_in_new_process
 
 GALLERY = 5000
 MAP_SIZES = (10_000, 100_000, 1_000_000)
@@ -24,8 +33,8 @@ MAP_DIMENSION = 64
 def speeds() -> list[dict[str, Any]]:
     """Time all mechanisms and the rival."""
     records = []
-    for name in (AUTHORS, *releases()):
-        found = speed(name, GALLERY)
+    for name in (AUTHORS, *list_releases()):
+        found = measure_speed(name, GALLERY)
         middle = {column: float(np.median(found[column])) for column in ("single", "batched")}
         records.append({"name": name, **middle, "bytes": found["bytes"]})
     return records
@@ -35,14 +44,14 @@ def build(n: int) -> dict[str, Any]:
     """Time the map of a large gallery, in this process."""
     from nearveil.release import Covers
 
-    rows, _ = clustered(n, MAP_DIMENSION, 2)
+    rows, _ = draw_clusters(n, MAP_DIMENSION, 2)
     covers = Covers(EPSILON, CANDIDATES).fit(rows[:1000])
     start = time.perf_counter()
     covers.index(rows)
     return {
         "items": n,
         "seconds": time.perf_counter() - start,
-        "peak_gib": peak_gib(),
+        "peak_gib": measure_peak_gib(),
         "sets": covers.map_.n_sets,
         "map_bytes": covers.map_.nbytes,
     }
@@ -81,7 +90,7 @@ def main() -> None:
     parser.add_argument("--maps", type=int, nargs="*", default=MAP_SIZES, help="sizes of galleries to map")
     options = parser.parse_args()
     records = speeds()
-    maps = [in_new_process(f"{__file__}:build", n=n) for n in options.maps]
+    maps = [run_in_new_process(f"{__file__}:build", n=n) for n in options.maps]
     show(records, maps)
     options.out.mkdir(parents=True, exist_ok=True)
     summary = {"machine": platform.machine(), "releases": records, "maps": maps}

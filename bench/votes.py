@@ -29,13 +29,13 @@ from studies._cost_votes import (
     Contender,
     Floats,
     Work,
-    listed,
-    published,
-    rows,
-    sampled,
+    load_rows,
     split,
+    use_listed,
+    use_published,
+    use_sampled,
 )
-from studies._timing import in_new_process, peak_gib, timed
+from studies._timing import measure_peak_gib, run_in_new_process, time_repeatedly
 
 SIZES = (7_500, 15_000, 30_000, 60_000)
 COUNTS = (1, 16, 128, 1024, 8192)
@@ -57,11 +57,11 @@ def product_on_device(rows: Floats) -> Work:
 
 
 CUDA = (
-    Contender(RIVAL, published("float32"), 64, grows=True),
+    Contender(RIVAL, use_published("float32"), 64, grows=True),
     Contender("floor: one product, torch", product_on_device, 8192, grows=True),
-    Contender("rate 0.15, k 300 (ours, cuda)", sampled("cuda"), 8192, grows=True),
-    Contender("rate 1, k 2000 (ours, cuda)", listed("cuda"), 8192, grows=True),
-    Contender("rate 1, k 2000 (ours, numpy)", listed("numpy"), 8192),
+    Contender("rate 0.15, k 300 (ours, cuda)", use_sampled("cuda"), 8192, grows=True),
+    Contender("rate 1, k 2000 (ours, cuda)", use_listed("cuda"), 8192, grows=True),
+    Contender("rate 1, k 2000 (ours, numpy)", use_listed("numpy"), 8192),
 )
 
 
@@ -75,7 +75,7 @@ def features(given: Path | None, folder: Path) -> tuple[Path, str]:
     if given:
         return given, f"rows of {given.name}"
     path = folder / "rows.npy"
-    found, data = rows()
+    found, data = load_rows()
     np.save(path, found)
     return path, data
 
@@ -88,14 +88,14 @@ def measure(index: int, n: int, count: int, device: str, path: str) -> dict[str,
     work = contender.prepare(private)
     prepared = time.perf_counter() - start
     work(queries[:2])
-    times = timed(lambda: work(queries), seconds=3)
+    times = time_repeatedly(lambda: work(queries), seconds=3)
     record = {
         "name": contender.name,
         "rows": len(private),
         "queries": count,
         "per_second": count / min(times),
         "prepare_seconds": prepared,
-        "peak_gib": peak_gib(),
+        "peak_gib": measure_peak_gib(),
     }
     if device == "cuda" and "cuda" in contender.name:
         import torch
@@ -125,7 +125,7 @@ def collect(device: str, path: Path) -> list[dict[str, Any]]:
             progress.update(task, description=f"{contenders(device)[index].name} {n:,}")
             given = {"index": index, "n": n, "count": count, "device": device, "path": str(path)}
             try:
-                records.append(in_new_process(f"{__file__}:measure", **given))
+                records.append(run_in_new_process(f"{__file__}:measure", **given))
             except RuntimeError as reason:
                 print(f"{contenders(device)[index].name} did not run: {reason}")
             progress.advance(task)

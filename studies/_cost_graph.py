@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from studies._timing import peak_gib, timed
+from studies._timing import measure_peak_gib, time_repeatedly
 
 FEATURES, COLUMNS, BANDWIDTH, TOLERANCE = 64, 2, 6.0, 1e-6
 CLASSES, LABEL_WEIGHT, STEPS, REPEATS = 20, 0.6, 5, 3
@@ -28,7 +28,7 @@ class Contender:
         return self.prepare(X)(Z)[0]
 
 
-def dense(X: Any) -> Product:
+def use_dense(X: Any) -> Product:
     """Form distances, weights and Laplacian as n x n matrices: the authors' way."""
     from scipy.spatial.distance import cdist
 
@@ -39,7 +39,7 @@ def dense(X: Any) -> Product:
     return lambda Z: (laplacian @ Z, degree[:, None])
 
 
-def row_tiles(X: Any) -> Product:
+def use_row_tiles(X: Any) -> Product:
     """Do what comes to mind first without n x n: strips of rows, no symmetry, one thread for exp."""
     ones = np.ones(len(X), dtype=X.dtype)
 
@@ -56,7 +56,7 @@ def row_tiles(X: Any) -> Product:
     return product
 
 
-def ours(method: Any) -> Callable[[Any], Product]:
+def use_ours(method: Any) -> Callable[[Any], Product]:
     """Multiply with one of our operators."""
 
     def prepare(X: Any) -> Product:
@@ -68,11 +68,11 @@ def ours(method: Any) -> Callable[[Any], Product]:
     return prepare
 
 
-def ours_on_tensors(X: Any) -> Product:
+def use_ours_on_tensors(X: Any) -> Product:
     """Multiply exactly with torch tensors on the host, which share their memory with NumPy."""
     import torch
 
-    product = ours("exact")(torch.from_numpy(X))
+    product = use_ours("exact")(torch.from_numpy(X))
 
     def on_host(Z: Any) -> tuple[Any, Any]:
         moved, degree = product(torch.from_numpy(Z))
@@ -81,7 +81,7 @@ def ours_on_tensors(X: Any) -> Product:
     return on_host
 
 
-def attention(X: Any) -> Product:
+def use_attention(X: Any) -> Product:
     """Use PyTorch's fused attention; degrees come from its log-sum-exp, the self-term is subtracted."""
     import torch
 
@@ -105,7 +105,7 @@ def attention(X: Any) -> Product:
     return product
 
 
-def keops(X: Any) -> Product:
+def use_keops(X: Any) -> Product:
     """Use KeOps' lazy tensors, compiled for this formula."""
     from pykeops.numpy import LazyTensor
 
@@ -121,22 +121,22 @@ def keops(X: Any) -> Product:
 
 
 CPU = (
-    Contender("dense NumPy (the authors' way)", "float64", 20_000, dense),
-    Contender("row tiles, NumPy", "float64", 20_000, row_tiles),
-    Contender("row tiles, NumPy", "float32", 20_000, row_tiles),
-    Contender("exact (ours, NumPy)", "float64", 100_000, ours("exact")),
-    Contender("exact (ours, NumPy)", "float32", 100_000, ours("exact")),
-    Contender("exact (ours, torch tensors)", "float32", 100_000, ours_on_tensors),
-    Contender("fused attention, torch", "float64", 20_000, attention),
-    Contender("fused attention, torch", "float32", 100_000, attention),
-    Contender("pyKeOps", "float32", 20_000, keops),
-    Contender("series (ours)", "float64", 1_000_000, ours("series")),
-    Contender("series (ours)", "float32", 1_000_000, ours("series")),
-    Contender("15 nearest neighbours (ours)", "float32", 20_000, ours("neighbors")),
+    Contender("dense NumPy (the authors' way)", "float64", 20_000, use_dense),
+    Contender("row tiles, NumPy", "float64", 20_000, use_row_tiles),
+    Contender("row tiles, NumPy", "float32", 20_000, use_row_tiles),
+    Contender("exact (ours, NumPy)", "float64", 100_000, use_ours("exact")),
+    Contender("exact (ours, NumPy)", "float32", 100_000, use_ours("exact")),
+    Contender("exact (ours, torch tensors)", "float32", 100_000, use_ours_on_tensors),
+    Contender("fused attention, torch", "float64", 20_000, use_attention),
+    Contender("fused attention, torch", "float32", 100_000, use_attention),
+    Contender("pyKeOps", "float32", 20_000, use_keops),
+    Contender("series (ours)", "float64", 1_000_000, use_ours("series")),
+    Contender("series (ours)", "float32", 1_000_000, use_ours("series")),
+    Contender("15 nearest neighbours (ours)", "float32", 20_000, use_ours("neighbors")),
 )
 
 
-def rows_and_values(n: int) -> tuple[Any, Any]:
+def draw_rows_and_values(n: int) -> tuple[Any, Any]:
     """Draw unit rows and values, the same for every contender."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal(size=(n, FEATURES), dtype=np.float32)
@@ -144,9 +144,9 @@ def rows_and_values(n: int) -> tuple[Any, Any]:
     return X, rng.standard_normal(size=(n, COLUMNS), dtype=np.float32)
 
 
-def in_dtype(n: int, dtype: str) -> tuple[Any, Any]:
+def draw_in_dtype(n: int, dtype: str) -> tuple[Any, Any]:
     """Return rows of norm one and values, in the dtype of a contender."""
-    rows, values = rows_and_values(n)
+    rows, values = draw_rows_and_values(n)
     X = rows.astype(dtype)
     return X / np.sqrt(np.vecdot(X, X))[:, None], values.astype(dtype)
 
@@ -163,10 +163,10 @@ def embed(prepare: Callable[[Any], Product], X: Any, Z: Any, labels: Any) -> Any
     return Z
 
 
-def embedding_cost(index: int, n: int) -> dict[str, Any]:
+def measure_embedding(index: int, n: int) -> dict[str, Any]:
     """Time the embedding of n rows in this process, and take its peak memory."""
     contender = CPU[index]
-    X, Z = in_dtype(n, contender.dtype)
+    X, Z = draw_in_dtype(n, contender.dtype)
     labels = np.random.default_rng(1).integers(0, CLASSES, n)
-    times = timed(lambda: embed(contender.prepare, X, Z, labels), least=REPEATS + 1, most=REPEATS + 1)
-    return {"seconds": times[1:], "peak_gib": peak_gib()}
+    times = time_repeatedly(lambda: embed(contender.prepare, X, Z, labels), least=REPEATS + 1, most=REPEATS + 1)
+    return {"seconds": times[1:], "peak_gib": measure_peak_gib()}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from studies._timing import timed
+from studies._timing import time_repeatedly
 
 DIMENSION, PUBLIC, BATCH = 1280, 1000, 1000
 EPSILON, CANDIDATES = 4.0, 0.1
@@ -14,7 +14,7 @@ AUTHORS = "authors' procedure, dense"
 Floats = NDArray[np.float64]
 
 
-def clustered(n: int, dimension: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def draw_clusters(n: int, dimension: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return rows around centres, and which centre; the more rows the more centres."""
     rng = np.random.default_rng(seed)
     centres = np.random.default_rng(0).standard_normal((max(20, n // 500), dimension)).astype(np.float32)
@@ -22,7 +22,7 @@ def clustered(n: int, dimension: int, seed: int) -> tuple[NDArray[np.float32], N
     return centres[y] + 0.8 * rng.standard_normal((n, dimension)).astype(np.float32), y
 
 
-def authors(anchors: Floats, labels: NDArray[np.int64]) -> Callable[[Floats], Floats]:
+def make_authors(anchors: Floats, labels: NDArray[np.int64]) -> Callable[[Floats], Floats]:
     """Return the authors' procedure for one query: dense, all of it anew for every target."""
     n, s, alpha, steps = len(anchors) + 1, 6.0, 0.6, 5
     start = 1e-8 * np.random.default_rng(1).standard_normal((n, 2))
@@ -47,7 +47,7 @@ def authors(anchors: Floats, labels: NDArray[np.int64]) -> Callable[[Floats], Fl
     return answer
 
 
-def releases() -> dict[str, Callable[[], Any]]:
+def list_releases() -> dict[str, Callable[[], Any]]:
     """Return how to build every release that protects a query with a proved promise."""
     from nearveil import release as r
 
@@ -70,33 +70,33 @@ def releases() -> dict[str, Callable[[], Any]]:
     }
 
 
-def speed(name: str, gallery_rows: int, *, repeats: int = 3, seconds: float = 0.7) -> dict[str, Any]:
+def measure_speed(name: str, gallery_rows: int, *, repeats: int = 3, seconds: float = 0.7) -> dict[str, Any]:
     """Time one release, or the authors' procedure."""
-    public, labels = clustered(PUBLIC, DIMENSION, 1)
-    queries, _ = clustered(BATCH, DIMENSION, 3)
+    public, labels = draw_clusters(PUBLIC, DIMENSION, 1)
+    queries, _ = draw_clusters(BATCH, DIMENSION, 3)
     if name == AUTHORS:
         unit = (public / np.linalg.norm(public, axis=1, keepdims=True)).astype(float)
-        dense, query = authors(unit, labels), queries[0].astype(float)
-        rates = _rates(lambda: dense(query), 1, repeats, seconds)
+        dense, query = make_authors(unit, labels), queries[0].astype(float)
+        rates = _measure_rates(lambda: dense(query), 1, repeats, seconds)
         return {"single": rates, "batched": rates, "bytes": 8 * 2 * (PUBLIC + 1)}
-    release = releases()[name]().fit(public, labels)
+    release = list_releases()[name]().fit(public, labels)
     if hasattr(release, "index"):
-        release.index(clustered(gallery_rows, DIMENSION, 2)[0])
-    batch = queries[: _affordable(release, queries, seconds)]
+        release.index(draw_clusters(gallery_rows, DIMENSION, 2)[0])
+    batch = queries[: _count_affordable(release, queries, seconds)]
     return {
-        "single": _rates(lambda: release.release(queries[0]), 1, repeats, seconds),
-        "batched": _rates(lambda: release.release(batch), len(batch), repeats, seconds),
+        "single": _measure_rates(lambda: release.release(queries[0]), 1, repeats, seconds),
+        "batched": _measure_rates(lambda: release.release(batch), len(batch), repeats, seconds),
         "bytes": release.release(queries[0]).nbytes,
     }
 
 
-def _affordable(release: Any, queries: Any, seconds: float) -> int:
+def _count_affordable(release: Any, queries: Any, seconds: float) -> int:
     """Return how many queries are asked at once: all, or what a slow release does in the time of a rate."""
-    (_, once) = timed(lambda: release.release(queries[0]), least=2, most=2)
+    (_, once) = time_repeatedly(lambda: release.release(queries[0]), least=2, most=2)
     return min(len(queries), max(1, int(10 * seconds / once)))
 
 
-def _rates(work: Callable[[], object], count: int, repeats: int, seconds: float) -> list[float]:
+def _measure_rates(work: Callable[[], object], count: int, repeats: int, seconds: float) -> list[float]:
     work()
-    times = (timed(work, least=1, most=2000, seconds=seconds) for _ in range(repeats))
+    times = (time_repeatedly(work, least=1, most=2000, seconds=seconds) for _ in range(repeats))
     return [count / float(np.median(found)) for found in times]

@@ -24,7 +24,7 @@ class Contender:
     grows: bool = False
 
 
-def published(dtype: str) -> Callable[[Floats], Work]:
+def use_published(dtype: str) -> Callable[[Floats], Work]:
     """Take each query alone: sample, subtract, norm, sort."""
 
     def prepare(rows: Floats) -> Work:
@@ -43,7 +43,7 @@ def published(dtype: str) -> Callable[[Floats], Work]:
     return prepare
 
 
-def product(rows: Floats) -> Work:
+def use_product(rows: Floats) -> Work:
     """Multiply, and look at nothing; as many queries at a time as the search takes."""
     buffer = np.empty((1024, len(rows)), dtype=np.float32)
 
@@ -55,7 +55,7 @@ def product(rows: Floats) -> Work:
     return work
 
 
-def sampled(engine: Any) -> Callable[[Floats], Work]:
+def use_sampled(engine: Any) -> Callable[[Floats], Work]:
     """List the nearest and toss coins, rate 0.15, k 300."""
 
     def prepare(rows: Floats) -> Work:
@@ -78,7 +78,7 @@ def sampled(engine: Any) -> Callable[[Floats], Work]:
     return prepare
 
 
-def listed(engine: Any, length: int = K_ALL) -> Callable[[Floats], Work]:
+def use_listed(engine: Any, length: int = K_ALL) -> Callable[[Floats], Work]:
     """List the nearest: rate 1."""
 
     def prepare(rows: Floats) -> Work:
@@ -91,19 +91,19 @@ def listed(engine: Any, length: int = K_ALL) -> Callable[[Floats], Work]:
 
 
 CPU = (
-    Contender(RIVAL, published("float32"), 64, grows=True),
-    Contender("published loop, float64", published("float64"), 64),
-    Contender("floor: one product, NumPy", product, grows=True),
-    Contender("rate 0.15, k 300 (ours, numpy)", sampled("numpy"), grows=True),
-    Contender("rate 0.15, k 300 (ours, torch)", sampled("torch"), 1024),
-    Contender("rate 0.15, k 300 (ours, faiss)", sampled("faiss"), 256),
-    Contender("rate 1, k 2000 (ours, numpy)", listed("numpy"), grows=True),
-    Contender("rate 1, k 2000 (ours, torch)", listed("torch"), 1024),
-    Contender("rate 1, k 2000 (ours, faiss)", listed("faiss"), 256),
+    Contender(RIVAL, use_published("float32"), 64, grows=True),
+    Contender("published loop, float64", use_published("float64"), 64),
+    Contender("floor: one product, NumPy", use_product, grows=True),
+    Contender("rate 0.15, k 300 (ours, numpy)", use_sampled("numpy"), grows=True),
+    Contender("rate 0.15, k 300 (ours, torch)", use_sampled("torch"), 1024),
+    Contender("rate 0.15, k 300 (ours, faiss)", use_sampled("faiss"), 256),
+    Contender("rate 1, k 2000 (ours, numpy)", use_listed("numpy"), grows=True),
+    Contender("rate 1, k 2000 (ours, torch)", use_listed("torch"), 1024),
+    Contender("rate 1, k 2000 (ours, faiss)", use_listed("faiss"), 256),
 )
 
 
-def rows() -> tuple[Floats, str]:
+def load_rows() -> tuple[Floats, str]:
     """Return rows, private ones first, and what they are: MNIST, or random ones of the same shape."""
     from studies.data import DataMissingError, find
 

@@ -44,7 +44,7 @@ class Found:
     same_class: Floats  # whether an item of the query's class is among the eight that were chosen
 
 
-def search_of(trial: Trial) -> Search:
+def build_search(trial: Trial) -> Search:
     """Compare all queries with all items."""
     centred = Cells(1.0).fit(trial.public)  # any release: all centre alike
     gallery = centred.features(trial.gallery, lenient=True).astype(np.float32)
@@ -62,16 +62,16 @@ def find(
         single = isinstance(mechanism._channel(mechanism.map_), RandomizedResponse)
         rows = np.repeat(rows, _REPEATS if single else 1)
         messages = mechanism.release(search.trial.queries[rows], rng=source)
-        answers = [_mapped_answers(mechanism, messages, counts[0])]
+        answers = [_answer_by_map(mechanism, messages, counts[0])]
     else:
         messages = mechanism.release(search.trial.queries[rows], rng=source)
-        scores = _scores(mechanism, messages, mechanism._prepare(search.gallery.astype(np.float64)))
+        scores = _score(mechanism, messages, mechanism._prepare(search.gallery.astype(np.float64)))
         order = np.argpartition(-scores, [count - 1 for count in counts], axis=1)
         answers = [order[:, :count] for count in counts]
-    return {fraction: chosen(search, rows, answer) for fraction, answer in zip(fractions, answers, strict=True)}
+    return {fraction: choose(search, rows, answer) for fraction, answer in zip(fractions, answers, strict=True)}
 
 
-def chosen(search: Search, rows: Items, answers: Items) -> Found:
+def choose(search: Search, rows: Items, answers: Items) -> Found:
     """Choose by the true feature among the candidates of each answer."""
     offered = np.take_along_axis(search.near[rows], answers, axis=1)
     best = np.argpartition(-offered, K - 1, axis=1)[:, :K]
@@ -80,14 +80,14 @@ def chosen(search: Search, rows: Items, answers: Items) -> Found:
     return Found(search.copies.recall(search.truth[rows], answers), same.astype(np.float64))
 
 
-def unasked(search: Search, rows: Items, fraction: float, counts: NDArray[np.int64] | None = None) -> Found:
+def send_popular(search: Search, rows: Items, fraction: float, counts: NDArray[np.int64] | None = None) -> Found:
     """Return what the most popular items find, sent to everybody without a message."""
     popular = search.counts if counts is None else counts
     items = np.argsort(-popular, kind="stable")[: candidate_count(fraction, len(search.gallery))]
-    return chosen(search, rows, np.broadcast_to(items, (len(rows), len(items))))
+    return choose(search, rows, np.broadcast_to(items, (len(rows), len(items))))
 
 
-def _scores(mechanism: Release, messages: Sequence[Message], prepared: Any) -> Floats:
+def _score(mechanism: Release, messages: Sequence[Message], prepared: Any) -> Floats:
     if isinstance(mechanism, Unary | PrivUnit):
         # Linear in the items: what it makes of the unit vectors is all there is to know of a message.
         basis = np.eye(prepared.shape[1])
@@ -95,7 +95,7 @@ def _scores(mechanism: Release, messages: Sequence[Message], prepared: Any) -> F
     return np.stack([mechanism._rank(message, prepared) for message in messages])
 
 
-def _mapped_answers(mechanism: MappedRelease, messages: Sequence[Message], count: int) -> Items:
+def _answer_by_map(mechanism: MappedRelease, messages: Sequence[Message], count: int) -> Items:
     known: dict[bytes, Items] = {}
     found = []
     for message in messages:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from studies._privatemail import bound
+from studies._privatemail import round_up
 from studies._report import fill_template
 from studies._study import TEMPLATES, as_frame, select
 from studies._trial import NAMES
@@ -32,13 +32,13 @@ class Finding:
         return fill_template(text, self.facts(as_frame(rows)))
 
 
-def _leak(rows: pd.DataFrame) -> dict[str, Any]:
+def _find_leak(rows: pd.DataFrame) -> dict[str, Any]:
     here = select(rows, data="cars196" if "cars196" in set(rows["data"]) else rows["data"].iloc[0])
     recall = here.groupby(["features", "label"])["recall"].mean().to_dict()
-    return {"epsilon": here["epsilon"].iloc[0], "recall": recall, "ceiling": bound(here["ceiling"].iloc[0])}
+    return {"epsilon": here["epsilon"].iloc[0], "recall": recall, "ceiling": round_up(here["ceiling"].iloc[0])}
 
 
-def _covers(rows: pd.DataFrame) -> dict[str, Any]:
+def _compare_covers(rows: pd.DataFrame) -> dict[str, Any]:
     found = select(rows, part="recall")
     covers = select(found, method="covers")
     shares = (covers["nn_recall"] / covers["ceiling"]).groupby([covers[key] for key in ("data", "f", "epsilon")]).mean()
@@ -53,7 +53,7 @@ def _covers(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _sensitivity(rows: pd.DataFrame) -> dict[str, Any]:
+def _compare_sensitivity(rows: pd.DataFrame) -> dict[str, Any]:
     found = rows.dropna(subset=["found"])
     stated = select(found, rows=1000, bandwidth=6.0).dropna(subset=["published"])
     waste = stated["published"] / stated["found"]
@@ -62,7 +62,7 @@ def _sensitivity(rows: pd.DataFrame) -> dict[str, Any]:
     return {"target": waste[target], "all": waste[~target], "near": near, "most": most}
 
 
-def _claims(rows: pd.DataFrame) -> dict[str, Any]:
+def _compare_claims(rows: pd.DataFrame) -> dict[str, Any]:
     costs = select(rows, part="all").groupby(["plan", "kind"])["epsilon"].agg(["min", "max"])
     return {
         "plans": [
@@ -77,7 +77,7 @@ def _claims(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _bits(rows: pd.DataFrame) -> dict[str, Any]:
+def _compare_bits(rows: pd.DataFrame) -> dict[str, Any]:
     budgets = select(rows, part="budget")
     ome = budgets[budgets["mechanism"] != "LATENT"]
     default = select(ome, alpha=100.0, claimed=10.0).sort_values("bits").iloc[-1]
@@ -90,12 +90,14 @@ FINDINGS = (
         "label-leak",
         "bars",
         "Recall with true and random features and labels, under the ceiling: it follows the label",
-        _leak,
+        _find_leak,
     ),
-    Finding("retrieval", "nn-recall", "NN-recall over epsilon, between floor and ceiling", _covers),
-    Finding("sensitivity", "over-n", "Published, proved and found sensitivity over the number of rows", _sensitivity),
-    Finding("accounting", "claims", "Claimed and honest epsilon of the published parameters", _claims),
-    Finding("latent-ome", "ome", "Claimed, corrected and exact epsilon of OME", _bits),
+    Finding("retrieval", "nn-recall", "NN-recall over epsilon, between floor and ceiling", _compare_covers),
+    Finding(
+        "sensitivity", "over-n", "Published, proved and found sensitivity over the number of rows", _compare_sensitivity
+    ),
+    Finding("accounting", "claims", "Claimed and honest epsilon of the published parameters", _compare_claims),
+    Finding("latent-ome", "ome", "Claimed, corrected and exact epsilon of OME", _compare_bits),
 )
 
 

@@ -25,7 +25,7 @@ class Loopback:
 
 
 @contextmanager
-def loopback(index: Path, *options: str) -> Iterator[Loopback]:
+def serve_on_loopback(index: Path, *options: str) -> Iterator[Loopback]:
     """Serve an index on a free port of loopback; stop when the context ends."""
     with tempfile.TemporaryDirectory() as folder:
         tokens, log = Path(folder) / "tokens.db", Path(folder) / "log"

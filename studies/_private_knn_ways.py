@@ -42,12 +42,12 @@ GIVEN, PATE_GIVEN = "published parameters", "PATE, published parameters"
 COMMONEST, TRUE, NEAREST = "commonest class", "true labels", "neighbours, no privacy"
 
 
-def ours(epsilon: float, source: Source) -> PrivateKNeighborsClassifier:
+def make_ours(epsilon: float, source: Source) -> PrivateKNeighborsClassifier:
     """Return our voter: no sampling, no screening, few answers."""
     return PrivateKNeighborsClassifier(epsilon, DELTA, ANSWERS, max_screened=0, classes=CLASSES, source=source)
 
 
-def private_knn(plan: Plan, source: Source) -> PrivateKNeighborsClassifier:
+def make_private_knn(plan: Plan, source: Source) -> PrivateKNeighborsClassifier:
     """Return a voter with parameters as published."""
     return PrivateKNeighborsClassifier(
         delta=DELTA,
@@ -63,7 +63,7 @@ def private_knn(plan: Plan, source: Source) -> PrivateKNeighborsClassifier:
     )
 
 
-def pate(teachers: int, epsilon: float, source: Source) -> PateClassifier:
+def make_pate(teachers: int, epsilon: float, source: Source) -> PateClassifier:
     """Return PATE with linear teachers."""
     return PateClassifier(
         teachers,
@@ -76,7 +76,7 @@ def pate(teachers: int, epsilon: float, source: Source) -> PateClassifier:
     )
 
 
-def published_pate(name: Name, source: Source) -> PateClassifier:
+def make_published_pate(name: Name, source: Source) -> PateClassifier:
     """Return PATE with its published parameters, as far as teachers and public images go round."""
     threshold, screening_noise, vote_noise, screened, answered = PATE_PUBLISHED[name]
     return PateClassifier(
@@ -92,18 +92,18 @@ def published_pate(name: Name, source: Source) -> PateClassifier:
     )
 
 
-def ways(name: Name) -> dict[str, list[Make]]:
+def list_ways(name: Name) -> dict[str, list[Make]]:
     """Return who teaches, a voter for each point of a curve."""
     found: dict[str, list[Make]] = {
-        OURS: [partial(ours, epsilon) for epsilon in EPSILONS[name]],
-        PATE: [partial(pate, TEACHERS[name], epsilon) for epsilon in EPSILONS[name]],
-        GIVEN: [partial(private_knn, PLANS[PLAN_OF[name]])],
-        PATE_GIVEN: [partial(published_pate, name)],
+        OURS: [partial(make_ours, epsilon) for epsilon in EPSILONS[name]],
+        PATE: [partial(make_pate, TEACHERS[name], epsilon) for epsilon in EPSILONS[name]],
+        GIVEN: [partial(make_private_knn, PLANS[PLAN_OF[name]])],
+        PATE_GIVEN: [partial(make_published_pate, name)],
     }
-    return found | _figure_4() if name == "mnist" else found
+    return found | _list_figure_4() if name == "mnist" else found
 
 
-def _figure_4() -> dict[str, list[Make]]:
+def _list_figure_4() -> dict[str, list[Make]]:
     """Return the curves of figure 4: all but sampling rate and number of queries as published for MNIST."""
     base = PLANS["MNIST"]
     curves: dict[str, list[Make]] = {}
@@ -112,11 +112,11 @@ def _figure_4() -> dict[str, list[Make]]:
             Plan(rate, base.screening, count, base.vote_noise, round(count * base.answered / base.screened), None)
             for count in SCREENED
         ]
-        curves[label] = [partial(private_knn, plan) for plan in plans]
+        curves[label] = [partial(make_private_knn, plan) for plan in plans]
     return curves
 
 
-def references(digits: Digits, public: NDArray[np.int64], held: NDArray[np.int64]) -> dict[str, float]:
+def score_references(digits: Digits, public: NDArray[np.int64], held: NDArray[np.int64]) -> dict[str, float]:
     """Return the accuracy without votes, and without privacy."""
     components = min(max(len(public) // 40, 8), 64)  # as many as a student takes by default
     space = HalfWhitening(components).fit(digits.features(digits.test[public]).astype(np.float64))

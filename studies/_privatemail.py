@@ -45,7 +45,7 @@ SETS: dict[Experiment, Source] = {
 }
 
 
-def files(*names: Experiment) -> tuple[str, ...]:
+def list_files(*names: Experiment) -> tuple[str, ...]:
     """Return the files of some sets, for a study's `data`."""
     return tuple(f"{SETS[name].file}/{SETS[name].file}.npz" for name in names)
 
@@ -65,13 +65,13 @@ class Images:
 
 
 @functools.cache
-def _loaded(file: str) -> FeatureSet:
+def _load(file: str) -> FeatureSet:
     return load_features(file)
 
 
-def images(data: Experiment, seed: int, *, gallery: int, anchors: int = 0) -> Images:
+def sample_images(data: Experiment, seed: int, *, gallery: int, anchors: int = 0) -> Images:
     """Draw anchors, gallery and queries. As many queries of every class, so that classes are equally likely."""
-    source, found = SETS[data], _loaded(SETS[data].file)
+    source, found = SETS[data], _load(SETS[data].file)
     X, y = found.features.astype(np.float64), found.labels
     generator = np.random.default_rng([seed, source.first])
     public = generator.permutation(np.flatnonzero(y < source.first))
@@ -93,18 +93,18 @@ def images(data: Experiment, seed: int, *, gallery: int, anchors: int = 0) -> Im
     )
 
 
-def unit_rows(drawn: Images) -> tuple[Floats, Floats]:
+def normalise_rows(drawn: Images) -> tuple[Floats, Floats]:
     """Return gallery and queries, centred by the anchors' mean and of norm one."""
     raw = RawFeatures().fit(drawn.anchors)
     return raw.features(drawn.gallery), raw.features(drawn.queries)
 
 
-def nearest(queries: Floats, gallery: Floats) -> NDArray[np.intp]:
+def find_nearest(queries: Floats, gallery: Floats) -> NDArray[np.intp]:
     """Return the eight nearest rows of each query, in any order."""
     return np.argpartition(cdist(queries, gallery), K, axis=1)[:, :K]
 
 
-def recall(chosen: NDArray[Any], gallery_labels: Labels, query_labels: Labels) -> float:
+def compute_recall(chosen: NDArray[Any], gallery_labels: Labels, query_labels: Labels) -> float:
     """Return how often a class is among those of the items that were chosen for it."""
     return float((gallery_labels[chosen] == query_labels[:, None]).any(axis=1).mean())
 
@@ -149,12 +149,12 @@ def walk(
         yield Z
 
 
-def ceiling(epsilon: float, n_classes: int, delta: float = DELTA) -> float:
+def compute_ceiling(epsilon: float, n_classes: int, delta: float = DELTA) -> float:
     """Return what Recall@8 no private message passes: Theorem C for eight answered classes."""
     return class_ceiling(epsilon, n_classes, K, delta)
 
 
-def floor(n_classes: int) -> float:
+def compute_floor(n_classes: int) -> float:
     """Return the Recall@8 of the best answer that is the same for everybody: items of eight classes."""
     return K / n_classes
 
@@ -164,11 +164,11 @@ def show(frame: pd.DataFrame, column: str, *by: str) -> pd.Series:
     return summarise(frame, column, *by).apply(interval, axis=1, args=(".2f", 0, 1))
 
 
-def bound(value: float) -> str:
+def round_up(value: float) -> str:
     """Return an upper bound in print, never below what it is."""
     return f"{math.ceil(value * 1000 - 1e-9) / 1000:.3f}"
 
 
-def table_2(data: Experiment) -> dict[str, float]:
+def get_published_parameters(data: Experiment) -> dict[str, float]:
     """Return bandwidth and label weight of the paper's Table 2."""
     return EXPERIMENTS[data]

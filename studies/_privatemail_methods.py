@@ -20,7 +20,7 @@ from nearveil.release import (
     Release,
 )
 from nearveil.release._privatemail_published import step_epsilon
-from studies._privatemail import DELTA, EPSILONS, Images, K, Labels, recall, table_2
+from studies._privatemail import DELTA, EPSILONS, Images, K, Labels, compute_recall, get_published_parameters
 
 Found = list[dict[str, Any]]
 
@@ -39,7 +39,7 @@ FIRST_EPSILONS = (0.023, 0.311, 1.056, 5.827, 10.527)
 FIRST_DELTAS = (0.99, DELTA)
 
 
-def published(version: Any, data: Any, drawn: Images, seed: int) -> Found:
+def ask_published(version: Any, data: Any, drawn: Images, seed: int) -> Found:
     """Ask a published version of 2022, which is told the target's label, at several epsilons."""
     name = PROGRAM if version == "2022-code" else PAPER
     server = None
@@ -49,11 +49,13 @@ def published(version: Any, data: Any, drawn: Images, seed: int) -> Found:
         mail.fit(drawn.anchors, drawn.anchor_labels)
         if server is None:  # epsilon is the client's alone
             server = mail.embed_gallery(drawn.gallery, drawn.gallery_labels)
-        found.append({"method": name, "epsilon": epsilon, "delta": DELTA, "recall": _told(mail, server, drawn, seed)})
+        found.append(
+            {"method": name, "epsilon": epsilon, "delta": DELTA, "recall": _ask_with_label(mail, server, drawn, seed)}
+        )
     return found
 
 
-def first(data: Any, drawn: Images, seed: int) -> Found:
+def ask_first(data: Any, drawn: Images, seed: int) -> Found:
     """Ask the version of 2021, two iterations with Laplace noise, at the epsilons and deltas of its figure 4."""
     server = None
     found = []
@@ -66,20 +68,20 @@ def first(data: Any, drawn: Images, seed: int) -> Found:
             if server is None:
                 server = mail.embed_gallery(drawn.gallery, drawn.gallery_labels)
             each = step_epsilon(epsilon, 2, delta)
-            share = _told(mail, server, drawn, seed)
+            share = _ask_with_label(mail, server, drawn, seed)
             found.append({"method": FIRST, "epsilon": epsilon, "delta": delta, "step": each, "recall": share})
     return found
 
 
-def _told(mail: PrivateMail, server: Any, drawn: Images, seed: int) -> float:
+def _ask_with_label(mail: PrivateMail, server: Any, drawn: Images, seed: int) -> float:
     messages = mail.release(drawn.queries, labels=drawn.query_labels, rng=unsafe_seeded(seed))
     chosen = [np.argpartition(-mail.rank_each(message, server)[0], K)[:K] for message in messages]
-    return recall(np.stack(chosen), drawn.gallery_labels, drawn.query_labels)
+    return compute_recall(np.stack(chosen), drawn.gallery_labels, drawn.query_labels)
 
 
-def noisy(data: Any, drawn: Images, seed: int) -> Found:
+def ask_noisy(data: Any, drawn: Images, seed: int) -> Found:
     """Ask what adds noise to an embedding: PrivateMail made sound, DP-dSNE, random projections."""
-    setting: dict[str, Any] = {**table_2(data), "public_seed": seed}
+    setting: dict[str, Any] = {**get_published_parameters(data), "public_seed": seed}
     makers: dict[str, Callable[[float], Release]] = {
         "PrivateMail, Gaussian": lambda epsilon: PrivateMail(epsilon, **setting),
         "PrivateMail, Laplace": lambda epsilon: PrivateMail(epsilon, noise="laplace", **setting),
@@ -97,40 +99,40 @@ def noisy(data: Any, drawn: Images, seed: int) -> Found:
             if prepared is None:  # the server's part is without noise, so it is the same at every epsilon
                 prepared = release._prepare(release.features(drawn.gallery))
             delta = 0.0 if name == "PrivateMail, Laplace" else DELTA
-            share = _asked(release, prepared, drawn, seed)
+            share = _ask(release, prepared, drawn, seed)
             found.append({"method": name, "epsilon": epsilon, "delta": delta, "recall": share})
     return found
 
 
-def principal(drawn: Images, seed: int) -> Found:
+def ask_pca(drawn: Images, seed: int) -> Found:
     """Ask private PCA: epsilon is for a record of the set that directions are learned from, not for the query."""
     found = []
     for epsilon in EPSILONS:
         projector = PrivatePCA(epsilon, n_components=PCA_COLUMNS, mean=drawn.anchors.mean(axis=0))
         release = PrivatePCARelease(projector.fit(drawn.others, rng=unsafe_seeded(seed))).fit(drawn.anchors)
-        share = _asked(release, release._prepare(release.features(drawn.gallery)), drawn, seed)
+        share = _ask(release, release._prepare(release.features(drawn.gallery)), drawn, seed)
         found.append({"method": "private PCA", "epsilon": epsilon, "delta": DELTA, "recall": share})
     return found
 
 
-def plain(drawn: Images, seed: int) -> Found:
+def ask_plain(drawn: Images, seed: int) -> Found:
     """Ask without any noise."""
     makers: tuple[Release, ...] = (RawFeatures(), PlainManifold(public_seed=seed), PlainTSNE(public_seed=seed))
     found = []
     for name, release in zip(PLAIN, makers, strict=True):
         release.fit(drawn.anchors, drawn.anchor_labels)
         prepared = release._prepare(release.features(drawn.gallery))
-        found.append({"method": name, "epsilon": None, "delta": None, "recall": _asked(release, prepared, drawn, seed)})
+        found.append({"method": name, "epsilon": None, "delta": None, "recall": _ask(release, prepared, drawn, seed)})
     return found
 
 
-def _asked(release: Release, prepared: Any, drawn: Images, seed: int) -> float:
+def _ask(release: Release, prepared: Any, drawn: Images, seed: int) -> float:
     messages = release.release(drawn.queries, rng=unsafe_seeded(seed))
     chosen = [np.argpartition(-release._rank(message, prepared), K)[:K] for message in messages]
-    return recall(np.stack(chosen), drawn.gallery_labels, drawn.query_labels)
+    return compute_recall(np.stack(chosen), drawn.gallery_labels, drawn.query_labels)
 
 
-def covers(drawn: Images, seed: int) -> Found:
+def ask_covers(drawn: Images, seed: int) -> Found:
     """Ask for one of the server's sets; the server answers with an item of each of its eight commonest classes."""
     found, servers = [], {}
     for epsilon in EPSILONS:
@@ -141,15 +143,15 @@ def covers(drawn: Images, seed: int) -> Found:
         server = servers[learned]
         client = Covers(epsilon, server.candidates, n_sets=server.n_sets).fit(drawn.anchors).use_map(server.map_)
         members = server.members_.toarray().astype(bool)
-        answers = [straight(np.flatnonzero(own), drawn.gallery_labels) for own in members]
+        answers = [choose_by_class(np.flatnonzero(own), drawn.gallery_labels) for own in members]
         messages = client.release(drawn.queries, rng=unsafe_seeded(seed))
         chosen = np.stack([answers[int(message["sets"][0])] for message in messages])
-        share = recall(chosen, drawn.gallery_labels, drawn.query_labels)
+        share = compute_recall(chosen, drawn.gallery_labels, drawn.query_labels)
         found.append({"method": "covers", "epsilon": epsilon, "delta": 0.0, "recall": share})
     return found
 
 
-def straight(items: NDArray[Any], labels: Labels) -> NDArray[np.intp]:
+def choose_by_class(items: NDArray[Any], labels: Labels) -> NDArray[np.intp]:
     """Return eight of a set's items, of as many of its commonest classes; all from the server's own knowledge."""
     _, places, counts = np.unique(labels[items], return_index=True, return_counts=True)
     best = items[places[np.argsort(-counts, kind="stable")[:K]]]
@@ -159,11 +161,11 @@ def straight(items: NDArray[Any], labels: Labels) -> NDArray[np.intp]:
 
 
 GROUPS: dict[str, Callable[[Any, Images, int], Found]] = {
-    "program": lambda data, drawn, seed: published("2022-code", data, drawn, seed),
-    "paper": lambda data, drawn, seed: published("2022", data, drawn, seed),
-    "first": first,
-    "noisy": noisy,
-    "principal": lambda _, drawn, seed: principal(drawn, seed),
-    "plain": lambda _, drawn, seed: plain(drawn, seed),
-    "covers": lambda _, drawn, seed: covers(drawn, seed),
+    "program": lambda data, drawn, seed: ask_published("2022-code", data, drawn, seed),
+    "paper": lambda data, drawn, seed: ask_published("2022", data, drawn, seed),
+    "first": ask_first,
+    "noisy": ask_noisy,
+    "principal": lambda _, drawn, seed: ask_pca(drawn, seed),
+    "plain": lambda _, drawn, seed: ask_plain(drawn, seed),
+    "covers": lambda _, drawn, seed: ask_covers(drawn, seed),
 }

@@ -51,7 +51,7 @@ def write(study: Study, measured: Measured, folder: Path) -> Path:
     _replace(folder / f"{study.name}.csv", as_csv(measured.rows))
     _replace(folder / f"{study.name}.json", json.dumps({**about, "rows": measured.rows}, indent=1) + "\n")
     page = folder / f"{study.name}.md"
-    _replace(page, f"{text}\n\n## What this was made with\n\n{_origin_table(study, about)}\n")
+    _replace(page, f"{text}\n\n## What this was made with\n\n{_list_origin(study, about)}\n")
     return page
 
 
@@ -99,10 +99,10 @@ def describe_origin(study: Study, measured: Measured) -> dict[str, Any]:
     return {
         "study": study.name,
         "command": f"nearveil study {study.name}",
-        "data": {name: _checksum(name) for name in study.data},
+        "data": {name: _compute_checksum(name) for name in study.data},
         "parameters": dict(study.parameters),
         "seeds": list(study.seeds),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), **_list_versions()},
         "cores": os.cpu_count(),
         "seconds": round(measured.seconds),
     }
@@ -137,7 +137,7 @@ def table(frame: pd.DataFrame) -> str:
     return "\n".join([head, "|" + "---|" * frame.shape[1], *lines])
 
 
-def _origin_table(study: Study, about: dict[str, Any]) -> str:
+def _list_origin(study: Study, about: dict[str, Any]) -> str:
     data = "; ".join(name if sum_ is None else f"{name} (SHA-256 {sum_[:16]})" for name, sum_ in about["data"].items())
     lines = [
         ("data", data),
@@ -176,7 +176,7 @@ def _as_words(value: Any) -> str:
     return f"{value:,g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
-def _checksum(name: str) -> str | None:
+def _compute_checksum(name: str) -> str | None:
     """Return the SHA-256 of a file of real data; None for words that name no file."""
     if "/" not in name:
         return None
@@ -184,7 +184,7 @@ def _checksum(name: str) -> str | None:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _versions() -> dict[str, str]:
+def _list_versions() -> dict[str, str]:
     found = {}
     for name in PACKAGES:
         try:

@@ -18,20 +18,20 @@ PRICED: dict[str, Callable[[float], Release]] = {"a pure message": Cells, "analy
 _FINE = 0.02  # of the count, where finding the last query would take minutes
 
 
-def payable(kind: str, epsilon: float) -> dict[str, Any]:
+def count_payable(kind: str, epsilon: float) -> dict[str, Any]:
     """Return how many messages of one kind a budget pays for, with delta 0 and at `DELTA`."""
     promise = PRICED[kind](epsilon).fit(np.eye(3)).guarantee
-    return {"pure": _added(promise) if promise.delta == 0 else 0, "plan": _planned(promise)}
+    return {"pure": _count_added(promise) if promise.delta == 0 else 0, "plan": _count_planned(promise)}
 
 
-def _added(promise: Guarantee) -> int:
+def _count_added(promise: Guarantee) -> int:
     budget = PureBudget.open(BUDGET)
     (price,) = budget.price(guarantee_charge(promise, "query", promise.unit, "replace", 0.0))
     assert price is not None
     return budget.limits[0] // price
 
 
-def _planned(promise: Guarantee) -> int:
+def _count_planned(promise: Guarantee) -> int:
     charge = guarantee_charge(promise, "query", promise.unit, "replace", DELTA)
 
     def within(count: int) -> bool:

@@ -83,6 +83,6 @@ _MAKE: dict[str, Make] = {
 }
 
 
-def rival(name: str, epsilon: float, fraction: float, public: Public) -> Release:
+def make_rival(name: str, epsilon: float, fraction: float, public: Public) -> Release:
     """Return a mechanism of `SETTINGS`, fitted on public rows, without a gallery."""
     return _MAKE[name](epsilon, fraction, public).fit(public.rows, public.labels)

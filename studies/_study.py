@@ -206,14 +206,14 @@ def run(
     tell(done, len(calls))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Persisting input arguments")  # a busy disk is no error
-        for _ in _each(measure, missing, processes):
+        for _ in _measure_each(measure, missing, processes):
             done += 1
             tell(done, len(calls))
         found = [measure(*call) for call in calls]  # one that cannot be read is measured again
     return Measured([row for rows, _ in found for row in rows], sum(seconds for _, seconds in found) / processes)
 
 
-def _each(measure: Callable[..., Any], calls: Sequence[tuple[Any, ...]], jobs: int) -> Iterator[Any]:
+def _measure_each(measure: Callable[..., Any], calls: Sequence[tuple[Any, ...]], jobs: int) -> Iterator[Any]:
     """Measure cases, and yield as each is done."""
     if jobs == 1 or len(calls) <= 1:
         return (measure(*call) for call in calls)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_CHILD = "from studies import _timing; _timing.child()"
+_CHILD = "from studies import _timing; _timing.run_child()"
 
 
-def timed(work: Callable[[], object], *, least: int = 2, most: int = 9, seconds: float = 4.0) -> list[float]:
+def time_repeatedly(work: Callable[[], object], *, least: int = 2, most: int = 9, seconds: float = 4.0) -> list[float]:
     """Return how long work took, again and again until it took long enough in all."""
     times: list[float] = []
     while len(times) < least or (len(times) < most and sum(times) < seconds):
@@ -24,7 +24,7 @@ def timed(work: Callable[[], object], *, least: int = 2, most: int = 9, seconds:
     return times
 
 
-def peak_gib() -> float:
+def measure_peak_gib() -> float:
     """Return the peak memory of this process. What the one that started it held does not count, where that is known."""
     status = Path("/proc/self/status")
     if status.exists():
@@ -34,7 +34,7 @@ def peak_gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def in_new_process(function: str, **arguments: Any) -> Any:
+def run_in_new_process(function: str, **arguments: Any) -> Any:
     """Return what a function returns in a process of its own, whose peak memory is its own."""
     command = [sys.executable, "-c", _CHILD, function, json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
@@ -43,8 +43,8 @@ def in_new_process(function: str, **arguments: Any) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def child() -> None:
-    """Run what `in_new_process` asked for, and print it."""
+def run_child() -> None:
+    """Run what `run_in_new_process` asked for, and print it."""
     place, _, name = sys.argv[1].rpartition(":")
     known = runpy.run_path(place) if place.endswith(".py") else vars(importlib.import_module(place))
     found = known[name](**json.loads(sys.argv[2]))

@@ -61,7 +61,7 @@ ACCOUNTANTS: dict[str, tuple[Callable[[], Accountant], bool]] = {
 }
 
 
-def cost(plan: Plan, accounting: str, *, votes: bool = True) -> float:
+def compute_cost(plan: Plan, accounting: str, *, votes: bool = True) -> float:
     """Return the epsilon of a plan by one of the accountants, with its votes or for its screenings alone."""
     make, exact = ACCOUNTANTS[accounting]
     screening: DpEvent = plan.screening if exact else plan.screening.gaussian
@@ -71,7 +71,7 @@ def cost(plan: Plan, accounting: str, *, votes: bool = True) -> float:
     return accountant.epsilon(DELTA)
 
 
-def lower_bound(plan: Plan, *, votes: bool = True) -> float:
+def compute_lower_bound(plan: Plan, *, votes: bool = True) -> float:
     """Return what the worst of some fixed pairs costs when it is asked again and again.
 
     Every screening changes the max-vote of the pair by one, near the threshold; every vote moves one count up and
@@ -94,18 +94,18 @@ def lower_bound(plan: Plan, *, votes: bool = True) -> float:
     )
     if not (votes and plan.answered):
         return alone
-    return float(_screenings(plan, without).compose(_votes(plan)).get_epsilon_for_delta(DELTA + _FFT))
+    return float(_compose_screenings(plan, without).compose(_compose_votes(plan)).get_epsilon_for_delta(DELTA + _FFT))
 
 
-def lower_bound_of_votes(plan: Plan) -> float:
+def compute_votes_lower_bound(plan: Plan) -> float:
     """Return what the votes alone cost for a pair of databases that exists: records of one class, and one of another.
 
     Where that one is in a sample it votes, and another does not. All privacy losses are rounded down.
     """
-    return float(_votes(plan).get_epsilon_for_delta(DELTA + _FFT))
+    return float(_compose_votes(plan).get_epsilon_for_delta(DELTA + _FFT))
 
 
-def _votes(plan: Plan) -> pld.PrivacyLossDistribution:
+def _compose_votes(plan: Plan) -> pld.PrivacyLossDistribution:
     """Return the loss of all votes in which one record moves two counts by one, rounded down."""
     return pld.from_gaussian_mechanism(
         plan.vote_noise / math.sqrt(2),
@@ -116,7 +116,7 @@ def _votes(plan: Plan) -> pld.PrivacyLossDistribution:
     ).self_compose(plan.answered)
 
 
-def _screenings(plan: Plan, votes: int) -> pld.PrivacyLossDistribution:
+def _compose_screenings(plan: Plan, votes: int) -> pld.PrivacyLossDistribution:
     """Return the loss of all screenings of a max-vote that one record raises by one, rounded down once for all."""
     at = norm.sf((plan.screening.threshold - np.array([votes, votes + 1])) / plan.screening.noise)
     without, sampled = float(at[0]), float(at[0] + plan.sampling_rate * (at[1] - at[0]))
@@ -130,14 +130,14 @@ def _screenings(plan: Plan, votes: int) -> pld.PrivacyLossDistribution:
     )
 
 
-def noise_for_claim(plan: Plan, accounting: str) -> float:
+def find_noise(plan: Plan, accounting: str) -> float:
     """Return the vote noise with which a plan would cost what is claimed for it."""
     claimed = plan.claimed
     if claimed is None:
         raise ValueError("plan must have a claim")
 
     def excess(noise: float) -> float:
-        return math.log(cost(replace(plan, vote_noise=noise), accounting) / claimed)
+        return math.log(compute_cost(replace(plan, vote_noise=noise), accounting) / claimed)
 
     return float(brentq(excess, plan.vote_noise, 40 * plan.vote_noise, rtol=1e-3))
 
@@ -154,25 +154,25 @@ def cases() -> list[Case]:
 def measure(case: Case) -> list[Row]:
     """Price a plan."""
     if "theorem" in case:
-        return _theorem()
+        return _apply_theorem()
     plan = PLANS[case["plan"]]
     if "accounting" not in case:
         name = case["noise for the claim by"]
-        return [{"kind": "noise", "plan": case["plan"], "accounting": name, "noise": noise_for_claim(plan, name)}]
+        return [{"kind": "noise", "plan": case["plan"], "accounting": name, "noise": find_noise(plan, name)}]
     rows = []
     for part, votes in (("screenings", False), ("all", True)):
         name, at = case["accounting"], {"plan": case["plan"], "part": part}
         if name == BELOW:
-            rows.append({"kind": "lower", **at, "accounting": name, "epsilon": lower_bound(plan, votes=votes)})
+            rows.append({"kind": "lower", **at, "accounting": name, "epsilon": compute_lower_bound(plan, votes=votes)})
         else:
-            rows.append({"kind": "upper", **at, "accounting": name, "epsilon": cost(plan, name, votes=votes)})
+            rows.append({"kind": "upper", **at, "accounting": name, "epsilon": compute_cost(plan, name, votes=votes)})
     if case["accounting"] == BELOW and plan.answered:
         at = {"plan": case["plan"], "part": "votes", "accounting": BELOW}
-        rows.append({"kind": "lower", **at, "epsilon": lower_bound_of_votes(plan)})
+        rows.append({"kind": "lower", **at, "epsilon": compute_votes_lower_bound(plan)})
     return rows
 
 
-def _theorem() -> list[Row]:
+def _apply_theorem() -> list[Row]:
     plan, rows = PLANS["SVHN"], []
     for as_published in (True, False):
         found = private_knn_asymptotic(

@@ -35,7 +35,7 @@ class Found:
 MEASURES = {"recall": f"recall@{K} by class", "precision": "precision", "agreement": "agreement"}
 
 
-def centred(rows: Floats, middle: Floats) -> Floats:
+def centre(rows: Floats, middle: Floats) -> Floats:
     """Return rows of norm one, less a mean."""
     moved = rows - middle
     return np.asarray(moved / np.linalg.norm(moved, axis=1, keepdims=True), dtype=np.float32)
@@ -43,10 +43,10 @@ def centred(rows: Floats, middle: Floats) -> Floats:
 
 def search(queries: Floats, gallery: Floats) -> NDArray[np.intp]:
     """Return the K nearest items of each query, itself (the item of the same position) left out."""
-    return _best(queries @ gallery.T)
+    return _choose_best(queries @ gallery.T)
 
 
-def _best(scores: Floats) -> NDArray[np.intp]:
+def _choose_best(scores: Floats) -> NDArray[np.intp]:
     np.fill_diagonal(scores, -np.inf)
     return np.argsort(-scores, axis=1)[:, :K]
 
@@ -58,7 +58,7 @@ def judge(found: NDArray[np.intp], truth: NDArray[np.intp], labels: NDArray[np.i
     return Found(float(same.any(axis=1).mean()), float(same.mean()), float(agree.mean()))
 
 
-def regressed(source: Floats, target: Floats, queries: Floats) -> Floats:
+def regress(source: Floats, target: Floats, queries: Floats) -> Floats:
     """Carry queries over by ridge regression, its penalty chosen by leaving out one anchor at a time."""
     here, there = source.mean(axis=0), target.mean(axis=0)
     model = RidgeCV(np.logspace(-4, 2, 13), fit_intercept=False).fit(source - here, target - there)
@@ -81,22 +81,22 @@ def _compare_half(
 ) -> dict[str, Found]:
     source, target, queries, gallery = asking[known], holding[known], asking[~known], holding[~known]
     here, there = source.mean(axis=0), target.mean(axis=0)
-    own = centred(gallery, there)
+    own = centre(gallery, there)
     truth = search(own, own)
-    alone = centred(queries, here)
+    alone = centre(queries, here)
     chance = np.random.default_rng(seed).random((len(own), len(own)), dtype=np.float32)
     ways = {
-        "items at random": _best(chance),
+        "items at random": _choose_best(chance),
         "the gallery's network alone": truth,
         "the client's network alone": search(alone, alone),
         "no alignment": search(alone, own),
-        "ridge regression": search(centred(regressed(source, target, queries), there), own),
-        "bridge": search(centred(fit_bridge(source, target).apply(queries), there), own),
+        "ridge regression": search(centre(regress(source, target, queries), there), own),
+        "bridge": search(centre(fit_bridge(source, target).apply(queries), there), own),
     }
     return {way: judge(found, truth, labels[~known]) for way, found in ways.items()}
 
 
-def features(extractors: Sequence[Extractor], most: int | None = None) -> tuple[list[Floats], NDArray[np.intp]]:
+def extract_features(extractors: Sequence[Extractor], most: int | None = None) -> tuple[list[Floats], NDArray[np.intp]]:
     """Return the features of all photographs, or of `most` a species, by each extractor, and their species."""
     folders = sorted(path for path in find(PHOTOS).iterdir() if path.is_dir())
     paths = [path for folder in folders for path in sorted(folder.glob("*.jpg"))[:most]]
@@ -117,7 +117,7 @@ def cases() -> list[Case]:
 def measure(case: Case) -> list[Row]:
     """Compare all ways, for every choice of anchors."""
     find(case["photographs"])  # says what is missing before weights are loaded
-    (asking, holding), labels = features([MobileNetV2(), EfficientNetLite0()], MOST)
+    (asking, holding), labels = extract_features([MobileNetV2(), EfficientNetLite0()], MOST)
     return [
         {"seed": seed, "way": way, "queries": len(labels), **asdict(found)}
         for seed in case["seeds"]

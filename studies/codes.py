@@ -27,13 +27,13 @@ POPULAR = 0.2
 _BLOCK = 200
 
 
-def rows_of(trial: Trial) -> tuple[Singles, Singles]:
+def load_rows(trial: Trial) -> tuple[Singles, Singles]:
     """Return gallery and queries: centred by the mean of the public rows, of norm one."""
     mechanism = Covers(1.0).fit(trial.public)
     return mechanism.features(trial.gallery).astype(np.float32), mechanism.features(trial.queries).astype(np.float32)
 
 
-def loss(gallery: Singles, queries: Singles, codes: Codes) -> float:
+def measure_loss(gallery: Singles, queries: Singles, codes: Codes) -> float:
     """Return the part of the true neighbours that ranking the whole gallery by codes misses."""
     truth, copies = true_neighbors(queries, gallery, K), Copies(gallery)
     written = codes.encode(gallery)
@@ -45,7 +45,7 @@ def loss(gallery: Singles, queries: Singles, codes: Codes) -> float:
     return 1 - found / len(queries)
 
 
-def needed(gallery: Singles, queries: Singles, most: float = MOST, seed: int = 0) -> tuple[float, float]:
+def estimate_needs(gallery: Singles, queries: Singles, most: float = MOST, seed: int = 0) -> tuple[float, float]:
     """Return the noise of scores that loses `most`, and the bytes that a Gaussian source needs for so little.
 
     The source has independent coordinates with the gallery's variances along its principal directions. An error along
@@ -87,12 +87,12 @@ def cases() -> list[Case]:
 
 def measure(case: Case) -> list[Row]:
     """Measure one case."""
-    gallery, queries = rows_of(split(case["data"], case["seed"]))
+    gallery, queries = load_rows(split(case["data"], case["seed"]))
     if case["part"] == "loss":
         codes = make_codes(gallery, case["bytes"] or None)
         size = case["bytes"] or 4 + codes.width
-        return [{**case, "bytes": size, "table_bytes": codes.nbytes, "loss": loss(gallery, queries, codes)}]
-    noise, rate = needed(gallery, queries, seed=case["seed"])
+        return [{**case, "bytes": size, "table_bytes": codes.nbytes, "loss": measure_loss(gallery, queries, codes)}]
+    noise, rate = estimate_needs(gallery, queries, seed=case["seed"])
     counts = popularity(gallery, K)
     asked = np.bincount(true_neighbors(queries, gallery, K).ravel(), minlength=len(gallery))
     top = np.argsort(-counts, kind="stable")[: candidate_count(POPULAR, len(gallery))]

@@ -14,7 +14,7 @@ from studies import _cost_votes as votes
 from studies import _figures as draw
 from studies._report import plain
 from studies._study import Case, Row, Study, select, summarise
-from studies._timing import in_new_process, timed
+from studies._timing import run_in_new_process, time_repeatedly
 
 DENSE = "dense NumPy (the authors' way)"
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
@@ -50,7 +50,7 @@ def cases() -> list[Case]:
         for (name, dtype), largest in LARGEST.items()
         if n <= largest
     ]
-    releases = [{"part": "release", "way": way} for way in (release.AUTHORS, *release.releases())]
+    releases = [{"part": "release", "way": way} for way in (release.AUTHORS, *release.list_releases())]
     voting = [{"part": "votes", "way": way, "queries": count} for way, count in VOTERS.items()]
     return [*embeddings, *releases, *voting]
 
@@ -58,26 +58,26 @@ def cases() -> list[Case]:
 def measure(case: Case) -> list[Row]:
     """Measure one thing, several times."""
     load = os.getloadavg()[0]
-    return [{**row, "load": round(load, 2)} for row in _measured(case)]
+    return [{**row, "load": round(load, 2)} for row in _measure(case)]
 
 
-def _measured(case: Case) -> list[Row]:
+def _measure(case: Case) -> list[Row]:
     if case["part"] == "embedding":
-        return _embedding(case)
+        return _measure_embedding(case)
     if case["part"] == "release":
-        found = release.speed(case["way"], GALLERY, repeats=REPEATS, seconds=0.25)
+        found = release.measure_speed(case["way"], GALLERY, repeats=REPEATS, seconds=0.25)
         both = zip(found["single"], found["batched"], strict=True)
         return [
             {**case, "repeat": i, "single": one, "batched": many, "bytes": found["bytes"]}
             for i, (one, many) in enumerate(both)
         ]
-    return _voting(case)
+    return _measure_votes(case)
 
 
-def _embedding(case: Case) -> list[Row]:
+def _measure_embedding(case: Case) -> list[Row]:
     shown = {name: value for name, value in case.items() if name != "place"}
     try:
-        found = in_new_process("studies._cost_graph:embedding_cost", index=case["place"], n=case["rows"])
+        found = run_in_new_process("studies._cost_graph:measure_embedding", index=case["place"], n=case["rows"])
     except RuntimeError as reason:
         if "ModuleNotFoundError" in str(reason):  # a rival that is not installed
             return [{**shown, "left_out": str(reason)}]
@@ -89,19 +89,19 @@ def _embedding(case: Case) -> list[Row]:
 
 
 @functools.cache
-def _rows() -> tuple[Any, str]:
-    return votes.rows()
+def _load_rows() -> tuple[Any, str]:
+    return votes.load_rows()
 
 
-def _voting(case: Case) -> list[Row]:
+def _measure_votes(case: Case) -> list[Row]:
     contender = next(one for one in votes.CPU if one.name == case["way"])
-    found, data = _rows()
+    found, data = _load_rows()
     rows: list[Row] = []
     for n in PRIVATE:
         private, queries = votes.split(found, n, case["queries"])
         work = contender.prepare(private)
         work(queries[:2])
-        times = timed(functools.partial(work, queries), least=REPEATS, most=REPEATS)
+        times = time_repeatedly(functools.partial(work, queries), least=REPEATS, most=REPEATS)
         rows += [
             {**case, "rows": len(private), "data": data, "repeat": i, "per_second": case["queries"] / seconds}
             for i, seconds in enumerate(times)

@@ -18,7 +18,7 @@ from nearveil.release._mapped import MappedRelease
 from nearveil.retrieval._truth import true_neighbors
 from nearveil.retrieval.ceiling import neighbor_ceiling
 from studies import _figures as draw
-from studies._finding import K, Search, search_of
+from studies._finding import K, Search, build_search
 from studies._report import interval
 from studies._study import Case, Row, Study, summarise
 from studies._trial import FILES, NAMES, QUERIES, SETS, split
@@ -36,7 +36,7 @@ COLUMNS = {
 }
 
 
-def expected(release: MappedRelease, search: Search, *, knowing: bool = False) -> float:
+def compute_expected(release: MappedRelease, search: Search, *, knowing: bool = False) -> float:
     """Return the expected NN-recall@8."""
     members = release.members_
     sets = np.split(members.indices, members.indptr[1:-1])
@@ -48,7 +48,7 @@ def expected(release: MappedRelease, search: Search, *, knowing: bool = False) -
     return float(np.mean(channel.hit * own + (1 - channel.hit) * other))
 
 
-def by_codes(search: Search) -> float:
+def search_by_codes(search: Search) -> float:
     """Return the NN-recall@8 of a search among 64 dimensions of every item, in 8 bits: no message, epsilon 0."""
     components = projection(search.gallery, CODE_BYTES)
     placed = search.gallery @ components
@@ -61,7 +61,7 @@ def compare(search: Search, candidates: float, epsilons: Sequence[float]) -> lis
     """Measure one gallery and fraction."""
     public, gallery = search.trial.public, search.trial.gallery
     cells = Cells(epsilons[0], candidates).fit(public).index(gallery)
-    codes = by_codes(search)
+    codes = search_by_codes(search)
     found = []
     for epsilon in epsilons:
         covers = Covers(epsilon, candidates).fit(public).index(gallery)
@@ -74,10 +74,10 @@ def compare(search: Search, candidates: float, epsilons: Sequence[float]) -> lis
                 "items": len(gallery),
                 "n_sets": covers.map_.n_sets,
                 "ceiling": ceiling,
-                "share": expected(covers, search) / ceiling,
-                "knowing": expected(covers, search, knowing=True) / ceiling,
-                "usual_number": expected(usual, search) / ceiling,
-                "kmeans": expected(cells, search) / ceiling,
+                "share": compute_expected(covers, search) / ceiling,
+                "knowing": compute_expected(covers, search, knowing=True) / ceiling,
+                "usual_number": compute_expected(usual, search) / ceiling,
+                "kmeans": compute_expected(cells, search) / ceiling,
                 "codes": codes,
             }
         )
@@ -95,14 +95,14 @@ def cases() -> list[Case]:
 
 
 @lru_cache(maxsize=1)
-def _search(data: str, seed: int) -> Search:
-    return search_of(split(data, seed))
+def _load_search(data: str, seed: int) -> Search:
+    return build_search(split(data, seed))
 
 
 def measure(case: Case) -> list[Row]:
     """Measure one case."""
     common = {name: case[name] for name in ("data", "f", "seed")}
-    found = compare(_search(case["data"], case["seed"]), case["f"], case["epsilons"])
+    found = compare(_load_search(case["data"], case["seed"]), case["f"], case["epsilons"])
     return [{**common, **one} for one in found]
 
 

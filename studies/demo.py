@@ -53,7 +53,7 @@ class Outcome:
     accuracy: float
 
 
-def digits(seed: int = 0) -> Split:
+def split_digits(seed: int = 0) -> Split:
     """Split scikit-learn's 1,797 handwritten digits, centred by the mean of the fitted part."""
     X, y = load_digits(return_X_y=True)
     X_fit, X_new, y_fit, y_new = train_test_split(X, y, test_size=0.3, random_state=seed, stratify=y)
@@ -61,7 +61,7 @@ def digits(seed: int = 0) -> Split:
     return Split(X_fit - mean, y_fit, X_new - mean, y_new)
 
 
-def neighbours_accuracy(rows: Any, labels: Any, new: Any, new_labels: Any) -> float:
+def score_neighbours(rows: Any, labels: Any, new: Any, new_labels: Any) -> float:
     """Return how often five nearest neighbours among `rows` name the label of a new row."""
     return float(KNeighborsClassifier(5).fit(rows, labels).score(new, new_labels))
 
@@ -73,16 +73,16 @@ def embed(name: str, parameters: dict[str, Any], split: Split) -> Outcome:
     manifold.fit(split.X, split.y)
     seconds = time.perf_counter() - start
     placed, placed_new = manifold.transform(split.X), manifold.transform(split.X_new)
-    return Outcome(name, manifold, seconds, neighbours_accuracy(placed, split.y, placed_new, split.y_new))
+    return Outcome(name, manifold, seconds, score_neighbours(placed, split.y, placed_new, split.y_new))
 
 
-def limits(split: Split) -> tuple[float, float]:
+def compute_limits(split: Split) -> tuple[float, float]:
     """Return the floor (commonest digit) and the ceiling (neighbours in the raw features)."""
     floor = float(DummyClassifier().fit(split.X, split.y).score(split.X_new, split.y_new))
-    return floor, neighbours_accuracy(split.X, split.y, split.X_new, split.y_new)
+    return floor, score_neighbours(split.X, split.y, split.X_new, split.y_new)
 
 
-def table(outcomes: Sequence[Outcome], floor: float, ceiling: float) -> Table:
+def make_table(outcomes: Sequence[Outcome], floor: float, ceiling: float) -> Table:
     """Lay the outcomes out for a terminal."""
     grid = Table(title="Supervised manifold on 1,797 digits: 1,257 fitted, 540 held out")
     grid.add_column("embedding")
@@ -105,7 +105,7 @@ def table(outcomes: Sequence[Outcome], floor: float, ceiling: float) -> Table:
     return grid
 
 
-def picture(split: Split, outcomes: Sequence[Outcome], floor: float, ceiling: float, path: Path) -> None:
+def draw_picture(split: Split, outcomes: Sequence[Outcome], floor: float, ceiling: float, path: Path) -> None:
     """Draw the fitted rows, the held-out rows and the accuracies between floor and ceiling."""
     from matplotlib.figure import Figure
 
@@ -140,12 +140,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the picture")
     out = parser.parse_args(arguments).out
     console = Console()
-    split = digits()
-    floor, ceiling = limits(split)
+    split = split_digits()
+    floor, ceiling = compute_limits(split)
     outcomes = [embed(name, parameters, split) for name, parameters in track(SETTINGS, "embedding", console=console)]
-    console.print(table(outcomes, floor, ceiling))
+    console.print(make_table(outcomes, floor, ceiling))
     console.print("Nothing here is private yet: this is the query that the releases will protect.")
-    picture(split, outcomes, floor, ceiling, out / "demo.png")
+    draw_picture(split, outcomes, floor, ceiling, out / "demo.png")
     console.print(f"picture: {out / 'demo.png'}", soft_wrap=True)
 
 

@@ -41,7 +41,7 @@ class Digits:
     features: Remembered
 
 
-def upright(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def straighten(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Remove the slant of a bright digit on black, by its moments, and centre it."""
     light = image.astype(np.float64)
     total = light.sum()
@@ -58,9 +58,9 @@ def upright(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return straight
 
 
-def look(name: Name, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+def extract_features(name: Name, images: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Return the HOG of images and, finer, of their middles; handwriting is set upright first."""
-    seen = np.stack([upright(image) for image in images]) if name == "mnist" else images
+    seen = np.stack([straighten(image) for image in images]) if name == "mnist" else images
     cut = slice(BORDER[name], -BORDER[name])
     return np.concatenate([hog(seen), hog(np.ascontiguousarray(seen[:, cut, cut]))], axis=1)
 
@@ -72,4 +72,4 @@ def load(name: Name) -> Digits:
         private, test = arrays["x_train"], arrays["x_test"]
         private_y, test_y = arrays["y_train"].astype(np.int64), arrays["y_test"].astype(np.int64)
     images = np.concatenate([private, test])
-    return Digits(name, private, private_y, test, test_y, Remembered(images, look(name, images)))
+    return Digits(name, private, private_y, test, test_y, Remembered(images, extract_features(name, images)))

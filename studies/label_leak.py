@@ -10,7 +10,19 @@ from matplotlib.figure import Figure
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import PrivateMail
 from studies import _figures as draw
-from studies._privatemail import ANCHORS, DELTA, SETS, K, bound, ceiling, files, floor, images, recall, show
+from studies._privatemail import (
+    ANCHORS,
+    DELTA,
+    SETS,
+    K,
+    compute_ceiling,
+    compute_floor,
+    compute_recall,
+    list_files,
+    round_up,
+    sample_images,
+    show,
+)
 from studies._study import Case, Row, Study, summarise
 
 DATA: tuple[Any, ...] = ("cars196", "cub200")
@@ -28,7 +40,7 @@ def cases() -> list[Case]:
 def measure(case: Case) -> list[Row]:
     """Ask the authors' program with true and random features, and true and random labels."""
     data, seed = case["data"], case["seed"]
-    drawn = images(data, seed, gallery=GALLERY)
+    drawn = sample_images(data, seed, gallery=GALLERY)
     mail = PrivateMail.published("2022-code", data, epsilon=EPSILON, public_seed=seed, allow_unsound=True)
     mail.fit(drawn.anchors, drawn.anchor_labels)
     server = mail.embed_gallery(drawn.gallery, drawn.gallery_labels)
@@ -49,12 +61,12 @@ def measure(case: Case) -> list[Row]:
                 "label": told,
                 "epsilon": EPSILON,
                 "seed": seed,
-                "recall": recall(chosen, drawn.gallery_labels, drawn.query_labels),
-                "recall_of_told_label": recall(chosen, drawn.gallery_labels, labels[told]),
+                "recall": compute_recall(chosen, drawn.gallery_labels, drawn.query_labels),
+                "recall_of_told_label": compute_recall(chosen, drawn.gallery_labels, labels[told]),
                 "queries": len(chosen),
                 "classes": drawn.n_classes,
-                "ceiling": ceiling(EPSILON, drawn.n_classes),
-                "floor": floor(drawn.n_classes),
+                "ceiling": compute_ceiling(EPSILON, drawn.n_classes),
+                "floor": compute_floor(drawn.n_classes),
             }
         )
     return rows
@@ -64,14 +76,14 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw four bars a set, under the ceiling."""
     figure, panels = draw.make_panels(1, rows["data"].nunique(), (9.6, 4.6), sharey=True)
     for axes, (data, own) in zip(panels[0], rows.groupby("data", sort=False), strict=True):
-        _bars(axes, own)
+        _draw_bars(axes, own)
         axes.set_title(f"{SETS[data].title}: {own['classes'].iloc[0]} classes, nominal epsilon {EPSILON:g}")
     panels[0, 0].set_ylabel("Recall@8")
     draw.legend_below(figure, panels[0, :1])
     return {"bars": figure}
 
 
-def _bars(axes: Axes, rows: pd.DataFrame) -> None:
+def _draw_bars(axes: Axes, rows: pd.DataFrame) -> None:
     top = rows["ceiling"].iloc[0]
     means = summarise(rows, "recall", "features", "label")
     axes.axhspan(top, 1.04, color="0.86", linewidth=0, zorder=0.5, label=draw.IMPOSSIBLE)
@@ -93,7 +105,7 @@ def _bars(axes: Axes, rows: pd.DataFrame) -> None:
     )
     axes.text(2.5, 0.6, "impossible for\na private message", ha="center", va="center", fontsize=12, color="0.2")
     arrow = {"arrowstyle": "->"}
-    axes.annotate(f"ceiling {bound(top)}", (2.5, top), (2.5, 0.3), ha="center", color="0.2", arrowprops=arrow)
+    axes.annotate(f"ceiling {round_up(top)}", (2.5, top), (2.5, 0.3), ha="center", color="0.2", arrowprops=arrow)
     axes.set_xticks(range(4), [f"{features}\nfeatures,\n{label}\nlabel" for features, label in BARS])
     axes.set(ylim=(0, 1.04), xlim=(-0.5, 3.5))
     axes.grid(visible=False, axis="x")
@@ -106,7 +118,7 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
         {
             "Recall@8": show(rows, "recall", *keys),
             "of the label that was told": show(rows, "recall_of_told_label", *keys),
-            "ceiling": rows.groupby(keys, sort=False)["ceiling"].first().map(bound),
+            "ceiling": rows.groupby(keys, sort=False)["ceiling"].first().map(round_up),
             "floor": rows.groupby(keys, sort=False)["floor"].first().map("{:.3f}".format),
         }
     ).reset_index()
@@ -117,7 +129,7 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
             {
                 "title": SETS[data].title,
                 "recall": [means[data, *bar] for bar in BARS],
-                "ceiling": bound(own["ceiling"].iloc[0]),
+                "ceiling": round_up(own["ceiling"].iloc[0]),
             }
             for data, own in rows.groupby("data", sort=False)
         ],
@@ -133,4 +145,4 @@ PARAMETERS = {
     "queries a class": 1,
     "others": "Table 2 of the 2022 paper",
 }
-STUDY = Study("label-leak", cases, measure, figures, facts, files("cars196", "cub200"), PARAMETERS, SEEDS)
+STUDY = Study("label-leak", cases, measure, figures, facts, list_files("cars196", "cub200"), PARAMETERS, SEEDS)

@@ -11,7 +11,7 @@ from nearveil import SupervisedManifold
 from studies import _figures as draw
 from studies._study import Case, Row, Study, summarise
 from studies.data import load_features
-from studies.demo import Split, digits, limits, neighbours_accuracy
+from studies.demo import Split, compute_limits, score_neighbours, split_digits
 
 BANDWIDTHS = (0.3, 0.4, 0.5, 6.0)
 LABEL_WEIGHTS = (0.0, 0.003, 0.03, 0.1, 0.6)
@@ -24,7 +24,7 @@ TITLES = {"digits": "digits, 10 classes", "birds": f"CUB-200-2011, {BIRD_CLASSES
 def split(data: str) -> Split:
     """Return digits, or the first 20 classes of birds, centred by the mean of the public half."""
     if data == "digits":
-        return digits()
+        return split_digits()
     everything = load_features("cub200_cropped_lite0")
     chosen = everything.labels < BIRD_CLASSES
     X = everything.features[chosen] - everything.features[everything.labels < 100].mean(axis=0)
@@ -41,14 +41,14 @@ def cases() -> list[Case]:
 def measure(case: Case) -> list[Row]:
     """Embed fitted and held-out rows from several starts, at every label weight."""
     own = split(case["data"])
-    bottom, top = limits(own)
+    bottom, top = compute_limits(own)
     rows = []
     for weight in LABEL_WEIGHTS:
         for seed in SEEDS:
             manifold = SupervisedManifold(bandwidth=case["bandwidth"], label_weight=weight, random_state=seed)
             manifold.fit(own.X, own.y)
             placed, placed_new = manifold.transform(own.X), manifold.transform(own.X_new)
-            score = neighbours_accuracy(placed, own.y, placed_new, own.y_new)
+            score = score_neighbours(placed, own.y, placed_new, own.y_new)
             rows.append({**case, "label_weight": weight, "seed": seed, "accuracy": score, "floor": bottom, "raw": top})
     return rows
 

@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import OME, Latent
 from studies import _figures as draw
-from studies._finding import Search, find, unasked
+from studies._finding import Search, find, send_popular
 from studies._rivals import SETTINGS, Public
 from studies._study import Case, Row, Study, select, summarise
 from studies._trial import FILES, QUERIES
-from studies.retrieval import SEEDS, asked, find_limits, load_search, recall_rows
+from studies.retrieval import SEEDS, find_limits, load_search, measure_recall, select_queries
 
 DEFAULT = "OME, its paper's code"
 NOMINALS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
@@ -54,12 +54,12 @@ def cases() -> list[Case]:
 def measure(case: Case) -> list[Row]:
     """Compute or measure one case."""
     if case["part"] == "budget":
-        return [_budget(case["mechanism"], case["alpha"], nominal) for nominal in NOMINALS]
+        return [_compute_budget(case["mechanism"], case["alpha"], nominal) for nominal in NOMINALS]
     search, public = load_search(DATA)
-    return recall_rows(search, public, case) if case["part"] == "recall" else _claimed(search, public)
+    return measure_recall(search, public, case) if case["part"] == "recall" else _measure_claimed(search, public)
 
 
-def _budget(name: str, alpha: float, nominal: float) -> Row:
+def _compute_budget(name: str, alpha: float, nominal: float) -> Row:
     code = {key: value for key, value in CODES[name].items() if key != "values"}
     kind: Any = Latent if name == "LATENT" else OME
     values = CODES[name]["values"]
@@ -81,7 +81,7 @@ def _budget(name: str, alpha: float, nominal: float) -> Row:
     }
 
 
-def _claimed(search: Search, public: Public) -> list[Row]:
+def _measure_claimed(search: Search, public: Public) -> list[Row]:
     """Ask with OME as its paper has it, at epsilons that it claims."""
     rows: list[Row] = []
     values = CODES[DEFAULT]["values"]
@@ -89,7 +89,7 @@ def _claimed(search: Search, public: Public) -> list[Row]:
         mechanism = OME(nominal_epsilon=epsilon, alpha=CLAIMED_ALPHA, projection=public.directions(values))
         mechanism.fit(public.rows, public.labels)
         for seed in SEEDS:
-            which = asked(seed, len(search.trial.queries))
+            which = select_queries(seed, len(search.trial.queries))
             found = find(mechanism, search, which, [FRACTION], unsafe_seeded(seed))[FRACTION]
             rows.append(
                 {
@@ -101,7 +101,7 @@ def _claimed(search: Search, public: Public) -> list[Row]:
                     "exact": mechanism.guarantee.epsilon,
                     "seed": seed,
                     "nn_recall": float(found.neighbours.mean()),
-                    "floor": float(unasked(search, which, FRACTION).neighbours.mean()),
+                    "floor": float(send_popular(search, which, FRACTION).neighbours.mean()),
                 }
             )
     return rows

@@ -12,14 +12,14 @@ from rich.console import Console
 
 from nearveil.features import FeatureCache, HogColor, load_image
 from nearveil.retrieval import Index, Item
-from studies.photos import Photos, photos
+from studies.photos import Photos, load_photos
 
 FRACTIONS = (0.2, 0.1)  # the last is the newest, so the page begins with it
 EPSILON = 4.0
 MOST = 600  # items of a gallery whose features are made here
 
 
-def with_extractor(data: Photos) -> Photos:
+def add_extractor(data: Photos) -> Photos:
     """Return a gallery whose features can be made of a file that is dropped.
 
     Photographs have an extractor. Handwritten digits are rows of scikit-learn: some are taken as pictures instead.
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         import nearveil.ui  # noqa: F401
 
-        gallery, pictures = keep(with_extractor(photos(FeatureCache(out / "photos.features"), console)), out)
+        gallery, pictures = keep(add_extractor(load_photos(FeatureCache(out / "photos.features"), console)), out)
     except ModuleNotFoundError as missing:
         console.print(f'The page needs more ({missing}): pip install "nearveil[images,service]"')
         return

@@ -34,7 +34,7 @@ from nearveil.retrieval.ceiling import neighbor_ceiling, popular_floor
 from nearveil.retrieval.contact_sheet import ContactSheet
 from nearveil.service import Client
 from nearveil.service._results import Nearest
-from studies._loopback import Loopback, loopback
+from studies._loopback import Loopback, serve_on_loopback
 from studies.data import DataMissingError, find
 
 PHOTOS = "birds_photos"
@@ -76,18 +76,18 @@ class Figures:
     answer_bytes: int
 
 
-def photos(cache: FeatureCache, console: Console) -> Photos:
+def load_photos(cache: FeatureCache, console: Console) -> Photos:
     """Return the birds, if they and an extractor are here, else the digits; say which and why."""
     try:
         folder, extractor = find(PHOTOS), default_extractor()
         extractor.extract([np.zeros((32, 32, 3), np.uint8)])  # whether what it needs is installed
-        return birds(folder, extractor, cache)
+        return load_birds(folder, extractor, cache)
     except (DataMissingError, ModuleNotFoundError) as missing:
         console.print(f"no photographs of birds ({missing}): handwritten digits instead", highlight=False)
-        return digits()
+        return load_digit_photos()
 
 
-def birds(folder: Path, extractor: Extractor, cache: FeatureCache) -> Photos:
+def load_birds(folder: Path, extractor: Extractor, cache: FeatureCache) -> Photos:
     """Return photographs: the last of each species is private, the others are the gallery."""
     species = sorted(path for path in folder.iterdir() if path.is_dir())
     each = [sorted(path.glob("*.jpg")) for path in species]
@@ -112,7 +112,7 @@ def birds(folder: Path, extractor: Extractor, cache: FeatureCache) -> Photos:
     )
 
 
-def digits() -> Photos:
+def load_digit_photos() -> Photos:
     """Return scikit-learn's handwritten digits; their features are their pixels."""
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))
@@ -127,13 +127,13 @@ def digits() -> Photos:
         gallery_y=y[QUERIES:],
         queries=rows[:QUERIES],
         query_y=y[:QUERIES],
-        thumbnails=_thumbnails(pixels[QUERIES:]),
+        thumbnails=_make_thumbnails(pixels[QUERIES:]),
         pictures=list(pixels[:QUERIES]),
         names=[f"digit {label}" for label in y[QUERIES:]],
     )
 
 
-def _thumbnails(pixels: NDArray[np.uint8]) -> list[bytes]:
+def _make_thumbnails(pixels: NDArray[np.uint8]) -> list[bytes]:
     try:
         return [thumbnail(image) for image in pixels]
     except ModuleNotFoundError:
@@ -179,7 +179,7 @@ def measure(data: Photos, published: Published, asked: Sequence[Nearest], public
     )
 
 
-def table(data: Photos, found: dict[float, Figures]) -> Table:
+def make_table(data: Photos, found: dict[float, Figures]) -> Table:
     """Return what was found at each epsilon."""
     shown = Table(
         title=f"{QUERIES} private {data.what} ask a gallery of {len(data.gallery):,}; in brackets 95% intervals"
@@ -195,7 +195,7 @@ def table(data: Photos, found: dict[float, Figures]) -> Table:
     return shown
 
 
-def without_privacy(data: Photos) -> float:
+def score_without_privacy(data: Photos) -> float:
     """Return Recall@K of a search that sees the queries."""
     release = Covers(1.0).fit_mean(data.gallery.mean(axis=0))
     rows = [release.features(some).astype(np.float32) for some in (data.queries, data.gallery)]
@@ -203,7 +203,7 @@ def without_privacy(data: Photos) -> float:
     return float((labels == data.query_y[:, None]).any(axis=1).mean())
 
 
-def sheet(data: Photos, asked: Nearest, number: int) -> bytes:
+def draw_sheet(data: Photos, asked: Nearest, number: int) -> bytes:
     """Draw the contact sheet of one question."""
     kinds = ("same" if data.gallery_y[match.id] == data.query_y[number] else "another" for match in asked.matches)
     return ContactSheet(
@@ -229,7 +229,7 @@ def run(data: Photos, folder: Path, console: Console) -> tuple[dict[float, Figur
             ledger.open_account(f"image {number + 1}", **terms, epsilon=sum(EPSILONS), delta=0.0)
             for number in range(len(data.queries))
         ]
-        with loopback(place) as server:
+        with serve_on_loopback(place) as server:
             console.print(f"A server at {server.url}; {len(accounts)} clients ask it.")
             for epsilon in track(EPSILONS, "asking", transient=True):
                 if published.release.epsilon != epsilon:  # while the index is served: the next question is about it
@@ -238,7 +238,7 @@ def run(data: Photos, folder: Path, console: Console) -> tuple[dict[float, Figur
                 public = public_part(served(index, place.name)[0]).to_bytes()
                 found[epsilon] = measure(data, published, asked, len(public))
                 if epsilon == SHOWN or not drawn:
-                    drawn = sheet(data, asked[0], 0)
+                    drawn = draw_sheet(data, asked[0], 0)
         console.print("The server has stopped.")
         console.print(f"Every image has an account of its own, which paid first; {accounts[0].balance()}.")
         console.print(f"The ledger: {ledger.verify()}")
@@ -252,18 +252,18 @@ def main(arguments: list[str] | None = None) -> None:
     out: Path = parser.parse_args(arguments).out
     out.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False)
-    data = photos(FeatureCache(out / "photos.features"), console)
+    data = load_photos(FeatureCache(out / "photos.features"), console)
     console.print(
         f"{len(data.gallery):,} {data.what} in the gallery, {len(data.queries)} private ones; features: "
         f"{data.extractor}, {data.gallery.shape[1]:,} dimensions"
     )
     with tempfile.TemporaryDirectory() as folder:
         found, drawn = run(data, Path(folder), console)
-    console.print(table(data, found))
+    console.print(make_table(data, found))
     console.print(
         f"f is the part of the gallery in an answer. The floor asks nothing; nothing private passes the ceiling, but "
         f"for luck with {len(data.queries)} queries. A search that sees the images has Recall@{K} "
-        f"{without_privacy(data):.3f}, and its NN-recall@{K} is 1."
+        f"{score_without_privacy(data):.3f}, and its NN-recall@{K} is 1."
     )
     largest = max(found.values(), key=lambda one: one.answer_bytes)
     console.print(

@@ -32,9 +32,9 @@ from studies._private_knn_ways import (
     TEACHERS,
     TRUE,
     Make,
-    ours,
-    references,
-    ways,
+    list_ways,
+    make_ours,
+    score_references,
 )
 from studies._report import interval
 from studies._study import Case, Row, Study, summarise
@@ -56,7 +56,7 @@ def cases() -> list[Case]:
         {"data": name, "way": way, "seed": seed}
         for seed in SEEDS
         for name in NAMES
-        for way in (*((NETWORK,) if name == "mnist" else ()), *ways(name), REFERENCES)
+        for way in (*((NETWORK,) if name == "mnist" else ()), *list_ways(name), REFERENCES)
     ]
 
 
@@ -69,13 +69,13 @@ def measure(case: Case) -> list[Row]:
     order = np.random.default_rng(seed).permutation(len(digits.test))
     held, public = order[:HELD], order[HELD:]
     if way == REFERENCES:
-        found = references(digits, public, held)
+        found = score_references(digits, public, held)
         return [{"data": name, "way": one, "seed": seed, "accuracy": value} for one, value in found.items()]
-    makers = [lambda source: ours(NETWORK_EPSILON, source)] if way == NETWORK else ways(name)[way]
-    return [{**case, **_taught(digits, make, public, held, seed, network=way == NETWORK)} for make in makers]
+    makers = [lambda source: make_ours(NETWORK_EPSILON, source)] if way == NETWORK else list_ways(name)[way]
+    return [{**case, **_teach(digits, make, public, held, seed, network=way == NETWORK)} for make in makers]
 
 
-def _taught(digits: Digits, make: Make, public: "np.ndarray", held: "np.ndarray", seed: int, *, network: bool) -> Row:
+def _teach(digits: Digits, make: Make, public: "np.ndarray", held: "np.ndarray", seed: int, *, network: bool) -> Row:
     student = Student(
         make(unsafe_seeded(seed)),
         NetworkStudent(digits.name, epochs=EPOCHS) if network else None,

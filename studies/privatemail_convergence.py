@@ -14,13 +14,13 @@ from studies._privatemail import (
     Labels,
     PartlyLabelled,
     Repel,
-    files,
-    images,
-    nearest,
-    recall,
+    compute_recall,
+    find_nearest,
+    get_published_parameters,
+    list_files,
+    normalise_rows,
+    sample_images,
     show,
-    table_2,
-    unit_rows,
     walk,
 )
 from studies._study import Case, Row, Study, select
@@ -46,29 +46,31 @@ def cases() -> list[Case]:
 def measure(case: Case) -> list[Row]:
     """Follow gallery and queries, embedded together, for ten steps."""
     data, seed, k = case["data"], case["seed"], case["k"]
-    drawn = images(data, seed, gallery=GALLERY)
-    gallery, queries = unit_rows(drawn)
+    drawn = sample_images(data, seed, gallery=GALLERY)
+    gallery, queries = normalise_rows(drawn)
     rows = np.vstack([gallery, queries])
     start = np.random.default_rng([seed, k]).normal(size=(len(rows), k))
     known = np.concatenate([drawn.gallery_labels, drawn.query_labels])
     hidden = np.concatenate([drawn.gallery_labels, np.full(len(queries), -1)])
-    common = {"data": data, "k": k, "seed": seed, "chance": _chance(drawn.gallery_labels, drawn.query_labels)}
+    common = {"data": data, "k": k, "seed": seed, "chance": _compute_chance(drawn.gallery_labels, drawn.query_labels)}
 
     def found(Z: Any) -> float:
-        return recall(nearest(Z[len(gallery) :], Z[: len(gallery)]), drawn.gallery_labels, drawn.query_labels)
+        return compute_recall(
+            find_nearest(Z[len(gallery) :], Z[: len(gallery)]), drawn.gallery_labels, drawn.query_labels
+        )
 
     measured: list[Row] = [{**common, "method": RAW, "step": None, "recall": found(rows)}]
     cosines = rows @ rows.T
     for method in METHODS:
-        repel, setting = _query(method, data, hidden if method in (PROGRAM_HONEST, PAPER_HONEST) else known)
+        repel, setting = _choose_query(method, data, hidden if method in (PROGRAM_HONEST, PAPER_HONEST) else known)
         for step, Z in enumerate(walk(cosines, repel, start, steps=STEPS, **setting)):
             measured.append({**common, "method": method, "step": step, "recall": found(Z)})
     return measured
 
 
-def _query(method: str, data: Any, labels: Labels) -> tuple[Repel | None, dict[str, float]]:
+def _choose_query(method: str, data: Any, labels: Labels) -> tuple[Repel | None, dict[str, float]]:
     """Return what repels, and bandwidth and label weight."""
-    setting = table_2(data)
+    setting = get_published_parameters(data)
     if method == UNLABELLED:
         return None, {"bandwidth": NARROW, "label_weight": 0.0}
     if method in (PROGRAM, PROGRAM_HONEST):  # the program divides by sigma^2, not by 2 sigma^2
@@ -76,7 +78,7 @@ def _query(method: str, data: Any, labels: Labels) -> tuple[Repel | None, dict[s
     return label_graph(labels, setting["bandwidth"], "integer"), setting
 
 
-def _chance(gallery_labels: Labels, query_labels: Labels) -> float:
+def _compute_chance(gallery_labels: Labels, query_labels: Labels) -> float:
     """Return the Recall@8 of eight random items."""
     shares = np.bincount(gallery_labels, minlength=int(query_labels.max()) + 1) / len(gallery_labels)
     return float(np.mean(1 - (1 - shares[query_labels]) ** K))
@@ -127,5 +129,12 @@ PARAMETERS = {
     "bandwidth and label weight": "Table 2 of the 2022 paper",
 }
 STUDY = Study(
-    "privatemail-convergence", cases, measure, figures, facts, files("cub200", "cars196", "cifar100"), PARAMETERS, SEEDS
+    "privatemail-convergence",
+    cases,
+    measure,
+    figures,
+    facts,
+    list_files("cub200", "cars196", "cifar100"),
+    PARAMETERS,
+    SEEDS,
 )

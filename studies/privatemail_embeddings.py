@@ -19,11 +19,11 @@ from studies._privatemail import (
     Floats,
     Labels,
     PartlyLabelled,
-    files,
-    images,
+    get_published_parameters,
+    list_files,
+    normalise_rows,
+    sample_images,
     show,
-    table_2,
-    unit_rows,
     walk,
 )
 from studies._privatemail_methods import FIRST, FIRST_DELTAS, FIRST_EPSILONS, PAPER, PROGRAM
@@ -63,13 +63,13 @@ def cases() -> list[Case]:
 def measure(case: Case) -> list[Row]:
     """Measure spread or alignment; the first seed keeps some of the points, for the pictures."""
     if case["method"] == "iterations":
-        return _iterations(case["seed"])
-    return list(_alignment(case["method"], case["seed"]))
+        return _measure_iterations(case["seed"])
+    return list(_measure_alignment(case["method"], case["seed"]))
 
 
-def _iterations(seed: int) -> list[Row]:
-    drawn = images("cub200", seed, gallery=GALLERY)
-    X, labels, setting = unit_rows(drawn)[0], drawn.gallery_labels, table_2("cub200")
+def _measure_iterations(seed: int) -> list[Row]:
+    drawn = sample_images("cub200", seed, gallery=GALLERY)
+    X, labels, setting = normalise_rows(drawn)[0], drawn.gallery_labels, get_published_parameters("cub200")
     start = np.random.default_rng([seed, 2]).normal(size=(len(X), 2))
     cosines = X @ X.T
     program = {**setting, "bandwidth": setting["bandwidth"] / np.sqrt(2)}  # it divides by sigma^2
@@ -83,14 +83,14 @@ def _iterations(seed: int) -> list[Row]:
             if step not in STEPS:
                 continue
             common = {"figure": "iterations", "data": "cub200", "method": method, "seed": seed, "step": step}
-            within = within_share(Z, labels)
+            within = compute_within_share(Z, labels)
             rows.append({**common, "kind": "spread", "within": within})
             if seed == SEEDS[0]:
-                rows += [{**common, "kind": "point", **point} for point in _dots(Z, labels)]
+                rows += [{**common, "kind": "point", **point} for point in _sample_dots(Z, labels)]
     return rows
 
 
-def within_share(Z: Floats, labels: Labels) -> float:
+def compute_within_share(Z: Floats, labels: Labels) -> float:
     """Return which part of the variance lies within classes: all of it where classes do not show."""
     _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     means = np.zeros((len(counts), Z.shape[1]))
@@ -99,19 +99,19 @@ def within_share(Z: Floats, labels: Labels) -> float:
     return float(((Z - means[codes]) ** 2).sum() / ((Z - Z.mean(axis=0)) ** 2).sum())
 
 
-def _dots(Z: Floats, labels: Labels) -> Iterator[Row]:
+def _sample_dots(Z: Floats, labels: Labels) -> Iterator[Row]:
     classes = np.unique(labels)
     coloured = classes[np.linspace(0, len(classes) - 1, SHOWN_CLASSES).astype(int)]
     grey = np.flatnonzero(~np.isin(labels, coloured))
     grey = grey[:: max(1, len(grey) // GREY)]
     for place in np.concatenate([grey, *(np.flatnonzero(labels == label)[:DOTS] for label in coloured)]):
         known = labels[place] in coloured
-        yield {"x": _short(Z[place, 0]), "y": _short(Z[place, 1]), "class": int(labels[place]) if known else None}
+        yield {"x": _shorten(Z[place, 0]), "y": _shorten(Z[place, 1]), "class": int(labels[place]) if known else None}
 
 
-def _alignment(method: str, seed: int) -> Iterator[Row]:
+def _measure_alignment(method: str, seed: int) -> Iterator[Row]:
     version, data, epsilons, changes = VERSIONS[method]
-    drawn = images(data, seed, gallery=GALLERY)
+    drawn = sample_images(data, seed, gallery=GALLERY)
     server: Any = None
     for epsilon in epsilons:
         mail = PrivateMail.published(
@@ -124,26 +124,26 @@ def _alignment(method: str, seed: int) -> Iterator[Row]:
         clients = [message["embedding"] for message in messages]
         moved = [umeyama(client[1:], server).apply(client) for client in clients]
         common = {"figure": "alignment", "data": data, "method": method, "seed": seed, "epsilon": epsilon}
-        before = float(np.mean([apart(client[1:], server) for client in clients]))
-        after = float(np.mean([apart(client[1:], server) for client in moved]))
+        before = float(np.mean([compute_error(client[1:], server) for client in clients]))
+        after = float(np.mean([compute_error(client[1:], server) for client in moved]))
         yield {**common, "kind": "error", "before": before, "after": after}
         if seed == SEEDS[0] and epsilon in SHOWN.get(method, ()):
             for when, client in (("before", clients[0]), ("after", moved[0])):
-                yield from ({**common, "kind": "point", "when": when, **dot} for dot in _clouds(client, server))
+                yield from ({**common, "kind": "point", "when": when, **dot} for dot in _sample_clouds(client, server))
 
 
-def apart(client: Floats, server: Floats) -> float:
+def compute_error(client: Floats, server: Floats) -> float:
     """Return the root mean square distance of the anchors from where the server has them, over the server's spread."""
     return float(np.linalg.norm(client - server) / np.linalg.norm(server - server.mean(axis=0)))
 
 
-def _clouds(client: Floats, server: Floats) -> Iterator[Row]:
+def _sample_clouds(client: Floats, server: Floats) -> Iterator[Row]:
     for role, Z in (("client", client[1 : ANCHOR_DOTS + 1]), ("server", server[:ANCHOR_DOTS]), ("target", client[:1])):
         for x, y in Z:
-            yield {"role": role, "x": _short(x), "y": _short(y)}
+            yield {"role": role, "x": _shorten(x), "y": _shorten(y)}
 
 
-def _short(value: Any) -> float:
+def _shorten(value: Any) -> float:
     return float(f"{value:.4g}")
 
 
@@ -242,4 +242,6 @@ PARAMETERS = {
     "targets": TARGETS,
     "others": "Table 2 of the 2022 paper",
 }
-STUDY = Study("privatemail-embeddings", cases, measure, figures, facts, files("cub200", "cars196"), PARAMETERS, SEEDS)
+STUDY = Study(
+    "privatemail-embeddings", cases, measure, figures, facts, list_files("cub200", "cars196"), PARAMETERS, SEEDS
+)

@@ -18,15 +18,15 @@ from studies._privatemail import (
     Images,
     K,
     PartlyLabelled,
-    bound,
-    ceiling,
-    files,
-    floor,
-    images,
-    nearest,
-    recall,
-    table_2,
-    unit_rows,
+    compute_ceiling,
+    compute_floor,
+    compute_recall,
+    find_nearest,
+    get_published_parameters,
+    list_files,
+    normalise_rows,
+    round_up,
+    sample_images,
     walk,
 )
 from studies._report import interval
@@ -64,26 +64,26 @@ def cases() -> list[Case]:
 def measure(case: Case) -> list[Row]:
     """Vary one parameter, the others being those of Table 2."""
     data, seed, name = case["data"], case["seed"], case["parameter"]
-    drawn = images(data, seed, gallery=GALLERY)
-    gallery, queries = unit_rows(drawn)
+    drawn = sample_images(data, seed, gallery=GALLERY)
+    gallery, queries = normalise_rows(drawn)
     together = np.vstack([gallery, queries])
     cosines = together @ together.T
     rows = []
     for value in VALUES[name]:
-        setting: dict[str, Any] = {"n_components": 2, **table_2(data), name: value}
+        setting: dict[str, Any] = {"n_components": 2, **get_published_parameters(data), name: value}
         setting["n_components"] = int(setting["n_components"])
         found = {
-            PROGRAM: _program(drawn, data, seed, setting),
-            PROGRAM_PLAIN: _plain(drawn, cosines, seed, **setting),
-            **_sound(drawn, seed, setting),
+            PROGRAM: _ask_program(drawn, data, seed, setting),
+            PROGRAM_PLAIN: _ask_without_noise(drawn, cosines, seed, **setting),
+            **_ask_sound(drawn, seed, setting),
         }
         common = {"data": data, "parameter": name, "value": float(value), "seed": seed, "epsilon": EPSILON}
-        limits = {"ceiling": ceiling(EPSILON, drawn.n_classes), "floor": floor(drawn.n_classes)}
+        limits = {"ceiling": compute_ceiling(EPSILON, drawn.n_classes), "floor": compute_floor(drawn.n_classes)}
         rows += [{**common, "method": method, "recall": share, **limits} for method, share in found.items()]
     return rows
 
 
-def _program(drawn: Images, data: Any, seed: int, setting: dict[str, Any]) -> float:
+def _ask_program(drawn: Images, data: Any, seed: int, setting: dict[str, Any]) -> float:
     """Return the recall of the authors' program, with its noise and the target's label."""
     mail = PrivateMail.published(
         "2022-code", data, epsilon=EPSILON, public_seed=seed, allow_unsound=True, **setting
@@ -91,10 +91,10 @@ def _program(drawn: Images, data: Any, seed: int, setting: dict[str, Any]) -> fl
     server = mail.embed_gallery(drawn.gallery, drawn.gallery_labels)
     messages = mail.release(drawn.queries, labels=drawn.query_labels, rng=unsafe_seeded(seed))
     chosen = np.stack([np.argpartition(-mail.rank_each(message, server)[0], K)[:K] for message in messages])
-    return recall(chosen, drawn.gallery_labels, drawn.query_labels)
+    return compute_recall(chosen, drawn.gallery_labels, drawn.query_labels)
 
 
-def _plain(
+def _ask_without_noise(
     drawn: Images, cosines: Any, seed: int, *, n_components: int, bandwidth: float, label_weight: float
 ) -> float:
     """Return the recall of the program's query, all labels known, the targets' among them, without noise."""
@@ -103,10 +103,10 @@ def _plain(
     repel, narrow = PartlyLabelled(labels), bandwidth / np.sqrt(2)  # the program divides by sigma^2
     *_, Z = walk(cosines, repel, start, bandwidth=narrow, label_weight=label_weight, steps=STEPS)
     n = len(drawn.gallery_labels)
-    return recall(nearest(Z[n:], Z[:n]), drawn.gallery_labels, drawn.query_labels)
+    return compute_recall(find_nearest(Z[n:], Z[:n]), drawn.gallery_labels, drawn.query_labels)
 
 
-def _sound(drawn: Images, seed: int, setting: dict[str, Any]) -> dict[str, float]:
+def _ask_sound(drawn: Images, seed: int, setting: dict[str, Any]) -> dict[str, float]:
     """Return the recall of the sound version, with its noise and, for comparison, without."""
     mail = PrivateMail(EPSILON, delta=DELTA, n_public_steps=STEPS, public_seed=seed, **setting)
     mail.fit(drawn.anchors, drawn.anchor_labels)
@@ -117,7 +117,8 @@ def _sound(drawn: Images, seed: int, setting: dict[str, Any]) -> dict[str, float
         SOUND_PLAIN: mail.embed_gallery(drawn.queries).gallery,
     }
     return {
-        name: recall(nearest(Z, server.gallery), drawn.gallery_labels, drawn.query_labels) for name, Z in places.items()
+        name: compute_recall(find_nearest(Z, server.gallery), drawn.gallery_labels, drawn.query_labels)
+        for name, Z in places.items()
     }
 
 
@@ -128,7 +129,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         figure, panels = draw.make_panels(2, len(VALUES), (10.5, 6.6), sharey=True)
         for column, (name, group) in zip(panels.T, own.groupby("parameter", sort=False), strict=True):
             for axes, methods, kind in zip(column, _PAIRS, ("as published", "sound"), strict=True):
-                _panel(axes, group, methods)
+                _draw_panel(axes, group, methods)
                 axes.set(title=f"{SETS[data].title}, {kind}", xlabel=NAMES[name])
         for axes in panels[:, 0]:
             axes.set_ylabel("Recall@8")
@@ -137,7 +138,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     return found
 
 
-def _panel(axes: Axes, rows: pd.DataFrame, methods: Sequence[str]) -> None:
+def _draw_panel(axes: Axes, rows: pd.DataFrame, methods: Sequence[str]) -> None:
     values = list(rows["value"].unique())
     edges = [-0.3, len(values) - 0.7]
     draw.ceiling(axes, edges, [rows["ceiling"].iloc[0]] * 2, top=1.03)
@@ -159,7 +160,7 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     return {
         "sets": {name: SETS[name].title for name in rows["data"].unique()},
         "epsilon": EPSILON,
-        "ceiling": bound(rows["ceiling"].max()),
+        "ceiling": round_up(rows["ceiling"].max()),
         "floor": rows["floor"].min(),
         "without_labels": select(rows, method=PROGRAM, parameter="label_weight", value=0.0)["recall"].mean(),
         "ends": lines.assign(
@@ -176,4 +177,6 @@ PARAMETERS = {
     "public steps": STEPS,
     "others": "Table 2 of the 2022 paper",
 }
-STUDY = Study("privatemail-parameters", cases, measure, figures, facts, files("cub200", "cars196"), PARAMETERS, SEEDS)
+STUDY = Study(
+    "privatemail-parameters", cases, measure, figures, facts, list_files("cub200", "cars196"), PARAMETERS, SEEDS
+)

@@ -10,7 +10,17 @@ from matplotlib.figure import Figure
 
 from nearveil.release._privatemail_published import step_epsilon
 from studies import _figures as draw
-from studies._privatemail import ANCHORS, DELTA, EPSILONS, SETS, ceiling, files, floor, images, show
+from studies._privatemail import (
+    ANCHORS,
+    DELTA,
+    EPSILONS,
+    SETS,
+    compute_ceiling,
+    compute_floor,
+    list_files,
+    sample_images,
+    show,
+)
 from studies._privatemail_methods import (
     DSNE_ANCHORS,
     FIRST,
@@ -57,13 +67,13 @@ def cases() -> list[Case]:
 def measure(case: Case) -> list[Row]:
     """Ask all methods of a group at all epsilons."""
     data, seed = case["data"], case["seed"]
-    drawn = images(data, seed, gallery=GALLERY)
+    drawn = sample_images(data, seed, gallery=GALLERY)
     rows = []
     for found in GROUPS[case["group"]](data, drawn, seed):
         epsilon, delta = found["epsilon"], found["delta"]
-        top = None if epsilon is None else ceiling(epsilon, drawn.n_classes, delta)
+        top = None if epsilon is None else compute_ceiling(epsilon, drawn.n_classes, delta)
         sound = found["method"] not in (*UNSOUND, *PLAIN)
-        limits = {"ceiling": top, "floor": floor(drawn.n_classes), "classes": drawn.n_classes, "sound": sound}
+        limits = {"ceiling": top, "floor": compute_floor(drawn.n_classes), "classes": drawn.n_classes, "sound": sound}
         rows.append({"data": data, "seed": seed, **found, **limits, "queries": len(drawn.queries)})
     return rows
 
@@ -94,8 +104,8 @@ def _draw_second(rows: pd.DataFrame) -> Figure:
 
 def _draw_limits(axes: Axes, n_classes: int, epsilons: Sequence[float]) -> None:
     x = np.geomspace(epsilons[0], epsilons[-1], 60).tolist()
-    draw.ceiling(axes, x, [ceiling(epsilon, n_classes) for epsilon in x], top=1.03)
-    draw.floor(axes, floor(n_classes))
+    draw.ceiling(axes, x, [compute_ceiling(epsilon, n_classes) for epsilon in x], top=1.03)
+    draw.floor(axes, compute_floor(n_classes))
     axes.set_ylim(0, 1.03)
 
 
@@ -133,7 +143,7 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
         "middle": _MIDDLE,
         "sets": [_rank_sound(data, own) for data, own in second.groupby("data", sort=False)],
         "recalls": pd.concat([_list_recalls(data, own) for data, own in second.groupby("data", sort=False)]),
-        "first_ceiling": ceiling(FIRST_EPSILONS[0], 98, FIRST_DELTAS[0]),
+        "first_ceiling": compute_ceiling(FIRST_EPSILONS[0], 98, FIRST_DELTAS[0]),
         "first_step": step_epsilon(FIRST_EPSILONS[0], 2, FIRST_DELTAS[0]),
         "first_epsilon": FIRST_EPSILONS[0],
         "delta": DELTA,
@@ -149,7 +159,7 @@ def _rank_sound(data: Any, own: pd.DataFrame) -> dict[str, Any]:
     return {
         "title": SETS[data].title,
         "best": ", ".join(f"{LABELS.get(name, name)} {value:.2f}" for name, value in means.items()),
-        "ceiling": ceiling(_MIDDLE, own["classes"].iloc[0]),
+        "ceiling": compute_ceiling(_MIDDLE, own["classes"].iloc[0]),
         "floor": own["floor"].iloc[0],
     }
 
@@ -163,7 +173,7 @@ def _list_recalls(data: Any, own: pd.DataFrame) -> pd.DataFrame:
         cells.loc[method, EPSILONS[-1]] = f"{means.loc[method].max():.2f} without"
     cells.insert(0, "protects the query", ["yes" if name in BELOW else "no" for name in order])
     n_classes = own["classes"].iloc[0]
-    cells.loc["*ceiling*"] = ["", *(f"{ceiling(epsilon, n_classes):.2f}" for epsilon in EPSILONS)]
+    cells.loc["*ceiling*"] = ["", *(f"{compute_ceiling(epsilon, n_classes):.2f}" for epsilon in EPSILONS)]
     cells = cells.rename(index=LABELS, columns={epsilon: f"eps {epsilon:g}" for epsilon in EPSILONS})
     cells = cells.rename_axis("method").reset_index()
     cells.insert(0, "data", SETS[data].title)
@@ -196,5 +206,5 @@ PARAMETERS = {
     "covers, maps learned for": "epsilon 1, 2, 4 and 8, the nearest",
 }
 STUDY = Study(
-    "privatemail-recall", cases, measure, figures, facts, files("cub200", "cars196", "cifar100"), PARAMETERS, SEEDS
+    "privatemail-recall", cases, measure, figures, facts, list_files("cub200", "cars196", "cifar100"), PARAMETERS, SEEDS
 )

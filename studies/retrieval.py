@@ -15,10 +15,10 @@ from nearveil.release._mapped import MappedRelease
 from nearveil.retrieval._truth import true_neighbors
 from nearveil.retrieval.ceiling import neighbor_ceiling
 from studies import _figures as draw
-from studies._finding import Items, K, Search, find, search_of, unasked
+from studies._finding import Items, K, Search, build_search, find, send_popular
 from studies._report import interval
-from studies._retrieval_budget import BUDGET, DELTA, PRICED, payable
-from studies._rivals import MAPPED, SETTINGS, Public, rival
+from studies._retrieval_budget import BUDGET, DELTA, PRICED, count_payable
+from studies._rivals import MAPPED, SETTINGS, Public, make_rival
 from studies._study import Case, Row, Study, select, summarise
 from studies._trial import FILES, NAMES, QUERIES, SETS, Halves, split, split_classes
 
@@ -70,10 +70,10 @@ _SLOW = "covers"  # seconds for each map: a case for each
 def load_search(data: str) -> tuple[Search, Public]:
     """Return the one split of a set that all seeds search."""
     found = split(data, SPLIT)
-    return search_of(found), Public(found.public, found.public_y)
+    return build_search(found), Public(found.public, found.public_y)
 
 
-def asked(seed: int, queries: int) -> Items:
+def select_queries(seed: int, queries: int) -> Items:
     """Return which of the held-out queries a seed asks: no two seeds ask the same."""
     each = queries // len(SEEDS)
     order = np.random.default_rng(SPLIT).permutation(queries)
@@ -111,21 +111,21 @@ def measure(case: Case) -> list[Row]:
     """Measure one case."""
     if case["part"] == "recall":
         search, public = load_search(case["data"])
-        return recall_rows(search, public, case)
+        return measure_recall(search, public, case)
     if case["part"] == "classes":
-        return _class_rows(case)
-    return [{**case, "budget": BUDGET, **payable(case["method"], case["epsilon"])}]
+        return _measure_classes(case)
+    return [{**case, "budget": BUDGET, **count_payable(case["method"], case["epsilon"])}]
 
 
-def recall_rows(search: Search, public: Public, case: Case) -> list[Row]:
+def measure_recall(search: Search, public: Public, case: Case) -> list[Row]:
     """Ask all seeds' queries with one mechanism."""
     method, fractions = case["method"], case["fractions"]
     groups = [[fraction] for fraction in fractions] if method in MAPPED else [fractions]
-    queries = {seed: asked(seed, len(search.trial.queries)) for seed in SEEDS}
-    free = {(seed, f): unasked(search, which, f) for seed, which in queries.items() for f in fractions}
+    queries = {seed: select_queries(seed, len(search.trial.queries)) for seed in SEEDS}
+    free = {(seed, f): send_popular(search, which, f) for seed, which in queries.items() for f in fractions}
     rows: list[Row] = []
     for group in groups:
-        for epsilon, mechanism in _mechanisms(method, case["epsilons"], group[0], search, public):
+        for epsilon, mechanism in _make_mechanisms(method, case["epsilons"], group[0], search, public):
             delta = mechanism.guarantee.delta
             for seed, which in queries.items():
                 found = find(mechanism, search, which, group, unsafe_seeded(seed))
@@ -144,14 +144,14 @@ def recall_rows(search: Search, public: Public, case: Case) -> list[Row]:
                         "pure_ceiling": neighbor_ceiling(epsilon, fraction, search.counts),
                         "floor": float(free[seed, fraction].neighbours.mean()),
                         "recall_floor": float(free[seed, fraction].same_class.mean()),
-                        "recall_unprotected": _unprotected(search, which),
+                        "recall_unprotected": _find_unprotected(search, which),
                     }
                     for fraction, one in found.items()
                 ]
     return rows
 
 
-def _mechanisms(
+def _make_mechanisms(
     method: str, epsilons: Sequence[float], fraction: float, search: Search, public: Public
 ) -> Iterator[tuple[float, Release]]:
     """Build a mechanism for every epsilon; cells, which are the same at all of them, once."""
@@ -160,27 +160,27 @@ def _mechanisms(
         if isinstance(known, Cells):
             known = known.with_epsilon(epsilon)
         else:
-            known = rival(method, epsilon, fraction, public)
+            known = make_rival(method, epsilon, fraction, public)
             if isinstance(known, MappedRelease):
                 known.index(search.trial.gallery)
         yield epsilon, known
 
 
-def _unprotected(search: Search, which: Items) -> float:
+def _find_unprotected(search: Search, which: Items) -> float:
     same = search.trial.gallery_y[search.truth[which]] == search.trial.query_y[which, None]
     return float(same.any(axis=1).mean())
 
 
 @lru_cache(maxsize=2)
-def _halves(data: str, half: int, whole: bool) -> tuple[Halves, Search, Public]:
+def _load_halves(data: str, half: int, whole: bool) -> tuple[Halves, Search, Public]:
     found = split_classes(data, SPLIT, half, whole_gallery=whole)
-    return found, search_of(found.trial), Public(found.trial.public, found.trial.public_y)
+    return found, build_search(found.trial), Public(found.trial.public, found.trial.public_y)
 
 
-def _class_rows(case: Case) -> list[Row]:
+def _measure_classes(case: Case) -> list[Row]:
     whole = case["lacks"] == LACKS[0]
-    halves, search, public = _halves(case["data"], case["half"], whole)
-    centred = rival("k-means cells", 1.0, CLASS_FRACTION, public)
+    halves, search, public = _load_halves(case["data"], case["half"], whole)
+    centred = make_rival("k-means cells", 1.0, CLASS_FRACTION, public)
     strange = true_neighbors(centred.features(halves.others).astype(np.float32), search.gallery, K)
     # Where the gallery has their classes all queries are of one kind; else strangers have favourites of their own.
     favourites = {
@@ -188,9 +188,9 @@ def _class_rows(case: Case) -> list[Row]:
         False: search.counts if whole else np.bincount(strange.ravel(), minlength=len(search.gallery)),
     }
     rows: list[Row] = []
-    for epsilon, mechanism in _mechanisms(case["method"], CLASS_EPSILONS, CLASS_FRACTION, search, public):
+    for epsilon, mechanism in _make_mechanisms(case["method"], CLASS_EPSILONS, CLASS_FRACTION, search, public):
         for seed in SEEDS:
-            which = asked(seed, len(halves.known))
+            which = select_queries(seed, len(halves.known))
             for known in (True, False):
                 some = which[halves.known[which] == known]
                 found = find(mechanism, search, some, [CLASS_FRACTION], unsafe_seeded(seed))[CLASS_FRACTION]
@@ -207,7 +207,7 @@ def _class_rows(case: Case) -> list[Row]:
                         "nn_recall": float(found.neighbours.mean()),
                         "recall": float(found.same_class.mean()),
                         "ceiling": neighbor_ceiling(epsilon, CLASS_FRACTION, popular),
-                        "floor": float(unasked(search, some, CLASS_FRACTION, popular).neighbours.mean()),
+                        "floor": float(send_popular(search, some, CLASS_FRACTION, popular).neighbours.mean()),
                     }
                 )
     return rows
@@ -263,7 +263,7 @@ def _draw_same_class(axes: Axes, here: pd.DataFrame) -> None:
 
 def _draw_classes(rows: pd.DataFrame) -> Figure:
     """Draw what queries of classes that are lacking find less, as a difference for each seed."""
-    found = differences(rows)
+    found = compute_differences(rows)
     sets = sorted(found["data"].unique(), reverse=True)
     figure, panels = draw.make_panels(len(sets), len(LACKS), (9.0, 0.8 + 2.7 * len(sets)), sharey=True, sharex=True)
     for line, data in zip(panels, sets, strict=True):
@@ -288,7 +288,7 @@ def _draw_budget(rows: pd.DataFrame) -> Figure:
     left.set(yscale="log", title=f"Queries that epsilon {BUDGET:g} pays for", ylabel="queries")
     left.legend(loc="upper right")
     draw.epsilon_axis(left, paid["epsilon"].unique())
-    found = gains(rows)
+    found = compute_gains(rows)
     found = found[(found["data"] == found["data"].max()) & (found["epsilon"] >= LEAST_GAINING)]
     top = 1.3 * select(found, method="covers")["gain"].max()
     for axes, (way, title) in zip(others, WAYS.items(), strict=True):
@@ -305,7 +305,7 @@ def _draw_budget(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def differences(rows: pd.DataFrame) -> pd.DataFrame:
+def compute_differences(rows: pd.DataFrame) -> pd.DataFrame:
     """Return, for each seed, what queries of lacking classes find, less what those of known classes find.
 
     Both kinds are made of the same queries: those of one half of the classes are known where the other is lacking.
@@ -320,7 +320,7 @@ def differences(rows: pd.DataFrame) -> pd.DataFrame:
     return found.assign(difference=found["lacking_nn_recall"] - found["known_nn_recall"])
 
 
-def gains(rows: pd.DataFrame) -> pd.DataFrame:
+def compute_gains(rows: pd.DataFrame) -> pd.DataFrame:
     """Return, for each seed, how many true neighbours a budget finds beyond what asking nothing finds.
 
     Method "ceiling" is what no method can pass.
@@ -356,7 +356,7 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
         "recalls": _list_recalls(found),
         **_compare_with_ceiling(found),
         **_compare_by_class(found),
-        **_compare_classes(differences(rows)),
+        **_compare_classes(compute_differences(rows)),
         **_compare_budgets(rows),
     }
 
@@ -462,7 +462,7 @@ def _compare_classes(found: pd.DataFrame) -> dict[str, Any]:
 
 def _compare_budgets(rows: pd.DataFrame) -> dict[str, Any]:
     """Return how many queries a budget pays for, and what covers find with them."""
-    found, paid = gains(rows), select(rows, part="budget").set_index(["method", "epsilon"]).sort_index()
+    found, paid = compute_gains(rows), select(rows, part="budget").set_index(["method", "epsilon"]).sort_index()
     covers, data = select(found, method="covers"), found["data"].max()
     total = summarise(select(covers, data=data), "gain", "way", "epsilon").apply(interval, axis=1, args=(",.1f",))
     epsilons = sorted(found["epsilon"].unique())

@@ -58,7 +58,7 @@ def measure(case: Case) -> list[Row]:
 
 
 def _compute_divergences(orders: Floats, votes: Iterable[int]) -> list[Row]:
-    found = rdp_by_votes(orders, SCREENING)
+    found = compute_rdp(orders, SCREENING)
     return [
         {"kind": "at", "order": float(order), "votes": t, "rdp": float(values[t])}
         for order, values in zip(orders, found, strict=True)
@@ -79,7 +79,7 @@ def find_worst(orders: Floats, which: int) -> list[Row]:
     ]
 
 
-def rdp_by_votes(orders: Floats, screening: NoisyScreening, *, sampling_rate: float = 1.0) -> Floats:
+def compute_rdp(orders: Floats, screening: NoisyScreening, *, sampling_rate: float = 1.0) -> Floats:
     """Return the Renyi divergence of one screening from a neighbour's, the worst for a given max-vote.
 
     Both neighbours, one vote more and one less, and both directions are tried.
@@ -99,14 +99,14 @@ def compute_costs(count: int) -> list[Row]:
     maximum at every order; "Bellman" is the exact adaptive composition, from above; "fixed pair" is what the costliest
     fixed pair costs exactly, so that no sound accountant is below it.
     """
-    rdp = rdp_by_votes(COST_ORDERS, SCREENING, sampling_rate=SAMPLING_RATE)
+    rdp = compute_rdp(COST_ORDERS, SCREENING, sampling_rate=SAMPLING_RATE)
     worst, penalty = rdp.max(axis=1), -np.log(DELTA) / (COST_ORDERS - 1)
     found = {
         "classic": np.min(count * worst + penalty),
         "tight": dp_rdp.compute_epsilon(COST_ORDERS, count * worst, DELTA)[0],
         "Bellman": screening_curve(count, SCREENING, sampling_rate=SAMPLING_RATE).epsilon(DELTA),
     }
-    least, (votes, neighbour) = worst_fixed_pair(count, SCREENING, sampling_rate=SAMPLING_RATE, delta=DELTA)
+    least, (votes, neighbour) = find_worst_pair(count, SCREENING, sampling_rate=SAMPLING_RATE, delta=DELTA)
     return [
         *({"kind": "at", "votes": t, "epsilon": float(np.min(count * rdp[:, t] + penalty))} for t in FIXED_VOTES),
         *({"kind": kind, "epsilon": float(epsilon)} for kind, epsilon in found.items()),
@@ -114,7 +114,7 @@ def compute_costs(count: int) -> list[Row]:
     ]
 
 
-def worst_fixed_pair(
+def find_worst_pair(
     count: int, screening: NoisyScreening, *, sampling_rate: float, delta: float
 ) -> tuple[float, tuple[int, int]]:
     """Return what the costliest fixed pair costs, and the pair: a search, coarse and then fine.
@@ -182,7 +182,7 @@ def draw_worst(rows: pd.DataFrame) -> Figure:
         top = worst["rdp"] / unit
         axes.plot(top.index, top, label="the true maximum (marks: its t)", **_WIDE)
         for place, (votes, found) in enumerate(fixed.groupby("votes", sort=False)["rdp"]):
-            _draw_line(axes, found / unit, place, _name(votes))
+            _draw_line(axes, found / unit, place, _name_votes(votes))
         for order in top.index.intersection(MARKED):
             at = (order, top[order])
             axes.plot(*at, marker="o", color="black", markersize=4, linestyle="")
@@ -203,9 +203,9 @@ def draw_costs(rows: pd.DataFrame) -> Figure:
     left.plot(exact.index, exact, label="Bellman: exact, rounded up", **_WIDE)
     right.axhline(1, label="Bellman: exact, rounded up", **_WIDE)
     for place, (votes, points) in enumerate(fixed.items()):
-        _draw_line(left, points, place, f"{_name(votes)} (unsound)", dotted=True)
+        _draw_line(left, points, place, f"{_name_votes(votes)} (unsound)", dotted=True)
         if votes in (THRESHOLD, MOST):
-            _draw_line(right, points / exact, place, f"{_name(votes)} (unsound)", dotted=True)
+            _draw_line(right, points / exact, place, f"{_name_votes(votes)} (unsound)", dotted=True)
     for kind, marker in (("classic", "D"), ("tight", "X")):
         label = f"Rényi maximum, {kind} conversion"
         right.plot(
@@ -223,7 +223,7 @@ def draw_costs(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def _name(votes: int) -> str:
+def _name_votes(votes: int) -> str:
     """Return what a fixed max-vote is called."""
     return f"t = {votes}{ {THRESHOLD: ' (T)', MOST: ' (k)', MOST // 10: ' (k/10)'}.get(votes, '') }"
 

@@ -49,7 +49,7 @@ class Asked:
     true: NDArray[np.int64]
 
 
-def digits() -> Digits:
+def split_digits() -> Digits:
     """Split the digits by a fixed shuffle."""
     X, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(X))
@@ -83,7 +83,7 @@ def ask(data: Digits, retriever: Retriever, console: Console) -> list[Asked]:
     return asked
 
 
-def curve(data: Digits) -> dict[float, Evaluation]:
+def evaluate_epsilons(data: Digits) -> dict[float, Evaluation]:
     """Evaluate the default release at several epsilons."""
     found = {}
     for epsilon in track(EPSILONS, "epsilons"):
@@ -92,7 +92,7 @@ def curve(data: Digits) -> dict[float, Evaluation]:
     return found
 
 
-def table(found: dict[float, Evaluation]) -> Table:
+def make_table(found: dict[float, Evaluation]) -> Table:
     """Return what was found at each epsilon."""
     shown = Table(title=f"NN-recall@8 of {QUERIES} private digits; each answer holds {CANDIDATES:.0%} of the gallery")
     for heading in ("epsilon", "found", "ceiling", "floor", "share of the ceiling", "bytes out", "bytes back"):
@@ -104,7 +104,7 @@ def table(found: dict[float, Evaluation]) -> Table:
     return shown
 
 
-def picture(data: Digits, asked: list[Asked], found: dict[float, Evaluation], path: Path) -> None:
+def draw_picture(data: Digits, asked: list[Asked], found: dict[float, Evaluation], path: Path) -> None:
     """Draw the first queries with what they found, and the curve under the ceiling."""
     import matplotlib as mpl
 
@@ -115,23 +115,23 @@ def picture(data: Digits, asked: list[Asked], found: dict[float, Evaluation], pa
     left, right = figure.subfigures(1, 2, width_ratios=(1.5, 1), squeeze=False)[0]
     grid = left.subplots(min(SHOWN, len(asked)), 9, squeeze=False)
     for panels, one in zip(grid, asked, strict=False):
-        _digit(panels[0], one.query, "black")
+        _draw_digit(panels[0], one.query, "black")
         for panel, item in zip(panels[1:], one.found, strict=True):
-            _digit(panel, data.gallery[item], "tab:blue" if item in one.true else "0.8")
+            _draw_digit(panel, data.gallery[item], "tab:blue" if item in one.true else "0.8")
     left.suptitle("private image, then the eight found at epsilon 4 (blue frame: one of the true eight)", fontsize=9)
-    _curve(right.subplots(), found)
+    _draw_curve(right.subplots(), found)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
-def _digit(panel: Any, row: NDArray[np.float64], frame: str) -> None:
+def _draw_digit(panel: Any, row: NDArray[np.float64], frame: str) -> None:
     panel.imshow(row.reshape(8, 8), cmap="gray_r")
     panel.set(xticks=[], yticks=[])
     for side in panel.spines.values():
         side.set(color=frame, linewidth=2.5)
 
 
-def _curve(panel: Any, found: dict[float, Evaluation]) -> None:
+def _draw_curve(panel: Any, found: dict[float, Evaluation]) -> None:
     ceiling = [one.ceiling.value for one in found.values()]
     recall = [one.nn_recall for one in found.values()]
     panel.fill_between(list(found), ceiling, 1, color="0.85", label="impossible: above the ceiling")
@@ -149,14 +149,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("out"))
     chosen = parser.parse_args(arguments)
     console = Console()
-    data = digits()
+    data = split_digits()
     retriever = Retriever(default(EPSILON, CANDIDATES)).fit(data.public).index(data.gallery, data.gallery_y)
     asked = ask(data, retriever, console)
-    found = curve(data)
-    console.print(table(found))
+    found = evaluate_epsilons(data)
+    console.print(make_table(found))
     chosen.out.mkdir(parents=True, exist_ok=True)
     path = chosen.out / "search.png"
-    picture(data, asked, found, path)
+    draw_picture(data, asked, found, path)
     console.print(f"picture: {path}")
 
 

@@ -64,15 +64,18 @@ def measure(case: Case) -> list[Row]:
     n, bandwidth = case["rows"], case["bandwidth"]
     rng = np.random.default_rng(case["seed"])
     start = rng.normal(size=(n + 1, COLUMNS))
-    rows = [{**case, "released": name, **_target(X, start, bandwidth, rng)} for name, X in _anchors(n, rng).items()]
+    rows = [
+        {**case, "released": name, **_bound_target(X, start, bandwidth, rng)}
+        for name, X in _make_anchors(n, rng).items()
+    ]
     rows += [
-        {**case, "released": name, **_all(start[1:], bandwidth, encoding, private, rng)}
+        {**case, "released": name, **_bound_all(start[1:], bandwidth, encoding, private, rng)}
         for name, (encoding, private) in ALL.items()
     ]
     return rows
 
 
-def _target(anchors: Floats, start: Floats, bandwidth: float, rng: np.random.Generator) -> dict[str, Any]:
+def _bound_target(anchors: Floats, start: Floats, bandwidth: float, rng: np.random.Generator) -> dict[str, Any]:
     public = target.collect(
         anchors,
         None,
@@ -84,14 +87,14 @@ def _target(anchors: Floats, start: Floats, bandwidth: float, rng: np.random.Gen
         norm="l2",
     )
     return {
-        "published": _published(start[1:], bandwidth),
+        "published": _bound_as_published(start[1:], bandwidth),
         "plain": target.target_a(public),
         "sharp": target.target_a_prime(public),
         "found": found_target(anchors, start[1:], bandwidth=bandwidth, rng=rng),
     }
 
 
-def _all(
+def _bound_all(
     start: Floats, bandwidth: float, encoding: Encoding, private: bool, rng: np.random.Generator
 ) -> dict[str, Any]:
     setting: dict[str, Any] = {"bandwidth": bandwidth, "label_weight": LABEL_WEIGHT, "n_classes": CLASSES}
@@ -102,14 +105,14 @@ def _all(
     if len(start) <= MOST_SEARCHED:
         found = found_replace(start, rng=rng, encoding=encoding, private_labels=private, **SEARCHES, **setting)
     return {
-        "published": _published(start, bandwidth),
+        "published": _bound_as_published(start, bandwidth),
         "plain": replace.theorem_b(centred, box, bandwidth, "l2"),
         "sharp": replace.theorem_b_prime(centred, box, bandwidth, "l2"),
         "found": found,
     }
 
 
-def _published(start: Floats, bandwidth: float) -> float | None:
+def _bound_as_published(start: Floats, bandwidth: float) -> float | None:
     try:
         return published_2022(start, bandwidth=bandwidth, label_weight=LABEL_WEIGHT, n_classes=CLASSES)
     except ValueError:  # its theorem asks for n exp(-2 / s^2) > 1
@@ -117,15 +120,15 @@ def _published(start: Floats, bandwidth: float) -> float | None:
 
 
 @cache
-def _features(name: str) -> Floats:
+def _load_features(name: str) -> Floats:
     return load_features(name).features.astype(np.float64)
 
 
-def _anchors(n: int, rng: np.random.Generator) -> dict[str, Floats]:
+def _make_anchors(n: int, rng: np.random.Generator) -> dict[str, Floats]:
     """Return random anchors, and real ones: centred, as a release has them."""
     sets = {RANDOM: unit(rng.normal(size=(n, FEATURES)))}
     for label, name in ANCHORS.items():
-        features = _features(name)
+        features = _load_features(name)
         rows = features[rng.choice(len(features), n, replace=False)]
         sets[label] = unit(rows - features.mean(axis=0))
     return sets
@@ -136,7 +139,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     over_n, panels = draw.make_panels(len(SIZE_BANDWIDTHS), len(SHOWN), (10.8, 5.9), sharex=True, sharey="row")
     for line, bandwidth in zip(panels, SIZE_BANDWIDTHS, strict=True):
         for axes, released in zip(line, SHOWN, strict=True):
-            _panel(axes, select(rows, released=released, bandwidth=bandwidth), "rows")
+            _draw_panel(axes, select(rows, released=released, bandwidth=bandwidth), "rows")
             axes.set_title(f"{released}\nbandwidth {bandwidth:g}", fontsize=9.5)
             axes.set_xlabel("rows n" if bandwidth == SIZE_BANDWIDTHS[-1] else "")
         line[0].set_ylabel("L2 sensitivity of the first step")
@@ -144,7 +147,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     over_bandwidth, (line,) = draw.make_panels(1, len(SHOWN), (10.8, 3.6), sharey=True)
     for axes, released in zip(line, SHOWN, strict=True):
         here = select(rows, released=released, rows=BANDWIDTH_SIZE)
-        _panel(axes, here, "bandwidth")
+        _draw_panel(axes, here, "bandwidth")
         axes.set_title(f"{released}\n{BANDWIDTH_SIZE:,} rows", fontsize=9.5)
         draw.epsilon_axis(axes, here["bandwidth"].unique(), label="bandwidth s")
     line[0].set_ylabel("L2 sensitivity of the first step")
@@ -152,7 +155,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     return {"over-n": over_n, "over-bandwidth": over_bandwidth}
 
 
-def _panel(axes: Axes, here: pd.DataFrame, over: str) -> None:
+def _draw_panel(axes: Axes, here: pd.DataFrame, over: str) -> None:
     for column, name, sound, place in _LINES:
         found = here.dropna(subset=[column]) if column in here else here[:0].assign(**{column: 0.0})
         draw.curve(axes, name, summarise(found, column, over).sort_index(), sound=sound, place=place)

@@ -3,7 +3,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nearveil.features import Extractor, fit_bridge
-from studies.bridge import compare, features
+from studies.bridge import compare, extract_features
 from studies.data import DataMissingError
 
 
@@ -110,7 +110,7 @@ def test_every_finite_feature_is_carried() -> None:
 
 def test_two_real_networks_meet(mobilenet: Extractor, lite0: Extractor) -> None:
     try:
-        (asking, holding), labels = features([mobilenet, lite0], most=4)
+        (asking, holding), labels = extract_features([mobilenet, lite0], most=4)
     except DataMissingError as missing:
         pytest.skip(str(missing))
     assert len(labels) == 80

@@ -25,5 +25,5 @@ def small_sets(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         monkeypatch.delitem(_trial.SETS, name)
     monkeypatch.setattr(_trial, "QUERIES", QUERIES)
     monkeypatch.setenv(data.VARIABLE, str(folder))
-    for kept in (retrieval.load_search, retrieval._halves, covers._search):
+    for kept in (retrieval.load_search, retrieval._load_halves, covers._load_search):
         kept.cache_clear()

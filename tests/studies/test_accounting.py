@@ -10,7 +10,7 @@ from nearveil.privacy.events import NoisyScreening
 from studies import accounting
 from studies._report import write
 from studies._study import run
-from studies.accounting import ACCOUNTANTS, BELOW, BEST, PLANS, PUBLISHED, cost, lower_bound, noise_for_claim
+from studies.accounting import ACCOUNTANTS, BELOW, BEST, PLANS, PUBLISHED, compute_cost, compute_lower_bound, find_noise
 
 SMALL = accounting.Plan(0.2, NoisyScreening(40.0, 20.0, 30), 40, 15.0, 25, 0.3)
 
@@ -18,18 +18,18 @@ SMALL = accounting.Plan(0.2, NoisyScreening(40.0, 20.0, 30), 40, 15.0, 25, 0.3)
 def test_the_published_parameters_cost_what_two_other_accountants_say() -> None:
     plan = PLANS["MNIST"]
     # 1000 x (1) + 735 x (2) + ln(1e5) / 20, from moments computed with 40 digits; tight conversion.
-    assert cost(plan, PUBLISHED) == pytest.approx(1.17856477931025, rel=1e-9)
-    assert cost(plan, "RDP (Gaussian), tight conversion") == pytest.approx(0.966239486641195, rel=1e-9)
-    assert cost(plan, "PLD, Gaussian") == pytest.approx(0.88332541, abs=1e-4)
-    assert cost(plan, BEST) == pytest.approx(0.871049, abs=1e-4)
-    assert cost(plan, BEST, votes=False) == pytest.approx(0.161940, abs=1e-4)
-    assert lower_bound(plan, votes=False) >= 0.161520090
+    assert compute_cost(plan, PUBLISHED) == pytest.approx(1.17856477931025, rel=1e-9)
+    assert compute_cost(plan, "RDP (Gaussian), tight conversion") == pytest.approx(0.966239486641195, rel=1e-9)
+    assert compute_cost(plan, "PLD, Gaussian") == pytest.approx(0.88332541, abs=1e-4)
+    assert compute_cost(plan, BEST) == pytest.approx(0.871049, abs=1e-4)
+    assert compute_cost(plan, BEST, votes=False) == pytest.approx(0.161940, abs=1e-4)
+    assert compute_lower_bound(plan, votes=False) >= 0.161520090
 
 
 @pytest.mark.parametrize("votes", [False, True])
 def test_no_accountant_is_below_the_lower_bound_and_the_tightest_is_near(votes: bool) -> None:
-    below = lower_bound(SMALL, votes=votes)
-    found = {name: cost(SMALL, name, votes=votes) for name in ACCOUNTANTS}
+    below = compute_lower_bound(SMALL, votes=votes)
+    found = {name: compute_cost(SMALL, name, votes=votes) for name in ACCOUNTANTS}
     assert below < min(found.values()) == found[BEST]
     assert found[BEST] < 1.03 * below
     assert found[PUBLISHED] == max(found.values())
@@ -45,15 +45,15 @@ def test_the_lower_bound_is_that_of_a_gaussian_where_votes_are_all() -> None:
     def delta(epsilon: float) -> float:
         return float(norm.cdf(mean / 2 - epsilon / mean) - math.exp(epsilon) * norm.cdf(-mean / 2 - epsilon / mean))
 
-    found = lower_bound(plan)
+    found = compute_lower_bound(plan)
     assert delta(found) == pytest.approx(1e-5, rel=1e-3)
 
 
 def test_the_noise_for_a_claim_costs_the_claim() -> None:
-    noise = noise_for_claim(SMALL, BEST)
-    assert cost(replace(SMALL, vote_noise=noise), BEST) == pytest.approx(0.3, rel=5e-3)
+    noise = find_noise(SMALL, BEST)
+    assert compute_cost(replace(SMALL, vote_noise=noise), BEST) == pytest.approx(0.3, rel=5e-3)
     with pytest.raises(ValueError, match="plan must have a claim"):
-        noise_for_claim(replace(SMALL, claimed=None), BEST)
+        find_noise(replace(SMALL, claimed=None), BEST)
 
 
 def test_the_page_shows_claims_below_the_lower_bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

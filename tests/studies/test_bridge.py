@@ -23,7 +23,7 @@ def test_the_study_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     (tmp_path / "birds_photos" / "PROVENANCE.txt").write_text("made")
     monkeypatch.setattr(bridge, "MobileNetV2", object)
     monkeypatch.setattr(bridge, "EfficientNetLite0", object)
-    monkeypatch.setattr(bridge, "features", lambda *_: (both, labels))
+    monkeypatch.setattr(bridge, "extract_features", lambda *_: (both, labels))
     found = run(bridge.STUDY, tmp_path / "out")
     page = write(bridge.STUDY, found, tmp_path / "out").read_text()
 

@@ -13,7 +13,7 @@ from studies import _cost_votes as votes
 from studies import cost
 from studies._report import write
 from studies._study import run
-from studies._timing import in_new_process, peak_gib, timed
+from studies._timing import measure_peak_gib, run_in_new_process, time_repeatedly
 
 
 def embedded(X: Any, Z: Any, labels: Any) -> Any:
@@ -37,7 +37,7 @@ def test_every_contender_embeds_alike(index: int) -> None:
         pytest.importorskip(needed[contender.name], reason="a rival that is not installed")
     if contender.name == "pyKeOps":
         pytest.skip("pyKeOps compiles for a minute")
-    X, Z = graph.in_dtype(300, contender.dtype)
+    X, Z = graph.draw_in_dtype(300, contender.dtype)
     labels = np.random.default_rng(1).integers(0, graph.CLASSES, 300)
     expected = embedded(X.astype(float), Z.astype(float), labels.astype(float))
     found = graph.embed(contender.prepare, X, Z, labels)
@@ -47,7 +47,7 @@ def test_every_contender_embeds_alike(index: int) -> None:
     else:
         assert far < 1e-3
         np.testing.assert_allclose(
-            contender.step(X, Z), graph.dense(X.astype(float))(Z.astype(float))[0], rtol=2e-3, atol=2e-3
+            contender.step(X, Z), graph.use_dense(X.astype(float))(Z.astype(float))[0], rtol=2e-3, atol=2e-3
         )
 
 
@@ -56,9 +56,9 @@ def test_voters_are_the_nearest() -> None:
     rows, queries = rng.random((400, 16), dtype=np.float32), rng.random((5, 16), dtype=np.float32)
     unit, asked = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (rows, queries))
     nearest = np.argsort(cdist(asked, unit), axis=1)[:, :7]
-    (found,) = votes.listed("numpy", 7)(rows)(queries)
+    (found,) = votes.use_listed("numpy", 7)(rows)(queries)
     assert np.mean([len(set(a) & set(b)) for a, b in zip(found, nearest, strict=True)]) > 6.5  # up to their rounding
-    loop = votes.published("float32")(rows)(queries)
+    loop = votes.use_published("float32")(rows)(queries)
     assert [len(voters) for voters in loop] == [60] * 5  # all of a sample of 15%
 
 
@@ -70,19 +70,21 @@ def test_the_study_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(cost, "VOTERS", dict.fromkeys(cost.VOTERS, 8))
     monkeypatch.setattr(release, "DIMENSION", 16)
     monkeypatch.setattr(release, "PUBLIC", 40)
-    few = {name: make for name, make in release.releases().items() if name in ("analytic Gaussian", "k-means cells")}
-    monkeypatch.setattr(release, "releases", lambda: few)
+    few = {
+        name: make for name, make in release.list_releases().items() if name in ("analytic Gaussian", "k-means cells")
+    }
+    monkeypatch.setattr(release, "list_releases", lambda: few)
     rng = np.random.default_rng(0)
-    monkeypatch.setattr(votes, "rows", lambda: (rng.random((520, 324), dtype=np.float32), "random rows"))
-    cost._rows.cache_clear()
+    monkeypatch.setattr(votes, "load_rows", lambda: (rng.random((520, 324), dtype=np.float32), "random rows"))
+    cost._load_rows.cache_clear()
 
     def without_keops(function: str, index: int, n: int) -> Any:  # in this process, which is quicker
         if graph.CPU[index].name == "pyKeOps":
             raise RuntimeError("ModuleNotFoundError: No module named 'pykeops'")
-        assert function == "studies._cost_graph:embedding_cost"
-        return graph.embedding_cost(index, n)
+        assert function == "studies._cost_graph:measure_embedding"
+        return graph.measure_embedding(index, n)
 
-    monkeypatch.setattr(cost, "in_new_process", without_keops)
+    monkeypatch.setattr(cost, "run_in_new_process", without_keops)
     # A few private rows are too few for the list that 300 voters out of a sample of 15% need: coins pass its end.
     monkeypatch.setattr(votes, "K", 30)
     found = run(cost.STUDY, tmp_path)
@@ -95,19 +97,19 @@ def test_the_study_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         figures = [row[name] for name in ("seconds", "peak_gib", "single", "batched", "per_second") if name in row]
         assert figures
         assert min(figures) > 0
-    cost._rows.cache_clear()
+    cost._load_rows.cache_clear()
 
 
 def test_a_new_process_has_its_own_memory_and_says_why_it_failed() -> None:
     held = np.ones(60_000_000)
-    assert peak_gib() > 0.44
-    assert in_new_process("studies._timing:peak_gib") < 0.4
+    assert measure_peak_gib() > 0.44
+    assert run_in_new_process("studies._timing:measure_peak_gib") < 0.4
     assert held[0] == 1
     with pytest.raises(RuntimeError, match="ModuleNotFoundError: No module named 'nowhere'"):
-        in_new_process("nowhere:nothing")
+        run_in_new_process("nowhere:nothing")
 
 
 def test_work_is_repeated_as_often_as_asked() -> None:
     done: list[int] = []
-    assert len(timed(lambda: done.append(1), least=3, most=5, seconds=100)) == len(done) == 5
-    assert len(timed(lambda: None, least=3, most=5, seconds=0)) == 3
+    assert len(time_repeatedly(lambda: done.append(1), least=3, most=5, seconds=100)) == len(done) == 5
+    assert len(time_repeatedly(lambda: None, least=3, most=5, seconds=0)) == 3

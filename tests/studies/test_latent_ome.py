@@ -21,7 +21,7 @@ from tests.studies.small_sets import small_sets
     ],
 )
 def test_budgets_are_the_known_ones(name: str, alpha: float, nominal: float, expected: dict[str, Any]) -> None:
-    row = latent_ome._budget(name, alpha, nominal)
+    row = latent_ome._compute_budget(name, alpha, nominal)
     assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-6)
     assert row["claim_holds"] == (name == "LATENT")
     assert row["bits"] == (550 if name == latent_ome.DEFAULT else 160)

@@ -19,7 +19,7 @@ from studies import page, photos
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> photos.Photos:
     monkeypatch.setenv("NEARVEIL_DATA", str(tmp_path / "nothing"))
-    whole = photos.digits()
+    whole = photos.load_digit_photos()
     some = slice(0, 120)
     found = dataclasses.replace(
         whole,
@@ -28,7 +28,7 @@ def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> photos.Photos:
         thumbnails=whole.thumbnails[some],
         names=whole.names[some],
     )
-    monkeypatch.setattr(photos, "digits", lambda: found)
+    monkeypatch.setattr(photos, "load_digit_photos", lambda: found)
     return found
 
 

@@ -16,13 +16,13 @@ from nearveil.retrieval import ClientProtocol, Found
 from nearveil.retrieval.contact_sheet import ContactSheet
 from nearveil.service._results import Match, Nearest
 from studies import photos
-from studies._loopback import loopback
+from studies._loopback import serve_on_loopback
 
 
 @pytest.fixture(scope="module")
 def few() -> photos.Photos:
     """Return digits, but a small gallery of them."""
-    whole = photos.digits()
+    whole = photos.load_digit_photos()
     assert len(whole.gallery) == 1777
     return dataclasses.replace(
         whole, gallery=whole.gallery[:300], gallery_y=whole.gallery_y[:300], thumbnails=whole.thumbnails[:300]
@@ -37,7 +37,7 @@ def test_the_demo_runs_from_the_base_install(
     (tmp_path / photos.PHOTOS).mkdir()  # the photographs are there, but nothing to read them with
     for name in ("torch", "skimage", "skimage.feature"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(photos, "digits", lambda: few)
+    monkeypatch.setattr(photos, "load_digit_photos", lambda: few)
     monkeypatch.setattr(photos, "EPSILONS", (1.0, 12.0))
     photos.main(["--out", str(tmp_path / "out")])
     text = " ".join(capsys.readouterr().out.split())
@@ -69,7 +69,7 @@ def test_figures_of_what_is_known(few: photos.Photos, tmp_path: Path) -> None:
 
     best = measured(order[:, :8])
     assert best.nn_recall.value == 1
-    assert best.recall.value == photos.without_privacy(few)
+    assert best.recall.value == photos.score_without_privacy(few)
     assert (best.fraction, best.message_bytes, best.answer_bytes) == (0.1, 140, 20)
     assert measured(np.hstack([order[:, :4], order[:, -4:]])).nn_recall.value == 0.5
     assert measured(order[:, -8:]).nn_recall.value == 0
@@ -94,7 +94,7 @@ def test_photographs_are_used_where_they_are(tmp_path: Path, monkeypatch: pytest
             noise = np.random.default_rng(10 * place + number).integers(-20, 20, (40, 60, 3))
             image.fromarray((np.array(hue) + noise).astype(np.uint8)).save(folder / f"{number}.jpg")
     cache = FeatureCache(tmp_path / "cache")
-    found = photos.photos(cache, Console())
+    found = photos.load_photos(cache, Console())
     assert found.what == "photographs of 3 species of birds"
     assert found.gallery_y.tolist() == [0] * 3 + [1] * 3 + [2] * 3
     assert found.query_y.tolist() == [0, 1, 2]
@@ -111,19 +111,19 @@ def test_what_is_asked_and_drawn(few: photos.Photos, tmp_path: Path) -> None:
         account = ledger.open_account(
             "one", owner="me", protects="query", unit="image", relation="replace", epsilon=30.0, delta=0.0
         )
-        with loopback(tmp_path / "index") as server:
+        with serve_on_loopback(tmp_path / "index") as server:
             asked = photos.ask(server, few.queries[3], 30.0, account)
         assert account.balance().left == 0
     assert asked.candidates == len(asked.found.answer.ids) == 60
     members = published.release.members_[list(asked.sets)].indices
     assert asked.found.answer.ids.tolist() == sorted(members.tolist())
-    assert load_image(photos.sheet(few, asked, 3)).shape == (600, 1560, 3)
+    assert load_image(photos.draw_sheet(few, asked, 3)).shape == (600, 1560, 3)
     with pytest.raises(ProcessLookupError):  # it has stopped
         os.kill(server.process, 0)
 
 
 def test_a_server_that_does_not_start(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RuntimeError, match="did not start: exit code 1"), loopback(tmp_path / "nothing"):
+    with pytest.raises(RuntimeError, match="did not start: exit code 1"), serve_on_loopback(tmp_path / "nothing"):
         pass
     assert "there is none here" in capfd.readouterr().err
 

@@ -18,7 +18,7 @@ from studies import accounting, private_knn
 from studies._report import write
 from studies._study import mean, run
 from studies.data import DataMissingError
-from studies.digits import Remembered, load, look, upright
+from studies.digits import Remembered, extract_features, load, straighten
 
 pytest.importorskip("skimage", reason="scikit-image is not installed (the extra `images`)")
 
@@ -86,7 +86,7 @@ def test_the_study_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     # Published parameters stand at what they cost, not at what is claimed.
     plan = accounting.PLANS["MNIST"]
     for row in at("mnist", "published parameters"):
-        assert row["epsilon"] == pytest.approx(accounting.cost(plan, accounting.BEST), rel=1e-3)
+        assert row["epsilon"] == pytest.approx(accounting.compute_cost(plan, accounting.BEST), rel=1e-3)
         assert row["epsilon"] > plan.claimed
         assert row["answered"] <= plan.answered
     assert f"| 0.47 | {row['epsilon']:.4f} |" in page
@@ -128,12 +128,12 @@ def test_the_cheapest_epsilon_that_is_good_enough() -> None:
 def test_features_are_those_of_each_image() -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 255, (5, 28, 28), dtype=np.uint8)
-    rows = look("mnist", images)
+    rows = extract_features("mnist", images)
     assert rows.shape == (5, 648)
-    assert np.array_equal(look("mnist", images[3:4]), rows[3:4])
+    assert np.array_equal(extract_features("mnist", images[3:4]), rows[3:4])
     assert np.array_equal(Remembered(images, rows)(images[[4, 0]]), rows[[4, 0]])
-    assert not upright(np.zeros((28, 28), dtype=np.uint8)).any()
+    assert not straighten(np.zeros((28, 28), dtype=np.uint8)).any()
     slanted = np.zeros((28, 28), dtype=np.uint8)
     for row in range(6, 22):
         slanted[row, 20 - row // 2] = 255  # a stroke that leans to the right
-    assert [int(np.ptp(np.nonzero(image > 100)[1])) for image in (slanted, upright(slanted))] == [7, 1]
+    assert [int(np.ptp(np.nonzero(image > 100)[1])) for image in (slanted, straighten(slanted))] == [7, 1]

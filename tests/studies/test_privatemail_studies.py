@@ -42,11 +42,11 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         np.savez(tmp_path / name / f"{name}.npz", features=features.astype(np.float16), labels=labels)
     monkeypatch.setenv("NEARVEIL_DATA", str(tmp_path))
     monkeypatch.setattr(_privatemail, "ANCHORS", 80)
-    _privatemail._loaded.cache_clear()
+    _privatemail._load.cache_clear()
     label_weight.split.cache_clear()
     with threadpool_limits(1):  # small products: threads would only wait for each other
         yield
-    _privatemail._loaded.cache_clear()
+    _privatemail._load.cache_clear()
     label_weight.split.cache_clear()
 
 
@@ -71,15 +71,17 @@ def means(rows: list[Row], *keys: str, column: str = "recall") -> dict[Any, floa
 
 
 def test_images_are_asked_for_equally_often_and_never_in_the_gallery() -> None:
-    drawn = _privatemail.images("cars196", 3, gallery=300)
+    drawn = _privatemail.sample_images("cars196", 3, gallery=300)
     assert np.array_equal(np.bincount(drawn.query_labels), np.ones(98))
-    assert np.array_equal(np.bincount(_privatemail.images("cifar100", 3, gallery=99).query_labels), np.full(50, 2))
+    assert np.array_equal(
+        np.bincount(_privatemail.sample_images("cifar100", 3, gallery=99).query_labels), np.full(50, 2)
+    )
     assert (len(drawn.anchors), len(drawn.others), len(drawn.gallery)) == (80, 98 * 5 - 80, 300)
     assert drawn.anchor_labels.max() < 98
     assert drawn.n_classes == 98
     distances = np.abs(drawn.queries[:, None] - drawn.gallery[None]).max(axis=2)
     assert distances.min() > 0
-    other = _privatemail.images("cars196", 4, gallery=300)
+    other = _privatemail.sample_images("cars196", 4, gallery=300)
     assert not np.array_equal(drawn.queries, other.queries)
 
 
@@ -107,19 +109,21 @@ def test_a_row_without_label_has_no_part_in_what_labels_do() -> None:
 
 def test_limits_are_those_of_the_theory() -> None:
     by_hand = (8 * math.exp(0.01) + 97e-5) / (8 * math.exp(0.01) + 90)
-    assert _privatemail.ceiling(0.01, 98) == pytest.approx(by_hand, rel=1e-12)
-    assert _privatemail.ceiling(0.01, 98) < 0.083
-    assert _privatemail.ceiling(0.023, 98, 0.99) == 1.0
-    assert _privatemail.floor(98) == 8 / 98
+    assert _privatemail.compute_ceiling(0.01, 98) == pytest.approx(by_hand, rel=1e-12)
+    assert _privatemail.compute_ceiling(0.01, 98) < 0.083
+    assert _privatemail.compute_ceiling(0.023, 98, 0.99) == 1.0
+    assert _privatemail.compute_floor(98) == 8 / 98
 
 
 def test_small_measures_by_hand() -> None:
-    assert _privatemail.recall(np.array([[0, 1], [0, 1]]), np.array([5, 6, 7]), np.array([6, 7])) == 0.5
-    assert _privatemail.bound(0.0824) == "0.083"
-    within = privatemail_embeddings.within_share(np.array([[0.0], [2.0], [10.0], [12.0]]), np.array([0, 0, 1, 1]))
+    assert _privatemail.compute_recall(np.array([[0, 1], [0, 1]]), np.array([5, 6, 7]), np.array([6, 7])) == 0.5
+    assert _privatemail.round_up(0.0824) == "0.083"
+    within = privatemail_embeddings.compute_within_share(
+        np.array([[0.0], [2.0], [10.0], [12.0]]), np.array([0, 0, 1, 1])
+    )
     assert within == pytest.approx(4 / 104)
-    assert privatemail_embeddings.apart(np.zeros((2, 1)), np.array([[-1.0], [1.0]])) == 1.0
-    chosen = _privatemail_methods.straight(np.arange(12), np.array([0, 0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 8]))
+    assert privatemail_embeddings.compute_error(np.zeros((2, 1)), np.array([[-1.0], [1.0]])) == 1.0
+    chosen = _privatemail_methods.choose_by_class(np.arange(12), np.array([0, 0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 8]))
     assert chosen.tolist() == [0, 8, 10, 2, 3, 4, 5, 6]  # the commonest classes first, one item of each
 
 
@@ -216,7 +220,7 @@ def test_embeddings_and_their_alignment(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_the_error_of_an_alignment_is_that_of_the_message() -> None:
     """One row of the study again, from a message and least squares."""
     rows = privatemail_embeddings.measure({"method": _privatemail_methods.PROGRAM, "seed": 0})
-    drawn = _privatemail.images("cars196", 0, gallery=privatemail_embeddings.GALLERY)
+    drawn = _privatemail.sample_images("cars196", 0, gallery=privatemail_embeddings.GALLERY)
     mail = PrivateMail.published("2022-code", "cars196", epsilon=1.0, label_weight=0.5, allow_unsound=True)
     mail.fit(drawn.anchors, drawn.anchor_labels)
     server = mail.embed_gallery(drawn.gallery, drawn.gallery_labels).anchors

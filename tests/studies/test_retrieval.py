@@ -16,7 +16,7 @@ from nearveil.release import Cells, Covers, Latent, PrivUnit, Release, Unary
 from nearveil.retrieval import Retriever, evaluate
 from nearveil.retrieval.ceiling import neighbor_ceiling
 from studies import _finding, _retrieval_budget, codes, covers, data, retrieval, search
-from studies._finding import find, search_of
+from studies._finding import build_search, find
 from studies._report import write
 from studies._rivals import SETTINGS
 from studies._study import Row, Study, as_frame, mean, run, select, summarise
@@ -30,12 +30,12 @@ BIRDS = "cub200_cropped_lite0"
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     small_sets(monkeypatch, tmp_path)
     yield
-    for kept in (retrieval.load_search, retrieval._halves, covers._search):
+    for kept in (retrieval.load_search, retrieval._load_halves, covers._load_search):
         kept.cache_clear()
 
 
 def _digits() -> Trial:
-    found = search.digits()
+    found = search.split_digits()
     nobody = np.zeros(len(found.public), dtype=np.int64)
     public, gallery, queries = (rows.astype(np.float32) for rows in (found.public, found.gallery, found.queries))
     return Trial(public, nobody, gallery, found.gallery_y, queries, found.query_y)
@@ -64,19 +64,19 @@ def test_one_ranking_finds_what_a_retriever_finds(mechanism: Release, monkeypatc
     retriever = Retriever(mechanism, candidates=0.2, code_bytes=None).fit(trial.public)
     retriever.index(trial.gallery, trial.gallery_y)
     true = evaluate(retriever, trial.queries, trial.query_y, rng=unsafe_seeded(3))
-    known = search_of(trial)
+    known = build_search(trial)
     fractions = [0.2] if isinstance(mechanism, Cells) else [0.05, 0.2]
     rows = np.arange(len(trial.queries))
     found = find(retriever.mechanism, known, rows, fractions, unsafe_seeded(3))
     assert found[0.2].neighbours.mean() == pytest.approx(true.nn_recall.value, abs=1e-12)
     assert true.recall is not None
     assert found[0.2].same_class.mean() == pytest.approx(true.recall.value, abs=1e-12)
-    assert _finding.unasked(known, rows, 0.2).neighbours.mean() == pytest.approx(true.floor.value, abs=1e-12)
+    assert _finding.send_popular(known, rows, 0.2).neighbours.mean() == pytest.approx(true.floor.value, abs=1e-12)
     assert all(found[0.05].neighbours <= found[0.2].neighbours) if 0.05 in found else True
 
 
 def test_no_two_seeds_ask_the_same() -> None:
-    parts = [retrieval.asked(seed, 1200) for seed in retrieval.SEEDS]
+    parts = [retrieval.select_queries(seed, 1200) for seed in retrieval.SEEDS]
     assert sorted(np.concatenate(parts)) == list(range(1200))
 
 
@@ -103,7 +103,9 @@ def test_retrieval_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(retrieval, "CLASS_EPSILONS", (4.0,))
     monkeypatch.setattr(retrieval, "FRACTIONS", (0.1,))
     monkeypatch.setattr(retrieval, "CLASS_METHODS", ("covers", "PrivUnit"))
-    monkeypatch.setattr(retrieval, "payable", lambda _, epsilon: {"pure": int(16 / epsilon), "plan": int(20 / epsilon)})
+    monkeypatch.setattr(
+        retrieval, "count_payable", lambda _, epsilon: {"pure": int(16 / epsilon), "plan": int(20 / epsilon)}
+    )
     rows, page = _page(retrieval.STUDY, tmp_path / "out")
     main = select(as_frame(rows), part="recall")
     assert len(main) == 6 * 2 * len(retrieval.SEEDS)
@@ -145,7 +147,7 @@ def test_differences_weigh_both_halves_alike() -> None:
         {**common, "half": 1, "known": True, "queries": 30, "nn_recall": 0.4},
         {**common, "half": 1, "known": False, "queries": 10, "nn_recall": 0.7},
     ]
-    (one,) = retrieval.differences(as_frame(rows)).to_dict("records")
+    (one,) = retrieval.compute_differences(as_frame(rows)).to_dict("records")
     assert one["known_nn_recall"] == pytest.approx(0.5)
     assert one["lacking_nn_recall"] == pytest.approx(0.55)
     assert one["difference"] == pytest.approx(0.05)
@@ -154,11 +156,11 @@ def test_differences_weigh_both_halves_alike() -> None:
 @pytest.mark.parametrize(("epsilon", "queries"), [(0.01, 1600), (0.1, 160), (0.5, 32), (16.0, 1)])
 def test_a_pure_budget_is_a_sum(epsilon: float, queries: int) -> None:
     promise = Cells(epsilon).fit(np.eye(3)).guarantee
-    assert _retrieval_budget._added(promise) == queries
+    assert _retrieval_budget._count_added(promise) == queries
 
 
 def test_a_planned_budget_is_within_and_nearly_used_up() -> None:
-    count = _retrieval_budget.payable("a pure message", 0.5)["plan"]
+    count = _retrieval_budget.count_payable("a pure message", 0.5)["plan"]
     assert PldAccountant().compose(PureDp(0.5), count).epsilon(1e-5) <= 16
     assert PldAccountant().compose(PureDp(0.5), math.ceil(1.03 * count)).epsilon(1e-5) > 16
 
@@ -171,7 +173,7 @@ def test_gaussian_queries_add_in_quadrature() -> None:
 
     mu = next(mu for mu in np.linspace(0.5, 3, 20001) if delta(8.0, mu) > 1e-5)
     most = max(n for n in range(1, 20) if delta(16.0, mu * math.sqrt(n)) <= 1e-5)
-    assert _retrieval_budget.payable("analytic Gaussian", 8.0) == {"pure": 0, "plan": most}
+    assert _retrieval_budget.count_payable("analytic Gaussian", 8.0) == {"pure": 0, "plan": most}
 
 
 def test_expected_recall_is_what_sampling_finds() -> None:
@@ -179,14 +181,14 @@ def test_expected_recall_is_what_sampling_finds() -> None:
     retriever = Retriever(Covers(2.0, 0.2, n_sets=5), code_bytes=None).fit(trial.public).index(trial.gallery)
     release = retriever.mechanism
     assert isinstance(release, Covers)
-    known = search_of(trial)
+    known = build_search(trial)
     sampled = evaluate(retriever, trial.queries, rng=unsafe_seeded(0), repeats=20, confidence=0.9999).covered
-    assert sampled.low < covers.expected(release, known) < sampled.high
-    assert covers.expected(release, known) <= covers.expected(release, known, knowing=True)
+    assert sampled.low < covers.compute_expected(release, known) < sampled.high
+    assert covers.compute_expected(release, known) <= covers.compute_expected(release, known, knowing=True)
 
 
 def test_covers_are_compared_with_cells() -> None:
-    (found,) = covers.compare(search_of(_digits()), 0.2, [2.0])
+    (found,) = covers.compare(build_search(_digits()), 0.2, [2.0])
     assert found["kmeans"] < found["share"] <= found["knowing"] < 1
     assert found["usual_number"] < found["share"] + 0.02
 
@@ -223,7 +225,7 @@ def test_codes_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_missing_data_is_said(study: Study, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(data.VARIABLE, str(tmp_path))
     retrieval.load_search.cache_clear()
-    covers._search.cache_clear()
+    covers._load_search.cache_clear()
     with pytest.raises(data.DataMissingError, match=data.VARIABLE):
         study.measure(dict(study.cases()[0]))
 
@@ -236,5 +238,5 @@ def test_covers_come_near_the_ceiling_on_real_images(
     assert len(birds.labels) == 11788
     trial = split(BIRDS, 3)
     release = Covers(epsilon, candidates).fit(trial.public).index(trial.gallery)
-    known = search_of(trial)
-    assert least < covers.expected(release, known) / neighbor_ceiling(epsilon, candidates, known.counts) < 1
+    known = build_search(trial)
+    assert least < covers.compute_expected(release, known) / neighbor_ceiling(epsilon, candidates, known.counts) < 1

@@ -24,7 +24,7 @@ def plain_rdp(order: float, p: float, q: float) -> float:
 @pytest.mark.parametrize("rate", [1.0, 0.3])
 def test_every_entry_of_figure_1_is_the_definition(rate: float) -> None:
     orders = np.array([1.5, 4.0, 11.0])
-    found = screening.rdp_by_votes(orders, SMALL, sampling_rate=rate)
+    found = screening.compute_rdp(orders, SMALL, sampling_rate=rate)
     passes = ndtr((np.arange(13) - 7.0) / 4.0)
     for row, order in zip(found, orders, strict=True):
         for t in range(13):
@@ -36,7 +36,7 @@ def test_every_entry_of_figure_1_is_the_definition(rate: float) -> None:
 
 def test_the_maximum_of_figure_1_is_where_it_says() -> None:
     orders = np.arange(1.5, 50.5, 0.5)
-    rdp = screening.rdp_by_votes(orders, STREET)
+    rdp = screening.compute_rdp(orders, STREET)
     assert rdp.shape == (len(orders), 301)  # from no votes on
     least, most = (as_frame(screening.find_worst(orders, which)).set_index("order") for which in (0, -1))
     for found in (least, most):
@@ -55,7 +55,7 @@ def test_the_maximum_of_figure_1_is_where_it_says() -> None:
 def test_figure_2_names_the_true_maximisers() -> None:
     orders = np.array([20.0, 80.0, 100.0, 150.0, 300.0])
     worst = as_frame(screening.find_worst(orders, -1))
-    fixed = screening.rdp_by_votes(orders, STREET)[:, list(screening.FIXED_VOTES)]
+    fixed = screening.compute_rdp(orders, STREET)[:, list(screening.FIXED_VOTES)]
     pairs = list(zip(worst["votes"], worst["neighbour"], strict=True))
     assert pairs == [(221, 222), (257, 258), (270, 271), (113, 112), (1, 0)]
     values = worst["rdp"].to_numpy()
@@ -70,7 +70,7 @@ def test_figure_2_names_the_true_maximisers() -> None:
 
 
 def test_vector_5_the_cost_of_eight_thousand_screenings_as_published() -> None:
-    values = screening.rdp_by_votes(np.array([24.0]), STREET, sampling_rate=0.25)
+    values = screening.compute_rdp(np.array([24.0]), STREET, sampling_rate=0.25)
     assert values.max() == pytest.approx(6.61152575517683e-5, rel=1e-12)
     assert 8192 * values.max() + math.log(1e5) / 23 == pytest.approx(1.04217816660192, rel=1e-13)
     assert values.max() == screening_rdp(24, STREET, sampling_rate=0.25).value
@@ -97,7 +97,7 @@ def test_figure_3_lies_between_its_bounds_and_the_published_rule_is_too_low_for_
 def test_the_search_for_a_fixed_pair_finds_the_best() -> None:
     from nearveil.privacy.accounting import fixed_pair_epsilon
 
-    found, pair = screening.worst_fixed_pair(40, SMALL, sampling_rate=0.4, delta=1e-5)
+    found, pair = screening.find_worst_pair(40, SMALL, sampling_rate=0.4, delta=1e-5)
     everywhere = [
         fixed_pair_epsilon(40, SMALL, both, sampling_rate=0.4, delta=1e-5, direction=direction)
         for t in range(12)

@@ -14,7 +14,7 @@ from tests.studies.small_sets import small_sets
 
 def test_sensitivity_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small_sets(monkeypatch, tmp_path)
-    sensitivity._features.cache_clear()
+    sensitivity._load_features.cache_clear()
     monkeypatch.setattr(sensitivity, "SIZES", (20, 40))
     monkeypatch.setattr(sensitivity, "BANDWIDTHS", (0.5, 6.0))
     monkeypatch.setattr(sensitivity, "BANDWIDTH_SIZE", 20)
@@ -23,7 +23,7 @@ def test_sensitivity_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(sensitivity, "SEEDS", (0, 1))
     measured = run(sensitivity.STUDY, tmp_path / "out", jobs=1)
     page = write(sensitivity.STUDY, measured, tmp_path / "out").read_text()
-    sensitivity._features.cache_clear()
+    sensitivity._load_features.cache_clear()
     searched = [row for row in measured.rows if row["found"] is not None]
     assert {row["rows"] for row in searched if row["released"].startswith("all")} == {20}
     for row in searched:
@@ -49,9 +49,9 @@ def test_a_broken_bound_is_said() -> None:
 def test_theorem_a_is_the_one_that_is_proved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """D0 = tanh(1 / s^2) / 2 times the diameter of the anchors' starts, by hand."""
     small_sets(monkeypatch, tmp_path)
-    sensitivity._features.cache_clear()
+    sensitivity._load_features.cache_clear()
     rows = sensitivity.measure({"rows": 30, "bandwidth": 2.0, "seed": 5})
-    sensitivity._features.cache_clear()
+    sensitivity._load_features.cache_clear()
     start = np.random.default_rng(5).normal(size=(31, 2))[1:]
     wide = max(float(np.linalg.norm(a - b)) for a in start for b in start)
     target = next(row for row in rows if row["released"] == sensitivity.RANDOM)
@@ -60,6 +60,6 @@ def test_theorem_a_is_the_one_that_is_proved(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_missing_data_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(data.VARIABLE, str(tmp_path))
-    sensitivity._features.cache_clear()
+    sensitivity._load_features.cache_clear()
     with pytest.raises(data.DataMissingError, match=data.VARIABLE):
         sensitivity.measure({"rows": 20, "bandwidth": 6.0, "seed": 0})

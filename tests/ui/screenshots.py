@@ -12,8 +12,8 @@ from playwright.sync_api import ViewportSize, expect, sync_playwright
 from nearveil.features import HogColor, load_image
 from nearveil.retrieval import Index, Item
 from nearveil.service import ProtectedGallery
-from studies.page import keep, with_extractor
-from studies.photos import Photos, digits
+from studies.page import add_extractor, keep
+from studies.photos import Photos, load_digit_photos
 from tests.ui.test_browser import Look, looking, shown
 
 FOLDER = Path("docs/howto")
@@ -104,7 +104,7 @@ def main() -> None:
     if program is None:
         sys.exit("there is no chromium here: apt-get install chromium")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        gallery, pictures = keep(with_extractor(digits()), Path(folder))
+        gallery, pictures = keep(add_extractor(load_digit_photos()), Path(folder))
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         image = sorted(pictures.iterdir())[3]
         with (
@@ -113,7 +113,7 @@ def main() -> None:
         ):
             tour(look, image)
         with (
-            closing(protected(digits(), Path(folder))) as model,
+            closing(protected(load_digit_photos(), Path(folder))) as model,
             shown(Path(folder), model, None, where="a protected gallery of handwritten digits") as address,
             looking(browser, address, reduced_motion="reduce") as look,
         ):

@@ -32,7 +32,7 @@ from nearveil.retrieval import Index, Item
 from nearveil.service import Client, Gallery, OpenGallery, ProtectedGallery, Settings, TokenStore, create_app
 from nearveil.ui import Desk, Entry, Purse
 from nearveil.ui._serve import bound, config
-from studies._loopback import Loopback, loopback
+from studies._loopback import Loopback, serve_on_loopback
 from studies.data import DataMissingError, find
 from tests.service.asking import seeded
 from tests.ui.pages import open_account, pieces, png
@@ -91,7 +91,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def server(birds: Birds) -> Iterator[Loopback]:
-    with loopback(birds.index) as found:
+    with serve_on_loopback(birds.index) as found:
         yield found
 
 
@@ -431,7 +431,7 @@ def test_two_images_with_the_same_message_cause_the_same_requests(
 @contextmanager
 def mortal(index: Path) -> Iterator[Loopback]:
     """Serve an index by a process that will be killed."""
-    with pytest.raises(RuntimeError, match="exit code -9"), loopback(index) as server:
+    with pytest.raises(RuntimeError, match="exit code -9"), serve_on_loopback(index) as server:
         yield server
 
 
