@@ -21,7 +21,6 @@ from nearveil.service._protected_account import (
     look_up,
     open_account,
     open_ledger,
-    promise_of,
 )
 from nearveil.service._protected_checks import check_binding, check_classes, check_indexes, check_records
 from nearveil.service._protected_records import Records, read_records
@@ -154,7 +153,7 @@ class ProtectedGallery:
             dimension=self._public.dimension,
             revision=0 if found is None else found.number,
             version="" if found is None else found.version,
-            promise=None if self.account is None else promise_of(self.account),
+            promise=None if self._publications is None else self._publications.promise,
         )
 
     def model(self) -> bytes:
@@ -217,31 +216,7 @@ class ProtectedGallery:
                     "the model would be noise alone: the noise hides the records of each class. Gather more records, "
                     "open the gallery with a larger epsilon or fewer publications, or insist"
                 )
-            plan, guarantee = self._terms.plan()
-            account = open_account(self._ledger, self._given, plan, guarantee)
-            check_binding(self._private, account)
-            self._look()
-            assert self._publications is not None
-            try:
-                with account.spend(guarantee.part(plan.parts["answered"]), key) as debit:
-                    if not debit.repeated:
-                        model = self._estimator().fit(records.features, records.labels, public).export()
-                        debit.store(model.to_bytes())
-            except OverBudgetError:
-                raise PublicationError(
-                    f"publications are used up: the account has paid for all {self._terms.publications} that it was "
-                    "opened for, and never pays for more. The newest model stays"
-                ) from None
-            except KeySpentError:
-                if self._publications.wait_for_others(_PATIENCE) is None:
-                    raise PublicationError(
-                        "another process has paid for this publication and has not stored it: it may have died. "
-                        "Publish again, which takes another publication"
-                    ) from None
-            self._publications.refresh()
-            found = self._publications.newest
-            assert found is not None
-            return found
+            return self._pay_and_store(key, records, public)
 
     def map(self, candidates: float | None = None) -> NoReturn:
         """Refuse: there is no map."""
@@ -289,6 +264,34 @@ class ProtectedGallery:
             check_binding(self._private, account)
             self._publications = Publications(account)
         self._publications.refresh()
+
+    def _pay_and_store(self, key: str, records: Records, public: NDArray[np.float32]) -> Publication:
+        """Debit the account, then compute the model, then store it; or find what was stored under the key."""
+        plan, guarantee = self._terms.plan()
+        account = open_account(self._ledger, self._given, plan, guarantee)
+        check_binding(self._private, account)
+        self._look()
+        assert self._publications is not None
+        try:
+            with account.spend(guarantee.part(plan.parts["answered"]), key) as debit:
+                if not debit.repeated:
+                    model = self._estimator().fit(records.features, records.labels, public).export()
+                    debit.store(model.to_bytes())
+        except OverBudgetError:
+            raise PublicationError(
+                f"publications are used up: the account has paid for all {self._terms.publications} that it was "
+                "opened for, and never pays for more. The newest model stays"
+            ) from None
+        except KeySpentError:
+            if self._publications.wait_for_others(_PATIENCE) is None:
+                raise PublicationError(
+                    "another process has paid for this publication and has not stored it: it may have died. "
+                    "Publish again, which takes another publication"
+                ) from None
+        self._publications.refresh()
+        found = self._publications.newest
+        assert found is not None
+        return found
 
     def _read(self) -> Records:
         """Read the records; ValueError where they cannot be protected."""

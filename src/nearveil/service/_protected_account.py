@@ -5,6 +5,7 @@ import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from nearveil.ledger import Account, AccountError, Ledger
@@ -118,7 +119,7 @@ class Publication:
     number: int
     model: bytes = field(repr=False)
 
-    @property
+    @cached_property
     def version(self) -> str:
         """The SHA-256 of the model."""
         return hashlib.sha256(self.model).hexdigest()
@@ -135,14 +136,26 @@ class Publications:
 
     account: Account
     paid: int = 0
-    _stored: dict[int, bytes] = field(default_factory=dict, repr=False)
+    _stored: dict[int, Publication] = field(default_factory=dict, repr=False)
     _seen: int = -1
 
     @property
     def newest(self) -> Publication | None:
         """The newest model that is stored."""
-        number = max(self._stored, default=None)
-        return None if number is None else Publication(number + 1, self._stored[number])
+        return self._stored[max(self._stored)] if self._stored else None
+
+    @cached_property
+    def promise(self) -> Promise:
+        """What the account promises, for everything that is ever paid from it."""
+        guarantee = self.account.guarantee
+        return Promise(
+            epsilon=guarantee.epsilon,
+            delta=guarantee.delta,
+            protects=guarantee.protects,
+            unit=guarantee.unit,
+            sound=guarantee.sound,
+            words=str(guarantee),
+        )
 
     @property
     def next_key(self) -> str:
@@ -163,7 +176,7 @@ class Publications:
             if entry.kind == "debit":
                 self.paid = max(self.paid, int(known[1]) + 1)
             elif entry.message is not None:
-                self._stored[int(known[1])] = entry.message
+                self._stored[int(known[1])] = Publication(int(known[1]) + 1, entry.message)
 
     def wait_for_others(self, seconds: float) -> Publication | None:
         """Return the model that somebody else is at, when it is stored; None if nobody is, or it takes too long."""
@@ -177,25 +190,3 @@ class Publications:
             if self.paid - 1 in self._stored:
                 return self.newest
         return None
-
-
-def promise_of(account: Account) -> Promise:
-    """Return what an account promises, for everything that is ever paid from it.
-
-    Parameters
-    ----------
-    account : Account
-
-    Returns
-    -------
-    Promise
-    """
-    guarantee = account.guarantee
-    return Promise(
-        epsilon=guarantee.epsilon,
-        delta=guarantee.delta,
-        protects=guarantee.protects,
-        unit=guarantee.unit,
-        sound=guarantee.sound,
-        words=str(guarantee),
-    )
