@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from nearveil.privacy.noise import Source
 from nearveil.release import Cells, Message, PrivUnit, Release, Unary
 from nearveil.release._base import candidate_count
-from nearveil.release._channel import RandomizedResponse
-from nearveil.release._mapped import MappedRelease
+from nearveil.release.covers._channel import RandomizedResponse
+from nearveil.release.covers._mapped import MappedRelease
 from nearveil.retrieval._server import first
 from nearveil.retrieval._truth import Copies, popularity, true_neighbors
 from studies._trial import Labels, Rows, Trial

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from nearveil.release import RawFeatures
-from nearveil.release._privatemail_code import CentredDistances
-from nearveil.release._privatemail_published import EXPERIMENTS, Experiment
+from nearveil.release.privatemail._published import EXPERIMENTS, CentredDistances, Experiment
 from nearveil.retrieval.ceiling import class_ceiling
 from studies._report import interval
 from studies._study import summarise

@@ -19,7 +19,7 @@ from nearveil.release import (
     RawFeatures,
     Release,
 )
-from nearveil.release._privatemail_published import step_epsilon
+from nearveil.release.privatemail._published import step_epsilon
 from studies._privatemail import DELTA, EPSILONS, Images, K, Labels, compute_recall, get_published_parameters
 
 Found = list[dict[str, Any]]

@@ -13,8 +13,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from nearveil.release import Cells, Covers
-from nearveil.release._learning import projection
-from nearveil.release._mapped import MappedRelease
+from nearveil.release.covers._learning import projection
+from nearveil.release.covers._mapped import MappedRelease
 from nearveil.retrieval._truth import true_neighbors
 from nearveil.retrieval.ceiling import neighbor_ceiling
 from studies import _figures as draw

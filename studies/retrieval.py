@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Cells, Release
-from nearveil.release._mapped import MappedRelease
+from nearveil.release.covers._mapped import MappedRelease
 from nearveil.retrieval._truth import true_neighbors
 from nearveil.retrieval.ceiling import neighbor_ceiling
 from studies import _figures as draw

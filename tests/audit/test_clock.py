@@ -15,7 +15,7 @@ from nearveil.audit._experiment import Experiment
 from nearveil.audit._specimens_clock import HeapMap, hasty_client, hasty_question, heap_search, with_heap
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import PublicMap
-from nearveil.release._oblivious import NEIGHBORS
+from nearveil.release.covers._oblivious import NEIGHBORS
 from nearveil.retrieval import PublicPart
 from nearveil.retrieval._protocol_time import question_period
 from nearveil.service import _client

@@ -13,20 +13,22 @@ from scipy.special import ive, logsumexp
 
 from nearveil.privacy.noise import analytic_gaussian_scale, gaussian_delta, unsafe_seeded
 from nearveil.release import Message, PrivUnit, Release
-from nearveil.release._analytic import AnalyticGaussian, computed_norm
-from nearveil.release._fisher import VonMisesFisher, draw, heights
-from nearveil.release._fisher_channel import (
+from nearveil.release.baselines._random_projection import RandomProjection, published_noise, record_sensitivity
+from nearveil.release.vectors._analytic import AnalyticGaussian, computed_norm
+from nearveil.release.vectors._fisher import (
     BLUR,
     FINE_BITS,
     PIECES,
+    VonMisesFisher,
     _bending,
     arithmetic_cost,
     calibrate,
     displacement,
+    draw,
+    heights,
     log_height,
     pieces,
 )
-from nearveil.release._random_projection import RandomProjection, published_noise, record_sensitivity
 from tests.release.conformance import Contract, Floats, shown_epsilon
 
 
@@ -239,8 +241,8 @@ def test_directions_lie_on_the_sphere_as_near_as_the_bound_says(monkeypatch: pyt
     x = rows(50, 64)
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     blurred = draw(channel, x, _Recorded()) * 2.0**-FINE_BITS
-    module = "nearveil.release._fisher.gaussian_integers"
-    genuine = __import__("nearveil.release._fisher", fromlist=["x"]).gaussian_integers
+    module = "nearveil.release.vectors._fisher.gaussian_integers"
+    genuine = __import__("nearveil.release.vectors._fisher", fromlist=["x"]).gaussian_integers
     calls: list[Any] = []
 
     def without_blur(ratio: Any, count: int, source: Any) -> Any:

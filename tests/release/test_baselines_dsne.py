@@ -12,13 +12,12 @@ from scipy.spatial.distance import cdist
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Message, Release
-from nearveil.release._analytic import AnalyticGaussian
-from nearveil.release._dsne import DPdSNE, affinities, clipped, gradient
-from nearveil.release._fisher import VonMisesFisher
-from nearveil.release._pca import PrivatePCA
-from nearveil.release._pca_release import PrivatePCARelease
-from nearveil.release._plain import PlainLDA, PlainManifold, RawFeatures
-from nearveil.release._random_projection import RandomProjection
+from nearveil.release.baselines._dsne import DPdSNE, affinities, clipped, gradient
+from nearveil.release.baselines._pca import PrivatePCA, PrivatePCARelease
+from nearveil.release.baselines._plain import PlainLDA, PlainManifold, RawFeatures
+from nearveil.release.baselines._random_projection import RandomProjection
+from nearveil.release.vectors._analytic import AnalyticGaussian
+from nearveil.release.vectors._fisher import VonMisesFisher
 from nearveil.retrieval import Retriever, evaluate
 from tests.release.conformance import Contract, Floats
 

@@ -13,10 +13,17 @@ from sklearn.frozen import FrozenEstimator
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Message, Release
-from nearveil.release._pca import PrivatePCA, covariance_noise, noisy_covariance, sequential_directions
-from nearveil.release._pca_bingham import bingham, complement, matrix_bingham_chain
-from nearveil.release._pca_release import PrivatePCARelease
-from nearveil.release._plain import PlainLDA, PlainManifold, PlainTSNE, RawFeatures
+from nearveil.release.baselines._pca import (
+    PrivatePCA,
+    PrivatePCARelease,
+    bingham,
+    complement,
+    covariance_noise,
+    matrix_bingham_chain,
+    noisy_covariance,
+    sequential_directions,
+)
+from nearveil.release.baselines._plain import PlainLDA, PlainManifold, PlainTSNE, RawFeatures
 from tests.release.conformance import Contract, Floats
 
 needs_tsne = pytest.mark.skipif(importlib.util.find_spec("openTSNE") is None, reason="openTSNE is not installed")
@@ -291,7 +298,7 @@ def test_tsne_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr("nearveil.release._plain.importlib.import_module", missing)
+    monkeypatch.setattr("nearveil.release.baselines._plain.importlib.import_module", missing)
     with pytest.raises(ImportError, match="pip install openTSNE"):
         PlainTSNE().fit(data(30))
 

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Message, Release
-from nearveil.release._bitwise_budget import code_word_epsilon, epsilon_at, exact_prices, pure_epsilon
-from nearveil.release._bitwise_code import Encoding
-from nearveil.release._bitwise_law import WORD, BitLaw, BitString
-from nearveil.release._bitwise_solve import largest_nominal
-from nearveil.release._bitwise_unary import Unary, unary_law
+from nearveil.release.bits._budget import code_word_epsilon, epsilon_at, exact_prices, largest_nominal, pure_epsilon
+from nearveil.release.bits._code import Encoding
+from nearveil.release.bits._law import WORD, BitLaw, BitString
+from nearveil.release.bits._unary import Unary, unary_law
 from tests.release.conformance import Contract, Floats
 from tests.release.test_channel import Words
 

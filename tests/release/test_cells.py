@@ -10,7 +10,7 @@ from sklearn.exceptions import NotFittedError
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Cells, MapError, Message, Release
-from nearveil.release._cells import balanced
+from nearveil.release.covers._covers import balanced
 from tests.release.conformance import Contract, Floats
 
 

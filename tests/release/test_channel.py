@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release._channel import RandomizedResponse, SubsetSelection, _exp
+from nearveil.release.covers._channel import RandomizedResponse, SubsetSelection, _exp
 
 
 class Words:

@@ -7,8 +7,7 @@ from sklearn.exceptions import NotFittedError
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Cells, Covers, MapError, Message, MessageError, PublicMap, Release, default
-from nearveil.release import _learning as learning
-from nearveil.release import _learning_large as large
+from nearveil.release.covers import _learning as learning
 from tests.release.conformance import Floats
 from tests.release.test_cells import MappedContract
 
@@ -102,7 +101,7 @@ def test_a_large_gallery_is_learned_from_a_part_and_stands_for_itself_by_centroi
     public, gallery, queries = digits
     whole = Covers(4.0, 0.2).fit(public).index(gallery)
     monkeypatch.setattr(learning, "_EXACT", 600)
-    monkeypatch.setattr("nearveil.release._mapped.PROTOTYPES", 128)
+    monkeypatch.setattr("nearveil.release.covers._mapped.PROTOTYPES", 128)
     parted = Covers(4.0, 0.2).fit(public).index(gallery)
     assert len(parted.map_.prototypes) == 128
     assert _recall(parted, gallery, queries) > 0.93 * _recall(whole, gallery, queries)
@@ -117,13 +116,13 @@ def test_a_step_of_a_large_gallery_is_that_of_a_small_one(epsilon: float) -> Non
     first[np.arange(600), start] = 1
     wanted = (demand.wanted_by @ learning.naming(first, epsilon)).T
     popular = np.asarray(demand.wanted.sum(axis=0), dtype=np.float32)
-    sets = large._most_wanted(large._wanted_by_sets(demand.wanted, start, 7), popular, 60, np.exp(epsilon) - 1)
+    sets = learning._most_wanted(learning._wanted_by_sets(demand.wanted, start, 7), popular, 60, np.exp(epsilon) - 1)
     assert sets.sum(axis=1).tolist() == [60.0] * 7
     # Of items that are wanted as much any may be taken.
     held = (wanted * learning.most_wanted(wanted, 60)).sum(axis=1)
     assert (wanted * sets.toarray()).sum(axis=1) == pytest.approx(held, rel=1e-5)
     coverage = demand.wanted @ sets.toarray().T
-    good, by_good, by_all = large._good_sets(demand.wanted, sets)
+    good, by_good, by_all = learning._good_sets(demand.wanted, sets)
     assert coverage[np.arange(600), good] == pytest.approx(coverage.max(axis=1), rel=1e-5)
     assert (by_good, by_all) == pytest.approx((coverage.max(axis=1).mean(), coverage.sum(axis=1).mean()), rel=1e-5)
 
@@ -135,7 +134,7 @@ def test_sets_of_a_large_gallery_find_as_much_as_those_of_a_small_one() -> None:
     features /= np.linalg.norm(features, axis=1, keepdims=True)
     demand, start = learning.Demand.of(learning.neighbor_lists(features), 4000), learning.clustering(features, 20, 0)
     dense = learning.learn(demand, start, 20, 200, 4.0)
-    sparse = large.learn_large(demand.wanted, start, 20, 200, 4.0).toarray()
+    sparse = learning.learn_large(demand.wanted, start, 20, 200, 4.0).toarray()
     assert learning.recall(sparse, demand, 4.0) > 0.97 * learning.recall(dense, demand, 4.0)
 
 

@@ -32,7 +32,7 @@ from nearveil.release import (
     VonMisesFisher,
 )
 from nearveil.release._catalog import _ENTRIES
-from nearveil.release._mapped import MappedRelease
+from nearveil.release.covers._mapped import MappedRelease
 from tests.release.conformance import attack_attributes, attack_parameters
 
 ROWS = np.random.default_rng(0).standard_normal((400, 16))

@@ -12,8 +12,8 @@ from scipy.stats import binom
 from nearveil.privacy import compose
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Message, MessageError, Release
-from nearveil.release._bitwise import BitwiseRelease
-from nearveil.release._latent import Latent
+from nearveil.release.bits._bitwise import BitwiseRelease
+from nearveil.release.bits._latent import Latent
 from tests.release.conformance import Contract, Floats, shown_epsilon
 
 

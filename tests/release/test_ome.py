@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release._ome import OME
+from nearveil.release.bits._ome import OME
 from tests.release.conformance import Floats, shown_epsilon
 from tests.release.test_latent import BitwiseContract, evidence, worst_pair
 

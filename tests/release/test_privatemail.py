@@ -15,8 +15,8 @@ from nearveil.privacy.noise import gaussian_grid, unsafe_seeded
 from nearveil.privacy.sensitivity import target_only
 from nearveil.release import Message, MessageError
 from nearveil.release._base import CODE_BYTES
-from nearveil.release._privatemail import PrivateMail
-from nearveil.release._privatemail_steps import averages, exact_steps, sensitivities
+from nearveil.release.privatemail._privatemail import PrivateMail
+from nearveil.release.privatemail._steps import averages, exact_steps, sensitivities
 from tests.reference import dense_label_weights, dense_step, dense_weights
 from tests.release.conformance import Contract, Floats
 

@@ -15,9 +15,14 @@ from nearveil.manifold import umeyama
 from nearveil.privacy.noise import add_noise, classical_gaussian_scale, unsafe_seeded
 from nearveil.privacy.sensitivity import published_2021, published_2022
 from nearveil.release import Message, MessageError
-from nearveil.release._privatemail import PrivateMail
-from nearveil.release._privatemail_code import CentredDistances, code_scale, code_sensitivity
-from nearveil.release._privatemail_published import step_epsilon, strong_composition
+from nearveil.release.privatemail._privatemail import PrivateMail
+from nearveil.release.privatemail._published import (
+    CentredDistances,
+    code_scale,
+    code_sensitivity,
+    step_epsilon,
+    strong_composition,
+)
 from studies.data import DataMissingError, load_features
 from tests.reference import dense_label_weights, dense_weights, laplacian
 

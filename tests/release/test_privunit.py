@@ -30,8 +30,8 @@ from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import secure_source, unsafe_seeded
 from nearveil.privacy.noise._samplers import alias_table
 from nearveil.release import Message, Release
-from nearveil.release._privunit import PrivUnit
-from nearveil.release._privunit_channel import (
+from nearveil.release._projection import fit_projection
+from nearveil.release.vectors._privunit import (
     BLUR_STEPS,
     CELL,
     FINE_BITS,
@@ -39,11 +39,16 @@ from nearveil.release._privunit_channel import (
     LARGEST_DIMENSION,
     REACH,
     STEPS,
+    PrivUnit,
     arithmetic_cost,
     calibrate,
+    directions,
+    draw,
+    fine_vectors,
+    in_cells,
+    lattice_table,
+    turned,
 )
-from nearveil.release._privunit_sampler import directions, draw, fine_vectors, in_cells, lattice_table, turned
-from nearveil.release._projection import fit_projection
 from tests.privacy.test_noise import table_pmf
 from tests.release.conformance import Contract, shown_epsilon
 
@@ -433,7 +438,7 @@ def test_low_bits_tell_nothing_even_before_they_are_cut(x: list[float]) -> None:
 
 def test_blur_has_its_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = alias_table([0] * REACH + [1] + [0] * REACH)  # heights and h are always zero
-    monkeypatch.setattr("nearveil.release._privunit_sampler.lattice_table", lambda *_: nothing)
+    monkeypatch.setattr("nearveil.release.vectors._privunit.lattice_table", lambda *_: nothing)
     found = fine_vectors(calibrate(1.0, 2), np.tile([0.6, 0.8], (50_000, 1)), unsafe_seeded(12))
     for column in found.T / 2.0**FINE_BITS:
         assert stats.kstest(column, stats.norm(scale=BLUR_STEPS).cdf).pvalue > CHANCE

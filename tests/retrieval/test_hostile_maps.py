@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import MapError, Message
-from nearveil.release._channel import RandomizedResponse
+from nearveil.release.covers._channel import RandomizedResponse
 from nearveil.retrieval._answer import Answer
 from nearveil.retrieval._codes import ProductCodes, ScalarCodes, make_codes
 from nearveil.retrieval._protocol_client import ClientProtocol

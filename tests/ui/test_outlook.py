@@ -7,7 +7,7 @@ import pytest
 
 from nearveil.features._extractor import unit_rows
 from nearveil.release import Covers, PublicMap
-from nearveil.release._channel import RandomizedResponse
+from nearveil.release.covers._channel import RandomizedResponse
 from nearveil.retrieval import Index, Item
 from nearveil.retrieval._truth import popularity, true_neighbors
 from nearveil.retrieval._wire_public import PublicPart

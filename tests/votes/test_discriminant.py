@@ -21,7 +21,7 @@ from nearveil.ledger import Ledger
 from nearveil.privacy.noise import gaussian_delta, unsafe_seeded
 from nearveil.release import Message, MessageError
 from nearveil.release._base import fingerprint
-from nearveil.release._map import MOST_FEATURES
+from nearveil.release.covers._map import MOST_FEATURES
 from nearveil.votes import ExhaustedError, PrivateDiscriminant, PublicDiscriminant, plan_publications
 from nearveil.votes._class_projection import Projection, Rows
 from nearveil.votes._discriminant import SENSITIVITY, class_sums

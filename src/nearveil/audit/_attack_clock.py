@@ -19,7 +19,7 @@ from nearveil.audit._defaults import Floats
 from nearveil.audit._experiment import Experiment, Pair
 from nearveil.privacy.noise import Source
 from nearveil.release import PublicMap
-from nearveil.release._map import MOST_DIMENSIONS, MOST_PROTOTYPES
+from nearveil.release.covers._map import MOST_DIMENSIONS, MOST_PROTOTYPES
 from nearveil.retrieval import ClientProtocol, PublicPart
 from nearveil.retrieval._codes import WholeCodes
 

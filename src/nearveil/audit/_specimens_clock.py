@@ -13,7 +13,7 @@ from nearveil.audit._attack_clock import DIMENSION, Asked, Asking, choosing, clo
 from nearveil.audit._defaults import Floats
 from nearveil.audit._experiment import Experiment, Pair
 from nearveil.release import PublicMap
-from nearveil.release._oblivious import DECAY, NEIGHBORS
+from nearveil.release.covers._oblivious import DECAY, NEIGHBORS
 from nearveil.retrieval import PublicPart
 
 _UNCAPPED = 1_000_000  # prototypes: what a server may send if nobody says how many

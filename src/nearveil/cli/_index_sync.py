@@ -12,7 +12,7 @@ from nearveil.cli._label_task import Bars, Tick
 from nearveil.features import GalleryFeatures, ImageError, load_image
 from nearveil.features._thumbnails import thumbnail
 from nearveil.release._base import candidate_count
-from nearveil.release._channel import checked_epsilon
+from nearveil.release.covers._channel import checked_epsilon
 from nearveil.retrieval import Index, Item, NotPublishedError, Published
 
 EPSILON, CANDIDATES = 4.0, 0.1

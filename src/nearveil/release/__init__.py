@@ -1,25 +1,23 @@
 """The query's side: mechanisms that tell a server about a private record no more than they promise."""
 
-from nearveil.release._analytic import AnalyticGaussian
 from nearveil.release._base import Release
-from nearveil.release._bitwise_budget import Budgets, Price
-from nearveil.release._bitwise_unary import Unary
-from nearveil.release._cells import Cells
-from nearveil.release._covers import Covers
-from nearveil.release._default import default
-from nearveil.release._dsne import DPdSNE
-from nearveil.release._fisher import VonMisesFisher
-from nearveil.release._latent import Latent
-from nearveil.release._map import MapError, PublicMap
+from nearveil.release._catalog import default
 from nearveil.release._message import Message, MessageError
-from nearveil.release._ome import OME
-from nearveil.release._pca import PrivatePCA
-from nearveil.release._pca_release import PrivatePCARelease
-from nearveil.release._plain import PlainLDA, PlainManifold, PlainTSNE, RawFeatures
-from nearveil.release._privatemail import PrivateMail
-from nearveil.release._privatemail_common import GalleryEmbedding
-from nearveil.release._privunit import PrivUnit
-from nearveil.release._random_projection import RandomProjection
+from nearveil.release.baselines._dsne import DPdSNE
+from nearveil.release.baselines._pca import PrivatePCA, PrivatePCARelease
+from nearveil.release.baselines._plain import PlainLDA, PlainManifold, PlainTSNE, RawFeatures
+from nearveil.release.baselines._random_projection import RandomProjection
+from nearveil.release.bits._budget import Budgets, Price
+from nearveil.release.bits._latent import Latent
+from nearveil.release.bits._ome import OME
+from nearveil.release.bits._unary import Unary
+from nearveil.release.covers._covers import Cells, Covers
+from nearveil.release.covers._map import MapError, PublicMap
+from nearveil.release.privatemail._privatemail import PrivateMail
+from nearveil.release.privatemail._steps import GalleryEmbedding
+from nearveil.release.vectors._analytic import AnalyticGaussian
+from nearveil.release.vectors._fisher import VonMisesFisher
+from nearveil.release.vectors._privunit import PrivUnit
 
 __all__ = [
     "OME",

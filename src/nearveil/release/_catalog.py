@@ -10,23 +10,50 @@ from threadpoolctl import threadpool_limits
 
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release._analytic import AnalyticGaussian
-from nearveil.release._base import Floats, Release
-from nearveil.release._bitwise_unary import Unary
-from nearveil.release._cells import Cells
-from nearveil.release._covers import Covers
-from nearveil.release._dsne import DPdSNE
-from nearveil.release._fisher import VonMisesFisher
-from nearveil.release._latent import Latent
+from nearveil.release._base import Floats, Release, checked_fraction
 from nearveil.release._message import Message
-from nearveil.release._ome import OME
-from nearveil.release._pca import Method, PrivatePCA
-from nearveil.release._pca_release import PrivatePCARelease
-from nearveil.release._plain import PlainLDA, PlainManifold, PlainTSNE, RawFeatures
-from nearveil.release._privatemail import PrivateMail
-from nearveil.release._privatemail_published import Version
-from nearveil.release._privunit import PrivUnit
-from nearveil.release._random_projection import RandomProjection
+from nearveil.release.baselines._dsne import DPdSNE
+from nearveil.release.baselines._pca import Method, PrivatePCA, PrivatePCARelease
+from nearveil.release.baselines._plain import PlainLDA, PlainManifold, PlainTSNE, RawFeatures
+from nearveil.release.baselines._random_projection import RandomProjection
+from nearveil.release.bits._latent import Latent
+from nearveil.release.bits._ome import OME
+from nearveil.release.bits._unary import Unary
+from nearveil.release.covers._channel import checked_epsilon
+from nearveil.release.covers._covers import Cells, Covers
+from nearveil.release.covers._mapped import MappedRelease
+from nearveil.release.privatemail._privatemail import PrivateMail
+from nearveil.release.privatemail._published import Version
+from nearveil.release.vectors._analytic import AnalyticGaussian
+from nearveil.release.vectors._fisher import VonMisesFisher
+from nearveil.release.vectors._privunit import PrivUnit
+
+
+def default(epsilon: float, candidates: float = 0.1) -> MappedRelease:
+    """Return the release that finds most on image features, at every epsilon and answer size measured: learned covers.
+
+    Where epsilon is very large and answers very small, :class:`PrivUnit` may find more: evaluate both.
+
+    Parameters
+    ----------
+    epsilon : float
+        From 1e-6 to 40.
+    candidates : float, default=0.1
+        The fraction of the gallery that an answer holds.
+
+    Returns
+    -------
+    MappedRelease
+
+    Examples
+    --------
+    >>> default(4.0, 0.1)
+    Covers(epsilon=4.0)
+    """
+    checked_epsilon(epsilon)
+    checked_fraction(candidates)
+    return Covers(epsilon, candidates)
+
 
 EPSILON = 4.0
 ROWS, DIMENSION, CLASSES = 200, 64, 4

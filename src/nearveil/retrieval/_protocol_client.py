@@ -15,8 +15,8 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.release import Covers, Message
 from nearveil.release._base import checked_numbers
-from nearveil.release._channel import checked_epsilon
-from nearveil.release._mapped import MappedRelease, set_guarantee
+from nearveil.release.covers._channel import checked_epsilon
+from nearveil.release.covers._mapped import MappedRelease, set_guarantee
 from nearveil.retrieval._answer import EXTRAS, Answer, AnswerError, Extras, merged
 from nearveil.retrieval._client import Client
 from nearveil.retrieval._codes import ID_BYTES

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.release import Message, Release
-from nearveil.release._mapped import MappedRelease
+from nearveil.release.covers._mapped import MappedRelease
 from nearveil.retrieval._answer import Answer
 from nearveil.retrieval._codes import Bytes, Singles
 from nearveil.retrieval._index_errors import StaleMapError

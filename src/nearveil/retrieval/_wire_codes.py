@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from nearveil.release import Message
 from nearveil.release._base import fingerprint
-from nearveil.release._map import MOST_FEATURES
+from nearveil.release.covers._map import MOST_FEATURES
 from nearveil.retrieval._codes import Codes, ProductCodes, ScalarCodes, Singles, WholeCodes
 from nearveil.retrieval._wire import WireError
 

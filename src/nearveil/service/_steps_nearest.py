@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from nearveil.ledger import new_key
 from nearveil.ledger._spending import check_text
 from nearveil.privacy.noise import Source
-from nearveil.release._channel import checked_epsilon
+from nearveil.release.covers._channel import checked_epsilon
 from nearveil.retrieval._answer import IMAGE_HEADER_BYTES, LONGEST_NAME, Answer, Extras
 from nearveil.retrieval._codes import ID_BYTES
 from nearveil.retrieval._protocol_client import ClientProtocol

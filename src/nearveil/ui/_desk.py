@@ -14,7 +14,7 @@ from nearveil.ledger._budget import shown_up
 from nearveil.ledger._history import refusal
 from nearveil.privacy.noise import Source
 from nearveil.release import Message
-from nearveil.release._channel import checked_epsilon
+from nearveil.release.covers._channel import checked_epsilon
 from nearveil.retrieval._protocol_client import ClientProtocol
 from nearveil.retrieval._wire_public import PublicPart
 from nearveil.service import Client, GalleryInfo, UnansweredError

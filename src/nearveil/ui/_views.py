@@ -6,7 +6,7 @@ from typing import Any
 
 from nearveil.privacy import Guarantee
 from nearveil.release import Message
-from nearveil.release._channel import RandomizedResponse
+from nearveil.release.covers._channel import RandomizedResponse
 from nearveil.service import Classified, Nearest
 from nearveil.ui._budget import odds
 

@@ -14,8 +14,8 @@ from sklearn.utils import check_array
 
 from nearveil.privacy import Basis, Guarantee
 from nearveil.release._base import fingerprint
-from nearveil.release._map import MOST_FEATURES
 from nearveil.release._message import Message, MessageError
+from nearveil.release.covers._map import MOST_FEATURES
 from nearveil.votes._class_projection import Projection, Rows
 
 _NAME = "discriminant"

@@ -1,0 +1,1 @@
+"""Baselines: projections and embeddings, private and not."""

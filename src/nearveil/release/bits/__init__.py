@@ -1,0 +1,1 @@
+"""Mechanisms that flip bits: LATENT, OME, unary encoding."""

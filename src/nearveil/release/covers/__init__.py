@@ -1,0 +1,1 @@
+"""Covers and cells: a message names one set of a public map."""

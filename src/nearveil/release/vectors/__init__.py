@@ -1,0 +1,1 @@
+"""Mechanisms that send a noisy vector."""
