@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self
 
@@ -66,7 +66,23 @@ def plan_publications(epsilon: float, delta: float = 1e-5, publications: int = 1
     '2.00 2.00 2.0'
     """
     wish = Wish(epsilon=epsilon, delta=delta, max_answered=publications, max_screened=0, n_neighbors=1)
-    return make_plan(wish, Ballot(GaussianSums(SENSITIVITY), _MOST_VALUES, screened=False))
+    ballot = Ballot(GaussianSums(SENSITIVITY), _MOST_VALUES, screened=False)
+    return make_plan(replace(wish, vote_noise=_round_up(make_plan(wish, ballot).vote_noise)), ballot)
+
+
+def _round_up(noise: float) -> float:
+    """Return the next number of six digits.
+
+    An account knows one noise. Another version of an accountant may find another last digit; it must not lose what is
+    left to publish.
+
+    Examples
+    --------
+    >>> _round_up(123456.01), _round_up(123457.0), _round_up(1.2345601)
+    (123457.0, 123457.0, 1.23457)
+    """
+    digits = math.floor(math.log10(noise)) - 5
+    return float(f"{math.ceil(noise / 10.0**digits)}e{digits}")
 
 
 @dataclass(frozen=True)
