@@ -15,3 +15,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"studies._{'report' if name in ('table', 'write') else 'study'}"), name)
+
+
+def __dir__() -> list[str]:
+    """Name what can be imported, for the documentation."""
+    return sorted({*globals(), *__all__})

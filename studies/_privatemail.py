@@ -62,6 +62,11 @@ class Images:
     query_labels: Labels
     n_classes: int
 
+    def score(self, chosen: Any, labels: Labels | None = None) -> float:
+        """Return how often a query's label, or another that is given, is among those of the items chosen for it."""
+        wanted = self.query_labels if labels is None else labels
+        return float((self.gallery_labels[np.asarray(chosen)] == wanted[:, None]).any(axis=1).mean())
+
 
 @functools.cache
 def _load(file: str) -> FeatureSet:
@@ -101,11 +106,6 @@ def normalise_rows(drawn: Images) -> tuple[Floats, Floats]:
 def find_nearest(queries: Floats, gallery: Floats) -> NDArray[np.intp]:
     """Return the eight nearest rows of each query, in any order."""
     return np.argpartition(cdist(queries, gallery), K, axis=1)[:, :K]
-
-
-def compute_recall(chosen: NDArray[Any], gallery_labels: Labels, query_labels: Labels) -> float:
-    """Return how often a class is among those of the items that were chosen for it."""
-    return float((gallery_labels[chosen] == query_labels[:, None]).any(axis=1).mean())
 
 
 class Repel(Protocol):

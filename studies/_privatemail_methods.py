@@ -1,6 +1,8 @@
 """The methods of figure 6: each answers queries with eight items, straight from the server's ranking."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,9 @@ from nearveil.release import (
     Release,
 )
 from nearveil.release.privatemail._published import step_epsilon
-from studies._privatemail import DELTA, EPSILONS, Images, K, Labels, compute_recall, get_published_parameters
+from studies._privatemail import DELTA, EPSILONS, Images, K, Labels, get_published_parameters
 
-Found = list[dict[str, Any]]
+Found = Iterator[dict[str, Any]]
 
 PAPER = "PrivateMail 2022, as published"
 PROGRAM = "PrivateMail 2022, the authors' program"
@@ -30,53 +32,39 @@ FIRST = "PrivateMail 2021, as published"
 PROJECTION_2012 = "random projection, as published"
 UNSOUND = (PAPER, PROGRAM, FIRST, PROJECTION_2012, "private PCA")  # of the query, which the axis speaks of
 PLAIN = ("no privacy", "SMLQ, no privacy", "t-SNE, no privacy")
-PUBLISHED_EPSILONS = (0.01, 0.1, 1.0, 4.0, 16.0)  # each query is an embedding of its own: 15 ms
 DSNE_ANCHORS = 300
 PCA_COLUMNS = 16
 SETS_OF = {0.01: 10, 0.1: 10, 0.5: 10, 1.0: 10, 2.0: 10, 4.0: 20, 8.0: 40, 16.0: 40}  # of covers, by epsilon
 # The axis of figure 4 of 2021, and the delta that stands below it.
 FIRST_EPSILONS = (0.023, 0.311, 1.056, 5.827, 10.527)
 FIRST_DELTAS = (0.99, DELTA)
+_FEW = (0.01, 0.1, 1.0, 4.0, 16.0)  # each query is an embedding of its own: 15 ms
+VERSIONS = {"2022-code": PROGRAM, "2022": PAPER, "2021": FIRST}
+PUBLISHED = {  # deltas and epsilons
+    "2022-code": ((DELTA,), _FEW),
+    "2022": ((DELTA,), _FEW),
+    "2021": (FIRST_DELTAS, FIRST_EPSILONS),
+}
 
 
 def ask_published(version: Any, data: Any, drawn: Images, seed: int) -> Found:
-    """Ask a published version of 2022, which is told the target's label, at several epsilons."""
-    name = PROGRAM if version == "2022-code" else PAPER
+    """Ask a published version, which is told the target's label; of 2021 two iterations at the epsilons of figure 4."""
     server = None
-    found = []
-    for epsilon in PUBLISHED_EPSILONS:
-        mail = PrivateMail.published(version, data, epsilon=epsilon, public_seed=seed, allow_unsound=True)
-        mail.fit(drawn.anchors, drawn.anchor_labels)
+    for delta, epsilon in product(*PUBLISHED[version]):
+        mail = PrivateMail.published(
+            version, data, epsilon=epsilon, delta=delta, public_seed=seed, allow_unsound=True
+        ).fit(drawn.anchors, drawn.anchor_labels)
         if server is None:  # epsilon is the client's alone
             server = mail.embed_gallery(drawn.gallery, drawn.gallery_labels)
-        found.append(
-            {"method": name, "epsilon": epsilon, "delta": DELTA, "recall": _ask_with_label(mail, server, drawn, seed)}
-        )
-    return found
+        step = {"step": step_epsilon(epsilon, 2, delta)} if version == "2021" else {}
+        share = ask_with_label(mail, server, drawn, seed)
+        yield {"method": VERSIONS[version], "epsilon": epsilon, "delta": delta, **step, "recall": share}
 
 
-def ask_first(data: Any, drawn: Images, seed: int) -> Found:
-    """Ask the version of 2021, two iterations with Laplace noise, at the epsilons and deltas of its figure 4."""
-    server = None
-    found = []
-    for delta in FIRST_DELTAS:
-        for epsilon in FIRST_EPSILONS:
-            mail = PrivateMail.published(
-                "2021", data, epsilon=epsilon, delta=delta, public_seed=seed, allow_unsound=True
-            )
-            mail.fit(drawn.anchors, drawn.anchor_labels)
-            if server is None:
-                server = mail.embed_gallery(drawn.gallery, drawn.gallery_labels)
-            each = step_epsilon(epsilon, 2, delta)
-            share = _ask_with_label(mail, server, drawn, seed)
-            found.append({"method": FIRST, "epsilon": epsilon, "delta": delta, "step": each, "recall": share})
-    return found
-
-
-def _ask_with_label(mail: PrivateMail, server: Any, drawn: Images, seed: int) -> float:
+def ask_with_label(mail: PrivateMail, server: Any, drawn: Images, seed: int) -> float:
+    """Return the recall of a version that is told the targets' labels."""
     messages = mail.release(drawn.queries, labels=drawn.query_labels, rng=unsafe_seeded(seed))
-    chosen = [np.argpartition(-mail.rank_each(message, server)[0], K)[:K] for message in messages]
-    return compute_recall(np.stack(chosen), drawn.gallery_labels, drawn.query_labels)
+    return drawn.score([np.argpartition(-mail.rank_each(message, server)[0], K)[:K] for message in messages])
 
 
 def ask_noisy(data: Any, drawn: Images, seed: int) -> Found:
@@ -91,7 +79,6 @@ def ask_noisy(data: Any, drawn: Images, seed: int) -> Found:
             epsilon, projection_seed=seed, as_published=True, allow_unsound=True
         ),
     }
-    found = []
     for name, make in makers.items():
         prepared = None
         for epsilon in EPSILONS:
@@ -99,42 +86,35 @@ def ask_noisy(data: Any, drawn: Images, seed: int) -> Found:
             if prepared is None:  # the server's part is without noise, so it is the same at every epsilon
                 prepared = release._prepare(release.features(drawn.gallery))
             delta = 0.0 if name == "PrivateMail, Laplace" else DELTA
-            share = _ask(release, prepared, drawn, seed)
-            found.append({"method": name, "epsilon": epsilon, "delta": delta, "recall": share})
-    return found
+            yield {"method": name, "epsilon": epsilon, "delta": delta, "recall": _ask(release, prepared, drawn, seed)}
 
 
-def ask_pca(drawn: Images, seed: int) -> Found:
+def ask_pca(_: Any, drawn: Images, seed: int) -> Found:
     """Ask private PCA: epsilon is for a record of the set that directions are learned from, not for the query."""
-    found = []
     for epsilon in EPSILONS:
         projector = PrivatePCA(epsilon, n_components=PCA_COLUMNS, mean=drawn.anchors.mean(axis=0))
         release = PrivatePCARelease(projector.fit(drawn.others, rng=unsafe_seeded(seed))).fit(drawn.anchors)
         share = _ask(release, release._prepare(release.features(drawn.gallery)), drawn, seed)
-        found.append({"method": "private PCA", "epsilon": epsilon, "delta": DELTA, "recall": share})
-    return found
+        yield {"method": "private PCA", "epsilon": epsilon, "delta": DELTA, "recall": share}
 
 
-def ask_plain(drawn: Images, seed: int) -> Found:
+def ask_plain(_: Any, drawn: Images, seed: int) -> Found:
     """Ask without any noise."""
     makers: tuple[Release, ...] = (RawFeatures(), PlainManifold(public_seed=seed), PlainTSNE(public_seed=seed))
-    found = []
     for name, release in zip(PLAIN, makers, strict=True):
         release.fit(drawn.anchors, drawn.anchor_labels)
         prepared = release._prepare(release.features(drawn.gallery))
-        found.append({"method": name, "epsilon": None, "delta": None, "recall": _ask(release, prepared, drawn, seed)})
-    return found
+        yield {"method": name, "epsilon": None, "delta": None, "recall": _ask(release, prepared, drawn, seed)}
 
 
 def _ask(release: Release, prepared: Any, drawn: Images, seed: int) -> float:
     messages = release.release(drawn.queries, rng=unsafe_seeded(seed))
-    chosen = [np.argpartition(-release._rank(message, prepared), K)[:K] for message in messages]
-    return compute_recall(np.stack(chosen), drawn.gallery_labels, drawn.query_labels)
+    return drawn.score([np.argpartition(-release._rank(message, prepared), K)[:K] for message in messages])
 
 
-def ask_covers(drawn: Images, seed: int) -> Found:
+def ask_covers(_: Any, drawn: Images, seed: int) -> Found:
     """Ask for one of the server's sets; the server answers with an item of each of its eight commonest classes."""
-    found, servers = [], {}
+    servers: dict[float, Covers] = {}
     for epsilon in EPSILONS:
         learned = min(max(epsilon, 1.0), 8.0)  # one map below epsilon 1, one from 8 on: they hardly differ
         if learned not in servers:
@@ -145,10 +125,8 @@ def ask_covers(drawn: Images, seed: int) -> Found:
         members = server.members_.toarray().astype(bool)
         answers = [choose_by_class(np.flatnonzero(own), drawn.gallery_labels) for own in members]
         messages = client.release(drawn.queries, rng=unsafe_seeded(seed))
-        chosen = np.stack([answers[int(message["sets"][0])] for message in messages])
-        share = compute_recall(chosen, drawn.gallery_labels, drawn.query_labels)
-        found.append({"method": "covers", "epsilon": epsilon, "delta": 0.0, "recall": share})
-    return found
+        share = drawn.score([answers[int(message["sets"][0])] for message in messages])
+        yield {"method": "covers", "epsilon": epsilon, "delta": 0.0, "recall": share}
 
 
 def choose_by_class(items: NDArray[Any], labels: Labels) -> NDArray[np.intp]:
@@ -161,11 +139,11 @@ def choose_by_class(items: NDArray[Any], labels: Labels) -> NDArray[np.intp]:
 
 
 GROUPS: dict[str, Callable[[Any, Images, int], Found]] = {
-    "program": lambda data, drawn, seed: ask_published("2022-code", data, drawn, seed),
-    "paper": lambda data, drawn, seed: ask_published("2022", data, drawn, seed),
-    "first": ask_first,
+    "program": partial(ask_published, "2022-code"),
+    "paper": partial(ask_published, "2022"),
+    "first": partial(ask_published, "2021"),
     "noisy": ask_noisy,
-    "principal": lambda _, drawn, seed: ask_pca(drawn, seed),
-    "plain": lambda _, drawn, seed: ask_plain(drawn, seed),
-    "covers": lambda _, drawn, seed: ask_covers(drawn, seed),
+    "principal": ask_pca,
+    "plain": ask_plain,
+    "covers": ask_covers,
 }

@@ -14,7 +14,6 @@ from studies._privatemail import (
     Labels,
     PartlyLabelled,
     Repel,
-    compute_recall,
     find_nearest,
     get_published_parameters,
     list_files,
@@ -55,9 +54,7 @@ def measure(case: Case) -> list[Row]:
     common = {"data": data, "k": k, "seed": seed, "chance": _compute_chance(drawn.gallery_labels, drawn.query_labels)}
 
     def found(Z: Any) -> float:
-        return compute_recall(
-            find_nearest(Z[len(gallery) :], Z[: len(gallery)]), drawn.gallery_labels, drawn.query_labels
-        )
+        return drawn.score(find_nearest(Z[len(gallery) :], Z[: len(gallery)]))
 
     measured: list[Row] = [{**common, "method": RAW, "step": None, "recall": found(rows)}]
     cosines = rows @ rows.T

@@ -16,11 +16,9 @@ from studies._privatemail import (
     DELTA,
     SETS,
     Images,
-    K,
     PartlyLabelled,
     compute_ceiling,
     compute_floor,
-    compute_recall,
     find_nearest,
     get_published_parameters,
     list_files,
@@ -29,6 +27,7 @@ from studies._privatemail import (
     sample_images,
     walk,
 )
+from studies._privatemail_methods import ask_with_label
 from studies._report import interval
 from studies._study import Case, Row, Study, select, summarise
 
@@ -89,9 +88,7 @@ def _ask_program(drawn: Images, data: Any, seed: int, setting: dict[str, Any]) -
         "2022-code", data, epsilon=EPSILON, public_seed=seed, allow_unsound=True, **setting
     ).fit(drawn.anchors, drawn.anchor_labels)
     server = mail.embed_gallery(drawn.gallery, drawn.gallery_labels)
-    messages = mail.release(drawn.queries, labels=drawn.query_labels, rng=unsafe_seeded(seed))
-    chosen = np.stack([np.argpartition(-mail.rank_each(message, server)[0], K)[:K] for message in messages])
-    return compute_recall(chosen, drawn.gallery_labels, drawn.query_labels)
+    return ask_with_label(mail, server, drawn, seed)
 
 
 def _ask_without_noise(
@@ -103,7 +100,7 @@ def _ask_without_noise(
     repel, narrow = PartlyLabelled(labels), bandwidth / np.sqrt(2)  # the program divides by sigma^2
     *_, Z = walk(cosines, repel, start, bandwidth=narrow, label_weight=label_weight, steps=STEPS)
     n = len(drawn.gallery_labels)
-    return compute_recall(find_nearest(Z[n:], Z[:n]), drawn.gallery_labels, drawn.query_labels)
+    return drawn.score(find_nearest(Z[n:], Z[:n]))
 
 
 def _ask_sound(drawn: Images, seed: int, setting: dict[str, Any]) -> dict[str, float]:
@@ -116,10 +113,7 @@ def _ask_sound(drawn: Images, seed: int, setting: dict[str, Any]) -> dict[str, f
         SOUND: np.vstack([message["embedding"] for message in messages]),
         SOUND_PLAIN: mail.embed_gallery(drawn.queries).gallery,
     }
-    return {
-        name: compute_recall(find_nearest(Z, server.gallery), drawn.gallery_labels, drawn.query_labels)
-        for name, Z in places.items()
-    }
+    return {name: drawn.score(find_nearest(Z, server.gallery)) for name, Z in places.items()}
 
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,13 @@ def test_limits_are_those_of_the_theory() -> None:
 
 
 def test_small_measures_by_hand() -> None:
-    assert _privatemail.compute_recall(np.array([[0, 1], [0, 1]]), np.array([5, 6, 7]), np.array([6, 7])) == 0.5
+    drawn = replace(
+        _privatemail.sample_images("cars196", 0, gallery=9),
+        gallery_labels=np.array([5, 6, 7]),
+        query_labels=np.array([6, 7]),
+    )
+    assert drawn.score([[0, 1], [0, 1]]) == 0.5
+    assert drawn.score([[0, 1], [0, 1]], np.array([5, 6])) == 1.0
     assert _privatemail.round_up(0.0824) == "0.083"
     within = privatemail_embeddings.compute_within_share(
         np.array([[0.0], [2.0], [10.0], [12.0]]), np.array([0, 0, 1, 1])
@@ -176,7 +183,9 @@ def test_recall_over_epsilon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     for module in (privatemail_recall, _privatemail_methods):
         monkeypatch.setattr(module, "EPSILONS", (0.1, 4.0, 16.0))
         monkeypatch.setattr(module, "FIRST_EPSILONS", (0.023, 10.527))
-    monkeypatch.setattr(_privatemail_methods, "PUBLISHED_EPSILONS", (0.1, 16.0))
+    deltas, few = _privatemail_methods.FIRST_DELTAS, (0.1, 16.0)
+    published = {"2022-code": ((1e-5,), few), "2022": ((1e-5,), few), "2021": (deltas, (0.023, 10.527))}
+    monkeypatch.setattr(_privatemail_methods, "PUBLISHED", published)
     monkeypatch.setattr(_privatemail_methods, "SETS_OF", {1.0: 4, 4.0: 8, 8.0: 16})
     monkeypatch.setattr(_privatemail_methods, "DSNE_ANCHORS", 40)
     pytest.importorskip("openTSNE", reason="openTSNE is not installed (the extra `tsne`)")
