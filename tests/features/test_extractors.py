@@ -21,7 +21,7 @@ from nearveil.features import (
     hog,
 )
 from nearveil.features._images import resize
-from nearveil.features._onnx_parts import is_whole
+from nearveil.features._onnx import is_whole
 from tests.features.files import picture
 
 SIZES = ((40, 60), (224, 224), (17, 300), (1, 1), (333, 250))

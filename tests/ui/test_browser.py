@@ -24,7 +24,7 @@ import uvicorn
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, expect, sync_playwright
 
 from nearveil.features import HogColor, load_image
-from nearveil.features._thumbnails import thumbnail
+from nearveil.features._images import thumbnail
 from nearveil.ledger import Ledger, new_key
 from nearveil.privacy.noise import Source
 from nearveil.release import Covers

@@ -10,7 +10,7 @@ import numpy as np
 
 from nearveil.cli._label_task import Bars, Tick
 from nearveil.features import GalleryFeatures, ImageError, load_image
-from nearveil.features._thumbnails import thumbnail
+from nearveil.features._images import thumbnail
 from nearveil.release._base import candidate_count
 from nearveil.release.covers._channel import checked_epsilon
 from nearveil.retrieval import Index, Item, NotPublishedError, Published

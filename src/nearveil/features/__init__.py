@@ -2,11 +2,10 @@
 
 from nearveil.features._backbones import EfficientNetLite0, MobileNetV2, backbone, default_extractor
 from nearveil.features._bridge import Bridge, fit_bridge
+from nearveil.features._descriptors import HogColor, hog
 from nearveil.features._extractor import Extractor, FeatureError
 from nearveil.features._finding import find_extractor
 from nearveil.features._gallery import FeatureCache, GalleryFeatures, gallery_features
-from nearveil.features._hog import hog
-from nearveil.features._hogcolor import HogColor
 from nearveil.features._images import ImageError, load_image
 from nearveil.features._onnx import OnnxExtractor
 from nearveil.features._torch import TorchExtractor

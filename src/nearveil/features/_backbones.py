@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from nearveil.features._descriptors import HogColor
 from nearveil.features._extractor import Extractor
-from nearveil.features._hogcolor import HogColor
 from nearveil.features._torch import MEAN, STD, TorchExtractor, need_torch
 
 BackboneName = Literal["EfficientNet-Lite0", "MobileNetV2"]

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from nearveil.features._backbones import EfficientNetLite0, MobileNetV2
+from nearveil.features._descriptors import HogColor
 from nearveil.features._extractor import Extractor
-from nearveil.features._hogcolor import HogColor
 
 # The cheapest to build first: they are tried in this order.
 EXTRACTORS: dict[str, Callable[[], Extractor]] = {
