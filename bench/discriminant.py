@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,21 @@ def sgd(trial: Trial, epsilon: float, seed: int) -> float:
     return max(train_head(trial, epsilon, seed, components) for components in SGD_COMPONENTS)
 
 
+@lru_cache
+def sgd_noise(epsilon: float, rate: float) -> float:
+    """Return the least noise for an epsilon and a sampling rate, by privacy loss distributions."""
+    import dp_accounting
+    from dp_accounting import pld
+
+    steps = round(SGD["epochs"] / rate)
+
+    def event(noise: float) -> dp_accounting.DpEvent:
+        once = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+        return dp_accounting.SelfComposedDpEvent(once, steps)
+
+    return float(dp_accounting.calibrate_dp_mechanism(pld.PLDAccountant, event, epsilon, DELTA, tol=1e-2))
+
+
 def train_head(trial: Trial, epsilon: float, seed: int, components: int) -> float:
     """Train one."""
     import warnings
@@ -158,7 +174,7 @@ def train_head(trial: Trial, epsilon: float, seed: int, components: int) -> floa
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    engine = import_module("opacus").PrivacyEngine(accountant="prv")
+    engine = import_module("opacus").PrivacyEngine()
     warnings.simplefilter("ignore")
     torch.manual_seed(seed)
     rows, codes, queries = heads(trial, components)
@@ -169,13 +185,11 @@ def train_head(trial: Trial, epsilon: float, seed: int, components: int) -> floa
         TensorDataset(torch.tensor(rows, dtype=torch.float32), torch.tensor(codes)),
         batch_size=max(1, len(rows) // int(SGD["batches"])),
     )
-    head, optimizer, batches = engine.make_private_with_epsilon(
+    head, optimizer, batches = engine.make_private(
         module=head,
         optimizer=optimizer,
         data_loader=batches,
-        target_epsilon=epsilon,
-        target_delta=DELTA,
-        epochs=int(SGD["epochs"]),
+        noise_multiplier=sgd_noise(epsilon, 1 / len(batches)),
         max_grad_norm=SGD["clip"],
     )
     for _ in range(int(SGD["epochs"])):

@@ -100,7 +100,7 @@ class Forecast:
     records_per_class : dict
         How many records each class has.
     noise_per_class : float
-        Standard deviation of the noise on a class's count, in records; each number of its sum has as much.
+        Standard deviation of the noise on a class's count, in records; each number of its sum has a quarter of it.
     """
 
     accuracy: float
