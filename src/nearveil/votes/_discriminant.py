@@ -1,6 +1,7 @@
 """A linear discriminant of private records, published once: whoever has it classifies at home."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -497,8 +498,6 @@ def _read_statistics(released: Rows, noise: float) -> NoisyStatistics:
 
 
 def _quietly_split(folds: StratifiedKFold, codes: NDArray[np.int64]) -> Any:
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # tells of classes with few records
         yield from folds.split(codes, codes)
