@@ -13,7 +13,6 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from nearveil.privacy.events import NoisyScreening
-from studies import _private_knn_ways as teachers
 from studies import accounting, private_knn
 from studies._report import write
 from studies._study import mean, run
@@ -42,12 +41,12 @@ def few_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]
     monkeypatch.setenv("NEARVEIL_DATA", str(tmp_path))
     monkeypatch.setattr(private_knn, "HELD", HELD)
     monkeypatch.setattr(private_knn, "SEEDS", (0, 1))
-    monkeypatch.setattr(teachers, "ANSWERS", 60)
-    monkeypatch.setattr(teachers, "SCREENED", (40,))
-    monkeypatch.setattr(teachers, "RATES", (0.5, 0.8))
-    monkeypatch.setattr(teachers, "EPSILONS", {"mnist": (0.05, 40.0), "svhn": (40.0,)})
-    monkeypatch.setattr(teachers, "TEACHERS", {"mnist": 20, "svhn": 10})
-    monkeypatch.setattr(teachers, "PATE_PUBLISHED", dict.fromkeys(("mnist", "svhn"), (120.0, 60.0, 20.0, 60, 40)))
+    monkeypatch.setattr(private_knn, "ANSWERS", 60)
+    monkeypatch.setattr(private_knn, "SCREENED", (40,))
+    monkeypatch.setattr(private_knn, "RATES", (0.5, 0.8))
+    monkeypatch.setattr(private_knn, "EPSILONS", {"mnist": (0.05, 40.0), "svhn": (40.0,)})
+    monkeypatch.setattr(private_knn, "TEACHERS", {"mnist": 20, "svhn": 10})
+    monkeypatch.setattr(private_knn, "PATE_PUBLISHED", dict.fromkeys(("mnist", "svhn"), (120.0, 60.0, 20.0, 60, 40)))
     for name in ("MNIST", "SVHN"):
         plan = accounting.PLANS[name]
         easy = NoisyScreening(noise=5.0, threshold=10.0, n_neighbors=20)
