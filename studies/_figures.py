@@ -1,8 +1,8 @@
 """One look for all figures: readable in grey and by colour-blind readers, and plain about what is sound.
 
-A method has the same colour, line and marker everywhere. What keeps its promise is drawn solid with full markers; what
-does not is dotted with hollow ones and says so. What no private message can reach is grey, and what a release must
-beat is a dashed black line.
+A method has the same colour, line and marker everywhere. What keeps its guarantee is drawn solid with full markers;
+what does not is dotted with hollow ones and says so. What no private message can reach is grey, and what a release must
+beat is a dotted black line.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -20,28 +20,28 @@ _FINE = 0.02  # of the count, where finding the last query would take minutes
 
 def count_payable(kind: str, epsilon: float) -> dict[str, Any]:
     """Return how many messages of one kind a budget pays for, with delta 0 and at `DELTA`."""
-    promise = PRICED[kind](epsilon).fit(np.eye(3)).guarantee
-    return {"pure": _count_added(promise) if promise.delta == 0 else 0, "plan": _count_planned(promise)}
+    guarantee = PRICED[kind](epsilon).fit(np.eye(3)).guarantee
+    return {"pure": _count_added(guarantee) if guarantee.delta == 0 else 0, "plan": _count_planned(guarantee)}
 
 
-def _count_added(promise: Guarantee) -> int:
+def _count_added(guarantee: Guarantee) -> int:
     budget = PureBudget.open(BUDGET)
-    (price,) = budget.price(guarantee_charge(promise, "query", promise.unit, "replace", 0.0))
+    (price,) = budget.price(guarantee_charge(guarantee, "query", guarantee.unit, "replace", 0.0))
     assert price is not None
     return budget.limits[0] // price
 
 
-def _count_planned(promise: Guarantee) -> int:
-    charge = guarantee_charge(promise, "query", promise.unit, "replace", DELTA)
+def _count_planned(guarantee: Guarantee) -> int:
+    charge = guarantee_charge(guarantee, "query", guarantee.unit, "replace", DELTA)
 
     def within(count: int) -> bool:
         # The ledger's own price of a plan, less what samplers of finite precision cost.
-        delta = DELTA - count * promise.extra_delta
+        delta = DELTA - count * guarantee.extra_delta
         return delta > 0 and pld_epsilon(tuple((text, count * times) for text, times in charge), delta) <= BUDGET
 
-    # One message has its own promise, which an accountant's rounding would only blur.
-    good = 1 if promise.epsilon <= BUDGET and promise.delta <= DELTA else 0
-    bad = max(2, int(BUDGET / promise.epsilon))
+    # One message has its own guarantee, which an accountant's rounding would only blur.
+    good = 1 if guarantee.epsilon <= BUDGET and guarantee.delta <= DELTA else 0
+    bad = max(2, int(BUDGET / guarantee.epsilon))
     while within(bad):
         good, bad = bad, 4 * bad
     while bad - good > max(1, _FINE * good):

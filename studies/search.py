@@ -68,7 +68,7 @@ def ask(data: Digits, retriever: Retriever, console: Console) -> list[Asked]:
         account = ledger.open_account(
             "demo", owner="client", protects="query", unit="record", relation="replace", epsilon=BUDGET, delta=0.0
         )
-        console.print(f"[bold]The promise of one query.[/bold] {retriever.guarantee}")
+        console.print(f"[bold]The guarantee of one query.[/bold] {retriever.guarantee}")
         for number, query in enumerate(data.queries):
             try:
                 with account.spend(retriever.guarantee, key=new_key()):
