@@ -167,6 +167,16 @@ def test_labels_and_public_rows_are_checked() -> None:
     assert not hasattr(model, "statistics_")
 
 
+@pytest.mark.parametrize("classes", [range(5000), ["x" * 2000, "y"], np.array(["2020-01-01"], dtype="M8[D]")])
+def test_what_cannot_be_published_is_refused_before_anything_is_paid(tmp_path: Path, classes: Any) -> None:
+    labels = np.asarray(classes)[:1].repeat(20)
+    with Ledger(tmp_path / "ledger.db") as ledger:
+        model = PrivateDiscriminant(classes=classes, ledger=ledger, account="model")
+        with pytest.raises(ValueError, match="classes must be"):
+            model.fit(PRIVATE[:20], labels, public=PUBLIC)
+        assert ledger.accounts() == []
+
+
 # The noise, and who pays
 
 

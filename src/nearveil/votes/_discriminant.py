@@ -24,7 +24,13 @@ from nearveil.votes._discriminant_model import COUNT_UNIT, SHRINKAGE, NoisyStati
 from nearveil.votes._integers import LONGEST
 from nearveil.votes._plan import Ballot, GaussianSums, VotePlan, Wish, make_plan
 from nearveil.votes._private import shielded
-from nearveil.votes._public_discriminant import PublicDiscriminant, discriminant_guarantee
+from nearveil.votes._public_discriminant import (
+    MOST_CLASSES,
+    MOST_PUBLICATIONS,
+    PublicDiscriminant,
+    check_publishable,
+    discriminant_guarantee,
+)
 from nearveil.votes._spending import (
     AccountSpending,
     ExhaustedError,
@@ -36,8 +42,8 @@ from nearveil.votes._spending import (
 
 SENSITIVITY = math.hypot(LONGEST, COUNT_UNIT) * (1 + 2.0**-50)
 """How far one record more or less moves all sums and counts together, in the L2 norm."""
-_MOST_VALUES = 2**24  # that are released at once: what tables of finite precision cost is charged for so many
 _MOST_UNPROJECTED = 4096  # features of a row
+_MOST_VALUES = MOST_CLASSES * (_MOST_UNPROJECTED + 1)  # released at once: what finite tables cost is charged for these
 _LEAST_COMPONENTS = 8
 _COMPONENTS = 10  # directions for a class that has one public row for one unit of noise; they grow like the root
 _FOLDS = 5
@@ -179,11 +185,11 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         "epsilon": [Interval(Real, 0, None, closed="neither")],
         "delta": [Interval(Real, 0, 1, closed="neither")],
-        "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+        "n_components": [Interval(Integral, 1, _MOST_UNPROJECTED, closed="both"), StrOptions({"auto"})],
         "shrinkage": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "classes": ["array-like", range, None],
         "unit": [str],
-        "publications": [Interval(Integral, 1, None, closed="left")],
+        "publications": [Interval(Integral, 1, MOST_PUBLICATIONS, closed="both")],
         "ledger": [Ledger, str, None],
         "account": [Account, str, None],
         "source": [HasMethods(["words"]), None],
@@ -343,6 +349,7 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
         rows: Rows
         rows, y = shielded(validate_data, columns, X, y, dtype=np.float64)
         classes, labels, _ = hard_votes(y, self.classes)
+        check_publishable(classes, rows.shape[1])
         codes = labels.codes[:-1]
         if public is None:
             if rows.shape[1] > _MOST_UNPROJECTED:

@@ -222,11 +222,7 @@ class PublicDiscriminant:
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         projection = self.projection
-        kind = (
-            "U" if self.classes.dtype.kind == "O" else {"u": "i"}.get(self.classes.dtype.kind, self.classes.dtype.kind)
-        )
-        if kind not in _KINDS:
-            raise ValueError("classes must be text or numbers in a model that is published")
+        kind = _kind_of(self.classes)
         about = {
             "classes": [_KINDS[kind](name) for name in self.classes.tolist()],
             "kind": kind,
@@ -242,6 +238,22 @@ class PublicDiscriminant:
             "biases": self.biases,
         }
         return arrays if projection.components is None else {**arrays, "components": projection.components}
+
+
+def check_publishable(classes: NDArray[Any], n_features: int) -> None:
+    """Refuse classes and features that no published model can hold: before anything is paid."""
+    if _kind_of(classes) not in _KINDS:
+        raise ValueError("classes must be text or numbers")
+    text = json.dumps(list(map(str, classes.tolist())))
+    if len(classes) > MOST_CLASSES or len(text) > _MOST_TEXT // 2 or max(map(len, map(str, classes))) > _LONGEST_WORDS:
+        raise ValueError(f"classes must be at most {MOST_CLASSES:,} labels, of {_LONGEST_WORDS:,} characters each")
+    if n_features > MOST_FEATURES:
+        raise ValueError(f"X must have at most {MOST_FEATURES:,} features; reduce their number before")
+
+
+def _kind_of(classes: NDArray[Any]) -> str:
+    kind = classes.dtype.kind
+    return {"u": "i", "O": "U"}.get(kind, kind)
 
 
 def _parse_about(values: NDArray[Any]) -> dict[str, Any]:
