@@ -12,8 +12,6 @@ from nearveil.release import AnalyticGaussian, Cells, Release
 
 BUDGET = 16.0
 DELTA = 1e-5
-PURE = "pure: epsilons added"
-PLAN = "at a delta: loss distributions"
 PRICED: dict[str, Callable[[float], Release]] = {"a pure message": Cells, "analytic Gaussian": AnalyticGaussian}
 _FINE = 0.02  # of the count, where finding the last query would take minutes
 

@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 STARTS = 4
 
 
-def unit(rows: Floats) -> Floats:
+def normalise(rows: Floats) -> Floats:
     """Divide each row by its norm."""
     return np.asarray(rows / np.linalg.norm(rows, axis=-1, keepdims=True))
 
@@ -154,7 +154,7 @@ def climb_target(anchors: Floats, others: Floats, bandwidth: float, ends: Floats
     return best[0]
 
 
-def found_target(
+def search_target(
     anchors: Floats, others: Floats, *, bandwidth: float, rng: np.random.Generator, starts: int = STARTS
 ) -> float:
     """Search for the two targets whose rows are farthest apart.
@@ -173,11 +173,11 @@ def found_target(
             ends = rng.normal(size=(2, d))
         else:
             ends = anchors[rng.choice(len(anchors), 2, replace=False)] + 0.01 * rng.normal(size=(2, d))
-        best = max(best, climb_target(anchors, others, bandwidth, unit(ends)))
+        best = max(best, climb_target(anchors, others, bandwidth, normalise(ends)))
     return best
 
 
-def opposed(
+def make_opposed(
     start: Floats,
     record: int,
     direction: Floats,
@@ -197,9 +197,9 @@ def opposed(
     """
     side = np.where(direction @ (start[record] - start).T + shift > 0, 1, -1)
     pole = np.array([1.0, 0.0, 0.0])
-    X = unit(-side[:, None] * pole + jitter * rng.normal(size=(len(start), 3)))
-    X[record] = unit(pole + jitter * rng.normal(size=3))
-    other = unit(-pole + jitter * rng.normal(size=3))
+    X = normalise(-side[:, None] * pole + jitter * rng.normal(size=(len(start), 3)))
+    X[record] = normalise(pole + jitter * rng.normal(size=3))
+    other = normalise(-pole + jitter * rng.normal(size=3))
     y = np.where(side > 0, 0, n_classes - 1)
     y[record] = 0
     y_other = y.copy()
@@ -209,7 +209,7 @@ def opposed(
     return Neighbours(X, other, V, label_weights(y_other, label_bandwidth, encoding), record)
 
 
-def found_replace(
+def search_replace(
     start: Floats,
     *,
     bandwidth: float,
@@ -230,7 +230,7 @@ def found_replace(
         record = int(outermost[(number // 2) % len(start)])
         direction = outward[record] / max(float(np.linalg.norm(outward[record])), 1e-12)
         turned = direction + 0.2 * (number % 2) * rng.normal(size=direction.shape)
-        pair = opposed(
+        pair = make_opposed(
             start,
             record,
             turned,
@@ -241,7 +241,7 @@ def found_replace(
             private_labels=private_labels,
             shift=0.0 if number % 2 else float(rng.normal()) * 0.1,
         )
-        for sharp in (pair, _settled(pair)):
+        for sharp in (pair, _move_to_poles(pair)):
             best = max(
                 best,
                 climb(
@@ -257,7 +257,7 @@ def found_replace(
     return best
 
 
-def _settled(pair: Neighbours) -> Neighbours:
+def _move_to_poles(pair: Neighbours) -> Neighbours:
     """Return the same data set with every row at its nearest pole."""
     pole = np.array([1.0, 0.0, 0.0])
     X = np.where(pair.X[:, :1] > 0, 1.0, -1.0) * pole

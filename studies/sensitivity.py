@@ -15,7 +15,7 @@ from nearveil.privacy.sensitivity import _target as target
 from nearveil.privacy.sensitivity import published_2022
 from nearveil.privacy.sensitivity._common import checked_start, label_floor
 from studies import _figures as draw
-from studies._sensitivity_search import found_replace, found_target, unit
+from studies._sensitivity_search import normalise, search_replace, search_target
 from studies._study import Case, Row, Study, select, summarise
 from studies._trial import FILES, NAMES
 from studies.data import load_features
@@ -90,7 +90,7 @@ def _bound_target(anchors: Floats, start: Floats, bandwidth: float, rng: np.rand
         "published": _bound_as_published(start[1:], bandwidth),
         "plain": target.target_a(public),
         "sharp": target.target_a_prime(public),
-        "found": found_target(anchors, start[1:], bandwidth=bandwidth, rng=rng),
+        "found": search_target(anchors, start[1:], bandwidth=bandwidth, rng=rng),
     }
 
 
@@ -103,7 +103,7 @@ def _bound_all(
     centred = checked_start(start)
     found = None
     if len(start) <= MOST_SEARCHED:
-        found = found_replace(start, rng=rng, encoding=encoding, private_labels=private, **SEARCHES, **setting)
+        found = search_replace(start, rng=rng, encoding=encoding, private_labels=private, **SEARCHES, **setting)
     return {
         "published": _bound_as_published(start, bandwidth),
         "plain": replace.theorem_b(centred, box, bandwidth, "l2"),
@@ -126,11 +126,11 @@ def _load_features(name: str) -> Floats:
 
 def _make_anchors(n: int, rng: np.random.Generator) -> dict[str, Floats]:
     """Return random anchors, and real ones: centred, as a release has them."""
-    sets = {RANDOM: unit(rng.normal(size=(n, FEATURES)))}
+    sets = {RANDOM: normalise(rng.normal(size=(n, FEATURES)))}
     for label, name in ANCHORS.items():
         features = _load_features(name)
         rows = features[rng.choice(len(features), n, replace=False)]
-        sets[label] = unit(rows - features.mean(axis=0))
+        sets[label] = normalise(rows - features.mean(axis=0))
     return sets
 
 

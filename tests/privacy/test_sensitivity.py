@@ -43,7 +43,7 @@ def size(gap: Any, norm: str) -> float:
 
 def public_pair(anchors: Any, labels: Any, seed: int, bandwidth: float, encoding: Any) -> study.Neighbours:
     rng = np.random.default_rng(seed)
-    first, second = study.unit(rng.normal(size=(2, anchors.shape[1])))
+    first, second = study.normalise(rng.normal(size=(2, anchors.shape[1])))
     y = np.concatenate([[-1], np.full(len(anchors), -1) if labels is None else labels])
     V = study.label_weights(y, bandwidth, encoding)
     return study.Neighbours(np.vstack([first, anchors]), second, V, V, 0)
@@ -118,7 +118,7 @@ def test_theorem_a_is_attained_by_opposite_anchors(bandwidth: float, norm: Any) 
 def test_theorem_a_prime_is_near_what_a_search_finds(bandwidth: float, ratio: float) -> None:
     anchors, start = unit_rows(300, 32), np.random.default_rng(1).normal(size=(301, 2))
     bound = target_only(anchors, None, start, bandwidth=bandwidth, label_weight=0.6, released="target")
-    found = study.found_target(anchors, start[1:], bandwidth=bandwidth, rng=np.random.default_rng(2))
+    found = study.search_target(anchors, start[1:], bandwidth=bandwidth, rng=np.random.default_rng(2))
     assert found <= bound <= ratio * found
     diameter = pdist(start[1:]).max()
     assert bound < np.tanh(bandwidth**-2) / 2 * diameter / 10  # Theorem A is far above
@@ -177,12 +177,12 @@ def test_the_form_of_theorem_a_prime_is_that_of_its_kernel() -> None:
 def test_real_anchors(birds: FeatureSet, bandwidth: float) -> None:
     rng = np.random.default_rng(0)
     anchors = birds.features[rng.choice(len(birds.features), 300, replace=False)].astype(np.float64)
-    anchors = study.unit(anchors - anchors.mean(axis=0))
+    anchors = study.normalise(anchors - anchors.mean(axis=0))
     start = rng.normal(size=(301, 2))
     bound = target_only(
         anchors.astype(np.float32), None, start, bandwidth=bandwidth, label_weight=0.6, released="target"
     )
-    found = study.found_target(anchors, start[1:], bandwidth=bandwidth, rng=rng, starts=2)
+    found = study.search_target(anchors, start[1:], bandwidth=bandwidth, rng=rng, starts=2)
     assert found <= bound * SLACK
     assert bound < 2 * found
 
@@ -245,7 +245,7 @@ def test_no_data_set_passes_the_bound(
     start = starts(n, k, seed)
     setting: dict[str, Any] = {"bandwidth": bandwidth, "label_weight": label_weight, "n_classes": n_classes}
     bound = replace_one(start, labels="private" if private else "public", label_encoding=encoding, norm=norm, **setting)
-    found = study.found_replace(
+    found = study.search_replace(
         start, encoding=encoding, private_labels=private, norm=norm, rng=rng, starts=1, iterations=6, **setting
     )
     # Any labels, any rows, any record: not only what the theorem fears.
@@ -254,7 +254,7 @@ def test_no_data_set_passes_the_bound(
     y_other = y.copy()
     y_other[record] = rng.integers(0, n_classes) if private else y[record]
     V, V_other = (study.label_weights(labels, bandwidth, encoding) for labels in (y, y_other))
-    X = study.unit(rng.normal(size=(n + 1, 3)))
+    X = study.normalise(rng.normal(size=(n + 1, 3)))
     pair = study.Neighbours(X[:n], X[n], V, V_other, record)
     wild = study.climb(pair, start, bandwidth=bandwidth, label_weight=label_weight, free=True, norm=norm, iterations=6)
     assert max(found, wild) <= bound * SLACK + 1e-12
@@ -279,7 +279,7 @@ def test_theorem_b_prime_is_near_what_a_search_finds(setting: dict[str, Any], ra
     setting = dict(setting)
     start = np.random.default_rng(3).normal(size=(150, setting.pop("columns", 2)))
     bound = replace_one(start, label_weight=0.6, n_classes=98, **setting)
-    found = study.found_replace(
+    found = study.search_replace(
         start,
         bandwidth=setting["bandwidth"],
         label_weight=0.6,
