@@ -23,11 +23,11 @@ from nearveil.audit import (
     time_experiment,
     wire_experiment,
 )
-from nearveil.audit import _specimens as broken
-from nearveil.audit._attack_labels import published_session
-from nearveil.audit._attack_time import CountingSource, OperationClock
 from nearveil.audit._noises import noise_experiment
 from nearveil.audit._subjects import experiment_of
+from nearveil.audit.attacks._labels import published_session
+from nearveil.audit.attacks._time import CountingSource, OperationClock
+from nearveil.audit.specimens import _mechanisms as broken
 from nearveil.privacy.noise import calibrate_gaussian, calibrate_laplace, unsafe_seeded
 from nearveil.release import (
     OME,
@@ -189,7 +189,7 @@ def test_a_request_after_the_answer() -> None:
 
 def test_a_request_of_another_length_is_seen_too() -> None:
     def thanks(public: Any, feature: Any, send: Any, source: Any) -> None:
-        from nearveil.audit._attack_wire import question
+        from nearveil.audit.attacks._wire import question
 
         found = question(public, feature, send, source)
         if float(np.sum(found.scores)) > 0 and feature[0] > public.mean[0]:

@@ -9,10 +9,11 @@ import pytest
 
 pytest.importorskip("httpx")
 
-from nearveil.audit import _hostile_server, audit
-from nearveil.audit._attack_clock import Asked, clock_experiment, hostile_parts, through_client
+from nearveil.audit import audit
 from nearveil.audit._experiment import Experiment
-from nearveil.audit._specimens_clock import HeapMap, hasty_client, hasty_question, heap_search, with_heap
+from nearveil.audit.attacks import _hostile_server
+from nearveil.audit.attacks._clock import Asked, clock_experiment, hostile_parts, through_client
+from nearveil.audit.specimens._clock import HeapMap, hasty_client, hasty_question, heap_search, with_heap
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import PublicMap
 from nearveil.release.covers._oblivious import NEIGHBORS

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from nearveil.audit import Check
-from nearveil.audit import _specimens_votes as planted
-from nearveil.audit._attack_student import student_experiment
 from nearveil.audit._conduct import _account, _caps, _copies, _keys, _predict, _price, frozen_check
 from nearveil.audit._law import Watch
+from nearveil.audit.attacks._student import student_experiment
 from nearveil.audit.ballots import ballot_of, twin
+from nearveil.audit.specimens import _votes as planted
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.release import Covers, PrivUnit

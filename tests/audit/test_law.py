@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import binom
 
 from nearveil.audit import Law
-from nearveil.audit._attack_density import Slices
 from nearveil.audit._law import TESTS, Watch, _Coins, gaussian_uniforms, laplace_uniforms, repeat_chance, row_hashes
+from nearveil.audit.attacks._density import Slices
 
 MISTAKE = 1e-9
 

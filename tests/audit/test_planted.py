@@ -7,8 +7,8 @@ of "broken" is 1 - 5e-7 in every audit; seeds are fixed, so that a pass repeats.
 from typing import Any
 
 from nearveil.audit import Report, audit
-from nearveil.audit import _specimens_votes as planted
 from nearveil.audit._subjects import experiment_of
+from nearveil.audit.specimens import _votes as planted
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import PrivateDiscriminant, PrivateKNeighborsClassifier
 

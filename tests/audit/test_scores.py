@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nearveil.audit._attack_classifier import boosted, linear
-from nearveil.audit._attack_low_bits import finest, last_bits, patterns
-from nearveil.audit._attack_threshold import Score
-from nearveil.audit._attack_values import table
 from nearveil.audit._experiment import Outcomes
+from nearveil.audit.attacks._classifier import boosted, linear
+from nearveil.audit.attacks._low_bits import finest, last_bits, patterns
+from nearveil.audit.attacks._threshold import Score
+from nearveil.audit.attacks._values import table
 
 
 def apart(learn: Callable[[Outcomes, Outcomes], Score | None], draw: Callable[..., NDArray[Any]]) -> float:

@@ -7,14 +7,14 @@
   work, its time, and what is sent.
 """
 
-from nearveil.audit._attack_clock import clock_experiment
-from nearveil.audit._attack_time import OperationClock, time_experiment
-from nearveil.audit._attack_wire import wire_experiment
 from nearveil.audit._audit import audit
 from nearveil.audit._experiment import Experiment, Pair
 from nearveil.audit._law import Law
 from nearveil.audit._registry import Entry, mechanisms, not_auditable, specimens
 from nearveil.audit._report import Attack, Check, Report
+from nearveil.audit.attacks._clock import clock_experiment
+from nearveil.audit.attacks._time import OperationClock, time_experiment
+from nearveil.audit.attacks._wire import wire_experiment
 
 __all__ = [
     "Attack",

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from nearveil.audit._attack_classifier import boosted, linear
-from nearveil.audit._attack_density import Direction, Slices, choose_direction
-from nearveil.audit._attack_low_bits import finest, patterns
-from nearveil.audit._attack_one_run import Guesser, choose_guesser, one_run
-from nearveil.audit._attack_threshold import Event, Score, choose_event, likelihood
-from nearveil.audit._attack_values import table
 from nearveil.audit._bounds import Floats, HockeyStick, event_epsilon, ladder
 from nearveil.audit._experiment import Experiment, Outcomes, Pair
 from nearveil.audit._law import Watch
 from nearveil.audit._report import FALSE_ALARM, Attack, Check, Curve, Report
 from nearveil.audit._subjects import experiment_of
+from nearveil.audit.attacks._classifier import boosted, linear
+from nearveil.audit.attacks._density import Direction, Slices, choose_direction
+from nearveil.audit.attacks._low_bits import finest, patterns
+from nearveil.audit.attacks._one_run import Guesser, choose_guesser, one_run
+from nearveil.audit.attacks._threshold import Event, Score, choose_event, likelihood
+from nearveil.audit.attacks._values import table
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
 
@@ -52,20 +52,11 @@ class _Plan:
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """An attack with the runs that measure it.
-
-    Attributes
-    ----------
-    plan : _Plan
-    interval : callable
-        From a mistake to the interval.
-    curve : callable
-        From the mistake and the interval to what is drawn.
-    """
+    """An attack with the runs that measure it."""
 
     plan: _Plan
-    interval: Callable[[float], tuple[float, float]]
-    curve: Callable[[float, tuple[float, float]], Curve]
+    interval: Callable[[float], tuple[float, float]]  # from a mistake to the interval
+    curve: Callable[[float, tuple[float, float]], Curve]  # from the mistake and the interval to what is drawn
 
     def told(self, mistake: float, alarm: float, promised: Guarantee) -> Attack:
         """Return what is reported: each end of `alarm` is wrong with that probability."""

@@ -24,16 +24,6 @@ _PURE = 1e-9  # a delta below is what samplers of finite precision cost
 def proportion(hits: NDArray[np.int64] | int, runs: int, mistake: float) -> tuple[Floats, Floats]:
     """Return the Clopper-Pearson interval of a probability, each end wrong with `mistake` / 2 at most (Lemma 1).
 
-    Parameters
-    ----------
-    hits : int or ndarray of int
-    runs : int
-    mistake : float
-
-    Returns
-    -------
-    low, high : ndarray of float
-
     Examples
     --------
     >>> low, high = proportion(0, 1000, 0.05)
@@ -58,18 +48,8 @@ def event_epsilon(
     No promise of (epsilon, delta) with an epsilon below the lower end can be true, unless something happened
     whose probability is at most `mistake` / 2. Attacked by ``tests/audit/test_bounds.py``.
 
-    Parameters
-    ----------
-    hits, false_hits : int or ndarray of int
-        How often S came, in `runs` of each world.
-    runs : int
-    delta : float
-    mistake : float
-
-    Returns
-    -------
-    low, high : ndarray of float
-        At least 0; `high` may be infinite.
+    `hits, false_hits`: How often S came, in `runs` of each world.
+    Returns: At least 0; `high` may be infinite.
 
     Examples
     --------
@@ -119,10 +99,7 @@ def _divergence(mean: float, at: float) -> float:
 class HockeyStick:
     """The divergence ``E_P[(1 - e^(epsilon - L))+]`` at any epsilon, of samples of L under P.
 
-    Parameters
-    ----------
-    losses : ndarray of shape (n,)
-        Log-likelihood ratios ``ln p/q`` of outcomes drawn from P; infinite where Q cannot have them.
+    `losses`: Log-likelihood ratios ``ln p/q`` of outcomes drawn from P; infinite where Q cannot have them.
 
     Examples
     --------
@@ -161,17 +138,8 @@ class HockeyStick:
         Each end is wrong with a probability of at most `mistake` / 2. The hypotheses "the divergence at this
         epsilon is at most delta" are nested, so they are tested one after the other, and the ladder is free.
 
-        Parameters
-        ----------
-        delta : float
-        mistake : float
-        steps : ndarray
-            Rising, and chosen before the samples were seen: :func:`ladder`.
-
-        Returns
-        -------
-        low, high : float
-            For a delta below 1e-9 the upper end leaves out what is too rare to be seen in so many runs.
+        `steps`: Rising, and chosen before the samples were seen: :func:`ladder`.
+        Returns: For a delta below 1e-9 the upper end leaves out what is too rare to be seen in so many runs.
         """
         shown = 0.0
         for epsilon in steps:
@@ -191,15 +159,8 @@ class HockeyStick:
 def ladder(epsilon: float) -> Floats:
     """Return the epsilons that are tried: fine around the promise, coarser far above it.
 
-    Parameters
-    ----------
-    epsilon : float
-        The promise; infinite ones are taken as 10.
-
-    Returns
-    -------
-    ndarray
-        Rising, from 0.
+    `epsilon`: The promise; infinite ones are taken as 10.
+    Returns: Rising, from 0.
     """
     promise = min(epsilon, 10.0) if math.isinf(epsilon) else epsilon
     step = max(promise * 4 / _FINE, _LEAST_STEP)
@@ -213,21 +174,10 @@ def ladder(epsilon: float) -> Floats:
 def one_run_epsilon(correct: int, guesses: int, records: int, delta: float, mistake: float) -> float:
     """Return the epsilon that one run with many records shows (Theorem 6; Steinke, Nasr and Jagielski 2023).
 
-    Parameters
-    ----------
-    correct : int
-        Right guesses of a fair coin of each record.
-    guesses : int
-        How many coins were guessed; the attacker abstains from the others.
-    records : int
-        How many coins there were.
-    delta : float
-    mistake : float
-
-    Returns
-    -------
-    float
-        0 where nothing is shown, which is always so if ``records * delta`` reaches `mistake`.
+    `correct`: Right guesses of a fair coin of each record.
+    `guesses`: How many coins were guessed; the attacker abstains from the others.
+    `records`: How many coins there were.
+    Returns: 0 where nothing is shown, which is always so if ``records * delta`` reaches `mistake`.
 
     Examples
     --------

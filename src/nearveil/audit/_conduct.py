@@ -31,16 +31,7 @@ _STRENGTHS = ("epsilon", "delta", "nominal_epsilon", "vote_noise")
 
 
 def vote_checks(ballot: Ballot) -> tuple[Conduct, ...]:
-    """Return the checks of a voting estimator's conduct.
-
-    Parameters
-    ----------
-    ballot : Ballot
-
-    Returns
-    -------
-    tuple of callable
-    """
+    """Return the checks of a voting estimator's conduct."""
     checks = {
         "predict": lambda source, mistake: _predict(ballot, source, mistake),
         "the guarantee's price": lambda _, __: _price(ballot),
@@ -57,15 +48,7 @@ def vote_checks(ballot: Ballot) -> tuple[Conduct, ...]:
 def named_check(name: str, find: Callable[[Source, float], str | None]) -> Conduct:
     """Return a check that fails where something was found.
 
-    Parameters
-    ----------
-    name : str
-    find : callable
-        ``find(source, mistake)`` returns what is wrong, or None.
-
-    Returns
-    -------
-    callable
+    `find`: ``find(source, mistake)`` returns what is wrong, or None.
     """
 
     def check(source: Source, mistake: float) -> Check:
@@ -78,14 +61,7 @@ def named_check(name: str, find: Callable[[Source, float], str | None]) -> Condu
 def frozen_check(estimator: Any) -> Conduct:
     """Return a check that no parameter that is set later changes the guarantee of what was fitted.
 
-    Parameters
-    ----------
-    estimator : Release or VotingEstimator
-        Fitted.
-
-    Returns
-    -------
-    callable
+    `estimator`: Fitted.
     """
 
     def find(source: Source, mistake: float) -> str | None:
@@ -207,14 +183,7 @@ def _keys(ballot: Ballot) -> str | None:
 
 
 class Session:
-    """Everything that was asked of one plan, of an estimator and of its copies together.
-
-    Parameters
-    ----------
-    ballot : Ballot
-    plan : VotePlan
-    delta : float
-    """
+    """Everything that was asked of one plan, of an estimator and of its copies together."""
 
     def __init__(self, ballot: Ballot, plan: Any, delta: float) -> None:
         self._ballot, self._plan, self._delta = ballot, plan, delta

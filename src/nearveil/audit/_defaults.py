@@ -9,21 +9,10 @@ ROWS, DIMENSION, CLASSES = 200, 16, 4
 
 
 def public_set() -> tuple[Floats, NDArray[np.int64]]:
-    """Return 200 standard normal rows of 16 dimensions, and labels of 4 classes.
-
-    Returns
-    -------
-    rows : ndarray of shape (200, 16)
-    labels : ndarray of shape (200,)
-    """
+    """Return 200 standard normal rows of 16 dimensions, and labels of 4 classes."""
     return np.random.default_rng(0).standard_normal((ROWS, DIMENSION)), np.arange(ROWS, dtype=np.int64) % CLASSES
 
 
 def gallery() -> Floats:
-    """Return 200 other rows, for mechanisms that have a map of a gallery.
-
-    Returns
-    -------
-    ndarray of shape (200, 16)
-    """
+    """Return 200 other rows, for mechanisms that have a map of a gallery."""
     return np.random.default_rng(1).standard_normal((ROWS, DIMENSION))

@@ -40,18 +40,10 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """What an observer saw in many independent runs.
+    """What an observer saw in many independent runs."""
 
-    Attributes
-    ----------
-    numbers : ndarray of shape (n, k)
-        All that is seen, as numbers.
-    losses : ndarray of shape (n,) or None
-        The log-likelihood ratio of the first input against the second, where it is known.
-    """
-
-    numbers: NDArray[Any]
-    losses: Floats | None
+    numbers: NDArray[Any]  # all that is seen, as numbers
+    losses: Floats | None  # the log-likelihood ratio of the first input against the second, where it is known
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -158,14 +150,5 @@ def joined(parts: list[Outcomes]) -> Outcomes:
 
 
 def trials_for(delta: float) -> int:
-    """Return how many runs of either input it takes to see events of probability `delta`.
-
-    Parameters
-    ----------
-    delta : float
-
-    Returns
-    -------
-    int
-    """
+    """Return how many runs of either input it takes to see events of probability `delta`."""
     return TRIALS if delta <= _PURE else int(min(max(TRIALS, _SEEN_TIMES / delta), _MOST_TRIALS))

@@ -156,10 +156,6 @@ class Watch:
     """Looks on while a mechanism runs, and keeps what its law can be judged by.
 
     How many runs there will be must not depend on what was seen: choosing and measuring have a watch each.
-
-    Parameters
-    ----------
-    law : Law
     """
 
     def __init__(self, law: Law) -> None:
@@ -174,14 +170,9 @@ class Watch:
     def see(self, name: str, seen: Any, given: Any) -> None:
         """Take note of runs on one input.
 
-        Parameters
-        ----------
-        name : str
-            Of the input; runs of one name are counted together.
-        seen : object
-            What `run` returned.
-        given : object
-            The input.
+        `name`: Of the input; runs of one name are counted together.
+        `seen`: What `run` returned.
+        `given`: The input.
         """
         if self.law.uniforms is not None:
             arrays, cell = self.law.uniforms(seen, given), 0.0 if self.law.values is None else self.law.largest_value
@@ -206,14 +197,7 @@ class Watch:
     def misfit(self, mistake: float) -> str | None:
         """Return what contradicts the stated law; None where nothing does.
 
-        Parameters
-        ----------
-        mistake : float
-            The probability with which a true law may be called false.
-
-        Returns
-        -------
-        str or None
+        `mistake`: The probability with which a true law may be called false.
         """
         every: list[tuple[str, _Counts | _Coins]] = [
             *((f"{name}, number {i}", one) for name, kept in self._counts.items() for i, one in enumerate(kept, 1)),
@@ -243,16 +227,7 @@ class Watch:
 def repeat_chance(times: int, runs: int, largest: float) -> float:
     """Bound the probability that some outcome comes so many times (Theorem 9).
 
-    Parameters
-    ----------
-    times : int
-    runs : int
-    largest : float
-        No outcome is more probable.
-
-    Returns
-    -------
-    float
+    `largest`: No outcome is more probable.
 
     Examples
     --------
@@ -275,16 +250,7 @@ def _most_repeated(values: Words) -> int:
 
 
 def row_hashes(rows: NDArray[Any]) -> Words:
-    """Return a hash of each row of numbers (the mixing of SplitMix64).
-
-    Parameters
-    ----------
-    rows : ndarray of shape (n, k)
-
-    Returns
-    -------
-    ndarray of shape (n,)
-    """
+    """Return a hash of each row of numbers (the mixing of SplitMix64)."""
     if rows.dtype.kind == "f":
         words = np.ascontiguousarray(rows.astype(np.float64) + 0.0).view(np.uint64)  # one zero, not two
     else:

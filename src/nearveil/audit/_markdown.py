@@ -16,22 +16,11 @@ def write_markdown(
 ) -> Path:
     """Write ``audit.md`` and ``audit.png``.
 
-    Parameters
-    ----------
-    sections : mapping of str to sequence of Report
-        Headings and what stands below them.
-    folder : Path
-        Made if it is not there.
-    outcome : {"kept", "broken", "undecided"}
-    command : str
-        That made the reports.
-    minutes : float
-        Of processor time that it took.
-
-    Returns
-    -------
-    Path
-        Of the page.
+    `sections`: Headings and what stands below them.
+    `folder`: Made if it is not there.
+    `command`: That made the reports.
+    `minutes`: Of processor time that it took.
+    Returns: Of the page.
     """
     folder.mkdir(parents=True, exist_ok=True)
     every = [report for reports in sections.values() for report in reports]

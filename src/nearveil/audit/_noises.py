@@ -18,14 +18,7 @@ _TRIALS = 3_000_000
 def noise_experiment(noise: GaussianNoise | LaplaceNoise) -> Experiment:
     """Return the experiment of noise on `size` values, one of which moves by the sensitivity.
 
-    Parameters
-    ----------
-    noise : GaussianNoise or LaplaceNoise
-        Its promise is that of delta 1e-5 for Gaussian noise, and of the noise's own epsilon for Laplace noise.
-
-    Returns
-    -------
-    Experiment
+    `noise`: Its promise is that of delta 1e-5 for Gaussian noise, and of the noise's own epsilon for Laplace noise.
     """
     moved = np.zeros(noise.size)
     moved[0] = noise.sensitivity
@@ -60,17 +53,8 @@ def noise_law(
 ) -> Law:
     """Return the law of outcomes that are exact values plus noise.
 
-    Parameters
-    ----------
-    noise : GaussianNoise or LaplaceNoise
-    values : callable
-        From what `run` returned to noisy values, shape (n, k).
-    exact : callable
-        From an input to its values without noise, shape (k,).
-
-    Returns
-    -------
-    Law
+    `values`: From what `run` returned to noisy values, shape (n, k).
+    `exact`: From an input to its values without noise, shape (k,).
     """
     gaussian = isinstance(noise, GaussianNoise)
     look = gaussian_uniforms if gaussian else laplace_uniforms

@@ -43,14 +43,6 @@ OUTCOMES = {
 def number(value: float) -> str:
     """Write an epsilon.
 
-    Parameters
-    ----------
-    value : float
-
-    Returns
-    -------
-    str
-
     Examples
     --------
     >>> number(3.14159), number(float("inf"))
@@ -64,21 +56,11 @@ def write_page(
 ) -> Path:
     """Write the page and its pictures.
 
-    Parameters
-    ----------
-    sections : mapping of str to sequence of Report
-        Headings and what stands below them.
-    folder : Path
-        Made if it is not there. Gets ``index.html`` and ``plots/``, every picture as PNG and as SVG.
-    outcome : {"kept", "broken", "undecided"}, default="kept"
-        Of all of them together, by what must be found of each.
-    wrong : sequence of str, default=()
-        What is not as it must be.
-
-    Returns
-    -------
-    Path
-        Of the page.
+    `sections`: Headings and what stands below them.
+    `folder`: Made if it is not there. Gets ``index.html`` and ``plots/``, every picture as PNG and as SVG.
+    `outcome`: Of all of them together, by what must be found of each.
+    `wrong`: What is not as it must be.
+    Returns: Of the page.
     """
     plots = folder / "plots"
     plots.mkdir(parents=True, exist_ok=True)

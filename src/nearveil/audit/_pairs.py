@@ -18,16 +18,7 @@ Density = Callable[[Any, Floats], Floats]
 
 
 def opposite(mean: Floats, direction: Floats) -> Pair:
-    """Return the two rows that lie in a direction from the public mean, and opposite to it.
-
-    Parameters
-    ----------
-    mean, direction : ndarray of shape (d,)
-
-    Returns
-    -------
-    Pair
-    """
+    """Return the two rows that lie in a direction from the public mean, and opposite to it."""
     unit = direction / np.linalg.norm(direction)
     return Pair("opposite unit vectors", mean + unit, mean - unit)
 
@@ -35,14 +26,7 @@ def opposite(mean: Floats, direction: Floats) -> Pair:
 def pool(release: Any) -> Floats:
     """Return rows among which the worst pair is looked for: axes, random directions, all with their opposites.
 
-    Parameters
-    ----------
-    release : Release
-        Fitted. Where it has a public matrix, the direction that the matrix stretches most is among the rows.
-
-    Returns
-    -------
-    ndarray of shape (n, d)
+    `release`: Fitted. Where it has a public matrix, the direction that the matrix stretches most is among the rows.
     """
     mean = release.mean_
     generator = np.random.default_rng(2)
@@ -61,16 +45,7 @@ def farthest(release: Any, rows: Floats, source: Source) -> Pair:
 
     It varies over messages of all rows of the pool, so that each pair is judged by thousands of them.
 
-    Parameters
-    ----------
-    release : Release
-        With `log_density`.
-    rows : ndarray of shape (n, d)
-    source : Source
-
-    Returns
-    -------
-    Pair
+    `release`: With `log_density`.
     """
     messages = release.release(np.repeat(rows, _PILOT, axis=0), rng=source)
     spread = np.cov(release.log_density(messages, rows), rowvar=False)
@@ -82,16 +57,7 @@ def farthest(release: Any, rows: Floats, source: Source) -> Pair:
 def border(release: Any, rows: Floats, source: Source) -> Pair | None:
     """Return two rows next to each other on either side of a border between cells, or None where there are no cells.
 
-    Parameters
-    ----------
-    release : Release
-        With `log_density`.
-    rows : ndarray of shape (n, d)
-    source : Source
-
-    Returns
-    -------
-    Pair or None
+    `release`: With `log_density`.
     """
     messages = release.release(np.repeat(rows[:8], _MANY // 8, axis=0), rng=source)
     table = release.log_density(messages, rows)

@@ -15,17 +15,7 @@ _SHOWN, _BORDER, _AREA = "#1b4f9c", "#b3261e", "#f6d9d6"
 
 
 def draw(report: Report, ax: "Axes | None" = None) -> "Figure":
-    """Draw a report.
-
-    Parameters
-    ----------
-    report : Report
-    ax : matplotlib Axes, optional
-
-    Returns
-    -------
-    matplotlib Figure
-    """
+    """Draw a report."""
     from matplotlib.figure import Figure
 
     if ax is None:

@@ -13,16 +13,7 @@ _TRIALS = 8_000  # every run is a fit
 
 
 def projector_experiment(projector: PrivatePCA) -> Experiment:
-    """Return the experiment of a private PCA: one record against one across it, in as few dimensions as there can be.
-
-    Parameters
-    ----------
-    projector : PrivatePCA
-
-    Returns
-    -------
-    Experiment
-    """
+    """Return the experiment of a private PCA: one record against one across it, in as few dimensions as possible."""
     own = clone(projector).set_params(mean=None)
     dimension = own.n_components + 1
     first, second = np.eye(dimension)[:1], np.eye(dimension)[-1:]

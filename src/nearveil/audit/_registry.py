@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from nearveil.audit import _specimens as broken
-from nearveil.audit import _specimens_clock as hasty
-from nearveil.audit import _specimens_votes as careless
-from nearveil.audit._attack_clock import choosing, clock_experiment
-from nearveil.audit._attack_time import time_experiment
-from nearveil.audit._attack_wire import wire_experiment
 from nearveil.audit._experiment import Experiment
 from nearveil.audit._subjects import experiment_of
+from nearveil.audit.attacks._clock import choosing, clock_experiment
+from nearveil.audit.attacks._time import time_experiment
+from nearveil.audit.attacks._wire import wire_experiment
+from nearveil.audit.specimens import _clock as hasty
+from nearveil.audit.specimens import _mechanisms as broken
+from nearveil.audit.specimens import _votes as careless
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import calibrate_gaussian, calibrate_laplace
 from nearveil.release import (

@@ -33,16 +33,7 @@ _RARE = 2.0**-20
 
 
 def message_numbers(messages: Sequence[Message]) -> NDArray[Any]:
-    """Return all that messages hold as one array, shape (n, k); floating point keeps its width.
-
-    Parameters
-    ----------
-    messages : sequence of Message
-
-    Returns
-    -------
-    ndarray
-    """
+    """Return all that messages hold as one array, shape (n, k); floating point keeps its width."""
     parts = [
         np.stack([message.arrays[name] for message in messages]).reshape(len(messages), -1)
         for name in messages[0].arrays
@@ -52,16 +43,7 @@ def message_numbers(messages: Sequence[Message]) -> NDArray[Any]:
 
 @singledispatch
 def release_law(release: Release) -> Law:
-    """Return what a fitted release states about its messages; an empty law where nothing exact is stated.
-
-    Parameters
-    ----------
-    release : Release
-
-    Returns
-    -------
-    Law
-    """
+    """Return what a fitted release states about its messages; an empty law where nothing exact is stated."""
     del release
     return Law()
 

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone
 
-from nearveil.audit._attack_labels import published_session
 from nearveil.audit._conduct import frozen_check
 from nearveil.audit._defaults import Floats, gallery, public_set
 from nearveil.audit._experiment import Coins, Experiment, Pair, trials_for
@@ -13,6 +12,7 @@ from nearveil.audit._law import Law
 from nearveil.audit._noises import noise_law
 from nearveil.audit._pairs import border, farthest, opposite, pool
 from nearveil.audit._release_laws import message_numbers, release_law
+from nearveil.audit.attacks._labels import published_session
 from nearveil.privacy.noise import GaussianNoise, Source, secure_source
 from nearveil.release import (
     OME,
@@ -35,16 +35,7 @@ _SLOW = 60_000  # trials, where a message takes a while
 
 
 def fitted(release: Release) -> Release:
-    """Return the release, or a clone that is fitted on the default rows where it is not fitted.
-
-    Parameters
-    ----------
-    release : Release
-
-    Returns
-    -------
-    Release
-    """
+    """Return the release, or a clone that is fitted on the default rows where it is not fitted."""
     ready = release if hasattr(release, "mean_") else clone(release).fit(*public_set())
     if hasattr(ready, "index") and not hasattr(ready, "map_"):
         rows = gallery()
@@ -57,15 +48,7 @@ def fitted(release: Release) -> Release:
 def release_experiment(release: Release, source: Source | None = None) -> Experiment:
     """Return the experiment of a release of one row.
 
-    Parameters
-    ----------
-    release : Release
-    source : Source, optional
-        Of the pilot that looks for the worst pair.
-
-    Returns
-    -------
-    Experiment
+    `source`: Of the pilot that looks for the worst pair.
     """
     ready = fitted(release)
     if isinstance(ready, PrivateMail):

@@ -66,21 +66,15 @@ class Check:
 class Curve:
     """What the measured runs looked like, in a few hundred points.
 
-    Attributes
-    ----------
-    kind : {"event", "divergence"}
-        Of events: how often a score passed each threshold, in either world. Of divergences: the hockey-stick
-        divergence at each epsilon, and the bound from below.
-    x, y, low : tuple of float
-    chosen : tuple of float
-        The point that decided.
+    `kind`: Of events: how often a score passed each threshold, in either world. Of divergences: the hockey-stick
+    divergence at each epsilon, and the bound from below.
     """
 
     kind: Literal["event", "divergence"]
     x: tuple[float, ...]
     y: tuple[float, ...]
     low: tuple[float, ...]
-    chosen: tuple[float, float]
+    chosen: tuple[float, float]  # the point that decided
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from nearveil.audit._attack_discriminant import discriminant_experiment
-from nearveil.audit._attack_membership import membership_experiment
-from nearveil.audit._attack_student import student_experiment
 from nearveil.audit._experiment import Experiment
 from nearveil.audit._noises import noise_experiment
 from nearveil.audit._projectors import projector_experiment
 from nearveil.audit._releases import release_experiment
+from nearveil.audit.attacks._discriminant import discriminant_experiment
+from nearveil.audit.attacks._membership import membership_experiment
+from nearveil.audit.attacks._student import student_experiment
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source
 from nearveil.release import PrivatePCA, PrivatePCARelease, Release
 from nearveil.votes import (
@@ -24,15 +24,7 @@ from nearveil.votes import (
 def experiment_of(mechanism: Any, source: Source | None = None) -> Experiment:
     """Return the experiment of any mechanism of this library, or the one that was given.
 
-    Parameters
-    ----------
-    mechanism : Release, PrivatePCA, voting estimator, Student, PrivateDiscriminant, noise or Experiment
-    source : Source, optional
-        For what must be run to find the worst pair.
-
-    Returns
-    -------
-    Experiment
+    `source`: For what must be run to find the worst pair.
     """
     if isinstance(mechanism, Experiment):
         return mechanism

@@ -26,58 +26,29 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Database:
-    """Private records, and what they say about the query, without noise.
-
-    Attributes
-    ----------
-    X : ndarray of shape (n, d)
-    y : ndarray of shape (n,) or (n, k)
-    sums : ndarray of shape (k,)
-        With every record in the sample.
-    without : ndarray of shape (k,)
-        Where the record in question is not in the sample, or not in the database.
-    """
+    """Private records, and what they say about the query, without noise."""
 
     X: Floats
     y: NDArray[Any]
-    sums: Floats
-    without: Floats
+    sums: Floats  # with every record in the sample
+    without: Floats  # where the record in question is not in the sample, or not in the database
 
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Answers to queries, one row each.
-
-    Attributes
-    ----------
-    answered : ndarray of bool, shape (n,)
-    values : ndarray of shape (n, k)
-        Released numbers; 0 where a query was declined.
-    labels : ndarray of shape (n,), (n, k) or (n, 0)
-    """
+    """Answers to queries, one row each."""
 
     answered: Bools
-    values: Floats
+    values: Floats  # released numbers; 0 where a query was declined
     labels: NDArray[Any]
 
 
 class Ballot(ABC):
     """Reads the answers of one voting estimator, whose parameters count; what it was fitted on does not.
 
-    Parameters
-    ----------
-    voter : PrivateKNeighborsClassifier, PrivateKNeighborsRegressor or PateClassifier
-
-    Attributes
-    ----------
-    own : VotingEstimator
-        The same estimator without account and source, not fitted.
-    plan : VotePlan
-    guarantee : Guarantee
-    query : ndarray of shape (d,)
-        What is asked: the place of the record in question.
-    pairs : tuple of Pair
-        Of databases with and without that record.
+    `own`: The same estimator without account and source, not fitted.
+    `query`: What is asked: the place of the record in question.
+    `pairs`: Of databases with and without that record.
     """
 
     labelled: ClassVar[bool] = False
@@ -209,15 +180,7 @@ class Ballot(ABC):
 def twin(ballot: Ballot, source: Source | None) -> Any:
     """Return an estimator with the same noise and room for all queries of an audit, each of which is drawn afresh.
 
-    Parameters
-    ----------
-    ballot : Ballot
-    source : Source or None
-
-    Returns
-    -------
-    VotingEstimator
-        Not fitted.
+    Returns: Not fitted.
     """
     plan = ballot.plan
     changed: dict[str, Any] = {

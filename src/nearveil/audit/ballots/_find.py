@@ -9,16 +9,7 @@ from nearveil.votes import PrivateKNeighborsRegressor
 
 
 def ballot_of(voter: Any) -> Ballot:
-    """Return what reads an estimator.
-
-    Parameters
-    ----------
-    voter : PrivateKNeighborsClassifier, PrivateKNeighborsRegressor or PateClassifier
-
-    Returns
-    -------
-    Ballot
-    """
+    """Return what reads an estimator."""
     if isinstance(voter, PrivateKNeighborsRegressor):
         return MeanVotes(voter) if voter.method == "mean" else MedianVotes(voter)
     return ClassVotes(voter) if getattr(voter, "votes", "classes") in ("classes", "soft") else LabelVotes(voter)

@@ -18,14 +18,7 @@ def published_session(mail: PrivateMail) -> Experiment:
 
     The server sees the message, aligns it with its own gallery, and ranks. It looks which class comes near.
 
-    Parameters
-    ----------
-    mail : PrivateMail
-        Fitted, with `as_published`.
-
-    Returns
-    -------
-    Experiment
+    `mail`: Fitted, with `as_published`.
     """
     width = mail.n_features_in_
     items = gallery() if width == gallery().shape[1] else np.random.default_rng(1).standard_normal((200, width))

@@ -21,30 +21,16 @@ _TRIALS = 400  # every run is a fit
 
 @dataclass(frozen=True, eq=False)
 class Taught:
-    """What students show: the answers of all rounds, one after the other, and what they predict.
+    """What students show: the answers of all rounds, one after the other, and what they predict."""
 
-    Attributes
-    ----------
-    answers : tuple of Read
-        Of each run.
-    predicted : ndarray of shape (n, n_public)
-    """
-
-    answers: tuple[Read, ...]
+    answers: tuple[Read, ...]  # of each run
     predicted: NDArray[Any]
 
 
 def student_experiment(student: Student) -> Experiment:
     """Return the experiment of a student: one record more among so few that all of them vote on every row.
 
-    Parameters
-    ----------
-    student : Student
-        Its parameters count; what it was fitted on does not.
-
-    Returns
-    -------
-    Experiment
+    `student`: Its parameters count; what it was fitted on does not.
     """
     voter = PrivateKNeighborsClassifier(max_answered=500, max_screened=0) if student.voter is None else student.voter
     lesson = _Lesson(student, ClassVotes(voter))

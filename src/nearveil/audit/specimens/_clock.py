@@ -9,9 +9,9 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.audit._attack_clock import DIMENSION, Asked, Asking, choosing, clock_experiment, hostile_parts
 from nearveil.audit._defaults import Floats
 from nearveil.audit._experiment import Experiment, Pair
+from nearveil.audit.attacks._clock import DIMENSION, Asked, Asking, choosing, clock_experiment, hostile_parts
 from nearveil.release import PublicMap
 from nearveil.release.covers._oblivious import DECAY, NEIGHBORS
 from nearveil.retrieval import PublicPart
@@ -64,7 +64,7 @@ def hasty_question() -> Experiment:
 @contextmanager
 def hasty_client(public: PublicPart) -> Iterator[Asking]:
     """Let a client ask that waits for nothing, and holds the map of a hostile server already."""
-    from nearveil.audit._hostile_server import ETAG, HostileServer, ask, hostile_client
+    from nearveil.audit.attacks._hostile_server import ETAG, HostileServer, ask, hostile_client
 
     server = HostileServer(public)
     with hostile_client(server) as client:

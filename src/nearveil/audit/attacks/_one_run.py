@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.audit._attack_threshold import Score
 from nearveil.audit._bounds import Floats, one_run_epsilon, proportion
 from nearveil.audit._experiment import Experiment, Pair
+from nearveil.audit.attacks._threshold import Score
 from nearveil.privacy.noise import Source
 
 _MOST = 4096  # records
@@ -29,15 +29,7 @@ class Guesser:
 def choose_guesser(first: Floats, second: Floats, mistake: float) -> Guesser:
     """Choose how sure the attacker has to be, on runs that are not used again.
 
-    Parameters
-    ----------
-    first, second : ndarray of shape (n,)
-        Scores in either world.
-    mistake : float
-
-    Returns
-    -------
-    Guesser
+    `first, second`: Scores in either world.
     """
     pooled = np.concatenate([first, second])
     best, most = Guesser(-np.inf, np.inf), -1.0
@@ -57,19 +49,7 @@ def one_run(
 ) -> float | None:
     """Run the mechanism once on many records and return the epsilon that the guesses show.
 
-    Parameters
-    ----------
-    experiment : Experiment
-    pair : Pair
-    score : callable
-    guesser : Guesser or None
-    mistake : float
-    source : Source
-
-    Returns
-    -------
-    float or None
-        None where the mechanism takes one record alone.
+    Returns: None where the mechanism takes one record alone.
     """
     if experiment.together is None or guesser is None:
         return None

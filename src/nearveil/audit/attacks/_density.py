@@ -22,17 +22,8 @@ class Direction:
 def choose_direction(first: Floats, second: Floats, epsilon: float, delta: float, mistake: float) -> Direction:
     """Return the direction whose divergence shows more.
 
-    Parameters
-    ----------
-    first, second : ndarray of shape (n,)
-        Losses in either world: all that were made for choosing, since a density is not trained.
-    epsilon, delta : float
-        What is promised.
-    mistake : float
-
-    Returns
-    -------
-    Direction
+    `first, second`: Losses in either world: all that were made for choosing, since a density is not trained.
+    `epsilon, delta`: What is promised.
     """
     found = [
         Direction(swapped, HockeyStick(own).interval(delta, mistake, ladder(epsilon))[0])
@@ -43,12 +34,7 @@ def choose_direction(first: Floats, second: Floats, epsilon: float, delta: float
 
 @dataclass(frozen=True)
 class Slices:
-    """Sets of outcomes: those whose stated loss lies between two numbers, ends included.
-
-    Attributes
-    ----------
-    low, high : ndarray of shape (n,)
-    """
+    """Sets of outcomes: those whose stated loss lies between two numbers, ends included."""
 
     low: Floats
     high: Floats
@@ -57,14 +43,7 @@ class Slices:
     def choose(cls, losses: Floats) -> "Slices":
         """Choose slices that hold about as many outcomes each, by runs that do not judge.
 
-        Parameters
-        ----------
-        losses : ndarray of shape (n,)
-            Of both worlds.
-
-        Returns
-        -------
-        Slices
+        `losses`: Of both worlds.
         """
         ordered = np.sort(losses)
         count = min(_SLICES, max(2, len(losses) // _RUNS_IN_A_SLICE))
@@ -75,16 +54,8 @@ class Slices:
     def misfit(self, first: Floats, second: Floats, mistake: float) -> str | None:
         """Say where the losses of other runs cannot be those of one density (Theorem 7).
 
-        Parameters
-        ----------
-        first, second : ndarray of shape (n,)
-            Stated losses ``ln p/q`` of outcomes under P, and of outcomes under Q.
-        mistake : float
-            The probability with which a true density may be called false.
-
-        Returns
-        -------
-        str or None
+        `first, second`: Stated losses ``ln p/q`` of outcomes under P, and of outcomes under Q.
+        `mistake`: The probability with which a true density may be called false.
         """
         p, q = (
             proportion(self._hits(losses), len(losses), mistake / (2 * len(self.low))) for losses in (first, second)

@@ -38,22 +38,17 @@ _SUBNORMAL = 2.0**-24
 class Asked:
     """What one run is about.
 
-    Attributes
-    ----------
-    public : PublicPart
-        Of a hostile server.
-    feature, reference : ndarray of shape (d,)
-        The private one, and a public one to compare with.
+    `feature, reference`: The private one, and a public one to compare with.
     """
 
-    public: PublicPart
+    public: PublicPart  # of a hostile server
     feature: Floats = field(repr=False)
     reference: Floats = field(repr=False)
 
 
 def through_client(public: PublicPart) -> AbstractContextManager[Asking]:
     """Let a client ask a hostile server in this process."""
-    from nearveil.audit._hostile_server import asking_client
+    from nearveil.audit.attacks._hostile_server import asking_client
 
     return asking_client(public)
 
@@ -75,20 +70,10 @@ def clock_experiment(
 ) -> Experiment:
     """Return the experiment of the time that passes between a map and the question about it.
 
-    Parameters
-    ----------
-    observer : callable, default=through_client
-        ``observer(public)`` is a context with a callable: it asks a server with this public part about a feature, and
-        returns the seconds that the server saw. By default a :class:`nearveil.Client` asks over a transport in this
-        process.
-    name : str
-    at_once : int, default=8
-        How many ask at the same time. A client waits most of the time.
-    trials : int, default=800
-
-    Returns
-    -------
-    Experiment
+    `observer`: ``observer(public)`` is a context with a callable: it asks a server with this public part about a
+    feature, and returns the seconds that the server saw. By default a :class:`nearveil.Client` asks over a
+    transport in this process.
+    `at_once`: How many ask at the same time. A client waits most of the time.
     """
 
     def run(asked: Asked, runs: int, source: Source) -> NDArray[np.float64]:
@@ -125,14 +110,7 @@ def _differences(ask: Asking, asked: Asked, first: NDArray[np.bool_]) -> NDArray
 def hostile_parts(prototypes: int = MOST_PROTOTYPES) -> dict[str, PublicPart]:
     """Return what hostile servers publish, by what it is made to slow down.
 
-    Parameters
-    ----------
-    prototypes : int, default=8192
-        Of each map.
-
-    Returns
-    -------
-    dict of str to PublicPart
+    `prototypes`: Of each map.
     """
     arc = _arc(prototypes)
     exact = np.eye(DIMENSION, dtype=np.float16)

@@ -19,22 +19,11 @@ _LARGEST_CLUSTER = 128
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """What was answered in many runs of the whole plan.
+    """What was answered in many runs of the whole plan."""
 
-    Attributes
-    ----------
-    passed : ndarray of bool, shape (n, q)
-        Whether a query would be answered if there were no cap.
-    asked : ndarray of bool, shape (n, q)
-        Whether a query is asked: none is, once the cap on answers is reached.
-    values : ndarray of shape (n, q, k)
-        Released numbers.
-    labels : ndarray of shape (n, q, ...)
-    """
-
-    passed: NDArray[np.bool_]
-    asked: NDArray[np.bool_]
-    values: Floats
+    passed: NDArray[np.bool_]  # whether a query would be answered if there were no cap
+    asked: NDArray[np.bool_]  # whether a query is asked: none is, once the cap on answers is reached
+    values: Floats  # released numbers
     labels: NDArray[Any]
 
     @property
@@ -54,14 +43,7 @@ class Answered:
 def membership_experiment(voter: Any) -> Experiment:
     """Return the experiment of a voting estimator: all queries of its plan are asked at one record.
 
-    Parameters
-    ----------
-    voter : PrivateKNeighborsClassifier, PrivateKNeighborsRegressor or PateClassifier
-        Its parameters count; what it was fitted on does not.
-
-    Returns
-    -------
-    Experiment
+    `voter`: Its parameters count; what it was fitted on does not.
     """
     ballot = ballot_of(voter)
     queries = ballot.queries

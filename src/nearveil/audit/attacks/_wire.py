@@ -44,18 +44,8 @@ def _unpaid(promise: Guarantee) -> AbstractContextManager[_Debit]:
 def question(public: PublicPart, feature: Floats, send: Send, source: Source) -> Found:
     """Ask one question by the protocol and choose from the answer.
 
-    Parameters
-    ----------
-    public : PublicPart
-    feature : ndarray of shape (d,)
-        Private.
-    send : callable
-        Sends bytes and returns the reply.
-    source : Source
-
-    Returns
-    -------
-    Found
+    `feature`: Private.
+    `send`: Sends bytes and returns the reply.
     """
     client = ClientProtocol(_EPSILON, public=public)
     return client.take_answer(send(client.ask(feature, spend=_unpaid, rng=source)), 3)
@@ -69,15 +59,8 @@ def honest(public: PublicPart, feature: Floats, send: Send, source: Source) -> N
 def wire_experiment(talk: Talk = honest, *, name: str = "covers: on the wire") -> Experiment:
     """Return the experiment of a whole conversation with a server.
 
-    Parameters
-    ----------
-    talk : callable, default=honest
-        ``talk(public, feature, send, source)`` does what a client does. Everything that goes through `send` is seen.
-    name : str
-
-    Returns
-    -------
-    Experiment
+    `talk`: ``talk(public, feature, send, source)`` does what a client does. Everything that goes through `send` is
+    seen.
     """
     public, server = _shelf()
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from nearveil.audit._attack_threshold import Score
 from nearveil.audit._bounds import Floats
 from nearveil.audit._experiment import Outcomes
 from nearveil.audit._law import row_hashes
+from nearveil.audit.attacks._threshold import Score
 
 _MOST = 4096  # different outcomes
 _PRIOR = 0.5  # of a run, for each outcome that was not seen
@@ -14,14 +14,7 @@ _PRIOR = 0.5  # of a run, for each outcome that was not seen
 def table(first: Outcomes, second: Outcomes) -> Score | None:
     """Score an outcome by the ratio of how often the very same one came in training.
 
-    Parameters
-    ----------
-    first, second : Outcomes
-
-    Returns
-    -------
-    callable or None
-        None where no outcome came twice.
+    Returns: None where no outcome came twice.
     """
     every, place = np.unique(
         np.concatenate([row_hashes(first.numbers), row_hashes(second.numbers)]), return_inverse=True

@@ -69,12 +69,7 @@ class OperationClock:
 
 
 class CountingSource:
-    """A source that counts the words that are drawn from it.
-
-    Parameters
-    ----------
-    source : Source
-    """
+    """A source that counts the words that are drawn from it."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -94,15 +89,7 @@ class CountingSource:
 def time_experiment(release: Release, *, clock: Callable[[], Clock] = OperationClock) -> Experiment:
     """Return the experiment of the work that one release is: an observer sees how long it took, and nothing else.
 
-    Parameters
-    ----------
-    release : Release
-    clock : callable, default=OperationClock
-        Makes the clock. Inject another to measure something else.
-
-    Returns
-    -------
-    Experiment
+    `clock`: Makes the clock. Inject another to measure something else.
     """
     ready = fitted(release)
     told = release_experiment(ready)

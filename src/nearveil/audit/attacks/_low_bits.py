@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.audit._attack_classifier import boosted_on
-from nearveil.audit._attack_threshold import Score
 from nearveil.audit._bounds import Floats
 from nearveil.audit._experiment import Outcomes
+from nearveil.audit.attacks._classifier import boosted_on
+from nearveil.audit.attacks._threshold import Score
 
 _NOTHING = 2000.0  # the last bit of zero: beyond every other
 _KEPT = 4  # low bits of a mantissa that a classifier sees
@@ -16,14 +16,6 @@ _KEPT = 4  # low bits of a mantissa that a classifier sees
 
 def last_bits(numbers: NDArray[np.floating]) -> Floats:
     """Return, for each number, e where 2^e is its lowest bit that is set.
-
-    Parameters
-    ----------
-    numbers : ndarray of float32 or float64
-
-    Returns
-    -------
-    ndarray of float64, of the same shape
 
     Examples
     --------
@@ -39,14 +31,7 @@ def last_bits(numbers: NDArray[np.floating]) -> Floats:
 def finest(first: Outcomes, second: Outcomes) -> Score | None:
     """Score by the finest bit of all numbers; None where what is seen is no floating point.
 
-    Parameters
-    ----------
-    first, second : Outcomes
-        Their kind of numbers decides, nothing else.
-
-    Returns
-    -------
-    callable or None
+    `first, second`: Their kind of numbers decides, nothing else.
     """
     del second
     if first.numbers.dtype.kind != "f":
@@ -55,16 +40,7 @@ def finest(first: Outcomes, second: Outcomes) -> Score | None:
 
 
 def patterns(first: Outcomes, second: Outcomes) -> Score | None:
-    """Learn from the positions of the last bits and from the lowest bits of the mantissas, by boosted trees.
-
-    Parameters
-    ----------
-    first, second : Outcomes
-
-    Returns
-    -------
-    callable or None
-    """
+    """Learn from the positions of the last bits and from the lowest bits of the mantissas, by boosted trees."""
     if first.numbers.dtype.kind != "f":
         return None
     return boosted_on(first, second, _patterns)

@@ -6,9 +6,9 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import HistGradientBoostingClassifier
 from threadpoolctl import threadpool_limits
 
-from nearveil.audit._attack_threshold import Score
 from nearveil.audit._bounds import Floats
 from nearveil.audit._experiment import Outcomes
+from nearveil.audit.attacks._threshold import Score
 
 _MOST = 20_000  # outcomes of either world that a classifier learns from
 _MOST_COLUMNS = 512
@@ -17,14 +17,7 @@ _MOST_COLUMNS = 512
 def linear(first: Outcomes, second: Outcomes) -> Score | None:
     """Learn the direction in which two noisy means differ most, in units of the noise.
 
-    Parameters
-    ----------
-    first, second : Outcomes
-
-    Returns
-    -------
-    callable or None
-        None where there is nothing to learn from.
+    Returns: None where there is nothing to learn from.
     """
     rows, worlds = _examples(first, second)
     spread = rows.std(axis=0)
@@ -42,16 +35,7 @@ def linear(first: Outcomes, second: Outcomes) -> Score | None:
 
 
 def boosted(first: Outcomes, second: Outcomes) -> Score | None:
-    """Learn any difference, by boosted trees.
-
-    Parameters
-    ----------
-    first, second : Outcomes
-
-    Returns
-    -------
-    callable or None
-    """
+    """Learn any difference, by boosted trees."""
     return boosted_on(first, second, lambda outcomes: outcomes.numbers)
 
 

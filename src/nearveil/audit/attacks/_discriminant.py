@@ -24,14 +24,7 @@ _TRIALS = 400  # every run is a fit
 def discriminant_experiment(discriminant: PrivateDiscriminant) -> Experiment:
     """Return the experiment of a discriminant: one record more, near the others or far outside.
 
-    Parameters
-    ----------
-    discriminant : PrivateDiscriminant
-        Its parameters count; what it was fitted on does not.
-
-    Returns
-    -------
-    Experiment
+    `discriminant`: Its parameters count; what it was fitted on does not.
     """
     trial = _Publishing(discriminant)
     fitted = trial.fit(trial.pairs[0].first)

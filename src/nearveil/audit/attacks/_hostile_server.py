@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from nearveil.audit._attack_clock import DIMENSION, EPSILON, Asking
 from nearveil.audit._defaults import Floats
+from nearveil.audit.attacks._clock import DIMENSION, EPSILON, Asking
 from nearveil.privacy import Guarantee
 from nearveil.retrieval import PublicPart
 from nearveil.service import Client, GalleryInfo, UnansweredError
@@ -37,14 +37,7 @@ _LIST = Galleries(
 class HostileServer(httpx.AsyncBaseTransport):
     """Publishes a map, and measures the time from the map to the question. It answers none.
 
-    Parameters
-    ----------
-    public : PublicPart
-
-    Attributes
-    ----------
-    gap : float
-        Seconds from the map to the last question.
+    `gap`: Seconds from the map to the last question.
     """
 
     def __init__(self, public: PublicPart) -> None:

@@ -10,9 +10,9 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 from scipy.stats import binom
 
-from nearveil.audit._attack_wire import Send, question, wire_experiment
 from nearveil.audit._experiment import Experiment, Floats, Pair
 from nearveil.audit._releases import release_experiment
+from nearveil.audit.attacks._wire import Send, question, wire_experiment
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.events import NoisyScreening, PureDp, VoteHistogram
@@ -33,16 +33,7 @@ _LINK = "docs/theory/audit.md"
 def claimed(epsilon: float, delta: float, why_not: str, events: tuple[DpEvent, ...] = ()) -> Guarantee:
     """Return a claim that does not hold.
 
-    Parameters
-    ----------
-    epsilon, delta : float
-    why_not : str
-    events : tuple of DpEvent, default=()
-        What was charged.
-
-    Returns
-    -------
-    Guarantee
+    `events`: What was charged.
     """
     return Guarantee(
         epsilon=epsilon,
@@ -92,15 +83,7 @@ def fixed_size_sample(n_records: int = 20, size: int = 4, noise: float = 1.0) ->
 
     A record may be drawn twice, and then it has two votes.
 
-    Parameters
-    ----------
-    n_records, size : int
-        The sample's share of the records is what is charged.
-    noise : float
-
-    Returns
-    -------
-    Experiment
+    `n_records, size`: The sample's share of the records is what is charged.
     """
     event = PoissonSampledDpEvent(size / n_records, VoteHistogram(noise))
     times = np.arange(size + 1)
@@ -134,16 +117,6 @@ def shared_sample(
 
     The database holds one record or none. Where the screening passed, the record most likely is in the sample, and the
     sampling hides it no more.
-
-    Parameters
-    ----------
-    rate : float
-    threshold, screening_noise, noise : float
-    delta : float
-
-    Returns
-    -------
-    Experiment
     """
     events = (
         PoissonSampledDpEvent(rate, NoisyScreening(screening_noise, threshold, 1)),
@@ -177,16 +150,7 @@ def shared_sample(
 
 
 def float_laplace(epsilon: float = 1.0) -> Experiment:
-    """Return a value plus NumPy's Laplace noise, in doubles: the textbook mechanism, as textbooks program it.
-
-    Parameters
-    ----------
-    epsilon : float
-
-    Returns
-    -------
-    Experiment
-    """
+    """Return a value plus NumPy's Laplace noise, in doubles: the textbook mechanism, as textbooks program it."""
 
     def run(value: float, runs: int, source: Source) -> Floats:
         return value + _generator(source).laplace(scale=1 / epsilon, size=(runs, 1))
@@ -230,14 +194,6 @@ class BusyCells(Cells):
 
 def half_noise(epsilon: float, delta: float) -> float:
     """Return the epsilon at which Gaussian noise is half of what it is at `epsilon`.
-
-    Parameters
-    ----------
-    epsilon, delta : float
-
-    Returns
-    -------
-    float
 
     Examples
     --------

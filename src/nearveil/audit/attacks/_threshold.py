@@ -15,23 +15,12 @@ _CANDIDATES = 300  # thresholds, half of them deep in the tails
 
 @dataclass(frozen=True)
 class Event:
-    """A set of outcomes, told by a score, and the world that it speaks for.
-
-    Attributes
-    ----------
-    threshold : float
-    above : bool
-        Whether it is the outcomes with a score of at least the threshold, or those below it.
-    swapped : bool
-        Whether it speaks for the second world against the first.
-    promising : float
-        The epsilon that the choosing half showed. No bound: it was maximised.
-    """
+    """A set of outcomes, told by a score, and the world that it speaks for."""
 
     threshold: float
-    above: bool
-    swapped: bool
-    promising: float
+    above: bool  # whether it is the outcomes with a score of at least the threshold, or those below it
+    swapped: bool  # whether it speaks for the second world against the first
+    promising: float  # the epsilon that the choosing half showed. No bound: it was maximised
 
     def holds(self, scores: Floats) -> int:
         """Count the outcomes that are in the set."""
@@ -49,16 +38,7 @@ def choose_event(first: Floats, second: Floats, delta: float, mistake: float) ->
 
     Whatever is chosen here is measured on other runs, so the choice need not be paid for.
 
-    Parameters
-    ----------
-    first, second : ndarray of shape (n,)
-        Scores of as many runs in either world.
-    delta : float
-    mistake : float
-
-    Returns
-    -------
-    Event
+    `first, second`: Scores of as many runs in either world.
     """
     thresholds = _thresholds(np.concatenate([first, second]))
     runs = len(first)
