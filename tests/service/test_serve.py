@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,12 +73,12 @@ class Process:
         return self.head("/v1/galleries/birds/query", *told, method="POST")
 
 
-def started(folder: Path, *words: str, **told: str) -> Process:
+def started(folder: Path, *words: str, program: Sequence[str] = ("-m", "nearveil"), **told: str) -> Process:
     with TokenStore(folder / "tokens.db") as store:
         secret = store.create("ann", scopes=["query", "originals", "metrics"])[1]
     variables = {f"NEARVEIL_SERVER_{name}": value for name, value in told.items()}
     running = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "nearveil", "serve", *words, "--port", "0", "--tokens", str(folder / "tokens.db")],
+        [sys.executable, *program, "serve", *words, "--port", "0", "--tokens", str(folder / "tokens.db")],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

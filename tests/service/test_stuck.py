@@ -5,10 +5,11 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -16,8 +17,10 @@ import pytest
 
 from nearveil.retrieval import Item
 from nearveil.service import _app, _galleries
+from nearveil.service._model import FRAME, KEY_HEADER
 
 from ..retrieval.index_places import WEBP, unit_rows
+from .protected import CLASSES, make, published
 from .serving import Server, index_of, serving
 from .test_serve import Process, started
 
@@ -83,7 +86,7 @@ def test_a_gallery_that_hangs_is_noticed_and_holds_up_no_other(tmp_path: Path, h
 
 
 def test_systemd_hears_of_a_server_while_it_can_work(tmp_path: Path, hanging: pytest.MonkeyPatch) -> None:
-    hanging.setattr(_app, "_BEAT", 0.01)
+    hanging.setattr(_app, "BEAT", 0.01)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, hanging.context() as within:
         systemd.bind(str(tmp_path / "notify"))
         systemd.setblocking(False)
@@ -99,3 +102,49 @@ def test_systemd_hears_of_a_server_while_it_can_work(tmp_path: Path, hanging: py
             server.client.runner.run(asyncio.sleep(0.1))
             with pytest.raises(BlockingIOError):
                 systemd.recv(1000)
+
+
+@contextmanager
+def locked(path: Path, how: str) -> Iterator[None]:
+    """Hold the lock of a database, as a writer that never ends."""
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=20)) as writer:
+        writer.execute(f"BEGIN {how}")
+        yield
+        writer.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize("how", ["IMMEDIATE", "EXCLUSIVE"])
+def test_a_writer_that_never_ends_holds_up_nobody_who_reads(tmp_path: Path, how: str) -> None:
+    """Tokens, an index, a ledger and used keys, each locked by another process while all of them are served."""
+    index_of(tmp_path / "birds").close()
+    make(tmp_path)
+    published(tmp_path, ledger=tmp_path / "votes.db", epsilon=2.0, publications=2).close()
+    told = {"kind": "protected", "index": "private", "public": "public", "ledger": "votes.db", "account": "scans"}
+    terms = {"classes": CLASSES, "epsilon": 2.0, "delta": 1e-6, "publications": 2}
+    galleries = [{"name": "birds", "index": "birds"}, {"name": "scans", **told, **terms}]
+    waits = {"DATABASE_TIMEOUT": "2", "SHUTDOWN_GRACE": "1"}
+    process = started(tmp_path, "--workers", "2", GALLERIES=json.dumps(galleries), **waits)
+    reads = ["/health", "/ready", "/metrics", *(f"/v1/galleries{one}" for one in ("", "/birds/map", "/scans/model"))]
+    headers = {"authorization": f"Bearer {process.secret}"}
+    asked = {**headers, "content-type": FRAME}
+    try:
+        with httpx.Client(base_url=process.url, headers=headers, timeout=60) as client, ExitStack() as stack:
+
+            def ask(key: str) -> int:
+                path = "/v1/galleries/birds/query"
+                return client.post(path, content=b"no message", headers={**asked, KEY_HEADER: key}).status_code
+
+            assert ask("a-key-of-a-client") == 400
+            for name in ("tokens.db", "votes.db", "birds/index.db", "private/index.db"):
+                stack.enter_context(locked(tmp_path / name, how))
+            for path in reads:
+                assert client.get(path).status_code == 200, path
+            assert ask("another-key-of-a-client") == 400
+            with locked(tmp_path / "tokens.db.replays", how):
+                assert ask("a-third-key-of-a-client") == 503  # whether it was used cannot be known
+                assert [client.get(path).status_code for path in reads] == [200] * len(reads)
+            assert ask("a-third-key-of-a-client") == 400
+            process.running.send_signal(signal.SIGTERM)
+            assert process.running.wait(30) == 0
+    finally:
+        process.end()

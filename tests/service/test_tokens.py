@@ -239,3 +239,36 @@ def test_a_revocation_takes_effect_on_a_full_disk(tmp_path: Path) -> None:
             assert not store.has_room()
         with TokenStore(disk / "keys" / "tokens.db") as store:
             assert store.verify(secret) is None
+
+
+def test_room_that_was_used_is_taken_again(tmp_path: Path) -> None:
+    for disk in mounted(tmp_path / "disk", "2m"):
+        with TokenStore(disk / "keys" / "tokens.db") as store:
+            token, _ = store.create("ann")
+            ballast = fill(disk, 0)
+            with pytest.raises(TokenError):
+                list(map(store.create, ["bob"] * 10_000))
+            store.revoke(token.id)
+            assert not store.has_room()
+            ballast.unlink()
+            assert store.has_room()
+
+
+def test_a_token_that_expires_while_another_writes_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    now = [1_000_000.0]
+    with TokenStore(tmp_path / "tokens.db", clock=lambda: now[0], timeout=20) as store:
+        _, secret = store.create("ann", days=1)
+        _, other = store.create("bob")
+        now[0] += 2 * 86_400
+        with closing(sqlite3.connect(tmp_path / "tokens.db", isolation_level=None)) as writer:
+            writer.execute("BEGIN IMMEDIATE")
+            began = time.monotonic()
+            store.refresh()
+            assert time.monotonic() - began < 15  # not the twenty seconds that a writer waits, nor twice that
+            assert store.verify(secret) is None
+            assert store.verify(other) is not None
+            reserve = tmp_path / "tokens.db.reserve"
+            assert reserve.stat().st_size  # which is kept for a full disk
+            writer.execute("ROLLBACK")
+        store.refresh()
+        assert {one.label for one in store.list() if one.revoked is not None} == {"ann"}

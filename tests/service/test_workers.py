@@ -78,6 +78,56 @@ def lives(pid: int) -> bool:
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+STOPPED = """
+from nearveil.service import _serve
+from nearveil.__main__ import main
+_serve._SILENT = 8.0
+main()
+"""
+
+
+def test_one_that_is_stopped_is_noticed_and_started_anew(tmp_path: Path) -> None:
+    """A worker that hangs dies by no signal but SIGKILL, and its parent hears nothing of it unless it listens."""
+    index_of(tmp_path / "birds").close()
+    process = started(tmp_path, str(tmp_path / "birds"), "--workers", "2", program=["-c", STOPPED], SHUTDOWN_GRACE="1")
+    try:
+        before = children(process)
+        until = time.monotonic() + 60
+        os.kill(min(before), signal.SIGSTOP)
+        while lives(min(before)) or len(children(process)) < 2:
+            assert time.monotonic() < until
+            assert httpx.get(f"{process.url}/health", timeout=60).status_code == 200  # the other one answers
+            time.sleep(0.1)
+        process.running.send_signal(signal.SIGTERM)
+        assert process.running.wait(30) == 0
+    finally:
+        process.end()
+
+
+def test_a_stopped_one_does_not_delay_the_end(process: Process) -> None:
+    mine = children(process)
+    os.kill(min(mine), signal.SIGSTOP)
+    process.running.send_signal(signal.SIGTERM)
+    assert process.running.wait(30) == 0
+    assert not any(map(lives, mine))
+
+
+def test_what_the_dead_had_under_way_is_not_counted(process: Process) -> None:
+    before = children(process)
+    with process.connect() as waiting:
+        waiting.sendall(process.question(b"a message that does not come"))
+        time.sleep(0.5)
+        for one in before:
+            os.kill(one, signal.SIGKILL)
+        until = time.monotonic() + 60
+        while len(children(process) - before) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        headers = {"authorization": f"Bearer {process.secret}"}
+        text = httpx.get(f"{process.url}/metrics", headers=headers, timeout=60).text
+    assert "nearveil_in_flight 1.0" in text.splitlines()  # this request itself
+
+
 def test_keys_and_revocations_count_in_all_processes(process: Process, tmp_path: Path) -> None:
     headers = {"authorization": f"Bearer {process.secret}", "content-type": FRAME, KEY_HEADER: "one-key-of-a-client"}
     address = f"{process.url}/v1/galleries/birds/query"

@@ -19,11 +19,10 @@ from nearveil.service._errors import FieldError, ServiceError, UnknownError
 from nearveil.service._galleries import Gallery
 from nearveil.service._model import FRAME, GALLERY_NAME, Galleries, Health
 from nearveil.service._settings import Settings
-from nearveil.service._systemd import ALIVE, notify
 from nearveil.service._tokens import TokenStore
 
 _POLL = 5.0  # seconds between two looks for new maps; a request looks by itself, too
-_BEAT = 5.0  # seconds between two signs of life to systemd
+BEAT = 5.0  # seconds between two signs of life
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _USUAL = (400, 401, 404, 405, 429, 500, 503)
 _ASKED = (403, 408, 409, 411, 413, 415, 422)
@@ -261,11 +260,11 @@ async def _look(desk: Desk) -> None:
 
 
 async def _tell_alive(desk: Desk) -> None:
-    """Tell systemd what `/health` would say."""
+    """Give signs of life while `/health` would say so."""
     while True:
         if desk.alive():
-            notify(ALIVE)
-        await asyncio.sleep(_BEAT)
+            desk.tell_alive()
+        await asyncio.sleep(BEAT)
 
 
 async def _http_error(_: Request, error: Exception) -> Response:

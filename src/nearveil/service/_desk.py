@@ -24,6 +24,7 @@ from nearveil.service._metrics import GalleryFigures, Metrics
 from nearveil.service._model import FRAME, KEY, KEY_HEADER, MOST_GALLERIES, GalleryInfo
 from nearveil.service._replays import Replays, ReplayStore
 from nearveil.service._settings import Settings
+from nearveil.service._systemd import tell_alive
 from nearveil.service._token_places import TokenError
 from nearveil.service._tokens import TokenStore
 from nearveil.service._visit import VISIT, Visit
@@ -83,6 +84,7 @@ class Desk:
     replays: Replays
     metrics: Metrics = field(default_factory=Metrics)
     lines: LineWriter = field(default_factory=LineWriter)
+    tell_alive: Callable[[], None] = tell_alive
 
     def __post_init__(self) -> None:
         self._quick = {

@@ -90,6 +90,11 @@ def _whole(own: CollectorRegistry) -> CollectorRegistry:
     return registry
 
 
+def forget_process(pid: int | None) -> None:
+    """Count what a process had under way no more: it has died."""
+    multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
+
+
 @dataclass(frozen=True)
 class GalleryFigures:
     """Figures of one gallery; None where there is none, or the gallery cannot be read."""

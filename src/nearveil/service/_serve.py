@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.context import SpawnProcess
@@ -19,21 +21,27 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from nearveil.retrieval._index import Index
-from nearveil.service._app import create_app
+from nearveil.service._app import BEAT, create_app
 from nearveil.service._connections import Connection, Slots
 from nearveil.service._galleries import Gallery, OpenGallery
 from nearveil.service._logs import install
+from nearveil.service._metrics import forget_process
 from nearveil.service._protected_checks import check_apart
 from nearveil.service._server import Server
 from nearveil.service._settings import GallerySettings, Settings, SettingsError
+from nearveil.service._systemd import tell_alive
 from nearveil.service._tokens import TokenStore
 
 if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
+
     from nearveil.service._protected import ProtectedGallery
 
 _LOG = logging.getLogger(__name__)
 _LOOK = 0.2  # seconds between two looks at the processes
 _PAUSE = 1.0  # seconds before a process that ended is started anew
+_SILENT = 30.0  # seconds without a sign of life after which a process is ended
+_STARTING = 300.0  # seconds more until the first: galleries are opened
 _CLOSING = 2.0  # seconds that an index or a store has to be closed
 _BACKLOG = 2048  # connections that wait to be accepted
 
@@ -85,8 +93,14 @@ def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> 
             run_workers(sock, settings, ready=ready)
 
 
-def serve_on(sock: socket.socket, settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
-    """Answer what comes to a socket in this process, until a signal says to stop."""
+def serve_on(
+    sock: socket.socket,
+    settings: Settings,
+    *,
+    ready: Callable[[str], None] | None = None,
+    tell_alive: Callable[[], None] = tell_alive,
+) -> None:
+    """Answer what comes to a socket in this process, until a signal says to stop; tell meanwhile that it can."""
     with ExitStack() as stack:
         tokens = TokenStore(settings.tokens, timeout=settings.database_timeout)
         stack.callback(_close, tokens)
@@ -94,6 +108,7 @@ def serve_on(sock: socket.socket, settings: Settings, *, ready: Callable[[str], 
         for gallery in galleries:
             stack.callback(_close, gallery)
         app = create_app(galleries, tokens, settings)
+        app.state.desk.tell_alive = tell_alive
         install(app.state.desk.lines, settings.log_level)
         server = Server(_config(app, settings), partial(_say_ready, address(settings, sock), ready))
         stack.enter_context(server.signals())
@@ -110,46 +125,95 @@ def _say_ready(where: str, ready: Callable[[str], None] | None) -> None:
         ready(where)
 
 
+@dataclass
+class Worker:
+    """A process that serves, and when it last gave a sign of life: that it can work, as `/health` says."""
+
+    process: SpawnProcess
+    beat: "Synchronized[float]"  # in memory that both share; 0 before the first
+    began: float = field(default_factory=time.monotonic)
+
+    def is_living(self) -> bool:
+        """Return whether it gave a sign of life lately."""
+        return self.process.is_alive() and time.monotonic() - self.beat.value < _SILENT
+
+    def is_stuck(self) -> bool:
+        """Return whether it should have given one since."""
+        return time.monotonic() - (self.beat.value or self.began + _STARTING) > _SILENT
+
+    def kill(self) -> None:
+        """End it, whatever it does: one that was stopped hears no other signal. It is not stuck any more."""
+        _LOG.error("a process gave no sign of life for %g seconds: it is started anew", _SILENT)
+        self.process.kill()
+        self.beat.value, self.began = 0.0, math.inf
+
+
 def run_workers(sock: socket.socket, settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
-    """Let several processes answer what comes to a socket, until a signal says to stop; start anew those that die."""
+    """Let several processes answer what comes to a socket, until a signal says to stop.
+
+    Those that die, and those that give no sign of life, are started anew. systemd hears from this process, while any
+    of the others lives.
+    """
     open_galleries(settings.model_copy(update={"cache": 0}), close=True)  # what is wrong is told once, here
     context = get_context("spawn")
-    part, started, stop = settings.of_one_worker(), context.Event(), threading.Event()
+    part, started = settings.of_one_worker(), context.Event()
+    stopping: list[int] = []  # not an event: two signals at once would wait for each other
     with ExitStack() as stack:
         # Read when prometheus_client is imported: so it must stand there before a process begins.
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = stack.enter_context(TemporaryDirectory(prefix="nearveil-metrics-"))
         stack.callback(os.environ.pop, "PROMETHEUS_MULTIPROC_DIR")
 
-        def start() -> SpawnProcess:
-            process = context.Process(target=_work, args=(sock, part, started), daemon=True)
+        def start() -> Worker:
+            beat = context.Value("d", lock=False)
+            process = context.Process(target=_work, args=(sock, part, started, beat), daemon=True)
             # Ctrl-C reaches all processes of a terminal. These end when this one says so, and inherit what is blocked.
             signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
             try:
                 process.start()
             finally:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
-            return process
+            return Worker(process, beat)
 
         for one in (signal.SIGTERM, signal.SIGINT):
-            stack.callback(signal.signal, one, signal.signal(one, lambda *_: stop.set()))
-        processes = [start() for _ in range(settings.workers)]
-        stack.callback(_end, processes, settings.shutdown_grace)
-        while not stop.is_set():
+            stack.callback(signal.signal, one, signal.signal(one, lambda number, _: stopping.append(number)))
+        workers = [start() for _ in range(settings.workers)]
+        stack.callback(_end, workers, settings.shutdown_grace)
+        told = -math.inf
+        while not stopping:
             if ready is not None and started.is_set():
                 ready(address(settings, sock))
                 ready = None
-            if not connection.wait([process.sentinel for process in processes], timeout=_LOOK):
+            if time.monotonic() - told > BEAT and any(worker.is_living() for worker in workers):
+                tell_alive()
+                told = time.monotonic()
+            if not (dead := _find_dead(workers)):
                 continue
             if not started.is_set():
                 raise SettingsError("workers: a process ended before it could answer: see the log")
-            stop.wait(_PAUSE)  # one that cannot start must not be started without end
-            processes[:] = [process if process.is_alive() else start() for process in processes]
+            time.sleep(_PAUSE)  # one that cannot start must not be started without end
+            workers[:] = [start() if worker in dead else worker for worker in workers]
 
 
-def _work(sock: socket.socket, settings: Settings, started: Any) -> None:
+def _find_dead(workers: list[Worker]) -> list[Worker]:
+    """Wait a little; kill workers that are stuck, and return those that have ended."""
+    connection.wait([worker.process.sentinel for worker in workers], timeout=_LOOK)
+    for worker in workers:
+        if worker.is_stuck():
+            worker.kill()
+    dead = [worker for worker in workers if not worker.process.is_alive()]
+    for worker in dead:
+        forget_process(worker.process.pid)
+    return dead
+
+
+def _work(sock: socket.socket, settings: Settings, started: Any, beat: "Synchronized[float]") -> None:
     """Serve in a process of its own, as long as the one that started it lives."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    serve_on(sock, settings, ready=lambda _: started.set())
+
+    def tell_parent() -> None:
+        beat.value = time.monotonic()  # which all processes of a machine share
+
+    serve_on(sock, settings, ready=lambda _: started.set(), tell_alive=tell_parent)
 
 
 def _end_with_parent() -> None:
@@ -160,15 +224,15 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _end(processes: list[SpawnProcess], grace: float) -> None:
+def _end(workers: list[Worker], grace: float) -> None:
     """Let processes finish what is under way, but not for ever."""
-    for process in processes:
-        process.terminate()
+    for worker in workers:
+        worker.process.terminate()
     until = time.monotonic() + grace + _CLOSING * 2
-    for process in processes:
-        process.join(max(0.1, until - time.monotonic()))
-        if process.is_alive():
-            process.kill()
+    for worker in workers:
+        worker.process.join(max(0.1, until - time.monotonic()))
+        if worker.process.is_alive():
+            worker.process.kill()
 
 
 def address(settings: Settings, sock: socket.socket) -> str:

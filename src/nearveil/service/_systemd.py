@@ -4,14 +4,14 @@ import os
 import socket
 from contextlib import suppress
 
-ALIVE = "READY=1\nWATCHDOG=1"
+_ALIVE = b"READY=1\nWATCHDOG=1"
 
 
-def notify(message: str) -> None:
-    """Send a message to the service manager, if there is one that waits for it (sd_notify(3))."""
+def tell_alive() -> None:
+    """Give a sign of life to the service manager, if there is one that waits for it (sd_notify(3))."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
         sending.setblocking(False)
-        sending.sendto(message.encode(), "\0" + address[1:] if address.startswith("@") else address)
+        sending.sendto(_ALIVE, "\0" + address[1:] if address.startswith("@") else address)

@@ -26,7 +26,7 @@ from nearveil.service._token_places import (
     open_store,
     store_url,
 )
-from nearveil.storage import FileWatch, Mark, create_tables, describe_url
+from nearveil.storage import FileWatch, Mark, create_tables, describe_url, is_transient
 
 _TEXT = re.compile(r"nv_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -172,20 +172,26 @@ class TokenStore:
             raise TokenError("id: there is no such token")
         return self._known[number]
 
-    def _write(self, change: sa.Update) -> None:
+    def _write(self, change: sa.Update, *, wait: bool = True) -> None:
         """Write a change; where the disk is full, with the room that was kept for that."""
         try:
-            with self._database.begin_write() as connection:
+            with self._database.begin_write(wait=wait) as connection:
                 connection.execute(change)
-        except sa.exc.OperationalError:
-            if not (self._is_file and free_reserve(self._path)):
+        except sa.exc.OperationalError as error:
+            if is_transient(error) or not (self._is_file and free_reserve(self._path)):
                 raise
             with self._database.begin_write() as connection:
                 connection.execute(change)
 
     def has_room(self) -> bool:
-        """Return whether the disk has room for new tokens and revocations; always so for PostgreSQL."""
-        return not self._is_file or has_reserve(self._path)
+        """Return whether the disk has room for new tokens and revocations; always so for PostgreSQL.
+
+        Room that was used is taken again where the disk has some: whoever made it need not start the server anew.
+        """
+        if not self._is_file:
+            return True
+        make_reserve(self._path)
+        return has_reserve(self._path)
 
     def verify(self, text: str) -> Token | None:
         """Return the token that a client sent, or None if it is not good, for whatever reason.
@@ -237,8 +243,9 @@ class TokenStore:
         now = int(self._clock())
         expired = [one.id for one in self._known.values() if one.revoked is None and not one.good(now)]
         if expired:
-            with suppress(sa.exc.SQLAlchemyError):  # tried again at the next look; until then `_latest` holds
-                self._write(sa.update(_tokens).where(_tokens.c.id.in_(expired)).values(revoked=now))
+            # Whoever else writes is not waited for. It is tried again at the next look; until then `_latest` holds.
+            with suppress(sa.exc.SQLAlchemyError):
+                self._write(sa.update(_tokens).where(_tokens.c.id.in_(expired)).values(revoked=now), wait=False)
 
     def look(self, text: str) -> Token | None:
         """Return the token that a client sent, by what was read last. It takes as long whatever is wrong."""

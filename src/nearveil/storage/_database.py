@@ -79,14 +79,18 @@ class Database:
         self.engine.dispose()
 
     @contextmanager
-    def begin_write(self) -> Iterator[sa.Connection]:
-        """Begin a transaction that writes; it is on the disk when the block ends, and undone if it raises."""
+    def begin_write(self, *, wait: bool = True) -> Iterator[sa.Connection]:
+        """Begin a transaction that writes; it is on the disk when the block ends, and undone if it raises.
+
+        `wait`: Whether to wait for others that write; without, the database is locked if there are any.
+        """
         with self._explained(), self.engine.connect() as connection:
             if self.is_sqlite:
-                connection.exec_driver_sql("BEGIN IMMEDIATE")
+                self._begin_immediate(connection, self._busy if wait else 0)
             else:
                 connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
-                connection.exec_driver_sql(f"SET LOCAL lock_timeout = {max(1, round(1000 * self.timeout))}")
+                milliseconds = max(1, round(1000 * self.timeout)) if wait else 1
+                connection.exec_driver_sql(f"SET LOCAL lock_timeout = {milliseconds}")
             yield connection
             connection.commit()
 
@@ -105,6 +109,16 @@ class Database:
         """Give a connection outside of transactions: for what cannot be done in one."""
         with self._explained(), self.engine.connect() as connection:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
+
+    def _begin_immediate(self, connection: sa.Connection, seconds: float) -> None:
+        if seconds == self._busy:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            return
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        finally:  # the connection is used again
+            connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(1000 * self._busy)}")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
