@@ -26,19 +26,11 @@ def clean(text: object) -> str:
 
 @dataclass(frozen=True)
 class Bar:
-    """A budget as a bar: what is spent, what is asked for, what is left. A cell that is begun counts as gone.
-
-    Attributes
-    ----------
-    epsilon : float
-    spent : float
-    total : float
-        What would be spent then; `spent` where nothing is asked for.
-    """
+    """A budget as a bar: what is spent, what is asked for, what is left. A cell that is begun counts as gone."""
 
     epsilon: float
     spent: float
-    total: float
+    total: float  # what would be spent then; `spent` where nothing is asked for
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width

@@ -179,11 +179,7 @@ def named(name: str) -> Extractor:
 def chosen(name: str, fingerprint: str | None) -> Extractor:
     """Return an extractor: the one named, which must be the index's, or the index's own, or the best.
 
-    Parameters
-    ----------
-    name : str
-    fingerprint : str or None
-        Of the extractor that made the index; None if there is none yet.
+    `fingerprint`: Of the extractor that made the index; None if there is none yet.
     """
     if name != AUTO:
         found = named(name)

@@ -27,21 +27,12 @@ CodeBytes = int | Literal["auto"] | None
 
 @dataclass(frozen=True)
 class Terms:
-    """What a map is learned for.
-
-    Attributes
-    ----------
-    epsilon, candidates : float
-    n_sets : int or None
-        None for the number that is found best.
-    code_bytes : int, "auto" or None
-        As of ``Index.publish``.
-    """
+    """What a map is learned for."""
 
     epsilon: float = EPSILON
     candidates: float = CANDIDATES
-    n_sets: int | None = None
-    code_bytes: CodeBytes = "auto"
+    n_sets: int | None = None  # none for the number that is found best
+    code_bytes: CodeBytes = "auto"  # as of ``Index.publish``
 
     @classmethod
     def of(cls, published: Published) -> "Terms":
@@ -70,11 +61,7 @@ def files_below(root: Path, *, leave_out: Sequence[Path] = ()) -> tuple[list[Pat
 
     Hidden files and folders are passed over in silence. No link is followed.
 
-    Parameters
-    ----------
-    root : Path
-    leave_out : sequence of Path
-        Folders that are not looked into.
+    `leave_out`: Folders that are not looked into.
     """
     files: list[Path] = []
     skipped: list[Skipped] = []
@@ -99,21 +86,10 @@ def synchronise(held: Index, root: Path, found: GalleryFeatures, bar: Bars, **gi
     An image is known by its path and its feature: if both are there, nothing is done. Items whose originals lie
     elsewhere stay. Of private images every bit of a feature counts, and no map is learned.
 
-    Parameters
-    ----------
-    held : Index
-    root : Path
-        The folder, absolute.
-    found : GalleryFeatures
-        All that is below it.
-    bar : callable
-        Starts a bar of progress.
-    **given
-        Terms of the map; as before where they are None.
-
-    Returns
-    -------
-    Change
+    `root`: The folder, absolute.
+    `found`: All that is below it.
+    `bar`: Starts a bar of progress.
+    Terms of the map; as before where they are None.
     """
     known = _known(held, root)
     if held.is_private:

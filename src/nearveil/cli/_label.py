@@ -30,21 +30,11 @@ _NO_ACCOUNT = "No account was charged: --account NAME keeps count of what is spe
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it, all of it public.
-
-    Attributes
-    ----------
-    heading : str
-    names : sequence of str
-    labels : sequence of str
-        Of the first rows, or of all; empty where the votes did not agree.
-    guarantee : Guarantee
-    notes : tuple of str
-    """
+    """What came of it, all of it public."""
 
     heading: str
     names: Sequence[str]
-    labels: Sequence[str]
+    labels: Sequence[str]  # of the first rows, or of all; empty where the votes did not agree
     guarantee: Guarantee
     notes: tuple[str, ...]
 

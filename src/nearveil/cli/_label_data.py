@@ -31,30 +31,17 @@ class InputError(NearveilError, ValueError):
 class Records:
     """What was read.
 
-    Attributes
-    ----------
-    values : ndarray of shape (n, d), or images of shape (n, height, width) or (n, height, width, 3)
-    labels : tuple of str
-        One for each record of a private set; none of a public one.
-    names : tuple of str
-        File names, relative to the folder; none where there are no files.
-    columns : tuple of str
-        The features of a .csv, by name.
-    folders : tuple of str
-        The classes that have a folder.
-    skipped : Counter
-        Files that were left out, by reason.
-    ignored : tuple of str
-        Columns that hold no numbers.
+    `labels`: One for each record of a private set; none of a public one.
+    `names`: File names, relative to the folder; none where there are no files.
     """
 
     values: NDArray[Any] = field(repr=False)
     labels: tuple[str, ...] = field(default=(), repr=False)
     names: tuple[str, ...] = field(default=(), repr=False)
-    columns: tuple[str, ...] = ()
-    folders: tuple[str, ...] = ()
-    skipped: Counter[str] = field(default_factory=Counter, repr=False)
-    ignored: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # the features of a .csv, by name
+    folders: tuple[str, ...] = ()  # the classes that have a folder
+    skipped: Counter[str] = field(default_factory=Counter, repr=False)  # files that were left out, by reason
+    ignored: tuple[str, ...] = ()  # columns that hold no numbers
 
     @property
     def are_images(self) -> bool:
@@ -67,24 +54,13 @@ def read(
 ) -> Records:
     """Read records.
 
-    Parameters
-    ----------
-    path : Path
-        A .npz or .csv file, or a folder.
-    role : {"PRIVATE", "PUBLIC"}
-        Only private records need labels; only public ones may be named in errors.
-    side : int
-        To how many pixels a side the images of a folder are resized.
-    columns : sequence of str
-        Which columns of a .csv are the features. By default all of a private one, and of a public one those that
-        begin with a number.
-    progress : callable, optional
-        Called with the number of files of a folder that were read since it was called last.
-
-    Returns
-    -------
-    Records
-        At least one. Values are numbers, and not checked further.
+    `path`: A .npz or .csv file, or a folder.
+    `role`: Only private records need labels; only public ones may be named in errors.
+    `side`: To how many pixels a side the images of a folder are resized.
+    `columns`: Which columns of a .csv are the features. By default all of a private one, and of a public one those
+    that begin with a number.
+    `progress`: Called with the number of files of a folder that were read since it was called last.
+    Returns: At least one. Values are numbers, and not checked further.
     """
     try:
         if not path.exists():

@@ -37,13 +37,8 @@ def check_free(path: Path, *, force: bool) -> None:
 class ReservedFile:
     """Room on the disk for labels that are not known yet.
 
-    Parameters
-    ----------
-    path : Path
-    size : int
-        How many bytes there will be at most.
-    force : bool
-        Whether to replace a file.
+    `size`: How many bytes there will be at most.
+    `force`: Whether to replace a file.
     """
 
     def __init__(self, path: Path, size: int, *, force: bool) -> None:

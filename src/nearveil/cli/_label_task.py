@@ -28,31 +28,15 @@ class Features(StrEnum):
 
 @dataclass(frozen=True)
 class Task:
-    """All that was read, and is in order.
-
-    Attributes
-    ----------
-    queries : ndarray of shape (n, d)
-    heading : str
-        What `names` are: "row" or "file".
-    names : sequence of str
-        Of the queries.
-    records : ndarray of shape (m, d)
-        Private, as are `codes`.
-    codes : ndarray of shape (m,)
-        Which of the classes.
-    classes : sequence of str
-    notes : tuple of str
-        What the user should know; public.
-    """
+    """All that was read, and is in order."""
 
     queries: NDArray[np.floating]
-    heading: str
-    names: Sequence[str]
-    records: NDArray[np.floating] = field(repr=False)
-    codes: NDArray[np.int64] = field(repr=False)
+    heading: str  # what `names` are: "row" or "file"
+    names: Sequence[str]  # of the queries
+    records: NDArray[np.floating] = field(repr=False)  # private, as are `codes`
+    codes: NDArray[np.int64] = field(repr=False)  # which of the classes
     classes: Sequence[str]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # what the user should know; public
 
     @property
     def rows(self) -> int:

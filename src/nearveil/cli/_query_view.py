@@ -28,25 +28,13 @@ _NAMELESS = "(no name)"
 
 @dataclass(frozen=True)
 class Outcome:
-    """One question and what came of it.
-
-    Attributes
-    ----------
-    nearest : Nearest
-    balance : Balance
-    opened : str
-        The ledger in which the account was opened just now; empty if it was there.
-    stale : bool
-        Whether the index has changed since its map was learned.
-    server : str or None
-        Who was asked; None for an index here.
-    """
+    """One question and what came of it."""
 
     nearest: "Nearest"
     balance: Balance
-    opened: str
-    stale: bool
-    server: str | None = None
+    opened: str  # the ledger in which the account was opened just now; empty if it was there
+    stale: bool  # whether the index has changed since its map was learned
+    server: str | None = None  # who was asked; None for an index here
 
     @property
     def names(self) -> list[str]:
@@ -94,12 +82,7 @@ class Outcome:
 def show(outcome: Outcome, sheet: Path | None, *, as_json: bool) -> None:
     """Print what was found, what it cost and what is left.
 
-    Parameters
-    ----------
-    outcome : Outcome
-    sheet : Path or None
-        Where the contact sheet will be.
-    as_json : bool
+    `sheet`: Where the contact sheet will be.
     """
     if as_json:
         typer.echo(json.dumps(_as_json(outcome, sheet), allow_nan=False))
@@ -158,14 +141,8 @@ def check_sheet(path: Path | None, *, force: bool, among_dummies: bool) -> None:
 def write_sheet(outcome: Outcome, pixels: Pixels, path: Path, *, force: bool) -> None:
     """Draw the contact sheet and write it, readable by its owner alone: it shows the private image.
 
-    Parameters
-    ----------
-    outcome : Outcome
-    pixels : ndarray of shape (height, width, 3), uint8
-        The private image.
-    path : Path
-    force : bool
-        Whether a file is replaced.
+    `pixels`: The private image.
+    `force`: Whether a file is replaced.
     """
     pairs = zip(outcome.names, outcome.similarities, strict=True)
     captions = [

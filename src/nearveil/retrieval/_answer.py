@@ -165,14 +165,7 @@ def name_bytes(name: str) -> bytes:
 def merged(answers: Sequence[Answer]) -> Answer:
     """Return one answer that holds the candidates of several, each once; of several copies the first.
 
-    Parameters
-    ----------
-    answers : sequence of Answer
-        At least one. All with the same extras, and with codes of one width.
-
-    Returns
-    -------
-    Answer
+    `answers`: At least one. All with the same extras, and with codes of one width.
 
     Examples
     --------

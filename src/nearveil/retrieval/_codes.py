@@ -28,12 +28,8 @@ _BLOCK = 4096
 class Codes(Protocol):
     """How items are written into an answer, and how a query is compared with what was written.
 
-    Attributes
-    ----------
-    width : int
-        Bytes of an item's code.
-    nbytes : int
-        Bytes of the public table that the client needs in order to read codes.
+    `width`: Bytes of an item's code.
+    `nbytes`: Bytes of the public table that the client needs in order to read codes.
     """
 
     @property
@@ -57,12 +53,7 @@ class Codes(Protocol):
 
 @dataclass(frozen=True)
 class WholeCodes:
-    """Features as they are, in 16 bits a number: no loss, and no economy.
-
-    Parameters
-    ----------
-    dimension : int
-    """
+    """Features as they are, in 16 bits a number: no loss, and no economy."""
 
     dimension: int
     nbytes: int = 0
@@ -222,16 +213,8 @@ class ProductCodes:
 def make_codes(features: Singles, code_bytes: int | Literal["auto"] | None) -> Codes:
     """Return codes for a gallery.
 
-    Parameters
-    ----------
-    features : ndarray of shape (n, d), float32
-    code_bytes : int, "auto" or None
-        Bytes of a candidate in an answer, its id included; None for whole features; "auto" for 128 bytes
-        where they lose next to nothing, up to 90 dimensions, and whole features above.
-
-    Returns
-    -------
-    Codes
+    `code_bytes`: Bytes of a candidate in an answer, its id included; None for whole features; "auto" for 128 bytes
+    where they lose next to nothing, up to 90 dimensions, and whole features above.
     """
     if code_bytes == "auto":
         code_bytes = CANDIDATE_BYTES if features.shape[1] <= _FAITHFUL else None

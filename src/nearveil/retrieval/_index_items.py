@@ -123,17 +123,7 @@ class Batch:
 
 
 def checked_items(items: Iterable[Item], dimension: int) -> Batch:
-    """Return items in columns, or say what is wrong with the first wrong one.
-
-    Parameters
-    ----------
-    items : iterable of Item
-    dimension : int
-
-    Returns
-    -------
-    Batch
-    """
+    """Return items in columns, or say what is wrong with the first wrong one."""
     given = list(items)
     for position, item in enumerate(given):
         if not isinstance(item, Item):
@@ -210,17 +200,7 @@ def _check_rows(features: Singles) -> None:
 
 
 def checked_queries(queries: ArrayLike, dimension: int) -> Singles:
-    """Return rows to search for, shape (q, d), without showing a value where they are wrong.
-
-    Parameters
-    ----------
-    queries : array-like of shape (d,) or (q, d)
-    dimension : int
-
-    Returns
-    -------
-    ndarray of shape (q, d), float32
-    """
+    """Return rows to search for, shape (q, d), without showing a value where they are wrong."""
     try:
         rows = np.atleast_2d(np.asarray(queries, dtype=np.float32))
     except (TypeError, ValueError):

@@ -20,18 +20,10 @@ _REMEMBERED = 7  # maps, besides the one that is asked about, whose deletions st
 
 
 class Stamp(NamedTuple):
-    """Stands for the state of an index: equal as long as nothing was added, deleted or published.
+    """Stands for the state of an index: equal as long as nothing was added, deleted or published."""
 
-    Attributes
-    ----------
-    revision : int
-        Of the index.
-    maps : tuple of int
-        Numbers of the maps that are kept, rising.
-    """
-
-    revision: int
-    maps: tuple[int, ...]
+    revision: int  # of the index
+    maps: tuple[int, ...]  # numbers of the maps that are kept, rising
 
 
 class Publishing(ABC):

@@ -23,11 +23,7 @@ class Current(NamedTuple):
 class Shelf:
     """Maps of one index, newest last; those that were read stay in memory.
 
-    Parameters
-    ----------
-    database : Database
-    where : str
-        What errors call the index.
+    `where`: What errors call the index.
     """
 
     def __init__(self, database: Database, where: str) -> None:

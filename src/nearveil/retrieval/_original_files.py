@@ -23,16 +23,8 @@ def read_regular(path: Path, most: int) -> bytes | None:
     No part of the path may be a link: one that was made after indexing could lead to any file. A pipe or a device in
     place of the file is refused without waiting for it.
 
-    Parameters
-    ----------
-    path : Path
-        Absolute, without links when the item was added.
-    most : int
-        Bytes; None is returned for a larger file.
-
-    Returns
-    -------
-    bytes or None
+    `path`: Absolute, without links when the item was added.
+    `most`: Bytes; None is returned for a larger file.
     """
     try:
         with os.fdopen(_opened(path), "rb") as file:

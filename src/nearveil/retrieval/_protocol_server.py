@@ -162,16 +162,7 @@ class ServerProtocol:
 
 
 def public_part(gallery: Gallery) -> PublicPart:
-    """Return what clients of a gallery must know.
-
-    Parameters
-    ----------
-    gallery : Gallery
-
-    Returns
-    -------
-    PublicPart
-    """
+    """Return what clients of a gallery must know."""
     release = gallery.release
     return PublicPart(
         gallery=gallery.name,

@@ -19,15 +19,7 @@ _CANDIDATE = 256  # operations for a candidate, besides its score
 def question_period(public: PublicPart, messages: int = 1) -> float:
     """Return the seconds for reading a public part, paying and making messages.
 
-    Parameters
-    ----------
-    public : PublicPart
-    messages : int, default=1
-        The private one and dummies.
-
-    Returns
-    -------
-    float
+    `messages`: The private one and dummies.
     """
     held = public.map
     features, dimensions = held.components.shape
@@ -39,16 +31,7 @@ def question_period(public: PublicPart, messages: int = 1) -> float:
 def choice_period(public: PublicPart, answers: int, size: int) -> float:
     """Return the seconds for reading answers and choosing among their candidates.
 
-    Parameters
-    ----------
-    public : PublicPart
-    answers : int
-    size : int
-        Bytes of all answers.
-
-    Returns
-    -------
-    float
+    `size`: Bytes of all answers.
     """
     work = public.table.nbytes + answers * public.map.set_size * (code_dimension(public.table) + _CANDIDATE)
     return _BASE / 2 + _BYTE * size + _OPERATION * work

@@ -91,17 +91,8 @@ class Mapped(Protocol):
 def mapped_answer(gallery: Mapped, message: Message, alive: NDArray[np.bool_]) -> Answer:
     """Return the items of the sets that a message names, and as many others as keep all answers of one size.
 
-    Parameters
-    ----------
-    gallery : Mapped
-    message : Message
-    alive : ndarray of shape (N,), bool
-        Which items may still be handed out.
-
-    Returns
-    -------
-    Answer
-        Without images.
+    `alive`: Which items may still be handed out.
+    Returns: Without images.
     """
     release, size = gallery.release, gallery.release.map_.set_size
     # Not `rank`, which scores the whole gallery: a mapped release settled its sets when it was indexed.
@@ -125,15 +116,6 @@ def _members(release: MappedRelease, message: Message) -> NDArray[np.intp]:
 
 def first(scores: NDArray[np.float64], count: int) -> NDArray[np.intp]:
     """Return the positions of the highest scores, rising; of equal scores, those of the lowest positions.
-
-    Parameters
-    ----------
-    scores : ndarray of shape (N,)
-    count : int
-
-    Returns
-    -------
-    ndarray of shape (count,)
 
     Examples
     --------

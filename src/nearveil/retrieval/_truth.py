@@ -16,18 +16,9 @@ _CELLS = 1 << 24  # of a matrix that is held at a time
 class Copies:
     """Which items of a gallery are equal: their points, in the order in which the gallery shows them first.
 
-    Parameters
-    ----------
-    gallery : ndarray of shape (N, d)
-
-    Attributes
-    ----------
-    point : ndarray of shape (N,)
-        The point of each item.
-    first : ndarray of shape (n_points,)
-        The first item of each point.
-    sizes : ndarray of shape (n_points,)
-        How many items each point has.
+    `point`: The point of each item.
+    `first`: The first item of each point.
+    `sizes`: How many items each point has.
 
     Examples
     --------
@@ -51,15 +42,8 @@ class Copies:
     def canonical(self, items: NDArray[np.integer]) -> Items:
         """Return as many copies of each point as there are among some items, and always the first ones.
 
-        Parameters
-        ----------
-        items : ndarray of shape (m,) or (n, m)
-            Each at most once in a row.
-
-        Returns
-        -------
-        ndarray of shape (m,) or (n, m)
-            By point.
+        `items`: Each at most once in a row.
+        Returns: By point.
         """
         points, places = np.sort(self.point[items], axis=-1), np.arange(items.shape[-1])
         starts = np.ones(points.shape, dtype=bool)
@@ -70,16 +54,8 @@ class Copies:
     def recall(self, truth: Items, items: NDArray[np.integer]) -> NDArray[np.float64]:
         """Return the part of each query's true neighbours that an answer holds.
 
-        Parameters
-        ----------
-        truth : ndarray of shape (n, k)
-            Of :func:`true_neighbors`.
-        items : ndarray of shape (m,) or (n, m)
-            The answer to all queries, or to each.
-
-        Returns
-        -------
-        ndarray of shape (n,)
+        `truth`: Of :func:`true_neighbors`.
+        `items`: The answer to all queries, or to each.
         """
         held, found = self.canonical(items), np.empty(len(truth))
         if held.ndim == 1:
@@ -104,18 +80,8 @@ def true_neighbors(queries: Singles, gallery: Singles, k: int, *, leave_out: boo
     Of copies the first ones are named. Between points that are equally near, the first in the gallery is taken; so
     every query has k true neighbours, no more and no fewer.
 
-    Parameters
-    ----------
-    queries : ndarray of shape (n, d)
-    gallery : ndarray of shape (N, d)
-    k : int
-    leave_out : bool, default=False
-        Whether query i is item i, which is then no neighbour of itself. Its copies are.
-
-    Returns
-    -------
-    ndarray of shape (n, k)
-        Nearest first.
+    `leave_out`: Whether query i is item i, which is then no neighbour of itself. Its copies are.
+    Returns: Nearest first.
     """
     copies, found = Copies(gallery), np.empty((len(queries), k), np.intp)
     points = gallery[copies.first]
@@ -132,15 +98,7 @@ def true_neighbors(queries: Singles, gallery: Singles, k: int, *, leave_out: boo
 def popularity(gallery: Singles, k: int) -> NDArray[np.int64]:
     """Return how often each item is among the k nearest of another item of the gallery.
 
-    Parameters
-    ----------
-    gallery : ndarray of shape (N, d)
-        Features of norm one.
-    k : int
-
-    Returns
-    -------
-    ndarray of shape (N,)
+    `gallery`: Features of norm one.
     """
     return np.bincount(true_neighbors(gallery, gallery, k, leave_out=True).ravel(), minlength=len(gallery))
 

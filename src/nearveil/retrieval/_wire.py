@@ -86,16 +86,6 @@ DEFAULT_LIMITS = Limits()
 def frame(kind: Kind, body: bytes, flags: int = 0) -> bytes:
     """Return a body with its header.
 
-    Parameters
-    ----------
-    kind : Kind
-    body : bytes
-    flags : int, default=0
-
-    Returns
-    -------
-    bytes
-
     Examples
     --------
     >>> data = frame(Kind.QUERY, b"abc", flags=1)
@@ -129,17 +119,7 @@ def frame_bytes(head: bytes, limits: Limits = DEFAULT_LIMITS) -> int:
 def unframe(data: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[Kind, int, bytes]:
     """Return kind, flags and body of a frame. Nothing in it is trusted.
 
-    Parameters
-    ----------
-    data : bytes
-        One frame, and nothing after it.
-    limits : Limits, optional
-
-    Returns
-    -------
-    kind : Kind
-    flags : int
-    body : bytes
+    `data`: One frame, and nothing after it.
     """
     kind, flags, length = _header(data, limits)
     if len(data) != HEADER_BYTES + length:
@@ -244,17 +224,8 @@ class Reader:
 def checked_text(value: object, name: str, *, least: int = 1) -> str:
     """Return text that is short and prints, or say that it does not: a terminal obeys what it is shown.
 
-    Parameters
-    ----------
-    value : object
-    name : str
-        What an error calls it.
-    least : int, default=1
-        Characters that it must have.
-
-    Returns
-    -------
-    str
+    `name`: What an error calls it.
+    `least`: Characters that it must have.
     """
     if not isinstance(value, str) or not least <= len(value) <= LONGEST_TEXT or not value.isprintable():
         raise WireError(f"{name} must be {least} to {LONGEST_TEXT} characters of text that prints, without line breaks")

@@ -30,14 +30,7 @@ _LARGEST = {
 def codes_to_bytes(codes: Codes) -> bytes:
     """Return the public table that a client reads codes by.
 
-    Parameters
-    ----------
-    codes : Codes
-        As :func:`~nearveil.retrieval._codes.make_codes` made them. The server's sample is left out.
-
-    Returns
-    -------
-    bytes
+    `codes`: As :func:`~nearveil.retrieval._codes.make_codes` made them. The server's sample is left out.
 
     Examples
     --------
@@ -54,14 +47,8 @@ def codes_to_bytes(codes: Codes) -> bytes:
 def codes_from_bytes(data: bytes) -> Codes:
     """Read a public table. Nothing in it is trusted.
 
-    Parameters
-    ----------
-    data : bytes
-
-    Returns
-    -------
-    Codes
-        Good for :meth:`~nearveil.retrieval._codes.Codes.scores`; product codes encode nothing, for want of a sample.
+    Returns: Good for :meth:`~nearveil.retrieval._codes.Codes.scores`; product codes encode nothing, for want of a
+    sample.
     """
     try:
         message = Message.from_bytes(data, _LARGEST)

@@ -166,20 +166,7 @@ _SCHEMA: dict[Kind, type[Spoken]] = {
 def read(data: bytes, *expected: type[Spoken], limits: Limits = DEFAULT_LIMITS) -> Any:
     """Read one frame of a kind that is expected. Nothing in it is trusted.
 
-    Parameters
-    ----------
-    data : bytes
-    *expected : types of the schema
-        All others are refused, unread.
-    limits : Limits, optional
-
-    Returns
-    -------
-    one of the expected
-
-    Raises
-    ------
-    WireError
+    `*expected`: All others are refused, unread.
 
     Examples
     --------

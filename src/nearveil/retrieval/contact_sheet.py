@@ -21,39 +21,20 @@ _DPI = 120
 
 @dataclass(frozen=True)
 class ContactSheet:
-    """One search, as it is drawn.
+    """One search, as it is drawn."""
 
-    Attributes
-    ----------
-    query : ndarray of shape (height, width, 3), uint8
-        Private: it is drawn on the client's side alone.
-    named : int
-        The set that the message names, from 0.
-    n_sets : int
-    candidates : sequence of bytes
-        The thumbnails of all that the answer held.
-    found : sequence of bytes
-        The thumbnails of those that were chosen, best first.
-    captions : sequence of str
-        One for each of those.
-    epsilon : float
-    """
-
-    query: Pixels = field(repr=False)
-    named: int
+    query: Pixels = field(repr=False)  # private: it is drawn on the client's side alone
+    named: int  # the set that the message names, from 0
     n_sets: int
-    candidates: Sequence[bytes] = field(repr=False)
-    found: Sequence[bytes] = field(repr=False)
-    captions: Sequence[str]
+    candidates: Sequence[bytes] = field(repr=False)  # the thumbnails of all that the answer held
+    found: Sequence[bytes] = field(repr=False)  # the thumbnails of those that were chosen, best first
+    captions: Sequence[str]  # one for each of those
     epsilon: float
 
     def to_png(self) -> bytes:
         """Draw the sheet.
 
-        Returns
-        -------
-        bytes
-            A PNG.
+        Returns: A PNG.
         """
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

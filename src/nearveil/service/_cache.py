@@ -9,10 +9,7 @@ _OVERHEAD = 250  # bytes that an entry costs besides its own
 class ByteCache:
     """Remembers bytes by bytes, and forgets what was not asked for the longest.
 
-    Parameters
-    ----------
-    most : int
-        Bytes of keys and values together.
+    `most`: Bytes of keys and values together.
 
     Examples
     --------

@@ -42,12 +42,7 @@ class RefusedHeadError(Exception):
 
 
 class Share:
-    """Connections of one kind, at most so many in all and of one owner. Beyond that the least recently used is closed.
-
-    Parameters
-    ----------
-    most, most_per_owner : int
-    """
+    """Connections of one kind, at most so many in all and of one owner. The least recently used is closed."""
 
     def __init__(self, most: int, most_per_owner: int) -> None:
         self._most, self._most_per_owner = most, most_per_owner
@@ -84,10 +79,7 @@ class Slots:
     have a quarter of all. Beyond a limit an old connection is closed, not the new one, so nobody is locked out by
     those who hold many and do nothing.
 
-    Parameters
-    ----------
-    most : int
-        Of strangers and of tokens together.
+    `most`: Of strangers and of tokens together.
     """
 
     def __init__(self, most: int) -> None:

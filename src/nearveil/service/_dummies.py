@@ -45,19 +45,7 @@ class _Free:
 def dummy_messages(
     rows: Sequence[ArrayLike], public: PublicPart, epsilon: float, rng: Source | None
 ) -> tuple[Message, ...]:
-    """Return the messages of public images, each through the channel that the private one goes through.
-
-    Parameters
-    ----------
-    rows : sequence of array-like of shape (d,)
-    public : PublicPart
-    epsilon : float
-    rng : Source or None
-
-    Returns
-    -------
-    tuple of Message
-    """
+    """Return the messages of public images, each through the channel that the private one goes through."""
     return tuple(_dummy_message(row, number, public, epsilon, rng) for number, row in enumerate(rows))
 
 
@@ -76,13 +64,6 @@ class Hidden:
 
     Were the dummies drawn anew for a retry, the one message that comes twice would be the paid one. Which of them it
     is, is nowhere kept: the client looks at the candidates of all.
-
-    Parameters
-    ----------
-    account : Payer
-    key : str
-    dummies : sequence of Message
-    rng : Source or None
     """
 
     def __init__(self, account: Payer, key: str, dummies: Sequence[Message], rng: Source | None) -> None:
@@ -93,10 +74,7 @@ class Hidden:
     def ask(self, client: ClientProtocol, row: ArrayLike) -> bytes:
         """Pay for a message, or take the one that this key was paid for, and return the question that sends it.
 
-        Raises
-        ------
-        UnansweredError
-            The key was paid for when the gallery had another map.
+        Raises UnansweredError: The key was paid for when the gallery had another map.
         """
         try:
             return client.ask(row, spend=self.spend, rng=self._rng)

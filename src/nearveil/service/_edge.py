@@ -58,21 +58,9 @@ class FailedError(ServiceError):
 class Edge:
     """The outermost part of the application.
 
-    Parameters
-    ----------
-    app : ASGI application
-    tokens : TokenStore
-    hosts : frozenset of str
-        What the Host header may say; ``*`` for anything.
-    buckets : Buckets
-    under_way : UnderWay
-    sending : Sending
-    workers : Workers
-    metrics : Metrics
-    lines : LineWriter
-    asked : sequence of APIRoute
-        Of private questions. They are found here, and their functions called with the request alone: the way through
-        all of FastAPI takes as long as the whole answer.
+    `hosts`: What the Host header may say; ``*`` for anything.
+    `asked`: Of private questions. They are found here, and their functions called with the request alone: the way
+    through all of FastAPI takes as long as the whole answer.
     """
 
     def __init__(

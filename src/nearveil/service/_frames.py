@@ -16,14 +16,7 @@ _REFUSALS = {
 def frame_status(reply: bytes) -> int:
     """Return the status of a reply to a query.
 
-    Parameters
-    ----------
-    reply : bytes
-        The frame of an answer, of a map that has changed, or of a refusal; our own, not a stranger's.
-
-    Returns
-    -------
-    int
+    `reply`: The frame of an answer, of a map that has changed, or of a refusal; our own, not a stranger's.
 
     Examples
     --------

@@ -34,32 +34,19 @@ _CLOSING = 5.0  # seconds that are given to connections to close
 class Address:
     """Where the server is, and how it is talked to. The token is in no representation of it.
 
-    Parameters
-    ----------
-    url : str
-        ``https://host:port``, perhaps with a path before ``/v1``.
-    token : str
-    insecure : bool, default=False
-        Whether plain HTTP beyond this machine is wanted. Everybody on the way then sees the token and the messages.
-    timeout : float, default=60.0
-        Seconds that one request and its reply may take in all.
-    ca : str or Path, optional
-        A file of certificates to trust, in place of the usual ones.
-    certificate : str, Path or pair of them, optional
-        The client's own, for servers that ask for one: a file with certificate and key, or two files.
-    proxies : bool, default=False
-        Whether the proxies of the environment are used.
-    transport : httpx.AsyncBaseTransport, optional
-        In place of the network, for tests: ``httpx.ASGITransport(app)``.
+    `insecure`: Whether plain HTTP beyond this machine is wanted. Everybody on the way then sees the token and the
+    messages.
+    `certificate`: The client's own, for servers that ask for one: a file with certificate and key, or two files.
+    `transport`: In place of the network, for tests: ``httpx.ASGITransport(app)``.
     """
 
-    url: str
+    url: str  # ``https://host:port``, perhaps with a path before ``/v1``
     token: str = field(repr=False)
     insecure: bool = False
-    timeout: float = 60.0
-    ca: str | Path | None = None
+    timeout: float = 60.0  # seconds that one request and its reply may take in all
+    ca: str | Path | None = None  # A file of certificates to trust, in place of the usual ones
     certificate: str | Path | tuple[str | Path, str | Path] | None = None
-    proxies: bool = False
+    proxies: bool = False  # whether the proxies of the environment are used
     transport: "httpx.AsyncBaseTransport | None" = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -120,12 +107,7 @@ def _is_here(host: str) -> bool:
 
 
 class HttpTransport:
-    """Carries requests to a server, on an event loop.
-
-    Parameters
-    ----------
-    address : Address
-    """
+    """Carries requests to a server, on an event loop."""
 
     def __init__(self, address: Address) -> None:
         import httpx
@@ -224,12 +206,7 @@ class HttpTransport:
 
 
 class LoopTransport:
-    """The same for programs that wait: an event loop in a thread of its own, so that time is limited there, too.
-
-    Parameters
-    ----------
-    address : Address
-    """
+    """The same for programs that wait: an event loop in a thread of its own, so that time is limited there, too."""
 
     def __init__(self, address: Address) -> None:
         self._address, self._process = address, os.getpid()

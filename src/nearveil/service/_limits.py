@@ -22,17 +22,10 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 class Buckets:
     """A bucket of requests for each token, filled at a steady rate.
 
-    Parameters
-    ----------
-    rate : float or None
-        Requests a minute; None is no limit.
-    burst : int
-        What a bucket holds.
-    most : int, optional
-        Buckets that are kept; then the one that was used least recently is forgotten. All by default.
-    words : str, optional
-        What is said where a bucket is empty.
-    clock : callable, optional
+    `rate`: Requests a minute; None is no limit.
+    `burst`: What a bucket holds.
+    `most`: Buckets that are kept; then the one that was used least recently is forgotten. All by default.
+    `words`: What is said where a bucket is empty.
 
     Examples
     --------
@@ -79,10 +72,7 @@ class Buckets:
 class UnderWay:
     """How many requests of each token are under way.
 
-    Parameters
-    ----------
-    most : int
-        For one token.
+    `most`: For one token.
 
     Examples
     --------
@@ -114,10 +104,7 @@ class UnderWay:
 class Sending:
     """How many bytes of answers wait to be read by clients.
 
-    Parameters
-    ----------
-    most : int
-        For all together. An answer that is larger is sent where it is the only one.
+    `most`: For all together. An answer that is larger is sent where it is the only one.
 
     Examples
     --------
@@ -146,11 +133,7 @@ class Workers:
 
     The threads are daemons: one that never comes back does not keep the process from ending.
 
-    Parameters
-    ----------
-    threads, queue : int
-    patience : float
-        Seconds after which a request is given up. Its thread goes on, and counts until it is done.
+    `patience`: Seconds after which a request is given up. Its thread goes on, and counts until it is done.
     """
 
     def __init__(self, threads: int, queue: int, patience: float) -> None:
@@ -176,20 +159,10 @@ class Workers:
     ) -> T:
         """Do some work in a thread.
 
-        Parameters
-        ----------
-        work : callable
-        patience : float, optional
-            Seconds, if not those of all work.
-        may_begin : callable, optional
-            Asked in the thread before the work begins.
-
-        Raises
-        ------
-        BusyError
-            If too much waits already, or the work takes too long.
-        SlowError
-            If it may not begin any more.
+        `patience`: Seconds, if not those of all work.
+        `may_begin`: Asked in the thread before the work begins.
+        Raises BusyError: If too much waits already, or the work takes too long.
+        Raises SlowError: If it may not begin any more.
         """
         with self._lock:
             if self._pending >= self._most:
@@ -248,22 +221,11 @@ def _begun(work: Callable[[], T], may_begin: Callable[[], bool]) -> T:
 async def read_body(length: bytes | None, chunked: bool, receive: Receive, most: int, seconds: float) -> bytes:
     """Return the body of a request, if it is small enough and comes in time.
 
-    Parameters
-    ----------
-    length : bytes or None
-        What the header says.
-    chunked : bool
-        Whether the length comes with the parts.
-    receive : callable
-        As ASGI has it.
-    most : int
-        Bytes.
-    seconds : float
-        For all of it.
-
-    Returns
-    -------
-    bytes
+    `length`: What the header says.
+    `chunked`: Whether the length comes with the parts.
+    `receive`: As ASGI has it.
+    `most`: Bytes.
+    `seconds`: For all of it.
     """
     if length is None and not chunked:
         raise LengthError("the request must say how long its body is")

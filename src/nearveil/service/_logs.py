@@ -31,10 +31,7 @@ LOGGERS = ("nearveil", "uvicorn", "uvicorn.error", "asyncio")
 class LineWriter:
     """Writes lines of JSON to a file or to the standard error, in rounds.
 
-    Parameters
-    ----------
-    path : Path, optional
-        Opened anew for each round, so that it may be moved away meanwhile; the standard error by default.
+    `path`: Opened anew for each round, so that it may be moved away meanwhile; the standard error by default.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -123,10 +120,6 @@ class LineHandler(logging.Handler):
 
     The event loop writes what failed, and with which arguments, into its text: of that, only the error's type and
     place are left.
-
-    Parameters
-    ----------
-    writer : LineWriter
     """
 
     def __init__(self, writer: LineWriter) -> None:

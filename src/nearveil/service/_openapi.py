@@ -56,11 +56,7 @@ ASKED: dict[str, Any] = {
 def replies(*statuses: int, framed: bool = False) -> dict[int | str, dict[str, Any]]:
     """Return descriptions of the answers that are not what was hoped for.
 
-    Parameters
-    ----------
-    *statuses : int
-    framed : bool, default=False
-        Whether some of them may also come as frames.
+    `framed`: Whether some of them may also come as frames.
     """
     told: dict[int | str, dict[str, Any]] = {}
     for status in statuses:

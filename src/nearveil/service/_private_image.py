@@ -23,10 +23,7 @@ Images: TypeAlias = "Sequence[Image] | NDArray[Any]"
 class Features:
     """Makes features with the extractor of a gallery, and keeps that extractor.
 
-    Parameters
-    ----------
-    extractor : Extractor or None
-        Found by the gallery's fingerprint where it is not given.
+    `extractor`: Found by the gallery's fingerprint where it is not given.
     """
 
     def __init__(self, extractor: Extractor | None) -> None:
@@ -36,15 +33,7 @@ class Features:
     def rows(self, images: Images, info: GalleryInfo) -> list[NDArray[Any]]:
         """Return the features of images for a gallery; features are passed through.
 
-        Parameters
-        ----------
-        images : Images
-            The private one, then dummies: errors name the one that they are about.
-        info : GalleryInfo
-
-        Returns
-        -------
-        list of ndarray of shape (d,)
+        `images`: The private one, then dummies: errors name the one that they are about.
         """
         given = decoded(images)
         found = self.extracted(given, info)

@@ -27,19 +27,13 @@ _BEFORE = "nearveil.service"  # owner of accounts that paid for votes on sets
 class Terms:
     """What a gallery's account is opened for. It never changes.
 
-    Attributes
-    ----------
-    epsilon, delta : float
-        Of all publications together.
-    publications : int
-    unit : str
-        What one record is.
+    `epsilon, delta`: Of all publications together.
     """
 
     epsilon: float
     delta: float
     publications: int
-    unit: str
+    unit: str  # what one record is
 
     def __post_init__(self) -> None:
         count = self.publications
@@ -127,12 +121,7 @@ class Publication:
 
 @dataclass(eq=False)
 class Publications:
-    """What an account has paid for and stored. One key is one debit and one model.
-
-    Parameters
-    ----------
-    account : Account
-    """
+    """What an account has paid for and stored. One key is one debit and one model."""
 
     account: Account
     paid: int = 0

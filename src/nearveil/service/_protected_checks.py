@@ -34,16 +34,7 @@ class Places(Protocol):
 
 
 def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
-    """Return the public list of classes, sorted.
-
-    Parameters
-    ----------
-    classes : sequence of str
-
-    Returns
-    -------
-    tuple of str
-    """
+    """Return the public list of classes, sorted."""
     given = [] if isinstance(classes, str) else list(classes)
     fits = all(
         isinstance(one, str) and 0 < len(one) <= _LONGEST_CLASS and "/" not in one and one.isprintable()
@@ -57,12 +48,7 @@ def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_indexes(private: Index, public: Index) -> None:
-    """Refuse a pair that cannot keep the promise.
-
-    Parameters
-    ----------
-    private, public : Index
-    """
+    """Refuse a pair that cannot keep the promise."""
     if private._database.url == public._database.url:
         raise ValueError("private and public must be different indexes: what is published is not protected")
     public.assert_open()
@@ -72,13 +58,7 @@ def check_indexes(private: Index, public: Index) -> None:
 
 
 def check_records(records: Records, public: Index) -> None:
-    """Refuse records that cannot be protected: said to whoever publishes, before anything is paid, naming no record.
-
-    Parameters
-    ----------
-    records : Records
-    public : Index
-    """
+    """Refuse records that cannot be protected: said to whoever publishes, before anything is paid, naming no record."""
     if not len(public):
         raise ValueError("public: it holds no image, and the model needs some: add images that anybody may see")
     if records.stray:
@@ -95,11 +75,6 @@ def check_binding(private: Index, account: Account) -> None:
     """Bind records to their account, and keep them private from then on, in every process.
 
     Records of another account are refused: each account would promise as if there were no other.
-
-    Parameters
-    ----------
-    private : Index
-    account : Account
     """
     opening = account.history()[0].hash
     if private.bind(opening) != opening:
@@ -112,10 +87,7 @@ def check_binding(private: Index, account: Account) -> None:
 def check_apart(told: Sequence[Places]) -> None:
     """Refuse galleries of one server that would break each other's promise.
 
-    Parameters
-    ----------
-    told : sequence of Places
-        As the server is told of them: galleries with `name`, `kind`, `index`, `public`, `ledger` and `account`.
+    `told`: As the server is told of them: galleries with `name`, `kind`, `index`, `public`, `ledger` and `account`.
     """
     private = [_place(one.index) for one in told if one.kind == "protected"]
     shown = {_place(one.index) for one in told if one.kind == "open"}

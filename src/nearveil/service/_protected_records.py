@@ -14,19 +14,11 @@ _SAME = 1e-5  # two features of one image differ by less, in each number
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Private features and labels, as they are at one moment.
-
-    Attributes
-    ----------
-    features : ndarray of shape (n, d), float32
-    labels : ndarray of shape (n,)
-    stray : bool
-        Whether there are records of no class. They are left out.
-    """
+    """Private features and labels, as they are at one moment."""
 
     features: NDArray[np.float32] = field(repr=False)
     labels: NDArray[np.str_] = field(repr=False)
-    stray: bool = field(repr=False)
+    stray: bool = field(repr=False)  # whether there are records of no class. They are left out
 
     def __repr__(self) -> str:
         return "Records(private)"
@@ -36,15 +28,6 @@ def read_records(index: Index, classes: Sequence[str]) -> Records:
     """Read all records. The label of one is the first folder of its name.
 
     Whether a record is left out depends on that record alone, so two galleries that differ in one record still do.
-
-    Parameters
-    ----------
-    index : Index
-    classes : sequence of str
-
-    Returns
-    -------
-    Records
     """
     now = index.snapshot()
     labels: dict[int, str] = {}
@@ -60,17 +43,7 @@ def read_records(index: Index, classes: Sequence[str]) -> Records:
 
 
 def share_images(records: Records, public: Index) -> bool:
-    """Return whether an image is in both indexes, as far as features tell.
-
-    Parameters
-    ----------
-    records : Records
-    public : Index
-
-    Returns
-    -------
-    bool
-    """
+    """Return whether an image is in both indexes, as far as features tell."""
     rows = records.features
     if not len(public):
         return False

@@ -51,11 +51,7 @@ class Use:
 class ReplayStore:
     """The table that all processes of a service share. It lies beside the tokens.
 
-    Parameters
-    ----------
-    where : str
-        As of tokens: a file, or a PostgreSQL URL.
-    timeout : float
+    `where`: As of tokens: a file, or a PostgreSQL URL.
     """
 
     def __init__(self, where: str, timeout: float) -> None:
@@ -95,15 +91,10 @@ class ReplayStore:
 class Replays:
     """Lets a key pass that is new, or comes again with the same bytes from the same token for the same gallery.
 
-    Parameters
-    ----------
-    store : ReplayStore, optional
-        Where several processes answer; then what one of them has not seen is looked up there. Requests that come
-        together are looked up together.
-    workers : Workers, optional
-        Threads that ask the store.
-    most : int, default=65536
-        Keys that this process remembers.
+    `store`: Where several processes answer; then what one of them has not seen is looked up there. Requests that
+    come together are looked up together.
+    `workers`: Threads that ask the store.
+    `most`: Keys that this process remembers.
 
     Examples
     --------

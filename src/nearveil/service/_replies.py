@@ -51,20 +51,11 @@ Steps = Generator[Step, Any, T]
 
 @dataclass(frozen=True)
 class Patience:
-    """How often a request is sent again, and when. Nothing private plays a part.
-
-    Parameters
-    ----------
-    retries : int
-    first : float, default=0.5
-        Seconds before the first retry; twice as long before each further one.
-    longest : float, default=20.0
-        Seconds, also where the server asks for more.
-    """
+    """How often a request is sent again, and when. Nothing private plays a part."""
 
     retries: int
-    first: float = 0.5
-    longest: float = 20.0
+    first: float = 0.5  # seconds before the first retry; twice as long before each further one
+    longest: float = 20.0  # seconds, also where the server asks for more
 
     def pause(self, attempt: int, retry_after: float | None) -> Pause:
         """Return how long to wait after an attempt, counted from 0."""
@@ -88,18 +79,7 @@ def done(run: Callable[[], T]) -> Steps[T]:
 
 
 def replied(request: Request, patience: Patience, tally: Tally) -> Steps[Response]:
-    """Send a request until there is a reply that another attempt would not better. Every attempt is the same.
-
-    Parameters
-    ----------
-    request : Request
-    patience : Patience
-    tally : Tally
-
-    Returns
-    -------
-    Response
-    """
+    """Send a request until there is a reply that another attempt would not better. Every attempt is the same."""
     for attempt in range(patience.retries + 1):
         last = attempt == patience.retries
         tally.sent += len(request.body)

@@ -47,12 +47,8 @@ def slot_end(since: float, period: float, now: float) -> float:
 def end_slot(since: float, period: float) -> Steps[None]:
     """Wait for the end of a slot.
 
-    Parameters
-    ----------
-    since : float
-        When it began: the moment of a public event.
-    period : float
-        Seconds, from public sizes alone.
+    `since`: When it began: the moment of a public event.
+    `period`: Seconds, from public sizes alone.
     """
     now: float = yield Now()
     yield Until(slot_end(since, period, now))

@@ -14,13 +14,8 @@ import uvicorn
 class Server(uvicorn.Server):
     """A server that stops on SIGTERM and SIGINT, however early they come.
 
-    Parameters
-    ----------
-    config : uvicorn.Config
-    ready : callable
-        Called when requests are answered.
-    stopping : callable, optional
-        Called at the first signal.
+    `ready`: Called when requests are answered.
+    `stopping`: Called at the first signal.
     """
 
     def __init__(

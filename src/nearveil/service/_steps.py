@@ -51,16 +51,9 @@ _KINDS: dict[GalleryKind, str] = {
 class Asker:
     """Knows the galleries and their maps, and sends what it is given.
 
-    Parameters
-    ----------
-    account : Payer or None
-        Who pays.
-    features : Features
-    patience : Patience
-    token : str
-        Keys of requests differ between tokens: a server refuses a key that another token has used.
-    watched : bool
-        Whether somebody else sees when requests are sent. A gallery in this process is nobody else.
+    `account`: Who pays.
+    `token`: Keys of requests differ between tokens: a server refuses a key that another token has used.
+    `watched`: Whether somebody else sees when requests are sent. A gallery in this process is nobody else.
     """
 
     def __init__(

@@ -45,18 +45,7 @@ class KeptModel:
 
 
 def classify(asker: Asker, image: Image, gallery: str | None) -> Steps[Classified]:
-    """Classify an image at home. All requests are sent before the image is looked at; most calls send none.
-
-    Parameters
-    ----------
-    asker : Asker
-    image : Image
-    gallery : str or None
-
-    Returns
-    -------
-    Classified
-    """
+    """Classify an image at home. All requests are sent before the image is looked at; most calls send none."""
     kept = yield from current_model(asker, gallery)
     since: float = yield Now()
     given = yield from done(lambda: decoded([image]))

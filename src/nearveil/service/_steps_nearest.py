@@ -27,20 +27,7 @@ _UTF8 = 4  # bytes of a character, at most
 
 @dataclass(frozen=True)
 class Asked:
-    """A question as the user puts it, checked as far as that is possible without a gallery.
-
-    Attributes
-    ----------
-    image : Image
-    k : int or None
-    epsilon : float
-    candidates : float or None
-    gallery : str or None
-    thumbnails, originals : bool
-    dummies : Images
-    key : str or None
-    rng : Source or None
-    """
+    """A question as the user puts it, checked as far as that is possible without a gallery."""
 
     image: Image = field(repr=False)
     k: int | None
@@ -69,17 +56,7 @@ class Asked:
 
 
 def nearest(asker: Asker, asked: Asked) -> Steps[Nearest]:
-    """Find the nearest images.
-
-    Parameters
-    ----------
-    asker : Asker
-    asked : Asked
-
-    Returns
-    -------
-    Nearest
-    """
+    """Find the nearest images."""
     account, tally = asker.payer(), Tally()
     info, rows = yield from asker.prepared([asked.image, *asked.dummies], asked.gallery)
     public = yield from asker.public(info, asked.candidates, tally)

@@ -15,57 +15,27 @@ JSON, BYTES = "application/json", "application/octet-stream"
 
 @dataclass(frozen=True)
 class Request:
-    """One request. It is made of messages and of public things alone (``docs/theory/service.md``).
-
-    Attributes
-    ----------
-    what : {"galleries", "map", "query", "model", "original"}
-    gallery : str
-    body : bytes
-        The frame of a query.
-    key : str
-        Names a query; a retry has the same.
-    candidates : float or None
-        Of a map.
-    etag : str
-        Of the map that the client holds.
-    number : int
-        Of an item.
-    most : int
-        Bytes of a reply that are read.
-    """
+    """One request. It is made of messages and of public things alone (``docs/theory/service.md``)."""
 
     what: What
     gallery: str = ""
-    body: bytes = field(default=b"", repr=False)
-    key: str = ""
-    candidates: float | None = None
-    etag: str = ""
-    number: int = 0
-    most: int = 1 << 20
+    body: bytes = field(default=b"", repr=False)  # the frame of a query
+    key: str = ""  # names a query; a retry has the same
+    candidates: float | None = None  # of a map
+    etag: str = ""  # of the map that the client holds
+    number: int = 0  # of an item
+    most: int = 1 << 20  # bytes of a reply that are read
 
 
 @dataclass(frozen=True)
 class Response:
-    """One reply. Nothing in it is trusted.
+    """One reply. Nothing in it is trusted."""
 
-    Attributes
-    ----------
-    status : int
-        As of HTTP.
-    kind : str
-        The media type.
-    body : bytes
-    etag : str
-    retry_after : float or None
-        Seconds.
-    """
-
-    status: int
-    kind: str
+    status: int  # as of HTTP
+    kind: str  # the media type
     body: bytes = field(repr=False)
     etag: str = ""
-    retry_after: float | None = None
+    retry_after: float | None = None  # seconds
 
 
 class Transport(Protocol):
@@ -95,11 +65,7 @@ class AsyncTransport(Protocol):
 class GalleryTransport:
     """The way to a gallery in this process.
 
-    Parameters
-    ----------
-    gallery : Gallery
-    owned : bool
-        Whether closing closes the gallery.
+    `owned`: Whether closing closes the gallery.
     """
 
     def __init__(self, gallery: Gallery, *, owned: bool) -> None:

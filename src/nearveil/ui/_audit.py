@@ -23,34 +23,20 @@ class _Stopped(Exception):  # noqa: N818
 
 @dataclass
 class Job:
-    """One audit, as far as it has come.
-
-    Attributes
-    ----------
-    name : str
-    epsilon : float
-    reports : list of Report
-        One for each look, each of fresh runs; the last one counts.
-    state : {"running", "done", "stopped", "failed"}
-    runs : int
-        That were made in the look under way.
-    """
+    """One audit, as far as it has come."""
 
     name: str
     epsilon: float
-    reports: list[Report] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)  # one for each look, each of fresh runs; the last one counts
     state: str = "running"
-    runs: int = 0
+    runs: int = 0  # that were made in the look under way
     wanted: int = _FIRST
 
 
 class Auditor:
     """Runs one audit at a time.
 
-    Parameters
-    ----------
-    seconds : float, default=30.0
-        After which no further look begins, and one under way ends.
+    `seconds`: After which no further look begins, and one under way ends.
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
@@ -70,11 +56,7 @@ class Auditor:
     def start(self, name: str, epsilon: float) -> None:
         """Begin an audit; one that runs must be stopped first.
 
-        Parameters
-        ----------
-        name : str
-        epsilon : float
-            From 0.01 to 12.
+        `epsilon`: From 0.01 to 12.
         """
         if not 0.01 <= epsilon <= 12:
             raise Trouble(422, "question", "An audit takes an epsilon from 0.01 to 12.")

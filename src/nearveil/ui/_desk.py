@@ -34,43 +34,22 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, besides the image.
-
-    Attributes
-    ----------
-    epsilon : float
-    gallery : str
-    candidates : float or None
-        None for the newest map.
-    hide : bool
-        Whether the message goes among those of the dummies.
-    """
+    """What is asked, besides the image."""
 
     epsilon: float
     gallery: str
-    candidates: float | None = None
-    hide: bool = False
+    candidates: float | None = None  # none for the newest map
+    hide: bool = False  # whether the message goes among those of the dummies
 
 
 @dataclass(frozen=True, eq=False)
 class Waiting:
-    """A question that is paid for and has no answer.
-
-    Attributes
-    ----------
-    question : Question
-    info : GalleryInfo
-        Of the gallery, as it was listed then.
-    row : ndarray of shape (d,)
-        The feature. Private.
-    asked : int
-        When; seconds since 1970.
-    """
+    """A question that is paid for and has no answer."""
 
     question: Question
-    info: GalleryInfo
-    row: Singles = field(repr=False)
-    asked: int
+    info: GalleryInfo  # of the gallery, as it was listed then
+    row: Singles = field(repr=False)  # the feature. Private
+    asked: int  # when; seconds since 1970
 
 
 class Desk:

@@ -35,12 +35,6 @@ class Edge:
     A name that was made to point here (DNS rebinding) fails by its Host, another site's request by its Origin or by
     Sec-Fetch-Site, another program by the cookie, and another server of this machine, which browsers send the cookie
     too, by the secret that the page alone holds.
-
-    Parameters
-    ----------
-    app : ASGI application
-    entry : Entry
-    port : int
     """
 
     def __init__(self, app: ASGIApp, entry: Entry, port: int) -> None:

@@ -11,15 +11,10 @@ from dataclasses import dataclass, field
 class Pass:
     """What lets one browser in: both are needed.
 
-    Attributes
-    ----------
-    cookie : str
-        Kept by the browser. Every server at 127.0.0.1 is sent it, whatever its port.
-    secret : str
-        Kept by the page itself, in the storage of its own origin and tab, and sent as a header.
+    `secret`: Kept by the page itself, in the storage of its own origin and tab, and sent as a header.
     """
 
-    cookie: str = field(repr=False)
+    cookie: str = field(repr=False)  # kept by the browser. Every server at 127.0.0.1 is sent it, whatever its port
     secret: str = field(repr=False)
 
 

@@ -16,23 +16,13 @@ _NOTHING = "No message was sent, and nothing was paid."
 class Trouble(Exception):  # noqa: N818
     """One thing that went wrong, as it is told.
 
-    Attributes
-    ----------
-    status : int
-        Of HTTP.
-    code : str
-        For the page's script.
-    words : str
-    paid : bool
-        Whether the question was paid for.
-    again : bool
-        Whether the same question may be asked again; where it was paid for, it waits and costs nothing more.
+    `again`: Whether the same question may be asked again; where it was paid for, it waits and costs nothing more.
     """
 
-    status: int
-    code: str
+    status: int  # of HTTP
+    code: str  # for the page's script
     words: str
-    paid: bool = False
+    paid: bool = False  # whether the question was paid for
     again: bool = False
 
     def __str__(self) -> str:
@@ -42,14 +32,6 @@ class Trouble(Exception):  # noqa: N818
 @singledispatch
 def trouble_of(error: Exception) -> Trouble:
     """Return an error of a question, or of looking at a ledger, in words.
-
-    Parameters
-    ----------
-    error : Exception
-
-    Returns
-    -------
-    Trouble
 
     Examples
     --------

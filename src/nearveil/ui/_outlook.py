@@ -25,50 +25,24 @@ _FULL = 255.0  # of a coverage
 class Outlook:
     """What a map can be expected to find.
 
-    Attributes
-    ----------
-    n_sets : int
-    right, other : float
-        The mean share of the nearest images that the good set holds, and that any other set holds.
-    whole : bool
-        Whether the map's prototypes are the gallery's items, so that their popularity is known.
-    popularity : ndarray of shape (N,) or None
-        How often each is among the nearest of another; None where prototypes stand for many items.
-    candidates : float
+    `right, other`: The mean share of the nearest images that the good set holds, and that any other set holds.
+    `popularity`: How often each is among the nearest of another; None where prototypes stand for many items.
     """
 
     n_sets: int
     right: float
     other: float
-    whole: bool
+    whole: bool  # whether the map's prototypes are the gallery's items, so that their popularity is known
     candidates: float
     popularity: NDArray[np.int64] | None = field(repr=False)
 
     def expected(self, epsilon: float) -> float:
-        """Return the share of the nearest images that an answer is expected to hold. An estimate.
-
-        Parameters
-        ----------
-        epsilon : float
-
-        Returns
-        -------
-        float
-        """
+        """Return the share of the nearest images that an answer is expected to hold. An estimate."""
         hit = RandomizedResponse(epsilon, self.n_sets).hit
         return hit * self.right + (1 - hit) * self.other
 
     def ceiling(self, epsilon: float) -> float:
-        """Return Theorem D for the popularity that the map shows; where it shows none, that of equal popularity.
-
-        Parameters
-        ----------
-        epsilon : float
-
-        Returns
-        -------
-        float
-        """
+        """Return Theorem D for the popularity that the map shows; where it shows none, that of equal popularity."""
         if self.popularity is None:
             return reference_line(epsilon, self.candidates)
         return neighbor_ceiling(epsilon, self.candidates, self.popularity)
@@ -84,14 +58,6 @@ def outlook(public: PublicPart) -> Outlook:
 
     Where prototypes are centroids of many items, what lies around a centroid counts, by the coverage that the map
     tells, and nothing is left out.
-
-    Parameters
-    ----------
-    public : PublicPart
-
-    Returns
-    -------
-    Outlook
     """
     held = public.map
     whole = held.n_items == len(held.prototypes)
@@ -111,34 +77,13 @@ def outlook(public: PublicPart) -> Outlook:
 
 
 def share_around(public: PublicPart, feature: Singles, sets: tuple[int, ...]) -> float:
-    """Return the share of the prototypes nearest to a feature that some sets hold, by the map. Private: never send it.
-
-    Parameters
-    ----------
-    public : PublicPart
-    feature : ndarray of shape (d,)
-    sets : tuple of int
-
-    Returns
-    -------
-    float
-    """
+    """Return the share of the prototypes nearest to a feature that some sets hold, by the map. Never send it."""
     near = _neighbors(public.map, projected(public, feature[None]), None)[0, :K]
     return float(public.map.coverage[near][:, list(sets)].max(axis=1).mean() / _FULL)
 
 
 def projected(public: PublicPart, features: Singles) -> Singles:
-    """Return where features lie among a map's prototypes, shape (n, r).
-
-    Parameters
-    ----------
-    public : PublicPart
-    features : ndarray of shape (n, d)
-
-    Returns
-    -------
-    ndarray of shape (n, r)
-    """
+    """Return where features lie among a map's prototypes, shape (n, r)."""
     with np.errstate(all="ignore"):
         rows = features.astype(np.float64) - public.mean
         rows /= np.linalg.norm(rows, axis=1, keepdims=True)

@@ -23,49 +23,23 @@ _HALF = 128  # of a coverage of 255: what a set covers mostly is in it
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One image that an answer held.
-
-    Attributes
-    ----------
-    name : str
-    image : bytes
-        Its thumbnail; may be empty.
-    row : ndarray of shape (r,)
-        Where it lies among the map's prototypes, as precise as its code.
-    sets : frozenset of int
-        In whose answers it was seen.
-    """
+    """One image that an answer held."""
 
     name: str
-    image: bytes = field(repr=False)
-    row: Singles = field(repr=False)
-    sets: frozenset[int] = frozenset()
+    image: bytes = field(repr=False)  # its thumbnail; may be empty
+    row: Singles = field(repr=False)  # where it lies among the map's prototypes, as precise as its code
+    sets: frozenset[int] = frozenset()  # in whose answers it was seen
 
 
 def placed(public: PublicPart, codes: NDArray[np.uint8]) -> Singles:
-    """Return where candidates lie among the map's prototypes: their codes, compared with the map's directions.
-
-    Parameters
-    ----------
-    public : PublicPart
-    codes : ndarray of shape (n, b)
-
-    Returns
-    -------
-    ndarray of shape (n, r)
-    """
+    """Return where candidates lie among the map's prototypes: their codes, compared with the map's directions."""
     directions = np.ascontiguousarray(public.map.components.astype(np.float32).T)
     with np.errstate(all="ignore"):
         return np.nan_to_num(np.asarray(public.table.scores(directions, codes), dtype=np.float32).T)
 
 
 class Picture:
-    """The prototypes of a map in two dimensions, by the supervised manifold; the sets that cover them are the labels.
-
-    Parameters
-    ----------
-    public : PublicPart
-    """
+    """The prototypes of a map in two dimensions, by the supervised manifold; sets that cover them are the labels."""
 
     def __init__(self, public: PublicPart) -> None:
         self._public = public
@@ -96,31 +70,13 @@ class Picture:
         self.points = self._scaled(found)
 
     def place(self, rows: Singles) -> NDArray[np.float64]:
-        """Return where projected rows lie in the picture, from 0 to 1 in both directions.
-
-        Parameters
-        ----------
-        rows : ndarray of shape (n, r)
-
-        Returns
-        -------
-        ndarray of shape (n, 2)
-        """
+        """Return where projected rows lie in the picture, from 0 to 1 in both directions."""
         wide = rows.astype(np.float64)
         wide[np.abs(wide).max(axis=1) == 0, 0] = 1.0  # a row of zeros has no direction: any will do
         return self._scaled(np.asarray(self._manifold.transform(wide)))
 
     def inside(self, sets: Sequence[int]) -> NDArray[np.bool_]:
-        """Return which points some sets cover.
-
-        Parameters
-        ----------
-        sets : sequence of int
-
-        Returns
-        -------
-        ndarray of shape (n,)
-        """
+        """Return which points some sets cover."""
         return np.asarray((self._coverage[:, list(sets)] >= _HALF).any(axis=1))
 
     def drawn(
@@ -128,19 +84,9 @@ class Picture:
     ) -> dict[str, Any]:
         """Return all that the page draws, as plain values.
 
-        Parameters
-        ----------
-        seen : mapping of int to Candidate
-        feature : ndarray of shape (d,) or None
-            Of the last query. Its place is for the page alone.
-        sets : sequence of int
-            That the last message named.
-        image : callable
-            From a thumbnail to what the page shows.
-
-        Returns
-        -------
-        dict
+        `feature`: Of the last query. Its place is for the page alone.
+        `sets`: That the last message named.
+        `image`: From a thumbnail to what the page shows.
         """
         shown = list(seen.items())
         where = self.place(np.stack([one.row for _, one in shown])) if shown else ()

@@ -14,40 +14,18 @@ _MOST = 2000  # candidates that are kept
 
 @dataclass(frozen=True)
 class Last:
-    """The last question, and all that the answers on its map have shown.
+    """The last question, and all that the answers on its map have shown."""
 
-    Attributes
-    ----------
-    feature : ndarray of shape (d,) or None
-        Private.
-    sets : tuple of int
-        That its message named.
-    seen : dict of int to Candidate
-        By id, the latest last.
-    map_id : str
-        Of the map that all this is about.
-    """
-
-    feature: Singles | None = field(default=None, repr=False)
-    sets: tuple[int, ...] = ()
-    seen: dict[int, Candidate] = field(default_factory=dict, repr=False)
-    map_id: str = ""
+    feature: Singles | None = field(default=None, repr=False)  # private
+    sets: tuple[int, ...] = ()  # that its message named
+    seen: dict[int, Candidate] = field(default_factory=dict, repr=False)  # by id, the latest last
+    map_id: str = ""  # of the map that all this is about
 
     def after(self, nearest: Nearest, public: PublicPart, row: Singles, *, images: bool) -> "Last":
         """Return what is known after one more answer.
 
-        Parameters
-        ----------
-        nearest : Nearest
-        public : PublicPart
-            The map that it was asked with; on another one nothing that was seen before has a place.
-        row : ndarray of shape (d,)
-        images : bool
-            Whether the candidates came with thumbnails.
-
-        Returns
-        -------
-        Last
+        `public`: The map that it was asked with; on another one nothing that was seen before has a place.
+        `images`: Whether the candidates came with thumbnails.
         """
         answer, name = nearest.found.answer, public.map.map_id
         seen = dict(self.seen) if self.map_id == name else {}

@@ -58,16 +58,7 @@ def serve(
 
 
 def bound(port: int) -> socket.socket:
-    """Return a socket of loopback.
-
-    Parameters
-    ----------
-    port : int
-
-    Returns
-    -------
-    socket
-    """
+    """Return a socket of loopback."""
     try:
         return socket.create_server((HOST, port))
     except (OSError, OverflowError) as error:

@@ -21,19 +21,9 @@ def nearest_view(
 ) -> dict[str, Any]:
     """Return what the server saw, what was chosen, and what it cost.
 
-    Parameters
-    ----------
-    nearest : Nearest
-    messages : sequence of Message
-        As they were sent.
-    balance : dict
-        Of the account, afterwards.
-    images : bool
-        Whether the candidates came with thumbnails.
-
-    Returns
-    -------
-    dict
+    `messages`: As they were sent.
+    `balance`: Of the account, afterwards.
+    `images`: Whether the candidates came with thumbnails.
     """
     answer = nearest.found.answer
     pictures = answer.images if images else [b""] * len(answer.ids)
@@ -66,15 +56,7 @@ def nearest_view(
 def classified_view(found: Classified, balance: dict[str, Any]) -> dict[str, Any]:
     """Return what the model of a protected gallery says, and both guarantees.
 
-    Parameters
-    ----------
-    found : Classified
-    balance : dict
-        Of the account, which has not paid.
-
-    Returns
-    -------
-    dict
+    `balance`: Of the account, which has not paid.
     """
     return {
         "kind": "classified",
