@@ -140,13 +140,14 @@ def heads(trial: Trial, components: int) -> tuple[Rows, NDArray[np.int64], Rows]
     return rows, np.searchsorted(np.sort(trial.classes), trial.private_y), queries
 
 
-def balanced(trial: Trial, scores: Rows, codes: NDArray[np.int64]) -> float:
-    """Return the accuracy of a head whose scores are corrected for how common classes are.
+def score_head(trial: Trial, scores: Rows, codes: NDArray[np.int64]) -> float:
+    """Return the accuracy of a head, corrected for how common classes are where queries are as many of each class.
 
-    Queries are as many of each class. The exact counts of private records are used, in the rival's favour.
+    The exact counts of private records are used, in the rival's favour.
     """
-    common = np.log(np.bincount(codes, minlength=len(trial.classes)) / len(codes))
-    return right(trial, np.sort(trial.classes)[(scores - common).argmax(axis=1)])
+    if trial.data in FILES:
+        scores = scores - np.log(np.bincount(codes, minlength=len(trial.classes)) / len(codes))
+    return right(trial, np.sort(trial.classes)[scores.argmax(axis=1)])
 
 
 def sgd(trial: Trial, epsilon: float, seed: int) -> float:
@@ -203,7 +204,7 @@ def train_head(trial: Trial, epsilon: float, seed: int, components: int) -> floa
             loss.backward()
             optimizer.step()
     scores = head(torch.tensor(queries, dtype=torch.float32)).detach().numpy()
-    return balanced(trial, scores, codes)
+    return score_head(trial, scores, codes)
 
 
 def output(trial: Trial, epsilon: float, seed: int) -> float:
@@ -222,7 +223,7 @@ def output(trial: Trial, epsilon: float, seed: int) -> float:
         fitted = LogisticRegression(C=1 / (len(rows) * penalty), fit_intercept=False, max_iter=300).fit(rows, codes)
         scale = analytic_gaussian_scale(math.sqrt(2) / (len(rows) * penalty), epsilon, DELTA)
         noisy = fitted.coef_ + scale * rng.standard_normal(fitted.coef_.shape)
-        found.append(balanced(trial, queries @ noisy.T, codes))
+        found.append(score_head(trial, queries @ noisy.T, codes))
     return max(found)
 
 
