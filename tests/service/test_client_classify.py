@@ -192,7 +192,7 @@ def hostile_models(good: bytes) -> dict[str, tuple[bytes, str]]:
         "one class twice": (spoiled(read(), classes=np.array(["a", "a", "b"])), "cannot be used"),
         "too many classes": (spoiled(read(), classes=np.array(many)), "cannot be used"),
         "more classes than weights": (spoiled(read(), classes=np.array(["a", "b", "c", "d"])), "cannot be used"),
-        "classes that steer a terminal": (spoiled(read(), classes=np.array(["a", "b", "\x1b[2J"])), "do not print"),
+        "classes that steer a terminal": (spoiled(read(), classes=np.array(["a", "b", "\x1b[2J"])), "that print"),
         "numbers for classes": (spoiled(read(), classes=np.array([1, 2, 3])), "no text"),
     }
 

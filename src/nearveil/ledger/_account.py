@@ -289,13 +289,28 @@ class Account:
             Its name, for :meth:`spend` and :meth:`remaining`. None where the account has this very plan: then the
             account caps it.
         """
-        charge = charge_of(plan, self.relation)
-        cap = PlanBudget.open(self.epsilon, self.delta, charge)
-        if self._budget == cap:
+        if self.has_plan(plan):
             return None
+        cap = self._plan_budget(plan)
         name = f"cap {new_key()}"
         self._give("cap", name, cap.terms())
         return name
+
+    def has_plan(self, plan: Events) -> bool:
+        """Return whether the account was opened with this very plan.
+
+        Parameters
+        ----------
+        plan : DpEvent, or iterable of DpEvent or (DpEvent, int)
+
+        Returns
+        -------
+        bool
+        """
+        return self._budget == self._plan_budget(plan)
+
+    def _plan_budget(self, plan: Events) -> PlanBudget:
+        return PlanBudget.open(self.epsilon, self.delta, charge_of(plan, self.relation))
 
     def _give(self, kind: Literal["quota", "cap"], name: str, terms: str) -> Held:
         """Write a quota or a cap that is not there yet."""

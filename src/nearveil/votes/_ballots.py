@@ -70,6 +70,7 @@ def hard_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], L
     Parameters
     ----------
     y : array-like of shape (n,)
+        As it was given: an array made of it hides that labels are of several types.
     classes : array-like or None
         The public list; read from the labels where there is none.
 
@@ -77,6 +78,7 @@ def hard_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], L
     -------
     ndarray, Labels, Ballot
     """
+    _check_types(y)
     y = shielded(column_or_1d, y, warn=True)
     shielded(check_classification_targets, y)
     known = np.unique(y) if classes is None else checked_classes(classes)
@@ -128,6 +130,16 @@ def checked_classes(classes: ArrayLike) -> NDArray[Any]:
     if given.ndim != 1 or len(known) == 0 or len(known) != len(given):
         raise ValueError("classes must be a list of different labels")
     return np.asarray(known)
+
+
+def _check_types(y: Any) -> None:
+    """Refuse a list of labels of several types: NumPy turns all into one, so one record's label changes the others'."""
+    if hasattr(y, "dtype"):
+        return
+    labels = np.array(y, dtype=object).ravel().tolist()
+    kinds = {np.asarray(one).dtype.kind for one in {type(label): label for label in labels}.values()}
+    if len(kinds) > 1 or not kinds >= {np.asarray(y).dtype.kind}:
+        raise ValueError("y must hold labels of one type, such as text alone or whole numbers alone")
 
 
 def _rows(y: ArrayLike) -> NDArray[np.float64]:

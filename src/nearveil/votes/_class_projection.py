@@ -91,7 +91,8 @@ class Projection:
         ndarray of shape (n, n_directions), int16
         """
         if self.components is not None:
-            rows = (self._project(rows) - self.offset) * self.scale
+            with np.errstate(over="ignore", under="ignore"):  # a warning would tell of a row
+                rows = (self._project(rows) - self.offset) * self.scale
         return IntegerRows(self.n_directions).round(rows, name=name)
 
     def transform(self, rows: Rows) -> Rows:

@@ -214,7 +214,7 @@ class PrivateKNeighborsClassifier(VotingClassifier):
         PrivateKNeighborsClassifier
         """
         columns = self._columns()
-        X, y = shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)
+        X, _ = shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)
         classes, ballots, ballot = self._votes(y)
         if self.votes not in MULTILABEL:
             self._check_abstain_label(classes)

@@ -347,7 +347,7 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
         """Check the input and learn the projection from public rows."""
         columns = type(self).__new__(type(self))
         rows: Rows
-        rows, y = shielded(validate_data, columns, X, y, dtype=np.float64)
+        rows, _ = shielded(validate_data, columns, X, y, dtype=np.float64)
         classes, labels, _ = hard_votes(y, self.classes)
         check_publishable(classes, rows.shape[1])
         codes = labels.codes[:-1]
@@ -387,6 +387,11 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
 
     def _pay(self, plan: VotePlan, guarantee: Guarantee) -> None:
         account = find_account(self.ledger, self.account, plan, guarantee)
+        if account is not None and plan.max_answered > 1 and not account.has_plan(plan.events):
+            raise ValueError(
+                "account must have been opened for these publications, as nobody else counts them: give a ledger and "
+                "the name of a new one, or publications=1"
+            )
         spending = MemorySpending(plan) if account is None else AccountSpending.open(account, plan, guarantee)
         if not spending.take("answered", 1):
             raise ExhaustedError(

@@ -11,7 +11,8 @@ T = TypeVar("T")
 _SAFE = re.compile(
     r"Input [Xy] contains |Found array with (0|\d+) (sample|feature)|Found array with dim|Found input variables with "
     r"inconsistent|X has \d+ features|Sparse data was passed|The feature names should match|y should be a 1d array|"
-    r"Input contains NaN|Unknown label type: |bad input shape|requires y to be passed|float\(\) argument must be "
+    r"Input contains NaN|Unknown label type: |bad input shape|This \w+ estimator requires y to be passed|"
+    r"float\(\) argument must be "
 )
 _TRIMMED = ("Complex data not supported", "Expected 2D array, got 1D array instead", "Expected 2D array, got scalar")
 
@@ -46,7 +47,7 @@ def shielded(check: Callable[..., T], *arguments: Any, **options: Any) -> T:
 
 
 def _clean(words: str) -> str:
-    if _SAFE.search(words.partition("\n")[0]):
+    if _SAFE.match(words.partition("\n")[0]):
         return words
     for known in _TRIMMED:
         if words.startswith(known):

@@ -222,10 +222,9 @@ class PublicDiscriminant:
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         projection = self.projection
-        kind = _kind_of(self.classes)
         about = {
-            "classes": [_KINDS[kind](name) for name in self.classes.tolist()],
-            "kind": kind,
+            "classes": _list_classes(self.classes),
+            "kind": _kind_of(self.classes),
             "n_features": projection.n_features,
             "guarantee": _guarantee_fields(self.guarantee),
         }
@@ -244,9 +243,10 @@ def check_publishable(classes: NDArray[Any], n_features: int) -> None:
     """Refuse classes and features that no published model can hold: before anything is paid."""
     if _kind_of(classes) not in _KINDS:
         raise ValueError("classes must be text or numbers")
-    text = json.dumps(list(map(str, classes.tolist())))
-    if len(classes) > MOST_CLASSES or len(text) > _MOST_TEXT // 2 or max(map(len, map(str, classes))) > _LONGEST_WORDS:
-        raise ValueError(f"classes must be at most {MOST_CLASSES:,} labels, of {_LONGEST_WORDS:,} characters each")
+    labels = _list_classes(classes)
+    _read_classes(labels, _kind_of(classes))
+    if len(json.dumps(labels)) > _MOST_TEXT // 2:
+        raise ValueError(f"classes must be at most {_MOST_TEXT // 2:,} bytes of text together")
     if n_features > MOST_FEATURES:
         raise ValueError(f"X must have at most {MOST_FEATURES:,} features; reduce their number before")
 
@@ -254,6 +254,10 @@ def check_publishable(classes: NDArray[Any], n_features: int) -> None:
 def _kind_of(classes: NDArray[Any]) -> str:
     kind = classes.dtype.kind
     return {"u": "i", "O": "U"}.get(kind, kind)
+
+
+def _list_classes(classes: NDArray[Any]) -> list[Any]:
+    return list(map(_KINDS[_kind_of(classes)], classes.tolist()))
 
 
 def _parse_about(values: NDArray[Any]) -> dict[str, Any]:
@@ -278,12 +282,17 @@ def _read_classes(labels: Any, kind: Any) -> NDArray[Any]:
         raise ModelError(f"classes must be a list of 1 to {MOST_CLASSES} labels")
     if not all(type(label) is expected for label in labels):
         raise ModelError("classes must be labels of one type")
-    if expected is str and any(len(label) > _LONGEST_WORDS for label in labels):
-        raise ModelError(f"classes must be labels of at most {_LONGEST_WORDS} characters")
+    if expected is str and not all(_fits(label) for label in labels):
+        raise ModelError(f"classes must be labels of at most {_LONGEST_WORDS} characters that print")
     found = np.array(labels)
     if found.dtype.kind != kind or len(np.unique(found)) != len(found):
         raise ModelError("classes must be different labels")
     return found
+
+
+def _fits(text: Any) -> bool:
+    """Return whether it is text that can be shown: no control characters, none that turn the direction of others."""
+    return isinstance(text, str) and len(text) <= _LONGEST_WORDS and text.isprintable()
 
 
 def _read_projection(read: Message, n_features: int) -> Projection:
@@ -316,8 +325,6 @@ def _read_guarantee(fields: dict[str, Any]) -> Guarantee:
     publications, reason, unit = fields["publications"], fields["reason"], fields["unit"]
     if type(publications) is not int or not 1 <= publications <= MOST_PUBLICATIONS:
         raise ModelError(f"publications must be from 1 to {MOST_PUBLICATIONS}")
-    if not (isinstance(reason, str) and isinstance(unit, str) and max(len(reason), len(unit)) <= _LONGEST_WORDS):
-        raise ModelError(f"unit and reason must be text of at most {_LONGEST_WORDS} characters")
     return discriminant_guarantee(
         float(fields["noise_multiplier"]),
         publications,
@@ -333,6 +340,8 @@ def _read_guarantee(fields: dict[str, Any]) -> Guarantee:
 
 def discriminant_guarantee(noise_multiplier: float, publications: int, **stated: Any) -> Guarantee:
     """Return the guarantee of so many releases of sums with Gaussian noise."""
+    if not (_fits(stated["unit"]) and _fits(stated.get("reason", ""))):
+        raise ModelError(f"unit and reason must be text of at most {_LONGEST_WORDS} characters that print")
     return Guarantee(
         protects="database",
         relation="add-remove",
