@@ -227,7 +227,7 @@ def specimens() -> list[Entry]:
         "half the noise of privunit": lambda: (PrivUnit(2 * EPSILON), broken.pure(EPSILON)),
         "numpy's Laplace noise": broken.float_laplace,
         "a request after the answer": broken.request_after_answer,
-        "work that depends on the record": lambda: time_experiment(broken.BusyCells(EPSILON)),
+        "work that depends on the record": lambda: time_experiment(broken.BusyCells(1.0)),
         "a search by a heap": hasty.heap_search,
         "half the noise of a discriminant": lambda: careless.QuietDiscriminant(EPSILON, _FEW_DELTA),
         "a discriminant that does not pay": lambda: careless.FreeDiscriminant(EPSILON, _FEW_DELTA),

@@ -22,7 +22,7 @@ Talk = Callable[[PublicPart, Floats, Send, Source], None]
 
 _EPSILON = 2.0
 _SHOWN = 24  # of the question's last bytes: the message's own arrays are at its end
-_TRIALS = 2_000
+_TRIALS = 8_000
 
 
 @dataclass
