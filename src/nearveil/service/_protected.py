@@ -214,7 +214,7 @@ class ProtectedGallery:
             if forecast.is_noise and not insist:
                 raise PublicationError(
                     "the model would be noise alone: the noise hides the records of each class. Gather more records, "
-                    "open the gallery with a larger epsilon or fewer publications, or insist"
+                    "open the gallery with a larger epsilon or fewer publications, or insist (insist=True, --insist)"
                 )
             return self._pay_and_store(key, records, public)
 
