@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, e
 
 from nearveil.features import HogColor, load_image
 from nearveil.features._images import thumbnail
-from nearveil.ledger import Ledger, new_key
+from nearveil.ledger import Ledger
 from nearveil.privacy.noise import Source
 from nearveil.release import Covers
 from nearveil.retrieval import Index, Item
@@ -168,7 +169,7 @@ def shown(
     where: str = "",
 ) -> Iterator[str]:  # fmt: skip
     """Show the page from this process, and yield its address."""
-    with Ledger(folder / f"{new_key()}.db") as ledger:
+    with Ledger(folder / f"{uuid.uuid4()}.db") as ledger:
         purse = Purse(open_account(ledger, "holiday", epsilon))
         with Client(url, token, account=purse, retries=0, timeout=30) as client, bound(0) as listening:
             desk, entry = Desk(client, purse, ledger, where or str(url), rng=rng), Entry()
