@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from nearveil.ledger._budget import PureBudget, pld_epsilon
-from nearveil.ledger._events import guarantee_charge
+from nearveil.ledger.budget import PureBudget, guarantee_charge, pld_epsilon
 from nearveil.privacy import Guarantee
 from nearveil.release import AnalyticGaussian, Cells, Release
 

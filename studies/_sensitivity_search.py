@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from nearveil.graph import Encoding
-from nearveil.privacy.sensitivity._common import Norm
+from nearveil.privacy.sensitivity.bounds import Norm
 
 Floats = NDArray[np.float64]
 

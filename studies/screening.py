@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from nearveil.privacy.accounting import fixed_pair_epsilon, screening_curve, screening_rdp
-from nearveil.privacy.accounting._screening import _log_pairs, binary_rdp
+from nearveil.privacy.accounting.screening import binary_rdp, log_pairs
 from nearveil.privacy.events import NoisyScreening
 from studies import _figures as draw
 from studies._study import Case, Row, Study, select
@@ -84,7 +84,7 @@ def compute_rdp(orders: Floats, screening: NoisyScreening, *, sampling_rate: flo
 
     Both neighbours, one vote more and one less, and both directions are tried.
     """
-    base, moved, votes = _log_pairs(screening, sampling_rate, 0)
+    base, moved, votes = log_pairs(screening, sampling_rate, 0)
     out = np.zeros((len(orders), screening.n_neighbors + 1))
     for row, order in zip(out, orders, strict=True):
         both = np.maximum(binary_rdp(float(order), base, moved), binary_rdp(float(order), moved, base))

@@ -10,10 +10,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from nearveil.graph import Encoding
-from nearveil.privacy.sensitivity import _replace as replace
-from nearveil.privacy.sensitivity import _target as target
-from nearveil.privacy.sensitivity import published_2022
-from nearveil.privacy.sensitivity._common import checked_start, label_floor
+from nearveil.privacy.sensitivity import bounds, published_2022
+from nearveil.privacy.sensitivity.bounds import checked_start, label_floor
 from studies import _figures as draw
 from studies._sensitivity_search import normalise, search_replace, search_target
 from studies._study import Case, Row, Study, select, summarise
@@ -76,7 +74,7 @@ def measure(case: Case) -> list[Row]:
 
 
 def _bound_target(anchors: Floats, start: Floats, bandwidth: float, rng: np.random.Generator) -> dict[str, Any]:
-    public = target.collect(
+    public = bounds.collect(
         anchors,
         None,
         checked_start(start),
@@ -88,8 +86,8 @@ def _bound_target(anchors: Floats, start: Floats, bandwidth: float, rng: np.rand
     )
     return {
         "published": _bound_as_published(start[1:], bandwidth),
-        "plain": target.target_a(public),
-        "sharp": target.target_a_prime(public),
+        "plain": bounds.target_a(public),
+        "sharp": bounds.target_a_prime(public),
         "found": search_target(anchors, start[1:], bandwidth=bandwidth, rng=rng),
     }
 
@@ -99,15 +97,15 @@ def _bound_all(
 ) -> dict[str, Any]:
     setting: dict[str, Any] = {"bandwidth": bandwidth, "label_weight": LABEL_WEIGHT, "n_classes": CLASSES}
     floor = label_floor(CLASSES, encoding, bandwidth)
-    box = replace.Box(float(np.exp(-2 * bandwidth**-2)), floor, LABEL_WEIGHT, private)
+    box = bounds.Box(float(np.exp(-2 * bandwidth**-2)), floor, LABEL_WEIGHT, private)
     centred = checked_start(start)
     found = None
     if len(start) <= MOST_SEARCHED:
         found = search_replace(start, rng=rng, encoding=encoding, private_labels=private, **SEARCHES, **setting)
     return {
         "published": _bound_as_published(start, bandwidth),
-        "plain": replace.theorem_b(centred, box, bandwidth, "l2"),
-        "sharp": replace.theorem_b_prime(centred, box, bandwidth, "l2"),
+        "plain": bounds.theorem_b(centred, box, bandwidth, "l2"),
+        "sharp": bounds.theorem_b_prime(centred, box, bandwidth, "l2"),
         "found": found,
     }
 

@@ -13,7 +13,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearveil.ledger._budget import (
+from nearveil.ledger.budget import (
     UNITS,
     Budget,
     FilterBudget,
@@ -22,20 +22,21 @@ from nearveil.ledger._budget import (
     RefusedError,
     add,
     budget_of,
+    charge_of,
+    event_text,
     float_down,
     float_up,
     pld_epsilon,
     shown_down,
     shown_up,
+    text_event,
     units_down,
     units_up,
     written,
 )
-from nearveil.ledger._events import charge_of, event_text, text_event
 from nearveil.privacy import events as own
 from nearveil.privacy.accounting import RdpAccountant, RenyiFilter
-from nearveil.privacy.accounting._leaves import SampledScreening, leaves
-from nearveil.privacy.events import PureDp
+from nearveil.privacy.events import PureDp, SampledScreening, leaves
 
 positive = st.floats(1e-6, 1e6)
 counts = st.integers(1, 10**6)

@@ -10,7 +10,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 from nearveil.ledger import Account, AccountError, CorruptLedgerError, Ledger, OverBudgetError
-from nearveil.ledger._database import LedgerDatabase
+from nearveil.ledger._spending import LedgerDatabase
 from nearveil.privacy.events import PureDp
 
 from .stating import stated

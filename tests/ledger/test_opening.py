@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from dp_accounting import GaussianDpEvent
 
 from nearveil.ledger import Account, CorruptLedgerError, Ledger, LedgerError, LedgerFullError, NewerLedgerError
-from nearveil.ledger._database import explain
+from nearveil.ledger._spending import explain
 from nearveil.privacy.events import NoisyScreening, PureDp
 from nearveil.storage import describe_url, parse_url
 

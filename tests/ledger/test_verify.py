@@ -155,12 +155,12 @@ def test_a_budget_that_was_passed_is_found_even_if_every_hash_fits(
     with Ledger(tmp_path / "l.db") as ledger:
         account = ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
         with monkeypatch.context() as patched:
-            patched.setattr("nearveil.ledger._budget.PureBudget.allows", lambda *_: True)
+            patched.setattr("nearveil.ledger.budget.PureBudget.allows", lambda *_: True)
             account.spend(stated(PureDp(2.0)))
         assert [problem.text for problem in ledger.verify().problems] == ["passes the budget"]
         with monkeypatch.context() as patched:
-            patched.setattr("nearveil.ledger._budget.PureBudget.allows", lambda *_: True)
-            patched.setattr("nearveil.ledger._budget.PureBudget.price", lambda *_: (1,))
+            patched.setattr("nearveil.ledger.budget.PureBudget.allows", lambda *_: True)
+            patched.setattr("nearveil.ledger.budget.PureBudget.price", lambda *_: (1,))
             account.spend(stated(PureDp(0.5)))
         assert "was charged less than its events cost" in str(ledger.verify())
 
@@ -278,7 +278,7 @@ def test_a_record_of_the_witness_that_a_full_disk_cut_short_is_written_over(tmp_
 def test_a_witness_that_stays_locked_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nearveil.ledger._witness._PATIENCE", 0.05)
+    monkeypatch.setattr("nearveil.ledger._store._PATIENCE", 0.05)
     with Ledger(tmp_path / "l.db") as ledger:
         account = ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
         with (tmp_path / "l.db.witness").open() as held:

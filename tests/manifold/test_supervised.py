@@ -20,7 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from nearveil import SupervisedManifold
 from nearveil.graph import gaussian_graph, label_graph
 from nearveil.manifold import smlq_step
-from nearveil.manifold._step import Query
+from nearveil.manifold._supervised import Query
 from studies.data import FeatureSet
 from tests.reference import dense_label_weights, dense_objective, dense_step, dense_weights, laplacian, unit_rows
 

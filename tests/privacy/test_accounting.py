@@ -39,10 +39,8 @@ from nearveil.privacy.accounting import (
     private_knn_asymptotic,
     screening_epsilon,
 )
-from nearveil.privacy.accounting._accountants import LIBRARY_ROUNDING
-from nearveil.privacy.accounting._budget import FILTER_ORDERS
-from nearveil.privacy.accounting._leaves import leaves
-from nearveil.privacy.accounting._screening import binary_rdp
+from nearveil.privacy.accounting.accountants import FILTER_ORDERS, LIBRARY_ROUNDING
+from nearveil.privacy.accounting.screening import binary_rdp
 from nearveil.privacy.events import (
     ClippedVotes,
     GaussianNoisyMax,
@@ -50,6 +48,7 @@ from nearveil.privacy.events import (
     NoisyScreening,
     PureDp,
     VoteHistogram,
+    leaves,
 )
 
 SCREENING = NoisyScreening(noise=20.0, threshold=30.0, n_neighbors=50)

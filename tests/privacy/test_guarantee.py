@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nearveil.privacy import Basis, FilterTerms, Guarantee
-from nearveil.privacy._guarantee import count_events, freeze_event
 from nearveil.privacy.events import Budgeted, NoisyScreening, PureDp, VoteHistogram
+from nearveil.privacy.guarantee import count_events, freeze_event
 from nearveil.privacy.noise import analytic_gaussian_scale, secure_source, unsafe_seeded
 
 

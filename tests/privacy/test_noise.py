@@ -30,10 +30,10 @@ from nearveil.privacy.noise import (
     gaussian_delta,
     gaussian_grid,
     laplace_grid,
+    samplers,
     secure_source,
     unsafe_seeded,
 )
-from nearveil.privacy.noise import _samplers as samplers
 
 CHANCE = 1e-6
 UNIT = mpmath.mpf(2) ** -samplers.TOTAL_BITS

@@ -23,8 +23,8 @@ from nearveil.privacy.accounting import (
     screening_epsilon,
     screening_rdp,
 )
-from nearveil.privacy.accounting._binary import Moves, PrivacyCurve, _hull, _Kernel, _thin, compose_binary
-from nearveil.privacy.accounting._screening import _moves
+from nearveil.privacy.accounting.binary import Moves, PrivacyCurve, _hull, _Kernel, _thin, compose_binary
+from nearveil.privacy.accounting.screening import _moves
 from nearveil.privacy.events import NoisyScreening, PureDp
 
 MNIST = NoisyScreening(noise=75, threshold=180, n_neighbors=300)

@@ -14,10 +14,8 @@ from scipy.spatial.distance import pdist
 
 from nearveil.graph import gaussian_graph
 from nearveil.privacy.sensitivity import _published as published
-from nearveil.privacy.sensitivity import _replace as replace
-from nearveil.privacy.sensitivity import _target as target
-from nearveil.privacy.sensitivity import published_2021, published_2022, replace_one, target_only
-from nearveil.privacy.sensitivity._common import sign_patterns
+from nearveil.privacy.sensitivity import bounds, published_2021, published_2022, replace_one, target_only
+from nearveil.privacy.sensitivity.bounds import sign_patterns
 from studies import _sensitivity_search as study
 from studies.data import FeatureSet
 from tests.reference import dense_label_weights, dense_step, dense_weights, unit_rows
@@ -128,7 +126,7 @@ def test_theorem_a_prime_is_near_what_a_search_finds(bandwidth: float, ratio: fl
 def test_the_anchors_rows_are_near_what_a_search_finds(bandwidth: float, ratio: float) -> None:
     anchors, start = unit_rows(200, 8), np.random.default_rng(1).normal(size=(201, 2))
     labels = np.arange(200) % 10
-    public = target.collect(
+    public = bounds.collect(
         anchors,
         labels,
         start,
@@ -138,7 +136,7 @@ def test_the_anchors_rows_are_near_what_a_search_finds(bandwidth: float, ratio: 
         label_bandwidth=bandwidth,
         norm="l2",
     )
-    bound = min(target.anchors_a(public), target.anchors_a_prime(public))
+    bound = min(bounds.anchors_a(public), bounds.anchors_a_prime(public))
     found = max(
         study.climb(
             public_pair(anchors, labels, seed, bandwidth, "integer"),
@@ -151,13 +149,13 @@ def test_the_anchors_rows_are_near_what_a_search_finds(bandwidth: float, ratio: 
         for seed in range(4)
     )
     assert found <= bound <= ratio * found
-    assert target.anchors_a_prime(public) < target.anchors_a(public)
+    assert bounds.anchors_a_prime(public) < bounds.anchors_a(public)
 
 
 def test_the_form_of_theorem_a_prime_is_that_of_its_kernel() -> None:
     anchors, start = unit_rows(50, 5), starts(51, 3, 0)
     for bandwidth in (0.5, 2.0, 300.0):
-        public = target.collect(
+        public = bounds.collect(
             anchors,
             None,
             start,
@@ -312,8 +310,8 @@ def test_two_rows_attain_theorem_b_prime(columns: int, norm: Any) -> None:
 def test_the_fractional_programme_is_solved(label_weight: float, private: bool) -> None:
     """Against all corners of the box, for every record."""
     y = np.array([0.3, -1.2, 2.0, 0.3, 5.0])
-    box = replace.Box(0.2, 0.1, label_weight, private)
-    own, spread = replace._along(y, box)
+    box = bounds.Box(0.2, 0.1, label_weight, private)
+    own, spread = bounds._along(y, box)
     corners = [np.array(corner) for corner in product([0, 1], repeat=4)]
     weights = [np.where(corner, 1.0, box.least) for corner in corners]
     labels = [np.where(corner, 1.0, box.label_least) for corner in corners]
@@ -336,7 +334,7 @@ def test_the_fractional_programme_is_solved(label_weight: float, private: bool) 
 def test_the_range_over_an_edge_is_largest_where_theorem_b_says(
     n: int, least: float, label_least: float, label_weight: float, private: bool, degree: float
 ) -> None:
-    box = replace.Box(least, label_least, label_weight, private)
+    box = bounds.Box(least, label_least, label_weight, private)
     d = (n - 2) * (least + degree * (1 - least))
     assert box.edge_range(d) <= box.largest_edge_range(n) * SLACK + 1e-12
     # Theorem B takes both of its terms at the least degree; only their sum is largest there.
@@ -347,7 +345,7 @@ def test_the_range_over_an_edge_is_largest_where_theorem_b_says(
 
 
 def test_the_range_over_an_edge_alone_may_be_largest_inside() -> None:
-    box = replace.Box(least=0.5, label_least=0.0, label_weight=0.0, private_labels=True)
+    box = bounds.Box(least=0.5, label_least=0.0, label_weight=0.0, private_labels=True)
     assert box.largest_edge_range(3) > 1.02 * max(box.edge_range(0.5), box.edge_range(1.0))
 
 
@@ -360,8 +358,8 @@ def test_theorem_b_prime_is_below_theorem_b() -> None:
     row = kappa * (n - 2) * (1 - a) / ((d + a) * (d + 1)) + (alpha - a) / (d + a) - (alpha * b - 1) / (d + 1)
     own = math.tanh(1 / 36) + alpha * (1 / a - b)
     theorem_b = reach / 2 * math.sqrt((n - 1) * row**2 + own**2)
-    box = replace.Box(a, b, alpha, True)
-    assert replace.theorem_b(start, box, 6.0, "l2") == pytest.approx(theorem_b, rel=1e-12)
+    box = bounds.Box(a, b, alpha, True)
+    assert bounds.theorem_b(start, box, 6.0, "l2") == pytest.approx(theorem_b, rel=1e-12)
     assert replace_one(start, **PAPERS) < 0.6 * theorem_b
     # The table of the requirement has R = 6.46 and Theorem B at 2.14: the same multiple of R.
     assert theorem_b / reach == pytest.approx(2.14 / 6.46, rel=0.003)

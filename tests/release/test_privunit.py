@@ -28,7 +28,7 @@ from nearveil.manifold import SupervisedManifold
 from nearveil.privacy import compose
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import secure_source, unsafe_seeded
-from nearveil.privacy.noise._samplers import alias_table
+from nearveil.privacy.noise.samplers import alias_table
 from nearveil.release import Message, Release
 from nearveil.release._projection import fit_projection
 from nearveil.release.vectors._privunit import (

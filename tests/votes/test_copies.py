@@ -265,7 +265,7 @@ def test_an_answer_reads_counts_and_composes_nothing(
     def composed(*_: Any) -> None:
         raise AssertionError("an answer was priced")
 
-    monkeypatch.setattr("nearveil.ledger._budget.pld_epsilon", composed)
+    monkeypatch.setattr("nearveil.ledger.budget.pld_epsilon", composed)
     for number in range(1, 5):
         assert asked.answer(QUERIES[:1]).answered.all()
         assert asked.answer(QUERIES[:number]).answered.sum() <= number

@@ -8,9 +8,9 @@ import pytest
 from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from scipy.special import ndtr
 
-from nearveil.privacy._guarantee import count_events
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.events import VoteHistogram
+from nearveil.privacy.guarantee import count_events
 from nearveil.privacy.noise import secure_source
 from nearveil.votes._coins import PoissonSample
 from nearveil.votes._mechanisms import NoisySums, Screening

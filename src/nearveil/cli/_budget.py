@@ -16,7 +16,7 @@ from nearveil.cli import _budget_view as view
 from nearveil.cli._plan import MECHANISM_HELP, METAVAR, Mechanism, event, part
 from nearveil.ledger import Account, AccountError, Balance, Ledger, LedgerError, Receipt
 from nearveil.privacy import Basis, compose_events
-from nearveil.privacy._guarantee import Protects, Relation
+from nearveil.privacy.guarantee import Protects, Relation
 from nearveil.storage import data_folder, make_data_folder, parse_url
 
 app = typer.Typer(

@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nearveil.ledger import Account, Balance, Entry, Preview
-from nearveil.ledger._budget import shown_down, shown_up
-from nearveil.ledger._events import event_text
+from nearveil.ledger.budget import event_text, shown_down, shown_up
 
 _KINDS = {"pure": "pure epsilons, added up", "filter": "a Renyi filter", "plan": "a plan, composed by PLD"}
 

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from nearveil.cli._plan import MECHANISM_HELP, METAVAR, Mechanism, event, part
-from nearveil.privacy._guarantee import factor, rounded_up
 from nearveil.privacy.accounting import Accountant, AdditionAccountant, PldAccountant, RdpAccountant
+from nearveil.privacy.guarantee import factor, rounded_up
 
 _LEAST_DELTA = 1e-18  # for which noise is calibrated
 

@@ -21,7 +21,7 @@ from nearveil.cli._label_file import ReservedFile, check_free, encoded, reserved
 from nearveil.cli._label_task import LEAST_SIDE, Bars, Features, Task, Tick, prepare
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy import Guarantee
-from nearveil.privacy._guarantee import rounded_up
+from nearveil.privacy.guarantee import rounded_up
 from nearveil.votes import ExhaustedError, PrivateKNeighborsClassifier
 
 _AT_ONCE = 1024  # queries: what was answered is kept if the rest fails

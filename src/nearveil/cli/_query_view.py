@@ -16,7 +16,7 @@ from nearveil.cli._budget import place
 from nearveil.cli._budget_view import clean, number
 from nearveil.features._images import Pixels
 from nearveil.ledger import Balance
-from nearveil.ledger._budget import shown_down
+from nearveil.ledger.budget import shown_down
 from nearveil.privacy import Guarantee
 from nearveil.retrieval.contact_sheet import ContactSheet, right_set
 

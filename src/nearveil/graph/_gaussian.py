@@ -1,22 +1,217 @@
-"""The one door to the Gaussian graphs, and the choice between them."""
+"""Gaussian graphs over unit rows: exact or of nearest neighbours, and the choice between them and a series."""
 
+import importlib.util
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from numbers import Integral
 from typing import Any, Literal
 
-from nearveil.graph._arrays import (
+import numpy as np
+from scipy.sparse import csr_array
+from sklearn.neighbors import NearestNeighbors
+from threadpoolctl import ThreadpoolController
+
+from nearveil.graph._base import (
     Array,
+    GaussianGraph,
     as_array,
     check_bandwidth,
     check_positive,
     check_unit_rows,
+    is_host,
+    like,
     namespace,
+    tiny_of,
+    to_numpy,
 )
-from nearveil.graph._base import GaussianGraph
-from nearveil.graph._exact import ExactGraph
-from nearveil.graph._neighbors import NeighborsGraph
-from nearveil.graph._polynomial import MAX_DEGREE, KernelPolynomial, best_polynomial, least_polynomial
-from nearveil.graph._series import MOMENTS_LIMIT, SeriesGraph, n_moments
+from nearveil.graph._series import (
+    MAX_DEGREE,
+    MOMENTS_LIMIT,
+    KernelPolynomial,
+    SeriesGraph,
+    best_polynomial,
+    least_polynomial,
+    n_moments,
+)
+
+HOST_TILE = 512  # a tile of doubles is 2 MiB: it stays in the second-level cache
+DEVICE_TILE = 8192
+FUSED_FEATURES = 128  # beyond these the tiles of the kernel no longer fit into shared memory
+_BLAS = ThreadpoolController()
+
+
+class ExactGraph(GaussianGraph):
+    """All weights, exact to rounding, in O(n) memory."""
+
+    method = "exact"
+
+    def __init__(self, X: Array, bandwidth: float, model: Array) -> None:
+        if namespace(X).finfo(X.dtype).bits < 32 and not _has_fused_kernel(X):
+            raise ValueError(f"X has dtype {X.dtype}, too coarse for this device and width: convert it to float32")
+        super().__init__(X, bandwidth, model)
+        if 2 * self._sharpness > -np.log(tiny_of(self._model)) / 2:
+            _ = self.degree  # weights may underflow: say so now, not at the first product
+
+    def _product(self, Z: Array) -> Array:
+        if _has_fused_kernel(self._X):
+            from nearveil.graph import _fused
+
+            return _fused.product(self._X, self._X, Z, self._sharpness, skip_diagonal=True)
+        if is_host(self._X):
+            return like(_symmetric_on_threads(to_numpy(self._X), to_numpy(Z), self._sharpness), Z)
+        return _symmetric(self._X, Z, self._sharpness, DEVICE_TILE)
+
+    def _cross_product(self, X: Array, Z: Array) -> Array:
+        if _has_fused_kernel(self._X):
+            from nearveil.graph import _fused
+
+            return _fused.product(X, self._X, Z, self._sharpness, skip_diagonal=False)
+        tile = HOST_TILE if is_host(self._X) else DEVICE_TILE
+        return _rectangular(X, self._X, Z, self._sharpness, tile)
+
+
+def _has_fused_kernel(X: Array) -> bool:
+    """Say whether the Triton kernel multiplies with the weights between the rows of `X`."""
+    on_gpu = getattr(X, "is_cuda", False) and importlib.util.find_spec("triton") is not None
+    return on_gpu and namespace(X).finfo(X.dtype).bits <= 32 and X.shape[1] <= FUSED_FEATURES
+
+
+def _weights(A: Array, B: Array, sharpness: float) -> Array:
+    """Return the (a, b) Gaussian weights between unit rows."""
+    xp = namespace(A)
+    exponents = xp.matmul(A, B.T)
+    exponents -= 1
+    exponents *= sharpness
+    return xp.exp(exponents)
+
+
+def _accumulator(Z: Array) -> Array:
+    """Return zeros like `Z` in double precision, so that a million tiles do not lose digits."""
+    xp = namespace(Z)
+    return xp.zeros_like(Z, dtype=xp.float64)
+
+
+def _symmetric(X: Array, Z: Array, sharpness: float, tile: int, first: int = 0, stride: int = 1) -> Array:
+    """Multiply the weights with `Z`, for the tiles of every `stride`-th strip of rows, in double."""
+    xp = namespace(X)
+    n = X.shape[0]
+    total = _accumulator(Z)
+    for i in range(first * tile, n, stride * tile):
+        rows, here = X[i : i + tile], Z[i : i + tile]
+        weights = _weights(rows, rows, sharpness)
+        weights *= 1 - xp.eye(weights.shape[0], dtype=weights.dtype, device=weights.device)
+        total[i : i + tile] += xp.matmul(weights, here)
+        for j in range(i + tile, n, tile):
+            weights = _weights(rows, X[j : j + tile], sharpness)
+            total[i : i + tile] += xp.matmul(weights, Z[j : j + tile])
+            total[j : j + tile] += xp.matmul(weights.T, here)
+    return total
+
+
+def _symmetric_on_threads(X: Any, Z: Any, sharpness: float) -> Any:
+    """Deal the strips of :func:`_symmetric` out to one thread a core.
+
+    NumPy's exponential runs on one thread, so the threads are ours and BLAS is held to one each.
+    The deal depends on the number of cores alone: the same machine gives the same bits.
+    """
+    n_strips = -(-X.shape[0] // HOST_TILE)
+    workers = min(_cores(), n_strips)
+    if workers == 1:
+        return _symmetric(X, Z, sharpness, HOST_TILE)
+    with _BLAS.limit(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
+        parts = list(pool.map(lambda first: _symmetric(X, Z, sharpness, HOST_TILE, first, workers), range(workers)))
+    return np.sum(parts, axis=0)
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _rectangular(A: Array, B: Array, Z: Array, sharpness: float, tile: int) -> Array:
+    """Multiply the (a, b) weights between the rows of `A` and `B` with `Z`, shape (b, k)."""
+    xp = namespace(A)
+    strips = []
+    for i in range(0, A.shape[0], tile):
+        rows = A[i : i + tile]
+        total = xp.zeros((rows.shape[0], Z.shape[1]), dtype=xp.float64, device=Z.device)
+        for j in range(0, B.shape[0], tile):
+            total += xp.matmul(_weights(rows, B[j : j + tile], sharpness), Z[j : j + tile])
+        strips.append(total)
+    return xp.concat(strips)
+
+
+_BLOCK = 1 << 22  # numbers in a block of differences
+
+
+class NeighborsGraph(GaussianGraph):
+    """Exact weights between rows of which one is among the nearest of the other; no other edges.
+
+    `error_bound`: 1 where an edge of the full graph is missing (its weight became zero), else 0. The weights of the
+    edges that are there are exact.
+    """
+
+    method = "neighbors"
+
+    def __init__(self, X: Array, bandwidth: float, model: Array, n_neighbors: int) -> None:
+        super().__init__(X, bandwidth, model)
+        self.n_neighbors = n_neighbors
+        host = to_numpy(X)
+        n = host.shape[0]
+        # One more than asked for: the nearest is usually the row itself, though not among duplicates.
+        found = nearest(host, host, min(n_neighbors + 1, n))
+        apart = found != np.arange(n)[:, None]
+        keep = apart & (np.cumsum(apart, axis=1) <= n_neighbors)
+        rows, others = np.nonzero(keep)[0], found[keep]
+        edges = np.unique(np.minimum(rows, others) * n + np.maximum(rows, others))
+        low, high = edges // n, edges % n
+        weights = self._weights(host, low, host, high)
+        both = (np.concatenate([weights, weights]), (np.concatenate([low, high]), np.concatenate([high, low])))
+        self._matrix = csr_array(both, shape=(n, n))
+        self.error_bound = float(len(edges) < n * (n - 1) // 2)
+        _ = self.degree
+
+    def _weights(self, A: Any, a: Any, B: Any, b: Any) -> Any:
+        """Return the weights between rows `a` of A and `b` of B, a block at a time.
+
+        From differences, not inner products: near rows keep their digits at any bandwidth.
+        """
+        step = max(1, _BLOCK // A.shape[1])
+        blocks = [slice(start, start + step) for start in range(0, len(a), step)]
+        squares = [np.vecdot(difference, difference) for difference in (A[a[i]] - B[b[i]] for i in blocks)]
+        return np.exp(-0.5 * self._sharpness * np.concatenate(squares))
+
+    def _product(self, Z: Array) -> Array:
+        return like(self._matrix @ to_numpy(Z), Z)
+
+    def _cross_product(self, X: Array, Z: Array) -> Array:
+        new, host = to_numpy(X), to_numpy(self._X)
+        found = nearest(new, host, self.n_neighbors)
+        rows = np.repeat(np.arange(len(new)), self.n_neighbors)
+        edges = (self._weights(new, rows, host, found.ravel()), (rows, found.ravel()))
+        return like(csr_array(edges, shape=(len(new), len(host))) @ to_numpy(Z), Z)
+
+
+def nearest(queries: Any, rows: Any, k: int) -> Any:
+    """Find the k nearest of `rows` for each of `queries`, exactly, by the largest inner product.
+
+    FAISS searches where it is installed and the rows are of single precision (it knows no other);
+    scikit-learn elsewhere.
+
+    `queries`: Unit rows.
+    `rows`: Unit rows.
+    Returns: Positions in `rows`, nearest first.
+    """
+    if rows.dtype == np.float32 and importlib.util.find_spec("faiss"):
+        import faiss
+
+        index = faiss.IndexFlatIP(rows.shape[1])
+        index.add(np.ascontiguousarray(rows))
+        return index.search(np.ascontiguousarray(queries), k)[1]
+    search = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(rows)
+    return search.kneighbors(queries, return_distance=False)
+
 
 Method = Literal["auto", "exact", "series", "neighbors"]
 METHODS = ("auto", "exact", "series", "neighbors")

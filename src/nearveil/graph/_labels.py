@@ -6,8 +6,17 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.graph._arrays import Array, as_array, check_bandwidth, check_real, like, namespace, segment_sum, to_numpy
-from nearveil.graph._base import Graph
+from nearveil.graph._base import (
+    Array,
+    Graph,
+    as_array,
+    check_bandwidth,
+    check_real,
+    like,
+    namespace,
+    segment_sum,
+    to_numpy,
+)
 
 UNLABELLED = -1
 _LARGEST_LABEL = 2**53  # beyond it a floating-point label may have been rounded to its neighbour

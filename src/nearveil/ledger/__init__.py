@@ -1,11 +1,10 @@
 """Budgets that last: accounts, debits, history. "May I?", before anything is released."""
 
-from nearveil.ledger._account import Account
-from nearveil.ledger._history import Balance, Entry, Preview
 from nearveil.ledger._ledger import Ledger
 from nearveil.ledger._spending import Debit, new_key
+from nearveil.ledger._store import Receipt
 from nearveil.ledger._verify import Problem, Verification
-from nearveil.ledger._witness import Receipt
+from nearveil.ledger.account import Account
 from nearveil.ledger.errors import (
     AccountError,
     BudgetExceededError,
@@ -19,6 +18,7 @@ from nearveil.ledger.errors import (
     OverBudgetError,
     RolledBackError,
 )
+from nearveil.ledger.history import Balance, Entry, Preview
 
 __all__ = [
     "Account",

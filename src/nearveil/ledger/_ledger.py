@@ -11,13 +11,10 @@ from weakref import WeakValueDictionary
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
-from nearveil.ledger._account import Account, open_budget, plan_cost
-from nearveil.ledger._budget import shown_up
-from nearveil.ledger._database import LedgerDatabase
-from nearveil.ledger._events import Events, canonical_json
-from nearveil.ledger._history import Entry, entry_of, exported
-from nearveil.ledger._spending import Clock, Core, check_text, utc_now
+from nearveil.ledger._spending import Clock, Core, LedgerDatabase, utc_now
 from nearveil.ledger._store import (
+    Receipt,
+    Witness,
     all_entries,
     all_receipts,
     append,
@@ -30,9 +27,12 @@ from nearveil.ledger._store import (
     witnessed_book,
 )
 from nearveil.ledger._verify import Verification, account_names, verify, witness_problems
-from nearveil.ledger._witness import Receipt, Witness
+from nearveil.ledger.account import Account, open_budget, plan_cost
+from nearveil.ledger.budget import Events, canonical_json, shown_up
 from nearveil.ledger.errors import AccountError, LedgerError, OverBudgetError, RolledBackError
-from nearveil.privacy._guarantee import Protects, Relation
+from nearveil.ledger.history import Entry, entry_of, exported
+from nearveil.privacy.checks import check_text
+from nearveil.privacy.guarantee import Protects, Relation
 from nearveil.storage import data_folder, describe_url, make_data_folder, parse_url, without_secrets
 
 

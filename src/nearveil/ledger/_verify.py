@@ -5,12 +5,33 @@ from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
 
-from nearveil.ledger._account import plan_cost
-from nearveil.ledger._budget import Amounts, Budget, FilterBudget, PlanBudget, PureBudget, RefusedError, add, budget_of
-from nearveil.ledger._events import Charge
 from nearveil.ledger._spending import Core
-from nearveil.ledger._store import Held, accounts, all_entries, entries, find_book, find_quota, quotas
-from nearveil.ledger._witness import GENESIS, Receipt, Row, digest, slot_of
+from nearveil.ledger._store import (
+    GENESIS,
+    Held,
+    Receipt,
+    Row,
+    accounts,
+    all_entries,
+    digest,
+    entries,
+    find_book,
+    find_quota,
+    quotas,
+    slot_of,
+)
+from nearveil.ledger.account import plan_cost
+from nearveil.ledger.budget import (
+    Amounts,
+    Budget,
+    Charge,
+    FilterBudget,
+    PlanBudget,
+    PureBudget,
+    RefusedError,
+    add,
+    budget_of,
+)
 from nearveil.ledger.errors import CorruptLedgerError
 
 _SLACK = 10**9  # accountants of different versions may differ by one part in this many

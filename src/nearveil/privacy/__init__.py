@@ -1,6 +1,5 @@
 """What is promised, to whom, and why it is true: guarantees, sensitivity, noise, accountants."""
 
-from nearveil.privacy._compose import compose, compose_events, noise_guarantee
-from nearveil.privacy._guarantee import Basis, FilterTerms, Guarantee
+from nearveil.privacy.guarantee import Basis, FilterTerms, Guarantee, compose, compose_events, noise_guarantee
 
 __all__ = ["Basis", "FilterTerms", "Guarantee", "compose", "compose_events", "noise_guarantee"]

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from nearveil.ledger import Account, AccountError, Ledger
-from nearveil.ledger._budget import PlanBudget
+from nearveil.ledger.budget import PlanBudget
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import secure_source
 from nearveil.service._model import Promise

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nearveil.ledger import new_key
-from nearveil.ledger._spending import check_text
+from nearveil.privacy.checks import check_text
 from nearveil.privacy.noise import Source
 from nearveil.release.covers._channel import checked_epsilon
 from nearveil.retrieval._answer import IMAGE_HEADER_BYTES, LONGEST_NAME, Answer, Extras

@@ -4,10 +4,10 @@ import math
 from typing import Any
 
 from nearveil.ledger import Account, Entry, Ledger
-from nearveil.ledger._budget import shown_down, shown_up
+from nearveil.ledger.budget import shown_down, shown_up
 from nearveil.privacy import Basis, Guarantee, compose_events
-from nearveil.privacy._guarantee import factor
 from nearveil.privacy.events import PureDp
+from nearveil.privacy.guarantee import factor
 from nearveil.ui._errors import Trouble
 
 LAST = 100  # entries that are listed

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from nearveil.ledger import KeyConflictError, KeySpentError, Ledger, new_key
-from nearveil.ledger._budget import shown_up
-from nearveil.ledger._history import refusal
+from nearveil.ledger.budget import shown_up
+from nearveil.ledger.history import refusal
 from nearveil.privacy.noise import Source
 from nearveil.release import Message
 from nearveil.release.covers._channel import checked_epsilon

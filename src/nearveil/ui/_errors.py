@@ -6,7 +6,7 @@ from functools import singledispatch
 from nearveil.features import FeatureError, ImageError
 from nearveil.features._images import TOO_LARGE
 from nearveil.ledger import LedgerError, OverBudgetError
-from nearveil.ledger._budget import shown_down, shown_up
+from nearveil.ledger.budget import shown_down, shown_up
 from nearveil.service import DeclinedError, QuestionError, ReplyError, UnansweredError, UnreachableError
 
 _NOTHING = "No message was sent, and nothing was paid."

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_array, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
-from nearveil.privacy._checks import check_positive
+from nearveil.privacy.checks import check_positive
 from nearveil.privacy.events import VoteHistogram
 from nearveil.votes._mechanisms import UNIT
 from nearveil.votes._plan import Ballot, ClippedSums, Kind

@@ -15,9 +15,9 @@ from dp_accounting import DpEvent, PoissonSampledDpEvent
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from nearveil.privacy._checks import check_rate
+from nearveil.privacy.checks import check_rate
 from nearveil.privacy.noise import Source
-from nearveil.privacy.noise._samplers import Table, alias_table, look_up
+from nearveil.privacy.noise.samplers import Table, alias_table, look_up
 
 _BITS = 320  # of weights while a table is made
 _REACH = 4095  # a longer gap starts anew behind the table: coins have no memory

@@ -9,7 +9,7 @@ from dp_accounting import DpEvent
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from nearveil.privacy._checks import check_positive
+from nearveil.privacy.checks import check_positive
 from nearveil.privacy.events import LaplaceNoisyMax, NoisyScreening
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, add_noise
 from nearveil.votes._coins import PoissonSample

@@ -9,10 +9,9 @@ from typing import Literal
 from dp_accounting import DpEvent, GaussianDpEvent, SelfComposedDpEvent
 
 from nearveil.privacy import Basis, Guarantee
-from nearveil.privacy._checks import check_count, check_delta, check_finite, check_positive
-from nearveil.privacy._guarantee import count_events, find_epsilon
-from nearveil.privacy.accounting._leaves import leaves
-from nearveil.privacy.events import ClippedVotes
+from nearveil.privacy.checks import check_count, check_delta, check_finite, check_positive
+from nearveil.privacy.events import ClippedVotes, leaves
+from nearveil.privacy.guarantee import count_events, find_epsilon
 from nearveil.privacy.noise import Source, analytic_gaussian_scale
 from nearveil.votes._coins import PoissonSample
 from nearveil.votes._mechanisms import NoisySums, Screening

@@ -11,11 +11,10 @@ from dp_accounting import DpEvent
 
 from nearveil.errors import NearveilError
 from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetError
-from nearveil.ledger._account import open_budget, plan_cost
-from nearveil.ledger._budget import RefusedError
-from nearveil.ledger._events import check_samplers
+from nearveil.ledger.account import open_budget, plan_cost
+from nearveil.ledger.budget import RefusedError, check_samplers
 from nearveil.privacy import Guarantee
-from nearveil.privacy.accounting._leaves import leaves
+from nearveil.privacy.events import leaves
 from nearveil.storage import parse_url, without_secrets
 from nearveil.votes._plan import Part, VotePlan
 

@@ -12,19 +12,24 @@ change of the relation that its sensitivity was computed for; Poisson sampling a
 record". Proofs: ``docs/theory/accounting.md``.
 """
 
-from nearveil.privacy.accounting._accountants import Accountant, AdditionAccountant, PldAccountant, RdpAccountant
-from nearveil.privacy.accounting._binary import PrivacyCurve
-from nearveil.privacy.accounting._budget import BudgetExceededError, RenyiFilter, calibrate
-from nearveil.privacy.accounting._pate import (
+from nearveil.privacy.accounting.accountants import (
+    Accountant,
+    AdditionAccountant,
+    BudgetExceededError,
+    PldAccountant,
+    RdpAccountant,
+    RenyiFilter,
+    calibrate,
+)
+from nearveil.privacy.accounting.binary import PrivacyCurve
+from nearveil.privacy.accounting.screening import (
     AsymptoticCost,
     DataDependentCost,
+    WorstCase,
+    fixed_pair_epsilon,
     gaussian_max_rdp,
     laplace_max_rdp,
     private_knn_asymptotic,
-)
-from nearveil.privacy.accounting._screening import (
-    WorstCase,
-    fixed_pair_epsilon,
     screening_curve,
     screening_delta,
     screening_epsilon,

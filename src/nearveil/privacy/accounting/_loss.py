@@ -20,9 +20,9 @@ from scipy import fft
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
-from nearveil.privacy._checks import MAX_EPSILON, ROUNDING
-from nearveil.privacy.accounting._binary import multiples
-from nearveil.privacy.noise._calibration import gaussian_deltas
+from nearveil.privacy.accounting.binary import multiples
+from nearveil.privacy.checks import MAX_EPSILON, ROUNDING
+from nearveil.privacy.noise.calibration import gaussian_deltas
 
 Floats = NDArray[np.float64]
 Curve = Callable[[Floats], Floats]

@@ -19,7 +19,7 @@ import numpy as np
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.privacy.noise._calibration import (
+from nearveil.privacy.noise.calibration import (
     EPSILONS,
     analytic_gaussian_scale,
     check_delta,
@@ -31,8 +31,7 @@ from nearveil.privacy.noise._calibration import (
     plain,
     up,
 )
-from nearveil.privacy.noise._samplers import gaussian_integers, laplace_integers
-from nearveil.privacy.noise._sources import Source, secure_source, unsafe_seeded
+from nearveil.privacy.noise.samplers import Source, gaussian_integers, laplace_integers, secure_source, unsafe_seeded
 
 __all__ = [
     "LARGEST_EPSILON",

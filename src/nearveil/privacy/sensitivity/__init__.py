@@ -13,9 +13,9 @@ import numpy as np
 
 from nearveil.graph import Encoding
 from nearveil.privacy.sensitivity import _published as published
-from nearveil.privacy.sensitivity import _replace as replace
-from nearveil.privacy.sensitivity import _target as target
-from nearveil.privacy.sensitivity._common import (
+from nearveil.privacy.sensitivity import bounds
+from nearveil.privacy.sensitivity._published import Variant
+from nearveil.privacy.sensitivity.bounds import (
     MARGIN,
     Floats,
     Norm,
@@ -28,7 +28,6 @@ from nearveil.privacy.sensitivity._common import (
     label_floor,
     total,
 )
-from nearveil.privacy.sensitivity._published import Variant
 
 __all__ = ["Norm", "Variant", "published_2021", "published_2022", "replace_one", "target_only"]
 
@@ -104,7 +103,7 @@ def target_only(
         raise ValueError(f"anchor_labels must have shape ({len(rows)},), one for each anchor; -1 means unlabelled")
     starts = checked_start(start, rows=len(rows) + 1)
 
-    public = target.collect(
+    public = bounds.collect(
         rows,
         anchor_labels,
         starts,
@@ -114,12 +113,12 @@ def target_only(
         label_bandwidth=label_bandwidth,
         norm=norm,
     )
-    own = min(target.target_a(public), target.target_a_prime(public))
-    own_error = target.target_error(public, error_bound)
+    own = min(bounds.target_a(public), bounds.target_a_prime(public))
+    own_error = bounds.target_error(public, error_bound)
     if released == "target":
         return checked_result(MARGIN * (own + 2 * own_error))
-    change = total(np.array([own, min(target.anchors_a(public), target.anchors_a_prime(public))]), norm)
-    error = total(np.array([own_error, target.anchors_error(public, error_bound)]), norm)
+    change = total(np.array([own, min(bounds.anchors_a(public), bounds.anchors_a_prime(public))]), norm)
+    error = total(np.array([own_error, bounds.anchors_error(public, error_bound)]), norm)
     return checked_result(MARGIN * (change + 2 * error))
 
 
@@ -177,12 +176,12 @@ def replace_one(
     error_bound = checked_error_bound(error_bound)
     starts = checked_start(start)
     floor = label_floor(n_classes, label_encoding, label_bandwidth, may_be_unlabelled)
-    box = replace.Box(float(np.exp(-2 * bandwidth**-2)), floor, label_weight, labels == "private")
+    box = bounds.Box(float(np.exp(-2 * bandwidth**-2)), floor, label_weight, labels == "private")
     change = min(
-        replace.theorem_b(starts, box, bandwidth, norm),
-        replace.theorem_b_prime(starts, box, bandwidth, norm),
+        bounds.theorem_b(starts, box, bandwidth, norm),
+        bounds.theorem_b_prime(starts, box, bandwidth, norm),
     )
-    return checked_result(MARGIN * (change + 2 * replace.replace_error(starts, box, error_bound, norm)))
+    return checked_result(MARGIN * (change + 2 * bounds.replace_error(starts, box, error_bound, norm)))
 
 
 def published_2022(start: Any, *, bandwidth: float, label_weight: float, n_classes: int) -> float:

@@ -16,7 +16,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import GaussianNoise, Source, add_noise, calibrate_gaussian, secure_source
-from nearveil.privacy.noise._samplers import gaussian_integers
+from nearveil.privacy.noise.samplers import gaussian_integers
 from nearveil.release._base import Floats, Release, checked_rows, checked_source
 from nearveil.release._message import Message, MessageError
 from nearveil.release.vectors._analytic import DELTA, EPSILON, LINK, computed_norm

@@ -9,8 +9,8 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from nearveil.privacy._checks import check_delta
-from nearveil.privacy.accounting._binary import Moves, compose_binary
+from nearveil.privacy.accounting.binary import Moves, compose_binary
+from nearveil.privacy.checks import check_delta
 from nearveil.release._base import Floats
 from nearveil.release.bits._code import Encoding
 from nearveil.release.bits._law import BitLaw, BitString

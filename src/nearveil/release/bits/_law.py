@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.privacy.noise import Source
-from nearveil.privacy.noise._calibration import up
+from nearveil.privacy.noise.calibration import up
 from nearveil.release._base import Floats
 from nearveil.release._message import Message, MessageError
 

@@ -10,7 +10,7 @@ from scipy.special import softmax
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
-from nearveil.privacy.noise._calibration import up
+from nearveil.privacy.noise.calibration import up
 from nearveil.release._base import Floats, Release
 from nearveil.release._message import Message
 from nearveil.release.bits._law import BitLaw, Bits, BitString, growth, told, unpacked

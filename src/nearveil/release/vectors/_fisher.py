@@ -20,8 +20,8 @@ from scipy.optimize import brentq
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
-from nearveil.privacy.noise._calibration import down, plain
-from nearveil.privacy.noise._samplers import Table, alias_table, gaussian_integers, look_up
+from nearveil.privacy.noise.calibration import down, plain
+from nearveil.privacy.noise.samplers import Table, alias_table, gaussian_integers, look_up
 from nearveil.release._base import Floats, Release
 from nearveil.release._message import Message, MessageError
 from nearveil.release._projection import fit_projection

@@ -8,6 +8,8 @@ MAX_EPSILON = 500.0
 ROUNDING = 2.0**-46
 """Relative; more than the error of a value made by a few library functions, each within 4 units in the last place."""
 
+LONGEST_TEXT = 200
+
 
 def check_positive(value: float, name: str) -> float:
     """Return `value` as a float, or say that it must be a positive finite number."""
@@ -64,6 +66,13 @@ def check_order(value: float, name: str = "order") -> float:
     if not (math.isfinite(number) and number > 1):
         raise ValueError(f"{name} must be a finite number above 1")
     return number
+
+
+def check_text(value: object, name: str) -> str:
+    """Return `value`, or say that it must be a text of 1 to 200 printable characters."""
+    if not (isinstance(value, str) and 0 < len(value) <= LONGEST_TEXT and value.isprintable() and value.strip()):
+        raise ValueError(f"{name} must be a text of 1 to {LONGEST_TEXT} printable characters")
+    return value
 
 
 def _number(value: float, name: str) -> float:

@@ -1,33 +1,105 @@
-"""Integer noise, drawn without floating point and a million at a time.
-
-A distribution on 0, 1, ..., K is kept as an alias table (Walker 1977) of exact integers over 2^255: the
-index of a cell and the coin within it come from one random word, and 192 further bits are drawn only
-where the coin's first bits tie with the cell's. Every draw makes the same few memory accesses; nothing
-is rejected.
-
-Tables have thousands of entries, noise has a scale of millions. So noise is a sum of layers, each a
-table shifted by a power of two:
-
-* Exponential variables have independent binary digits, so a group of digits is a layer, exactly.
-* A discrete Gaussian on a coarse lattice plus one on the fine lattice is a discrete Gaussian, up to an
-  error that falls like exp(-2 pi^2 v) with the fine one's variance v in coarse steps.
-
-`docs/theory/noise.md` proves that the result is within 2^-195 of what is promised, in total variation,
-for every single value; `tests/privacy/test_noise.py` computes the distribution from the tables.
-"""
+"""Where random bits come from: the operating system, or, for tests and studies alone, a seed."""
 
 import itertools
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.privacy.noise._sources import Source
+
+class Source(Protocol):
+    """A stream of uniform, independent 64-bit words.
+
+    Attributes
+    ----------
+    sound : bool
+        Whether nobody can foresee the words. A promise made with a source that is not sound is void.
+    """
+
+    @property
+    def sound(self) -> bool:
+        """Whether nobody can foresee the words."""
+        ...
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """Return the next `count` words, shape (count,)."""
+        ...
+
+
+class _Secure:
+    sound = True
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+
+    def __repr__(self) -> str:
+        return "secure_source()"
+
+
+class _UnsafeSeeded:
+    sound = False
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._generator = np.random.PCG64(seed)
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        return np.asarray(self._generator.random_raw(count), dtype=np.uint64)
+
+    def __repr__(self) -> str:
+        return f"unsafe_seeded({self._seed})"
+
+
+def secure_source() -> Source:
+    """Return the operating system's cryptographic generator; the default everywhere.
+
+    Returns
+    -------
+    Source
+        With ``sound`` true. It has no state of its own, so a forked process repeats nothing.
+
+    Examples
+    --------
+    >>> secure_source().words(3).shape
+    (3,)
+    """
+    return _Secure()
+
+
+def unsafe_seeded(seed: int) -> Source:
+    """Return words that the seed foretells: for tests and for studies that must repeat.
+
+    Whoever knows or guesses the seed subtracts the noise. ``sound`` is false, and a guarantee for
+    what was released with it must say so.
+
+    Parameters
+    ----------
+    seed : int
+        At least 0.
+
+    Returns
+    -------
+    Source
+        With ``sound`` false, and independent of NumPy's global state.
+
+    Examples
+    --------
+    >>> unsafe_seeded(7).sound
+    False
+    >>> bool((unsafe_seeded(7).words(5) == unsafe_seeded(7).words(5)).all())
+    True
+    """
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise ValueError("seed must be an integer of at least 0")
+    return _UnsafeSeeded(int(seed))
+
 
 TOTAL_BITS = 255  # a table's probabilities are multiples of 2^-255
 _FIRST_BITS = 63  # index and first bits of the coin, from one word; its top bit is the sign

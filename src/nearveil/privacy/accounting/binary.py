@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.privacy._checks import (
+from nearveil.privacy.checks import (
     MAX_EPSILON,
     ROUNDING,
     check_count,

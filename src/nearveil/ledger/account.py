@@ -8,26 +8,40 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 import sqlalchemy as sa
 from dp_accounting import DpEvent, SelfComposedDpEvent
 
-from nearveil.ledger._budget import Budget, FilterBudget, PlanBudget, PureBudget, RefusedError, pld_epsilon
-from nearveil.ledger._events import (
+from nearveil.ledger._spending import Core, Debit, Request, new_key, spend, take
+from nearveil.ledger._store import (
+    Book,
+    Held,
+    Receipt,
+    all_entries,
+    append,
+    find_quota,
+    insert_quota,
+    load_book,
+    load_quota,
+)
+from nearveil.ledger.budget import (
+    Budget,
     Charge,
     Events,
+    FilterBudget,
+    PlanBudget,
+    PureBudget,
+    RefusedError,
     canonical_json,
     charge_events,
     charge_of,
     guarantee_charge,
     joined,
+    pld_epsilon,
     repeated,
 )
-from nearveil.ledger._history import Balance, Entry, Preview, affordable, balance_of, entry_of, preview_of, refusal
-from nearveil.ledger._spending import Core, Debit, Request, check_text, new_key, spend, take
-from nearveil.ledger._store import Book, Held, all_entries, append, find_quota, insert_quota, load_book, load_quota
-from nearveil.ledger._witness import Receipt
 from nearveil.ledger.errors import AccountError
+from nearveil.ledger.history import Balance, Entry, Preview, affordable, balance_of, entry_of, preview_of, refusal
 from nearveil.privacy import Basis, FilterTerms, Guarantee
-from nearveil.privacy._checks import check_count
-from nearveil.privacy._guarantee import Protects, Relation
+from nearveil.privacy.checks import check_count, check_text
 from nearveil.privacy.events import Budgeted
+from nearveil.privacy.guarantee import Protects, Relation
 
 if TYPE_CHECKING:
     from nearveil.ledger._ledger import Ledger

@@ -12,20 +12,20 @@ from typing import Literal
 
 from dp_accounting import DpEvent
 
-from nearveil.ledger._budget import (
+from nearveil.ledger._store import Held, Row
+from nearveil.ledger.budget import (
+    Charge,
     PlanBudget,
     RefusedError,
     add,
     alone_epsilon,
+    charge_events,
     float_down,
     float_up,
     shown_down,
     shown_up,
     written,
 )
-from nearveil.ledger._events import Charge, charge_events
-from nearveil.ledger._store import Held
-from nearveil.ledger._witness import Row
 from nearveil.ledger.errors import CorruptLedgerError, OverBudgetError
 
 
