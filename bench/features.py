@@ -30,7 +30,7 @@ def lite0() -> Any:
 
 def mobilenet() -> Any:
     """MobileNetV2."""
-    from nearveil.features import MobileNetV2
+    from nearveil.features.backbones import MobileNetV2
 
     return MobileNetV2()
 
@@ -60,7 +60,7 @@ def export(path: Path) -> None:
     """Write EfficientNet-Lite0 as an ONNX file."""
     import torch
 
-    from nearveil.features import backbone
+    from nearveil.features.backbones import backbone
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the tracer's: sizes are fixed here

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from sklearn.linear_model import RidgeCV
 
-from nearveil.features import EfficientNetLite0, Extractor, MobileNetV2, fit_bridge, gallery_features
+from nearveil.features import EfficientNetLite0, Extractor, fit_bridge, gallery_features
+from nearveil.features.backbones import MobileNetV2
 from studies import _figures as draw
 from studies._report import interval
 from studies._study import Case, Row, Study, summarise

@@ -21,8 +21,8 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 
 from nearveil.features import Extractor, FeatureCache, default_extractor, gallery_features, load_image
-from nearveil.features._extractor import unit_rows
-from nearveil.features._images import Pixels, thumbnail
+from nearveil.features.extractor import unit_rows
+from nearveil.features.images import Pixels, thumbnail
 from nearveil.ledger import Account, Ledger
 from nearveil.release import Covers
 from nearveil.retrieval import Estimate, Index, Item, Published, served

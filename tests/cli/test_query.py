@@ -189,7 +189,7 @@ def test_what_is_refused_costs_nothing(image: Path, here: Path) -> None:
     for words, said in {
         ("notes.jpg",): "not an image",
         ("cut.png",): "broken or truncated",
-        ("nowhere.png",): "not a file that can be read",
+        ("nowhere.png",): "image: there is no file at nowhere.png",
         (image, "--index", "nowhere"): "`nearveil index DIR` makes one",
         (image, "--index", "bare"): "has no map yet",
         (image, "--index", "theirs"): "not installed here",

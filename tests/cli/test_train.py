@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")
 
 from nearveil.cli import _train  # noqa: E402
-from nearveil.features._torch import TorchExtractor  # noqa: E402
-from nearveil.features._trained import load_extractor  # noqa: E402
+from nearveil.features.networks import TorchExtractor  # noqa: E402
+from nearveil.features.training import load_extractor  # noqa: E402
 
 runner = CliRunner()
 app = typer.Typer()

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nearveil.features import EfficientNetLite0, Extractor, MobileNetV2
+from nearveil.features import EfficientNetLite0, Extractor
+from nearveil.features.backbones import MobileNetV2
 
 
 def _built(kind: Any) -> Extractor:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from nearveil.features._descriptors import (  # noqa: E402
+from nearveil.features.training import (  # noqa: E402
     branch_dimensions,
     check_descriptors,
     classification_loss,

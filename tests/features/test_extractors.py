@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 from nearveil.features import (
     EfficientNetLite0,
     Extractor,
-    FeatureError,
     HogColor,
     OnnxExtractor,
     TorchExtractor,
-    backbone,
+    backbones,
     default_extractor,
     hog,
 )
-from nearveil.features._images import resize
-from nearveil.features._onnx import is_whole
+from nearveil.features.backbones import backbone
+from nearveil.features.extractor import FeatureError
+from nearveil.features.images import resize
+from nearveil.features.networks import is_whole
 from tests.features.files import picture
 
 SIZES = ((40, 60), (224, 224), (17, 300), (1, 1), (333, 250))
@@ -123,7 +124,7 @@ def test_the_classifier_of_mobilenet_fits_its_map() -> None:
     torch = pytest.importorskip("torch")
     data: Any = pytest.importorskip("skimage.data")
 
-    from nearveil.features._backbones import BackboneName, weights_file
+    from nearveil.features.backbones import BackboneName, weights_file
 
     names: tuple[BackboneName, ...] = ("MobileNetV2", "EfficientNet-Lite0")
     try:
@@ -179,13 +180,12 @@ def test_weights_are_loaded_without_code(monkeypatch: pytest.MonkeyPatch, lite0:
 
 def test_weights_that_were_changed_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from nearveil.features import _backbones
 
     content = b"cos\nsystem\n(S'false'\ntR."  # a pickle that runs a command
     for digits in ("57934424", hashlib.sha256(content).hexdigest()[:8]):
         false = tmp_path / f"efficientnet-lite0-{digits}.pth"
         false.write_bytes(content)
-        monkeypatch.setattr(_backbones, "weights_file", lambda _, path=false: path)
+        monkeypatch.setattr(backbones, "weights_file", lambda _, path=false: path)
         with pytest.raises(ValueError, match="not the ones published"):
             EfficientNetLite0()
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nearveil.features import Extractor, FeatureCache, HogColor, gallery_features, load_image
-from nearveil.features import _gallery as gallery
-from nearveil.features import _images as reasons
+from nearveil.features import Extractor, FeatureCache, HogColor, gallery, gallery_features, load_image
+from nearveil.features import images as reasons
 from tests.features.files import animation, picture, saved
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -86,7 +85,7 @@ def _bad(folder: Path) -> dict[str, str]:
         "2-text.png": reasons.NO_IMAGE,
         "3-moving.gif": reasons.ANIMATED,
         "4-black.png": gallery.NO_FEATURE,
-        "5-missing.png": reasons.UNREADABLE,
+        "5-missing.png": reasons.MISSING,
     }
 
 

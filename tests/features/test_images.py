@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearveil.features import ImageError, load_image
-from nearveil.features import _images as reasons
+from nearveil.features import images as reasons
 from tests.features.files import Image, ImageFile, animation, chunk, deep_rgb_png, picture, png, saved, tiff, tiled
 
 KINDS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -242,8 +242,13 @@ def test_the_name_plays_no_part(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "secret-name.png", tmp_path, tmp_path / "pipe", "zero\0byte", tmp_path / ("x" * 5000)):
+    for path in (tmp_path, tmp_path / "pipe", tmp_path / ("x" * 5000)):
         assert reason_of(path) == reasons.UNREADABLE
+    for missing in (tmp_path / "nowhere.png", "zero\0byte"):
+        with pytest.raises(ImageError, match="there is no file at") as caught:
+            load_image(missing)
+        assert str(missing) in str(caught.value)
+        assert caught.value.reason == reasons.MISSING
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,13 +18,13 @@ from nearveil.features import (
     OnnxExtractor,
     TorchExtractor,
     fit_bridge,
+    gallery,
     gallery_features,
     train_head,
 )
-from nearveil.features import _bridge as bridge_module
-from nearveil.features import _gallery as gallery
-from nearveil.features._finding import EXTRACTORS
-from nearveil.features._torch import aligned
+from nearveil.features import bridge as bridge_module
+from nearveil.features.backbones import EXTRACTORS
+from nearveil.features.networks import aligned
 from nearveil.votes._search import NeighborSearch
 from tests.features.files import picture
 from tests.features.test_extractors import _graph
@@ -124,7 +124,7 @@ def test_exact_rows_are_those_of_queries_up_to_rounding(extractor: Extractor) ->
 _ELSEWHERE = """
 import sys, numpy as np, torch
 from pathlib import Path
-from nearveil.features._finding import EXTRACTORS
+from nearveil.features.backbones import EXTRACTORS
 from tests.features.test_row_exact import NETWORKS, PICTURES
 assert torch.get_num_threads() == 2
 for name in sys.argv[2:]:

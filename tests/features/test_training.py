@@ -15,10 +15,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from nearveil.features._extractor import FeatureError, unit_rows  # noqa: E402
-from nearveil.features._torch import TorchExtractor  # noqa: E402
-from nearveil.features._trained import ModelError, TrainedExtractor, load_extractor  # noqa: E402
-from nearveil.features._training import backbone_maps, balanced_batches, train_head  # noqa: E402
+from nearveil.features.extractor import FeatureError, unit_rows  # noqa: E402
+from nearveil.features.networks import TorchExtractor  # noqa: E402
+from nearveil.features.training import (  # noqa: E402  # noqa: E402
+    ExtractorFileError,
+    TrainedExtractor,
+    backbone_maps,
+    balanced_batches,
+    load_extractor,
+    train_head,
+)
 
 SIDE = 8
 
@@ -166,7 +172,7 @@ def test_no_code_out_of_a_file_is_run(tmp_path: Path) -> None:
     path = tmp_path / "model.nvm"
     for content in (pickle.dumps(_Trap()), _stored({"about": "{}", "head": _Trap(), "body": {}})):
         path.write_bytes(content)
-        with pytest.raises(ModelError, match="not a file that nearveil train has written"):
+        with pytest.raises(ExtractorFileError, match="not a file that nearveil train has written"):
             load_extractor(path, _backbone())
 
 
@@ -188,13 +194,13 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for content in (b"", b"a text", whole[: len(whole) // 2], whole[:-30], _stored([1]), _stored({"about": "{}"})):
         path.write_bytes(content)
-        with pytest.raises(ModelError):
+        with pytest.raises(ExtractorFileError):
             load_extractor(path, _backbone())
     path.write_bytes(whole)
     stored = _changed(path)
     stored["head"]["log_p"] += 1e-3
     path.write_bytes(_stored(stored))
-    with pytest.raises(ModelError, match="it is damaged"):
+    with pytest.raises(ExtractorFileError, match="it is damaged"):
         load_extractor(path, _backbone())
 
 
@@ -215,7 +221,7 @@ def test_files_that_tell_of_something_else(changes: dict[str, Any], words: str, 
     path = tmp_path / "model.nvm"
     _train().save(path)
     path.write_bytes(_stored(_changed(path, **changes)))
-    with pytest.raises(ModelError, match=words):
+    with pytest.raises(ExtractorFileError, match=words):
         load_extractor(path, _backbone())
 
 
@@ -231,7 +237,7 @@ def test_a_model_that_unpacks_to_more_than_itself(tmp_path: Path) -> None:
             assert load_extractor(bomb, _backbone()).dimension == 6
             continue
         tracemalloc.start()
-        with pytest.raises(ModelError, match="not a file that"):
+        with pytest.raises(ExtractorFileError, match="not a file that"):
             load_extractor(bomb, _backbone())
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
         tracemalloc.stop()
@@ -239,9 +245,9 @@ def test_a_model_that_unpacks_to_more_than_itself(tmp_path: Path) -> None:
 
 def test_a_model_needs_its_own_backbone(tmp_path: Path) -> None:
     _train().save(tmp_path / "model.nvm")
-    with pytest.raises(ModelError, match="backbone must be given"):
+    with pytest.raises(ExtractorFileError, match="backbone must be given"):
         load_extractor(tmp_path / "model.nvm")
-    with pytest.raises(ModelError, match="trained on another one"):
+    with pytest.raises(ExtractorFileError, match="trained on another one"):
         load_extractor(tmp_path / "model.nvm", _backbone(seed=1))
 
 
@@ -305,7 +311,7 @@ def test_maps_that_cannot_be() -> None:
 
 
 def test_a_built_in_backbone_is_not_written(tmp_path: Path) -> None:
-    from nearveil.features._backbones import MobileNetV2
+    from nearveil.features.backbones import MobileNetV2
 
     try:
         backbone = MobileNetV2()
@@ -325,7 +331,7 @@ def test_the_room_loads_without_torch() -> None:
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name.partition('.')[0] == 'torch': raise ModuleNotFoundError(name)\n"
         "sys.meta_path.insert(0, NoTorch())\n"
-        "import nearveil.features._training as t\n"
+        "import nearveil.features.training as t\n"
         "try: t.backbone_maps([1], type('B', (), {'_batch': 1})())\n"
         "except ModuleNotFoundError as error: print(error)"
     )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import nearveil
-from nearveil.features import _finding
+from nearveil.features import backbones
 from nearveil.ledger import Debit, KeyConflictError, Ledger, OverBudgetError, new_key
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
@@ -319,11 +319,11 @@ def test_an_account_that_is_spent_sends_nothing(made: Path, tmp_path: Path) -> N
 def test_what_is_wrong_is_said_before_anything_is_paid(
     here: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_finding, "EXTRACTORS", {})  # networks take long to make
+    monkeypatch.setattr(backbones, "EXTRACTORS", {})  # networks take long to make
     (tmp_path / "notes.png").write_text("a private text")
     client, wire = here.client()
     cases: list[tuple[dict[str, Any], type[ValueError], str]] = [
-        ({"image": tmp_path / "nowhere.png"}, ValueError, "not a file that can be read"),
+        ({"image": tmp_path / "nowhere.png"}, ValueError, "there is no file at"),
         ({"image": tmp_path / "notes.png"}, ValueError, "not an image"),
         ({"image": b"a private text"}, ValueError, "not an image"),
         ({"image": np.zeros((9, 9, 3), np.uint8)}, QuestionError, "extractor: the features are of an extractor"),

@@ -22,7 +22,7 @@ import httpx
 from PIL import Image
 
 from nearveil.features import HogColor, load_image
-from nearveil.features._images import thumbnail
+from nearveil.features.images import thumbnail
 from nearveil.ledger import Account, Ledger
 from nearveil.retrieval import Index, Item
 from nearveil.service import Client

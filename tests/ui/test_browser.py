@@ -25,7 +25,7 @@ import uvicorn
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, expect, sync_playwright
 
 from nearveil.features import HogColor, load_image
-from nearveil.features._images import thumbnail
+from nearveil.features.images import thumbnail
 from nearveil.ledger import Ledger
 from nearveil.privacy.noise import Source
 from nearveil.release import Covers

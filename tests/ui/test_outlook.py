@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nearveil.features._extractor import unit_rows
+from nearveil.features.extractor import unit_rows
 from nearveil.release import Covers, PublicMap
 from nearveil.release.covers._channel import RandomizedResponse
 from nearveil.retrieval import Index, Item

@@ -29,11 +29,10 @@ from nearveil.features import (
     FeatureCache,
     OnnxExtractor,
     default_extractor,
-    find_extractor,
     gallery_features,
     load_extractor,
 )
-from nearveil.features._finding import EXTRACTORS
+from nearveil.features.backbones import EXTRACTORS, find_extractor
 from nearveil.retrieval import Index, IndexStoreError, NotAnIndexError, Published
 from nearveil.retrieval._codes import ID_BYTES
 from nearveil.storage import data_folder, make_data_folder

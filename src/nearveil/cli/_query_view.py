@@ -14,7 +14,7 @@ from rich.text import Text
 
 from nearveil.cli._budget import place
 from nearveil.cli._budget_view import clean, number
-from nearveil.features._images import Pixels
+from nearveil.features.images import Pixels
 from nearveil.ledger import Balance
 from nearveil.ledger.budget import shown_down
 from nearveil.privacy import Guarantee

@@ -19,12 +19,11 @@ from nearveil.cli._budget_view import clean
 from nearveil.cli._label import _bars
 from nearveil.cli._label_file import check_free
 from nearveil.cli._label_task import Bars
-from nearveil.features._backbones import EfficientNetLite0, MobileNetV2
-from nearveil.features._descriptors import check_descriptors
-from nearveil.features._extractor import unit_rows
-from nearveil.features._images import ImageError, Pixels, load_image, resize
-from nearveil.features._torch import TorchExtractor
-from nearveil.features._training import backbone_maps, train_head
+from nearveil.features.backbones import EfficientNetLite0, MobileNetV2
+from nearveil.features.extractor import unit_rows
+from nearveil.features.images import ImageError, Pixels, load_image, resize
+from nearveil.features.networks import TorchExtractor
+from nearveil.features.training import backbone_maps, check_descriptors, train_head
 from nearveil.retrieval._truth import true_neighbors
 
 _AT = (1, 8)  # the k of recall@k

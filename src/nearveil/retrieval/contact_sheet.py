@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nearveil.features._images import ImageError, Pixels, load_image
+from nearveil.features.images import ImageError, Pixels, load_image
 
 _SAMPLE = (4, 6)  # rows and columns of candidates
 _WIDE = 4  # matches in a row

@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from nearveil.features._images import MOST_BYTES
+from nearveil.features.images import MOST_BYTES
 from nearveil.ui import _budget
 from nearveil.ui._audit import Auditor
 from nearveil.ui._desk import Desk, Question

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from functools import singledispatch
 
-from nearveil.features import FeatureError, ImageError
-from nearveil.features._images import TOO_LARGE
+from nearveil.features import ImageError
+from nearveil.features.extractor import FeatureError
+from nearveil.features.images import TOO_LARGE
 from nearveil.ledger import LedgerError, OverBudgetError
 from nearveil.ledger.budget import shown_down, shown_up
 from nearveil.service import DeclinedError, QuestionError, ReplyError, UnansweredError, UnreachableError

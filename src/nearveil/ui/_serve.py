@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import uvicorn
 
 from nearveil.errors import NearveilError
-from nearveil.features._images import MOST_BYTES
+from nearveil.features.images import MOST_BYTES
 from nearveil.service._connections import Connection, Slots
 from nearveil.service._server import Server
 from nearveil.ui._app import create_app

@@ -139,7 +139,7 @@ def checked_epsilon(epsilon: float) -> float:
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float, np.integer, np.floating)):
         raise ValueError("epsilon must be a number")
     if not _LEAST_EPSILON <= epsilon <= _LARGEST_EPSILON:
-        raise ValueError(f"epsilon must be from {_LEAST_EPSILON:g} to {_LARGEST_EPSILON:g}: more protects nothing")
+        raise ValueError(f"epsilon must be from {_LEAST_EPSILON:g} to {_LARGEST_EPSILON:g}; smaller protects more")
     return float(epsilon)
 
 

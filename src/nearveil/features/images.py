@@ -27,16 +27,7 @@ _BIG = 43  # the version of a BigTIFF
 
 
 def many_scans(content: bytes) -> bool:
-    r"""Return whether a JPEG has more than 100 scans, each of which is a pass over all of its pixels.
-
-    What stands behind the end of the picture does not count.
-
-    Examples
-    --------
-    >>> scan = b"\xff\xda\x00\x02 data"
-    >>> many_scans(b"\xff\xd8" + 100 * scan), many_scans(b"\xff\xd8" + 101 * scan)
-    (False, True)
-    """
+    """Return whether a JPEG has more than 100 scans before its end: each is a pass over all of its pixels."""
     place = scans = segments = 0
     while (found := _MARKER.search(content, place)) and found[0][1] != _END:
         scans += found[0][1] == _SCAN
@@ -82,6 +73,7 @@ Source = str | os.PathLike[str] | bytes
 MOST_BYTES = 64 * 2**20
 MOST_PIXELS = 64_000_000
 
+MISSING = "missing: there is no such file"
 UNREADABLE = "not a file that can be read"
 EMPTY = "empty: it holds no bytes"
 NO_IMAGE = "not an image: only JPEG, PNG, WebP, GIF, BMP and TIFF are read"
@@ -106,23 +98,23 @@ _FILTERS = threading.Lock()
 
 
 class ImageError(NearveilError, ValueError):
-    """A file is not used as an image. The text holds the reason alone: neither its name nor anything of its content.
+    """A file is not used as an image. The text never holds anything of its content.
 
     Attributes
     ----------
     reason : str
+        Without the name of the file, which may be private.
     """
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"image: {reason}")
+    def __init__(self, reason: str, text: str = "") -> None:
+        super().__init__(f"image: {text or reason}")
         self.reason = reason
 
 
 def load_image(source: Source) -> Pixels:
-    """Decode an image file.
+    """Decode an image file: JPEG, PNG, WebP, GIF, BMP or TIFF, told by its bytes and not by its name.
 
-    What it is, is read from its bytes; the name plays no part. JPEG, PNG, WebP, GIF, BMP and TIFF are read, nothing
-    else. The rotation that a camera noted is applied. Palettes and grey become RGB; what is transparent lies on white.
+    The rotation that a camera noted is applied. Palettes and grey become RGB; transparent parts become white.
 
     Parameters
     ----------
@@ -137,9 +129,9 @@ def load_image(source: Source) -> Pixels:
     Raises
     ------
     ImageError
-        If it is not an image, broken, truncated, animated or of several pages, CMYK, of more than 8 bits a channel,
-        or larger than 64 megapixels or 64 MiB; if it has tiles larger than that, or more than 100 scans. What Pillow
-        warns of in a header is an error, too.
+        If there is no such file; if it is not an image, broken, truncated, animated or of several pages, CMYK, of more
+        than 8 bits a channel, or larger than 64 megapixels or 64 MiB; if it has tiles larger than that, or more than
+        100 scans. What Pillow warns of in a header is an error, too.
     ModuleNotFoundError
         If Pillow is not installed (the extra `images`).
 
@@ -148,7 +140,7 @@ def load_image(source: Source) -> Pixels:
     >>> load_image(b"a text, whatever its name")
     Traceback (most recent call last):
         ...
-    nearveil.features._images.ImageError: image: not an image: only JPEG, PNG, WebP, GIF, BMP and TIFF are read
+    nearveil.features.images.ImageError: image: not an image: only JPEG, PNG, WebP, GIF, BMP and TIFF are read
     """
     content = source if isinstance(source, bytes) else read_file(source)
     if not content:
@@ -164,11 +156,13 @@ def load_image(source: Source) -> Pixels:
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """Return the content of a file, at most one byte more than an image may have."""
+    missing = False
     with contextlib.suppress(OSError, ValueError):  # ValueError: a path with a zero byte
         if Path(path).is_file():  # a pipe would block
             with Path(path).open("rb") as file:
                 return file.read(MOST_BYTES + 1)
-    raise ImageError(UNREADABLE)
+        missing = not Path(path).exists()
+    raise ImageError(MISSING, f"there is no file at {os.fspath(path)}") if missing else ImageError(UNREADABLE)
 
 
 def content_hash(content: bytes) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nearveil.features._extractor import Extractor, FeatureError, Floats, Progress
-from nearveil.features._images import ImageError, Pixels, content_hash, load_image, read_file
+from nearveil.features.extractor import Extractor, FeatureError, Floats, Progress
+from nearveil.features.images import ImageError, Pixels, content_hash, load_image, read_file
 
 NO_FEATURE = "without a feature: the extractor gave zeros, NaN or infinity"
 
