@@ -42,7 +42,7 @@ def speeds() -> list[dict[str, Any]]:
 
 def build(n: int) -> dict[str, Any]:
     """Time the map of a large gallery, in this process."""
-    from nearveil.release import Covers
+    from nearveil.mechanisms import Covers
 
     rows, _ = draw_clusters(n, MAP_DIMENSION, 2)
     covers = Covers(EPSILON, CANDIDATES).fit(rows[:1000])

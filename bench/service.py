@@ -146,7 +146,7 @@ def build(place: str, items: int, fraction: float, sets: int | None) -> dict[str
 
 def questions(place: str) -> tuple[list[bytes], bytes, int]:
     """Return a question for each set, an answer, and the bytes of the public part."""
-    from nearveil.release import Message
+    from nearveil.mechanisms import Message
     from nearveil.retrieval import Index, Query, ServerProtocol, served
 
     with Index.open(place) as index:

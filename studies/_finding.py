@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.mechanisms import Cells, Message, PrivUnit, Release, Unary
+from nearveil.mechanisms.base import candidate_count
+from nearveil.mechanisms.covers.channel import RandomizedResponse
+from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.privacy.noise import Source
-from nearveil.release import Cells, Message, PrivUnit, Release, Unary
-from nearveil.release._base import candidate_count
-from nearveil.release.covers._channel import RandomizedResponse
-from nearveil.release.covers._mapped import MappedRelease
 from nearveil.retrieval._server import first
 from nearveil.retrieval._truth import Copies, popularity, true_neighbors
 from studies._trial import Labels, Rows, Trial

@@ -11,8 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from nearveil.release import RawFeatures
-from nearveil.release.privatemail._published import EXPERIMENTS, CentredDistances, Experiment
+from nearveil.mechanisms import RawFeatures
+from nearveil.mechanisms.privatemail.published import EXPERIMENTS, CentredDistances, Experiment
 from nearveil.retrieval.ceiling import class_ceiling
 from studies._report import interval
 from studies._study import summarise

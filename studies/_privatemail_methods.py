@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release import (
+from nearveil.mechanisms import (
     Covers,
     DPdSNE,
     PlainManifold,
@@ -21,7 +20,8 @@ from nearveil.release import (
     RawFeatures,
     Release,
 )
-from nearveil.release.privatemail._published import step_epsilon
+from nearveil.mechanisms.privatemail.published import step_epsilon
+from nearveil.privacy.noise import unsafe_seeded
 from studies._privatemail import DELTA, EPSILONS, Images, K, Labels, get_published_parameters
 
 Found = Iterator[dict[str, Any]]

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from nearveil.ledger.budget import PureBudget, guarantee_charge, pld_epsilon
+from nearveil.mechanisms import AnalyticGaussian, Cells, Release
 from nearveil.privacy import Guarantee
-from nearveil.release import AnalyticGaussian, Cells, Release
 
 BUDGET = 16.0
 DELTA = 1e-5

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.release import (
+from nearveil.mechanisms import (
     OME,
     AnalyticGaussian,
     Cells,
@@ -20,7 +20,7 @@ from nearveil.release import (
     Unary,
     VonMisesFisher,
 )
-from nearveil.release._projection import fit_projection
+from nearveil.mechanisms.projection import fit_projection
 
 Matrix = NDArray[np.float64]
 Make = Callable[[float, float, "Public"], Release]

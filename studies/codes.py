@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from nearveil.release import Covers
-from nearveil.release._base import candidate_count
+from nearveil.mechanisms import Covers
+from nearveil.mechanisms.base import candidate_count
 from nearveil.retrieval._codes import Codes, Singles, make_codes
 from nearveil.retrieval._truth import Copies, popularity, true_neighbors
 from nearveil.retrieval.ceiling import popular_floor

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from nearveil.release import Cells, Covers
-from nearveil.release.covers._learning import projection
-from nearveil.release.covers._mapped import MappedRelease
+from nearveil.mechanisms import Cells, Covers
+from nearveil.mechanisms.covers.covers import MappedRelease
+from nearveil.mechanisms.covers.learning import projection
 from nearveil.retrieval._truth import true_neighbors
 from nearveil.retrieval.ceiling import neighbor_ceiling
 from studies import _figures as draw

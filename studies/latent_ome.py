@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from nearveil.mechanisms import OME, Latent
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release import OME, Latent
 from studies import _figures as draw
 from studies._finding import Search, find, send_popular
 from studies._rivals import SETTINGS, Public

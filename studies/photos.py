@@ -24,7 +24,7 @@ from nearveil.features import Extractor, FeatureCache, default_extractor, galler
 from nearveil.features.extractor import unit_rows
 from nearveil.features.images import Pixels, thumbnail
 from nearveil.ledger import Account, Ledger
-from nearveil.release import Covers
+from nearveil.mechanisms import Covers
 from nearveil.retrieval import Estimate, Index, Item, Published, served
 from nearveil.retrieval._evaluate import _interval
 from nearveil.retrieval._protocol_server import public_part

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from nearveil.graph import label_graph
 from nearveil.manifold import umeyama
+from nearveil.mechanisms import PrivateMail
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release import PrivateMail
 from studies import _figures as draw
 from studies._privatemail import (
     ANCHORS,

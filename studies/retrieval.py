@@ -9,9 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from nearveil.mechanisms import Cells, Release
+from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release import Cells, Release
-from nearveil.release.covers._mapped import MappedRelease
 from nearveil.retrieval._truth import true_neighbors
 from nearveil.retrieval.ceiling import neighbor_ceiling
 from studies import _figures as draw

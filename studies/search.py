@@ -19,7 +19,7 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 
 from nearveil.ledger import Ledger, OverBudgetError, new_key
-from nearveil.release import default
+from nearveil.mechanisms import default
 from nearveil.retrieval import Evaluation, Retriever, evaluate
 from nearveil.retrieval._truth import Copies, true_neighbors
 

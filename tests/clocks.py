@@ -76,7 +76,7 @@ class Watched:
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     """Return what is seen of all clients that are made from now on."""
     from nearveil.ledger import Account
-    from nearveil.release import PublicMap
+    from nearveil.mechanisms import PublicMap
     from nearveil.retrieval import _client as ranking
     from nearveil.service import _async_client, _client, _http, _private_image
 

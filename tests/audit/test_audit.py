@@ -12,8 +12,8 @@ from nearveil.audit import Attack, Check, Experiment, Law, Pair, Report, audit
 from nearveil.audit._audit import _explore
 from nearveil.audit._law import Watch
 from nearveil.audit._report import FALSE_ALARM
+from nearveil.mechanisms import Cells, PrivUnit, RawFeatures
 from nearveil.privacy.noise import calibrate_gaussian, calibrate_laplace, unsafe_seeded
-from nearveil.release import Cells, PrivUnit, RawFeatures
 from tests.audit.mechanisms import SURE, coin, promise
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import nearveil.release
+import nearveil.mechanisms
 import nearveil.votes
 from nearveil.audit import (
     Experiment,
@@ -28,8 +28,7 @@ from nearveil.audit._subjects import experiment_of
 from nearveil.audit.attacks._labels import published_session
 from nearveil.audit.attacks._time import CountingSource, OperationClock
 from nearveil.audit.specimens import _mechanisms as broken
-from nearveil.privacy.noise import calibrate_gaussian, calibrate_laplace, unsafe_seeded
-from nearveil.release import (
+from nearveil.mechanisms import (
     OME,
     AnalyticGaussian,
     Cells,
@@ -40,7 +39,8 @@ from nearveil.release import (
     RandomProjection,
     Unary,
 )
-from nearveil.release._catalog import catalog
+from nearveil.mechanisms.catalog import catalog
+from nearveil.privacy.noise import calibrate_gaussian, calibrate_laplace, unsafe_seeded
 from nearveil.votes import PateClassifier, PrivateKNeighborsClassifier
 from tests.audit.mechanisms import SURE
 
@@ -245,7 +245,7 @@ def test_every_public_name_is_audited_or_says_why_not() -> None:
         return getattr(import_module(module), attribute)
 
     known = [found(name) for name in (*audited, *missing)]
-    for module in (nearveil, nearveil.release, nearveil.votes):
+    for module in (nearveil, nearveil.mechanisms, nearveil.votes):
         for name in module.__all__:
             public = getattr(module, name)
             is_error = isinstance(public, type) and issubclass(public, Exception)

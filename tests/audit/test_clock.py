@@ -14,9 +14,9 @@ from nearveil.audit._experiment import Experiment
 from nearveil.audit.attacks import _hostile_server
 from nearveil.audit.attacks._clock import Asked, clock_experiment, hostile_parts, through_client
 from nearveil.audit.specimens._clock import HeapMap, hasty_client, hasty_question, heap_search, with_heap
+from nearveil.mechanisms import PublicMap
+from nearveil.mechanisms.covers.channel import NEIGHBORS
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release import PublicMap
-from nearveil.release.covers._oblivious import NEIGHBORS
 from nearveil.retrieval import PublicPart
 from nearveil.retrieval._protocol_time import question_period
 from nearveil.service import _client

@@ -13,9 +13,9 @@ from nearveil.audit._law import Watch
 from nearveil.audit.attacks._student import student_experiment
 from nearveil.audit.ballots import ballot_of, twin
 from nearveil.audit.specimens import _votes as planted
+from nearveil.mechanisms import Covers, PrivUnit
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release import Covers, PrivUnit
 from nearveil.votes import Answers, PateClassifier, PrivateKNeighborsClassifier, PrivateKNeighborsRegressor, Student
 
 DELTA = 1e-2

@@ -14,7 +14,7 @@ from nearveil.audit import Check, Entry, audit
 from nearveil.audit._page import write_page
 from nearveil.cli import _audit
 from nearveil.cli import app as whole
-from nearveil.release import Cells
+from nearveil.mechanisms import Cells
 from tests.audit.mechanisms import coin, repeatable
 
 app = typer.Typer()
@@ -156,8 +156,8 @@ def test_what_can_be_audited_and_what_cannot() -> None:
     for words in ("caps that are ignored", "nearveil.votes.Student", "nearveil.votes.NetworkStudent", "Not auditable"):
         assert words in done.output
     told = json.loads(runner.invoke(app, ["--list", "--json"]).output)
-    assert {"name": "covers", "audits": "nearveil.release.Covers", "must_be": "kept"} in told["auditable"]
-    assert told["not_auditable"]["nearveil.release.Message"]
+    assert {"name": "covers", "audits": "nearveil.mechanisms.Covers", "must_be": "kept"} in told["auditable"]
+    assert told["not_auditable"]["nearveil.mechanisms.Message"]
 
 
 @pytest.mark.parametrize(

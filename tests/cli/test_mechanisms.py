@@ -8,9 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import nearveil.release
+import nearveil.mechanisms
 from nearveil.cli._mechanisms import mechanisms
-from nearveil.release import Release
+from nearveil.mechanisms import Release, catalog
 
 app = typer.Typer()
 app.command()(mechanisms)
@@ -32,19 +32,19 @@ def rows(found: dict[str, Any]) -> dict[str, Any]:
 
 def test_none_is_missing(rows: dict[str, Any]) -> None:
     """Every release that can be built is in the table, exported or not."""
-    for module in pkgutil.iter_modules(nearveil.release.__path__, "nearveil.release."):
+    for module in pkgutil.iter_modules(nearveil.mechanisms.__path__, "nearveil.mechanisms."):
         importlib.import_module(module.name)
     pending, classes = [Release], set()
     while pending:
         for child in pending.pop().__subclasses__():
             pending.append(child)
             # Test doubles are releases too; those of the library are what counts.
-            if not inspect.isabstract(child) and child.__module__.startswith("nearveil.release."):
+            if not inspect.isabstract(child) and child.__module__.startswith("nearveil.mechanisms."):
                 classes.add(child.__name__)
     exported = {
         name
-        for name in nearveil.release.__all__
-        if inspect.isclass(value := getattr(nearveil.release, name)) and issubclass(value, Release)
+        for name in nearveil.mechanisms.__all__
+        if inspect.isclass(value := getattr(nearveil.mechanisms, name)) and issubclass(value, Release)
     } - {"Release"}
     assert exported <= classes
     assert {row["class_name"] for row in rows.values()} == classes
@@ -109,7 +109,7 @@ def test_bytes_are_measured(rows: dict[str, Any]) -> None:
 
 
 def test_the_table_says_why_a_promise_does_not_hold(rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from nearveil.release._catalog import Mechanism
+    from nearveil.mechanisms.catalog import Mechanism
 
     monkeypatch.setattr("nearveil.cli._mechanisms.catalog", lambda: [Mechanism(**row) for row in rows.values()])
     done = runner.invoke(app, [], env={"COLUMNS": "220"})
@@ -123,12 +123,10 @@ def test_the_table_says_why_a_promise_does_not_hold(rows: dict[str, Any], monkey
 def test_a_missing_library_leaves_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np
 
-    from nearveil.release import _catalog
-
     def missing(name: str) -> Any:
         raise ImportError(name)
 
-    (entry,) = (entry for entry in _catalog._ENTRIES if entry.needs)
-    monkeypatch.setattr("nearveil.release.baselines._plain.importlib.import_module", missing)
-    row = _catalog._row(entry, np.random.default_rng(0).standard_normal((400, 64)), np.arange(200) % 4)
+    (entry,) = (entry for entry in catalog._ENTRIES if entry.needs)
+    monkeypatch.setattr("nearveil.mechanisms.baselines._plain.importlib.import_module", missing)
+    row = catalog._row(entry, np.random.default_rng(0).standard_normal((400, 64)), np.arange(200) % 4)
     assert (row.name, row.message_bytes, row.protects) == ("plain-tsne", None, "nothing")

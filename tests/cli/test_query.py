@@ -14,7 +14,7 @@ pytest.importorskip("skimage")
 from nearveil.cli import _query
 from nearveil.features import HogColor, load_image
 from nearveil.ledger import Ledger
-from nearveil.release import Covers
+from nearveil.mechanisms import Covers
 from nearveil.retrieval import Index, Item, Query, Refusal, RefusalCode
 from nearveil.retrieval._wire_schema import PublicRequest, read
 from nearveil.service._galleries import OpenGallery

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from nearveil.features import HogColor
-from nearveil.release import Covers
+from nearveil.mechanisms import Covers
 from nearveil.retrieval import _index, _index_matrix
 from nearveil.retrieval._index import Index
 from nearveil.retrieval._index_errors import (

@@ -5,11 +5,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nearveil.mechanisms import Message, Release
+from nearveil.mechanisms.base import candidate_count
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
-from nearveil.release import Message, Release
-from nearveil.release._base import candidate_count
 
 Floats = NDArray[np.float64]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from nearveil.release._base import candidate_count
+from nearveil.mechanisms.base import candidate_count
 from nearveil.retrieval.ceiling import (
     best_channel,
     class_ceiling,

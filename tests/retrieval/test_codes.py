@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nearveil.release import Message
-from nearveil.release._base import fingerprint
+from nearveil.mechanisms import Message
+from nearveil.mechanisms.base import fingerprint
 from nearveil.retrieval._answer import Answer, AnswerError
 from nearveil.retrieval._codes import (
     CANDIDATE_BYTES,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nearveil.mechanisms import Covers, Message
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, unsafe_seeded
-from nearveil.release import Covers, Message
 from nearveil.retrieval import Estimate, Retriever, evaluate
 from nearveil.retrieval._evaluate import _interval
 from nearveil.retrieval._truth import popularity, true_neighbors

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from nearveil.ledger import Ledger, OverBudgetError
+from nearveil.mechanisms import MapError, Message
+from nearveil.mechanisms.covers.channel import RandomizedResponse
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release import MapError, Message
-from nearveil.release.covers._channel import RandomizedResponse
 from nearveil.retrieval._answer import Answer
 from nearveil.retrieval._codes import ProductCodes, ScalarCodes, make_codes
 from nearveil.retrieval._protocol_client import ClientProtocol
@@ -26,7 +26,7 @@ from nearveil.retrieval._protocol_server import ServerProtocol
 from nearveil.retrieval._wire import Kind, WireError, frame, unframe
 from nearveil.retrieval._wire_public import PublicPart
 from nearveil.retrieval._wire_schema import PublicRequest, Query, read
-from tests.release.conformance import Floats, shown_epsilon
+from tests.mechanisms.conformance import Floats, shown_epsilon
 from tests.retrieval.wiring import DIMENSION, EPSILON, GALLERY, PUBLIC, QUERIES, Purse, crafted, part, published, ready
 
 VICTIM = QUERIES[0]

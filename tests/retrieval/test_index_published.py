@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release import Covers, Message, MessageError, PublicMap
 from nearveil.retrieval import _index_served, _index_shelf
 from nearveil.retrieval._answer import Answer, Extras
 from nearveil.retrieval._codes import ProductCodes, ScalarCodes, WholeCodes

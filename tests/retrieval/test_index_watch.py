@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearveil.release import Message
+from nearveil.mechanisms import Message
 from nearveil.retrieval import _index_publishing
 from nearveil.retrieval._index import Index
 from nearveil.retrieval._index_errors import IndexUnavailableError, StaleMapError

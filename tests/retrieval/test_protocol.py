@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 import nearveil.retrieval
 from nearveil.ledger import KeySpentError, Ledger, OverBudgetError
+from nearveil.mechanisms import Covers, Message
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release import Covers, Message
 from nearveil.retrieval._answer import EXTRAS, Answer, AnswerError, Extras
 from nearveil.retrieval._protocol_client import ClientProtocol
 from nearveil.retrieval._protocol_errors import OutdatedMapError, ProtocolError, RefusedError

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 
 import nearveil.retrieval
+from nearveil.mechanisms import Cells, Message, MessageError, PrivateMail
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release import Cells, Message, MessageError, PrivateMail
 from nearveil.retrieval import AnswerError, Client, Retriever
 from nearveil.retrieval._server import first
 from tests.retrieval.standins import Plain, RandomCells, clustered

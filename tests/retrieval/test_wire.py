@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearveil.release import Message, MessageError, PublicMap
+from nearveil.mechanisms import Message, MessageError, PublicMap
 from nearveil.retrieval import _answer
 from nearveil.retrieval._answer import Answer, AnswerError
 from nearveil.retrieval._codes import WholeCodes

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearveil.release import Message
+from nearveil.mechanisms import Message
 from nearveil.retrieval._answer import Answer
 from nearveil.retrieval._codes import make_codes
 from nearveil.retrieval._protocol_client import ClientProtocol

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.mechanisms import Covers, PublicMap
+from nearveil.mechanisms.base import candidate_count
+from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.privacy import Guarantee
-from nearveil.release import Covers, PublicMap
-from nearveil.release._base import candidate_count
-from nearveil.release.covers._mapped import MappedRelease
 from nearveil.retrieval._answer import Extras
 from nearveil.retrieval._codes import Bytes, Codes, make_codes
 from nearveil.retrieval._protocol_client import ClientProtocol

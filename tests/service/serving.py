@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 from fastapi import FastAPI
 
-from nearveil.release import Message
+from nearveil.mechanisms import Message
 from nearveil.retrieval import Answer, Index, Item, Query
 from nearveil.retrieval._answer import Extras
 from nearveil.service import OpenGallery, Settings, TokenStore, create_app

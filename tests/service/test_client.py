@@ -15,9 +15,9 @@ import pytest
 import nearveil
 from nearveil.features import backbones
 from nearveil.ledger import Debit, KeyConflictError, Ledger, OverBudgetError, new_key
+from nearveil.mechanisms import Message
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release import Message
 from nearveil.retrieval import ClientProtocol, Index, MapChanged, Query, Refusal, RefusalCode
 from nearveil.retrieval._wire_schema import read
 from nearveil.service import Client

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from nearveil.release import PublicMap
+from nearveil.mechanisms import PublicMap
 from nearveil.retrieval._codes import WholeCodes
 from nearveil.retrieval._protocol_time import choice_period, question_period
 from nearveil.service import AsyncClient, Client

@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
-from nearveil.release.covers import _map
+from nearveil.mechanisms.covers import map as _map
 from nearveil.retrieval import Answer, MapChanged, Refusal, RefusalCode, _answer, _wire, _wire_codes
 from nearveil.retrieval._wire import Kind, frame
 from nearveil.retrieval._wire_schema import PublicRequest

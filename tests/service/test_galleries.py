@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearveil.release import Message
+from nearveil.mechanisms import Message
 from nearveil.retrieval import Answer, Index, MapChanged, PublicPart, Query, Refusal, RefusalCode
 from nearveil.retrieval._wire_schema import read
 from nearveil.service import OpenGallery, _shown

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from nearveil.ledger import Ledger
+from nearveil.mechanisms import Message
 from nearveil.privacy.events import PureDp
-from nearveil.release import Message
 from nearveil.retrieval import Index
 from nearveil.retrieval._wire_schema import read
 from nearveil.service import TokenStore

@@ -13,8 +13,8 @@ from threadpoolctl import threadpool_limits
 
 from nearveil.graph import gaussian_graph, label_graph
 from nearveil.manifold import smlq_step
+from nearveil.mechanisms import PrivateMail
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release import PrivateMail
 from studies import (
     _privatemail,
     _privatemail_methods,

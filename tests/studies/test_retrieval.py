@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from nearveil.mechanisms import Cells, Covers, Latent, PrivUnit, Release, Unary
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.release import Cells, Covers, Latent, PrivUnit, Release, Unary
 from nearveil.retrieval import Retriever, evaluate
 from nearveil.retrieval.ceiling import neighbor_ceiling
 from studies import _finding, _retrieval_budget, codes, covers, data, retrieval, search

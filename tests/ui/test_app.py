@@ -21,7 +21,7 @@ from PIL import Image
 
 from nearveil.features import HogColor, load_image
 from nearveil.ledger import LedgerError
-from nearveil.release import Message
+from nearveil.mechanisms import Message
 from nearveil.retrieval import Index, Item
 from nearveil.service import OpenGallery
 from nearveil.service._schedule import EXTRACTION_PERIOD

@@ -27,8 +27,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, e
 from nearveil.features import HogColor, load_image
 from nearveil.features.images import thumbnail
 from nearveil.ledger import Ledger
+from nearveil.mechanisms import Covers
 from nearveil.privacy.noise import Source
-from nearveil.release import Covers
 from nearveil.retrieval import Index, Item
 from nearveil.service import Client, Gallery, OpenGallery, ProtectedGallery, Settings, TokenStore, create_app
 from nearveil.ui import Desk, Entry, Purse

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from nearveil.features.extractor import unit_rows
-from nearveil.release import Covers, PublicMap
-from nearveil.release.covers._channel import RandomizedResponse
+from nearveil.mechanisms import Covers, PublicMap
+from nearveil.mechanisms.covers.channel import RandomizedResponse
 from nearveil.retrieval import Index, Item
 from nearveil.retrieval._truth import popularity, true_neighbors
 from nearveil.retrieval._wire_public import PublicPart

@@ -18,10 +18,10 @@ from sklearn.utils import shuffle
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from nearveil.ledger import Ledger
+from nearveil.mechanisms import Message, MessageError
+from nearveil.mechanisms.base import fingerprint
+from nearveil.mechanisms.covers.map import MOST_FEATURES
 from nearveil.privacy.noise import gaussian_delta, unsafe_seeded
-from nearveil.release import Message, MessageError
-from nearveil.release._base import fingerprint
-from nearveil.release.covers._map import MOST_FEATURES
 from nearveil.votes import ExhaustedError, PrivateDiscriminant, PublicDiscriminant, plan_publications
 from nearveil.votes._class_projection import Projection, Rows
 from nearveil.votes._discriminant import SENSITIVITY, class_sums

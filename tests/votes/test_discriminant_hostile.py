@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nearveil.ledger import Ledger
-from nearveil.release import MessageError
+from nearveil.mechanisms import MessageError
 from nearveil.votes import (
     PateClassifier,
     PrivateDiscriminant,

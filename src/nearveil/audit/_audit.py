@@ -102,7 +102,7 @@ def audit(
     Examples
     --------
     >>> from nearveil.privacy.noise import unsafe_seeded
-    >>> from nearveil.release import PrivUnit
+    >>> from nearveil.mechanisms import PrivUnit
     >>> report = audit(PrivUnit(2.0), trials=20_000, source=unsafe_seeded(0))  # a seed, so that this repeats
     >>> report.verdict, report.shown_epsilon <= 2.0
     ('kept', True)

@@ -6,8 +6,8 @@ import numpy as np
 from sklearn.base import clone
 
 from nearveil.audit._experiment import Experiment, Floats, Pair
+from nearveil.mechanisms import PrivatePCA
 from nearveil.privacy.noise import Source
-from nearveil.release import PrivatePCA
 
 _TRIALS = 8_000  # every run is a fit
 

@@ -13,9 +13,7 @@ from nearveil.audit.attacks._wire import wire_experiment
 from nearveil.audit.specimens import _clock as hasty
 from nearveil.audit.specimens import _mechanisms as broken
 from nearveil.audit.specimens import _votes as careless
-from nearveil.privacy import Guarantee
-from nearveil.privacy.noise import calibrate_gaussian, calibrate_laplace
-from nearveil.release import (
+from nearveil.mechanisms import (
     OME,
     AnalyticGaussian,
     Cells,
@@ -33,6 +31,8 @@ from nearveil.release import (
     Unary,
     VonMisesFisher,
 )
+from nearveil.privacy import Guarantee
+from nearveil.privacy.noise import calibrate_gaussian, calibrate_laplace
 from nearveil.votes import (
     PateClassifier,
     PrivateDiscriminant,
@@ -63,7 +63,7 @@ class Entry:
     expected : {"kept", "broken", "open"}
         What an audit must find; "open" where the promise is not proved and no attack on it is known to work.
     subject : str
-        The public name that it attacks, such as "nearveil.release.Covers".
+        The public name that it attacks, such as "nearveil.mechanisms.Covers".
     """
 
     name: str
@@ -265,15 +265,15 @@ def not_auditable() -> dict[str, str]:
         "nearveil.AsyncClient": "does what nearveil.Client does, whose clock and conversation are audited",
         "nearveil.SupervisedManifold": "promises nothing: it is fitted on public rows",
         "nearveil.__version__": "text",
-        "nearveil.release.Budgets": data,
-        "nearveil.release.GalleryEmbedding": data,
-        "nearveil.release.MapError": "an error",
-        "nearveil.release.Message": data,
-        "nearveil.release.MessageError": "an error",
-        "nearveil.release.Price": data,
-        "nearveil.release.PrivatePCARelease": "a release without noise by a private PCA, which is audited",
-        "nearveil.release.Release": "what all releases have in common; each is audited",
-        "nearveil.release.default": "returns Covers, which is audited",
+        "nearveil.mechanisms.Budgets": data,
+        "nearveil.mechanisms.GalleryEmbedding": data,
+        "nearveil.mechanisms.MapError": "an error",
+        "nearveil.mechanisms.Message": data,
+        "nearveil.mechanisms.MessageError": "an error",
+        "nearveil.mechanisms.Price": data,
+        "nearveil.mechanisms.PrivatePCARelease": "a release without noise by a private PCA, which is audited",
+        "nearveil.mechanisms.Release": "what all releases have in common; each is audited",
+        "nearveil.mechanisms.default": "returns Covers, which is audited",
         "nearveil.votes.Answers": data,
         "nearveil.votes.Asked": data,
         "nearveil.votes.ExhaustedError": "an error",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nearveil.audit._defaults import Floats
 from nearveil.audit._law import Coin, Law
 from nearveil.audit._noises import noise_law
-from nearveil.release import (
+from nearveil.mechanisms import (
     OME,
     AnalyticGaussian,
     Cells,

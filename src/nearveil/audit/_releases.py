@@ -13,8 +13,7 @@ from nearveil.audit._noises import noise_law
 from nearveil.audit._pairs import border, farthest, opposite, pool
 from nearveil.audit._release_laws import message_numbers, release_law
 from nearveil.audit.attacks._labels import published_session
-from nearveil.privacy.noise import GaussianNoise, Source, secure_source
-from nearveil.release import (
+from nearveil.mechanisms import (
     OME,
     AnalyticGaussian,
     Cells,
@@ -27,6 +26,7 @@ from nearveil.release import (
     Release,
     Unary,
 )
+from nearveil.privacy.noise import GaussianNoise, Source, secure_source
 
 # Their log_density is the law of the very message, up to the last digits. That of the others is one of the point in
 # the middle of a message's cells, which is a good score and no more.

@@ -10,8 +10,8 @@ from nearveil.audit._releases import release_experiment
 from nearveil.audit.attacks._discriminant import discriminant_experiment
 from nearveil.audit.attacks._membership import membership_experiment
 from nearveil.audit.attacks._student import student_experiment
+from nearveil.mechanisms import PrivatePCA, PrivatePCARelease, Release
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source
-from nearveil.release import PrivatePCA, PrivatePCARelease, Release
 from nearveil.votes import (
     PateClassifier,
     PrivateDiscriminant,

@@ -9,11 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from nearveil.cli._label_task import Bars, Tick
-from nearveil.features import ImageError, load_image
 from nearveil.features.gallery import GalleryFeatures
 from nearveil.features.images import thumbnail
-from nearveil.release._base import candidate_count
-from nearveil.release.covers._channel import checked_epsilon
+from nearveil.mechanisms.base import candidate_count
+from nearveil.mechanisms.covers.channel import checked_epsilon
 from nearveil.retrieval import Index, Item, NotPublishedError, Published
 
 EPSILON, CANDIDATES = 4.0, 0.1

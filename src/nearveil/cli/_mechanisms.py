@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nearveil.release._catalog import CLASSES, DIMENSION, EPSILON, ROWS, catalog
+from nearveil.mechanisms.catalog import CLASSES, DIMENSION, EPSILON, ROWS, catalog
 
 
 def mechanisms(

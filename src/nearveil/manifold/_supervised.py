@@ -234,7 +234,7 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     class. It lowers ``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)`` without inverse or step size, and in
     linear time where the bandwidth allows the series.
 
-    Nothing here is private: this is the query that :mod:`nearveil.release` protects.
+    Nothing here is private: this is the query that :mod:`nearveil.mechanisms` protects.
 
     Parameters
     ----------

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nearveil.mechanisms import Message, Release
 from nearveil.privacy.noise import Source
-from nearveil.release import Message, Release
 from nearveil.retrieval._answer import Answer, AnswerError
 from nearveil.retrieval._codes import Codes, Singles
 

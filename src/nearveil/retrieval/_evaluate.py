@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import norm
 
+from nearveil.mechanisms.base import candidate_count, checked_labels
 from nearveil.privacy.noise import Source
-from nearveil.release._base import candidate_count, checked_labels
 from nearveil.retrieval._answer import Answer
 from nearveil.retrieval._retriever import Retriever
 from nearveil.retrieval._truth import Copies, Items, true_neighbors

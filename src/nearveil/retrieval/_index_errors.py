@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from sqlalchemy.engine import URL
 
 from nearveil.errors import NearveilError
-from nearveil.release import MessageError
+from nearveil.mechanisms import MessageError
 from nearveil.storage import describe_url, find_error
 
 

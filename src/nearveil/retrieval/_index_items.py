@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.release.covers._map import MOST_FEATURES
+from nearveil.mechanisms.covers.map import MOST_FEATURES
 from nearveil.retrieval._answer import is_thumbnail
 from nearveil.retrieval._original_files import LARGEST_ORIGINAL, digest_of, read_regular
 

@@ -7,7 +7,7 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.release import Message, MessageError
+from nearveil.mechanisms import Message, MessageError
 from nearveil.retrieval._answer import Answer
 from nearveil.retrieval._index_errors import StaleMapError
 from nearveil.retrieval._index_items import Snapshot

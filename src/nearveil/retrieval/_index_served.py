@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.release import Covers
+from nearveil.mechanisms import Covers
 from nearveil.retrieval._answer import Extras, name_bytes
 from nearveil.retrieval._codes import Bytes, Codes
 from nearveil.retrieval._index import Index

@@ -10,7 +10,7 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from nearveil.release.covers._map import MOST_ITEMS
+from nearveil.mechanisms.covers.map import MOST_ITEMS
 from nearveil.retrieval._index_errors import (
     DamagedIndexError,
     IndexFullError,

@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nearveil.mechanisms import Covers, Message
+from nearveil.mechanisms.base import checked_numbers
+from nearveil.mechanisms.covers.channel import checked_epsilon
+from nearveil.mechanisms.covers.covers import MappedRelease, set_guarantee
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
-from nearveil.release import Covers, Message
-from nearveil.release._base import checked_numbers
-from nearveil.release.covers._channel import checked_epsilon
-from nearveil.release.covers._mapped import MappedRelease, set_guarantee
 from nearveil.retrieval._answer import EXTRAS, Answer, AnswerError, Extras, merged
 from nearveil.retrieval._client import Client
 from nearveil.retrieval._codes import ID_BYTES
@@ -179,8 +179,8 @@ class ClientProtocol:
         extras : {"none", "thumbnails", "originals", "names"}, default="none"
             What shall come with all candidates. Never choose it by the feature.
         rng : Source, optional
-            For tests and studies; see :meth:`nearveil.release.Release.release`. No account pays for what is made with
-            a seed.
+            For tests and studies; see :meth:`nearveil.mechanisms.Release.release`. No account pays for what is made
+            with a seed.
 
         Returns
         -------

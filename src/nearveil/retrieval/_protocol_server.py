@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.release import MessageError
-from nearveil.release.covers._mapped import MappedRelease
+from nearveil.mechanisms import MessageError
+from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.retrieval._answer import IMAGE_HEADER_BYTES, Answer, Extras
 from nearveil.retrieval._codes import Bytes, Codes
 from nearveil.retrieval._server import mapped_answer

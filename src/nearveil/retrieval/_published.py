@@ -9,8 +9,8 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.release import Covers, Message, PublicMap
-from nearveil.release._base import checked_rows, fingerprint
+from nearveil.mechanisms import Covers, Message, PublicMap
+from nearveil.mechanisms.base import checked_rows, fingerprint
 from nearveil.retrieval._answer import Answer
 from nearveil.retrieval._codes import Bytes, Codes, make_codes
 from nearveil.retrieval._index_items import Ids, Singles, Snapshot

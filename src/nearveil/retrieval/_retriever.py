@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.exceptions import NotFittedError
 
+from nearveil.mechanisms import Release
+from nearveil.mechanisms.base import candidate_count, checked_fraction, checked_labels, checked_numbers
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
-from nearveil.release import Release
-from nearveil.release._base import candidate_count, checked_fraction, checked_labels, checked_numbers
 from nearveil.retrieval._answer import Answer
 from nearveil.retrieval._client import Client
 from nearveil.retrieval._codes import Codes, Singles, make_codes
@@ -38,7 +38,7 @@ class Retriever:
 
     Examples
     --------
-    >>> from nearveil.release import PrivUnit
+    >>> from nearveil.mechanisms import PrivUnit
     >>> generator = np.random.default_rng(0)
     >>> public, gallery = generator.standard_normal((50, 8)), generator.standard_normal((100, 8))
     >>> retriever = Retriever(PrivUnit(epsilon=8.0), candidates=0.5).fit(public).index(gallery)
@@ -50,7 +50,7 @@ class Retriever:
         self, mechanism: Release, candidates: float | None = None, *, code_bytes: int | Literal["auto"] | None = "auto"
     ) -> None:
         if not isinstance(mechanism, Release):
-            raise ValueError("mechanism must be a release, such as nearveil.release.default(epsilon=4.0)")
+            raise ValueError("mechanism must be a release, such as nearveil.mechanisms.default(epsilon=4.0)")
         if getattr(mechanism, "_dummies", None) is not None:
             raise ValueError(
                 "mechanism must not have dummies: their answers are for release_with_position and rank_each"
@@ -150,7 +150,7 @@ class Retriever:
         k : int, default=8
             At most the number of candidates of an answer, floor(f N): more is an error.
         rng : Source, optional
-            For tests and studies; see :meth:`nearveil.release.Release.release`.
+            For tests and studies; see :meth:`nearveil.mechanisms.Release.release`.
 
         Returns
         -------

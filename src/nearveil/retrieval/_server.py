@@ -6,8 +6,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.release import Message, Release
-from nearveil.release.covers._mapped import MappedRelease
+from nearveil.mechanisms import Message, Release
+from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.retrieval._answer import Answer
 from nearveil.retrieval._codes import Bytes, Singles
 from nearveil.retrieval._index_errors import StaleMapError

@@ -6,9 +6,9 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.release import Message
-from nearveil.release._base import fingerprint
-from nearveil.release.covers._map import MOST_FEATURES
+from nearveil.mechanisms import Message
+from nearveil.mechanisms.base import fingerprint
+from nearveil.mechanisms.covers.map import MOST_FEATURES
 from nearveil.retrieval._codes import Codes, ProductCodes, ScalarCodes, Singles, WholeCodes
 from nearveil.retrieval._wire import WireError
 

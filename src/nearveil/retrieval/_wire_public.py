@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.release import PublicMap
-from nearveil.release._base import candidate_count
-from nearveil.release.covers._map import MOST_FEATURES
+from nearveil.mechanisms import PublicMap
+from nearveil.mechanisms.base import candidate_count
+from nearveil.mechanisms.covers.map import MOST_FEATURES
 from nearveil.retrieval._answer import EXTRAS, Extras
 from nearveil.retrieval._codes import Codes
 from nearveil.retrieval._wire import Kind, Reader, WireError, Writer, checked_text, checked_whole, frame

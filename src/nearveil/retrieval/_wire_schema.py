@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar, Self, cast
 
-from nearveil.release import Message
+from nearveil.mechanisms import Message
 from nearveil.retrieval._answer import EXTRAS, Answer, Extras
 from nearveil.retrieval._wire import (
     DEFAULT_LIMITS,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 
-from nearveil.release._base import candidate_count, checked_fraction
+from nearveil.mechanisms.base import candidate_count, checked_fraction
 
 Floats = NDArray[np.float64]
 

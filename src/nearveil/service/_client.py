@@ -143,8 +143,8 @@ class Client:
             Names this question. The same image with the same key sends the same again and pays nothing. Never derive
             it from the image: the ledger keeps it.
         rng : Source, optional
-            For tests and studies; see :meth:`nearveil.release.Release.release`. No account pays for what is made with
-            a seed.
+            For tests and studies; see :meth:`nearveil.mechanisms.Release.release`. No account pays for what is made
+            with a seed.
 
         Returns
         -------

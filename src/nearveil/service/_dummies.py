@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nearveil.ledger import Debit
+from nearveil.mechanisms import Message
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
-from nearveil.release import Message
 from nearveil.retrieval._protocol_client import ClientProtocol
 from nearveil.retrieval._protocol_errors import ProtocolError
 from nearveil.retrieval._wire import Reader, WireError, Writer

@@ -8,8 +8,8 @@ import numpy as np
 from dp_accounting import NoOpDpEvent
 from numpy.typing import NDArray
 
+from nearveil.mechanisms import MessageError
 from nearveil.privacy import Basis, Guarantee
-from nearveil.release import MessageError
 from nearveil.service._client_errors import ReplyError
 from nearveil.service._model import MOST_MODEL, GalleryInfo
 from nearveil.service._private_image import Image, decoded

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nearveil.ledger import new_key
+from nearveil.mechanisms.covers.channel import checked_epsilon
 from nearveil.privacy.checks import check_text
 from nearveil.privacy.noise import Source
-from nearveil.release.covers._channel import checked_epsilon
 from nearveil.retrieval._answer import IMAGE_HEADER_BYTES, LONGEST_NAME, Answer, Extras
 from nearveil.retrieval._codes import ID_BYTES
 from nearveil.retrieval._protocol_client import ClientProtocol

@@ -12,9 +12,9 @@ from typing import Any
 from nearveil.ledger import KeyConflictError, KeySpentError, Ledger, new_key
 from nearveil.ledger.budget import shown_up
 from nearveil.ledger.history import refusal
+from nearveil.mechanisms import Message
+from nearveil.mechanisms.covers.channel import checked_epsilon
 from nearveil.privacy.noise import Source
-from nearveil.release import Message
-from nearveil.release.covers._channel import checked_epsilon
 from nearveil.retrieval._protocol_client import ClientProtocol
 from nearveil.retrieval._wire_public import PublicPart
 from nearveil.service import Client, GalleryInfo, UnansweredError

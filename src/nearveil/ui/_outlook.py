@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.release import PublicMap
-from nearveil.release.covers._channel import RandomizedResponse
-from nearveil.release.covers._oblivious import DECAY, NEIGHBORS
+from nearveil.mechanisms import PublicMap
+from nearveil.mechanisms.covers.channel import DECAY, NEIGHBORS, RandomizedResponse
 from nearveil.retrieval._wire_public import PublicPart
 from nearveil.retrieval.ceiling import neighbor_ceiling, popular_floor, reference_line
 

@@ -4,9 +4,9 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
+from nearveil.mechanisms import Message
+from nearveil.mechanisms.covers.channel import RandomizedResponse
 from nearveil.privacy import Guarantee
-from nearveil.release import Message
-from nearveil.release.covers._channel import RandomizedResponse
 from nearveil.service import Classified, Nearest
 from nearveil.ui._budget import odds
 

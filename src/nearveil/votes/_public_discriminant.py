@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
 from sklearn.utils import check_array
 
+from nearveil.mechanisms.base import fingerprint
+from nearveil.mechanisms.covers.map import MOST_FEATURES
+from nearveil.mechanisms.message import Message, MessageError
 from nearveil.privacy import Basis, Guarantee
-from nearveil.release._base import fingerprint
-from nearveil.release._message import Message, MessageError
-from nearveil.release.covers._map import MOST_FEATURES
 from nearveil.votes._class_projection import Projection, Rows
 
 _NAME = "discriminant"

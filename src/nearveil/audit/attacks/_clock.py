@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from nearveil.audit._defaults import Floats
 from nearveil.audit._experiment import Experiment, Pair
+from nearveil.mechanisms import PublicMap
+from nearveil.mechanisms.covers.map import MOST_DIMENSIONS, MOST_PROTOTYPES
 from nearveil.privacy.noise import Source
-from nearveil.release import PublicMap
-from nearveil.release.covers._map import MOST_DIMENSIONS, MOST_PROTOTYPES
 from nearveil.retrieval import ClientProtocol, PublicPart
 from nearveil.retrieval._codes import WholeCodes
 

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from nearveil.audit._defaults import CLASSES, Floats, gallery
 from nearveil.audit._experiment import Experiment, Pair
+from nearveil.mechanisms import Message, PrivateMail
 from nearveil.privacy.noise import Source
-from nearveil.release import Message, PrivateMail
 
 _TRIALS = 2_000  # a message embeds all anchors anew
 

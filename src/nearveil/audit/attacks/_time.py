@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from nearveil.audit._experiment import Experiment
 from nearveil.audit._releases import fitted, release_experiment
+from nearveil.mechanisms import Release
 from nearveil.privacy.noise import Source
-from nearveil.release import Release
 
 _TRIALS = 1_200
 _WARM = 3  # runs before the clock starts: what is computed once and kept is no secret

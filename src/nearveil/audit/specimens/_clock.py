@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from nearveil.audit._defaults import Floats
 from nearveil.audit._experiment import Experiment, Pair
 from nearveil.audit.attacks._clock import DIMENSION, Asked, Asking, choosing, clock_experiment, hostile_parts
-from nearveil.release import PublicMap
-from nearveil.release.covers._oblivious import DECAY, NEIGHBORS
+from nearveil.mechanisms import PublicMap
+from nearveil.mechanisms.covers.channel import DECAY, NEIGHBORS
 from nearveil.retrieval import PublicPart
 
 _UNCAPPED = 1_000_000  # prototypes: what a server may send if nobody says how many

@@ -13,6 +13,7 @@ from scipy.stats import binom
 from nearveil.audit._experiment import Experiment, Floats, Pair
 from nearveil.audit._releases import release_experiment
 from nearveil.audit.attacks._wire import Send, question, wire_experiment
+from nearveil.mechanisms import OME, Cells, Message, PrivateMail
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.events import NoisyScreening, PureDp, VoteHistogram
@@ -23,7 +24,6 @@ from nearveil.privacy.noise import (
     classical_gaussian_scale,
     gaussian_grid,
 )
-from nearveil.release import OME, Cells, Message, PrivateMail
 from nearveil.retrieval import PublicPart
 
 DELTA = 1e-5

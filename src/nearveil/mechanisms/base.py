@@ -1,0 +1,432 @@
+"""The one interface of all releases: fit on what is public, release what is private, rank what the server holds."""
+
+import copy
+import dataclasses
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import scipy.sparse
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import NotFittedError
+
+from nearveil.mechanisms.message import Message, MessageError
+from nearveil.privacy import Basis, Guarantee
+from nearveil.privacy.noise import Source, secure_source
+
+Floats = NDArray[np.float64]
+
+CODE_BYTES = 128  # of a candidate in an answer with compact codes, its id included
+_ROUNDING = 1e-9  # 0.29 of 100 items is 29 of them, though the product of the floats is below
+
+
+class Release(BaseEstimator, ABC):  # type: ignore[misc]
+    """A mechanism that tells a server about a private record no more than its guarantee says.
+
+    Both sides fit the same public rows, so that both have the same features, anchors and map. The client
+    calls :meth:`release` and sends the message; the server calls :meth:`rank`. Features are centred by the
+    public mean and brought to norm one before anything else happens to them.
+
+    Fitting freezes the parameters and the guarantee together. Whoever changes a parameter afterwards gets an
+    error from everything that needs a fit, until it is fitted again; what was learned cannot be assigned
+    (``docs/theory/guarantee.md``).
+
+    Subclasses implement :meth:`_fit`, :meth:`_release`, :meth:`_rank` and :meth:`_make_guarantee`; all of
+    them pass the conformance suite of ``tests/mechanisms/conformance.py``.
+    """
+
+    name: ClassVar[str]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "guarantee" in vars(cls):
+            raise TypeError(f"{cls.__name__} must define _make_guarantee: fit keeps what it returns as guarantee")
+
+    def fit(self, public_X: ArrayLike, public_y: ArrayLike | None = None) -> Self:
+        """Learn what both sides share. Never give it private rows: they would be in the open.
+
+        Parameters
+        ----------
+        public_X : array-like of shape (n, d)
+            Public rows.
+        public_y : array-like of shape (n,), optional
+            Their labels.
+
+        Returns
+        -------
+        Release
+        """
+        rows = checked_rows(public_X, "public_X")
+        labels = None if public_y is None else checked_labels(public_y, len(rows), "public_y")
+        given = self.get_params(deep=False)
+        # A twin learns, from copies of the parameters: nobody can reach into what it has learned, and where it fails,
+        # or another thread is at work, nothing is half fitted.
+        twin = self._with_attributes(copy.deepcopy(given))
+        twin._learn(rows, labels)
+        learned = {name: value for name, value in vars(twin).items() if name not in given}
+        _make_read_only(tuple(learned.values()))
+        fitted_with = {name: _copied(value) for name, value in given.items()}
+        object.__setattr__(self, "__dict__", {**given, **learned, "_fitted_with": fitted_with})
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse what a fit has learned, and anything else but a parameter: the guarantee is that of the fit."""
+        if name not in vars(self).get("_fitted_with", (name,)):
+            raise self._fixed(name)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Refuse, once this is fitted, as assigning does."""
+        if "_fitted_with" in vars(self):
+            raise self._fixed(name)
+        super().__delattr__(name)
+
+    def _fixed(self, name: str) -> AttributeError:
+        return AttributeError(
+            f"{name} of a fitted {type(self).__name__} belongs to its guarantee: change parameters and call fit again"
+        )
+
+    def _store(self, *, without: tuple[str, ...] = (), **learned: Any) -> None:
+        """Store, read-only, what was learned besides the fit, and forget what is named in `without`."""
+        _make_read_only(tuple(learned.values()))
+        kept = {name: value for name, value in vars(self).items() if name not in without}
+        object.__setattr__(self, "__dict__", {**kept, **learned})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Lock again what was learned: pickles and deep copies hold arrays that can be written to."""
+        super().__setstate__(state)
+        given = self.get_params(deep=False)
+        _make_read_only(tuple(value for name, value in vars(self).items() if name not in given))
+
+    def _learn(self, rows: Floats, labels: NDArray[np.int64] | None) -> None:
+        self.n_features_in_ = rows.shape[1]
+        with np.errstate(over="ignore"):  # told below, in words
+            self.mean_ = rows.mean(axis=0)
+        # Of what was given, not of what is computed from it: sums differ in their last bits between machines.
+        self._public_digest = fingerprint(rows, labels)
+        self._fit(self._unit_rows(rows, "public_X", lenient=True), labels)
+        self._guarantee = self._make_guarantee()
+
+    def features(self, X: ArrayLike, name: str = "X", *, lenient: bool = False) -> Floats:
+        """Centre rows by the public mean and bring them to norm one.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        name : str, default="X"
+            What an error calls them.
+        lenient : bool, default=False
+            Whether a row that equals the public mean, which has no direction, becomes a row of zeros
+            instead of an error. For public rows alone.
+
+        Returns
+        -------
+        ndarray of shape (n, d)
+        """
+        self._check_fitted()
+        return self._unit_rows(X, name, lenient=lenient)
+
+    def _unit_rows(self, X: ArrayLike, name: str, *, lenient: bool) -> Floats:
+        checked = checked_rows(X, name)
+        if checked.shape[1] != self.n_features_in_:
+            raise ValueError(f"{name} must have {self.n_features_in_} columns, as public_X had")
+        with np.errstate(over="ignore"):
+            rows: Floats = checked - self.mean_
+        if not np.isfinite(rows).all():
+            raise ValueError(f"{name} holds numbers so large that their differences overflow: scale them down")
+        # Scaled first: squares of tiny or huge numbers leave the range of a float.
+        largest = np.abs(rows).max(axis=1, keepdims=True)
+        if not lenient and (largest == 0).any():
+            raise ValueError(f"{name} must not hold a row that equals the public mean: it has no direction")
+        np.divide(rows, largest, out=rows, where=largest > 0)
+        norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
+        np.divide(rows, norms, out=rows, where=norms > 0)
+        return rows
+
+    def release(self, X: ArrayLike, *, rng: Source | None = None) -> Any:
+        """Make a message of a private row, or one of each row of a batch.
+
+        Each call spends the guarantee once more for every row.
+
+        Parameters
+        ----------
+        X : array-like of shape (d,) or (n, d)
+            Private.
+        rng : Source, optional
+            Where randomness comes from: the operating system, unless a test or a study asks for
+            :func:`nearveil.privacy.noise.unsafe_seeded`, which voids the promise.
+
+        Returns
+        -------
+        Message or list of Message
+            One for a single row, a list for a batch.
+        """
+        fitted = self._frozen()
+        source = secure_source() if rng is None else checked_source(rng)
+        rows = checked_numbers(X, "X")
+        single = rows.ndim == 1
+        found = fitted._release(fitted.features(rows[None] if single else rows), source)
+        return found[0] if single else found
+
+    def rank(self, message: Message, gallery: ArrayLike) -> Floats:
+        """Score the server's items by what the message tells.
+
+        Parameters
+        ----------
+        message : Message
+            Of this mechanism, fitted on the same public rows.
+        gallery : array-like of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            The higher, the nearer.
+        """
+        fitted = self._frozen()
+        fitted._check_message(message)
+        return fitted._rank(message, fitted._prepare(fitted.features(gallery, "gallery", lenient=True)))
+
+    def answer_bytes(self, n: int) -> int:
+        """Return the size of an answer with compact codes that holds `n` candidates for each target of a message.
+
+        A candidate takes 128 bytes then, its id included. Whole features take more; an evaluation says how much.
+
+        Parameters
+        ----------
+        n : int
+
+        Returns
+        -------
+        int
+        """
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
+            raise ValueError("n must be a whole number of candidates")
+        return CODE_BYTES * int(n)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What one message promises, with randomness from the operating system: as it was when this was fitted."""
+        return self._frozen()._guarantee
+
+    def guarantee_of(self, message: Message) -> Guarantee:
+        """Return what a message of this mechanism really promises: nothing, where its noise came from a seed.
+
+        Parameters
+        ----------
+        message : Message
+
+        Returns
+        -------
+        Guarantee
+        """
+        self._check_message(message)
+        return self.guarantee.as_seeded() if message.seeded else self.guarantee
+
+    @property
+    def gallery_guarantee(self) -> Guarantee:
+        """What the server's items are promised: nothing. Answers, and the public map, are made of them."""
+        return Guarantee(
+            epsilon=math.inf,
+            delta=0.0,
+            protects="database",
+            unit="item",
+            relation="replace",
+            basis=Basis("an open gallery", "docs/theory/covers.md"),
+        )
+
+    @property
+    def public_id(self) -> str:
+        """The fingerprint of all that both sides must share. Messages carry it."""
+        self._check_fitted()
+        return fingerprint(self.name, self._public_digest, *self._public_parts())
+
+    @abstractmethod
+    def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
+        """Learn from public features of norm one (or zero)."""
+
+    @abstractmethod
+    def _make_guarantee(self) -> Guarantee:
+        """State what one message promises; called once, after :meth:`_fit`."""
+
+    @abstractmethod
+    def _release(self, features: Floats, source: Source) -> list[Message]:
+        """Make a message of each row; rows have norm one."""
+
+    def _prepare(self, features: Floats) -> Any:
+        """Return what a server computes once of its gallery, features of norm one (or zero), for :meth:`_rank`."""
+        return features
+
+    @abstractmethod
+    def _rank(self, message: Message, prepared: Any) -> Floats:
+        """Score the items of a gallery that was prepared."""
+
+    @abstractmethod
+    def _public_parts(self) -> tuple[object, ...]:
+        """Return parameters and public arrays, other than the fitted rows, that a message's meaning depends on."""
+
+    def _messages(self, source: Source, public_id: str | None = None, /, **batches: NDArray[Any]) -> list[Message]:
+        """Make one message of the first entries of all batches, one of the second, and so on."""
+        public_id = self.public_id if public_id is None else public_id
+        rows = zip(*batches.values(), strict=True)
+        return [
+            Message(self.name, public_id, dict(zip(batches, row, strict=True)), seeded=not source.sound) for row in rows
+        ]
+
+    def _check_message(self, message: Message) -> None:
+        if not isinstance(message, Message):
+            raise MessageError("message must be a Message; Message.from_bytes reads one")
+        if message.mechanism != self.name:
+            raise MessageError(f"message must come from {self.name!r}; it comes from {message.mechanism!r}")
+        if message.public_id != self.public_id:
+            raise MessageError("message was made with other public rows, parameters or map: fetch the map and ask anew")
+
+    def _frozen(self) -> Self:
+        """Return this mechanism as it is now, with the parameters of its fit, whatever other threads change."""
+        one = self._with_attributes(vars(self).copy())
+        one._check_fitted()
+        return one
+
+    def _with_attributes(self, attributes: dict[str, Any]) -> Self:
+        other = object.__new__(type(self))
+        other.__dict__ = attributes
+        return other
+
+    def _check_fitted(self) -> None:
+        fitted_with = vars(self).get("_fitted_with")
+        if fitted_with is None:
+            raise NotFittedError(f"{type(self).__name__} must be fitted on public rows first: call fit(public_X)")
+        changed = [name for name, value in fitted_with.items() if not _is_same(getattr(self, name), value)]
+        if changed:
+            raise NotFittedError(f"parameters changed after fit ({', '.join(changed)}): call fit again")
+
+
+def _copied(value: Any) -> Any:
+    """Return a parameter to compare with: arrays and lists as copies, anything else as itself."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
+
+
+def _is_same(now: Any, then: Any) -> bool:
+    """Return whether a parameter is what :func:`_copied` returned: by value, or for other objects by identity.
+
+    What those hold may change: `fit` has worked with copies of them.
+    """
+    if now is then:
+        return True
+    if type(now) is not type(then):
+        return False
+    if isinstance(then, np.ndarray):
+        return now.dtype == then.dtype and np.array_equal(now, then)
+    if isinstance(then, list | tuple):
+        return len(now) == len(then) and all(map(_is_same, now, then))
+    return isinstance(then, int | float | str | np.generic) and bool(now == then)
+
+
+def _make_read_only(value: Any) -> None:
+    """Lock the arrays that a fit has learned, also inside dataclasses, tuples and sparse arrays."""
+    if isinstance(value, np.ndarray):
+        value.setflags(write=False)
+    elif isinstance(value, scipy.sparse.csr_array):
+        _make_read_only((value.data, value.indices, value.indptr))
+    elif isinstance(value, tuple):
+        for part in value:
+            _make_read_only(part)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            _make_read_only(getattr(value, field.name))
+
+
+def candidate_count(candidates: float, items: int) -> int:
+    """Return floor(f N): how many candidates an answer holds.
+
+    `candidates`: The fraction f, above 0 and at most 1.
+    `items`: The size N of the gallery.
+    Returns: At least 1; it is an error if f is too small for that.
+
+    Examples
+    --------
+    >>> candidate_count(0.29, 100)
+    29
+    """
+    count = math.floor(checked_fraction(candidates) * items + _ROUNDING)
+    if count < 1:
+        raise ValueError(f"candidates must be at least 1/{items}, one item of this gallery")
+    return count
+
+
+def checked_fraction(candidates: float) -> float:
+    """Return the fraction of a gallery that an answer holds, or say what is wrong with it."""
+    if isinstance(candidates, bool) or not isinstance(candidates, (int, float, np.number)) or not 0 < candidates <= 1:
+        raise ValueError("candidates must be a fraction of the gallery, above 0 and at most 1")
+    return float(candidates)
+
+
+def checked_rows(X: ArrayLike, name: str) -> Floats:
+    """Return rows as floats, or say what is wrong with them without showing a value.
+
+    `name`: What an error calls them.
+    """
+    rows = checked_numbers(X, name)
+    if rows.ndim != 2:
+        raise ValueError(f"{name} must have rows and columns; it has {rows.ndim} dimensions")
+    if 0 in rows.shape:
+        raise ValueError(f"{name} must have at least one row and one column")
+    if not np.isfinite(rows).all():
+        raise ValueError(f"{name} must be finite: it holds NaN or infinity")
+    return rows
+
+
+def checked_numbers(X: ArrayLike, name: str) -> Floats:
+    """Return an array of floats of any shape, or say that it is none.
+
+    `name`: What an error calls it.
+    """
+    try:
+        given = np.asarray(X)
+        if given.dtype.kind in "biuf":
+            return np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise ValueError(f"{name} must be an array of real numbers with rows of one length")
+
+
+def checked_labels(y: ArrayLike, n_rows: int, name: str) -> NDArray[np.int64]:
+    """Return integer labels, one a row.
+
+    `name`: What an error calls them.
+    """
+    labels = np.asarray(y)
+    if labels.shape != (n_rows,):
+        raise ValueError(f"{name} must hold one label for each of the {n_rows} rows")
+    if labels.dtype.kind not in "iu":
+        raise ValueError(f"{name} must be integers; numpy.unique(..., return_inverse=True) numbers names")
+    return labels.astype(np.int64)
+
+
+def checked_source(rng: Source) -> Source:
+    """Return the source, or refuse what is none."""
+    if not (hasattr(rng, "words") and hasattr(rng, "sound")):
+        raise ValueError("rng must be secure_source(), or unsafe_seeded(seed) where a test asks for it")
+    return rng
+
+
+def fingerprint(*parts: object) -> str:
+    """Return 32 hexadecimal digits that stand for arrays, numbers and text, on every machine alike.
+
+    Examples
+    --------
+    >>> fingerprint("cells", 1.5) == fingerprint("cells", 1.5) != fingerprint("cells", 2.5)
+    True
+    """
+    total = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            small = np.ascontiguousarray(part, dtype=part.dtype.newbyteorder("<"))
+            total.update(f"{small.dtype.str}{small.shape};".encode() + small.tobytes())
+        else:
+            total.update(f"{type(part).__name__}:{part!r};".encode())
+    return total.hexdigest()[:32]

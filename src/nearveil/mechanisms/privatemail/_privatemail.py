@@ -1,0 +1,282 @@
+"""PrivateMail: a target's row of the supervised manifold learning query, with noise."""
+
+import copy
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils._param_validation import Interval, StrOptions
+
+from nearveil.graph import Encoding
+from nearveil.mechanisms.base import Floats, checked_labels, checked_numbers, checked_source
+from nearveil.mechanisms.message import Message
+from nearveil.mechanisms.privatemail._sides import EmbeddingServer, Parameters, build
+from nearveil.mechanisms.privatemail._steps import MOST_STEPS, Dummies, Kind
+from nearveil.mechanisms.privatemail.published import EXPERIMENTS, REASONS, Experiment, Version
+from nearveil.privacy import Guarantee
+from nearveil.privacy.noise import LARGEST_EPSILON, Source, secure_source
+
+
+class PrivateMail(EmbeddingServer):
+    """Release where the supervised manifold learning query puts a target among public anchors.
+
+    The target's row of one step of the query, from a public start, plus the noise that its proved
+    sensitivity needs; after that, steps that use the release and public labels alone. The server embeds
+    its gallery alike and looks who lies nearest. The method is that of Vepakomma, Balla and Raskar
+    (2021, 2022), made sound; ``docs/theory/privatemail.md`` says what was changed and what it is worth.
+
+    Parameters
+    ----------
+    epsilon : float
+        From 1e-6 to 64.
+    delta : float, default=1e-5
+        For Gaussian noise; Laplace noise has none, but for what its sampler costs.
+    noise : {"gaussian", "laplace"}, default="gaussian"
+    n_components : int, default=2
+        Columns of the embedding.
+    bandwidth : float, default=6.0
+        The s of the weights ``exp(-|x_i - x_j|^2 / (2 s^2))``.
+    label_weight : float, default=0.6
+        How strongly the anchors' labels repel. Labels play a part from the second step on, private or public: with
+        the defaults there is none, and they change nothing.
+    n_private_steps : int, default=1
+        Steps that look at the target, all paid for by `epsilon`.
+    n_public_steps : int, default=0
+        Steps after the release, up to 100. They cost nothing and tell nothing new.
+    start_scale : float, default=1.0
+        Standard deviation of the start. Noise grows with it, so it changes public steps alone.
+    label_encoding : {"integer", "one-hot"}, default="integer"
+    n_anchors : int, optional
+        How many public rows, drawn by `public_seed`, are anchors; all unless given.
+    public_seed : int, default=0
+        Of the start and of that draw: public, the same on both sides, no source of noise.
+    as_published : {"2022", "2021", "2022-code"}, optional
+        Do what a paper or the authors' program does instead. Unsound, each of them: `release` then takes
+        the target's label, and the server needs the labels of its gallery. :meth:`published` has their parameters.
+    allow_unsound : bool, default=False
+        Must be set for `as_published`.
+
+    Attributes
+    ----------
+    noises_ : tuple of GaussianNoise or LaplaceNoise
+        Of each private step; empty for `as_published`.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> mail = PrivateMail(epsilon=4.0).fit(X[:500], y[:500])
+    >>> message = mail.release(X[600])
+    >>> message["released"].shape
+    (1, 2)
+    >>> mail.rank(message, X[700:]).shape
+    (1097,)
+    """
+
+    name: ClassVar[str] = "privatemail"
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "epsilon": [Interval(Real, 1e-6, LARGEST_EPSILON, closed="both")],
+        "delta": [Interval(Real, 1e-18, 0.999, closed="both")],
+        "noise": [StrOptions({"gaussian", "laplace"})],
+        "n_components": [Interval(Integral, 1, 4096, closed="both")],
+        "bandwidth": [Interval(Real, 0.06, 1e8, closed="both")],
+        "label_weight": [Interval(Real, 0, 1e6, closed="both")],
+        "n_private_steps": [Interval(Integral, 1, 1000, closed="both")],
+        "n_public_steps": [Interval(Integral, 0, MOST_STEPS, closed="both")],
+        "start_scale": [Interval(Real, 1e-30, 1e30, closed="both")],
+        "label_encoding": [StrOptions({"integer", "one-hot"})],
+        "n_anchors": [Interval(Integral, 2, None, closed="left"), None],
+        "public_seed": [Interval(Integral, 0, None, closed="left")],
+        "as_published": [StrOptions({"2022", "2021", "2022-code"}), None],
+        "allow_unsound": ["boolean"],
+    }
+
+    def __init__(
+        self,
+        epsilon: float,
+        *,
+        delta: float = 1e-5,
+        noise: Kind = "gaussian",
+        n_components: int = 2,
+        bandwidth: float = 6.0,
+        label_weight: float = 0.6,
+        n_private_steps: int = 1,
+        n_public_steps: int = 0,
+        start_scale: float = 1.0,
+        label_encoding: Encoding = "integer",
+        n_anchors: int | None = None,
+        public_seed: int = 0,
+        as_published: Version | None = None,
+        allow_unsound: bool = False,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.noise = noise
+        self.n_components = n_components
+        self.bandwidth = bandwidth
+        self.label_weight = label_weight
+        self.n_private_steps = n_private_steps
+        self.n_public_steps = n_public_steps
+        self.start_scale = start_scale
+        self.label_encoding = label_encoding
+        self.n_anchors = n_anchors
+        self.public_seed = public_seed
+        self.as_published = as_published
+        self.allow_unsound = allow_unsound
+
+    @classmethod
+    def published(cls, version: Version, data: Experiment = "cars196", *, epsilon: float = 0.1, **changes: Any) -> Self:
+        """Return a published version with the parameters of its experiments: Table 2 of the 2022 paper.
+
+        The 2021 paper has no such table; its two private and two further iterations are taken from its section 6.2,
+        the rest from Table 2.
+
+        Parameters
+        ----------
+        version : {"2022", "2021", "2022-code"}
+        data : {"cars196", "cub200", "cifar100"}, default="cars196"
+            Whose column of the table.
+        epsilon : float, default=0.1
+        **changes
+            Other parameters of the constructor. `allow_unsound` must be among them.
+
+        Returns
+        -------
+        PrivateMail
+
+        Examples
+        --------
+        >>> paper = PrivateMail.published("2022", "cub200", allow_unsound=True)
+        >>> paper.bandwidth, paper.label_weight, paper.start_scale, paper.n_public_steps
+        (5.0, 0.5, 1e-08, 5)
+        """
+        for name, value, known in (("version", version, REASONS), ("data", data, EXPERIMENTS)):
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}")
+        steps = {"n_private_steps": 2, "n_public_steps": 2} if version == "2021" else {"n_public_steps": 5}
+        table = {"n_components": 2, "start_scale": 1e-8, "delta": 1e-5, **EXPERIMENTS[data], **steps}
+        return cls(epsilon, **{**table, **changes, "as_published": version})
+
+    def fit(self, public_X: ArrayLike, public_y: ArrayLike | None = None) -> Self:
+        """Choose the anchors and compute the noise, once and from public things alone.
+
+        Parameters
+        ----------
+        public_X : array-like of shape (n, d)
+            Rows that equal their mean have no direction and are left out.
+        public_y : array-like of shape (n,), optional
+            Labels from 0; -1 means unlabelled.
+
+        Returns
+        -------
+        PrivateMail
+        """
+        self._validate_params()
+        if self.as_published is not None and not self.allow_unsound:
+            raise ValueError(
+                f'as_published="{self.as_published}" keeps no promise: {REASONS[self.as_published]}. '
+                "Set allow_unsound=True to run it all the same"
+            )
+        return super().fit(public_X, public_y)
+
+    def with_dummies(self, rows: ArrayLike, labels: ArrayLike) -> Self:
+        """Return a client that hides each target among dummies, one of every class, drawn for each message.
+
+        They add nothing to the promise (``docs/theory/privatemail.md``). Take rows that the server does not
+        hold: it would recognise its own. And take rows that nobody needs to protect, never the target's own image:
+        each message tells as much about the dummies in it as about the target, and nobody is charged for that.
+
+        Parameters
+        ----------
+        rows : array-like of shape (n, d)
+        labels : array-like of shape (n,)
+
+        Returns
+        -------
+        PrivateMail
+            A copy; only the client's side has dummies.
+        """
+        features = self.features(rows, "rows")
+        client = copy.copy(self)
+        client._store(_dummies=Dummies(features, checked_labels(labels, len(features), "labels")))
+        return client
+
+    def release(self, X: ArrayLike, *, rng: Source | None = None, labels: ArrayLike | None = None) -> Any:
+        """Make a message of a private row, or one of each row of a batch.
+
+        Parameters
+        ----------
+        X : array-like of shape (d,) or (n, d)
+            Private.
+        rng : Source, optional
+            The operating system's, unless a test or a study asks for a seed, which voids the promise.
+        labels : int or array-like of shape (n,), optional
+            The targets' own labels, for `as_published` alone.
+
+        Returns
+        -------
+        Message or list of Message
+        """
+        return self.release_with_position(X, rng=rng, labels=labels)[0]
+
+    def release_with_position(
+        self, X: ArrayLike, *, rng: Source | None = None, labels: ArrayLike | None = None
+    ) -> tuple[Any, Any]:
+        """Make messages, and tell the client alone which of a message's targets is its own.
+
+        Parameters
+        ----------
+        X, rng, labels
+            As for :meth:`release`.
+
+        Returns
+        -------
+        messages : Message or list of Message
+        positions : int or ndarray of shape (n,)
+            Rows of :meth:`rank_each` that answer the client. Never send them.
+        """
+        fitted = self._frozen()
+        source = secure_source() if rng is None else checked_source(rng)
+        rows = checked_numbers(X, "X")
+        single = rows.ndim == 1
+        features = fitted.features(rows[None] if single else rows)
+        own = None if labels is None else checked_labels(np.atleast_1d(labels), len(features), "labels")
+        messages, positions = fitted._make(features, own, source)
+        return (messages[0], int(positions[0])) if single else (messages, positions)
+
+    def answer_bytes(self, n: int) -> int:
+        """Return the size of an answer that holds `n` candidates for each target, dummies included."""
+        self._check_fitted()
+        size = super().answer_bytes(n)
+        if self._dummies is None:
+            return size
+        # As published, no dummy has the target's own class.
+        return size * (len(np.unique(self._dummies.labels)) + (self.as_published is None))
+
+    def _make_guarantee(self) -> Guarantee:
+        return self._engine.guarantee()
+
+    def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
+        self._dummies: Dummies | None = None
+        self._engine = build(Parameters(**self.get_params()), features, labels)
+        self.noises_ = self._engine.noises
+
+    def _public_parts(self) -> tuple[object, ...]:
+        # How much noise there is changes nothing for the server, nor, but as published, how many steps the client took.
+        return (
+            *(float(number) for number in (self.bandwidth, self.label_weight, self.start_scale)),
+            *(int(number) for number in (self.n_components, self.n_private_steps, self.public_seed)),
+            None if self.n_anchors is None else int(self.n_anchors),
+            self.label_encoding,
+            self.as_published and (self.as_published, int(self.n_public_steps)),
+        )
+
+    def _make(self, features: Floats, labels: NDArray[np.int64] | None, source: Source) -> tuple[list[Message], Any]:
+        found = self._engine.release(features, labels, self._dummies, source)
+        public_id, seeded = self.public_id, not source.sound
+        return [Message(self.name, public_id, arrays, seeded) for arrays in found.arrays], found.positions
+
+    def _release(self, features: Floats, source: Source) -> list[Message]:
+        return self._make(features, None, source)[0]

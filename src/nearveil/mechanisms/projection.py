@@ -1,0 +1,160 @@
+"""Public projections: from features of norm one to fewer dimensions, and to norm one again.
+
+A projection is learned from public rows, or given. Both sides apply the same one, the client to its private
+row and the server to its gallery. It costs no privacy: what it makes of a private row is protected like the
+row itself.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import joblib
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.decomposition import PCA
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import check_is_fitted
+
+from nearveil.manifold import SupervisedManifold
+from nearveil.mechanisms.base import Floats, checked_rows, fingerprint
+
+Kind = Literal["pca", "random", "manifold"]
+
+_COMPONENTS = 64  # by default, where there are as many
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """A public map of features, followed by a division by the norm.
+
+    `transformer`: With a method ``transform``; of any other map. Neither of the two: the features stay as they are.
+
+    Examples
+    --------
+    >>> turn = np.array([[0.0, 1.0], [-1.0, 0.0], [0.0, 0.0]])
+    >>> fit_projection(turn, np.eye(3), None)(np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 1.0]]))
+    array([[-0.8,  0.6],
+           [ 1. ,  0. ]])
+    """
+
+    n_components: int  # columns of what it returns
+    public_id: str  # A fingerprint of what it was made from, besides the public rows
+    matrix: Floats | None = None  # of a linear map
+    transformer: Any = None
+
+    def __call__(self, features: Floats) -> Floats:
+        """Project rows and bring them to norm one.
+
+        A row that the map takes to zero, or to no finite place, becomes the first axis: an error would
+        tell something about it.
+        """
+        return _unit_rows(self._mapped(features))
+
+    def _mapped(self, features: Floats) -> Floats:
+        if self.matrix is not None:
+            return features @ self.matrix
+        if self.transformer is None:
+            return features.copy()
+        mapped = np.zeros((len(features), self.n_components))
+        given = features.any(axis=1)  # maps of directions refuse rows of zeros, which public rows may be
+        if given.any():
+            mapped[given] = np.asarray(self.transformer.transform(features[given]), dtype=np.float64)
+        return mapped
+
+
+def fit_projection(
+    projection: object,
+    features: Floats,
+    labels: NDArray[np.int64] | None,
+    *,
+    n_components: int | None = None,
+    seed: int = 0,
+) -> Projection:
+    """Learn a projection from public features, or take the one that is given.
+
+    `projection`: None keeps the features. "pca": the directions of largest variance. "random": orthonormal
+    directions, drawn from `seed`. "manifold": the out-of-sample map of a
+    :class:`~nearveil.manifold.SupervisedManifold`. A matrix has shape (d, n_components) and multiplies from the
+    right. A transformer is fitted, and maps each row by itself.
+    `features`: Public, of norm one (or zero).
+    `labels`: Public; for "manifold".
+    `n_components`: For "pca", "random" and "manifold"; 64 by default, or as many as there can be.
+    `seed`: Public; for "random" and "manifold".
+    """
+    if isinstance(projection, str):
+        return _learned(projection, features, labels, n_components, seed)
+    if n_components is not None:
+        raise ValueError('n_components must be None unless projection is "pca", "random" or "manifold"')
+    if projection is None:
+        return Projection(features.shape[1], "none")
+    if hasattr(projection, "transform"):
+        return _of_transformer(projection, features)
+    matrix = checked_rows(projection, "projection")  # type: ignore[arg-type]
+    if matrix.shape[0] != features.shape[1]:
+        raise ValueError(f"projection must have {features.shape[1]} rows, one for each feature")
+    return Projection(matrix.shape[1], fingerprint(matrix), matrix=matrix.copy())
+
+
+def _learned(
+    kind: str, features: Floats, labels: NDArray[np.int64] | None, n_components: int | None, seed: int
+) -> Projection:
+    if kind not in get_args(Kind):
+        raise ValueError('projection must be None, "pca", "random", "manifold", a matrix or a fitted transformer')
+    rows = features[features.any(axis=1)]
+    n, d = rows.shape
+    most = {"pca": min(n, d), "random": d, "manifold": n}[kind]
+    size = _checked_components(n_components, most, kind)
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 32:
+        raise ValueError("projection_seed must be an integer from 0 to 2^32 - 1")
+    public_id = fingerprint(kind, size, int(seed))
+    if kind == "pca":  # without its centring: features are centred already
+        return Projection(size, public_id, matrix=PCA(size, svd_solver="full").fit(rows).components_.T)
+    if kind == "random":
+        return Projection(size, public_id, matrix=_orthonormal(d, size, int(seed)))
+    known = None if labels is None else labels[features.any(axis=1)]
+    manifold = SupervisedManifold(size, random_state=int(seed))
+    return Projection(size, public_id, transformer=manifold.fit(rows, known))
+
+
+def _checked_components(n_components: int | None, most: int, kind: str) -> int:
+    if most == 0:
+        raise ValueError("public_X must hold a row that differs from the others, to learn a projection from")
+    if n_components is None:
+        return min(_COMPONENTS, most)
+    whole = isinstance(n_components, int | np.integer) and not isinstance(n_components, bool)
+    if not whole or not 1 <= n_components <= most:
+        raise ValueError(f'n_components must be an integer from 1 to {most} for projection="{kind}" of these rows')
+    return int(n_components)
+
+
+def _orthonormal(d: int, size: int, seed: int) -> Floats:
+    directions, triangle = np.linalg.qr(np.random.default_rng(seed).standard_normal((d, size)))
+    # The signs are a library's choice; both sides must make the same.
+    return np.asarray(directions * np.where(np.diagonal(triangle) < 0, -1.0, 1.0))
+
+
+def _of_transformer(transformer: Any, features: Floats) -> Projection:
+    try:
+        check_is_fitted(transformer)
+    except NotFittedError:
+        raise ValueError(
+            "projection must be fitted on public rows before; clone() forgets that, unless a FrozenEstimator holds it"
+        ) from None
+    except (AttributeError, TypeError):
+        raise ValueError("projection must be a transformer that has been fitted, as scikit-learn has them") from None
+    probe = features[features.any(axis=1)][:1]
+    if len(probe) == 0:
+        raise ValueError("public_X must hold a row that differs from the others, to try the projection on")
+    mapped = np.asarray(transformer.transform(probe))
+    if mapped.ndim != 2 or len(mapped) != 1 or mapped.shape[1] == 0 or mapped.dtype.kind not in "fiu":
+        raise ValueError("projection must map rows to rows of numbers: its transform returned something else")
+    return Projection(mapped.shape[1], str(joblib.hash(transformer)), transformer=transformer)
+
+
+def _unit_rows(rows: Floats) -> Floats:
+    """Divide each row by its norm; rows without a direction become the first axis."""
+    rows = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0.0)
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    rows[:, 0] = np.where(largest[:, 0] > 0, rows[:, 0], 1.0)
+    rows /= np.where(largest > 0, largest, 1.0)  # first, so that squares neither overflow nor vanish
+    return np.asarray(rows / np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None])

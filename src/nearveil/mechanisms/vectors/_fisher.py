@@ -1,0 +1,309 @@
+"""The von Mises-Fisher channel: how heights are drawn, and what the arithmetic costs of epsilon.
+
+The density is ``exp(kappa <g, x>)`` on the sphere of D dimensions. With ``<g, x> = tanh s`` the height s has the
+log-density ``kappa tanh s - (D - 1) log cosh s``, whose curvature is bounded everywhere. It is replaced by straight
+lines between knots; each piece is a truncated exponential distribution, which inverts in closed form.
+``docs/theory/baselines.md`` has the proofs.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
+
+from nearveil.mechanisms.base import Floats, Release
+from nearveil.mechanisms.message import Message, MessageError
+from nearveil.mechanisms.projection import fit_projection
+from nearveil.mechanisms.vectors._analytic import LINK
+from nearveil.mechanisms.vectors._privunit import CELL, in_cells
+from nearveil.privacy import Basis, Guarantee
+from nearveil.privacy.events import PureDp
+from nearveil.privacy.noise import Source
+from nearveil.privacy.noise.calibration import down, plain
+from nearveil.privacy.noise.samplers import Table, alias_table, gaussian_integers, look_up
+
+EPSILONS = (1e-2, 64.0)
+LEAST_DIMENSION = 16  # shorter rows are padded: the direction across x must not be drawn from too few numbers
+LARGEST_DIMENSION = 1 << 14
+PIECES = 1 << 13
+GAUSS_BITS = 46  # the Gaussians that the direction across x is made of are multiples of 2^-46
+FINE_BITS = 36  # of the grid of the blur, in a message's units
+BLUR = 2.0**-4  # the scale of the blur in those units; a coordinate of a direction is about one
+
+_TAIL = 17.0
+_RARE = 200 * math.log(2)  # what has a probability below 2^-200 is paid by extra_delta
+_WEIGHT_BITS = 420
+_ULP = 2.0**-52
+_LEAST_RISE = 1e-9
+_WEIGHTS = 1e-8  # what doubles do to the logarithms of the pieces' weights, and slopes too small to divide by
+
+
+@dataclass(frozen=True)
+class FisherChannel:
+    """The law of a message.
+
+    Examples
+    --------
+    >>> channel = calibrate(4.0, 64)
+    >>> f"{channel.kappa:.4f}"
+    '2.0000'
+    >>> f"{channel.cost:.0e} of epsilon for the arithmetic"
+    '8e-06 of epsilon for the arithmetic'
+    """
+
+    epsilon: float  # of the promise
+    dimension: int  # of the sphere: that of the rows, or 16 if they have fewer
+    kappa: float  # the concentration
+    reach: float  # heights s end at +-reach
+
+    @property
+    def cost(self) -> float:
+        """What the arithmetic takes of epsilon, whatever two rows are compared."""
+        return self.epsilon - 2 * self.kappa
+
+    @property
+    def extra_delta(self) -> float:
+        """What finite tables and cut tails add to delta."""
+        return self.dimension * 2.0**-100
+
+    @property
+    def step(self) -> float:
+        """The distance of knots."""
+        return 2 * self.reach / PIECES
+
+
+@lru_cache(maxsize=16)
+def pieces(channel: FisherChannel) -> tuple[Table, Floats]:
+    """Return the table of the pieces between knots, by their masses, and the rise of the log-density over each."""
+    at = np.linspace(-channel.reach, channel.reach, PIECES + 1)
+    knots = log_height(at, channel.kappa, channel.dimension)
+    rises = np.diff(knots)
+    rises = np.where(np.abs(rises) < _LEAST_RISE, _LEAST_RISE, rises)
+    masses = np.exp(knots[:-1] - knots.max()) * np.expm1(rises) / rises
+    parts = (math.frexp(mass) for mass in masses.tolist())
+    weights = [int(math.ldexp(m, 53)) << max(0, e - 53 + _WEIGHT_BITS) for m, e in parts]
+    return alias_table(weights), rises
+
+
+def log_height(heights: Floats, kappa: float, dimension: int) -> Floats:
+    """Return the log-density of the height s, up to a constant: ``kappa tanh s - (D - 1) log cosh s``."""
+    return np.asarray(kappa * np.tanh(heights) - (dimension - 1) * (np.logaddexp(heights, -heights) - math.log(2)))
+
+
+def calibrate(epsilon: float, dimension: int) -> FisherChannel:
+    """Return the channel of the largest concentration that keeps the promise.
+
+    `epsilon`: From 0.01 to 64: the LDP epsilon over the whole sphere, 2 kappa and what the arithmetic costs.
+    Returns: (epsilon, extra_delta)-DP by Theorem 4 of docs/theory/baselines.md; attacked by
+    `test_the_heights_are_those_of_the_density` and `test_what_the_fisher_channel_costs`.
+    """
+    value = plain(epsilon)
+    if isinstance(epsilon, bool) or not isinstance(value, float) or not EPSILONS[0] <= value <= EPSILONS[1]:
+        raise ValueError(f"epsilon must be a number from {EPSILONS[0]:g} to {EPSILONS[1]:g}; got {epsilon!r}")
+    if not 1 <= dimension <= LARGEST_DIMENSION:
+        raise ValueError(f"X must have 1 to {LARGEST_DIMENSION} columns after the projection")
+    size = max(LEAST_DIMENSION, dimension)
+    reach = _reach(value / 2, size)
+    cost = 2 * _bending(value / 2, size, reach) + 2 * arithmetic_cost(size, reach) + _WEIGHTS
+    return FisherChannel(value, size, down((value - cost) / 2), reach)
+
+
+def arithmetic_cost(dimension: int, reach: float) -> float:
+    """Return what doubles cost on either side of a comparison (Theorem 4 of docs/theory/privunit.md).
+
+    The computed vector lies within v of the true one, and the blur hides that but for a factor of
+    ``exp(17 v / s + v^2 / (2 s^2))``.
+
+    `dimension`: Of the sphere.
+    """
+    shift = displacement(dimension, reach) / BLUR
+    return _TAIL * shift + shift**2 / 2
+
+
+def displacement(dimension: int, reach: float) -> float:
+    """Bound how far the computed vector, times sqrt(D), is from the true one (Lemma B of docs/theory/baselines.md)."""
+    root = math.sqrt(dimension)
+    across = root * (45 * 2.0**-GAUSS_BITS + 18 * (3 * dimension + 24) * _ULP)
+    # The Gaussian vector across x is shorter than this with a probability below 2^-200.
+    shortest = math.sqrt((dimension - 1) * math.exp(-2 * _RARE / (dimension - 1) - 1))
+    along = 2 * reach / PIECES * 2.0**-46 + reach * 2.0**-50
+    return root * (2 * across / shortest + along + (2 * dimension + 64) * _ULP + 0.51 * 2.0**-FINE_BITS)
+
+
+def _bending(kappa: float, dimension: int, reach: float) -> float:
+    """Bound how far straight lines between knots are from the log-density: an eighth of step^2 times its curvature."""
+    return (2 * reach / PIECES) ** 2 / 8 * (dimension - 1 + 0.77 * kappa)
+
+
+def _reach(kappa: float, dimension: int) -> float:
+    """Return where heights may end: beyond lies less than 2^-200 (Lemma A of docs/theory/baselines.md)."""
+
+    def log_tail(reach: float) -> float:
+        outside = -(dimension - 1) * math.log(math.cosh(reach)) - math.log((dimension - 1) * math.tanh(reach))
+        return 2 * kappa + outside + math.log(2 * math.sqrt(dimension) / 1.2) + _RARE
+
+    return float(brentq(log_tail, 1e-6, 100.0)) * (1 + 1e-6)
+
+
+_CHUNK = 1 << 17  # coordinates at a time
+
+
+class VonMisesFisher(Release):
+    """Tell a direction by a random one around it, of density ``exp(kappa <g, x>)`` (Weggenmann and Kerschbaum 2021).
+
+    Two rows at a Euclidean distance r are told apart by a factor of at most ``exp(kappa r)``: metric privacy, with
+    `metric_epsilon` = kappa for each unit of distance. On the sphere r is at most 2, so it is also a pure local
+    promise of epsilon = 2 kappa, which is what `epsilon` and the guarantee state. At equal epsilon PrivUnit hides
+    all pairs of rows alike and tells far more; this one hides near rows better.
+
+    The message is the direction times sqrt(D), in cells of 1/8, one byte a coordinate. No draw is rejected; what the
+    arithmetic costs is taken off epsilon beforehand.
+
+    Parameters
+    ----------
+    epsilon : float
+        From 0.01 to 64: for the whole sphere.
+    projection : None, "pca", "random", "manifold", array-like or fitted transformer, default=None
+        A public map to fewer dimensions, as for :class:`~nearveil.mechanisms.PrivUnit`. Distances of the
+        metric promise are those after it.
+    n_components : int, optional
+        For "pca", "random" and "manifold"; 64 by default, or as many as there can be.
+    projection_seed : int, default=0
+        Public.
+
+    Attributes
+    ----------
+    channel_ : FisherChannel
+    projection_ : Projection
+
+    Examples
+    --------
+    >>> rows = np.random.default_rng(0).standard_normal((200, 32))
+    >>> release = VonMisesFisher(8.0).fit(rows[:100])
+    >>> f"{release.guarantee.epsilon}, {release.metric_epsilon:.3f} for each unit of distance"
+    '8.0, 4.000 for each unit of distance'
+    >>> release.release(rows[100])["vector"].dtype
+    dtype('int8')
+    """
+
+    name = "von-mises-fisher"
+
+    def __init__(
+        self,
+        epsilon: float,
+        *,
+        projection: Any = None,
+        n_components: int | None = None,
+        projection_seed: int = 0,
+    ) -> None:
+        self.epsilon = epsilon
+        self.projection = projection
+        self.n_components = n_components
+        self.projection_seed = projection_seed
+
+    def _make_guarantee(self) -> Guarantee:
+        """For any two rows (Theorem 4 of docs/theory/baselines.md)."""
+        return Guarantee(
+            epsilon=self.channel_.epsilon,
+            delta=self.channel_.extra_delta,
+            protects="query",
+            unit="record",
+            relation="replace",
+            basis=Basis("von Mises-Fisher: metric privacy, at the largest distance", LINK),
+            events=(PureDp(self.channel_.epsilon),),
+            extra_delta=self.channel_.extra_delta,
+        )
+
+    @property
+    def metric_epsilon(self) -> float:
+        """Epsilon for each unit of Euclidean distance between two rows of norm one; `metric_slack` comes on top."""
+        self._check_fitted()
+        return self.channel_.kappa
+
+    @property
+    def metric_slack(self) -> float:
+        """What the arithmetic adds to epsilon at every distance, be it ever so small."""
+        self._check_fitted()
+        return self.channel_.cost
+
+    def log_density(self, messages: Message | Sequence[Message], X: ArrayLike) -> Floats:
+        """Return the log-density of messages for each row that may have caused them, up to a constant.
+
+        The blur and the cells are left out: that touches an attack's quality alone.
+
+        Parameters
+        ----------
+        messages : Message or sequence of Message
+        X : array-like of shape (n_rows, d)
+
+        Returns
+        -------
+        ndarray of shape (n_messages, n_rows)
+        """
+        given = [messages] if isinstance(messages, Message) else list(messages)
+        rows = self.projection_(self.features(X))
+        vectors = np.array([self._vector(message) for message in given]).reshape(-1, rows.shape[1])
+        return np.asarray(self.channel_.kappa / np.sqrt(self.channel_.dimension) * vectors @ rows.T)
+
+    def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
+        projection = fit_projection(
+            self.projection, features, labels, n_components=self.n_components, seed=self.projection_seed
+        )
+        self.channel_: FisherChannel = calibrate(self.epsilon, projection.n_components)
+        self.projection_ = projection
+
+    def _release(self, features: Floats, source: Source) -> list[Message]:
+        rows = self.projection_(features)
+        step = max(1, _CHUNK // self.channel_.dimension)
+        cells = [in_cells(draw(self.channel_, rows[i : i + step], source)) for i in range(0, len(rows), step)]
+        return self._messages(source, vector=np.concatenate(cells))
+
+    def _prepare(self, features: Floats) -> Floats:
+        return self.projection_(features)
+
+    def _rank(self, message: Message, prepared: Floats) -> Floats:
+        return np.asarray(prepared @ self._vector(message))
+
+    def _vector(self, message: Message) -> Floats:
+        self._check_message(message)
+        cells, size = message["vector"], self.projection_.n_components
+        if cells.dtype != np.int8 or cells.shape != (size,):
+            raise MessageError(f"arrays: 'vector' must hold {size} integers of 8 bits")
+        return cells * CELL
+
+    def _public_parts(self) -> tuple[object, ...]:
+        return self.projection_.n_components, self.projection_.public_id
+
+
+def draw(channel: FisherChannel, rows: Floats, source: Source) -> NDArray[np.int64]:
+    """Draw a direction around each row, times sqrt(D), with the blur that hides what doubles do.
+
+    `rows`: Of norm one.
+    Returns: On the grid of 2^-36. Coordinates that rows were padded with are not told.
+    """
+    n, d = rows.shape
+    axes = np.zeros((n, channel.dimension))
+    axes[:, :d] = rows
+    along = heights(channel, n, source)[:, None]
+    plain = gaussian_integers(Fraction(1 << GAUSS_BITS), axes.size, source).reshape(axes.shape) * 2.0**-GAUSS_BITS
+    across = plain - np.einsum("ij,ij->i", plain, axes)[:, None] * axes
+    across /= np.sqrt(np.einsum("ij,ij->i", across, across))[:, None]
+    found = (np.tanh(along) * axes + across / np.cosh(along)) * np.sqrt(channel.dimension)
+    blur = gaussian_integers(Fraction(int(BLUR * 2**FINE_BITS)), axes.size, source).reshape(axes.shape)
+    return np.asarray((np.rint(found * 2.0**FINE_BITS).astype(np.int64) + blur)[:, :d])
+
+
+def heights(channel: FisherChannel, count: int, source: Source) -> Floats:
+    """Draw heights s, ``<g, x> = tanh s``: a piece from the table, then a place in it by inversion."""
+    table, rises = pieces(channel)
+    chosen = look_up(table, source.words(count), source)
+    uniform = ((source.words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    rise = rises[chosen]
+    places = np.log1p(uniform * np.expm1(rise)) / rise
+    return np.asarray(channel.step * (chosen + places) - channel.reach)

@@ -1,0 +1,387 @@
+"""PrivUnit's channel: what the message's law is, how much of epsilon the arithmetic costs, where the cap begins.
+
+A message is ``g = a x + (h - <h, x> x) + z``, x being the private unit vector. The height a is a discrete
+Gaussian of scale one on multiples of 1/128, tilted: heights in the cap ``a >= t`` are e^epsilon times as
+likely. h is a plain discrete Gaussian on the same lattice in every coordinate. z is a narrow Gaussian: it
+fills the gaps between the lattice's points, which lie elsewhere for every x, and drowns the rounding of
+floating point. ``docs/theory/privunit.md`` has the proofs.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtr
+
+from nearveil.mechanisms.base import Floats, Release
+from nearveil.mechanisms.message import Message, MessageError
+from nearveil.mechanisms.projection import fit_projection
+from nearveil.privacy import Basis, Guarantee
+from nearveil.privacy.events import PureDp
+from nearveil.privacy.noise import Source
+from nearveil.privacy.noise.calibration import down, plain
+from nearveil.privacy.noise.samplers import Table, alias_table, gaussian_integers, look_up
+
+EPSILONS = (1e-3, 64.0)  # above, what finite tables add to delta is not proved
+LARGEST_DIMENSION = 1 << 20  # up to which the sampler's sums are exact
+STEPS = 128  # of the lattice of a and h, in one
+BLUR_STEPS = 3  # the scale of z in steps of that lattice
+FINE_BITS = 29  # bits between that lattice and the grid of z, 2^-36
+CELL_BITS = 33  # bits between the grid of z and the message's cells, which are 1/8 wide
+CELL = 2.0**-3
+LARGEST_CELL = 127  # a message's coordinates are cut off at +-127 cells, 15.9
+REACH = 22 * STEPS  # of a, in steps; beyond lies less than 2^-255 even where tilted by e^64
+
+_BLUR = BLUR_STEPS / STEPS
+_NOISE = _BLUR**2 + CELL**2 / 12  # variance that z and the cells add to each direction
+_DISTANCE = 0.51  # between the computed and the true vector, in grid steps for each sqrt(dimension)
+_TAIL = 17.0  # standard deviations that z is taken to stay within, but for 2^-207
+_DELTA_PER_COORDINATE = 2.0**-100
+
+
+@dataclass(frozen=True)
+class Channel:
+    """The law of a message.
+
+    Examples
+    --------
+    >>> channel = calibrate(2.0, 1280)
+    >>> f"cap from {channel.cap_start:.3f}, holding {channel.cap_share:.3f} before the tilt and {channel.p:.3f} after"
+    'cap from 0.785, holding 0.216 before the tilt and 0.671 after'
+    >>> f"{channel.signal:.3f}"
+    '0.786'
+    """
+
+    epsilon: float  # of the promise
+    dimension: int
+    tilt: float  # the epsilon of the tilt: what `arithmetic_cost` leaves
+    threshold: int  # where the cap begins, in steps of 1/128
+
+    @property
+    def cap_start(self) -> float:
+        """The t of the continuous cap that the lattice's cap stands for: half a step before its first height."""
+        return (self.threshold - 0.5) / STEPS
+
+    @property
+    def cap_share(self) -> float:
+        """The q of the formulas: what the cap holds of an untilted Gaussian."""
+        return float(_caps()[0][self.threshold])
+
+    @property
+    def p(self) -> float:
+        """The probability of the cap."""
+        return self.cap_share / (self.cap_share + math.exp(-self.tilt) * (1 - self.cap_share))
+
+    @property
+    def signal(self) -> float:
+        """The mean along x in units of the noise along any other direction."""
+        return float(_heights(self.tilt)[self.threshold]) / math.sqrt(1 + _NOISE)
+
+    @property
+    def extra_delta(self) -> float:
+        """What finite tables add to delta (Theorem 5; `test_what_the_arithmetic_and_the_tables_cost`)."""
+        return self.dimension * _DELTA_PER_COORDINATE
+
+    def log_likelihood(self, projections: Floats) -> Floats:
+        """Return the log-density of a message at a vector with projection <g, x>, relative to a plain Gaussian.
+
+        The plain Gaussian has the variance ``1 + 3^2/128^2 + 1/768`` in every direction. That a message
+        is rounded to cells is counted as noise of the same variance, and the cut at +-15.9 is left out.
+
+        Returns: In a range of width `tilt`.
+        """
+        # Of a, given <g, x>: Gaussian again, with this mean and deviation, before the tilt.
+        mean, deviation = projections / (1 + _NOISE), math.sqrt(_NOISE / (1 + _NOISE))
+        inside = ndtr((mean - self.cap_start) / deviation)
+        low = math.exp(-self.tilt)
+        return np.asarray(np.log(inside + low * (1 - inside)) - math.log(self.cap_share + low * (1 - self.cap_share)))
+
+    def log_density(self, projections: Floats, squares: Floats) -> Floats:
+        """Return the log-density of a message, by its projection <g, x> and its square |g|^2."""
+        variance = 1 + _NOISE
+        gaussian = -0.5 * (squares / variance + self.dimension * math.log(2 * math.pi * variance))
+        return np.asarray(gaussian + self.log_likelihood(projections))
+
+
+def calibrate(epsilon: float, dimension: int) -> Channel:
+    """Return the channel of the largest signal that keeps the promise.
+
+    `epsilon`: From 1e-3 to 64.
+    `dimension`: Of the vectors, after the projection.
+    Returns: (epsilon, extra_delta)-DP by Theorem 5 of docs/theory/privunit.md; attacked by
+    `test_exact_likelihood_ratios_reach_epsilon_and_never_pass_it`.
+    """
+    value = plain(epsilon)
+    if isinstance(epsilon, bool) or not isinstance(value, float) or not EPSILONS[0] <= value <= EPSILONS[1]:
+        raise ValueError(f"epsilon must be a number from {EPSILONS[0]:g} to {EPSILONS[1]:g}; got {epsilon!r}")
+    if not 1 <= dimension <= LARGEST_DIMENSION:
+        raise ValueError(f"X must have 1 to {LARGEST_DIMENSION} columns after the projection")
+    tilt = down(value - arithmetic_cost(dimension))
+    return Channel(value, dimension, tilt, int(np.argmax(_heights(tilt))))
+
+
+def arithmetic_cost(dimension: int) -> float:
+    """Return what rounding to the fine grid, in floating point, costs of epsilon (Theorem 4).
+
+    The computed vector lies within v of the true one. Noise z of scale s hides that but for a factor of
+    ``exp(17 v / s + v^2 / (2 s^2))``, on either side of a comparison. Attacked by
+    `test_what_the_arithmetic_and_the_tables_cost`.
+
+    Examples
+    --------
+    >>> f"{arithmetic_cost(1280):.1e}"
+    '3.9e-07'
+    """
+    shift = _DISTANCE * math.sqrt(dimension) / (BLUR_STEPS << FINE_BITS)
+    return 2 * (_TAIL * shift + shift**2 / 2)
+
+
+@lru_cache(maxsize=1)
+def _caps() -> tuple[Floats, Floats]:
+    """Return the share and the first moment of every cap, by its threshold from 0 to `REACH`."""
+    heights = np.arange(REACH + 1) / STEPS
+    weights = np.exp(-(heights**2) / 2) / (STEPS * math.sqrt(2 * math.pi))
+    # From the far end, so that a small tail is not the difference of large sums.
+    return np.cumsum(weights[::-1])[::-1], np.cumsum((weights * heights)[::-1])[::-1]
+
+
+def _heights(tilt: float) -> Floats:
+    """Return the mean of a for every threshold: the signal before noise."""
+    shares, moments = _caps()
+    return np.asarray(moments / (1 / math.expm1(tilt) + shares))
+
+
+Integers = NDArray[np.int64]
+
+_DIRECTION_BITS = 26  # of a coordinate of x: squares of such integers sum up exactly in doubles
+_WEIGHT_BITS = 384
+_ODDS_BITS = 128
+_DECIMAL = Context(prec=120)  # exp() is correctly rounded by the standard; 120 digits are 398 bits
+_CHUNK = 1 << 17  # coordinates at a time
+
+
+def draw(channel: Channel, rows: Floats, source: Source) -> NDArray[np.int8]:
+    """Draw the cells of a message for each row.
+
+    `rows`: Finite. Their norms play no part; a row of zeros counts as the first axis.
+    Returns: In cells of 1/8.
+    """
+    if rows.shape[1] != channel.dimension:
+        raise ValueError(f"rows must have {channel.dimension} columns, as the channel has")
+    step = max(1, _CHUNK // channel.dimension)
+    chunks = [in_cells(fine_vectors(channel, rows[i : i + step], source)) for i in range(0, len(rows), step)]
+    return np.concatenate(chunks)
+
+
+def fine_vectors(channel: Channel, rows: Floats, source: Source) -> Integers:
+    """Draw the vectors that messages are made of, on the grid of 2^-36.
+
+    Returns: In grid steps. Low bits are uniform, whatever the rows are.
+    """
+    heights = look_up(lattice_table(channel.tilt, channel.threshold), source.words(len(rows)), source) - REACH
+    plain = look_up(lattice_table(0.0, 0), source.words(rows.size), source).reshape(rows.shape) - REACH
+    blur = gaussian_integers(Fraction(BLUR_STEPS << FINE_BITS), rows.size, source).reshape(rows.shape)
+    return turned(heights, plain, directions(rows)) + blur
+
+
+def in_cells(found: Integers) -> NDArray[np.int8]:
+    """Round vectors on the grid to the nearest cell, in integers, and cut off at the last."""
+    cells = (found + (1 << (CELL_BITS - 1))) >> CELL_BITS
+    return np.asarray(np.clip(cells, -LARGEST_CELL, LARGEST_CELL), dtype=np.int8)
+
+
+def directions(rows: Floats) -> Floats:
+    """Return each row's direction as a vector of integers of length about 2^26.
+
+    The x of the proofs is this vector divided by its own length: of norm one, whatever came in.
+
+    Returns: Integers, none of the rows zero.
+    """
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    scaled = np.divide(rows, largest, out=np.zeros_like(rows), where=largest > 0)
+    scaled[:, 0] = np.where(largest[:, 0] > 0, scaled[:, 0], 1.0)
+    norms = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))[:, None]
+    return np.asarray(np.rint(scaled / norms * 2.0**_DIRECTION_BITS))
+
+
+def turned(heights: Integers, plain: Integers, axes: Floats) -> Integers:
+    """Return ``a x + (h - <h, x> x)`` on the fine grid, x being an axis divided by its length.
+
+    Within ``0.51 sqrt(d)`` grid steps of the true vector (Theorem 3 of docs/theory/privunit.md; attacked by
+    `test_computed_vectors_lie_within_the_bound`).
+
+    `heights`: a, in lattice steps.
+    `plain`: h, in lattice steps.
+    `axes`: From `directions`.
+    """
+    # Both sums are exact: they add up integers below 2^53, in whatever order.
+    squares = np.einsum("ij,ij->i", axes, axes)
+    products = np.einsum("ij,ij->i", axes, plain.astype(np.float64))
+    along = heights / np.sqrt(squares) - products / squares
+    moved = np.rint((along * 2.0**FINE_BITS)[:, None] * axes).astype(np.int64)
+    return np.asarray((plain << FINE_BITS) + moved)
+
+
+@lru_cache(maxsize=16)
+def lattice_table(tilt: float, threshold: int) -> Table:
+    """Return the table of k + `REACH`: k is Gaussian of scale `STEPS`, and likelier by a tilt from `threshold` on.
+
+    `tilt`: The logarithm of how much likelier. What the table has is a fraction over 2^128, rounded down.
+    Returns: Within 2^-240 of that distribution (Lemma 2 of docs/theory/privunit.md; attacked by
+    `test_tables_are_what_the_proof_says`).
+    """
+    half, even = _half_weights(), 1 << _ODDS_BITS
+    odds = int(_DECIMAL.multiply(_DECIMAL.exp(Decimal(tilt)), Decimal(even)))
+    return alias_table([half[abs(k)] * (odds if k >= threshold else even) for k in range(-REACH, REACH + 1)])
+
+
+@lru_cache(maxsize=1)
+def _half_weights() -> tuple[int, ...]:
+    """Return exp(-a^2 / 2) for a of 0 to `REACH` steps, in units of 2^-384, at most two units off."""
+    unit, scale = Decimal(1 << _WEIGHT_BITS), Decimal(2 * STEPS**2)
+    return tuple(
+        int(_DECIMAL.multiply(_DECIMAL.exp(_DECIMAL.divide(Decimal(-k * k), scale)), unit)) for k in range(REACH + 1)
+    )
+
+
+_FORMAT = 1  # of the vector in a message
+
+
+class PrivUnit(Release):
+    """Tell the direction of a private row by a Gaussian vector (Bhowmick et al. 2018, Asi et al. 2022).
+
+    A Gaussian vector g is drawn from the cap ``<g, x> >= t`` with probability p and from the rest of space
+    otherwise. Where the cap holds q of all Gaussian vectors, ``p/(1-p) (1-q)/q = e^epsilon``, and t is where
+    the signal is largest. The mean of g along x, in units of the noise along any other direction, is 0.397
+    at epsilon 1, 0.786 at 2, 1.516 at 4 and 2.743 at 8, in every dimension.
+
+    The message is g rounded to 1/8, one byte a coordinate. The sampler rejects nothing, and what its arithmetic
+    costs is taken off epsilon beforehand: ``docs/theory/privunit.md``.
+
+    Parameters
+    ----------
+    epsilon : float
+        From 1e-3 to 64.
+    projection : None, "pca", "random", "manifold", array-like or fitted transformer, default=None
+        A public map to fewer dimensions, after which rows are brought to norm one again. None keeps all
+        dimensions. "pca", "random" (orthonormal directions) and "manifold" (a
+        :class:`~nearveil.manifold.SupervisedManifold`) are made in `fit`, of public rows. A matrix has
+        shape (d, n_components). A transformer must be fitted and map each row by itself.
+    n_components : int, optional
+        For "pca", "random" and "manifold"; 64 by default, or as many as there can be.
+    projection_seed : int, default=0
+        For "random" and "manifold". Public: the server needs it too.
+
+    Attributes
+    ----------
+    channel_ : Channel
+        The law of a message; its ``signal`` is what the server gets.
+    projection_ : Projection
+
+    Examples
+    --------
+    >>> rows = np.random.default_rng(0).standard_normal((500, 32))
+    >>> client = PrivUnit(4.0, projection="pca", n_components=8).fit(rows[:100])
+    >>> message = client.release(rows[100])
+    >>> message["vector"].shape
+    (8,)
+    >>> server = PrivUnit(4.0, projection="pca", n_components=8).fit(rows[:100])
+    >>> server.rank(message, rows[101:]).shape
+    (399,)
+    >>> print(client.guarantee)
+    Whoever sees the message comes to any conclusion about which record was asked for with at most 55 times the
+    probability that it would have otherwise, plus 6.4e-30.
+    """
+
+    name = "privunit"
+
+    def __init__(
+        self,
+        epsilon: float,
+        *,
+        projection: Any = None,
+        n_components: int | None = None,
+        projection_seed: int = 0,
+    ) -> None:
+        self.epsilon = epsilon
+        self.projection = projection
+        self.n_components = n_components
+        self.projection_seed = projection_seed
+
+    def _make_guarantee(self) -> Guarantee:
+        """Theorem 5 of docs/theory/privunit.md."""
+        return Guarantee(
+            epsilon=self.channel_.epsilon,
+            delta=self.channel_.extra_delta,
+            protects="query",
+            unit="record",
+            relation="replace",
+            basis=Basis("PrivUnit", "docs/theory/privunit.md"),
+            events=(PureDp(self.channel_.epsilon),),
+            extra_delta=self.channel_.extra_delta,
+        )
+
+    def log_density(self, messages: Message | Sequence[Message], X: ArrayLike) -> Floats:
+        """Return the log-density of messages, for each row that may have caused them.
+
+        By the middle of a message's cells; that they are cells is counted as noise. The difference
+        between two rows is the evidence that a message holds for one against the other.
+
+        Parameters
+        ----------
+        messages : Message or sequence of Message
+        X : array-like of shape (n_rows, d)
+
+        Returns
+        -------
+        ndarray of shape (n_messages, n_rows)
+
+        Examples
+        --------
+        >>> rows = np.random.default_rng(0).standard_normal((50, 4))
+        >>> release = PrivUnit(2.0).fit(rows)
+        >>> density = release.log_density(release.release(rows[:5]), rows)
+        >>> density.shape, bool(np.ptp(density, axis=1).max() <= 2.0)
+        ((5, 50), True)
+        """
+        self._check_fitted()
+        given = [messages] if isinstance(messages, Message) else list(messages)
+        vectors = np.array([self._vector(message) for message in given]).reshape(-1, self.channel_.dimension)
+        candidates = self.projection_(self.features(X))
+        squares = np.einsum("ij,ij->i", vectors, vectors)
+        return self.channel_.log_density(vectors @ candidates.T, squares[:, None])
+
+    def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
+        projection = fit_projection(
+            self.projection, features, labels, n_components=self.n_components, seed=self.projection_seed
+        )
+        self.channel_: Channel = calibrate(self.epsilon, projection.n_components)
+        self.projection_ = projection
+
+    def _release(self, features: Floats, source: Source) -> list[Message]:
+        cells = draw(self.channel_, self.projection_(features), source)
+        public_id = self.public_id
+        return [Message(self.name, public_id, {"vector": row}, seeded=not source.sound) for row in cells]
+
+    def _prepare(self, features: Floats) -> Floats:
+        return self.projection_(features)
+
+    def _rank(self, message: Message, prepared: Floats) -> Floats:
+        return np.asarray(prepared @ self._vector(message))
+
+    def _vector(self, message: Message) -> Floats:
+        """Return the middle of a message's cells."""
+        self._check_message(message)
+        cells = message["vector"]
+        if cells.dtype != np.int8 or cells.shape != (self.channel_.dimension,):
+            raise MessageError(f"arrays: 'vector' must hold {self.channel_.dimension} integers of 8 bits")
+        return cells * CELL
+
+    def _public_parts(self) -> tuple[object, ...]:
+        return _FORMAT, self.channel_.epsilon, self.projection_.n_components, self.projection_.public_id
