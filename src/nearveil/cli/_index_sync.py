@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from nearveil.cli._label_task import Bars, Tick
+from nearveil.features import ImageError, load_image
 from nearveil.features.gallery import GalleryFeatures
 from nearveil.features.images import thumbnail
 from nearveil.mechanisms.base import candidate_count
