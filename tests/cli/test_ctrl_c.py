@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from nearveil.service._server import Server
-from nearveil.ui._edge import PAGE_HEADER
+from nearveil.ui._door import PAGE_HEADER
 
 from ..service.serving import index_of
 

@@ -15,8 +15,8 @@ pytest.importorskip("uvicorn")
 
 import nearveil.ui
 from nearveil.ledger import Ledger
-from nearveil.ui import Desk
-from nearveil.ui._serve import PortError, bound
+from nearveil.ui import PageSession
+from nearveil.ui._app import PortError, bind_port
 from tests.cli.galleries import fine, gallery, picture, refused, run
 
 
@@ -39,20 +39,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def desks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Desk, int]]:
+def desks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PageSession, int]]:
     """Take the place of the page: keep the desk that it would be shown for."""
-    found: list[tuple[Desk, int]] = []
+    found: list[tuple[PageSession, int]] = []
 
-    def serve(desk: Desk, *, port: int, ready: Any, stopping: Any) -> None:
+    def serve(desk: PageSession, *, port: int, ready: Any, stopping: Any) -> None:
         desk.galleries()
         found.append((desk, port))
         ready(f"http://127.0.0.1:{port}/?t=token")
 
-    monkeypatch.setattr(nearveil.ui, "serve", serve)
+    monkeypatch.setattr(nearveil.ui, "serve_page", serve)
     return found
 
 
-def test_an_index_here_and_the_usual_account(index: Path, desks: list[tuple[Desk, int]], here: Path) -> None:
+def test_an_index_here_and_the_usual_account(index: Path, desks: list[tuple[PageSession, int]], here: Path) -> None:
     text = fine("ui", "--index", index, "--no-browser")
     assert "account queries: budget epsilon 100 at delta 0, spent 0, left 100" in text
     assert text.endswith("http://127.0.0.1:8322/?t=token\n")
@@ -63,7 +63,7 @@ def test_an_index_here_and_the_usual_account(index: Path, desks: list[tuple[Desk
 
 
 def test_the_browser_is_opened_unless_told(
-    index: Path, desks: list[tuple[Desk, int]], monkeypatch: pytest.MonkeyPatch
+    index: Path, desks: list[tuple[PageSession, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: queue.Queue[str] = queue.Queue()
     answered = threading.Event()
@@ -80,7 +80,7 @@ def test_the_browser_is_opened_unless_told(
     assert (opened.qsize(), len(desks)) == (0, 2)
 
 
-def test_an_account_of_ones_own_and_dummies(index: Path, desks: list[tuple[Desk, int]], here: Path) -> None:
+def test_an_account_of_ones_own_and_dummies(index: Path, desks: list[tuple[PageSession, int]], here: Path) -> None:
     with Ledger(here / "mine.db") as ledger:
         ledger.open_account(
             "trip", owner="me", protects="query", unit="image", relation="replace", epsilon=3.0, delta=0.0
@@ -92,7 +92,9 @@ def test_an_account_of_ones_own_and_dummies(index: Path, desks: list[tuple[Desk,
     assert "there is no account 'nobody'" in refused("ui", *words, "--account", "nobody")
 
 
-def test_what_is_wrong_is_said_before_there_is_a_page(index: Path, desks: list[tuple[Desk, int]], here: Path) -> None:
+def test_what_is_wrong_is_said_before_there_is_a_page(
+    index: Path, desks: list[tuple[PageSession, int]], here: Path
+) -> None:
     for words, said in {
         ("--index", "nowhere"): "there is no index at",
         ("--server", "birds.example"): "--server: it must look like https://host:8321",
@@ -109,8 +111,8 @@ def test_what_is_wrong_is_said_before_there_is_a_page(index: Path, desks: list[t
 
 
 def test_the_page_listens_on_loopback_alone() -> None:
-    with bound(0) as sock:
+    with bind_port(0) as sock:
         host, port = sock.getsockname()
         assert host == "127.0.0.1"
         with pytest.raises(PortError, match=f"cannot listen at 127.0.0.1:{port}: .*; --port 0 takes a free one"):
-            bound(port)
+            bind_port(port)

@@ -26,9 +26,11 @@ from nearveil.features.images import thumbnail
 from nearveil.ledger import Account, Ledger
 from nearveil.retrieval import Index, Item
 from nearveil.service import Client
-from nearveil.ui import Desk, Entry, Purse, create_app
+from nearveil.ui import PageSession
+from nearveil.ui._app import create_app
 from nearveil.ui._audit import Auditor
-from nearveil.ui._edge import PAGE_HEADER
+from nearveil.ui._door import PAGE_HEADER, PageEntry
+from nearveil.ui.session import Purse
 
 PORT = 8322
 HOST = f"127.0.0.1:{PORT}"
@@ -79,8 +81,8 @@ def open_account(ledger: Ledger, name: str, epsilon: float) -> Account:
 class Page:
     """The page in this process, and a browser that knows its cookie."""
 
-    desk: Desk
-    entry: Entry
+    desk: PageSession
+    entry: PageEntry
     app: Any
     runner: asyncio.Runner
     cookies: dict[str, str] = field(default_factory=dict)
@@ -144,7 +146,7 @@ def page(folder: Path, where: Any, *, epsilon: float = 12.0, entered: bool = Tru
         options = {name: more.pop(name) for name in ("token", "transport", "retries", "extractor") if name in more}
         client = stack.enter_context(Client(where, account=purse, **options))
         seconds = more.pop("seconds", 20.0)
-        desk, entry = Desk(client, purse, ledger, "a gallery", **more), Entry()
+        desk, entry = PageSession(client, purse, ledger, "a gallery", **more), PageEntry()
         runner = stack.enter_context(asyncio.Runner())
         auditor = Auditor(seconds)
         stack.callback(auditor.close)

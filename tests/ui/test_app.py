@@ -26,10 +26,9 @@ from nearveil.retrieval import Index, Item
 from nearveil.service import OpenGallery
 from nearveil.service._schedule import EXTRACTION_PERIOD
 from nearveil.ui import _app
-from nearveil.ui._app import assets
-from nearveil.ui._edge import PAGE_HEADER, POLICY
-from nearveil.ui._serve import bound, config
-from nearveil.ui._views import shown_image
+from nearveil.ui._app import bind_port, make_config, read_assets
+from nearveil.ui._door import PAGE_HEADER, POLICY
+from nearveil.ui._views import image_address
 from tests.clocks import Watched, watched
 from tests.service.asking import URL, Body, Server, framed, seeded
 from tests.service.protected import make as make_protected
@@ -176,7 +175,7 @@ def test_every_reply_says_what_a_browser_may_do(here: Page) -> None:
 
 
 def test_the_files_of_the_page_ask_for_nothing_from_elsewhere() -> None:
-    held = assets()
+    held = read_assets()
     assert {"index.html", "closed.html", "used.html", "welcome.html", "style.css", "main.js", "icon.svg"} <= held.keys()
     for name, content in held.items():
         text = content.decode()
@@ -386,7 +385,7 @@ def test_a_server_that_spoils_an_answer_does_not_learn_whether_the_next_image_is
 
 def test_what_fails_here_after_the_debit_is_not_lost(here: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr("nearveil.ui._desk.nearest_view", None)
+        broken.setattr("nearveil.ui.session.view_nearest", None)
         assert "is paid for" in words_of(here.ask(png(100)), 500, "failed")
     assert here.left == 8.0
     told = here.again(here.waiting[0]["key"]).json()
@@ -443,9 +442,9 @@ def test_an_answer_that_nobody_heard_is_not_paid_twice(here: Page, monkeypatch: 
 @contextmanager
 def listening(here: Page) -> Iterator[tuple[int, uvicorn.Server]]:
     """Serve the page at a port of loopback, as the command does."""
-    with bound(0) as place:
+    with bind_port(0) as place:
         port = place.getsockname()[1]
-        running = uvicorn.Server(config(here.desk, here.entry, port))
+        running = uvicorn.Server(make_config(here.desk, here.entry, port))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [place]}, daemon=True)
         thread.start()
         try:
@@ -632,13 +631,13 @@ def test_a_thumbnail_that_would_fill_the_browser_is_not_shown(how: dict[str, Any
         out = io.BytesIO()
         frames = [Image.new("RGB", (width, height), colour) for colour in ("red", "blue")]
         frames[0].save(out, "WEBP", **how, append_images=frames[1:])
-        assert bool(shown_image(out.getvalue())) == (max(width, height) <= 512)
+        assert bool(image_address(out.getvalue())) == (max(width, height) <= 512)
     for content in (b"", b"RIFF\4\0\0\0WEBP", b"<svg xmlns='http://www.w3.org/2000/svg'/>", out.getvalue()[:29]):
-        assert shown_image(content) == ""
+        assert image_address(content) == ""
     alpha = io.BytesIO()
     Image.new("RGBA", (64, 48)).save(alpha, "WEBP")
-    assert shown_image(alpha.getvalue())
-    assert not shown_image(alpha.getvalue() + bytes(1 << 17))
+    assert image_address(alpha.getvalue())
+    assert not image_address(alpha.getvalue() + bytes(1 << 17))
 
 
 def test_one_question_at_a_time(here: Page) -> None:

@@ -31,8 +31,10 @@ from nearveil.mechanisms import Covers
 from nearveil.privacy.noise import Source
 from nearveil.retrieval import Index, Item
 from nearveil.service import Client, Gallery, OpenGallery, ProtectedGallery, Settings, TokenStore, create_app
-from nearveil.ui import Desk, Entry, Purse
-from nearveil.ui._serve import bound, config
+from nearveil.ui import PageSession
+from nearveil.ui._app import bind_port, make_config
+from nearveil.ui._door import PageEntry
+from nearveil.ui.session import Purse
 from studies._loopback import Loopback, serve_on_loopback
 from studies.data import DataMissingError, find
 from tests.service.asking import seeded
@@ -171,10 +173,10 @@ def shown(
     """Show the page from this process, and yield its address."""
     with Ledger(folder / f"{uuid.uuid4()}.db") as ledger:
         purse = Purse(open_account(ledger, "holiday", epsilon))
-        with Client(url, token, account=purse, retries=0, timeout=30) as client, bound(0) as listening:
-            desk, entry = Desk(client, purse, ledger, where or str(url), rng=rng), Entry()
+        with Client(url, token, account=purse, retries=0, timeout=30) as client, bind_port(0) as listening:
+            desk, entry = PageSession(client, purse, ledger, where or str(url), rng=rng), PageEntry()
             port = listening.getsockname()[1]
-            running = uvicorn.Server(config(desk, entry, port))
+            running = uvicorn.Server(make_config(desk, entry, port))
             thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
             thread.start()
             try:

@@ -14,8 +14,17 @@ from nearveil.retrieval._wire_public import PublicPart
 from nearveil.retrieval.ceiling import popular_floor
 from nearveil.service import Client
 from nearveil.ui._errors import Trouble
-from nearveil.ui._outlook import K, Outlook, outlook, projected, share_around, unit_prototypes
-from nearveil.ui._picture import Candidate, Picture, placed
+from nearveil.ui._map_view import (
+    Candidate,
+    K,
+    Outlook,
+    Picture,
+    find_share,
+    make_outlook,
+    place_codes,
+    project_rows,
+    unit_prototypes,
+)
 from tests.retrieval.standins import clustered
 
 COUNT, DIMENSION = 500, 16
@@ -43,7 +52,7 @@ def measured(public: PublicPart, rows: np.ndarray, epsilon: float) -> float:
     gallery, queries = (release.features(some).astype(np.float32) for some in (rows[:COUNT], rows[COUNT:]))
     truth = true_neighbors(queries, gallery, K)
     # Prototypes are the items in an order of their own; each item's own nearest prototype is itself.
-    places = public.map.nearest(projected(public, rows[:COUNT]).astype(np.float64), 1)[:, 0]
+    places = public.map.nearest(project_rows(public, rows[:COUNT]).astype(np.float64), 1)[:, 0]
     covered = (public.map.coverage[places] > 127).astype(float)[truth].mean(axis=1)
     good = public.map.choose(queries.astype(np.float64))
     hit = RandomizedResponse(epsilon, public.map.n_sets).hit
@@ -54,21 +63,21 @@ def measured(public: PublicPart, rows: np.ndarray, epsilon: float) -> float:
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_what_is_expected_is_found(public: PublicPart, rows: np.ndarray, epsilon: float) -> None:
-    found = outlook(public)
+    found = make_outlook(public)
     assert found.whole
     assert found.expected(epsilon) == pytest.approx(measured(public, rows, epsilon), abs=0.04)
     assert found.expected(epsilon) <= found.ceiling(epsilon) + 1e-9
 
 
 def test_no_point_is_a_neighbour_of_its_own(public: PublicPart) -> None:
-    found = outlook(public)
+    found = make_outlook(public)
     assert found.popularity is not None
     by_hand = popularity(unit_prototypes(public.map), K)
     assert np.abs(found.popularity - by_hand).sum() <= 0.005 * K * COUNT  # where the rule's whole numbers are equal
 
 
 def test_floor_ceiling_and_line_are_in_order(public: PublicPart) -> None:
-    found = outlook(public)
+    found = make_outlook(public)
     assert found.popularity is not None
     assert found.popularity.sum() == K * COUNT
     assert found.floor == popular_floor(0.1, found.popularity) > 0.1
@@ -80,10 +89,10 @@ def test_floor_ceiling_and_line_are_in_order(public: PublicPart) -> None:
 
 def test_a_map_of_centroids_has_a_reference_line(public: PublicPart) -> None:
     large = replace(public, map=_thinned(public.map, 100_000))
-    found = outlook(large)
+    found = make_outlook(large)
     assert (found.whole, found.popularity, found.floor) == (False, None, 0.1)
     assert found.ceiling(2.0) == pytest.approx(0.1 * np.e**2 / (0.1 * np.e**2 + 0.9))
-    assert found.expected(8.0) == pytest.approx(outlook(public).expected(8.0), abs=0.35)
+    assert found.expected(8.0) == pytest.approx(make_outlook(public).expected(8.0), abs=0.35)
 
 
 def _thinned(held: PublicMap, n_items: int) -> PublicMap:
@@ -99,10 +108,10 @@ def test_the_line_by_hand() -> None:
 def test_the_share_around_a_row_is_that_of_its_neighbours(public: PublicPart, rows: np.ndarray) -> None:
     every = tuple(range(public.map.n_sets))
     good = int(public.map.choose(unit_rows(rows[COUNT:] - public.mean)[0].astype(np.float64))[0])
-    shares = [share_around(public, rows[COUNT], (one,)) for one in every]
+    shares = [find_share(public, rows[COUNT], (one,)) for one in every]
     assert all((8 * one) == pytest.approx(round(8 * one)) for one in shares)
     assert shares[good] >= max(shares) - 0.25
-    assert share_around(public, rows[COUNT], every) >= max(shares)
+    assert find_share(public, rows[COUNT], every) >= max(shares)
 
 
 def test_the_picture_has_neighbours_side_by_side(public: PublicPart, rows: np.ndarray) -> None:
@@ -110,7 +119,7 @@ def test_the_picture_has_neighbours_side_by_side(public: PublicPart, rows: np.nd
     assert picture.points.shape == (COUNT, 2)
     assert picture.points.min() == 0
     assert picture.points.max() == 1
-    placed_rows = picture.place(projected(public, rows[:COUNT]))
+    placed_rows = picture.place(project_rows(public, rows[:COUNT]))
     near = true_neighbors(rows[:COUNT].astype(np.float32), rows[:COUNT].astype(np.float32), K, leave_out=True)
     to_near = np.linalg.norm(placed_rows[:, None] - placed_rows[near], axis=2).mean()
     to_all = np.linalg.norm(placed_rows[:, None] - placed_rows[None], axis=2).mean()
@@ -120,8 +129,8 @@ def test_the_picture_has_neighbours_side_by_side(public: PublicPart, rows: np.nd
 def test_what_is_drawn_of_answers(public: PublicPart, rows: np.ndarray) -> None:
     picture = Picture(public)
     codes = public.table.encode(unit_rows(rows[:3] - public.mean)[0])
-    where = placed(public, codes)
-    assert np.abs(where - projected(public, rows[:3])).max() < 0.05
+    where = place_codes(public, codes)
+    assert np.abs(where - project_rows(public, rows[:3])).max() < 0.05
     seen = {7: Candidate("seven", b"", where[0], frozenset({1})), 9: Candidate("nine", b"", where[1], frozenset({2}))}
     told = picture.drawn(seen, rows[0], (1,), lambda image: f"<{len(image)}>")
     assert [(one["id"], one["named"], one["image"]) for one in told["seen"]] == [(7, True, "<0>"), (9, False, "<0>")]
@@ -147,4 +156,4 @@ def test_strange_maps_are_drawn_or_refused(public: PublicPart) -> None:
         few = PublicMap(held.components, empty, np.ones((len(empty), 4), np.uint8), held.n_items, held.set_size)
         with pytest.raises(Trouble, match="too few points"):
             Picture(replace(public, map=few))
-        assert 0 <= outlook(replace(public, map=few)).expected(1.0) <= 1
+        assert 0 <= make_outlook(replace(public, map=few)).expected(1.0) <= 1

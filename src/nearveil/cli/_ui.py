@@ -83,7 +83,8 @@ def ui(
             tls |= {"timeout": _TIMEOUT, "retries": _RETRIES}
         try:
             from nearveil.service import QuestionError
-            from nearveil.ui import Desk, Purse, serve
+            from nearveil.ui import PageSession, serve_page
+            from nearveil.ui.session import Purse
         except ModuleNotFoundError as missing:
             raise ModuleNotFoundError(_INSTALL) from missing
         purse = Purse()
@@ -97,8 +98,8 @@ def ui(
         book = stack.enter_context(Ledger(_budget.made_place(ledger), witness=witness, timeout=_budget._PATIENCE))
         purse.account = payer = _payer(book, account)
         where = server if server is not None else shown(place(index))
-        desk = Desk(client, purse, book, where, gallery=gallery, dummies=others)
-        serve(desk, port=port, ready=lambda address: _say(address, payer, browser=browser), stopping=_end_soon)
+        session = PageSession(client, purse, book, where, gallery=gallery, dummies=others)
+        serve_page(session, port=port, ready=lambda address: _say(address, payer, browser=browser), stopping=_end_soon)
 
 
 def _payer(book: Ledger, name: str | None) -> "Account":

@@ -1,10 +1,12 @@
-"""The page's addresses. Everything private comes and goes in memory, on loopback."""
+"""The addresses of the page, and the server on a port of loopback. Everything private stays in memory."""
 
+import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from importlib.resources import files
 from typing import Any
 
+import uvicorn
 from anyio import from_thread
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -12,35 +14,22 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from nearveil.errors import NearveilError
 from nearveil.features.images import MOST_BYTES
-from nearveil.ui import _budget
+from nearveil.service._connections import Connection, Slots
+from nearveil.service._server import Server
 from nearveil.ui._audit import Auditor
-from nearveil.ui._desk import Desk, Question
-from nearveil.ui._edge import Edge, cookie_name, told
-from nearveil.ui._entry import Entry
-from nearveil.ui._errors import Trouble, failure, too_large, trouble_of
+from nearveil.ui._door import PageEntry, PageGuard, error_dict, name_cookie
+from nearveil.ui._errors import Trouble, describe_error, failure, too_large
+from nearveil.ui._views import list_accounts, list_history, plan_questions, verify_ledger
+from nearveil.ui.session import PageSession, Question
 
 _KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _NO_MORE = 1024  # bytes of a body where none is wanted
 
 
-def create_app(desk: Desk, entry: Entry, port: int, *, auditor: Auditor | None = None) -> Edge:
-    """Return the page as an ASGI application.
-
-    Parameters
-    ----------
-    desk : Desk
-    entry : Entry
-        Its token lets one browser in, once.
-    port : int
-        That the page is reached at: the Host of every request must name it.
-    auditor : Auditor, optional
-
-    Returns
-    -------
-    Edge
-        An ASGI application.
-    """
+def create_app(session: PageSession, entry: PageEntry, port: int, *, auditor: Auditor | None = None) -> PageGuard:
+    """Return the page as an ASGI application; the Host of every request must name `port`."""
     auditor = auditor or Auditor()
 
     @asynccontextmanager
@@ -50,20 +39,20 @@ def create_app(desk: Desk, entry: Entry, port: int, *, auditor: Auditor | None =
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
     _pages(app, entry, port)
-    _questions(app, desk)
-    _budgets(app, desk)
+    _questions(app, session)
+    _budgets(app, session)
     _audits(app, auditor)
     _troubles(app)
-    return Edge(app, entry, port)
+    return PageGuard(app, entry, port)
 
 
-def assets() -> dict[str, bytes]:
+def read_assets() -> dict[str, bytes]:
     """Return the files of the page, by name."""
     return {one.name: one.read_bytes() for one in files("nearveil.ui").joinpath("static").iterdir() if one.is_file()}
 
 
-def _pages(app: FastAPI, entry: Entry, port: int) -> None:
-    held = assets()
+def _pages(app: FastAPI, entry: PageEntry, port: int) -> None:
+    held = read_assets()
 
     @app.get("/")
     def page(request: Request, t: str | None = None) -> Response:
@@ -80,7 +69,7 @@ def _pages(app: FastAPI, entry: Entry, port: int) -> None:
         return Response(held[name], headers={"content-type": kind})
 
 
-def _arrived(request: Request, entry: Entry, port: int, token: str, held: dict[str, bytes]) -> Response:
+def _arrived(request: Request, entry: PageEntry, port: int, token: str, held: dict[str, bytes]) -> Response:
     if "prefetch" in request.headers.get("sec-purpose", ""):  # a browser that guesses must not use the token up
         raise Trouble(503, "prefetch", "Open the address itself.")
     if request.state.known:
@@ -91,30 +80,30 @@ def _arrived(request: Request, entry: Entry, port: int, token: str, held: dict[s
     # A page of our own, not a redirect: it takes the secret, and along a redirect from another site a browser would
     # send no strict cookie.
     reply = HTMLResponse(held["welcome.html"].replace(b"{{secret}}", found.secret.encode()))
-    reply.set_cookie(cookie_name(port), found.cookie, httponly=True, samesite="strict", path="/")
+    reply.set_cookie(name_cookie(port), found.cookie, httponly=True, samesite="strict", path="/")
     return reply
 
 
-def _questions(app: FastAPI, desk: Desk) -> None:
+def _questions(app: FastAPI, session: PageSession) -> None:
     @app.get("/api/galleries")
     def galleries() -> dict[str, Any]:
-        return _plainly(desk.galleries)
+        return _plainly(session.galleries)
 
     @app.get("/api/map")
     def public_map(gallery: str, candidates: float | None = None) -> dict[str, Any]:
-        return _plainly(lambda: desk.map(gallery, candidates))
+        return _plainly(lambda: session.map(gallery, candidates))
 
     @app.get("/api/preview")
     def preview(epsilon: float) -> dict[str, Any]:
-        return _plainly(lambda: desk.preview(epsilon))
+        return _plainly(lambda: session.preview(epsilon))
 
     @app.get("/api/about")
     def about() -> dict[str, Any]:
-        return _plainly(desk.about)
+        return _plainly(session.about)
 
     @app.get("/api/picture")
     def picture(gallery: str, candidates: float | None = None) -> dict[str, Any]:
-        return _plainly(lambda: desk.picture(gallery, candidates))
+        return _plainly(lambda: session.picture(gallery, candidates))
 
     @app.post("/api/ask")
     async def ask(
@@ -122,36 +111,36 @@ def _questions(app: FastAPI, desk: Desk) -> None:
     ) -> dict[str, Any]:
         image = await _body(request, MOST_BYTES)
         question = Question(epsilon, gallery, candidates, hide)
-        return await run_in_threadpool(_plainly, lambda: desk.ask(image, question, lambda: _listens(request)))
+        return await run_in_threadpool(_plainly, lambda: session.ask(image, question, lambda: _listens(request)))
 
     @app.post("/api/classify")
     async def classify(request: Request, gallery: str) -> dict[str, Any]:
         image = await _body(request, MOST_BYTES)
-        return await run_in_threadpool(_plainly, lambda: desk.classify(image, gallery))
+        return await run_in_threadpool(_plainly, lambda: session.classify(image, gallery))
 
     @app.post("/api/again")
     async def again(request: Request, key: str) -> dict[str, Any]:
         await _body(request, _NO_MORE)
-        return await run_in_threadpool(_plainly, lambda: desk.again(key, lambda: _listens(request)))
+        return await run_in_threadpool(_plainly, lambda: session.again(key, lambda: _listens(request)))
 
 
-def _budgets(app: FastAPI, desk: Desk) -> None:
+def _budgets(app: FastAPI, session: PageSession) -> None:
     @app.get("/api/budget")
     def budget() -> dict[str, Any]:
-        paying = desk.purse.account.name
-        return _plainly(lambda: {"accounts": _budget.accounts(desk.ledger, paying), "paying": paying})
+        paying = session.purse.account.name
+        return _plainly(lambda: {"accounts": list_accounts(session.ledger, paying), "paying": paying})
 
     @app.get("/api/history")
     def history(account: str) -> dict[str, Any]:
-        return _plainly(lambda: _budget.history(desk.ledger, account))
+        return _plainly(lambda: list_history(session.ledger, account))
 
     @app.get("/api/plan")
     def plan(account: str, count: int, epsilon: float) -> dict[str, Any]:
-        return _plainly(lambda: _budget.planned(desk.ledger.account(account), count, epsilon))
+        return _plainly(lambda: plan_questions(session.ledger.account(account), count, epsilon))
 
     @app.get("/api/verify")
     def verify() -> dict[str, Any]:
-        return _plainly(lambda: _budget.verified(desk.ledger))
+        return _plainly(lambda: verify_ledger(session.ledger))
 
 
 def _audits(app: FastAPI, auditor: Auditor) -> None:
@@ -161,38 +150,38 @@ def _audits(app: FastAPI, auditor: Auditor) -> None:
 
     @app.get("/api/audit")
     def progress() -> dict[str, Any]:
-        return auditor.told()
+        return auditor.status()
 
     @app.post("/api/audit")
     async def start(request: Request, name: str, epsilon: float) -> dict[str, Any]:
         await _body(request, _NO_MORE)
         await run_in_threadpool(auditor.start, name, epsilon)
-        return auditor.told()
+        return auditor.status()
 
     @app.post("/api/audit/stop")
     async def stop(request: Request) -> dict[str, Any]:
         await _body(request, _NO_MORE)
         auditor.stop()
-        return auditor.told()
+        return auditor.status()
 
 
 def _troubles(app: FastAPI) -> None:
     @app.exception_handler(Trouble)
     def trouble(_: Request, error: Trouble) -> JSONResponse:
-        return JSONResponse(told(error), error.status)
+        return JSONResponse(error_dict(error), error.status)
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         fields = ", ".join(sorted({str(one["loc"][-1]) for one in error.errors()}))
-        return JSONResponse(told(Trouble(422, "question", f"This cannot be read: {fields}.")), 422)
+        return JSONResponse(error_dict(Trouble(422, "question", f"This cannot be read: {fields}.")), 422)
 
     @app.exception_handler(Exception)
     def failed(_: Request, __: Exception) -> JSONResponse:
-        return JSONResponse(told(failure()), 500)  # it is raised on, to the edge, which writes down what it was
+        return JSONResponse(error_dict(failure()), 500)  # it is raised on, to the edge, which writes down what it was
 
     @app.exception_handler(HTTPException)
     def unknown(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse(told(Trouble(error.status_code, "path", "There is nothing here.")), error.status_code)
+        return JSONResponse(error_dict(Trouble(error.status_code, "path", "There is nothing here.")), error.status_code)
 
 
 def _plainly(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -200,7 +189,7 @@ def _plainly(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return work()
     except Exception as error:
-        trouble = trouble_of(error)
+        trouble = describe_error(error)
     # Raised here, with no other error behind it: those hold what was asked.
     raise trouble
 
@@ -223,3 +212,74 @@ async def _body(request: Request, most: int) -> bytes:
             raise too_large()
         parts.append(part)
     return b"".join(parts)
+
+
+HOST = "127.0.0.1"  # and no other: the page shows what is private
+PORT = 8322
+_CONNECTIONS = 200
+_GRACE = 6  # seconds for what is under way when it is stopped; `nearveil ui` ends before that
+
+
+class _Limited(Connection):
+    """Everybody on the machine can connect: nobody may send headers without end, or hold connections for ever."""
+
+    body_seconds = 300.0  # the way may be a tunnel
+    largest_body = MOST_BYTES + (1 << 16)  # beyond MOST_BYTES the page itself says why
+
+
+class PortError(NearveilError, ValueError):
+    """The page cannot listen there."""
+
+
+def serve_page(
+    session: PageSession, *, port: int = PORT, ready: Callable[[str], None], stopping: Callable[[], None] = lambda: None
+) -> None:
+    """Show the page at 127.0.0.1 until SIGINT or SIGTERM.
+
+    Parameters
+    ----------
+    session : PageSession
+    port : int, default=8322
+        0 takes a free one.
+    ready : callable
+        Called with the address once the page answers. The address holds a token that works once.
+    stopping : callable, optional
+        Called at the signal. A question under way is waited for, as long as its server takes.
+
+    Examples
+    --------
+    >>> serve_page(session, ready=print)  # doctest: +SKIP
+    """
+    with ExitStack() as stack:
+        listening = bind_port(port)
+        stack.callback(listening.close)
+        number = int(listening.getsockname()[1])
+        entry = PageEntry()
+        address = f"http://{HOST}:{number}/?t={entry.token}"
+        server = Server(make_config(session, entry, number), lambda: ready(address), stopping)
+        stack.enter_context(server.signals())
+        server.run(sockets=[listening])
+
+
+def bind_port(port: int) -> socket.socket:
+    """Return a socket of loopback."""
+    try:
+        return socket.create_server((HOST, port))
+    except (OSError, OverflowError) as error:
+        words = getattr(error, "strerror", None) or "there is no such port"
+        raise PortError(f"--port: cannot listen at {HOST}:{port}: {words}; --port 0 takes a free one") from None
+
+
+def make_config(session: PageSession, entry: PageEntry, port: int) -> uvicorn.Config:
+    """Return how uvicorn serves the page: no log of requests, no words about itself."""
+    return uvicorn.Config(
+        create_app(session, entry, port),
+        http=type("LimitedConnection", (_Limited,), {"slots": Slots(_CONNECTIONS)}),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=_GRACE,
+    )

@@ -81,7 +81,7 @@ class Auditor:
         if self._thread is not None:
             self._thread.join(timeout)
 
-    def told(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """Return how far the audit has come, as plain values."""
         job = self._job
         if job is None:

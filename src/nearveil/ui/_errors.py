@@ -31,28 +31,28 @@ class Trouble(Exception):  # noqa: N818
 
 
 @singledispatch
-def trouble_of(error: Exception) -> Trouble:
+def describe_error(error: Exception) -> Trouble:
     """Return an error of a question, or of looking at a ledger, in words.
 
     Examples
     --------
-    >>> print(trouble_of(ImageError("empty: it holds no bytes")))
+    >>> print(describe_error(ImageError("empty: it holds no bytes")))
     This file cannot be used as an image. It is empty: it holds no bytes. No message was sent, and nothing was paid.
     """
     raise error
 
 
-@trouble_of.register
+@describe_error.register
 def _told(error: Trouble) -> Trouble:
     return error
 
 
-@trouble_of.register
+@describe_error.register
 def _value(error: ValueError) -> Trouble:
     return Trouble(422, "question", f"{_sentence(str(error))} {_NOTHING}")
 
 
-@trouble_of.register
+@describe_error.register
 def _image(error: ImageError) -> Trouble:
     if error.reason == TOO_LARGE:
         return too_large()
@@ -86,13 +86,13 @@ def spoiled() -> Trouble:
     return Trouble(500, "failed", words, paid=True, again=True)
 
 
-@trouble_of.register
+@describe_error.register
 def _no_feature(_: FeatureError) -> Trouble:
     words = f"Nothing can be recognised in this image: it looks like a blank page. Take another. {_NOTHING}"
     return Trouble(422, "image", words)
 
 
-@trouble_of.register
+@describe_error.register
 def _spent(error: OverBudgetError) -> Trouble:
     words = (
         f"The budget does not allow this: it would cost {shown_up(error.cost)}, and {shown_down(error.left)} of "
@@ -102,14 +102,14 @@ def _spent(error: OverBudgetError) -> Trouble:
     return Trouble(409, "spent", words)
 
 
-@trouble_of.register
+@describe_error.register
 def _unreachable(_: UnreachableError) -> Trouble:
     return Trouble(
         502, "unreachable", f"The server does not answer. Is it running, and reachable from here? {_NOTHING}"
     )
 
 
-@trouble_of.register
+@describe_error.register
 def _declined(error: DeclinedError) -> Trouble:
     if error.status in (401, 403):
         words = f"The server refused the token. Ask its operator for a new one, and start again. {_NOTHING}"
@@ -117,13 +117,13 @@ def _declined(error: DeclinedError) -> Trouble:
     return Trouble(502, "declined", f"The server says no: {_sentence(error.words)} {_NOTHING}")
 
 
-@trouble_of.register
+@describe_error.register
 def _reply(_: ReplyError) -> Trouble:
     words = f"What answers at the server's address does not speak as a nearveil server does. {_NOTHING}"
     return Trouble(502, "reply", words)
 
 
-@trouble_of.register
+@describe_error.register
 def _unanswered(error: UnansweredError) -> Trouble:
     if error.again:
         words = (
@@ -138,7 +138,7 @@ def _unanswered(error: UnansweredError) -> Trouble:
     return Trouble(409, "map_changed", words, paid=True)
 
 
-@trouble_of.register
+@describe_error.register
 def _question(error: QuestionError) -> Trouble:
     if error.field == "extractor":
         words = f"The features of this gallery cannot be made here: {_sentence(error.words)} {_NOTHING}"
@@ -146,12 +146,12 @@ def _question(error: QuestionError) -> Trouble:
     return Trouble(422, "question", f"{_sentence(str(error))} {_NOTHING}")
 
 
-@trouble_of.register
+@describe_error.register
 def _ledger(error: LedgerError) -> Trouble:
     return Trouble(503, "ledger", f"The ledger says: {_sentence(str(error))} No message was sent.")
 
 
-@trouble_of.register
+@describe_error.register
 def _missing(error: ModuleNotFoundError) -> Trouble:
     return Trouble(503, "missing", f"Something is not installed here: {_sentence(str(error))} {_NOTHING}")
 

@@ -1,14 +1,19 @@
-"""Answers as the page shows them: plain values, nothing that a browser would have to fetch."""
+"""Answers, accounts and history as the page shows them: plain values, nothing that a browser would have to fetch."""
 
+import math
 from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
+from nearveil.ledger import Account, Entry, Ledger
+from nearveil.ledger.budget import shown_down, shown_up
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.covers.channel import RandomizedResponse
-from nearveil.privacy import Guarantee
+from nearveil.privacy import Basis, Guarantee, compose_events
+from nearveil.privacy.events import PureDp
+from nearveil.privacy.guarantee import factor
 from nearveil.service import Classified, Nearest
-from nearveil.ui._budget import odds
+from nearveil.ui._errors import Trouble
 
 MOST_SHOWN = 240  # candidates in the server's pane
 MOST_CLASSES = 50  # with their probabilities, the most probable first
@@ -16,7 +21,7 @@ _HEX = 24  # bytes of a message at either end
 _SIDE, _LARGEST = 512, 1 << 17  # pixels and bytes of a thumbnail that is shown
 
 
-def nearest_view(
+def view_nearest(
     nearest: Nearest, messages: Sequence[Message], balance: dict[str, Any], *, images: bool
 ) -> dict[str, Any]:
     """Return what the server saw, what was chosen, and what it cost.
@@ -33,7 +38,7 @@ def nearest_view(
         "saw": {
             **_message_view(messages, nearest.sets, nearest.n_sets),
             "candidates": [
-                {"id": number, "name": nearest.names.get(number, ""), "image": shown_image(image)}
+                {"id": number, "name": nearest.names.get(number, ""), "image": image_address(image)}
                 for number, image in shown
             ],
             "total": nearest.candidates,
@@ -45,7 +50,7 @@ def nearest_view(
                 "id": match.id,
                 "name": match.name,
                 "similarity": round(match.similarity, 4),
-                "image": shown_image(match.image or b""),
+                "image": image_address(match.image or b""),
             }
             for match in nearest.matches
         ],
@@ -53,7 +58,7 @@ def nearest_view(
     }
 
 
-def classified_view(found: Classified, balance: dict[str, Any]) -> dict[str, Any]:
+def view_classified(found: Classified, balance: dict[str, Any]) -> dict[str, Any]:
     """Return what the model of a protected gallery says, and both guarantees.
 
     `balance`: Of the account, which has not paid.
@@ -69,7 +74,7 @@ def classified_view(found: Classified, balance: dict[str, Any]) -> dict[str, Any
     }
 
 
-def shown_image(content: bytes) -> str:
+def image_address(content: bytes) -> str:
     """Return a thumbnail as an address that needs no request; empty if there is none, or one that is none.
 
     A few bytes of WebP can hold a gigabyte of pixels, and a browser would make room for all of them.
@@ -79,12 +84,12 @@ def shown_image(content: bytes) -> str:
     return f"data:image/webp;base64,{b64encode(content).decode()}"
 
 
-def shortened(content: bytes) -> str:
+def shorten_hex(content: bytes) -> str:
     """Return bytes in hexadecimal, their middle left out.
 
     Examples
     --------
-    >>> shortened(bytes(60))[-11:], shortened(b"NVM")
+    >>> shorten_hex(bytes(60))[-11:], shorten_hex(b"NVM")
     ('00 00 00 00', '4e 56 4d')
     """
     if len(content) <= 2 * _HEX:
@@ -110,7 +115,7 @@ def _size(content: bytes) -> tuple[int, int]:
 def _message_view(messages: Sequence[Message], sets: tuple[int, ...], n_sets: int) -> dict[str, Any]:
     sent = [message.to_bytes() for message in messages]
     return {
-        "messages": [{"bytes": len(one), "hex": shortened(one)} for one in sent],
+        "messages": [{"bytes": len(one), "hex": shorten_hex(one)} for one in sent],
         "sets": list(sets),
         "n_sets": n_sets,
     }
@@ -126,3 +131,129 @@ def _paid_view(promise: Guarantee, n_sets: int, balance: dict[str, Any], *, repe
         "repeated": repeated,
         "balance": balance,
     }
+
+
+LAST = 100  # entries that are listed
+_MOST_QUESTIONS = 10**6
+_FAR = 14  # an epsilon whose odds are beyond a million
+
+
+def odds(epsilon: float) -> str:
+    """Return by which factor odds can change at most, rounded up.
+
+    Examples
+    --------
+    >>> odds(4.0), odds(40.0)
+    ('55', 'more than a million')
+    """
+    return factor(epsilon) if epsilon < _FAR else "more than a million"
+
+
+def describe_balance(account: Account) -> dict[str, Any]:
+    """Return what is spent and what is left of an account, as figures and in words."""
+    held = account.balance()
+    return {
+        "account": held.account,
+        "epsilon": held.epsilon,
+        "delta": held.delta,
+        "spent": held.spent if math.isfinite(held.spent) else held.epsilon,
+        "left": held.left,
+        "odds": odds(held.spent) if held.delta == 0 and held.spent > 0 else None,  # a delta has no such factor
+        "spent_words": shown_up(held.spent),
+        "left_words": shown_down(held.left),
+    }
+
+
+def preview_cost(account: Account, guarantee: Guarantee, count: int = 1) -> dict[str, Any]:
+    """Return what a release would cost an account, so many times, spending nothing."""
+    found = account.preview([(guarantee, count)])
+    return {
+        "allowed": found.allowed,
+        "cost": shown_up(found.cost),
+        "before": shown_down(found.before.left),
+        "after": shown_down(found.left) if found.allowed else shown_down(found.before.left),
+        "words": found.reason if not found.allowed else str(found),
+    }
+
+
+def list_accounts(ledger: Ledger, paying: str) -> list[dict[str, Any]]:
+    """Return all accounts, the one that pays for questions first."""
+    found = [
+        {
+            **describe_balance(one),
+            "owner": one.owner,
+            "protects": one.protects,
+            "unit": one.unit,
+            "kind": one.kind,
+            "pays": one.name == paying,
+        }
+        for one in ledger.accounts()
+    ]
+    return sorted(found, key=lambda one: (not one["pays"], one["account"]))
+
+
+def list_history(ledger: Ledger, name: str) -> dict[str, Any]:
+    """Return the last entries of an account, the newest first."""
+    entries = ledger.account(name).history()
+    return {
+        "account": name,
+        "total": len(entries),
+        "entries": [_line(entry) for entry in reversed(entries[-LAST:])],
+    }
+
+
+def verify_ledger(ledger: Ledger) -> dict[str, Any]:
+    """Recompute everything, and return what was found."""
+    found = ledger.verify()
+    return {"ok": found.ok, "words": str(found)}
+
+
+def plan_questions(account: Account, count: int, epsilon: float) -> dict[str, Any]:
+    """Return whether so many questions fit into an account, and how many would."""
+    if not 1 <= count <= _MOST_QUESTIONS or not 1e-6 <= epsilon <= 40:
+        raise Trouble(422, "question", "A plan has 1 to a million questions, each at an epsilon from 0.000001 to 40.")
+    about: Any = {"protects": account.protects, "unit": account.unit, "relation": account.relation}
+    question = compose_events([PureDp(epsilon)], delta=0.0, basis=Basis("a question", "docs/theory/covers.md"), **about)
+    found, fits = preview_cost(account, question, count), _most(account, question, count)
+    asks = f"{count:,} question{'s' * (count != 1)} at epsilon {epsilon:g}"
+    if found["allowed"]:
+        words = f"{asks} fit: they cost {found['cost']}, and {found['after']} would be left."
+    else:
+        words = f"{asks} do not fit: they cost {found['cost']}, and {found['before']} is left. {fits:,} would fit."
+    return {**found, "fits": fits, "words": words}
+
+
+def _most(account: Account, question: Guarantee, most: int) -> int:
+    """Return how many questions fit, up to a number."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if account.preview([(question, middle)]).allowed:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _line(entry: Entry) -> dict[str, Any]:
+    what = {
+        "opened": "Account opened",
+        "quota": "Quota given",
+        "cap": "Cap opened",
+        "debit": "Paid",
+        "take": "Counted in a cap",
+        "message": "Message stored",
+    }
+    paid = ", ".join(f"{count} times {_event(event)}" if count > 1 else _event(event) for event, count in entry.events)
+    size = "" if entry.message is None else f"{len(entry.message):,} bytes"
+    return {
+        "sequence": entry.sequence,
+        "what": what.get(entry.kind, entry.kind),
+        "time": entry.time,
+        "key": entry.key or "",
+        "detail": paid or size,
+    }
+
+
+def _event(event: Any) -> str:
+    return f"epsilon {event.epsilon:g}" if isinstance(event, PureDp) else type(event).__name__

@@ -1,13 +1,72 @@
-"""What every request passes: whose page it is about, who asks, and what a browser may do with the reply. Plain ASGI."""
+"""Who may use the page: one browser that held the printed address. Checks every request. Plain ASGI."""
 
+import hashlib
+import hmac
 import json
 import logging
+import secrets
+import threading
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nearveil.ui._entry import Entry
 from nearveil.ui._errors import Trouble, failure
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What lets one browser in: both are needed.
+
+    `secret`: Kept by the page itself, in the storage of its own origin and tab, and sent as a header.
+    """
+
+    cookie: str = field(repr=False)  # kept by the browser. Every server at 127.0.0.1 is sent it, whatever its port
+    secret: str = field(repr=False)
+
+
+class PageEntry:
+    """A token that is good once, and the pass that it is exchanged for. Neither is kept on a disk.
+
+    Examples
+    --------
+    >>> entry = PageEntry()
+    >>> found = entry.exchange(entry.token)
+    >>> entry.knows(found.cookie), entry.lets_in(found.cookie, found.secret), entry.lets_in(found.cookie, "guessed")
+    (True, True, False)
+    >>> entry.exchange(entry.token)
+    """
+
+    def __init__(self) -> None:
+        self.token = secrets.token_urlsafe(32)
+        self._lock = threading.Lock()
+        self._pass: Pass | None = None
+
+    def __repr__(self) -> str:
+        return "PageEntry()"
+
+    def exchange(self, token: str) -> Pass | None:
+        """Return a new pass for the token, the first time; None for another token, and ever after."""
+        with self._lock:
+            if self._pass is not None or not _same(token, self.token):
+                return None
+            self._pass = Pass(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+            return self._pass
+
+    def knows(self, cookie: str) -> bool:
+        """Return whether a cookie is the one that was given out."""
+        return self._pass is not None and _same(cookie, self._pass.cookie)
+
+    def lets_in(self, cookie: str, secret: str) -> bool:
+        """Return whether a cookie and a secret are those that were given out."""
+        return self.knows(cookie) and self._pass is not None and _same(secret, self._pass.secret)
+
+
+def _same(one: str, other: str) -> bool:
+    """Compare in a time that tells nothing, whatever letters and lengths there are."""
+    digests = (hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (one, other))
+    return hmac.compare_digest(*digests)
+
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
@@ -29,7 +88,7 @@ _ONCE = ("host", "origin", "cookie", "sec-fetch-site", "content-length", PAGE_HE
 _LOG = logging.getLogger(__name__)
 
 
-class Edge:
+class PageGuard:
     """Lets in the page's own browser, and nobody else.
 
     A name that was made to point here (DNS rebinding) fails by its Host, another site's request by its Origin or by
@@ -37,10 +96,10 @@ class Edge:
     too, by the secret that the page alone holds.
     """
 
-    def __init__(self, app: ASGIApp, entry: Entry, port: int) -> None:
+    def __init__(self, app: ASGIApp, entry: PageEntry, port: int) -> None:
         self._app, self._entry = app, entry
         self._hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
-        self._cookie = cookie_name(port)
+        self._cookie = name_cookie(port)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request, answer it, and add what browsers must know."""
@@ -92,7 +151,7 @@ class Edge:
             raise Trouble(403, "origin", "This request does not come from the page, and is not answered.")
 
 
-def cookie_name(port: int) -> str:
+def name_cookie(port: int) -> str:
     """Return the name of the cookie: cookies do not know ports, and two pages may be open."""
     return f"nearveil-{port}"
 
@@ -115,12 +174,12 @@ def _cookies(headers: dict[str, str], name: str) -> list[str]:
 
 
 async def _say(send: Any, trouble: Trouble) -> None:
-    body = json.dumps(told(trouble)).encode()
+    body = json.dumps(error_dict(trouble)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": trouble.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-def told(trouble: Trouble) -> dict[str, Any]:
+def error_dict(trouble: Trouble) -> dict[str, Any]:
     """Return what went wrong, for the page."""
     return {"code": trouble.code, "words": trouble.words, "paid": trouble.paid, "again": trouble.again}

@@ -1,4 +1,4 @@
-"""What the page can ask for. The private image is held in memory while its question is asked, and its feature after."""
+"""What the page can ask for. The private image is in memory while its question is asked, and its feature after."""
 
 import logging
 import threading
@@ -9,23 +9,44 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nearveil.ledger import KeyConflictError, KeySpentError, Ledger, new_key
+from nearveil.ledger import Account, Debit, KeyConflictError, KeySpentError, Ledger, new_key
 from nearveil.ledger.budget import shown_up
 from nearveil.ledger.history import refusal
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.covers.channel import checked_epsilon
+from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 from nearveil.retrieval._protocol_client import ClientProtocol
 from nearveil.retrieval._wire_public import PublicPart
 from nearveil.service import Client, GalleryInfo, UnansweredError
 from nearveil.service._dummies import _unpacked
-from nearveil.ui._budget import balance_of, previewed
 from nearveil.ui._errors import Trouble, relisted, spoiled
-from nearveil.ui._outlook import EPSILONS, K, Outlook, Singles, outlook, share_around
-from nearveil.ui._picture import Picture
-from nearveil.ui._purse import Purse
-from nearveil.ui._seen import Last
-from nearveil.ui._views import classified_view, nearest_view, shown_image
+from nearveil.ui._map_view import EPSILONS, K, Last, Outlook, Picture, Singles, find_share, make_outlook
+from nearveil.ui._views import describe_balance, image_address, preview_cost, view_classified, view_nearest
+
+
+class Purse:
+    """Pays from one account, and remembers its last debit, whose message is all that the other side was sent.
+
+    The account may be set later, before anything is paid: what is refused earlier leaves no ledger behind.
+    """
+
+    account: Account
+
+    def __init__(self, account: Account | None = None) -> None:
+        if account is not None:
+            self.account = account
+        self.debit: Debit | None = None
+
+    def begin(self) -> None:
+        """Forget the debit of the question before."""
+        self.debit = None
+
+    def spend(self, promise: Guarantee, key: str, /) -> Debit:
+        """Debit the account."""
+        self.debit = self.account.spend(promise, key)
+        return self.debit
+
 
 _MOST_IMAGES = 4000  # candidates that come with thumbnails
 _MOST_WAITING = 16  # questions that are paid for and have no answer
@@ -43,7 +64,7 @@ class Question:
 
 
 @dataclass(frozen=True, eq=False)
-class Waiting:
+class WaitingQuestion:
     """A question that is paid for and has no answer."""
 
     question: Question
@@ -52,8 +73,8 @@ class Waiting:
     asked: int  # when; seconds since 1970
 
 
-class Desk:
-    """Asks for the page, one question at a time.
+class PageSession:
+    """Asks a server or an index for the page, one question at a time. The private image stays in memory.
 
     Parameters
     ----------
@@ -70,6 +91,10 @@ class Desk:
         Public images to hide among.
     rng : Source, optional
         Of messages; for tests. The operating system's randomness otherwise.
+
+    Examples
+    --------
+    >>> session = PageSession(client, purse, ledger, "https://birds.example:8321")  # doctest: +SKIP
     """
 
     def __init__(
@@ -89,7 +114,7 @@ class Desk:
         self._looking = threading.Lock()
         self._outlooks: dict[str, Outlook] = {}
         self._pictures: dict[str, Picture] = {}
-        self._waiting: dict[str, Waiting] = {}  # by key
+        self._waiting: dict[str, WaitingQuestion] = {}  # by key
         self._rows: dict[str, list[Singles]] = {}
         self._last = Last()
 
@@ -123,7 +148,7 @@ class Desk:
 
     def balance(self) -> dict[str, Any]:
         """Return what is left of the account that pays."""
-        return balance_of(self.purse.account)
+        return describe_balance(self.purse.account)
 
     def map(self, gallery: str, candidates: float | None) -> dict[str, Any]:
         """Return what the public map of a gallery says, and what can be expected of it."""
@@ -150,64 +175,29 @@ class Desk:
     def preview(self, epsilon: float) -> dict[str, Any]:
         """Return what a question would cost, and what it would promise. Nothing is spent."""
         promise = ClientProtocol(checked_epsilon(epsilon)).guarantee
-        return {**previewed(self.purse.account, promise), "promise": str(promise)}
+        return {**preview_cost(self.purse.account, promise), "promise": str(promise)}
 
     def ask(self, image: bytes, question: Question, listens: Callable[[], bool] = lambda: True) -> dict[str, Any]:
-        """Ask, with a new key. Nothing is looked up by the image: one that comes again is a new question, and pays.
+        """Ask about an image file with a new key, and return all that the page shows.
 
-        Parameters
-        ----------
-        image : bytes
-            Of a file. Private.
-        question : Question
-        listens : callable, optional
-            Whether somebody still waits for the answer. One that nobody hears waits for :meth:`again`.
-
-        Returns
-        -------
-        dict
-            All that the page shows.
+        Nothing is looked up by the image: the same image again is a new question, and pays. `listens` says whether
+        somebody still waits; an answer that nobody hears waits for :meth:`again`.
         """
         checked_epsilon(question.epsilon)
         with self._alone():
             info, row = self._prepared(image, question.gallery)
             cost = self._checked_cost(question.epsilon)
-            asked = Waiting(question, info, row, int(time.time()))
+            asked = WaitingQuestion(question, info, row, int(time.time()))
             return {**self._answered(new_key(), asked, listens), "cost": cost}
 
     def classify(self, image: bytes, gallery: str) -> dict[str, Any]:
-        """Classify an image by the model of a protected gallery. Nothing is paid, and nothing waits.
-
-        Parameters
-        ----------
-        image : bytes
-            Of a file. Private.
-        gallery : str
-
-        Returns
-        -------
-        dict
-            All that the page shows.
-        """
+        """Classify an image file by the model of a protected gallery. Nothing is paid, and nothing waits."""
         with self._alone():
             self._check_gallery(gallery)
-            return classified_view(self.client.classify(image, gallery=gallery), self.balance())
+            return view_classified(self.client.classify(image, gallery=gallery), self.balance())
 
     def again(self, key: str, listens: Callable[[], bool] = lambda: True) -> dict[str, Any]:
-        """Ask a question again that is paid for and has no answer: the same message, for nothing.
-
-        Parameters
-        ----------
-        key : str
-            Of the question, as :meth:`about` lists it.
-        listens : callable, optional
-            As of :meth:`ask`.
-
-        Returns
-        -------
-        dict
-            As of :meth:`ask`.
-        """
+        """Ask a paid question without an answer again: the same message, for nothing. :meth:`about` lists keys."""
         with self._alone():
             if key not in self._waiting:
                 raise Trouble(404, "question", "This question waits for no answer here. Load the page anew.")
@@ -222,9 +212,9 @@ class Desk:
                 self._pictures = {name: Picture(public)}
             picture, last = self._pictures[name], self._last
         known = last if last.map_id == name else Last()
-        return picture.drawn(dict(known.seen), known.feature, known.sets, shown_image)
+        return picture.drawn(dict(known.seen), known.feature, known.sets, image_address)
 
-    def _answered(self, key: str, asked: Waiting, listens: Callable[[], bool]) -> dict[str, Any]:
+    def _answered(self, key: str, asked: WaitingQuestion, listens: Callable[[], bool]) -> dict[str, Any]:
         """Return the answer to a question. It waits if it is paid for and nobody has heard the answer."""
         trouble: Exception | None = None
         self.purse.begin()
@@ -262,10 +252,10 @@ class Desk:
         )
         # The gallery may have taken a new map in between; then nothing is said by the one before.
         same = (nearest.n_sets, nearest.found.codes.shape[1]) == (public.map.n_sets, public.table.width)
-        share = round(share_around(public, row, nearest.sets), 4) if same else None
+        share = round(find_share(public, row, nearest.sets), 4) if same else None
         if same:
             self._last = self._last.after(nearest, public, row, images=images)
-        view = nearest_view(nearest, self._messages(), self.balance(), images=images)
+        view = view_nearest(nearest, self._messages(), self.balance(), images=images)
         return {**view, "map": public.map.map_id, "share": share}
 
     def _failed(self, error: Exception, *, waits: bool) -> tuple[Exception, bool]:
@@ -288,7 +278,7 @@ class Desk:
         name = public.map.map_id
         with self._looking:
             if name not in self._outlooks:
-                self._outlooks[name] = outlook(public)
+                self._outlooks[name] = make_outlook(public)
                 for old in list(self._outlooks)[:-8]:
                     del self._outlooks[old]
             return self._outlooks[name]

@@ -1,0 +1,261 @@
+"""What a public map can be expected to find, and the map as a picture with what answers have shown.
+
+A hostile server can make a map state anything; the guarantee of a message does not depend on the map.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.manifold import SupervisedManifold
+from nearveil.mechanisms import PublicMap
+from nearveil.mechanisms.covers.channel import DECAY, NEIGHBORS, RandomizedResponse
+from nearveil.retrieval._wire_public import PublicPart
+from nearveil.retrieval.ceiling import neighbor_ceiling, popular_floor, reference_line
+from nearveil.service import Nearest
+from nearveil.ui._errors import Trouble
+
+Singles = NDArray[np.float32]
+K = 8  # neighbours that are counted
+EPSILONS = tuple(round(0.25 * step, 2) for step in range(1, 49))  # up to 12
+_MOST_ROWS = 2048  # that act as queries where prototypes stand for many items
+_FULL = 255.0  # of a coverage
+
+
+@dataclass(frozen=True, eq=False)
+class Outlook:
+    """What a map can be expected to find.
+
+    `right, other`: The mean share of the nearest images that the good set holds, and that any other set holds.
+    `popularity`: How often each is among the nearest of another; None where prototypes stand for many items.
+    """
+
+    n_sets: int
+    right: float
+    other: float
+    whole: bool  # whether the map's prototypes are the gallery's items, so that their popularity is known
+    candidates: float
+    popularity: NDArray[np.int64] | None = field(repr=False)
+
+    def expected(self, epsilon: float) -> float:
+        """Return the share of the nearest images that an answer is expected to hold. An estimate."""
+        hit = RandomizedResponse(epsilon, self.n_sets).hit
+        return hit * self.right + (1 - hit) * self.other
+
+    def ceiling(self, epsilon: float) -> float:
+        """Return Theorem D for the popularity that the map shows; where it shows none, that of equal popularity."""
+        if self.popularity is None:
+            return reference_line(epsilon, self.candidates)
+        return neighbor_ceiling(epsilon, self.candidates, self.popularity)
+
+    @property
+    def floor(self) -> float:
+        """What an answer finds that is the same for everybody."""
+        return self.candidates if self.popularity is None else popular_floor(self.candidates, self.popularity)
+
+
+def make_outlook(public: PublicPart) -> Outlook:
+    """Look at a map: its prototypes act as queries, each left out of its own neighbours.
+
+    Where prototypes are centroids of many items, what lies around a centroid counts, by the coverage that the map
+    tells, and nothing is left out.
+    """
+    held = public.map
+    whole = held.n_items == len(held.prototypes)
+    rows = unit_prototypes(held)
+    some = np.arange(len(rows)) if whole else np.linspace(0, len(rows) - 1, min(_MOST_ROWS, len(rows))).astype(int)
+    near = _neighbors(held, rows[some], some if whole else None)
+    weights, counted = np.exp(-np.arange(near.shape[1]) / DECAY), K if whole else 1
+    right = other = 0.0
+    for one in near:  # a row at a time: a map may have thousands of sets
+        covered = held.coverage[one]
+        around = covered[:counted].mean(axis=0) / _FULL
+        good = around[(weights @ covered).argmax()]
+        right += good / len(near)
+        other += (around.sum() - good) / (held.n_sets - 1) / len(near)
+    popularity = np.bincount(near[:, :K].ravel(), minlength=len(rows)) if whole else None
+    return Outlook(held.n_sets, float(right), float(other), whole, public.candidates, popularity)
+
+
+def find_share(public: PublicPart, feature: Singles, sets: tuple[int, ...]) -> float:
+    """Return the share of the prototypes nearest to a feature that some sets hold, by the map. Never send it."""
+    near = _neighbors(public.map, project_rows(public, feature[None]), None)[0, :K]
+    return float(public.map.coverage[near][:, list(sets)].max(axis=1).mean() / _FULL)
+
+
+def project_rows(public: PublicPart, features: Singles) -> Singles:
+    """Return where features lie among a map's prototypes, shape (n, r)."""
+    with np.errstate(all="ignore"):
+        rows = features.astype(np.float64) - public.mean
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        return np.nan_to_num(rows @ public.map.components.astype(np.float64)).astype(np.float32)
+
+
+def unit_prototypes(held: PublicMap) -> Singles:
+    """Return the prototypes with norm one, or zero."""
+    rows = held.prototypes.astype(np.float32)
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    np.divide(rows, norms, out=rows, where=norms > 0)
+    return rows
+
+
+def _neighbors(held: PublicMap, rows: Singles, own: NDArray[np.intp] | None) -> NDArray[np.int64]:
+    """Return the prototypes nearest to rows, as many as the client's rule looks at; without their own, if told."""
+    count = min(NEIGHBORS + (own is not None), len(held.prototypes))
+    found = held.nearest(rows.astype(np.float64), count)
+    if own is None:
+        return found
+    # Of equal rows another may stand first; then the last one goes in place of the own.
+    keep = found != own[:, None]
+    keep[keep.all(axis=1), -1] = False
+    return np.asarray(found[keep].reshape(len(rows), count - 1))
+
+
+MOST_POINTS = 600
+_LEAST_POINTS = 3
+_STEPS = 3  # from the principal plane: it stays recognisable, and neighbours gather
+_BANDWIDTH = 0.4
+_LABEL_WEIGHT = 0.1
+_NONE = -1  # the set of what no set covers
+_HALF = 128  # of a coverage of 255: what a set covers mostly is in it
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One image that an answer held."""
+
+    name: str
+    image: bytes = field(repr=False)  # its thumbnail; may be empty
+    row: Singles = field(repr=False)  # where it lies among the map's prototypes, as precise as its code
+    sets: frozenset[int] = frozenset()  # in whose answers it was seen
+
+
+def place_codes(public: PublicPart, codes: NDArray[np.uint8]) -> Singles:
+    """Return where candidates lie among the map's prototypes: their codes, compared with the map's directions."""
+    directions = np.ascontiguousarray(public.map.components.astype(np.float32).T)
+    with np.errstate(all="ignore"):
+        return np.nan_to_num(np.asarray(public.table.scores(directions, codes), dtype=np.float32).T)
+
+
+class Picture:
+    """The prototypes of a map in two dimensions, by the supervised manifold; sets that cover them are the labels."""
+
+    def __init__(self, public: PublicPart) -> None:
+        self._public = public
+        rows = unit_prototypes(public.map).astype(np.float64)
+        standing = np.flatnonzero(np.abs(rows).max(axis=1) > 0)
+        some = standing[np.linspace(0, len(standing) - 1, min(MOST_POINTS, len(standing))).astype(int)]
+        if len(some) < _LEAST_POINTS:
+            raise Trouble(422, "picture", "This map has too few points to be drawn.")
+        self._coverage = coverage = public.map.coverage[some]
+        labels = np.where(coverage.max(axis=1) > 0, coverage.argmax(axis=1), _NONE)
+        several = len(np.unique(labels[labels != _NONE])) > 1
+        manifold = SupervisedManifold(
+            bandwidth=_BANDWIDTH,
+            label_weight=_LABEL_WEIGHT,
+            label_encoding="one-hot",
+            n_iter=_STEPS,
+            init=_plane(rows[some]),
+        )
+        try:
+            self._manifold = manifold.fit(rows[some], labels if several else None)
+        except ValueError:
+            raise Trouble(
+                422, "picture", "The points of this map lie in one place, so there is nothing to draw."
+            ) from None
+        # As new rows are place_codes, so that an image lies where its own prototype does.
+        found = np.asarray(manifold.transform(rows[some]))
+        self._low, self._span = found.min(axis=0), np.maximum(np.ptp(found, axis=0), 1e-12)
+        self.points = self._scaled(found)
+
+    def place(self, rows: Singles) -> NDArray[np.float64]:
+        """Return where project_rows rows lie in the picture, from 0 to 1 in both directions."""
+        wide = rows.astype(np.float64)
+        wide[np.abs(wide).max(axis=1) == 0, 0] = 1.0  # a row of zeros has no direction: any will do
+        return self._scaled(np.asarray(self._manifold.transform(wide)))
+
+    def inside(self, sets: Sequence[int]) -> NDArray[np.bool_]:
+        """Return which points some sets cover."""
+        return np.asarray((self._coverage[:, list(sets)] >= _HALF).any(axis=1))
+
+    def drawn(
+        self, seen: Mapping[int, Candidate], feature: Singles | None, sets: Sequence[int], image: Any
+    ) -> dict[str, Any]:
+        """Return all that the page draws, as plain values.
+
+        `feature`: Of the last query. Its place is for the page alone.
+        `sets`: That the last message named.
+        `image`: From a thumbnail to what the page shows.
+        """
+        shown = list(seen.items())
+        where = self.place(np.stack([one.row for _, one in shown])) if shown else ()
+        inside = self.inside(sets)
+        middle = self.points[inside].mean(axis=0) if inside.any() else None
+        you = None if feature is None else _pair(self.place(project_rows(self._public, feature[None]))[0])
+        return {
+            "points": [[*_pair(place), int(within)] for place, within in zip(self.points, inside, strict=True)],
+            "items": self._public.map.n_items,
+            "seen": [
+                {
+                    "id": number,
+                    "name": one.name,
+                    "image": image(one.image),
+                    "place": _pair(place),
+                    "named": not one.sets.isdisjoint(sets),
+                }
+                for (number, one), place in zip(shown, where, strict=True)
+            ],
+            "you": you,
+            "reported": None if middle is None else _pair(middle),
+            "sets": list(sets),
+            "n_sets": self._public.map.n_sets,
+        }
+
+    def _scaled(self, places: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(np.clip((places - self._low) / self._span, 0.0, 1.0))
+
+
+def _plane(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return rows in their principal plane, each direction with a spread of one."""
+    centred = rows - rows.mean(axis=0)
+    directions = np.linalg.svd(centred, full_matrices=False)[2][:2]
+    found = np.zeros((len(rows), 2))
+    found[:, : len(directions)] = centred @ directions.T
+    return np.asarray(found / np.maximum(found.std(axis=0), 1e-12))
+
+
+def _pair(place: NDArray[np.float64]) -> list[float]:
+    return [round(float(one), 4) for one in place]
+
+
+_MOST = 2000  # candidates that are kept
+
+
+@dataclass(frozen=True)
+class Last:
+    """The last question, and all that the answers on its map have shown."""
+
+    feature: Singles | None = field(default=None, repr=False)  # private
+    sets: tuple[int, ...] = ()  # that its message named
+    seen: dict[int, Candidate] = field(default_factory=dict, repr=False)  # by id, the latest last
+    map_id: str = ""  # of the map that all this is about
+
+    def after(self, nearest: Nearest, public: PublicPart, row: Singles, *, images: bool) -> "Last":
+        """Return what is known after one more answer.
+
+        `public`: The map that it was asked with; on another one nothing that was seen before has a place.
+        `images`: Whether the candidates came with thumbnails.
+        """
+        answer, name = nearest.found.answer, public.map.map_id
+        seen = dict(self.seen) if self.map_id == name else {}
+        where = place_codes(public, answer.codes[:_MOST])
+        for place, number in enumerate(answer.ids[:_MOST].tolist()):
+            before = seen.pop(number, None)
+            sets = frozenset(nearest.sets) | (before.sets if before else frozenset())
+            image = answer.images[place] if images else b""
+            seen[number] = Candidate(nearest.names.get(number, ""), image, where[place], sets)
+        kept = dict(list(seen.items())[-_MOST:])
+        return Last(np.asarray(row, np.float32), nearest.sets, kept, name)
