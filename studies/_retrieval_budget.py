@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from nearveil.ledger.budget import PureBudget, guarantee_charge, pld_epsilon
+from nearveil.ledger.budget import PureBudget, charge_guarantee, find_pld_epsilon
 from nearveil.mechanisms import AnalyticGaussian, Cells, Release
 from nearveil.privacy import Guarantee
 
@@ -23,18 +23,18 @@ def count_payable(kind: str, epsilon: float) -> dict[str, Any]:
 
 def _count_added(guarantee: Guarantee) -> int:
     budget = PureBudget.open(BUDGET)
-    (price,) = budget.price(guarantee_charge(guarantee, "query", guarantee.unit, "replace", 0.0))
+    (price,) = budget.price(charge_guarantee(guarantee, "query", guarantee.unit, "replace", 0.0))
     assert price is not None
     return budget.limits[0] // price
 
 
 def _count_planned(guarantee: Guarantee) -> int:
-    charge = guarantee_charge(guarantee, "query", guarantee.unit, "replace", DELTA)
+    charge = charge_guarantee(guarantee, "query", guarantee.unit, "replace", DELTA)
 
     def within(count: int) -> bool:
         # The ledger's own price of a plan, less what samplers of finite precision cost.
         delta = DELTA - count * guarantee.extra_delta
-        return delta > 0 and pld_epsilon(tuple((text, count * times) for text, times in charge), delta) <= BUDGET
+        return delta > 0 and find_pld_epsilon(tuple((text, count * times) for text, times in charge), delta) <= BUDGET
 
     # One message has its own guarantee, which an accountant's rounding would only blur.
     good = 1 if guarantee.epsilon <= BUDGET and guarantee.delta <= DELTA else 0

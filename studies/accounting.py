@@ -13,13 +13,8 @@ from matplotlib.figure import Figure
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from nearveil.privacy.accounting import (
-    Accountant,
-    PldAccountant,
-    RdpAccountant,
-    fixed_pair_epsilon,
-    private_knn_asymptotic,
-)
+from nearveil.privacy.accounting import Accountant, PldAccountant, RdpAccountant
+from nearveil.privacy.accounting.screening import fixed_pair_epsilon, private_knn_asymptotic
 from nearveil.privacy.events import NoisyScreening, VoteHistogram
 from studies import _figures as draw
 from studies._study import Case, Row, Study, select

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from nearveil.privacy.accounting import fixed_pair_epsilon, screening_curve, screening_rdp
-from nearveil.privacy.accounting.screening import binary_rdp, log_pairs
+from nearveil.privacy.accounting import screening_curve
+from nearveil.privacy.accounting.screening import binary_rdp, fixed_pair_epsilon, log_pairs, screening_rdp
 from nearveil.privacy.events import NoisyScreening
 from studies import _figures as draw
 from studies._study import Case, Row, Study, select

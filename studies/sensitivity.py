@@ -74,7 +74,7 @@ def measure(case: Case) -> list[Row]:
 
 
 def _bound_target(anchors: Floats, start: Floats, bandwidth: float, rng: np.random.Generator) -> dict[str, Any]:
-    public = bounds.collect(
+    public = bounds.collect_figures(
         anchors,
         None,
         checked_start(start),

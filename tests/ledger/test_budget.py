@@ -19,24 +19,24 @@ from nearveil.ledger.budget import (
     FilterBudget,
     PlanBudget,
     PureBudget,
-    RefusedError,
-    add,
-    budget_of,
-    charge_of,
-    event_text,
+    UnpricedError,
+    add_amounts,
+    exact_decimal,
+    find_pld_epsilon,
     float_down,
     float_up,
-    pld_epsilon,
-    shown_down,
-    shown_up,
-    text_event,
+    format_down,
+    format_event,
+    format_up,
+    make_charge,
+    parse_budget,
+    parse_event,
     units_down,
     units_up,
-    written,
 )
 from nearveil.privacy import events as own
 from nearveil.privacy.accounting import RdpAccountant, RenyiFilter
-from nearveil.privacy.events import PureDp, SampledScreening, leaves
+from nearveil.privacy.events import PureDp, SampledScreening, split_event
 
 positive = st.floats(1e-6, 1e6)
 counts = st.integers(1, 10**6)
@@ -70,28 +70,28 @@ all_events = st.recursive(
 
 @given(all_events)
 def test_the_text_of_an_event_is_the_event(event: DpEvent) -> None:
-    text = event_text(event)
-    assert text_event(text) == event
-    assert event_text(text_event(text)) == text
+    text = format_event(event)
+    assert parse_event(text) == event
+    assert format_event(parse_event(text)) == text
     assert json.loads(text)["type"] == type(event).__name__
 
 
 @given(st.lists(st.tuples(singles, counts), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_two_ways_to_say_the_same_have_one_text(pairs: list[tuple[DpEvent, int]], chance: Any) -> None:
-    mechanisms = [leaf for event, times in pairs for leaf in leaves(event, times)]
+    mechanisms = [leaf for event, times in pairs for leaf in split_event(event, times)]
     if not mechanisms:
         return
-    one = charge_of(pairs, "add-remove")
+    one = make_charge(pairs, "add-remove")
     shuffled = chance.sample(pairs, len(pairs))
-    assert charge_of([dp.SelfComposedDpEvent(event, times) for event, times in shuffled], "add-remove") == one
-    assert charge_of(dp.ComposedDpEvent([dp.SelfComposedDpEvent(*pair) for pair in pairs]), "add-remove") == one
+    assert make_charge([dp.SelfComposedDpEvent(event, times) for event, times in shuffled], "add-remove") == one
+    assert make_charge(dp.ComposedDpEvent([dp.SelfComposedDpEvent(*pair) for pair in pairs]), "add-remove") == one
     assert sum(times for _, times in one) == sum(times for _, times in mechanisms)
 
 
 def test_numbers_of_other_libraries_and_whole_numbers_have_the_same_text() -> None:
-    texts = {event_text(GaussianDpEvent(number)) for number in (4, 4.0, np.float64(4), np.int32(4))}
+    texts = {format_event(GaussianDpEvent(number)) for number in (4, 4.0, np.float64(4), np.int32(4))}
     assert texts == {'{"noise_multiplier":4.0,"type":"GaussianDpEvent"}'}
-    assert event_text(GaussianDpEvent(0.1 + 0.2)) != event_text(GaussianDpEvent(0.3))
+    assert format_event(GaussianDpEvent(0.1 + 0.2)) != format_event(GaussianDpEvent(0.3))
 
 
 class Stranger(DpEvent):  # type: ignore[misc]
@@ -104,7 +104,7 @@ class Stranger(DpEvent):  # type: ignore[misc]
 )
 def test_events_without_a_text_are_refused(event: DpEvent) -> None:
     with pytest.raises(ValueError, match="events"):
-        event_text(event)
+        format_event(event)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_events_without_a_text_are_refused(event: DpEvent) -> None:
 )
 def test_texts_of_no_event_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"events|epsilon"):
-        text_event(text)
+        parse_event(text)
 
 
 @given(st.fractions(Fraction(-(10**6)), 10**6))
@@ -129,20 +129,20 @@ def test_amounts_round_against_the_spender(number: Fraction) -> None:
     assert up is not None
     assert Fraction(up - 1, UNITS) < number <= Fraction(up, UNITS)
     assert Fraction(down, UNITS) <= number < Fraction(down + 1, UNITS)
-    assert written(float_down(number)) <= number <= written(float_up(number))
+    assert exact_decimal(float_down(number)) <= number <= exact_decimal(float_up(number))
     assert float_up(number) <= math.nextafter(float_down(number), math.inf)
 
 
 @given(st.floats(0, 1e6))
 def test_figures_for_people_round_against_the_spender(number: float) -> None:
-    assert float(shown_up(number)) >= number >= float(shown_down(number))
-    assert float(shown_up(number)) <= number * 1.0011 + 1e-300
+    assert float(format_up(number)) >= number >= float(format_down(number))
+    assert float(format_up(number)) <= number * 1.0011 + 1e-300
 
 
 BUDGETS: list[Budget] = [
     PureBudget.open(1.0),
     FilterBudget.open(1.0, 1e-5),
-    PlanBudget.open(3.0, 1e-5, charge_of([(PureDp(0.1), 6), (LaplaceDpEvent(9.0), 7)], "replace")),
+    PlanBudget.open(3.0, 1e-5, make_charge([(PureDp(0.1), 6), (LaplaceDpEvent(9.0), 7)], "replace")),
 ]
 charges = st.lists(
     st.tuples(st.sampled_from([PureDp(0.1), LaplaceDpEvent(9.0)]), st.integers(1, 3)), min_size=1, max_size=3
@@ -152,21 +152,21 @@ charges = st.lists(
 @settings(deadline=None)
 @given(st.sampled_from(BUDGETS), st.lists(charges, min_size=1, max_size=8))
 def test_totals_do_not_depend_on_the_order_and_only_grow(budget: Budget, steps: list[Any]) -> None:
-    prices = [budget.price(charge_of(step, "replace")) for step in steps]
+    prices = [budget.price(make_charge(step, "replace")) for step in steps]
     forward, backward = budget.nothing, budget.nothing
     ended = False
     for price, reversed_price in zip(prices, prices[::-1], strict=True):
-        forward, backward = add(forward, price), add(backward, reversed_price)
+        forward, backward = add_amounts(forward, price), add_amounts(backward, reversed_price)
         assert not (ended and budget.allows(forward))
         ended = not budget.allows(forward)
     assert forward == backward
     together = [pair for step in steps for pair in step]
-    assert budget.price(charge_of(together, "replace")) == forward
+    assert budget.price(make_charge(together, "replace")) == forward
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_terms_survive_their_text(budget: Budget) -> None:
-    assert budget_of(budget.terms()) == budget
+    assert parse_budget(budget.terms()) == budget
     assert budget.allows(budget.nothing)
     assert budget.spent(budget.nothing) == 0
     assert budget.contains(budget)
@@ -176,7 +176,7 @@ def test_a_filter_counts_divergences_from_above_and_its_limits_from_below() -> N
     budget, gate = FilterBudget.open(1.0, 1e-5), RenyiFilter(1.0, 1e-5)
     event = dp.PoissonSampledDpEvent(0.01, GaussianDpEvent(3.0))
     exact = RdpAccountant(orders=gate.orders).compose(event).rdp
-    for amount, divergence in zip(budget.price(charge_of(event, "add-remove")), exact, strict=True):
+    for amount, divergence in zip(budget.price(make_charge(event, "add-remove")), exact, strict=True):
         assert amount is not None
         assert 0 <= Fraction(amount, UNITS) - Fraction(float(divergence)) < Fraction(1, UNITS)
     for limit, allowed in zip(budget.limits, gate.budgets, strict=True):
@@ -185,7 +185,7 @@ def test_a_filter_counts_divergences_from_above_and_its_limits_from_below() -> N
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_every_repeat_is_charged(budget: Budget) -> None:
-    once, often = (budget.price(charge_of([(PureDp(0.1), times)], "replace")) for times in (1, 5))
+    once, often = (budget.price(make_charge([(PureDp(0.1), times)], "replace")) for times in (1, 5))
     assert any(once)
     assert often == tuple(5 * (amount or 0) for amount in once)
 
@@ -197,19 +197,19 @@ def test_a_part_is_no_more_than_the_whole() -> None:
 
 def test_a_million_small_debits_do_not_drift() -> None:
     budget = PureBudget.open(1.0)
-    (price,) = budget.price(charge_of(PureDp(1e-6), "replace"))
+    (price,) = budget.price(make_charge(PureDp(1e-6), "replace"))
     assert price is not None
     assert budget.allows((price * 10**6,))
     assert not budget.allows((price * 10**6 + 1,))
-    third = PureBudget.open(1.0).price(charge_of(LaplaceDpEvent(3.0), "replace"))
+    third = PureBudget.open(1.0).price(make_charge(LaplaceDpEvent(3.0), "replace"))
     assert third == (UNITS // 3 + 1,)
 
 
 def test_an_order_that_has_no_divergence_is_out_and_stays_out() -> None:
     budget = FilterBudget.open(5.0, 1e-5)
-    price = budget.price(charge_of(dp.NonPrivateDpEvent(), "replace"))
+    price = budget.price(make_charge(dp.NonPrivateDpEvent(), "replace"))
     assert price == (None,) * len(budget.orders)
-    assert not budget.allows(add(budget.nothing, price))
+    assert not budget.allows(add_amounts(budget.nothing, price))
     assert budget.spent(price) is None
 
 
@@ -218,13 +218,13 @@ def test_what_a_budget_has_no_price_for_is_refused() -> None:
         BUDGETS, (GaussianDpEvent(1.0), dp.SampledWithReplacementDpEvent, PureDp(0.2)), strict=True
     ):
         if isinstance(event, DpEvent):
-            with pytest.raises(RefusedError):
-                budget.price(charge_of(event, "replace"))
+            with pytest.raises(UnpricedError):
+                budget.price(make_charge(event, "replace"))
     inside = dp.PoissonSampledDpEvent(0.5, dp.ComposedDpEvent([LaplaceDpEvent(2.0), GaussianDpEvent(1.0)]))
-    with pytest.raises(RefusedError, match="Renyi"):
-        BUDGETS[1].price(charge_of(inside, "add-remove"))
-    with pytest.raises(RefusedError, match="privacy loss"):
-        pld_epsilon(charge_of(inside, "add-remove"), 1e-5)
+    with pytest.raises(UnpricedError, match="Renyi"):
+        BUDGETS[1].price(make_charge(inside, "add-remove"))
+    with pytest.raises(UnpricedError, match="privacy loss"):
+        find_pld_epsilon(make_charge(inside, "add-remove"), 1e-5)
 
 
 def exact_delta(steps: tuple[float, ...], epsilon: float) -> float:
@@ -254,7 +254,7 @@ def best_adaptive_delta(left: dict[float, int], ratio: float, epsilon: float) ->
 def test_no_order_of_a_plan_passes_its_cost(delta: float) -> None:
     """Theorem 1 of docs/theory/ledger.md: all adaptive orders and stops of a small plan, solved exactly."""
     plan = {0.4: 3, 1.0: 2, 2.0: 1}
-    cost = pld_epsilon(charge_of([(PureDp(step), times) for step, times in plan.items()], "replace"), delta)
+    cost = find_pld_epsilon(make_charge([(PureDp(step), times) for step, times in plan.items()], "replace"), delta)
     worst = best_adaptive_delta(plan, 1.0, cost)
     fixed = exact_delta((0.4, 0.4, 0.4, 1.0, 1.0, 2.0), cost)
     assert worst == pytest.approx(fixed, rel=1e-9)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from dp_accounting import GaussianDpEvent
 
-from nearveil.ledger import Account, AccountError, CorruptLedgerError, Ledger, OverBudgetError
+from nearveil.ledger import Account, AccountError, Ledger, OverBudgetError
 from nearveil.ledger._spending import LedgerDatabase
+from nearveil.ledger.errors import CorruptLedgerError
 from nearveil.privacy.events import PureDp
 
 from .stating import stated

@@ -12,7 +12,8 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from nearveil.ledger import Account, Entry, KeySpentError, Ledger, LedgerError, LedgerFullError
+from nearveil.ledger import Account, Entry, KeySpentError, Ledger, LedgerError
+from nearveil.ledger.errors import LedgerFullError
 from nearveil.privacy.events import PureDp
 
 from ..small_disk import fill, mounted

@@ -14,8 +14,9 @@ import pytest
 import sqlalchemy as sa
 from dp_accounting import GaussianDpEvent
 
-from nearveil.ledger import Account, CorruptLedgerError, Ledger, LedgerError, LedgerFullError, NewerLedgerError
-from nearveil.ledger._spending import explain
+from nearveil.ledger import Account, Ledger, LedgerError
+from nearveil.ledger._spending import explain_error
+from nearveil.ledger.errors import CorruptLedgerError, LedgerFullError
 from nearveil.privacy.events import NoisyScreening, PureDp
 from nearveil.storage import describe_url, parse_url
 
@@ -81,7 +82,7 @@ def test_a_ledger_of_a_newer_version_is_left_alone(url: str, tmp_path: Path) -> 
         connection.exec_driver_sql("UPDATE nearveil_ledger_version SET version_num = '9999'")
     engine.dispose()
     for read_only in (False, True):
-        with pytest.raises(NewerLedgerError, match="install a newer nearveil"):
+        with pytest.raises(LedgerError, match="install a newer nearveil"):
             Ledger(url, witness=tmp_path / "w", read_only=read_only)
 
 
@@ -218,7 +219,7 @@ def test_a_witness_that_another_process_makes_just_now_is_no_missing_one(
 def test_no_password_is_shown_wherever_it_stands_in_the_address() -> None:
     address = sa.make_url("postgresql://me:first@host/db?password=second&sslpassword=third")
     assert describe_url(address) == "postgresql://me:***@host/db"
-    told = str(explain(ValueError("nothing"), address))
+    told = str(explain_error(ValueError("nothing"), address))
     assert not any(word in told for word in ("first", "second", "third"))
 
 

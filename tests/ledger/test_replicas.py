@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from nearveil.ledger import Ledger, LedgerError, RolledBackError
+from nearveil.ledger import Ledger, LedgerError
+from nearveil.ledger.errors import RolledBackError
 from nearveil.privacy.events import PureDp
 from nearveil.storage import parse_url
 

@@ -23,17 +23,16 @@ from sklearn.base import BaseEstimator, clone
 from nearveil.ledger import (
     Account,
     AccountError,
-    BudgetExceededError,
     KeyConflictError,
     KeySpentError,
     Ledger,
     LedgerError,
     OverBudgetError,
-    RolledBackError,
     new_key,
 )
+from nearveil.ledger.errors import RolledBackError
 from nearveil.privacy import Basis, Guarantee
-from nearveil.privacy.accounting import PldAccountant, RenyiFilter
+from nearveil.privacy.accounting import BudgetExceededError, PldAccountant, RenyiFilter
 from nearveil.privacy.events import PureDp
 
 from .conftest import ABOUT

@@ -14,17 +14,9 @@ import pytest
 import sqlalchemy as sa
 from dp_accounting import GaussianDpEvent
 
-from nearveil.ledger import (
-    Account,
-    AccountError,
-    CorruptLedgerError,
-    Ledger,
-    LedgerError,
-    LedgerUnavailableError,
-    Receipt,
-    RolledBackError,
-)
-from nearveil.ledger._store import all_entries
+from nearveil.ledger import Account, AccountError, Ledger, LedgerError, LedgerUnavailableError, Receipt
+from nearveil.ledger._store import read_entries
+from nearveil.ledger.errors import CorruptLedgerError, RolledBackError
 from nearveil.privacy.events import PureDp
 from nearveil.storage import parse_url
 
@@ -117,7 +109,7 @@ def test_edited_rows_are_not_spent_from(what: str, url: str, ledger: Ledger, acc
 
 
 def test_an_entry_that_was_changed_together_with_its_hash_is_found(url: str, ledger: Ledger, account: Account) -> None:
-    rows = ledger._core.read(lambda connection: list(all_entries(connection, "images")))
+    rows = ledger._core.read(lambda connection: list(read_entries(connection, "images")))
     (_, before), (message, _) = rows[2:4]
     forged = replace(message, payload='{"message":"AAAA"}')
     by_hand(url, ENTRY.format(f"payload = '{forged.payload}', hash = '{forged.hash(before)}'", 4))

@@ -20,7 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from nearveil import SupervisedManifold
 from nearveil.graph import gaussian_graph, label_graph
 from nearveil.manifold import smlq_step
-from nearveil.manifold._supervised import Query
+from nearveil.manifold._supervised import ManifoldQuery
 from studies.data import FeatureSet
 from tests.reference import dense_label_weights, dense_objective, dense_step, dense_weights, laplacian, unit_rows
 
@@ -124,7 +124,7 @@ def test_with_negative_alpha_the_theorem_would_fail() -> None:
     Z = np.random.default_rng(0).normal(size=(20, 2))
     history = []
     for _ in range(8):
-        Z, objective = Query(graph, labels, -8.0).step(Z)
+        Z, objective = ManifoldQuery(graph, labels, -8.0).step(Z)
         history.append(objective)
     assert np.any(np.diff(history) > 0)
 

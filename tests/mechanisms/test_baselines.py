@@ -28,7 +28,8 @@ from nearveil.mechanisms.vectors._fisher import (
     log_height,
     pieces,
 )
-from nearveil.privacy.noise import analytic_gaussian_scale, gaussian_delta, unsafe_seeded
+from nearveil.privacy.noise import analytic_gaussian_scale, unsafe_seeded
+from nearveil.privacy.noise.calibration import gaussian_delta
 from tests.mechanisms.conformance import Contract, Floats, shown_epsilon
 
 

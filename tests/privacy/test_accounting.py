@@ -36,11 +36,10 @@ from nearveil.privacy.accounting import (
     calibrate,
     gaussian_max_rdp,
     laplace_max_rdp,
-    private_knn_asymptotic,
     screening_epsilon,
 )
 from nearveil.privacy.accounting.accountants import FILTER_ORDERS, LIBRARY_ROUNDING
-from nearveil.privacy.accounting.screening import binary_rdp
+from nearveil.privacy.accounting.screening import binary_rdp, private_knn_asymptotic
 from nearveil.privacy.events import (
     ClippedVotes,
     GaussianNoisyMax,
@@ -48,7 +47,7 @@ from nearveil.privacy.events import (
     NoisyScreening,
     PureDp,
     VoteHistogram,
-    leaves,
+    split_event,
 )
 
 SCREENING = NoisyScreening(noise=20.0, threshold=30.0, n_neighbors=50)
@@ -271,7 +270,7 @@ def test_the_library_forgets_a_count_and_we_do_not() -> None:
 
 def test_one_sample_for_screening_and_votes_is_amplified_as_one() -> None:
     shared = PoissonSampledDpEvent(0.1, ComposedDpEvent([NoisyScreening(8.0, 30, 50), VoteHistogram(6.0)]))
-    [(leaf, times)] = leaves(shared, 3)
+    [(leaf, times)] = split_event(shared, 3)
     assert (times, leaf.sampling_probability) == (3, 0.1)
     assert leaf.event.noise_multiplier**-2 == pytest.approx(8.0**-2 + 2 * 6.0**-2)
     fresh = ComposedDpEvent([PoissonSampledDpEvent(0.1, e) for e in shared.event.events])
@@ -295,13 +294,13 @@ def test_repetitions_of_repetitions_multiply() -> None:
 
 def test_sampling_of_pure_and_of_samples() -> None:
     for epsilon in (0.01, 0.9, 1.1, 1000.0):
-        [(leaf, _)] = leaves(PoissonSampledDpEvent(0.25, PureDp(epsilon)))
+        [(leaf, _)] = split_event(PoissonSampledDpEvent(0.25, PureDp(epsilon)))
         expected = math.log1p(0.25 * math.expm1(epsilon)) if epsilon < 700 else epsilon + math.log(0.25)
         assert leaf.epsilon == pytest.approx(expected, rel=1e-12)
-    twice = leaves(PoissonSampledDpEvent(0.5, PoissonSampledDpEvent(0.4, SCREENING)))
-    assert twice == leaves(PoissonSampledDpEvent(0.2, SCREENING))
-    assert leaves(PoissonSampledDpEvent(0.0, SCREENING)) == []
-    assert leaves(PoissonSampledDpEvent(1.0, SCREENING)) == leaves(SCREENING)
+    twice = split_event(PoissonSampledDpEvent(0.5, PoissonSampledDpEvent(0.4, SCREENING)))
+    assert twice == split_event(PoissonSampledDpEvent(0.2, SCREENING))
+    assert split_event(PoissonSampledDpEvent(0.0, SCREENING)) == []
+    assert split_event(PoissonSampledDpEvent(1.0, SCREENING)) == split_event(SCREENING)
 
 
 def test_events_are_frozen_and_travel_as_named_tuples() -> None:

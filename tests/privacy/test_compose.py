@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from dp_accounting import GaussianDpEvent, SelfComposedDpEvent, UnsupportedEventError
 
-from nearveil.privacy import Basis, FilterTerms, Guarantee, compose, compose_events
+from nearveil.privacy import Basis, Guarantee, compose, compose_events
 from nearveil.privacy.accounting import PldAccountant, RenyiFilter
 from nearveil.privacy.events import Budgeted, PureDp
+from nearveil.privacy.guarantee import FilterTerms
 from nearveil.privacy.noise import secure_source, unsafe_seeded
 
 

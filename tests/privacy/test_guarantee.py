@@ -20,9 +20,9 @@ from dp_accounting import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearveil.privacy import Basis, FilterTerms, Guarantee
+from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import Budgeted, NoisyScreening, PureDp, VoteHistogram
-from nearveil.privacy.guarantee import count_events, freeze_event
+from nearveil.privacy.guarantee import FilterTerms, count_events, freeze_event
 from nearveil.privacy.noise import analytic_gaussian_scale, secure_source, unsafe_seeded
 
 

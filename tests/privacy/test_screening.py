@@ -15,16 +15,9 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from nearveil.privacy.accounting import (
-    PldAccountant,
-    fixed_pair_epsilon,
-    screening_curve,
-    screening_delta,
-    screening_epsilon,
-    screening_rdp,
-)
+from nearveil.privacy.accounting import PldAccountant, screening_curve, screening_epsilon
 from nearveil.privacy.accounting.binary import Moves, PrivacyCurve, _hull, _Kernel, _thin, compose_binary
-from nearveil.privacy.accounting.screening import _moves
+from nearveil.privacy.accounting.screening import _moves, fixed_pair_epsilon, screening_delta, screening_rdp
 from nearveil.privacy.events import NoisyScreening, PureDp
 
 MNIST = NoisyScreening(noise=75, threshold=180, n_neighbors=300)

@@ -126,7 +126,7 @@ def test_theorem_a_prime_is_near_what_a_search_finds(bandwidth: float, ratio: fl
 def test_the_anchors_rows_are_near_what_a_search_finds(bandwidth: float, ratio: float) -> None:
     anchors, start = unit_rows(200, 8), np.random.default_rng(1).normal(size=(201, 2))
     labels = np.arange(200) % 10
-    public = bounds.collect(
+    public = bounds.collect_figures(
         anchors,
         labels,
         start,
@@ -155,7 +155,7 @@ def test_the_anchors_rows_are_near_what_a_search_finds(bandwidth: float, ratio: 
 def test_the_form_of_theorem_a_prime_is_that_of_its_kernel() -> None:
     anchors, start = unit_rows(50, 5), starts(51, 3, 0)
     for bandwidth in (0.5, 2.0, 300.0):
-        public = bounds.collect(
+        public = bounds.collect_figures(
             anchors,
             None,
             start,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from nearveil.privacy.accounting import screening_rdp
+from nearveil.privacy.accounting.screening import screening_rdp
 from nearveil.privacy.events import NoisyScreening
 from studies import screening
 from studies._report import write
@@ -95,7 +95,7 @@ def test_figure_3_lies_between_its_bounds_and_the_published_rule_is_too_low_for_
 
 
 def test_the_search_for_a_fixed_pair_finds_the_best() -> None:
-    from nearveil.privacy.accounting import fixed_pair_epsilon
+    from nearveil.privacy.accounting.screening import fixed_pair_epsilon
 
     found, pair = screening.find_worst_pair(40, SMALL, sampling_rate=0.4, delta=1e-5)
     everywhere = [

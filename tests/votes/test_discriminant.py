@@ -21,7 +21,8 @@ from nearveil.ledger import Ledger
 from nearveil.mechanisms import Message, MessageError
 from nearveil.mechanisms.base import fingerprint
 from nearveil.mechanisms.covers.map import MOST_FEATURES
-from nearveil.privacy.noise import gaussian_delta, unsafe_seeded
+from nearveil.privacy.noise import unsafe_seeded
+from nearveil.privacy.noise.calibration import gaussian_delta
 from nearveil.votes import ExhaustedError, PrivateDiscriminant, PublicDiscriminant, plan_publications
 from nearveil.votes._class_projection import Projection, Rows
 from nearveil.votes._discriminant import SENSITIVITY, class_sums

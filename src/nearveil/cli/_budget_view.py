@@ -12,8 +12,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from nearveil.ledger import Account, Balance, Entry, Preview
-from nearveil.ledger.budget import event_text, shown_down, shown_up
+from nearveil.ledger import Account, Balance, Entry
+from nearveil.ledger.budget import format_down, format_event, format_up
+from nearveil.ledger.history import Preview
 
 _KINDS = {"pure": "pure epsilons, added up", "filter": "a Renyi filter", "plan": "a plan, composed by PLD"}
 
@@ -55,7 +56,7 @@ def told(event: DpEvent) -> str:
     >>> told(PoissonSampledDpEvent(0.1, GaussianDpEvent(20.0)))
     'PoissonSampled(0.1, Gaussian(20))'
     """
-    return _told(json.loads(event_text(event)))
+    return _told(json.loads(format_event(event)))
 
 
 def _told(value: Any) -> str:
@@ -84,8 +85,8 @@ def balances_table(lines: Sequence[Balance]) -> Table:
         grid.add_row(
             who,
             Bar(line.epsilon, line.spent, line.spent),
-            shown_up(line.spent),
-            shown_down(line.left),
+            format_up(line.spent),
+            format_down(line.left),
             f"{line.epsilon:g}",
             f"{line.delta:g}",
         )
@@ -148,7 +149,7 @@ def number(value: float) -> float | None:
 
 def events_json(events: Iterable[tuple[DpEvent, int]]) -> list[dict[str, Any]]:
     """Return events with their counts for JSON."""
-    return [{"count": count, "event": json.loads(event_text(event))} for event, count in events]
+    return [{"count": count, "event": json.loads(format_event(event))} for event, count in events]
 
 
 def balance_json(balance: Balance) -> dict[str, Any]:

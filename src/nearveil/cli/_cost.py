@@ -9,7 +9,7 @@ from rich.table import Table
 
 from nearveil.cli._plan import MECHANISM_HELP, METAVAR, Mechanism, event, part
 from nearveil.privacy.accounting import Accountant, AdditionAccountant, PldAccountant, RdpAccountant
-from nearveil.privacy.guarantee import factor, rounded_up
+from nearveil.privacy.guarantee import format_factor, format_rounded_up
 
 _LEAST_DELTA = 1e-18  # for which noise is calibrated
 
@@ -56,7 +56,9 @@ def cost(
     for heading in ("composed by", "epsilon", "e^epsilon, at most"):
         grid.add_column(heading, justify="left" if heading == "composed by" else "right")
     for name, epsilon in prices.items():
-        grid.add_row(name, rounded_up(epsilon, 5), factor(epsilon) if epsilon < 14 else "beyond a million")
+        grid.add_row(
+            name, format_rounded_up(epsilon, 5), format_factor(epsilon) if epsilon < 14 else "beyond a million"
+        )
     console = Console()
     console.print(grid)
     console.print(f"PLD is what an account is charged: {prices['PLD'] / prices['addition']:.1%} of plain addition.")

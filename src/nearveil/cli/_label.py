@@ -21,7 +21,7 @@ from nearveil.cli._label_file import ReservedFile, check_free, encoded, reserved
 from nearveil.cli._label_task import LEAST_SIDE, Bars, Features, Task, Tick, prepare
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy import Guarantee
-from nearveil.privacy.guarantee import rounded_up
+from nearveil.privacy.guarantee import format_rounded_up
 from nearveil.votes import ExhaustedError, PrivateKNeighborsClassifier
 
 _AT_ONCE = 1024  # queries: what was answered is kept if the rest fails
@@ -229,8 +229,8 @@ def _report(outcome: Outcome, out: Path | None, *, as_json: bool) -> None:
     grid = Table(show_header=False)
     for name in ("public_rows", "answered", "declined"):
         grid.add_row(name.replace("_", " "), f"{figures[name]:,}")
-    grid.add_row("epsilon", rounded_up(promise.epsilon, 4))
-    grid.add_row("delta", rounded_up(promise.delta))
+    grid.add_row("epsilon", format_rounded_up(promise.epsilon, 4))
+    grid.add_row("delta", format_rounded_up(promise.delta))
     grid.add_row("labels", Text(clean(out)))
     console = Console(highlight=False)
     console.print(grid)

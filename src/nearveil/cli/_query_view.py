@@ -16,7 +16,7 @@ from nearveil.cli._budget import place
 from nearveil.cli._budget_view import clean, number
 from nearveil.features.images import Pixels
 from nearveil.ledger import Balance
-from nearveil.ledger.budget import shown_down
+from nearveil.ledger.budget import format_down
 from nearveil.privacy import Guarantee
 from nearveil.retrieval.contact_sheet import ContactSheet, right_set
 
@@ -99,7 +99,7 @@ def show(outcome: Outcome, sheet: Path | None, *, as_json: bool) -> None:
     for line in (
         _seen(outcome),
         str(outcome.promise),
-        f"Paid: epsilon {outcome.paid:g}, from the account {balance.account!r}; left: {shown_down(balance.left)} of "
+        f"Paid: epsilon {outcome.paid:g}, from the account {balance.account!r}; left: {format_down(balance.left)} of "
         f"{balance.epsilon:g}.",
         *outcome.notes,
         f"To see this answer again, for nothing: --key {nearest.key}, with the same image.",

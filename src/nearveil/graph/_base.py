@@ -46,7 +46,7 @@ def to_numpy(array: Array) -> Any:
     return np.asarray(array.cpu() if hasattr(array, "cpu") else array)
 
 
-def like(values: Array, model: Array) -> Array:
+def move_to_library(values: Array, model: Array) -> Array:
     """Return `values` in the library and on the device of `model`, dtype kept."""
     if isinstance(model, np.ndarray):
         return to_numpy(values)

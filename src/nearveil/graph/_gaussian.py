@@ -20,7 +20,7 @@ from nearveil.graph._base import (
     check_positive,
     check_unit_rows,
     is_host,
-    like,
+    move_to_library,
     namespace,
     tiny_of,
     to_numpy,
@@ -59,7 +59,7 @@ class ExactGraph(GaussianGraph):
 
             return _fused.product(self._X, self._X, Z, self._sharpness, skip_diagonal=True)
         if is_host(self._X):
-            return like(_symmetric_on_threads(to_numpy(self._X), to_numpy(Z), self._sharpness), Z)
+            return move_to_library(_symmetric_on_threads(to_numpy(self._X), to_numpy(Z), self._sharpness), Z)
         return _symmetric(self._X, Z, self._sharpness, DEVICE_TILE)
 
     def _cross_product(self, X: Array, Z: Array) -> Array:
@@ -183,14 +183,14 @@ class NeighborsGraph(GaussianGraph):
         return np.exp(-0.5 * self._sharpness * np.concatenate(squares))
 
     def _product(self, Z: Array) -> Array:
-        return like(self._matrix @ to_numpy(Z), Z)
+        return move_to_library(self._matrix @ to_numpy(Z), Z)
 
     def _cross_product(self, X: Array, Z: Array) -> Array:
         new, host = to_numpy(X), to_numpy(self._X)
         found = nearest(new, host, self.n_neighbors)
         rows = np.repeat(np.arange(len(new)), self.n_neighbors)
         edges = (self._weights(new, rows, host, found.ravel()), (rows, found.ravel()))
-        return like(csr_array(edges, shape=(len(new), len(host))) @ to_numpy(Z), Z)
+        return move_to_library(csr_array(edges, shape=(len(new), len(host))) @ to_numpy(Z), Z)
 
 
 def nearest(queries: Any, rows: Any, k: int) -> Any:

@@ -12,7 +12,7 @@ from nearveil.graph._base import (
     as_array,
     check_bandwidth,
     check_real,
-    like,
+    move_to_library,
     namespace,
     segment_sum,
     to_numpy,
@@ -51,7 +51,7 @@ class LabelGraph(Graph):
     def degree(self) -> Array:
         """Sum of the weights of each row, shape (n,), in double precision and in the library of the labels."""
         if self._degree is None:
-            self._degree = like(self._product(np.ones((self._n, 1)))[:, 0], self._model)
+            self._degree = move_to_library(self._product(np.ones((self._n, 1)))[:, 0], self._model)
         return self._degree
 
     def matmul(self, Z: Array) -> Array:
@@ -61,7 +61,7 @@ class LabelGraph(Graph):
     def laplacian_matmul(self, Z: Array) -> Array:
         """Multiply the Laplacian of the label weights with `Z` of shape (n, k)."""
         Z = self._check(Z)
-        degree = namespace(Z).astype(like(self.degree, Z), Z.dtype)
+        degree = namespace(Z).astype(move_to_library(self.degree, Z), Z.dtype)
         return degree[:, None] * Z - self._product(Z)
 
     def _check(self, Z: Array) -> Array:
@@ -78,7 +78,7 @@ class LabelGraph(Graph):
         if Z.shape[1] == 0:
             return Z
         n_classes = len(self.classes)
-        codes = like(self._codes, Z)
+        codes = move_to_library(self._codes, Z)
         sums = segment_sum(Z, codes, n_classes + 1)[:n_classes, :]
         none = xp.zeros_like(Z[:1, :])
         of_own_class = xp.take(xp.concat([sums, none]), codes, axis=0)
@@ -98,7 +98,7 @@ class LabelGraph(Graph):
         for start in range(0, len(self.classes), _KERNEL_BLOCK):
             apart = self.classes[start : start + _KERNEL_BLOCK, None] - self.classes[None, :]
             kernel = np.exp(-0.5 * (apart / self.bandwidth) ** 2) * (apart != 0)
-            parts.append(xp.matmul(xp.astype(like(kernel, sums), sums.dtype), sums))
+            parts.append(xp.matmul(xp.astype(move_to_library(kernel, sums), sums.dtype), sums))
         return xp.concat(parts) if parts else sums
 
 

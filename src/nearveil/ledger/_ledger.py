@@ -15,22 +15,22 @@ from nearveil.ledger._spending import Clock, Core, LedgerDatabase, utc_now
 from nearveil.ledger._store import (
     Receipt,
     Witness,
-    all_entries,
-    all_receipts,
-    append,
-    entry_at,
+    append_entry,
+    find_entry,
     find_identity,
     find_version,
     insert_book,
     is_current,
+    load_witnessed_book,
     migrate,
-    witnessed_book,
+    read_entries,
+    read_receipts,
 )
-from nearveil.ledger._verify import Verification, account_names, verify, witness_problems
-from nearveil.ledger.account import Account, open_budget, plan_cost
-from nearveil.ledger.budget import Events, canonical_json, shown_up
+from nearveil.ledger._verify import Verification, find_witness_problems, list_accounts, verify
+from nearveil.ledger.account import Account, find_plan_cost, open_budget
+from nearveil.ledger.budget import Events, canonical_json, format_up
 from nearveil.ledger.errors import AccountError, LedgerError, OverBudgetError, RolledBackError
-from nearveil.ledger.history import Entry, entry_of, exported
+from nearveil.ledger.history import Entry, export_rows, make_entry
 from nearveil.privacy.checks import check_text
 from nearveil.privacy.guarantee import Protects, Relation
 from nearveil.storage import data_folder, describe_url, make_data_folder, parse_url, without_secrets
@@ -149,10 +149,10 @@ class Ledger:
         check_text(name, "name")
         opening = canonical_json(_opening(owner, protects, unit, relation))
         budget = open_budget(epsilon, delta, plan, relation)
-        cost = plan_cost(budget)
+        cost = find_plan_cost(budget)
         if cost is not None and cost > budget.epsilon:
             raise OverBudgetError(
-                f"plan costs epsilon {shown_up(cost)} at delta {budget.delta:g}, which is more than the budget of "
+                f"plan costs epsilon {format_up(cost)} at delta {budget.delta:g}, which is more than the budget of "
                 f"{budget.epsilon:g}; no account was opened",
                 epsilon=budget.epsilon,
                 spent=0.0,
@@ -162,15 +162,17 @@ class Ledger:
         nonce, core, terms = secrets.token_hex(16), self._core, budget.terms()
 
         def work(connection: sa.Connection) -> tuple[None, Receipt | None]:
-            book = witnessed_book(connection, name, core.witness, lock=True)
+            book = load_witnessed_book(connection, name, core.witness, lock=True)
             if book is not None:
-                first = entry_at(connection, name, 1)
+                first = find_entry(connection, name, 1)
                 if first is not None and first.nonce == nonce:
                     return None, book.receipt
                 raise AccountError(f"account {name!r} exists already: account() returns it")
             book = insert_book(connection, name, opening, terms)
             payload = canonical_json({"opening": opening, "terms": terms, "cost": cost})
-            return None, append(connection, book, kind="opened", time=core.now(), nonce=nonce, payload=payload).receipt
+            return None, append_entry(
+                connection, book, kind="opened", time=core.now(), nonce=nonce, payload=payload
+            ).receipt
 
         core.write(work)
         return self.account(name)
@@ -197,7 +199,7 @@ class Ledger:
         -------
         list of Account
         """
-        return [Account(self, name) for name in self._core.read(account_names)]
+        return [Account(self, name) for name in self._core.read(list_accounts)]
 
     def verify(self, account: str | None = None, *, receipts: Sequence[Receipt | str] = ()) -> Verification:
         """Recompute everything: hashes, totals, budgets; compare with the witness and with receipts.
@@ -227,7 +229,7 @@ class Ledger:
         """
         return self._core.read(
             lambda connection: [
-                entry_of(*line) for name in account_names(connection) for line in all_entries(connection, name)
+                make_entry(*line) for name in list_accounts(connection) for line in read_entries(connection, name)
             ]
         )
 
@@ -243,9 +245,9 @@ class Ledger:
         str
         """
         rows = self._core.read(
-            lambda connection: [line for name in account_names(connection) for line in all_entries(connection, name)]
+            lambda connection: [line for name in list_accounts(connection) for line in read_entries(connection, name)]
         )
-        return exported(rows, format)
+        return export_rows(rows, format)
 
     def backup(self, path: str | Path) -> None:
         """Copy a SQLite ledger to a new file, consistently, while others spend.
@@ -298,7 +300,7 @@ class Ledger:
         watching = Witness(data_folder() / "witness" / identity)
         if self._core.read_only or watching.exists():
             return watching
-        receipts = self._core.read(all_receipts)
+        receipts = self._core.read(read_receipts)
         try:
             make_data_folder("witness")
         except OSError as error:
@@ -315,7 +317,7 @@ class Ledger:
         """Raise if the witness has seen more than the database has."""
         # The witness is read before the database: it must not have seen more than we shall see.
         witness = self._core.witness
-        problems = [] if witness is None else witness_problems(self._core, witness.known())
+        problems = [] if witness is None else find_witness_problems(self._core, witness.known())
         if problems:
             raise RolledBackError(
                 f"{'; '.join(problems)}: an old or another copy of the database was put here, or this is a replica "
@@ -324,7 +326,7 @@ class Ledger:
             )
 
     def _has_accounts(self) -> bool:
-        return self._core.read(lambda connection: is_current(connection) and bool(account_names(connection)))
+        return self._core.read(lambda connection: is_current(connection) and bool(list_accounts(connection)))
 
     def _check_version(self) -> None:
         if self._core.read(find_version) is None:

@@ -19,8 +19,26 @@ from dp_accounting import DpEvent
 from sqlalchemy.engine import URL
 
 from nearveil import storage
-from nearveil.ledger._store import Book, Held, Receipt, Row, Witness, append, entry_with_key, load_book, load_quota
-from nearveil.ledger.budget import Charge, PlanBudget, RefusedError, add, canonical_json, charge_events, repeated
+from nearveil.ledger._store import (
+    Book,
+    Held,
+    Receipt,
+    Row,
+    Witness,
+    append_entry,
+    find_entry_by_key,
+    load_book,
+    load_quota,
+)
+from nearveil.ledger.budget import (
+    Charge,
+    PlanBudget,
+    UnpricedError,
+    add_amounts,
+    canonical_json,
+    read_charge,
+    repeat_charge,
+)
 from nearveil.ledger.errors import (
     CorruptLedgerError,
     KeyConflictError,
@@ -29,7 +47,7 @@ from nearveil.ledger.errors import (
     LedgerFullError,
     LedgerUnavailableError,
 )
-from nearveil.ledger.history import preview_of, refusal
+from nearveil.ledger.history import make_preview, make_refusal
 from nearveil.storage import describe_url, find_error, is_transient
 
 T = TypeVar("T")
@@ -82,7 +100,7 @@ class LedgerDatabase(storage.Database):
                 source.backup(copy)
         except sqlite3.Error as error:
             target.unlink(missing_ok=True)  # a backup is whole, or it is not there
-            raise explain(sa.exc.DBAPIError("backup", {}, error), self.url) from error
+            raise explain_error(sa.exc.DBAPIError("backup", {}, error), self.url) from error
 
     def _until_done(
         self, work: Callable[[sa.Connection], T], begin: Callable[[], AbstractContextManager[sa.Connection]]
@@ -93,7 +111,7 @@ class LedgerDatabase(storage.Database):
                 return self._attempt(work, begin)
             except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
                 if not is_transient(error) or time.monotonic() > deadline:
-                    raise explain(error, self.url) from error
+                    raise explain_error(error, self.url) from error
             # Everybody who waits asks equally often, so everybody has the same chance.
             time.sleep(_JITTER.uniform(0.0005, 0.004) if self.is_sqlite else _JITTER.uniform(0.01, 0.1))
 
@@ -143,7 +161,7 @@ _ERRORS: dict[int | str, tuple[type[LedgerError], str]] = {
 }
 
 
-def explain(error: Exception, url: URL) -> LedgerError:
+def explain_error(error: Exception, url: URL) -> LedgerError:
     """Return a database error as one that says what to do, without what was being written."""
     where = f"ledger {describe_url(url)}"
     found, kind = find_error(error, _ERRORS), type(getattr(error, "orig", None) or error).__name__
@@ -209,7 +227,7 @@ LARGEST_MESSAGE = 16 * 2**20
 
 
 @dataclass(frozen=True)
-class Request:
+class SpendRequest:
     """What one call of `spend` asks for. The nonce is its own, however often it is tried."""
 
     account: str
@@ -241,7 +259,7 @@ class Debit:
     """
 
     def __init__(
-        self, core: Core, request: Request, receipt: Receipt, message: bytes | None, *, repeated: bool
+        self, core: Core, request: SpendRequest, receipt: Receipt, message: bytes | None, *, repeated: bool
     ) -> None:
         self.key, self.client = request.key, request.client
         self.repeated, self.message, self.receipt = repeated, message, receipt
@@ -251,7 +269,7 @@ class Debit:
     @property
     def events(self) -> tuple[tuple[DpEvent, int], ...]:
         """The single mechanisms that were paid for."""
-        return charge_events(self._request.charge)
+        return read_charge(self._request.charge)
 
     def store(self, message: bytes) -> None:
         """Keep the public message, durably, so that the same key returns it. Store first, then send.
@@ -296,21 +314,21 @@ class _RefusedSpendError(Exception):
         self.client, self.held = client, held
 
 
-def spend(core: Core, request: Request, terms: str) -> Debit:
+def spend(core: Core, request: SpendRequest, terms: str) -> Debit:
     """Debit an account durably, or find the debit of the same key.
 
     `terms`: Of the account, to price the charge before anybody is made to wait.
     """
-    with suppress(RefusedError):
+    with suppress(UnpricedError):
         Held(terms, (), 0).budget.price(request.charge)
     try:
         return core.write(lambda connection: _debit(connection, core, request))
     except _RefusedSpendError as refused:
         held, client = refused.held, refused.client
-    raise refusal(preview_of(request.account, client, held, request.charge))
+    raise make_refusal(make_preview(request.account, client, held, request.charge))
 
 
-def take(core: Core, request: Request, most: int) -> int:
+def take(core: Core, request: SpendRequest, most: int) -> int:
     """Debit an account durably for a charge as often as its plan and the cap still allow, at most `most` times.
 
     `request`: Its charge is of one time.
@@ -319,21 +337,23 @@ def take(core: Core, request: Request, most: int) -> int:
 
     def work(connection: sa.Connection) -> tuple[int, Receipt | None]:
         book = load_book(connection, request.account, core.witness, lock=True)
-        earlier = entry_with_key(connection, request.account, request.key, "debit")
+        earlier = find_entry_by_key(connection, request.account, request.key, "debit")
         if earlier is not None:  # our own, whose answer was lost: nobody else has the key
             return dict(earlier.content["charge"])[request.charge[0][0]] // request.charge[0][1], book.receipt
         cap = None if request.cap is None else load_quota(connection, request.account, request.cap)
         granted = min(_times(held, request.charge, most) for held in (book.held, cap) if held is not None)
         if not granted:
             return 0, None
-        book = _append(connection, core, book, replace(request, charge=repeated(request.charge, granted)), None, cap)
+        book = _append(
+            connection, core, book, replace(request, charge=repeat_charge(request.charge, granted)), None, cap
+        )
         return granted, book.receipt
 
     try:
         return core.write(work)
     except _RefusedSpendError as refused:
         held = refused.held
-    raise refusal(preview_of(request.account, None, held, repeated(request.charge, most)))
+    raise make_refusal(make_preview(request.account, None, held, repeat_charge(request.charge, most)))
 
 
 def _times(held: Held, charge: Charge, most: int) -> int:
@@ -344,9 +364,9 @@ def _times(held: Held, charge: Charge, most: int) -> int:
     return min(most, *(left.get(text, 0) // times for text, times in charge))
 
 
-def _debit(connection: sa.Connection, core: Core, request: Request) -> tuple[Debit, Receipt | None]:
+def _debit(connection: sa.Connection, core: Core, request: SpendRequest) -> tuple[Debit, Receipt | None]:
     book = load_book(connection, request.account, core.witness, lock=True)
-    earlier = entry_with_key(connection, request.account, request.key, "debit")
+    earlier = find_entry_by_key(connection, request.account, request.key, "debit")
     if earlier is not None and earlier.nonce == request.nonce:
         # Our own: the connection died after the commit, before it could say so.
         return Debit(core, request, book.receipt, None, repeated=False), book.receipt
@@ -363,7 +383,7 @@ def _debit(connection: sa.Connection, core: Core, request: Request) -> tuple[Deb
 
 
 def _append(
-    connection: sa.Connection, core: Core, book: Book, request: Request, quota: Held | None, cap: Held | None
+    connection: sa.Connection, core: Core, book: Book, request: SpendRequest, quota: Held | None, cap: Held | None
 ) -> Book:
     """Write the debit of an account, a client and a cap, or leave the transaction."""
     held, price = _pay(book.held, request.charge, None)
@@ -372,32 +392,32 @@ def _append(
         quota, paid["client_price"] = _pay(quota, request.charge, request.client)
     about = {"time": core.now(), "nonce": request.nonce, "key": request.key}
     book, payload = replace(book, held=held), canonical_json(paid)
-    book = append(connection, book, kind="debit", payload=payload, client=request.client, quota=quota, **about)
+    book = append_entry(connection, book, kind="debit", payload=payload, client=request.client, quota=quota, **about)
     if cap is not None:
         cap, price = _pay(cap, request.charge, request.cap)
         payload = canonical_json({"price": price})
-        book = append(connection, book, kind="take", payload=payload, client=request.cap, quota=cap, **about)
+        book = append_entry(connection, book, kind="take", payload=payload, client=request.cap, quota=cap, **about)
     return book
 
 
 def _pay(held: Held, charge: Charge, client: str | None) -> tuple[Held, Any]:
     try:
         price = held.budget.price(charge)
-    except RefusedError:
+    except UnpricedError:
         raise _RefusedSpendError(client, held) from None
-    totals = add(held.totals, price)
+    totals = add_amounts(held.totals, price)
     if not held.budget.allows(totals):
         raise _RefusedSpendError(client, held)
     return replace(held, totals=totals), price
 
 
-def _stored(connection: sa.Connection, request: Request, earlier: Row) -> bytes:
+def _stored(connection: sa.Connection, request: SpendRequest, earlier: Row) -> bytes:
     """Return the message of a key that was spent before."""
     charged = tuple((text, times) for text, times in earlier.content["charge"])
     if earlier.client != request.client or charged != request.charge:
         # One sentence for both: whoever tries another's key learns nothing more.
         raise KeyConflictError("key was used before, for something else: take a new one (new_key())")
-    message = entry_with_key(connection, request.account, request.key, "message")
+    message = find_entry_by_key(connection, request.account, request.key, "message")
     if message is None:
         raise KeySpentError(
             "key was spent and its message never stored: it is spent. Release nothing for it; to release, spend again "
@@ -407,18 +427,18 @@ def _stored(connection: sa.Connection, request: Request, earlier: Row) -> bytes:
 
 
 def _append_message(
-    connection: sa.Connection, core: Core, request: Request, payload: str
+    connection: sa.Connection, core: Core, request: SpendRequest, payload: str
 ) -> tuple[Receipt, Receipt | None]:
     book: Book = load_book(connection, request.account, core.witness, lock=True)
-    debit = entry_with_key(connection, request.account, request.key, "debit")
+    debit = find_entry_by_key(connection, request.account, request.key, "debit")
     if debit is None or debit.nonce != request.nonce:
         raise LedgerError("this debit is no longer in the ledger: release nothing, and verify the ledger")
-    stored = entry_with_key(connection, request.account, request.key, "message")
+    stored = find_entry_by_key(connection, request.account, request.key, "message")
     if stored is not None and stored.payload == payload:
         return book.receipt, book.receipt  # our own, whose answer was lost: nobody else holds the debit
     if stored is not None:
         raise LedgerError("another message is stored already for this key; a key releases one message, once")
-    book = append(
+    book = append_entry(
         connection, book, kind="message", time=core.now(), nonce=request.nonce, payload=payload, key=request.key
     )
     return book.receipt, book.receipt

@@ -17,13 +17,12 @@ from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from nearveil.ledger.budget import Amounts, Budget, budget_of, canonical_json
+from nearveil.ledger.budget import Amounts, Budget, canonical_json, parse_budget
 from nearveil.ledger.errors import (
     AccountError,
     CorruptLedgerError,
     LedgerError,
     LedgerUnavailableError,
-    NewerLedgerError,
     RolledBackError,
 )
 
@@ -36,7 +35,7 @@ def digest(*texts: str) -> str:
     return hashlib.sha256(canonical_json(texts).encode()).hexdigest()
 
 
-def slot_of(account: str, key: str | None, kind: str) -> str | None:
+def make_slot(account: str, key: str | None, kind: str) -> str | None:
     """Return what is unique to the debit, and to the message, of a key; None for entries without a key."""
     return None if key is None else digest(account, key, kind)
 
@@ -132,7 +131,7 @@ class Witness:
         with self._open(fcntl.LOCK_SH) as handle:
             return {name: (sequence, value) for _, name, sequence, value in _records(handle, self.path)}
 
-    def check(self, account: str, sequence: int, head: str, hash_at: Callable[[int], str | None]) -> None:
+    def check(self, account: str, sequence: int, head: str, find_hash: Callable[[int], str | None]) -> None:
         """Raise unless an account, at `sequence` with the hash `head`, continues what was witnessed.
 
         `sequence`: 0 where the database has no such account.
@@ -148,7 +147,7 @@ class Witness:
                 f"account {account!r} is at entry {sequence}, but its witness has seen entry {seen[0]}: an old copy of "
                 f"the database was put back, or this is a replica that lags. {_WHAT_TO_DO}"
             )
-        if seen[1] != (head if seen[0] == sequence else hash_at(seen[0])):
+        if seen[1] != (head if seen[0] == sequence else find_hash(seen[0])):
             raise RolledBackError(
                 f"account {account!r} has another entry {seen[0]} than its witness has seen: its history was replaced. "
                 f"{_WHAT_TO_DO}"
@@ -282,7 +281,7 @@ def find_version(connection: sa.Connection) -> str | None:
     version = _version(connection)
     known = {script.revision for script in _scripts().walk_revisions()}
     if version is not None and version not in known:
-        raise NewerLedgerError(
+        raise LedgerError(
             f"this ledger is of version {version}, which this nearveil does not know: install a newer nearveil"
         )
     return version
@@ -331,7 +330,7 @@ class Held:
     @property
     def budget(self) -> Budget:
         """The budget that the terms tell of."""
-        return budget_of(self.terms)
+        return parse_budget(self.terms)
 
     @property
     def text(self) -> str:
@@ -373,7 +372,7 @@ def find_book(connection: sa.Connection, name: str, *, lock: bool = False) -> Bo
     return Book(row.name, row.opening, Held(row.terms, _totals(row.totals, name), row.sequence), row.head)
 
 
-def all_receipts(connection: sa.Connection) -> list[Receipt]:
+def read_receipts(connection: sa.Connection) -> list[Receipt]:
     """Return how far every account has come."""
     rows = connection.execute(sa.select(accounts.c.name, accounts.c.sequence, accounts.c.head))
     return [Receipt(row.name, row.sequence, row.head) for row in rows]
@@ -381,10 +380,13 @@ def all_receipts(connection: sa.Connection) -> list[Receipt]:
 
 def load_book(connection: sa.Connection, name: str, witness: Witness | None, *, lock: bool = False) -> Book:
     """Return an account that agrees with its last entry and with its witness."""
-    book = witnessed_book(connection, name, witness, lock=lock)
+    book = load_witnessed_book(connection, name, witness, lock=lock)
     if book is None:
         raise AccountError(f"account {name!r} does not exist: open_account makes one, accounts() lists them")
-    last, previous = entry_at(connection, name, book.held.sequence), hash_at(connection, name, book.held.sequence - 1)
+    last, previous = (
+        find_entry(connection, name, book.held.sequence),
+        find_hash(connection, name, book.held.sequence - 1),
+    )
     told = digest(book.opening, book.held.state)
     if last is None or previous is None or last.hash(previous) != book.head or last.state != told:
         raise CorruptLedgerError(
@@ -394,7 +396,7 @@ def load_book(connection: sa.Connection, name: str, witness: Witness | None, *, 
     return book
 
 
-def witnessed_book(connection: sa.Connection, name: str, witness: Witness | None, *, lock: bool) -> Book | None:
+def load_witnessed_book(connection: sa.Connection, name: str, witness: Witness | None, *, lock: bool) -> Book | None:
     """Return an account, or None, that agrees with its witness."""
     book = find_book(connection, name, lock=lock)
     try:
@@ -412,7 +414,7 @@ def _check_witness(connection: sa.Connection, name: str, book: Book | None, witn
     """Raise if the witness has seen more of an account than there is."""
     if witness is not None:
         sequence, head = (0, GENESIS) if book is None else (book.held.sequence, book.head)
-        witness.check(name, sequence, head, lambda earlier: hash_at(connection, name, earlier))
+        witness.check(name, sequence, head, lambda earlier: find_hash(connection, name, earlier))
 
 
 def load_quota(connection: sa.Connection, name: str, client: str) -> Held:
@@ -420,7 +422,7 @@ def load_quota(connection: sa.Connection, name: str, client: str) -> Held:
     quota = find_quota(connection, name, client)
     if quota is None:
         raise AccountError(f"client {client!r} has no quota, and no cap, in account {name!r}: quota() gives one")
-    last = entry_at(connection, name, quota.sequence)
+    last = find_entry(connection, name, quota.sequence)
     if last is None or last.client != client or last.client_state != quota.state:
         raise CorruptLedgerError(
             f"the quota of client {client!r} does not agree with its last entry: somebody changed the database by "
@@ -436,15 +438,15 @@ def find_quota(connection: sa.Connection, name: str, client: str) -> Held | None
     return None if row is None else Held(row.terms, _totals(row.totals, name), row.sequence)
 
 
-def entry_at(connection: sa.Connection, name: str, sequence: int) -> Row | None:
+def find_entry(connection: sa.Connection, name: str, sequence: int) -> Row | None:
     """Return an entry by its place."""
     row = connection.execute(
         sa.select(entries).where(entries.c.account == name, entries.c.sequence == sequence)
     ).one_or_none()
-    return None if row is None else as_row(row)
+    return None if row is None else make_row(row)
 
 
-def hash_at(connection: sa.Connection, name: str, sequence: int) -> str | None:
+def find_hash(connection: sa.Connection, name: str, sequence: int) -> str | None:
     """Return an entry's hash by its place; the one before the first is known."""
     if sequence == 0:
         return GENESIS
@@ -452,26 +454,26 @@ def hash_at(connection: sa.Connection, name: str, sequence: int) -> str | None:
     return connection.execute(query).scalar_one_or_none()
 
 
-def entry_with_key(connection: sa.Connection, name: str, key: str, kind: str) -> Row | None:
+def find_entry_by_key(connection: sa.Connection, name: str, key: str, kind: str) -> Row | None:
     """Return the debit or the message of a key."""
-    query = sa.select(entries).where(entries.c.slot == slot_of(name, key, kind))
+    query = sa.select(entries).where(entries.c.slot == make_slot(name, key, kind))
     row = connection.execute(query).one_or_none()
-    return None if row is None else as_row(row)
+    return None if row is None else make_row(row)
 
 
-def all_entries(connection: sa.Connection, name: str) -> Iterator[tuple[Row, str]]:
+def read_entries(connection: sa.Connection, name: str) -> Iterator[tuple[Row, str]]:
     """Yield the entries of an account in their order, each with the hash that is kept with it."""
     query = sa.select(entries).where(entries.c.account == name).order_by(entries.c.sequence)
     for row in connection.execution_options(yield_per=500).execute(query):
-        yield as_row(row), row.hash
+        yield make_row(row), row.hash
 
 
-def as_row(row: Any) -> Row:
+def make_row(row: Any) -> Row:
     """Return a database row as an entry."""
     return Row(**{name: getattr(row, name) for name in _FIELDS})
 
 
-def append(
+def append_entry(
     connection: sa.Connection,
     book: Book,
     *,
@@ -500,7 +502,7 @@ def append(
         payload=payload,
         state=digest(book.opening, held.state),
         client_state=None if quota is None else quota.state,
-        slot=slot_of(book.name, key, kind),
+        slot=make_slot(book.name, key, kind),
     )
     after = replace(book, held=held, head=row.hash(book.head))
     values = {"totals": held.text, "sequence": sequence, "head": after.head}
@@ -514,7 +516,7 @@ def append(
 
 def insert_book(connection: sa.Connection, name: str, opening: str, terms: str) -> Book:
     """Write a new account that has no entry yet."""
-    held = Held(terms, budget_of(terms).nothing, 0)
+    held = Held(terms, parse_budget(terms).nothing, 0)
     values = {"name": name, "opening": opening, "terms": terms, "totals": held.text, "sequence": 0, "head": GENESIS}
     connection.execute(sa.insert(accounts).values(values))
     return Book(name, opening, held, GENESIS)
@@ -522,7 +524,7 @@ def insert_book(connection: sa.Connection, name: str, opening: str, terms: str) 
 
 def insert_quota(connection: sa.Connection, name: str, client: str, terms: str) -> Held:
     """Write a new quota."""
-    held = Held(terms, budget_of(terms).nothing, 0)
+    held = Held(terms, parse_budget(terms).nothing, 0)
     values = {"account": name, "client": client, "terms": terms, "totals": held.text, "sequence": 0}
     connection.execute(sa.insert(quotas).values(values))
     return held

@@ -12,15 +12,15 @@ from nearveil.ledger._store import (
     Receipt,
     Row,
     accounts,
-    all_entries,
     digest,
     entries,
     find_book,
     find_quota,
+    make_slot,
     quotas,
-    slot_of,
+    read_entries,
 )
-from nearveil.ledger.account import plan_cost
+from nearveil.ledger.account import find_plan_cost
 from nearveil.ledger.budget import (
     Amounts,
     Budget,
@@ -28,9 +28,9 @@ from nearveil.ledger.budget import (
     FilterBudget,
     PlanBudget,
     PureBudget,
-    RefusedError,
-    add,
-    budget_of,
+    UnpricedError,
+    add_amounts,
+    parse_budget,
 )
 from nearveil.ledger.errors import CorruptLedgerError
 
@@ -41,7 +41,7 @@ Seen = Mapping[str, tuple[int, str]]
 
 
 @dataclass(frozen=True)
-class Problem:
+class LedgerProblem:
     """Something that does not fit.
 
     Attributes
@@ -76,7 +76,7 @@ class Verification:
 
     accounts: int
     entries: int
-    problems: tuple[Problem, ...]
+    problems: tuple[LedgerProblem, ...]
 
     @property
     def ok(self) -> bool:
@@ -99,13 +99,13 @@ def verify(core: Core, account: str | None, receipts: Sequence[Receipt]) -> Veri
     seen: Seen = {} if core.witness is None or not core.witness.exists() else core.witness.known()
 
     def work(connection: sa.Connection) -> Verification:
-        names = [account] if account is not None else account_names(connection)
-        problems = [Problem(name, None, text) for name, text in _lost(names, account, seen, receipts)]
+        names = [account] if account is not None else list_accounts(connection)
+        problems = [LedgerProblem(name, None, text) for name, text in _find_lost(names, account, seen, receipts)]
         counted = 0
         for name in names:
             marks = [(seen[digest(name)], "its witness")] if digest(name) in seen else []
             marks += [((one.sequence, one.hash), "a receipt") for one in receipts if one.account == name]
-            check = _Check(connection, name)
+            check = _Replay(connection, name)
             problems += check.run(marks)
             counted += check.counted
         return Verification(len(names), counted, tuple(problems))
@@ -113,12 +113,12 @@ def verify(core: Core, account: str | None, receipts: Sequence[Receipt]) -> Veri
     return core.read(work)
 
 
-def witness_problems(core: Core, seen: Seen) -> list[str]:
+def find_witness_problems(core: Core, seen: Seen) -> list[str]:
     """Return where the database falls short of what the witness has seen, without replaying anything."""
 
     def work(connection: sa.Connection) -> list[str]:
-        names = account_names(connection)
-        problems = [text for _, text in _lost(names, None, seen, ())]
+        names = list_accounts(connection)
+        problems = [text for _, text in _find_lost(names, None, seen, ())]
         for name in names:
             if digest(name) in seen:
                 sequence, value = seen[digest(name)]
@@ -130,13 +130,15 @@ def witness_problems(core: Core, seen: Seen) -> list[str]:
     return core.read(work)
 
 
-def account_names(connection: sa.Connection) -> list[str]:
+def list_accounts(connection: sa.Connection) -> list[str]:
     """Return the names of all accounts, also of those whose row was removed."""
     rows = sa.union(sa.select(accounts.c.name), sa.select(entries.c.account))
     return sorted(connection.execute(rows).scalars())
 
 
-def _lost(names: list[str], asked: str | None, seen: Seen, receipts: Sequence[Receipt]) -> Iterator[tuple[str, str]]:
+def _find_lost(
+    names: list[str], asked: str | None, seen: Seen, receipts: Sequence[Receipt]
+) -> Iterator[tuple[str, str]]:
     """Yield accounts that somebody remembers and that are not there."""
     if asked is None:
         missing = set(seen) - {digest(name) for name in names}
@@ -148,7 +150,7 @@ def _lost(names: list[str], asked: str | None, seen: Seen, receipts: Sequence[Re
 
 
 @dataclass
-class _Check:
+class _Replay:
     """One account, replayed."""
 
     connection: sa.Connection
@@ -162,30 +164,30 @@ class _Check:
     taken: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
 
-    def run(self, marks: Sequence[tuple[tuple[int, str], str]]) -> list[Problem]:
+    def run(self, marks: Sequence[tuple[tuple[int, str], str]]) -> list[LedgerProblem]:
         wanted = {
             sequence: [(value, who) for (at, value), who in marks if at == sequence] for (sequence, _), _ in marks
         }
-        problems: list[Problem] = []
+        problems: list[LedgerProblem] = []
         last = 0
-        for row, kept in all_entries(self.connection, self.name):
+        for row, kept in read_entries(self.connection, self.name):
             found = list(self._entry(row, kept, last))
             found += [
                 f"differs from what {who} has seen" for value, who in wanted.get(row.sequence, ()) if value != kept
             ]
-            problems += [Problem(self.name, row.sequence, text) for text in found]
+            problems += [LedgerProblem(self.name, row.sequence, text) for text in found]
             self.head, last, self.counted = kept, row.sequence, self.counted + 1
         late = [(at, who) for (at, _), who in marks if at > last]
         problems += [
-            Problem(self.name, None, f"rolled back: it ends at entry {last}, and {who} has seen entry {at}")
+            LedgerProblem(self.name, None, f"rolled back: it ends at entry {last}, and {who} has seen entry {at}")
             for at, who in late
         ]
-        return problems + [Problem(self.name, None, text) for text in self._rows(last)]
+        return problems + [LedgerProblem(self.name, None, text) for text in self._rows(last)]
 
     def _entry(self, row: Row, kept: str, last: int) -> Iterator[str]:
         if row.sequence != last + 1:
             yield f"entries {last + 1} to {row.sequence - 1} are missing"
-        if row.slot != slot_of(row.account, row.key, row.kind):
+        if row.slot != make_slot(row.account, row.key, row.kind):
             yield "is not found by its key"
         if row.hash(self.head) != kept:
             yield "does not fit its hash: it was changed, or what comes before it"
@@ -217,15 +219,15 @@ class _Check:
     def _opened(self, row: Row) -> Iterator[str]:
         content = row.content
         self.opening, terms = content["opening"], content["terms"]
-        budget = budget_of(terms)
+        budget = parse_budget(terms)
         self.held = Held(terms, budget.nothing, row.sequence)
-        cost = plan_cost(budget)
+        cost = find_plan_cost(budget)
         if cost is not None and cost > budget.epsilon * (1 + 1 / _SLACK):
             yield "opened a plan that costs more than its budget"
         yield from _limits(budget)
 
     def _quota(self, row: Row) -> Iterator[str]:
-        budget = budget_of(row.content["terms"])
+        budget = parse_budget(row.content["terms"])
         if row.client is None or row.client in self.clients or self.held is None:
             yield "gives a quota that cannot be"
             return
@@ -235,7 +237,7 @@ class _Check:
         yield from _limits(budget)
 
     def _cap(self, row: Row) -> Iterator[str]:
-        budget = budget_of(row.content["terms"])
+        budget = parse_budget(row.content["terms"])
         if row.client is None or row.client in self.clients or not isinstance(budget, PlanBudget):
             yield "opens a cap that cannot be"
             return
@@ -248,14 +250,14 @@ class _Check:
             yield "debits a key that was spent before, or none"
             return
         self.debits[row.key] = charge
-        self.held, wrong = _paid(self.held, charge, tuple(content["price"]), row.sequence)
+        self.held, wrong = _replay_payment(self.held, charge, tuple(content["price"]), row.sequence)
         yield from wrong
         if row.client is not None:
             if row.client not in self.clients:
                 yield "debits a client that has no quota"
                 return
             price = tuple(content["client_price"])
-            self.clients[row.client], wrong = _paid(self.clients[row.client], charge, price, row.sequence)
+            self.clients[row.client], wrong = _replay_payment(self.clients[row.client], charge, price, row.sequence)
             yield from (f"{text} (of the client)" for text in wrong)
 
     def _take(self, row: Row) -> Iterator[str]:
@@ -264,7 +266,7 @@ class _Check:
             return
         self.taken.add(row.key)
         held, price = self.clients[row.client], tuple(row.content["price"])
-        self.clients[row.client], wrong = _paid(held, self.debits[row.key], price, row.sequence)
+        self.clients[row.client], wrong = _replay_payment(held, self.debits[row.key], price, row.sequence)
         yield from (f"{text} (of the cap)" for text in wrong)
 
     def _message(self, row: Row) -> Iterator[str]:
@@ -307,22 +309,22 @@ def _limits(budget: Budget) -> Iterator[str]:
         yield "has limits that are wider than its budget"
 
 
-def _paid(held: Held, charge: Charge, price: Amounts, sequence: int) -> tuple[Held, list[str]]:
+def _replay_payment(held: Held, charge: Charge, price: Amounts, sequence: int) -> tuple[Held, list[str]]:
     """Return what is held after a recorded price was paid, and what is wrong with it."""
     wrong = []
     try:
         right = held.budget.price(charge)
-        if not all(_enough(recorded, due) for recorded, due in zip(price, right, strict=True)):
+        if not all(_is_enough(recorded, due) for recorded, due in zip(price, right, strict=True)):
             wrong.append("was charged less than its events cost")
-    except RefusedError:
+    except UnpricedError:
         wrong.append("pays for events that this budget does not take")
-    after = replace(held, totals=add(held.totals, price), sequence=sequence)
+    after = replace(held, totals=add_amounts(held.totals, price), sequence=sequence)
     if not held.budget.allows(after.totals):
         wrong.append("passes the budget")
     return after, wrong
 
 
-def _enough(recorded: int | None, due: int | None) -> bool:
+def _is_enough(recorded: int | None, due: int | None) -> bool:
     if recorded is None or due is None:
         return recorded is None
     return recorded >= due - due // _SLACK

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 import sqlalchemy as sa
 from dp_accounting import DpEvent, SelfComposedDpEvent
 
-from nearveil.ledger._spending import Core, Debit, Request, new_key, spend, take
+from nearveil.ledger._spending import Core, Debit, SpendRequest, new_key, spend, take
 from nearveil.ledger._store import (
     Book,
     Held,
     Receipt,
-    all_entries,
-    append,
+    append_entry,
     find_quota,
     insert_quota,
     load_book,
     load_quota,
+    read_entries,
 )
 from nearveil.ledger.budget import (
     Budget,
@@ -27,21 +27,30 @@ from nearveil.ledger.budget import (
     FilterBudget,
     PlanBudget,
     PureBudget,
-    RefusedError,
+    UnpricedError,
     canonical_json,
-    charge_events,
-    charge_of,
-    guarantee_charge,
-    joined,
-    pld_epsilon,
-    repeated,
+    charge_guarantee,
+    find_pld_epsilon,
+    join_charges,
+    make_charge,
+    read_charge,
+    repeat_charge,
 )
 from nearveil.ledger.errors import AccountError
-from nearveil.ledger.history import Balance, Entry, Preview, affordable, balance_of, entry_of, preview_of, refusal
-from nearveil.privacy import Basis, FilterTerms, Guarantee
+from nearveil.ledger.history import (
+    Balance,
+    Entry,
+    Preview,
+    is_affordable,
+    make_balance,
+    make_entry,
+    make_preview,
+    make_refusal,
+)
+from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import check_count, check_text
 from nearveil.privacy.events import Budgeted
-from nearveil.privacy.guarantee import Protects, Relation
+from nearveil.privacy.guarantee import FilterTerms, Protects, Relation
 
 if TYPE_CHECKING:
     from nearveil.ledger._ledger import Ledger
@@ -104,7 +113,7 @@ class Account:
         events, within = (Budgeted(self.epsilon, self.delta),), None
         if isinstance(self._budget, PlanBudget):
             charge = tuple(zip(self._budget.plan, self._budget.limits, strict=True))
-            events = tuple(SelfComposedDpEvent(event, times) for event, times in charge_events(charge))
+            events = tuple(SelfComposedDpEvent(event, times) for event, times in read_charge(charge))
         else:
             orders = self._budget.orders if isinstance(self._budget, FilterBudget) else ()
             within = FilterTerms(self.epsilon, self.delta, orders)
@@ -130,7 +139,7 @@ class Account:
         -------
         Balance
         """
-        return balance_of(self.name, client, self._held(client))
+        return make_balance(self.name, client, self._held(client))
 
     def remaining(self, cap: str | None = None) -> tuple[tuple[DpEvent, int], ...]:
         """Return what may still be taken of the account's plan, or of a cap. Counts are read, nothing is priced.
@@ -146,7 +155,7 @@ class Account:
             Empty where all is taken, and for accounts without a plan.
         """
         held = self._held(cap)
-        return charge_events(held.budget.left(held.totals)) if isinstance(held.budget, PlanBudget) else ()
+        return read_charge(held.budget.left(held.totals)) if isinstance(held.budget, PlanBudget) else ()
 
     def assert_affordable(self, guarantee: Guarantee | Parts) -> None:
         """Raise unless all of it could be paid now. Nothing is spent, and priced for a refusal alone.
@@ -162,8 +171,8 @@ class Account:
             With figures.
         """
         charge, held = self._charge(guarantee), self._held(None)
-        if not affordable(held, charge):
-            raise refusal(preview_of(self.name, None, held, charge))
+        if not is_affordable(held, charge):
+            raise make_refusal(make_preview(self.name, None, held, charge))
 
     def preview(self, guarantee: Guarantee | Parts, *, client: str | None = None) -> Preview:
         """Return what a spend would cost and leave, spending nothing.
@@ -180,10 +189,10 @@ class Account:
         Preview
         """
         charge = self._charge(guarantee)
-        whole = preview_of(self.name, None, self._held(None), charge)
+        whole = make_preview(self.name, None, self._held(None), charge)
         if client is None or not whole.allowed:
             return whole
-        return preview_of(self.name, client, self._held(client), charge)
+        return make_preview(self.name, client, self._held(client), charge)
 
     def spend(
         self,
@@ -226,7 +235,7 @@ class Account:
         key = new_key() if key is None else check_text(key, "key")
         if client is not None:
             check_text(client, "client")
-        request = Request(self.name, self._charge_once(guarantee), key, client, cap)
+        request = SpendRequest(self.name, self._charge_once(guarantee), key, client, cap)
         return spend(self._core, request, self._book.held.terms)
 
     def take(self, guarantee: Guarantee, most: int, *, cap: str | None = None) -> int:
@@ -254,7 +263,7 @@ class Account:
             Whether a debit stands is not known; release nothing.
         """
         check_count(most, "most")
-        return take(self._core, Request(self.name, self._charge_once(guarantee), new_key(), None, cap), most)
+        return take(self._core, SpendRequest(self.name, self._charge_once(guarantee), new_key(), None, cap), most)
 
     def quota(
         self,
@@ -285,7 +294,7 @@ class Account:
         part = self._part(epsilon, delta, plan)
         if not self._budget.contains(part):
             raise ValueError("quota must be a part of the account's budget: smaller, and at no larger delta")
-        return balance_of(self.name, client, self._give("quota", client, part.terms()))
+        return make_balance(self.name, client, self._give("quota", client, part.terms()))
 
     def open_cap(self, plan: Events) -> str | None:
         """Open a cap: how often each mechanism may happen at all, for whoever knows its name.
@@ -324,7 +333,7 @@ class Account:
         return self._budget == self._plan_budget(plan)
 
     def _plan_budget(self, plan: Events) -> PlanBudget:
-        return PlanBudget.open(self.epsilon, self.delta, charge_of(plan, self.relation))
+        return PlanBudget.open(self.epsilon, self.delta, make_charge(plan, self.relation))
 
     def _give(self, kind: Literal["quota", "cap"], name: str, terms: str) -> Held:
         """Write a quota or a cap that is not there yet."""
@@ -338,7 +347,7 @@ class Account:
                     return there, book.receipt  # given already, perhaps by an attempt of ours whose answer was lost
                 raise AccountError(f"client {name!r} has another quota already: quotas do not change")
             held, payload = insert_quota(connection, self.name, name, terms), canonical_json({"terms": terms})
-            book = append(
+            book = append_entry(
                 connection, book, kind=kind, time=core.now(), nonce=nonce, payload=payload, client=name, quota=held
             )
             return held, book.receipt
@@ -361,16 +370,18 @@ class Account:
         -------
         list of Entry
         """
-        return self._core.read(lambda connection: [entry_of(*line) for line in all_entries(connection, self.name)])
+        return self._core.read(lambda connection: [make_entry(*line) for line in read_entries(connection, self.name)])
 
     def _charge(self, guarantee: Guarantee | Parts) -> Charge:
         if isinstance(guarantee, Guarantee) or not isinstance(guarantee, Iterable):
             return self._charge_once(guarantee)
         pairs = [part if isinstance(part, tuple) and len(part) == 2 else (part, 1) for part in guarantee]
-        return joined(repeated(self._charge_once(one), check_count(times, "times", least=1)) for one, times in pairs)
+        return join_charges(
+            repeat_charge(self._charge_once(one), check_count(times, "times", least=1)) for one, times in pairs
+        )
 
     def _charge_once(self, guarantee: Guarantee) -> Charge:
-        return guarantee_charge(guarantee, self.protects, self.unit, self.relation, self.delta)
+        return charge_guarantee(guarantee, self.protects, self.unit, self.relation, self.delta)
 
     @property
     def _core(self) -> Core:
@@ -403,7 +414,7 @@ class Account:
         if isinstance(self._budget, PlanBudget):
             if plan is None or epsilon is not None or delta is not None:
                 raise ValueError("quota of an account with a plan must be a part of it: give plan, and nothing else")
-            return PlanBudget.open(self.epsilon, self.delta, charge_of(plan, self.relation))
+            return PlanBudget.open(self.epsilon, self.delta, make_charge(plan, self.relation))
         if plan is not None or epsilon is None:
             raise ValueError("quota of an account without a plan must have an epsilon, and no plan")
         return open_budget(epsilon, self.delta if delta is None else delta, None, self.relation)
@@ -434,15 +445,15 @@ def _reopened(ledger: "Ledger", name: str) -> Account:
 def open_budget(epsilon: float, delta: float, plan: Events | None, relation: Relation) -> Budget:
     """Return the budget of an account: a plan, a filter, or pure epsilons."""
     if plan is not None:
-        return PlanBudget.open(epsilon, delta, charge_of(plan, relation))
+        return PlanBudget.open(epsilon, delta, make_charge(plan, relation))
     return PureBudget.open(epsilon) if delta == 0 else FilterBudget.open(epsilon, delta)
 
 
-def plan_cost(budget: Budget) -> float | None:
+def find_plan_cost(budget: Budget) -> float | None:
     """Return what a plan costs at its delta, by PLD; None where there is no plan."""
     if not isinstance(budget, PlanBudget):
         return None
     try:
-        return pld_epsilon(tuple(zip(budget.plan, budget.limits, strict=True)), budget.delta)
-    except RefusedError as refused:
+        return find_pld_epsilon(tuple(zip(budget.plan, budget.limits, strict=True)), budget.delta)
+    except UnpricedError as refused:
         raise ValueError(f"plan cannot be composed: {refused}") from refused

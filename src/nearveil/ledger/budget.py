@@ -21,7 +21,7 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy import events as own
 from nearveil.privacy.accounting import PldAccountant, RdpAccountant, RenyiFilter
 from nearveil.privacy.checks import check_count, check_delta, check_epsilon, check_finite
-from nearveil.privacy.events import PureDp, SampledScreening, leaves
+from nearveil.privacy.events import PureDp, SampledScreening, split_event
 from nearveil.privacy.guarantee import Protects, Relation, count_events, needs_add_remove
 
 Events: TypeAlias = DpEvent | Iterable[DpEvent | tuple[DpEvent, int]]
@@ -93,29 +93,29 @@ def _decoded(value: Mapping[str, Any]) -> DpEvent:
     return kind(**{name: read(value[name]) for name, read in _FIELDS[kind].items()})
 
 
-def event_text(event: DpEvent) -> str:
+def format_event(event: DpEvent) -> str:
     """Return the canonical text of an event.
 
     Examples
     --------
-    >>> event_text(dp.GaussianDpEvent(4))
+    >>> format_event(dp.GaussianDpEvent(4))
     '{"noise_multiplier":4.0,"type":"GaussianDpEvent"}'
     """
     return canonical_json(_encoded(event))
 
 
-def text_event(text: str) -> DpEvent:
+def parse_event(text: str) -> DpEvent:
     """Return the event of a canonical text.
 
     Examples
     --------
-    >>> text_event('{"noise_multiplier":4.0,"type":"GaussianDpEvent"}')
+    >>> parse_event('{"noise_multiplier":4.0,"type":"GaussianDpEvent"}')
     GaussianDpEvent(noise_multiplier=4.0)
     """
     return _decoded(json.loads(text))
 
 
-def charge_of(events: Events, relation: Relation) -> Charge:
+def make_charge(events: Events, relation: Relation) -> Charge:
     """Return the single mechanisms of `events`, counted, equal ones together.
 
     Compositions are unfolded, and nearveil's own events put in terms of known ones, as accountants do; so two ways to
@@ -125,7 +125,7 @@ def charge_of(events: Events, relation: Relation) -> Charge:
 
     Examples
     --------
-    >>> charge_of([(own.PureDp(0.5), 2), dp.SelfComposedDpEvent(own.PureDp(0.5), 3)], "replace")
+    >>> make_charge([(own.PureDp(0.5), 2), dp.SelfComposedDpEvent(own.PureDp(0.5), 3)], "replace")
     (('{"epsilon":0.5,"type":"PureDp"}', 5),)
     """
     counts: Counter[str] = Counter()
@@ -135,20 +135,20 @@ def charge_of(events: Events, relation: Relation) -> Charge:
                 "events: sampling, votes and screenings are priced for one record more or less; "
                 'this account is "replace"'
             )
-        for leaf, repeats in leaves(event, times):
+        for leaf, repeats in split_event(event, times):
             if repeats:
-                counts[event_text(leaf)] += repeats
+                counts[format_event(leaf)] += repeats
     if not counts:
         raise ValueError("events must hold at least one mechanism that happens at least once")
     return _checked(counts)
 
 
-def repeated(charge: Charge, times: int) -> Charge:
+def repeat_charge(charge: Charge, times: int) -> Charge:
     """Return a charge that happens several times."""
     return _checked({text: count * times for text, count in charge})
 
 
-def joined(charges: Iterable[Charge]) -> Charge:
+def join_charges(charges: Iterable[Charge]) -> Charge:
     """Return several charges as one."""
     counts: Counter[str] = Counter()
     for charge in charges:
@@ -162,7 +162,7 @@ def _checked(counts: Mapping[str, int]) -> Charge:
     return tuple(sorted(counts.items()))
 
 
-def guarantee_charge(guarantee: Guarantee, protects: Protects, unit: str, relation: Relation, delta: float) -> Charge:
+def charge_guarantee(guarantee: Guarantee, protects: Protects, unit: str, relation: Relation, delta: float) -> Charge:
     """Return what a guarantee costs an account, after checking that it is about what the account protects.
 
     `delta`: All four of the account.
@@ -186,7 +186,7 @@ def guarantee_charge(guarantee: Guarantee, protects: Protects, unit: str, relati
         raise ValueError(f'guarantee is for "{guarantee.relation}", this account for "{relation}"')
     whole = guarantee if guarantee.whole is None else guarantee.whole
     check_samplers(whole.events, whole.extra_delta, delta)
-    return charge_of(guarantee.events, relation)
+    return make_charge(guarantee.events, relation)
 
 
 def check_samplers(events: Iterable[DpEvent], extra_delta: float, delta: float) -> None:
@@ -213,9 +213,9 @@ def _pairs(events: Events) -> list[tuple[DpEvent, int]]:
     return [(event, check_count(times, "events: a count", least=1)) for event, times in pairs]
 
 
-def charge_events(charge: Charge) -> tuple[tuple[DpEvent, int], ...]:
+def read_charge(charge: Charge) -> tuple[tuple[DpEvent, int], ...]:
     """Return a charge as events with counts."""
-    return tuple((text_event(text), times) for text, times in charge)
+    return tuple((parse_event(text), times) for text, times in charge)
 
 
 UNITS = 10**18
@@ -225,7 +225,7 @@ Amounts = tuple[int | None, ...]
 """One amount for each thing that a budget counts; None is infinity."""
 
 
-def written(number: float) -> Fraction:
+def exact_decimal(number: float) -> Fraction:
     """Return the decimal number that a float is written as: 0.1 is one tenth, and ten of them are 1."""
     return Fraction(repr(float(number)))
 
@@ -245,7 +245,7 @@ def units_down(number: Fraction | float) -> int:
 def float_up(number: Fraction) -> float:
     """Return the least float that is written as a number not below this one."""
     nearest = float(number)
-    return nearest if written(nearest) >= number else math.nextafter(nearest, math.inf)
+    return nearest if exact_decimal(nearest) >= number else math.nextafter(nearest, math.inf)
 
 
 def float_down(number: Fraction) -> float:
@@ -253,23 +253,23 @@ def float_down(number: Fraction) -> float:
     return -float_up(-number)
 
 
-def shown_up(number: float, digits: int = 4) -> str:
+def format_up(number: float, digits: int = 4) -> str:
     """Write what was spent, rounded up.
 
     Examples
     --------
-    >>> shown_up(0.30000000000000004), shown_up(1.25), shown_up(float("inf"))
+    >>> format_up(0.30000000000000004), format_up(1.25), format_up(float("inf"))
     ('0.3001', '1.25', 'infinity')
     """
     return _shown(number, Context(prec=digits, rounding=ROUND_CEILING))
 
 
-def shown_down(number: float, digits: int = 4) -> str:
+def format_down(number: float, digits: int = 4) -> str:
     """Write what is left, rounded down.
 
     Examples
     --------
-    >>> shown_down(0.69999), shown_down(0.0)
+    >>> format_down(0.69999), format_down(0.0)
     ('0.6999', '0')
     """
     return _shown(number, Context(prec=digits, rounding=ROUND_FLOOR))
@@ -281,7 +281,7 @@ def _shown(number: float, context: Context) -> str:
     return f"{float(context.plus(Decimal(repr(float(number))))):.12g}"
 
 
-class RefusedError(ValueError):
+class UnpricedError(ValueError):
     """A charge that a budget does not take, whatever was spent: it has no price there."""
 
 
@@ -328,7 +328,7 @@ class Budget(ABC):
         return isinstance(part, type(self)) and self.holds(part)
 
 
-def add(totals: Amounts, price: Amounts) -> Amounts:
+def add_amounts(totals: Amounts, price: Amounts) -> Amounts:
     """Return totals after a price was paid."""
     return tuple(None if a is None or b is None else a + b for a, b in zip(totals, price, strict=True))
 
@@ -342,15 +342,15 @@ class PureBudget(Budget):
     @classmethod
     def open(cls, epsilon: float) -> Self:
         """Return a budget of pure epsilons."""
-        return cls(_positive(epsilon), 0.0, (units_down(written(epsilon)),))
+        return cls(_positive(epsilon), 0.0, (units_down(exact_decimal(epsilon)),))
 
     def price(self, charge: Charge) -> Amounts:
         total = 0
         for text, times in charge:
-            exact = exact_epsilon(text_event(text))
+            exact = exact_epsilon(parse_event(text))
             if exact is None:
-                raise RefusedError(
-                    f"events: {type(text_event(text)).__name__} is not pure, and this account has delta 0; "
+                raise UnpricedError(
+                    f"events: {type(parse_event(text)).__name__} is not pure, and this account has delta 0; "
                     "open one with a delta, or with a plan"
                 )
             total += times * (units_up(exact) or 0)
@@ -375,9 +375,9 @@ class PureBudget(Budget):
 def exact_epsilon(leaf: DpEvent) -> Fraction | None:
     """Return the epsilon of a pure mechanism as the decimals say it, else None."""
     if isinstance(leaf, PureDp):
-        return written(leaf.epsilon)
+        return exact_decimal(leaf.epsilon)
     if isinstance(leaf, dp.LaplaceDpEvent):
-        return 1 / written(leaf.noise_multiplier)
+        return 1 / exact_decimal(leaf.noise_multiplier)
     return None
 
 
@@ -398,7 +398,7 @@ class FilterBudget(Budget):
         prices = [tuple(None if a is None else a * times for a in _renyi(text, self.orders)) for text, times in charge]
         totals: Amounts = self.nothing
         for one in prices:
-            totals = add(totals, one)
+            totals = add_amounts(totals, one)
         return totals
 
     def allows(self, totals: Amounts) -> bool:
@@ -411,7 +411,7 @@ class FilterBudget(Budget):
             for total, limit in zip(totals, self.limits, strict=True)
             if total is not None and limit > 0
         ]
-        return min(shares) * written(self.epsilon) if shares else None
+        return min(shares) * exact_decimal(self.epsilon) if shares else None
 
     def shortage(self, totals: Amounts, price: Amounts) -> str:  # noqa: ARG002
         return ""
@@ -427,9 +427,9 @@ class FilterBudget(Budget):
 @lru_cache(maxsize=4096)
 def _renyi(text: str, orders: tuple[float, ...]) -> Amounts:
     try:
-        return tuple(map(units_up, map(float, RdpAccountant(orders=orders).compose(text_event(text)).rdp)))
+        return tuple(map(units_up, map(float, RdpAccountant(orders=orders).compose(parse_event(text)).rdp)))
     except UnsupportedEventError as unknown:
-        raise RefusedError(f"events: no Renyi divergence is known for {type(text_event(text)).__name__}") from unknown
+        raise UnpricedError(f"events: no Renyi divergence is known for {type(parse_event(text)).__name__}") from unknown
 
 
 @dataclass(frozen=True)
@@ -449,19 +449,19 @@ class PlanBudget(Budget):
         asked = dict(charge)
         strangers = [text for text in asked if text not in self.plan]
         if strangers:
-            raise RefusedError(f"events: not in the plan, of which 0 may be taken: {text_event(strangers[0])}")
+            raise UnpricedError(f"events: not in the plan, of which 0 may be taken: {parse_event(strangers[0])}")
         return tuple(asked.get(text, 0) for text in self.plan)
 
     def allows(self, totals: Amounts) -> bool:
         return all(total is not None and total <= limit for total, limit in zip(totals, self.limits, strict=True))
 
     def spent(self, totals: Amounts) -> Fraction | None:
-        epsilon = pld_epsilon(self._charge(totals), self.delta)
-        return None if math.isinf(epsilon) else written(epsilon)
+        epsilon = find_pld_epsilon(self._charge(totals), self.delta)
+        return None if math.isinf(epsilon) else exact_decimal(epsilon)
 
     def shortage(self, totals: Amounts, price: Amounts) -> str:
         parts = [
-            f"{text_event(text)}: planned {limit}, taken {taken}, this takes {asked}, left {limit - taken}"
+            f"{parse_event(text)}: planned {limit}, taken {taken}, this takes {asked}, left {limit - taken}"
             for text, limit, taken, asked in zip(self.plan, self.limits, totals, price, strict=True)
             if taken is not None and asked is not None and asked and taken + asked > limit
         ]
@@ -485,30 +485,30 @@ class PlanBudget(Budget):
 
 
 @lru_cache(maxsize=256)
-def pld_epsilon(charge: Charge, delta: float) -> float:
+def find_pld_epsilon(charge: Charge, delta: float) -> float:
     """Return the epsilon of mechanisms fixed beforehand at `delta`: by PLD, or added up where delta is 0."""
     if delta == 0:
-        exact = [(exact_epsilon(event), times) for event, times in charge_events(charge)]
+        exact = [(exact_epsilon(event), times) for event, times in read_charge(charge)]
         return (
             math.inf if any(e is None for e, _ in exact) else float_up(sum((e * n for e, n in exact if e), Fraction(0)))
         )
     try:
         accountant = PldAccountant()
-        for event, times in charge_events(charge):
+        for event, times in read_charge(charge):
             accountant.compose(event, times)
         return accountant.epsilon(delta)
     except UnsupportedEventError as unknown:
-        raise RefusedError(f"events: no privacy loss distribution is known for one of them ({unknown})") from unknown
+        raise UnpricedError(f"events: no privacy loss distribution is known for one of them ({unknown})") from unknown
 
 
-def alone_epsilon(charge: Charge, delta: float) -> float:
+def find_alone_epsilon(charge: Charge, delta: float) -> float:
     """Return what a charge costs by itself at `delta`: by PLD, else by RDP, else infinity: nobody knows."""
     try:
-        return pld_epsilon(charge, delta)
-    except RefusedError:
+        return find_pld_epsilon(charge, delta)
+    except UnpricedError:
         accountant = RdpAccountant()
     try:
-        for event, times in charge_events(charge):
+        for event, times in read_charge(charge):
             accountant.compose(event, times)
         return accountant.epsilon(delta)
     except UnsupportedEventError:
@@ -516,7 +516,7 @@ def alone_epsilon(charge: Charge, delta: float) -> float:
 
 
 @lru_cache(maxsize=1024)
-def budget_of(terms: str) -> Budget:
+def parse_budget(terms: str) -> Budget:
     """Return the budget that a text of :meth:`Budget.terms` tells of."""
     fields = json.loads(terms)
     limits = tuple(map(int, fields["limits"]))

@@ -3,20 +3,6 @@
 from nearveil.errors import NearveilError
 from nearveil.privacy.accounting import BudgetExceededError
 
-__all__ = [
-    "AccountError",
-    "BudgetExceededError",
-    "CorruptLedgerError",
-    "KeyConflictError",
-    "KeySpentError",
-    "LedgerError",
-    "LedgerFullError",
-    "LedgerUnavailableError",
-    "NewerLedgerError",
-    "OverBudgetError",
-    "RolledBackError",
-]
-
 
 class LedgerError(NearveilError):
     """The ledger could not do what was asked; release nothing."""
@@ -73,10 +59,6 @@ class LedgerFullError(LedgerError):
 
 class CorruptLedgerError(LedgerError):
     """The file is damaged or no ledger, or an entry does not fit its hash."""
-
-
-class NewerLedgerError(LedgerError):
-    """A newer version of nearveil wrote this ledger."""
 
 
 class RolledBackError(LedgerError):

@@ -16,15 +16,15 @@ from nearveil.ledger._store import Held, Row
 from nearveil.ledger.budget import (
     Charge,
     PlanBudget,
-    RefusedError,
-    add,
-    alone_epsilon,
-    charge_events,
+    UnpricedError,
+    add_amounts,
+    exact_decimal,
+    find_alone_epsilon,
     float_down,
     float_up,
-    shown_down,
-    shown_up,
-    written,
+    format_down,
+    format_up,
+    read_charge,
 )
 from nearveil.ledger.errors import CorruptLedgerError, OverBudgetError
 
@@ -62,8 +62,8 @@ class Balance:
     def __str__(self) -> str:
         whose = f"account {self.account}" if self.client is None else f"client {self.client} in account {self.account}"
         return (
-            f"{whose}: budget epsilon {self.epsilon:g} at delta {self.delta:g}, spent {shown_up(self.spent)}, "
-            f"left {shown_down(self.left)}"
+            f"{whose}: budget epsilon {self.epsilon:g} at delta {self.delta:g}, spent {format_up(self.spent)}, "
+            f"left {format_down(self.left)}"
         )
 
 
@@ -104,13 +104,13 @@ class Preview:
         if not self.allowed:
             return f"Refused: {self.reason}"
         return (
-            f"Allowed: this costs {shown_up(self.cost)} of epsilon {self.before.epsilon:g}; "
-            f"then {shown_up(self.total)} is spent and {shown_down(self.left)} left "
-            f"(alone it would be epsilon {shown_up(self.alone)} at delta {self.before.delta:g})."
+            f"Allowed: this costs {format_up(self.cost)} of epsilon {self.before.epsilon:g}; "
+            f"then {format_up(self.total)} is spent and {format_down(self.left)} left "
+            f"(alone it would be epsilon {format_up(self.alone)} at delta {self.before.delta:g})."
         )
 
 
-def balance_of(account: str, client: str | None, held: Held) -> Balance:
+def make_balance(account: str, client: str | None, held: Held) -> Balance:
     """Return the figures of an account or a quota."""
     budget = held.budget
     spent = budget.spent(held.totals)
@@ -122,30 +122,30 @@ def balance_of(account: str, client: str | None, held: Held) -> Balance:
         delta=budget.delta,
         spent=_up(spent),
         left=_left(budget.epsilon, spent),
-        remaining=charge_events(budget.left(held.totals)) if isinstance(budget, PlanBudget) else (),
+        remaining=read_charge(budget.left(held.totals)) if isinstance(budget, PlanBudget) else (),
     )
 
 
-def affordable(held: Held, charge: Charge) -> bool:
+def is_affordable(held: Held, charge: Charge) -> bool:
     """Return whether a charge could be paid now. Reads totals alone: no figure is computed."""
     try:
-        return held.budget.allows(add(held.totals, held.budget.price(charge)))
-    except RefusedError:
+        return held.budget.allows(add_amounts(held.totals, held.budget.price(charge)))
+    except UnpricedError:
         return False
 
 
-def preview_of(account: str, client: str | None, held: Held, charge: Charge) -> Preview:
+def make_preview(account: str, client: str | None, held: Held, charge: Charge) -> Preview:
     """Return what a charge would cost an account or a quota."""
-    before, budget = balance_of(account, client, held), held.budget
-    alone = alone_epsilon(charge, budget.delta)
+    before, budget = make_balance(account, client, held), held.budget
+    alone = find_alone_epsilon(charge, budget.delta)
     try:
         price = budget.price(charge)
-    except RefusedError as refusal:
-        reason = _reason(before, math.inf, str(refusal))
+    except UnpricedError as make_refusal:
+        reason = _reason(before, math.inf, str(make_refusal))
         return Preview(
             before=before, alone=alone, cost=math.inf, total=math.inf, left=0.0, allowed=False, reason=reason
         )
-    totals = add(held.totals, price)
+    totals = add_amounts(held.totals, price)
     allowed = budget.allows(totals)
     spent, total = budget.spent(held.totals), budget.spent(totals)
     cost = math.inf if total is None or spent is None else float_up(max(total - spent, Fraction(0)))
@@ -160,7 +160,7 @@ def preview_of(account: str, client: str | None, held: Held, charge: Charge) -> 
     )
 
 
-def refusal(preview: Preview) -> OverBudgetError:
+def make_refusal(preview: Preview) -> OverBudgetError:
     """Return the error of a spend that is refused."""
     return OverBudgetError(
         preview.reason,
@@ -176,11 +176,11 @@ def _up(spent: Fraction | None) -> float:
 
 
 def _left(epsilon: float, spent: Fraction | None) -> float:
-    return 0.0 if spent is None else max(0.0, float_down(written(epsilon) - spent))
+    return 0.0 if spent is None else max(0.0, float_down(exact_decimal(epsilon) - spent))
 
 
 def _reason(before: Balance, cost: float, more: str) -> str:
-    said = f"{before}; this costs {shown_up(cost)}; nothing was spent"
+    said = f"{before}; this costs {format_up(cost)}; nothing was spent"
     return f"{said} ({more})" if more else said
 
 
@@ -234,7 +234,7 @@ class Entry:
     hash: str
 
 
-def entry_of(row: Row, kept_hash: str) -> Entry:
+def make_entry(row: Row, kept_hash: str) -> Entry:
     """Return a row as a line of history."""
     try:
         content = row.content
@@ -246,7 +246,7 @@ def entry_of(row: Row, kept_hash: str) -> Entry:
             time=row.time,
             key=row.key,
             client=row.client,
-            events=charge_events(tuple((text, times) for text, times in charge)),
+            events=read_charge(tuple((text, times) for text, times in charge)),
             message=None if message is None else base64.b64decode(message),
             hash=kept_hash,
         )
@@ -257,7 +257,7 @@ def entry_of(row: Row, kept_hash: str) -> Entry:
         ) from None
 
 
-def exported(rows: Sequence[tuple[Row, str]], format: Literal["json", "csv"]) -> str:  # noqa: A002
+def export_rows(rows: Sequence[tuple[Row, str]], format: Literal["json", "csv"]) -> str:  # noqa: A002
     """Return entries as text, with their hashes."""
     if format not in ("json", "csv"):
         raise ValueError('format must be "json" or "csv"')

@@ -19,7 +19,7 @@ Array = Any  # a NumPy array or a torch tensor, whichever the graph was built of
 
 
 @dataclass(frozen=True)
-class Query:
+class ManifoldQuery:
     """The two graphs and the weight between them: all that the objective depends on."""
 
     graph: GaussianGraph
@@ -90,7 +90,7 @@ def smlq_step(
     """
     if not label_weight >= 0:
         raise ValueError(f"label_weight must be at least 0; got {label_weight!r}")
-    return Query(graph, labels, label_weight).step(Z)
+    return ManifoldQuery(graph, labels, label_weight).step(Z)
 
 
 Result = tuple[Array, list[float]]
@@ -100,7 +100,7 @@ _TINY = 1e-35  # what divides by less would overflow float32
 _ROUNDING = 16  # epsilons of the mean size of a column: a mean below that is what rounding left of none
 
 
-def majorize(query: Query, start: Array, n_iter: int, rescale: bool) -> Result:
+def majorize(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Result:
     """Iterate eq. 4 of the 2022 paper.
 
     A step keeps the degree-weighted mean of the rows, but its rounding error does not, and rescaling
@@ -126,7 +126,7 @@ def majorize(query: Query, start: Array, n_iter: int, rescale: bool) -> Result:
     return Z, history
 
 
-def cccp(query: Query, start: Array, n_iter: int, rescale: bool) -> Result:
+def cccp(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Result:
     """Iterate eq. 6 of the 2021 paper: ``Z <- alpha L_X^+ (L_Y Z - S Q)``, S Q = n (Q - mean of Q).
 
     The pseudo-inverse is applied by conjugate gradients on vectors of mean zero, where L_X is
@@ -165,7 +165,7 @@ def cccp(query: Query, start: Array, n_iter: int, rescale: bool) -> Result:
     return Z, history
 
 
-def spectral(query: Query, start: Array, n_iter: int, rescale: bool) -> Result:
+def spectral(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Result:
     """Minimise v under ``Z' Z = I`` and columns of mean zero: eigenvectors of ``L_X - alpha L_Y``.
 
     The papers take the largest; the minimum of their eq. 3 is at the smallest. The constant vector,
@@ -377,7 +377,7 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         graph = gaussian_graph(
             _unit_rows(X), self.bandwidth, method=self.graph, tolerance=self.tolerance, n_neighbors=self.n_neighbors
         )
-        query = Query(graph, labels, self.label_weight)
+        query = ManifoldQuery(graph, labels, self.label_weight)
         start = self._start(X, query)
         with np.errstate(over="ignore", invalid="ignore"):  # the solvers look for it and say what to do
             embedding, history = SOLVERS[self.solver](query, start, self.n_iter, self.rescale)
@@ -445,7 +445,7 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             raise ValueError("y has one class only, so its labels tell no rows apart: give at least 2, or y=None")
         return labels
 
-    def _start(self, X: Array, query: Query) -> Array:
+    def _start(self, X: Array, query: ManifoldQuery) -> Array:
         n = X.shape[0]
         if not isinstance(self.init, str):
             start = np.asarray(self.init, dtype=np.float64)

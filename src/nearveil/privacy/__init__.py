@@ -1,5 +1,5 @@
-"""What is promised, to whom, and why it is true: guarantees, sensitivity, noise, accountants."""
+"""Guarantees, and what they rest on: events, noise, sensitivity and accountants."""
 
-from nearveil.privacy.guarantee import Basis, FilterTerms, Guarantee, compose, compose_events, noise_guarantee
+from nearveil.privacy.guarantee import Basis, Guarantee, compose, compose_events, noise_guarantee
 
-__all__ = ["Basis", "FilterTerms", "Guarantee", "compose", "compose_events", "noise_guarantee"]
+__all__ = ["Basis", "Guarantee", "compose", "compose_events", "noise_guarantee"]

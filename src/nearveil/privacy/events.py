@@ -20,7 +20,6 @@ from dp_accounting import DpEvent, GaussianDpEvent
 from nearveil.privacy.checks import ROUNDING, check_count, check_finite, check_positive
 
 __all__ = [
-    "Budgeted",
     "ClippedVotes",
     "GaussianNoisyMax",
     "LaplaceNoisyMax",
@@ -219,13 +218,13 @@ class SampledScreening(DpEvent):  # type: ignore[misc]
 
 
 @singledispatch
-def leaves(event: DpEvent, count: int = 1) -> Leaves:
+def split_event(event: DpEvent, count: int = 1) -> Leaves:
     """Return the single mechanisms of an event, each with how often it ran.
 
     Examples
     --------
     >>> from dp_accounting import ComposedDpEvent, NoOpDpEvent, SelfComposedDpEvent
-    >>> leaves(SelfComposedDpEvent(ComposedDpEvent([PureDp(1.0), NoOpDpEvent(), PureDp(2.0)]), 3), 2)
+    >>> split_event(SelfComposedDpEvent(ComposedDpEvent([PureDp(1.0), NoOpDpEvent(), PureDp(2.0)]), 3), 2)
     [(PureDp(epsilon=1.0), 6), (PureDp(epsilon=2.0), 6)]
     """
     if not isinstance(event, DpEvent):
@@ -233,56 +232,56 @@ def leaves(event: DpEvent, count: int = 1) -> Leaves:
     return [(event, count)]
 
 
-@leaves.register
+@split_event.register
 def _(event: dp.NoOpDpEvent, count: int = 1) -> Leaves:  # noqa: ARG001
     return []
 
 
-@leaves.register
+@split_event.register
 def _(event: dp.ComposedDpEvent, count: int = 1) -> Leaves:
-    return [leaf for part in event.events for leaf in leaves(part, count)]
+    return [leaf for part in event.events for leaf in split_event(part, count)]
 
 
-@leaves.register
+@split_event.register
 def _(event: dp.SelfComposedDpEvent, count: int = 1) -> Leaves:
-    return leaves(event.event, check_count(event.count, "count") * count)
+    return split_event(event.event, check_count(event.count, "count") * count)
 
 
-@leaves.register
+@split_event.register
 def _(event: dp.GaussianDpEvent, count: int = 1) -> Leaves:
     check_positive(event.noise_multiplier, "noise_multiplier")
     return [(event, count)]
 
 
-@leaves.register
+@split_event.register
 def _(event: dp.LaplaceDpEvent, count: int = 1) -> Leaves:
     check_positive(event.noise_multiplier, "noise_multiplier")
     return [(event, count)]
 
 
-@leaves.register(VoteHistogram)
-@leaves.register(ClippedVotes)
-@leaves.register(GaussianNoisyMax)
+@split_event.register(VoteHistogram)
+@split_event.register(ClippedVotes)
+@split_event.register(GaussianNoisyMax)
 def _(event: VoteHistogram | ClippedVotes | GaussianNoisyMax, count: int = 1) -> Leaves:
     return [(event.gaussian, count)]
 
 
-@leaves.register
+@split_event.register
 def _(event: LaplaceNoisyMax, count: int = 1) -> Leaves:
     return [(dp.LaplaceDpEvent(event.noise), 2 * count)]  # two counts change by 1 each
 
 
-@leaves.register
+@split_event.register
 def _(event: NoisyScreening, count: int = 1) -> Leaves:
     return [(SampledScreening(1.0, event), count)]
 
 
-@leaves.register
+@split_event.register
 def _(event: dp.PoissonSampledDpEvent, count: int = 1) -> Leaves:
     rate = event.sampling_probability
     if not 0 <= rate <= 1:
         raise ValueError("sampling_probability must lie in [0, 1]")
-    parts = [part for part in leaves(event.event) if part[1] > 0]
+    parts = [part for part in split_event(event.event) if part[1] > 0]
     if rate == 0 or not parts:
         return []
     if rate == 1:

@@ -12,9 +12,9 @@ import attr
 import dp_accounting as dp
 from dp_accounting import DpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, UnsupportedEventError
 
-from nearveil.privacy.accounting.accountants import PldAccountant, RdpAccountant, RenyiFilter, Spent, pure_total
+from nearveil.privacy.accounting.accountants import PldAccountant, RdpAccountant, RenyiFilter, Spent, sum_pure_epsilons
 from nearveil.privacy.checks import check_count
-from nearveil.privacy.events import Budgeted, ClippedVotes, NoisyScreening, VoteHistogram, leaves
+from nearveil.privacy.events import Budgeted, ClippedVotes, NoisyScreening, VoteHistogram, split_event
 from nearveil.privacy.noise import LARGEST_EPSILON, GaussianNoise, LaplaceNoise, Source
 
 ROUNDING = 2.0**-40
@@ -37,7 +37,7 @@ def count_events(events: Iterable[DpEvent]) -> Spent:
     """Return the single mechanisms of events, and how often each runs; equal ones are counted together."""
     counts: dict[DpEvent, int] = {}
     for event in events:
-        for leaf, times in leaves(event):
+        for leaf, times in split_event(event):
             counts[leaf] = counts.get(leaf, 0) + times
     return tuple((leaf, times) for leaf, times in counts.items() if times)
 
@@ -51,7 +51,7 @@ def find_epsilon(spent: Spent, delta: float) -> float:
     Returns: Infinity where nothing is known.
     """
     if delta <= 0:
-        return pure_total(spent)
+        return sum_pure_epsilons(spent)
     for accountant in (PldAccountant(spent), RdpAccountant(spent)):
         try:
             return accountant.epsilon(delta)
@@ -63,14 +63,14 @@ def find_epsilon(spent: Spent, delta: float) -> float:
 def costs_at_most(spent: Spent, epsilon: float, delta: float) -> bool:
     """Return whether an accountant confirms that events, their parameters fixed beforehand, cost (epsilon, delta)."""
     allowed = epsilon * (1 + ROUNDING)
-    return pure_total(spent) <= allowed or find_epsilon(spent, delta) <= allowed
+    return sum_pure_epsilons(spent) <= allowed or find_epsilon(spent, delta) <= allowed
 
 
 @lru_cache(maxsize=1024)
 def passes_filter(spent: Spent, epsilon: float, delta: float, orders: tuple[float, ...]) -> bool:
     """Return whether a filter lets all events pass: a Renyi filter, or without orders one that adds pure epsilons."""
     if not orders:
-        return pure_total(spent) <= epsilon * (1 + ROUNDING)
+        return sum_pure_epsilons(spent) <= epsilon * (1 + ROUNDING)
     gate = RenyiFilter(epsilon, delta, orders)
     return gate.may_spend(dp.ComposedDpEvent([dp.SelfComposedDpEvent(leaf, times) for leaf, times in spent]))
 
@@ -319,7 +319,7 @@ class Guarantee(_CheckedAgain):
         else:
             spent, delta = count_events(self.events), self.delta - self.extra_delta
             if not costs_at_most(spent, float(self.epsilon), float(delta)):
-                cost = rounded_up(find_epsilon(spent, delta), 4)
+                cost = format_rounded_up(find_epsilon(spent, delta), 4)
                 raise ValueError(f"epsilon must be at least what the events cost: epsilon {cost} at delta {delta:.4g}")
 
     def _check_filter(self, terms: FilterTerms) -> None:
@@ -359,15 +359,14 @@ class Guarantee(_CheckedAgain):
                 f"{observer} may be next to certain about {self._secret}: "
                 "a factor of more than a million protects nothing."
             )
+        odds = format_factor(self.epsilon)
         if self.delta == 0:
             if self.epsilon == 0:
                 return f"{observer} learns nothing about {self._secret}."
-            return (
-                f"{observer} can change their odds about {self._secret} by at most a factor of {factor(self.epsilon)}."
-            )
+            return f"{observer} can change their odds about {self._secret} by at most a factor of {odds}."
         return (
-            f"{observer} comes to any conclusion about {self._secret} with at most {factor(self.epsilon)} times the "
-            f"probability that it would have otherwise, plus {rounded_up(self.delta)}."
+            f"{observer} comes to any conclusion about {self._secret} with at most {odds} times the "
+            f"probability that it would have otherwise, plus {format_rounded_up(self.delta)}."
         )
 
     @property
@@ -391,13 +390,13 @@ def _store_floats(stated: Guarantee | FilterTerms, *fields: str) -> None:
         object.__setattr__(stated, field, float(getattr(stated, field)))
 
 
-def factor(epsilon: float) -> str:
+def format_factor(epsilon: float) -> str:
     """Write e^epsilon, rounded up: against the promise. Near 1, two digits of what exceeds 1."""
     exact = Decimal(repr(float(epsilon))).exp(_PRECISE)
-    return f"{1 + Decimal(rounded_up(exact - 1)) if exact < 2 else Decimal(rounded_up(exact)):f}"
+    return f"{1 + Decimal(format_rounded_up(exact - 1)) if exact < 2 else Decimal(format_rounded_up(exact)):f}"
 
 
-def rounded_up(number: float | Decimal, digits: int = 2) -> str:
+def format_rounded_up(number: float | Decimal, digits: int = 2) -> str:
     """Write a number with a few digits, rounded up."""
     exact = number if isinstance(number, Decimal) else Decimal(repr(float(number)))
     rounded = Context(prec=digits, rounding=ROUND_CEILING).plus(exact)

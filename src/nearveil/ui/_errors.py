@@ -7,7 +7,7 @@ from nearveil.features import ImageError
 from nearveil.features.extractor import FeatureError
 from nearveil.features.images import TOO_LARGE
 from nearveil.ledger import LedgerError, OverBudgetError
-from nearveil.ledger.budget import shown_down, shown_up
+from nearveil.ledger.budget import format_down, format_up
 from nearveil.service import DeclinedError, QuestionError, ReplyError, UnansweredError, UnreachableError
 
 _NOTHING = "No message was sent, and nothing was paid."
@@ -95,7 +95,7 @@ def _no_feature(_: FeatureError) -> Trouble:
 @describe_error.register
 def _spent(error: OverBudgetError) -> Trouble:
     words = (
-        f"The budget does not allow this: it would cost {shown_up(error.cost)}, and {shown_down(error.left)} of "
+        f"The budget does not allow this: it would cost {format_up(error.cost)}, and {format_down(error.left)} of "
         f"{error.epsilon:g} is left. Ask with a smaller epsilon, or end here: what is spent cannot be taken back. "
         f"{_NOTHING}"
     )

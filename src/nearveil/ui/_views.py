@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from nearveil.ledger import Account, Entry, Ledger
-from nearveil.ledger.budget import shown_down, shown_up
+from nearveil.ledger.budget import format_down, format_up
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.covers.channel import RandomizedResponse
 from nearveil.privacy import Basis, Guarantee, compose_events
 from nearveil.privacy.events import PureDp
-from nearveil.privacy.guarantee import factor
+from nearveil.privacy.guarantee import format_factor
 from nearveil.service import Classified, Nearest
 from nearveil.ui._errors import Trouble
 
@@ -146,7 +146,7 @@ def odds(epsilon: float) -> str:
     >>> odds(4.0), odds(40.0)
     ('55', 'more than a million')
     """
-    return factor(epsilon) if epsilon < _FAR else "more than a million"
+    return format_factor(epsilon) if epsilon < _FAR else "more than a million"
 
 
 def describe_balance(account: Account) -> dict[str, Any]:
@@ -159,8 +159,8 @@ def describe_balance(account: Account) -> dict[str, Any]:
         "spent": held.spent if math.isfinite(held.spent) else held.epsilon,
         "left": held.left,
         "odds": odds(held.spent) if held.delta == 0 and held.spent > 0 else None,  # a delta has no such factor
-        "spent_words": shown_up(held.spent),
-        "left_words": shown_down(held.left),
+        "spent_words": format_up(held.spent),
+        "left_words": format_down(held.left),
     }
 
 
@@ -169,9 +169,9 @@ def preview_cost(account: Account, guarantee: Guarantee, count: int = 1) -> dict
     found = account.preview([(guarantee, count)])
     return {
         "allowed": found.allowed,
-        "cost": shown_up(found.cost),
-        "before": shown_down(found.before.left),
-        "after": shown_down(found.left) if found.allowed else shown_down(found.before.left),
+        "cost": format_up(found.cost),
+        "before": format_down(found.before.left),
+        "after": format_down(found.left) if found.allowed else format_down(found.before.left),
         "words": found.reason if not found.allowed else str(found),
     }
 

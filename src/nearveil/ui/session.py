@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from nearveil.ledger import Account, Debit, KeyConflictError, KeySpentError, Ledger, new_key
-from nearveil.ledger.budget import shown_up
-from nearveil.ledger.history import refusal
+from nearveil.ledger.budget import format_up
+from nearveil.ledger.history import make_refusal
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.covers.channel import checked_epsilon
 from nearveil.privacy import Guarantee
@@ -297,8 +297,8 @@ class PageSession:
         """Return what the account will pay, or refuse before anything is sent; the debit itself looks again."""
         found = self.purse.account.preview(ClientProtocol(epsilon).guarantee)
         if not found.allowed:
-            raise refusal(found)
-        return shown_up(found.cost)
+            raise make_refusal(found)
+        return format_up(found.cost)
 
     def _hiding(self, info: GalleryInfo) -> list[Singles]:
         """Return the features of the dummies, made once."""

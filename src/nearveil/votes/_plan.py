@@ -10,7 +10,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, SelfComposedDpEvent
 
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import check_count, check_delta, check_finite, check_positive
-from nearveil.privacy.events import ClippedVotes, leaves
+from nearveil.privacy.events import ClippedVotes, split_event
 from nearveil.privacy.guarantee import count_events, find_epsilon
 from nearveil.privacy.noise import Source, analytic_gaussian_scale
 from nearveil.votes._coins import PoissonSample
@@ -364,7 +364,7 @@ def _calibrated(wish: Wish, ballot: Ballot, target: float) -> float:
 def _first_guess(wish: Wish, ballot: Ballot, screens: bool, target: float) -> float:
     """Return the noise that a Gaussian mechanism without sampling would need, times the sampling rate."""
     plan = _plan_at(wish, ballot, screens, 1.0)
-    leaf, times = leaves(plan.votes.mechanism)[0]
+    leaf, times = split_event(plan.votes.mechanism)[0]
     squares = plan.max_answered * times / leaf.noise_multiplier**2
     if plan.screening is not None and wish.screening_noise is None:
         squares += plan.max_screened / plan.screening.noise**2

@@ -11,10 +11,10 @@ from dp_accounting import DpEvent
 
 from nearveil.errors import NearveilError
 from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetError
-from nearveil.ledger.account import open_budget, plan_cost
-from nearveil.ledger.budget import RefusedError, check_samplers
+from nearveil.ledger.account import find_plan_cost, open_budget
+from nearveil.ledger.budget import UnpricedError, check_samplers
 from nearveil.privacy import Guarantee
-from nearveil.privacy.events import leaves
+from nearveil.privacy.events import split_event
 from nearveil.storage import parse_url, without_secrets
 from nearveil.votes._plan import Part, VotePlan
 
@@ -191,7 +191,7 @@ class AccountSpending(Spending):
 
 def _count(remaining: Sequence[tuple[DpEvent, int]], one: Guarantee) -> int:
     """Return how often a guarantee's events are among those that remain."""
-    (wanted, times), *_ = leaves(one.events[0])
+    (wanted, times), *_ = split_event(one.events[0])
     return next((count // times for event, count in remaining if event == wanted), 0)
 
 
@@ -247,7 +247,7 @@ def _check_account(account: Account, promise: Guarantee) -> None:
         )
     try:
         account._budget.price(account._charge(promise))
-    except RefusedError as refused:
+    except UnpricedError as refused:
         raise ValueError(f"account does not pay for what this estimator does: {refused}") from None
 
 
@@ -256,7 +256,7 @@ def _named(ledger: Ledger, name: str, plan: VotePlan, promise: Guarantee) -> Acc
         return ledger.account(name)
     except AccountError:
         # The ledger composes plans on a grid of its own, which may find a little more than the promise says.
-        cost = plan_cost(open_budget(promise.epsilon, promise.delta, plan.events, "add-remove"))
+        cost = find_plan_cost(open_budget(promise.epsilon, promise.delta, plan.events, "add-remove"))
         return ledger.open_account(
             name,
             owner="nearveil.votes",

@@ -13,7 +13,7 @@ from scipy.optimize import minimize_scalar
 from nearveil.mechanisms.base import Floats
 from nearveil.mechanisms.message import Message, MessageError
 from nearveil.privacy.noise import Source
-from nearveil.privacy.noise.calibration import up
+from nearveil.privacy.noise.calibration import round_up
 
 Bits = NDArray[np.uint8]
 
@@ -158,7 +158,7 @@ def unpacked(message: Message, length: int) -> Bits:
 
 def _log_ratio(larger: int, smaller: int) -> float:
     """Return the logarithm of a ratio of integers, with all its digits near 1; rounded up."""
-    return up(math.log1p(Fraction(larger - smaller, smaller)))
+    return round_up(math.log1p(Fraction(larger - smaller, smaller)))
 
 
 MOST_BITS = 12  # integer and fraction bits of a value: tables of pairs stay small

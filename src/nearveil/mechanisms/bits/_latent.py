@@ -17,7 +17,7 @@ from nearveil.mechanisms.message import Message
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
-from nearveil.privacy.noise.calibration import up
+from nearveil.privacy.noise.calibration import round_up
 
 
 class Latent(BitwiseRelease):
@@ -276,7 +276,7 @@ class Unary(Release):
     def _make_guarantee(self) -> Guarantee:
         """Theorem 6 of docs/theory/latent-ome.md."""
         law = self.string_.laws[0]
-        epsilon = min(up(law.one + law.zero), checked_epsilon(self.epsilon))
+        epsilon = min(round_up(law.one + law.zero), checked_epsilon(self.epsilon))
         return Guarantee(
             epsilon=epsilon,
             delta=0.0,

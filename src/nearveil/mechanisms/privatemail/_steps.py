@@ -23,7 +23,8 @@ from nearveil.privacy.noise import (
     calibrate_laplace,
     gaussian_grid,
 )
-from nearveil.privacy.sensitivity import Norm, target_only
+from nearveil.privacy.sensitivity import target_only
+from nearveil.privacy.sensitivity.bounds import Norm
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]

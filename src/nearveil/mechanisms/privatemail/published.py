@@ -13,15 +13,8 @@ from sklearn.metrics.pairwise import rbf_kernel
 
 from nearveil.graph import gaussian_graph, label_graph
 from nearveil.mechanisms.privatemail._steps import Floats, Public
-from nearveil.privacy.noise import (
-    GaussianNoise,
-    LaplaceNoise,
-    Source,
-    add_noise,
-    classical_gaussian_scale,
-    gaussian_grid,
-    laplace_grid,
-)
+from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, add_noise, gaussian_grid, laplace_grid
+from nearveil.privacy.noise.calibration import classical_gaussian_scale
 from nearveil.privacy.sensitivity import published_2021, published_2022
 
 _OUT_OF_REACH = 1e-9  # a row of smaller degree has no neighbour worth the name, and stays

@@ -25,7 +25,7 @@ from nearveil.mechanisms.vectors._privunit import CELL, in_cells
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
-from nearveil.privacy.noise.calibration import down, plain
+from nearveil.privacy.noise.calibration import as_double, round_down
 from nearveil.privacy.noise.samplers import Table, alias_table, gaussian_integers, look_up
 
 EPSILONS = (1e-2, 64.0)
@@ -103,7 +103,7 @@ def calibrate(epsilon: float, dimension: int) -> FisherChannel:
     Returns: (epsilon, extra_delta)-DP by Theorem 4 of docs/theory/baselines.md; attacked by
     `test_the_heights_are_those_of_the_density` and `test_what_the_fisher_channel_costs`.
     """
-    value = plain(epsilon)
+    value = as_double(epsilon)
     if isinstance(epsilon, bool) or not isinstance(value, float) or not EPSILONS[0] <= value <= EPSILONS[1]:
         raise ValueError(f"epsilon must be a number from {EPSILONS[0]:g} to {EPSILONS[1]:g}; got {epsilon!r}")
     if not 1 <= dimension <= LARGEST_DIMENSION:
@@ -111,7 +111,7 @@ def calibrate(epsilon: float, dimension: int) -> FisherChannel:
     size = max(LEAST_DIMENSION, dimension)
     reach = _reach(value / 2, size)
     cost = 2 * _bending(value / 2, size, reach) + 2 * arithmetic_cost(size, reach) + _WEIGHTS
-    return FisherChannel(value, size, down((value - cost) / 2), reach)
+    return FisherChannel(value, size, round_down((value - cost) / 2), reach)
 
 
 def arithmetic_cost(dimension: int, reach: float) -> float:

@@ -25,7 +25,7 @@ from nearveil.mechanisms.projection import fit_projection
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
-from nearveil.privacy.noise.calibration import down, plain
+from nearveil.privacy.noise.calibration import as_double, round_down
 from nearveil.privacy.noise.samplers import Table, alias_table, gaussian_integers, look_up
 
 EPSILONS = (1e-3, 64.0)  # above, what finite tables add to delta is not proved
@@ -117,12 +117,12 @@ def calibrate(epsilon: float, dimension: int) -> Channel:
     Returns: (epsilon, extra_delta)-DP by Theorem 5 of docs/theory/privunit.md; attacked by
     `test_exact_likelihood_ratios_reach_epsilon_and_never_pass_it`.
     """
-    value = plain(epsilon)
+    value = as_double(epsilon)
     if isinstance(epsilon, bool) or not isinstance(value, float) or not EPSILONS[0] <= value <= EPSILONS[1]:
         raise ValueError(f"epsilon must be a number from {EPSILONS[0]:g} to {EPSILONS[1]:g}; got {epsilon!r}")
     if not 1 <= dimension <= LARGEST_DIMENSION:
         raise ValueError(f"X must have 1 to {LARGEST_DIMENSION} columns after the projection")
-    tilt = down(value - arithmetic_cost(dimension))
+    tilt = round_down(value - arithmetic_cost(dimension))
     return Channel(value, dimension, tilt, int(np.argmax(_heights(tilt))))
 
 

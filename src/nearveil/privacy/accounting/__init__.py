@@ -1,4 +1,4 @@
-"""What it costs: accountants, all with one interface, and what inverts or caps them.
+"""Accountants with one interface: what events cost together.
 
 * :class:`RdpAccountant`: Renyi divergences add up, and a conversion gives (epsilon, delta);
 * :class:`PldAccountant`: privacy loss distributions are convolved, screenings by Bellman's equation; the tightest;
@@ -7,7 +7,7 @@
 * :func:`calibrate`: the least noise, or the largest count, for a budget.
 
 The first three take mechanisms whose parameters are *fixed beforehand*; the queries may depend on earlier answers.
-Where noise or number depend on earlier answers too, only the filter's promise holds. An event is priced as one
+Where noise or number depend on earlier answers too, only the filter's guarantee holds. An event is priced as one
 change of the relation that its sensitivity was computed for; Poisson sampling and votes mean "add or remove one
 record". Proofs: ``docs/theory/accounting.md``.
 """
@@ -21,39 +21,23 @@ from nearveil.privacy.accounting.accountants import (
     RenyiFilter,
     calibrate,
 )
-from nearveil.privacy.accounting.binary import PrivacyCurve
 from nearveil.privacy.accounting.screening import (
-    AsymptoticCost,
-    DataDependentCost,
-    WorstCase,
-    fixed_pair_epsilon,
     gaussian_max_rdp,
     laplace_max_rdp,
-    private_knn_asymptotic,
     screening_curve,
-    screening_delta,
     screening_epsilon,
-    screening_rdp,
 )
 
 __all__ = [
     "Accountant",
     "AdditionAccountant",
-    "AsymptoticCost",
     "BudgetExceededError",
-    "DataDependentCost",
     "PldAccountant",
-    "PrivacyCurve",
     "RdpAccountant",
     "RenyiFilter",
-    "WorstCase",
     "calibrate",
-    "fixed_pair_epsilon",
     "gaussian_max_rdp",
     "laplace_max_rdp",
-    "private_knn_asymptotic",
     "screening_curve",
-    "screening_delta",
     "screening_epsilon",
-    "screening_rdp",
 ]

@@ -37,7 +37,7 @@ from nearveil.privacy.checks import (
     check_order,
     check_positive,
 )
-from nearveil.privacy.events import PureDp, SampledScreening, leaves
+from nearveil.privacy.events import PureDp, SampledScreening, split_event
 
 Spent = tuple[tuple[DpEvent, int], ...]
 
@@ -49,26 +49,26 @@ LIBRARY_ROUNDING = 2.0**-47  # of one divergence that dp-accounting computes
 
 
 @singledispatch
-def pure_epsilon(leaf: DpEvent) -> Fraction | None:  # noqa: ARG001
+def find_pure_epsilon(leaf: DpEvent) -> Fraction | None:  # noqa: ARG001
     """Return the epsilon of a mechanism that has one at delta 0, else None."""
     return None
 
 
-@pure_epsilon.register
+@find_pure_epsilon.register
 def _(leaf: PureDp) -> Fraction | None:
     return Fraction(leaf.epsilon)
 
 
-@pure_epsilon.register
+@find_pure_epsilon.register
 def _(leaf: dp.LaplaceDpEvent) -> Fraction | None:
     return 1 / Fraction(leaf.noise_multiplier)
 
 
-def pure_total(spent: Spent) -> float:
+def sum_pure_epsilons(spent: Spent) -> float:
     """Return the sum of all pure epsilons, rounded up; infinity if a mechanism has none."""
     total = Fraction(0)
     for leaf, times in spent:
-        epsilon = pure_epsilon(leaf)
+        epsilon = find_pure_epsilon(leaf)
         if epsilon is None:
             return math.inf
         total += epsilon * times
@@ -106,7 +106,7 @@ class Accountant(ABC):
         bool
         """
         try:
-            for leaf, _ in leaves(event):
+            for leaf, _ in split_event(event):
                 self._dry_run(leaf)
         except UnsupportedEventError:
             return False
@@ -130,7 +130,7 @@ class Accountant(ABC):
             raise UnsupportedEventError(f"{type(self).__name__} cannot price {event}")
         # Equal mechanisms are counted together, in whatever order they came. (Events may hold lists: no hashing.)
         kinds, counts = [leaf for leaf, _ in self.spent], [times for _, times in self.spent]
-        for leaf, times in leaves(event, check_count(count, "count")):
+        for leaf, times in split_event(event, check_count(count, "count")):
             if leaf in kinds:
                 counts[kinds.index(leaf)] += times
             else:
@@ -348,11 +348,11 @@ class PldAccountant(Accountant):
     def epsilon(self, delta: float) -> float:
         check_delta(delta)
         worst = max(loss_epsilon(parts, delta) for parts in self._directions())
-        best = min(worst.value, pure_total(self.spent))
+        best = min(worst.value, sum_pure_epsilons(self.spent))
         return best if worst.tight else min(best, self._by_rdp("epsilon", delta))
 
     def delta(self, epsilon: float) -> float:
-        if check_epsilon(epsilon) >= pure_total(self.spent):
+        if check_epsilon(epsilon) >= sum_pure_epsilons(self.spent):
             return 0.0
         worst = max(loss_delta(parts, epsilon) for parts in self._directions())
         return worst.value if worst.tight else min(worst.value, self._by_rdp("delta", epsilon))
@@ -394,13 +394,17 @@ class AdditionAccountant(Accountant):
 
     @cached_property
     def _sharing(self) -> list[tuple[PldAccountant, int]]:
-        return [(PldAccountant(spent=((leaf, 1),)), times) for leaf, times in self.spent if pure_epsilon(leaf) is None]
+        return [
+            (PldAccountant(spent=((leaf, 1),)), times) for leaf, times in self.spent if find_pure_epsilon(leaf) is None
+        ]
 
     def epsilon(self, delta: float) -> float:
         check_delta(delta)
         parts = sum(times for _, times in self._sharing)
         shares = (times * single.epsilon(delta / parts) for single, times in self._sharing)
-        return float(sum(shares, pure_total(tuple(part for part in self.spent if pure_epsilon(part[0]) is not None))))
+        return float(
+            sum(shares, sum_pure_epsilons(tuple(part for part in self.spent if find_pure_epsilon(part[0]) is not None)))
+        )
 
     def delta(self, epsilon: float) -> float:
         check_epsilon(epsilon)
@@ -415,7 +419,7 @@ class AdditionAccountant(Accountant):
         return math.exp(high)
 
     def _dry_run(self, leaf: DpEvent) -> None:
-        if pure_epsilon(leaf) is None:
+        if find_pure_epsilon(leaf) is None:
             PldAccountant()._dry_run(leaf)
 
 

@@ -22,19 +22,17 @@ from numpy.typing import ArrayLike, NDArray
 from nearveil.privacy.noise.calibration import (
     EPSILONS,
     analytic_gaussian_scale,
+    as_double,
     check_delta,
     check_epsilon,
     check_positive,
-    classical_gaussian_scale,
-    down,
     gaussian_delta,
-    plain,
-    up,
+    round_down,
+    round_up,
 )
 from nearveil.privacy.noise.samplers import Source, gaussian_integers, laplace_integers, secure_source, unsafe_seeded
 
 __all__ = [
-    "LARGEST_EPSILON",
     "GaussianNoise",
     "LaplaceNoise",
     "Source",
@@ -42,10 +40,6 @@ __all__ = [
     "analytic_gaussian_scale",
     "calibrate_gaussian",
     "calibrate_laplace",
-    "classical_gaussian_scale",
-    "gaussian_delta",
-    "gaussian_grid",
-    "laplace_grid",
     "secure_source",
     "unsafe_seeded",
 ]
@@ -98,17 +92,17 @@ class GaussianNoise:
     @property
     def effective_sensitivity(self) -> float:
         """L2 sensitivity of the rounded values: more by ``grid sqrt(size)`` (Theorem 1; test_rounding...)."""
-        return up(self.sensitivity + self.grid * math.sqrt(self.size))
+        return round_up(self.sensitivity + self.grid * math.sqrt(self.size))
 
     @property
     def effective_scale(self) -> float:
         """The continuous Gaussian of which this is a rounding: ``sqrt(scale^2 - 7 grid^2)`` (Theorem 3)."""
-        return down(self.scale * math.sqrt(1 - _ROUNDING_VARIANCE * (self.grid / self.scale) ** 2))
+        return round_down(self.scale * math.sqrt(1 - _ROUNDING_VARIANCE * (self.grid / self.scale) ** 2))
 
     @property
     def noise_multiplier(self) -> float:
         """Effective scale over effective sensitivity, rounded down."""
-        return down(self.effective_scale / self.effective_sensitivity)
+        return round_down(self.effective_scale / self.effective_sensitivity)
 
     @property
     def extra_delta(self) -> float:
@@ -158,17 +152,17 @@ class LaplaceNoise:
     @property
     def effective_sensitivity(self) -> float:
         """L1 sensitivity of the rounded values: more by ``grid size`` (Theorem 1; test_rounding...)."""
-        return up(self.sensitivity + self.grid * self.size)
+        return round_up(self.sensitivity + self.grid * self.size)
 
     @property
     def noise_multiplier(self) -> float:
         """Scale over effective sensitivity, rounded down."""
-        return down(self.scale / self.effective_sensitivity)
+        return round_down(self.scale / self.effective_sensitivity)
 
     @property
     def epsilon(self) -> float:
         """The pure epsilon of a release, up to `extra_delta`: the inverse of the noise multiplier."""
-        return up(1 / self.noise_multiplier)
+        return round_up(1 / self.noise_multiplier)
 
     @property
     def extra_delta(self) -> float:
@@ -246,14 +240,14 @@ def calibrate_gaussian(
     >>> f"{calibrate_gaussian(1.0, 1e-5, sensitivity=1.0, size=1).scale:.4f}"
     '3.7307'
     """
-    epsilon, delta, sensitivity = plain(epsilon), plain(delta), plain(sensitivity)
+    epsilon, delta, sensitivity = as_double(epsilon), as_double(delta), as_double(sensitivity)
     check_epsilon(epsilon)
     check_delta(delta)
     step = gaussian_grid(sensitivity, size) if grid is None else grid
     draft = GaussianNoise(sensitivity=sensitivity, scale=_draft_scale(step), size=size, grid=step)
     if not delta > 2 * draft.extra_delta:
         raise ValueError(f"delta must be above {2 * draft.extra_delta:.1e} for {size} values; got {delta!r}")
-    needed = analytic_gaussian_scale(draft.effective_sensitivity, epsilon, down(delta - draft.extra_delta))
+    needed = analytic_gaussian_scale(draft.effective_sensitivity, epsilon, round_down(delta - draft.extra_delta))
     noise, margin = replace(draft, scale=math.hypot(needed, math.sqrt(_ROUNDING_VARIANCE) * step)), 2.0**-46
     # What is certified is what is returned: its multiplier was rounded down on the way.
     while gaussian_delta(noise.noise_multiplier, epsilon) + noise.extra_delta > delta:
@@ -286,7 +280,7 @@ def calibrate_laplace(epsilon: float, *, sensitivity: float, size: int, grid: fl
     >>> f"{calibrate_laplace(0.1, sensitivity=1.0, size=1).scale:.3f}"
     '10.000'
     """
-    epsilon, sensitivity = plain(epsilon), plain(sensitivity)
+    epsilon, sensitivity = as_double(epsilon), as_double(sensitivity)
     check_epsilon(epsilon)
     step = laplace_grid(sensitivity, size) if grid is None else grid
     draft = LaplaceNoise(sensitivity=sensitivity, scale=_draft_scale(step), size=size, grid=step)
@@ -330,7 +324,7 @@ def add_noise(
 def _as_floats(noise: "GaussianNoise | LaplaceNoise") -> None:
     """Turn NumPy scalars into plain floats: in a narrow type the costs of rounding would be rounded away."""
     for name in ("sensitivity", "scale", "grid"):
-        object.__setattr__(noise, name, plain(getattr(noise, name)))
+        object.__setattr__(noise, name, as_double(getattr(noise, name)))
 
 
 def _on_grid(values: ArrayLike, noise: GaussianNoise | LaplaceNoise) -> NDArray[np.int64]:

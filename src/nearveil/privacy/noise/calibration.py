@@ -13,17 +13,17 @@ DELTAS = (1e-18, 0.999)
 _ULP = 2.0**-52
 
 
-def up(value: float) -> float:
+def round_up(value: float) -> float:
     """Return a little more (four units in the last place), so that rounding never favours the spender."""
     return value * (1 + 4 * _ULP)
 
 
-def down(value: float) -> float:
+def round_down(value: float) -> float:
     """Return a little less (four units in the last place)."""
     return value * (1 - 4 * _ULP)
 
 
-def plain(value: Any) -> Any:
+def as_double(value: Any) -> Any:
     """Return a NumPy or Python number as a double; anything else as it is, for the checks to refuse."""
     return float(value) if isinstance(value, int | float | np.floating | np.integer) else value
 
@@ -84,7 +84,7 @@ def gaussian_deltas(noise_multiplier: float, epsilons: NDArray[np.float64]) -> N
     error_b = _ULP * (8 * np.abs(log_b) + 3 * np.abs(b) * (np.abs(b) + 1))
     gap = log_a - log_b - epsilons  # positive: 1 - e^-gap is the share of Phi(a) that stays
     gap = np.maximum(gap, 0.0) + error_a + error_b + _ULP * epsilons
-    return np.asarray(up(-np.expm1(-gap) * np.exp(log_a + error_a)))
+    return np.asarray(round_up(-np.expm1(-gap) * np.exp(log_a + error_a)))
 
 
 def analytic_gaussian_scale(sensitivity: float, epsilon: float, delta: float) -> float:
@@ -112,14 +112,14 @@ def analytic_gaussian_scale(sensitivity: float, epsilon: float, delta: float) ->
     >>> f"{analytic_gaussian_scale(1.0, 1.0, 1e-5):.6f}"
     '3.730632'
     """
-    sensitivity, epsilon, delta = plain(sensitivity), plain(epsilon), plain(delta)
+    sensitivity, epsilon, delta = as_double(sensitivity), as_double(epsilon), as_double(delta)
     check_positive("sensitivity", sensitivity)
     check_epsilon(epsilon)
     check_delta(delta)
     root, margin = float(get_sigma_gaussian(epsilon, delta)), 2.0**-40
     while gaussian_delta(root * (1 + margin), epsilon) > delta:
         margin *= 2
-    return up(root * (1 + margin) * sensitivity)
+    return round_up(root * (1 + margin) * sensitivity)
 
 
 def classical_gaussian_scale(sensitivity: float, epsilon: float, delta: float) -> float:

@@ -25,11 +25,11 @@ from nearveil.privacy.sensitivity.bounds import (
     checked_number,
     checked_result,
     checked_start,
+    combine_norms,
     label_floor,
-    total,
 )
 
-__all__ = ["Norm", "Variant", "published_2021", "published_2022", "replace_one", "target_only"]
+__all__ = ["published_2021", "published_2022", "replace_one", "target_only"]
 
 _NORM_TOLERANCE = 1e-4  # single precision is off by 1e-7; anything beyond this is not a rounding
 
@@ -103,7 +103,7 @@ def target_only(
         raise ValueError(f"anchor_labels must have shape ({len(rows)},), one for each anchor; -1 means unlabelled")
     starts = checked_start(start, rows=len(rows) + 1)
 
-    public = bounds.collect(
+    public = bounds.collect_figures(
         rows,
         anchor_labels,
         starts,
@@ -117,8 +117,8 @@ def target_only(
     own_error = bounds.target_error(public, error_bound)
     if released == "target":
         return checked_result(MARGIN * (own + 2 * own_error))
-    change = total(np.array([own, min(bounds.anchors_a(public), bounds.anchors_a_prime(public))]), norm)
-    error = total(np.array([own_error, bounds.anchors_error(public, error_bound)]), norm)
+    change = combine_norms(np.array([own, min(bounds.anchors_a(public), bounds.anchors_a_prime(public))]), norm)
+    error = combine_norms(np.array([own_error, bounds.anchors_error(public, error_bound)]), norm)
     return checked_result(MARGIN * (change + 2 * error))
 
 

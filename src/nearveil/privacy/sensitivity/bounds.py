@@ -88,17 +88,17 @@ def checked_result(bound: float) -> float:
     return float(bound)
 
 
-def lengths(rows: Floats, norm: Norm) -> Floats:
+def row_norms(rows: Floats, norm: Norm) -> Floats:
     """Return the norm of each row."""
     return np.asarray(np.linalg.norm(rows, axis=1, ord=1 if norm == "l1" else 2), dtype=np.float64)
 
 
-def total(parts: Floats, norm: Norm) -> float:
+def combine_norms(parts: Floats, norm: Norm) -> float:
     """Return the norm of a matrix from the norms of its rows."""
     return float(np.sum(parts) if norm == "l1" else np.linalg.norm(parts))
 
 
-def distances(rows: Floats, norm: Norm, use: Callable[[slice, Floats], None]) -> None:
+def visit_distances(rows: Floats, norm: Norm, use: Callable[[slice, Floats], None]) -> None:
     """Hand the matrix of distances between `rows` to `use`, a block of its rows at a time."""
     for start in range(0, len(rows), _BLOCK):
         block = slice(start, min(start + _BLOCK, len(rows)))
@@ -108,7 +108,7 @@ def distances(rows: Floats, norm: Norm, use: Callable[[slice, Floats], None]) ->
 def diameter(rows: Floats, norm: Norm) -> float:
     """Return the largest distance between two of `rows`."""
     largest = [0.0]
-    distances(rows, norm, lambda _, block: largest.append(float(block.max())))
+    visit_distances(rows, norm, lambda _, block: largest.append(float(block.max())))
     return max(largest)
 
 
@@ -133,7 +133,7 @@ _ROUNDING = 64 * np.finfo(float).eps  # of a weight, and of sums of weights; gen
 
 
 @dataclass(frozen=True)
-class Public:
+class AnchorFigures:
     """What the bounds need of the anchors; everything here is public."""
 
     anchors: Floats  # unit rows
@@ -156,7 +156,7 @@ class Public:
         return float(np.exp(-2 * self.u))
 
 
-def collect(
+def collect_figures(
     anchors: Floats,
     labels: object,
     start: Floats,
@@ -166,7 +166,7 @@ def collect(
     label_encoding: Encoding,
     label_bandwidth: float,
     norm: Norm,
-) -> Public:
+) -> AnchorFigures:
     """Collect the public quantities in one pass over the weights between the anchors."""
     target, others = start[0], start[1:]
     columns = start.shape[1]
@@ -175,7 +175,9 @@ def collect(
         pull = label_weight * label_graph(labels, label_bandwidth, label_encoding).laplacian_matmul(others)
     if len(anchors) == 1:  # its only neighbour is the target: it moves half-way to it, whatever the weight
         nothing = np.zeros(1)
-        return Public(anchors, start, bandwidth, norm, np.ones(1), nothing, nothing, np.zeros((columns, columns)))
+        return AnchorFigures(
+            anchors, start, bandwidth, norm, np.ones(1), nothing, nothing, np.zeros((columns, columns))
+        )
     scaled, scale = _scaled_start(anchors, others, bandwidth)
     # Relative to q_0, so that A_i - d_i q_0 is one sum.
     sides = np.column_stack([np.ones(len(anchors)), others - target, scaled])
@@ -185,7 +187,7 @@ def collect(
     form = scale * (scaled.T @ (product[:, 1 + columns :] + scaled))
     # K has entries near 0, but what was summed are entries near 1: their rounding is added.
     form += np.eye(columns) * scale * _ROUNDING * float(np.sum(np.linalg.norm(scaled, axis=1))) ** 2
-    return Public(anchors, start, bandwidth, norm, degree, lengths(lever, norm), lengths(pull, norm), form)
+    return AnchorFigures(anchors, start, bandwidth, norm, degree, row_norms(lever, norm), row_norms(pull, norm), form)
 
 
 def _scaled_start(anchors: Floats, others: Floats, bandwidth: float) -> tuple[Floats, float]:
@@ -202,12 +204,12 @@ def _scaled_start(anchors: Floats, others: Floats, bandwidth: float) -> tuple[Fl
     return np.exp(exponents)[:, None] * (others - others.mean(axis=0)), float(np.exp(u))
 
 
-def target_a(public: Public) -> float:
+def target_a(public: AnchorFigures) -> float:
     """Theorem A for the target's row: ``1/2 tanh(u) diam(q_1..q_m)``."""
     return 0.5 * float(np.tanh(public.u)) * diameter(public.start[1:], public.norm)
 
 
-def target_a_prime(public: Public) -> float:
+def target_a_prime(public: AnchorFigures) -> float:
     """Theorem A' for the target's row: ``1/m sqrt(sinh(u) max_e e'Q_c'KQ_c e)``, K = expm1(u X_c X_c')."""
     if public.u > _SHARP:
         return float("inf")
@@ -226,13 +228,13 @@ def largest_form(form: Floats, norm: Norm) -> float:
     return min(columns * largest, float(np.sum(np.sqrt(np.maximum(np.diag(form), 0)))) ** 2)
 
 
-def anchors_a(public: Public) -> float:
+def anchors_a(public: AnchorFigures) -> float:
     """Theorem A for the anchors' rows: each weight of the target ranges over [a, 1] by itself."""
     change = (1 - public.least) / ((public.degree + public.least) * (public.degree + 1))
-    return total(public.lever * change / 2, public.norm)
+    return combine_norms(public.lever * change / 2, public.norm)
 
 
-def anchors_a_prime(public: Public) -> float:
+def anchors_a_prime(public: AnchorFigures) -> float:
     """Theorem A' for the anchors' rows: ``sqrt((1 - a) (1 - sqrt a) / 2) |diag(g) X|_op``."""
     anchors = public.anchors
     weighted = (public.lever / (public.degree + public.least) ** 2)[:, None] * anchors
@@ -242,15 +244,15 @@ def anchors_a_prime(public: Public) -> float:
     return float(factor * operator_norm) * (np.sqrt(len(anchors)) if public.norm == "l1" else 1.0)
 
 
-def target_error(public: Public, error_bound: float) -> float:
+def target_error(public: AnchorFigures, error_bound: float) -> float:
     """Bound how far the operator's error moves the target's row (Theorem E)."""
     return error_bound / (1 - error_bound) * diameter(public.start[1:], public.norm) / 4
 
 
-def anchors_error(public: Public, error_bound: float) -> float:
+def anchors_error(public: AnchorFigures, error_bound: float) -> float:
     """Bound how far the operator's error moves the anchors' rows (Theorem E)."""
     moved = diameter(public.start, public.norm) / 4 + public.label_pull / (2 * (public.degree + public.least))
-    return error_bound / (1 - error_bound) * total(moved, public.norm)
+    return error_bound / (1 - error_bound) * combine_norms(moved, public.norm)
 
 
 _DIRECTIONS = 128  # half a turn in this many steps costs a factor of 1 / cos(0.7 degrees) = 1.00008
@@ -320,9 +322,9 @@ def theorem_b_prime(start: Floats, box: Box, bandwidth: float, norm: Norm) -> fl
         nonlocal largest
         moved = shift[None, :] + edge * apart
         moved[np.arange(len(apart)), np.arange(n)[records]] = own[records]
-        largest = max(largest, float(np.max(lengths(moved, norm))))
+        largest = max(largest, float(np.max(row_norms(moved, norm))))
 
-    distances(start, norm, one_block)
+    visit_distances(start, norm, one_block)
     return largest
 
 
@@ -333,14 +335,14 @@ def mean_distances(start: Floats, norm: Norm) -> Floats:
     def one_block(records: slice, apart: Floats) -> None:
         means[records] = apart.sum(axis=1) / (len(start) - 1)
 
-    distances(start, norm, one_block)
+    visit_distances(start, norm, one_block)
     return means
 
 
 def replace_error(start: Floats, box: Box, error_bound: float, norm: Norm) -> float:
     """Bound how far the operator's error moves all rows (Theorem E)."""
     moved = diameter(start, norm) / 4 + box.label_weight * mean_distances(start, norm) / (2 * box.least)
-    return error_bound / (1 - error_bound) * total(moved, norm)
+    return error_bound / (1 - error_bound) * combine_norms(moved, norm)
 
 
 def _reaches(start: Floats, box: Box, bandwidth: float, norm: Norm) -> tuple[Floats, Floats]:
