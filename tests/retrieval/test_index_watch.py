@@ -51,16 +51,6 @@ def test_a_stamp_changes_with_every_change(where: str) -> None:
         assert [stamp.maps for stamp in stamps if stamp][-1] == (2,)
 
 
-def test_who_may_not_wait_is_told_only_what_is_known(where: str) -> None:
-    with filled(where, unit_rows(30)) as index, Index.open(where) as other:
-        assert index.stamp(wait=False) is None
-        known = index.stamp()
-        assert index.stamp(wait=False) == (None if "postgresql" in where else known)
-        other.delete([3])
-        assert index.stamp(wait=False) is None
-        assert index.stamp() != known
-
-
 def test_what_is_alive_is_read_once(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with filled(where, unit_rows(30)) as index, Index.open(where) as other:
         published = index.publish(4.0, 0.2, n_sets=2)
@@ -89,14 +79,12 @@ def test_a_directory_that_is_moved_or_replaced(tmp_path: Path) -> None:
         assert np.flatnonzero(~index.alive(published)).tolist() == [1]
         stamp = index.stamp()
         (tmp_path / "one").rename(tmp_path / "away")
-        for wait in (True, False):
-            with pytest.raises(IndexUnavailableError, match="its file is gone"):
-                index.stamp(wait=wait)
+        with pytest.raises(IndexUnavailableError, match="its file is gone"):
+            index.stamp()
         (tmp_path / "away").rename(tmp_path / "one")
         assert index.stamp() == stamp
         (tmp_path / "one").rename(tmp_path / "away")
         (tmp_path / "two").rename(tmp_path / "one")
-        assert index.stamp(wait=False) is None
         assert index.stamp() == stamp  # of the same revision, and yet
         assert np.flatnonzero(~index.alive(published)).tolist() == [2]
         assert index.ids().tolist() == [number for number in range(30) if number != 2]
@@ -108,13 +96,11 @@ def test_a_file_that_somebody_holds_for_itself(tmp_path: Path) -> None:
         writer.execute("CREATE TABLE t (x)")
         watch = FileWatch(path)
         first_mark = watch.mark()
-        assert first_mark == watch.mark(wait=False) is not None
+        assert first_mark == watch.mark() is not None
         writer.execute("BEGIN EXCLUSIVE")
         writer.execute("INSERT INTO t VALUES (1)")
-        assert watch.mark(wait=False) is None  # at once: it never waits
-        assert watch.mark() is None
+        assert watch.mark() is None  # at once: it waits for no writer
         writer.execute("COMMIT")
-        assert watch.mark(wait=False) is None  # must be opened anew
         assert watch.mark() not in (None, first_mark)
     writer.close()
     watch.close()
@@ -134,7 +120,7 @@ def test_a_child_looks_through_its_own_connection(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
         now = watch.mark()
-        os._exit(0 if watch.mark(wait=False) == now and now is not None and now.opening == 2 else 1)
+        os._exit(0 if watch.mark() == now and now is not None and now.opening == 2 else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert watch.mark() == mark
     watch.close()

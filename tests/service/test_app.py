@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from nearveil.mechanisms import Message
 from nearveil.retrieval import Answer, Index, MapChanged, PublicPart, Query, Refusal, RefusalCode
 from nearveil.retrieval._wire_schema import PublicRequest, read
-from nearveil.service import Galleries
+from nearveil.service import Galleries, TokenStore
 from nearveil.service._model import FRAME, KEY_HEADER
 from nearveil.service._visit import Visit
 
@@ -295,15 +296,16 @@ def test_a_deleted_item_is_in_no_answer_that_begins_later(server: Server, tmp_pa
         assert (same.ids == server.answer(server.query(2)).ids).all()
 
 
-def test_a_look_serves_one_turn_of_the_loop_and_no_longer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_serves_those_who_came_before_it_and_nobody_later(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk, looks = server.client.app.state.desk, []
-    current = server.gallery.current
 
-    def watched() -> bool:
+    def watched() -> None:
         looks.append(1)
-        return current()
+        server.gallery.refresh()
 
-    monkeypatch.setattr(server.gallery, "current", watched)
+    monkeypatch.setattr(desk._looks["birds"], "_work", watched)
     data = server.query()
     server.ask(data)
     looks.clear()
@@ -322,7 +324,6 @@ def test_a_look_serves_one_turn_of_the_loop_and_no_longer(server: Server, monkey
         for _ in range(3):
             before = Answer.from_bytes((await desk.query(visit(), server.gallery, data)).body)
             server.index.delete(before.ids[:1])
-            await asyncio.sleep(0)  # the next request comes in another turn
             after = Answer.from_bytes((await desk.query(visit(), server.gallery, data)).body)
             assert before.ids[0] not in after.ids
 
@@ -421,6 +422,16 @@ def test_what_nobody_thought_of_is_not_told(server: Server, tmp_path: Path, monk
     assert "a secret" not in log
     told = [json.loads(line) for line in log.splitlines()]
     assert [one["error"] for one in told if one.get("status") == 500] == ["RuntimeError"] * 2
+
+
+def test_a_token_that_nobody_uses_ends_for_good(server: Server, tmp_path: Path) -> None:
+    """The exploit: a token expires, nobody asks, the server stops, and the clock is set back."""
+    secret, now = server.token("bob", days=1), time.time()
+    server.store._clock = lambda: now + 2 * 86_400
+    server.client.runner.run(server.client.app.state.desk.refresh())  # as every five seconds
+    with TokenStore(tmp_path / "tokens.db") as later:
+        assert later.verify(secret) is None
+        assert later.verify(server.secret) is not None
 
 
 def test_figures_for_prometheus(server: Server) -> None:

@@ -14,6 +14,7 @@ from nearveil.service import _desk, _edge, _logs
 from nearveil.service._cache import ByteCache
 from nearveil.service._errors import BusyError, LengthError, RateError, SlowError, TooLargeError
 from nearveil.service._limits import Buckets, Workers, read_body
+from nearveil.service._look import Look
 from nearveil.service._model import FRAME, KEY_HEADER
 from nearveil.service._visit import GONE
 
@@ -90,32 +91,51 @@ def test_those_without_a_good_token_may_not_ask_for_ever(tmp_path: Path, monkeyp
         assert [one["count"] for one in told if one["event"] == "strangers"] == [1]
 
 
-def test_tokens_are_read_once_for_all_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(tmp_path) as server:
-        store, reads, read_at = server.store, [0], [-1.0]
+def test_a_look_serves_all_who_came_before_it_began_and_others_while_it_is_believed() -> None:
+    begun, go, looks = threading.Event(), threading.Event(), list[int]()
 
-        def refresh() -> None:
-            began = time.monotonic()
-            time.sleep(0.05)
-            reads[0], read_at[0] = reads[0] + 1, began
+    def work() -> None:
+        begun.set()
+        go.wait(60)
+        looks.append(1)
 
-        # As PostgreSQL has it: what was read is believed for a while.
-        monkeypatch.setattr(store, "fresh", lambda: time.monotonic() - read_at[0] < 10)
-        monkeypatch.setattr(store, "refresh", refresh)
+    async def run(believed: float) -> int:
+        for event in (begun, go):
+            event.clear()
+        looks.clear()
+        look = Look(work, 60.0, believed)
+        first = [asyncio.create_task(look.take()) for _ in range(8)]
+        await asyncio.to_thread(begun.wait, 60)
+        later = [asyncio.create_task(look.take()) for _ in range(8)]
+        await asyncio.sleep(0)
+        go.set()
+        await asyncio.gather(*first, *later)
+        return len(looks)
 
-        async def at_once() -> list[int]:
-            get, headers = server.client._client.get, {"authorization": f"Bearer {server.secret}"}
-            replies = await asyncio.gather(*[get("/v1/galleries", headers=headers) for _ in range(12)])
-            return [one.status_code for one in replies]
+    assert asyncio.run(run(1000.0)) == 1
+    assert asyncio.run(run(0.0)) == 2
 
-        read_at[0] = -100.0
-        assert server.client.runner.run(at_once()) == [200] * 12
-        assert reads[0] == 1
-        # A reading that began before a request came, and is old when it ends, is not believed: there is one more.
-        monkeypatch.setattr(store, "fresh", lambda: False)
-        reads[0] = 0
-        assert server.client.runner.run(at_once()) == [200] * 12
-        assert reads[0] == 2
+
+def test_a_look_that_hangs_takes_one_thread_and_keeps_nobody_waiting() -> None:
+    go = threading.Event()
+
+    def hang() -> None:
+        go.wait(60)
+
+    async def run() -> None:
+        look = Look(hang, 0.05)
+        for _ in range(5):
+            with pytest.raises(BusyError):
+                await look.take()
+        assert look.workers.pending == 1
+        assert look.workers.is_stuck()
+        go.set()
+        while look.workers.pending:
+            await asyncio.sleep(0.01)
+        await look.take()
+        assert not look.workers.is_stuck()
+
+    asyncio.run(run())
 
 
 class Reader:

@@ -396,8 +396,6 @@ def test_records_of_a_protected_gallery_are_served_openly_by_no_process(place: P
     root = Path(__file__).parents[2]
     told = os.environ | {"PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
     subprocess.run([sys.executable, "-c", _ELSEWHERE, str(place)], env=told, check=True, timeout=300)  # noqa: S603
-    assert not server.current()
-    assert server.known_map() is None
     for shows in (server.map, server.info, server.refresh, lambda: server.query(b""), lambda: server.original(0)):
         with pytest.raises(UnavailableError):
             shows()

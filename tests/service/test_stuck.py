@@ -1,6 +1,7 @@
 """Work that never comes back: others are served, it is noticed, and the server still ends."""
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
@@ -148,3 +149,38 @@ def test_a_writer_that_never_ends_holds_up_nobody_who_reads(tmp_path: Path, how:
             assert process.running.wait(30) == 0
     finally:
         process.end()
+
+
+READ_LOCKS = 123, 5  # bytes of the shared memory of a write-ahead log, by which SQLite keeps its readers apart
+
+
+@contextmanager
+def without_readers(path: Path) -> Iterator[None]:
+    """Hold all places that a database has for readers: SQLite tries for ten seconds to get one."""
+    with path.with_name(f"{path.name}-shm").open("r+b") as memory:
+        first, count = READ_LOCKS
+        fcntl.lockf(memory, fcntl.LOCK_EX, count, first)
+        yield
+
+
+def status_of(connection: socket.socket) -> int:
+    connection.settimeout(60)
+    return int(connection.recv(12)[9:])
+
+
+@pytest.mark.parametrize("name", ["tokens.db", "birds/index.db"])
+def test_a_database_without_a_place_for_readers_holds_up_its_own_requests_alone(
+    process: Process, tmp_path: Path, name: str
+) -> None:
+    headers = {"authorization": f"Bearer {process.secret}"}
+    path = "/v1/galleries/birds/map"
+    assert httpx.get(process.url + path, headers=headers).status_code == 200
+    with process.connect() as waiting, httpx.Client(base_url=process.url, timeout=8) as others:
+        with without_readers(tmp_path / name):
+            waiting.sendall(process.head(path))
+            time.sleep(0.2)
+            assert others.get("/health").status_code == 200
+            if name != "tokens.db":
+                assert others.get("/v1/galleries/cars/map", headers=headers).status_code == 200
+        assert status_of(waiting) in (200, 503)  # 503: it took longer than a request waits
+        assert others.get("/ready").status_code == 200

@@ -118,17 +118,15 @@ class DirectoryIndex(_index.Index):
         revision, view = self._view()
         return Snapshot(revision, *view.alive())
 
-    def stamp(self, *, wait: bool = True) -> Stamp | None:
+    def stamp(self) -> Stamp:
         """Return what stands for the state of the index now: the database is read only where its file has changed."""
         try:
-            mark = self._watch.mark(wait=wait)
+            mark = self._watch.mark()
         except OSError:
             raise IndexUnavailableError(f"index {self._where}: its file is gone: put it back") from None
         known = self._stamped
         if known is not None and mark is not None and known[0] == mark:
             return known[1]
-        if not wait:
-            return None
         if known is not None and mark is not None and known[0].opening != mark.opening:
             self._reset()
         stamp = self._read_stamp()

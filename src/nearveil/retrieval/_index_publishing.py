@@ -151,20 +151,14 @@ class Publishing(ABC):
             gone = self._deleted_since(connection, found.revision)
         return found.answer(message, gone)
 
-    def stamp(self, *, wait: bool = True) -> Stamp | None:
-        """Return what stands for the state of the index now, whoever changed it: cheap enough for every request.
-
-        Parameters
-        ----------
-        wait : bool, default=True
-            Whether the database may be waited for.
+    def stamp(self) -> Stamp:
+        """Return what stands for the state of the index now, whoever changed it.
 
         Returns
         -------
-        Stamp or None
-            None only without `wait`, where it cannot be told at once.
+        Stamp
         """
-        return self._read_stamp() if wait else None
+        return self._read_stamp()
 
     def alive(self, published: Published) -> NDArray[np.bool_]:
         """Return which items of a map the index still holds.
@@ -179,7 +173,6 @@ class Publishing(ABC):
             In the order of its ids; not to be written to. The same array as long as none of them was deleted.
         """
         stamp = self.stamp()
-        assert stamp is not None
         key = published.public_id, published.revision
         until, alive = self._alive.get(key, (-1, None))
         if alive is not None and until == stamp.revision:

@@ -74,11 +74,11 @@ def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Setti
     app.add_middleware(
         Edge,  # type: ignore[arg-type, unused-ignore]
         tokens=tokens,
+        look=desk.look_at_tokens,
         hosts=settings.hosts,
         buckets=desk.buckets,
         under_way=desk.under_way,
         sending=desk.sending,
-        workers=desk.workers,
         metrics=desk.metrics,
         lines=desk.lines,
         asked=[route for route in app.routes if isinstance(route, APIRoute) and "POST" in (route.methods or ())],

@@ -20,6 +20,7 @@ from nearveil.service._frames import FLAGS, frame_status
 from nearveil.service._galleries import Gallery, QuickGallery
 from nearveil.service._limits import Buckets, Sending, UnderWay, Workers, read_body
 from nearveil.service._logs import LineWriter
+from nearveil.service._look import Look
 from nearveil.service._metrics import GalleryFigures, Metrics
 from nearveil.service._model import FRAME, KEY, KEY_HEADER, MOST_GALLERIES, GalleryInfo
 from nearveil.service._replays import Replays, ReplayStore
@@ -79,7 +80,7 @@ class Desk:
     buckets: Buckets
     under_way: UnderWay
     sending: Sending
-    workers: Workers  # for tokens, and for what belongs to no gallery
+    workers: Workers  # for what belongs to no gallery
     pools: dict[str, Pools]
     replays: Replays
     metrics: Metrics = field(default_factory=Metrics)
@@ -93,7 +94,8 @@ class Desk:
         self._etags: dict[str, list[tuple[bytes, str]]] = {name: [] for name in self.galleries}
         self._sizes: dict[tuple[str, bytes], int] = {}  # of large answers: what the next one will take
         self._ready, self._looked = False, -_READY
-        self._turn: set[str] = set()  # galleries that were looked at in this turn of the loop
+        self.look_at_tokens = Look(self.tokens.refresh, self.settings.work_timeout, self.tokens.believed)
+        self._looks = {name: Look(one.refresh, self.settings.work_timeout) for name, one in self.galleries.items()}
 
     @classmethod
     def of(cls, galleries: Sequence[Gallery], tokens: TokenStore, settings: Settings) -> "Desk":
@@ -180,8 +182,10 @@ class Desk:
 
     async def map(self, visit: Visit, gallery: Gallery, candidates: float | None) -> tuple[bytes, str]:
         """Return the frame of a map and its ETag."""
-        quick = self._quick[gallery.name]
-        frame = None if quick is None else quick.known_map(candidates)
+        quick, frame = self._quick[gallery.name], None
+        if quick is not None:
+            await self._looks[gallery.name].take()
+            frame = quick.known_map(candidates)
         if frame is None:
             frame = await self.run(visit, gallery, lambda: gallery.map(candidates))
         return frame, self.etag(gallery, frame)
@@ -198,8 +202,10 @@ class Desk:
 
     async def query(self, visit: Visit, gallery: Gallery, data: bytes) -> Response:
         """Ask a gallery for candidates: at once where it can, else in a thread."""
-        quick = self._quick[gallery.name]
-        reply = quick.known(data, looked=True) if quick is not None and self._current(gallery.name, quick) else None
+        quick, reply = self._quick[gallery.name], None
+        if quick is not None:
+            await self._looks[gallery.name].take()
+            reply = quick.known(data)
         if reply is None:
             kind = gallery.name, data[FLAGS : FLAGS + 1]
             visit.held = self.sending.hold(visit.held, self._sizes.get(kind, 0))  # before memory is taken for it
@@ -235,15 +241,8 @@ class Desk:
 
     async def refresh(self) -> None:
         """Look whether something new was published."""
-        await asyncio.gather(*(self._refresh(gallery) for gallery in self.galleries.values()))
-
-    async def _refresh(self, gallery: Gallery) -> None:
-        try:
-            await self.pools[gallery.name].answers.run(gallery.refresh)
-        except ServiceError as error:
-            _LOG.warning("gallery %s cannot be read: %s", gallery.name, error.code)
-        except Exception as error:  # the others go on; what it says may be private
-            _LOG.error("gallery %s cannot be read: %s", gallery.name, type(error).__name__)
+        looks = {"tokens": self.look_at_tokens, **{f"gallery {name}": one for name, one in self._looks.items()}}
+        await asyncio.gather(*(_refresh(words, look) for words, look in looks.items()))
 
     def close(self) -> None:
         """Let no more work begin, and write what is left to write."""
@@ -254,37 +253,30 @@ class Desk:
 
     def _all_workers(self) -> Iterator[Workers]:
         yield self.workers
+        yield from (look.workers for look in (self.look_at_tokens, *self._looks.values()))
         for pools in self.pools.values():
             yield from (pools.answers, pools.files)
 
-    def _current(self, name: str, quick: QuickGallery) -> bool:
-        """Return whether a gallery has not changed; looked at once for all requests of one turn of the loop.
-
-        The loop runs what waits in the order in which it came. A request that came after the look also comes after
-        the call that ends the turn, so it is never answered by a look from before its time.
-        """
-        if name in self._turn:
-            return True
-        if not quick.current():
-            return False
-        if not self._turn:
-            asyncio.get_running_loop().call_soon(self._turn.clear)
-        self._turn.add(name)
-        return True
-
-    def _can_write(self) -> bool:
-        """Read the tokens, and return whether the disk has room for them and for the log."""
-        self.tokens.refresh()
-        return self.tokens.has_room() and not self.lines.failing
-
     async def _look(self) -> bool:
         try:
-            if not await self.workers.run(self._can_write, patience=_LOOK):
-                return False
-        except (ServiceError, TokenError):
+            async with asyncio.timeout(_LOOK):
+                await self.look_at_tokens.take()
+                if self.lines.failing or not await self.workers.run(self.tokens.has_room):
+                    return False
+        except (ServiceError, TokenError, TimeoutError):
             return False
         found = await self.look(list(self.galleries.values()))
         return all(isinstance(info, GalleryInfo) and info.is_published for info in found)
+
+
+async def _refresh(words: str, look: Look) -> None:
+    """Look, and tell the log what is wrong."""
+    try:
+        await look.take()
+    except ServiceError as error:
+        _LOG.warning("%s cannot be read: %s", words, error.code)
+    except Exception as error:  # the others go on; what it says may be private
+        _LOG.error("%s cannot be read: %s", words, type(error).__name__)
 
 
 def visit_of(request: Request) -> Visit:

@@ -14,8 +14,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nearveil.service._addresses import network_of
 from nearveil.service._errors import RateError, ServiceError, UnavailableError, UnknownError
-from nearveil.service._limits import STRANGERS, STRANGERS_WAIT, Buckets, Sending, UnderWay, Workers
+from nearveil.service._limits import STRANGERS, STRANGERS_WAIT, Buckets, Sending, UnderWay
 from nearveil.service._logs import LineWriter, described
+from nearveil.service._look import Look
 from nearveil.service._metrics import Metrics
 from nearveil.service._model import KEY_HEADER, Problem
 from nearveil.service._token import Token
@@ -68,16 +69,16 @@ class Edge:
         app: ASGIApp,
         *,
         tokens: TokenStore,
+        look: Look,
         hosts: frozenset[str],
         buckets: Buckets,
         under_way: UnderWay,
         sending: Sending,
-        workers: Workers,
         metrics: Metrics,
         lines: LineWriter,
         asked: Sequence[APIRoute] = (),
     ) -> None:
-        self._app, self._tokens, self._buckets, self._workers = app, tokens, buckets, workers
+        self._app, self._tokens, self._look, self._buckets = app, tokens, look, buckets
         self._hosts = None if "*" in hosts else hosts
         self._metrics, self._lines = metrics, lines
         self._under_way, self._sending = under_way, sending
@@ -85,7 +86,6 @@ class Edge:
         self._strangers = Buckets(rate, burst, most=most, words="too many requests without a good token: wait")
         rate, burst, most = _WATCHERS
         self._watchers = Buckets(rate, burst, most=most, words="too many requests from this address: wait")
-        self._reading: asyncio.Task[None] | None = None
         self._asked = {route.path.removeprefix(ASKED): route for route in asked}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -170,38 +170,15 @@ class Edge:
         scheme, _, text = bearer.partition(b" ")
         if scheme.lower() != b"bearer":
             unauthorized()
-        if not self._tokens.fresh():
-            await self._refreshed()
+        try:
+            await self._look.take()
+        except TokenStoreError:
+            _LOG.warning("the store of tokens does not answer")
+            raise UnavailableError("tokens cannot be checked now: ask again later") from None
         token = self._tokens.look(text.decode("latin-1"))
         if token is None:
             unauthorized()
         return token
-
-    async def _refreshed(self) -> None:
-        """Read tokens, once for all who wait.
-
-        A reading that began before a request came may be too old for it; one after that is not.
-        """
-        for _ in range(2):
-            mine = self._reading is None
-            if self._reading is None:
-                self._reading = asyncio.create_task(self._read_tokens())
-                self._reading.add_done_callback(self._was_read)
-            await asyncio.shield(self._reading)
-            if mine or self._tokens.fresh():
-                return
-
-    async def _read_tokens(self) -> None:
-        try:
-            await self._workers.run(self._tokens.refresh)
-        except TokenStoreError:
-            _LOG.warning("the store of tokens does not answer")
-            raise UnavailableError("tokens cannot be checked now: ask again later") from None
-
-    def _was_read(self, task: "asyncio.Task[None]") -> None:
-        self._reading = None
-        if not task.cancelled():
-            task.exception()  # those who wait for it get it; where all of them have gone, nobody does
 
     async def _failed(self, visit: Visit, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         if not isinstance(error, ServiceError):

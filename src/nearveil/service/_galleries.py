@@ -71,18 +71,14 @@ class Gallery(Protocol):
 
 @runtime_checkable
 class QuickGallery(Protocol):
-    """A gallery that may answer at once, on the event loop: it never waits for a disk, a lock or a database."""
+    """A gallery that may answer on the event loop, from memory, as it was when `refresh` was last called."""
 
-    def current(self) -> bool:
-        """Return whether what is in memory is what is there now."""
-        ...
-
-    def known(self, data: bytes, *, looked: bool = False) -> bytes | None:
-        """Return what `query` would, or None where that takes a thread; `looked`: `current` was true just now."""
+    def known(self, data: bytes) -> bytes | None:
+        """Return what `query` would have then, or None where that takes a thread."""
         ...
 
     def known_map(self, candidates: float | None = None) -> bytes | None:
-        """Return what `map` would, or None where that takes a thread."""
+        """Return what `map` would have then, or None where that takes a thread."""
         ...
 
 
@@ -196,10 +192,10 @@ class OpenGallery:
         return frame
 
     def known_map(self, candidates: float | None = None) -> bytes | None:
-        """Return what `map` would, if that takes no waiting."""
-        shown = self._quick()
-        number = None if shown is None else shown.place(candidates)
-        return None if shown is None or number is None else shown.frames.get(number)
+        """Return what `map` would have when `refresh` was last called, if that takes no waiting."""
+        shown = self._shown
+        number = shown.place(candidates)
+        return None if number is None else shown.frames.get(number)
 
     def query(self, data: bytes) -> bytes:
         """Answer the frame of a query, whatever it holds.
@@ -215,26 +211,19 @@ class OpenGallery:
         """
         return self._reply(self._now(), data)
 
-    def current(self) -> bool:
-        """Return, without waiting, whether nothing has changed since the index was last read."""
-        return self._quick() is not None
-
-    def known(self, data: bytes, *, looked: bool = False) -> bytes | None:
-        """Return what `query` would, if that takes no waiting: an answer that was made before, or a small one.
+    def known(self, data: bytes) -> bytes | None:
+        """Return what `query` would have when `refresh` was last called, if that takes no waiting.
 
         Parameters
         ----------
         data : bytes
-        looked : bool, default=False
-            Whether `current` was true after the request had come: then it is not asked again.
 
         Returns
         -------
         bytes or None
+            An answer that was made before, or a small one.
         """
-        shown = self._shown if looked else self._quick()
-        if shown is None:
-            return None
+        shown = self._shown
         if shown.small and data[FLAGS : FLAGS + 1] == _NOTHING_ELSE:  # ids and codes lie in memory
             return self._reply(shown, data)
         return shown.answers.get(data)
@@ -288,15 +277,6 @@ class OpenGallery:
             shown.answers.put(data, found)
         return found
 
-    def _quick(self) -> Shown | None:
-        """Return what is shown now, if nothing has changed since it was last looked at in a thread."""
-        try:
-            stamp = self._index.stamp(wait=False)
-        except IndexStoreError:  # told by those who may wait: it may be back
-            return None
-        shown = self._shown
-        return shown if stamp == shown.stamp else None
-
     def _now(self) -> Shown:
         """Return what is shown now, after reading what has changed."""
         with _in_words():
@@ -305,7 +285,6 @@ class OpenGallery:
                 return self._shown
             with self._lock:  # one thread reads, the others wait for it
                 stamp = self._index.stamp()
-                assert stamp is not None
                 if stamp != self._shown.stamp:
                     self._shown = self._changed(self._shown, stamp)
                 return self._shown

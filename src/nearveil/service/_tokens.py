@@ -30,8 +30,7 @@ from nearveil.storage import FileWatch, Mark, create_tables, describe_url, is_tr
 
 _TEXT = re.compile(r"nv_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _ID = re.compile(r"[0-9a-f]{16}")
-_FRESH = 0.5  # seconds that tokens read from PostgreSQL are believed; half of what is promised
-_LOOK = 0.05  # seconds between two looks at a file: they are cheap, but not for nothing
+_FILE_BELIEVED, _SERVER_BELIEVED = 0.05, 0.5  # seconds
 _DAY = 86_400
 _NOBODY = hashlib.sha256(secrets.token_bytes(32)).digest()  # what a token of an unknown id is compared with
 
@@ -88,7 +87,8 @@ class TokenStore:
         self._lock = threading.Lock()
         self._known: dict[str, Token] = {}
         self._mark: Mark | None = None
-        self._read_at = self._looked_at = self._latest = -math.inf  # latest: the clock, which does not go back here
+        self._expiring = math.inf  # when the next of them expires
+        self._latest = -math.inf  # of the clock, which does not go back here
         self._watch: FileWatch | None = None
         if self._is_file:
             make_file(self._path)
@@ -204,45 +204,38 @@ class TokenStore:
         -------
         Token or None
         """
-        if not self.fresh():
-            self.refresh()
+        self.refresh()
         return self.look(text)
 
-    def fresh(self) -> bool:
-        """Return, without waiting, whether what was read last is still believed."""
-        now = time.monotonic()
-        if self._watch is None:
-            return now - self._read_at < _FRESH
-        if now - self._looked_at < _LOOK:
-            return True
-        try:
-            mark = self._watch.mark(wait=False)
-        except OSError:
-            return False
-        if mark is None or mark != self._mark:
-            return False
-        self._looked_at = now
-        return True
+    @property
+    def believed(self) -> float:
+        """Seconds that a server may believe what was read last: half of what is promised."""
+        return _FILE_BELIEVED if self._is_file else _SERVER_BELIEVED
 
     def refresh(self) -> None:
-        """Read all tokens."""
+        """Read all tokens, unless they lie in a file that has not changed, and note which have expired."""
         with self._lock, self._in_words():
             # Before it is read: what is committed meanwhile is read the next time.
-            began, mark = time.monotonic(), None if self._watch is None else self._watch.mark()
-            if self._watch is not None and (mark is None or self._mark is None or mark.opening != self._mark.opening):
-                self._database.close()  # another file may lie there now: its connections would read the old one
-            with self._database.begin_read() as connection:
-                rows = connection.execute(sa.select(_tokens)).all()
-            self._known = {row.id: _token(row) for row in rows}
+            mark = None if self._watch is None else self._watch.mark()
+            if mark is None or mark != self._mark:
+                self._read(mark)
             self._end_expired()
-            self._mark, self._read_at = mark, began
-            self._looked_at = -math.inf if mark is None else began
+
+    def _read(self, mark: Mark | None) -> None:
+        if self._watch is not None and (mark is None or self._mark is None or mark.opening != self._mark.opening):
+            self._database.close()  # another file may lie there now: its connections would read the old one
+        with self._database.begin_read() as connection:
+            rows = connection.execute(sa.select(_tokens)).all()
+        self._known = {row.id: _token(row) for row in rows}
+        living = (one for one in self._known.values() if one.revoked is None)
+        self._expiring = min((one.expires for one in living if one.expires is not None), default=math.inf)
+        self._mark = mark
 
     def _end_expired(self) -> None:
         """Revoke what has expired, so that a clock that is set back does not revive it."""
         now = int(self._clock())
-        expired = [one.id for one in self._known.values() if one.revoked is None and not one.good(now)]
-        if expired:
+        if self._expiring <= now:
+            expired = [one.id for one in self._known.values() if one.revoked is None and not one.good(now)]
             # Whoever else writes is not waited for. It is tried again at the next look; until then `_latest` holds.
             with suppress(sa.exc.SQLAlchemyError):
                 self._write(sa.update(_tokens).where(_tokens.c.id.in_(expired)).values(revoked=now), wait=False)

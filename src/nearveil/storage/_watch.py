@@ -25,7 +25,10 @@ class Mark(NamedTuple):
 
 
 class FileWatch:
-    """Looks at a SQLite file through a connection of its own, which never writes and never waits.
+    """Looks at a SQLite file through a connection of its own, which never writes and waits for no writer.
+
+    A look takes some microseconds; but a disk may hang, and SQLite tries for ten seconds to get a place among the
+    readers where others hold all of them. So it is no work for an event loop.
 
     ``PRAGMA data_version`` changes with every commit of any other connection, in this process or another; it reads a
     page that is shared in memory. That the file itself is still in its place is asked of the directory.
@@ -41,18 +44,13 @@ class FileWatch:
         self._connection: sqlite3.Connection | None = None
         self._opening, self._file, self._process = 0, (0, 0), 0
 
-    def mark(self, *, wait: bool = True) -> Mark | None:
+    def mark(self) -> Mark | None:
         """Return what stands for the state of the file now.
-
-        Parameters
-        ----------
-        wait : bool, default=True
-            Whether to wait for other threads that look, and to open the file where it is not open.
 
         Returns
         -------
         Mark or None
-            None where it cannot be told: somebody holds the file for itself, or there would be waiting.
+            None where it cannot be told: somebody holds the file for itself.
 
         Raises
         ------
@@ -60,21 +58,16 @@ class FileWatch:
             If the file is gone.
         """
         status = os.stat(self._path)  # noqa: PTH116 - twice as fast, on every request
-        if not self._lock.acquire(blocking=wait):
-            return None
-        try:
-            if (status.st_dev, status.st_ino) != self._file or os.getpid() != self._process:
-                if not wait:
-                    return None
-                self._open((status.st_dev, status.st_ino))
-            assert self._connection is not None
-            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        with self._lock:
+            try:
+                if (status.st_dev, status.st_ino) != self._file or os.getpid() != self._process:
+                    self._open((status.st_dev, status.st_ino))
+                assert self._connection is not None
+                (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+            except sqlite3.Error:
+                self._file = (0, 0)  # opened anew by the next
+                return None
             return Mark(self._opening, version)
-        except sqlite3.Error:
-            self._file = (0, 0)  # opened anew by the next who may wait
-            return None
-        finally:
-            self._lock.release()
 
     def close(self) -> None:
         """Close the connection; it is opened again where it is needed."""
