@@ -59,8 +59,8 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 def build(where: str, rows: Any) -> None:
     """Make an index of rows."""
-    from nearveil.retrieval._index import Index
-    from nearveil.retrieval._index_items import Item
+    from nearveil.gallery.index import Index
+    from nearveil.gallery.items import Item
 
     with Index.create(where, dimension=rows.shape[1], timeout=600) as index:
         for start in range(0, len(rows), BATCH):
@@ -94,8 +94,8 @@ def measure(store: str, where: str, n: int, dimension: int, count: int, threads:
     """Measure one store at one size."""
     import faiss
 
-    from nearveil.retrieval import _index
-    from nearveil.retrieval._index import Index
+    from nearveil.gallery import index as _index
+    from nearveil.gallery.index import Index
 
     faiss.omp_set_num_threads(threads)
     rows, queries = clustered(n, dimension, 0), clustered(count, dimension, 1)

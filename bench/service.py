@@ -131,7 +131,7 @@ def load(
 
 def build(place: str, items: int, fraction: float, sets: int | None) -> dict[str, float]:
     """Make an index of rows around 1,000 centres, with its map; return seconds."""
-    from nearveil.retrieval import Index, Item
+    from nearveil.gallery import Index, Item
 
     rows = clustered(items, DIMENSION, 0)
     began = time.perf_counter()
@@ -146,8 +146,11 @@ def build(place: str, items: int, fraction: float, sets: int | None) -> dict[str
 
 def questions(place: str) -> tuple[list[bytes], bytes, int]:
     """Return a question for each set, an answer, and the bytes of the public part."""
+    from nearveil.gallery import Index
     from nearveil.mechanisms import Message
-    from nearveil.retrieval import Index, Query, ServerProtocol, served
+    from nearveil.protocol import ServerProtocol
+    from nearveil.protocol.server import served
+    from nearveil.protocol.wire import Query
 
     with Index.open(place) as index:
         published = index.current().published

@@ -12,8 +12,8 @@ from nearveil.mechanisms.base import candidate_count
 from nearveil.mechanisms.covers.channel import RandomizedResponse
 from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.privacy.noise import Source
-from nearveil.retrieval._server import first
-from nearveil.retrieval._truth import Copies, popularity, true_neighbors
+from nearveil.search.evaluation import Copies, popularity, true_neighbors
+from nearveil.search.retriever import select_first
 from studies._trial import Labels, Rows, Trial
 
 K = 8
@@ -101,6 +101,6 @@ def _answer_by_map(mechanism: MappedRelease, messages: Sequence[Message], count:
     for message in messages:
         key = message["sets"].tobytes()
         if key not in known:
-            known[key] = first(mechanism._rank(message, np.empty(0)), count)
+            known[key] = select_first(mechanism._rank(message, np.empty(0)), count)
         found.append(known[key])
     return np.stack(found)

@@ -13,7 +13,7 @@ from scipy.spatial.distance import cdist
 
 from nearveil.mechanisms import RawFeatures
 from nearveil.mechanisms.privatemail.published import EXPERIMENTS, CentredDistances, Experiment
-from nearveil.retrieval.ceiling import class_ceiling
+from nearveil.search.ceiling import class_ceiling
 from studies._report import interval
 from studies._study import summarise
 from studies.data import FeatureSet, load_features

@@ -8,11 +8,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
+from nearveil.gallery.codes import Codes, Singles, make_codes
 from nearveil.mechanisms import Covers
 from nearveil.mechanisms.base import candidate_count
-from nearveil.retrieval._codes import Codes, Singles, make_codes
-from nearveil.retrieval._truth import Copies, popularity, true_neighbors
-from nearveil.retrieval.ceiling import popular_floor
+from nearveil.search.ceiling import popular_floor
+from nearveil.search.evaluation import Copies, popularity, true_neighbors
 from studies import _figures as draw
 from studies._report import interval
 from studies._study import Case, Row, Study, select, summarise

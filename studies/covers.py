@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from nearveil.mechanisms import Cells, Covers
 from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.mechanisms.covers.learning import projection
-from nearveil.retrieval._truth import true_neighbors
-from nearveil.retrieval.ceiling import neighbor_ceiling
+from nearveil.search.ceiling import neighbor_ceiling
+from nearveil.search.evaluation import true_neighbors
 from studies import _figures as draw
 from studies._finding import K, Search, build_search
 from studies._report import interval

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from nearveil.features import FeatureCache, HogColor, load_image
-from nearveil.retrieval import Index, Item
+from nearveil.gallery import Index, Item
 from studies.photos import Photos, load_photos
 
 FRACTIONS = (0.2, 0.1)  # the last is the newest, so the page begins with it

@@ -23,14 +23,13 @@ from sklearn.datasets import load_digits
 from nearveil.features import Extractor, FeatureCache, default_extractor, gallery_features, load_image
 from nearveil.features.extractor import unit_rows
 from nearveil.features.images import Pixels, thumbnail
+from nearveil.gallery import Index, Item, Published
+from nearveil.gallery.contact_sheet import ContactSheet
 from nearveil.ledger import Account, Ledger
 from nearveil.mechanisms import Covers
-from nearveil.retrieval import Estimate, Index, Item, Published, served
-from nearveil.retrieval._evaluate import _interval
-from nearveil.retrieval._protocol_server import public_part
-from nearveil.retrieval._truth import Copies, popularity, true_neighbors
-from nearveil.retrieval.ceiling import neighbor_ceiling, popular_floor
-from nearveil.retrieval.contact_sheet import ContactSheet
+from nearveil.protocol.server import public_part, served
+from nearveil.search.ceiling import neighbor_ceiling, popular_floor
+from nearveil.search.evaluation import Copies, Estimate, _interval, popularity, true_neighbors
 from nearveil.service import Client
 from nearveil.service._results import Nearest
 from studies._loopback import Loopback, serve_on_loopback
@@ -156,7 +155,7 @@ def measure(data: Photos, published: Published, asked: Sequence[Nearest], public
     """Compare what was found with labels, with the true neighbours, and with what is possible.
 
     The popularity of items is that among the gallery's own, each left out of its own neighbours, as in
-    :func:`nearveil.retrieval.evaluate`.
+    :func:`nearveil.search.evaluate`.
     """
     release = published.release
     gallery = release.features(data.gallery, "gallery", lenient=True).astype(np.float32)

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from nearveil.mechanisms import Cells, Release
 from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.retrieval._truth import true_neighbors
-from nearveil.retrieval.ceiling import neighbor_ceiling
+from nearveil.search.ceiling import neighbor_ceiling
+from nearveil.search.evaluation import true_neighbors
 from studies import _figures as draw
 from studies._finding import Items, K, Search, build_search, find, send_popular
 from studies._report import interval

@@ -77,7 +77,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     """Return what is seen of all clients that are made from now on."""
     from nearveil.ledger import Account
     from nearveil.mechanisms import PublicMap
-    from nearveil.retrieval import _client as ranking
+    from nearveil.protocol import client as ranking
     from nearveil.service import _async_client, _client, _http, _private_image
 
     seen = Watched()
@@ -108,5 +108,5 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     slow(_private_image.Features, "_extractor", "extracting")  # which only pixels need
     slow(Account, "spend", "paying")
     slow(PublicMap, "choose", "choosing")
-    slow(ranking.Client, "ranked", "ranking")
+    slow(ranking, "rank_candidates", "ranking")
     return seen

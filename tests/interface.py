@@ -13,7 +13,8 @@ FILE = Path(__file__).with_suffix(".txt")
 ROOMS = (
     "nearveil", "nearveil.graph", "nearveil.manifold", "nearveil.privacy", "nearveil.privacy.accounting",
     "nearveil.privacy.events", "nearveil.privacy.noise", "nearveil.privacy.sensitivity", "nearveil.ledger",
-    "nearveil.features", "nearveil.mechanisms", "nearveil.votes", "nearveil.retrieval", "nearveil.retrieval.ceiling",
+    "nearveil.features", "nearveil.mechanisms", "nearveil.votes", "nearveil.gallery", "nearveil.protocol",
+    "nearveil.search", "nearveil.search.ceiling",
     "nearveil.service", "nearveil.audit", "nearveil.ui",
 )  # fmt: skip
 _PLAIN = (int, float, str, bool, tuple, type(None))

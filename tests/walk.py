@@ -17,10 +17,10 @@ from typing import Any
 import uvicorn
 
 import nearveil
+from nearveil.gallery import Index
 from nearveil.ledger import Ledger
-from nearveil.retrieval import Index
 from nearveil.service import Client, OpenGallery, Settings, TokenStore, create_app
-from tests.retrieval.index_places import unit_rows
+from tests.gallery.index_places import unit_rows
 from tests.service.serving import index_of
 
 _ROOT = Path(nearveil.__file__).parent

@@ -1,7 +1,8 @@
 """Nearest neighbours with a privacy promise that you can check."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nearveil.lazy import import_later
 
 if TYPE_CHECKING:
     from nearveil.errors import NearveilError
@@ -28,23 +29,23 @@ __all__ = [
     "__version__",
 ]
 
-_LATER = {
-    "AsyncClient": "nearveil.service",
-    "Client": "nearveil.service",
-    "NearveilError": "nearveil.errors",
-    "PrivateDiscriminant": "nearveil.votes",
-    "PrivateKNeighborsClassifier": "nearveil.votes",
-    "PrivateKNeighborsRegressor": "nearveil.votes",
-    "PublicDiscriminant": "nearveil.votes",
-    "SupervisedManifold": "nearveil.manifold",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for: none needs all the others."""
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = import_later(
+    __name__,
+    {
+        "errors": ("NearveilError",),
+        "manifold": ("SupervisedManifold",),
+        "service": (
+            "AsyncClient",
+            "Client",
+        ),
+        "votes": (
+            "PrivateDiscriminant",
+            "PrivateKNeighborsClassifier",
+            "PrivateKNeighborsRegressor",
+            "PublicDiscriminant",
+        ),
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -17,8 +17,8 @@ from nearveil.audit.specimens._clock import HeapMap, hasty_client, hasty_questio
 from nearveil.mechanisms import PublicMap
 from nearveil.mechanisms.covers.channel import NEIGHBORS
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.retrieval import PublicPart
-from nearveil.retrieval._protocol_time import question_period
+from nearveil.protocol import PublicPart
+from nearveil.protocol.client import question_period
 from nearveil.service import _client
 from tests.audit.mechanisms import SURE
 from tests.clocks import SetClock

@@ -13,7 +13,7 @@ pytest.importorskip("skimage")
 from nearveil.cli import _index
 from nearveil.features import HogColor, OnnxExtractor, load_image
 from nearveil.features.backbones import EXTRACTORS
-from nearveil.retrieval import Index, PrivateIndexError
+from nearveil.gallery import Index, PrivateIndexError
 from nearveil.storage import data_folder
 from tests.cli.galleries import COUNT, fine, gallery, picture, refused, run, told
 

@@ -9,7 +9,7 @@ pytest.importorskip("skimage")
 pytest.importorskip("psycopg")
 
 from tests.cli.galleries import COUNT, colour, gallery, picture, refused, told
-from tests.retrieval.index_places import index_server, index_url, one_thread
+from tests.gallery.index_places import index_server, index_url, one_thread
 
 __all__ = ["index_server", "index_url", "one_thread"]
 

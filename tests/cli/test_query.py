@@ -13,10 +13,10 @@ pytest.importorskip("skimage")
 
 from nearveil.cli import _query
 from nearveil.features import HogColor, load_image
+from nearveil.gallery import Index, Item
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Covers
-from nearveil.retrieval import Index, Item, Query, Refusal, RefusalCode
-from nearveil.retrieval._wire_schema import PublicRequest, read
+from nearveil.protocol.wire import PublicRequest, Query, Refusal, RefusalCode, read
 from nearveil.service._galleries import OpenGallery
 from tests.cli.galleries import COUNT, colour, fine, gallery, picture, refused, told
 

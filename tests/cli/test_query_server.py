@@ -17,8 +17,8 @@ pytest.importorskip("uvicorn")
 
 import uvicorn
 
+from nearveil.gallery import Index
 from nearveil.ledger import Ledger
-from nearveil.retrieval import Index
 from nearveil.service import Client, OpenGallery, Settings, TokenStore, create_app
 from nearveil.service._errors import UnavailableError
 from nearveil.service._schedule import EXTRACTION_PERIOD

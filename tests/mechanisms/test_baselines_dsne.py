@@ -17,7 +17,7 @@ from nearveil.mechanisms.vectors._analytic import AnalyticGaussian
 from nearveil.mechanisms.vectors._fisher import VonMisesFisher
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.retrieval import Retriever, evaluate
+from nearveil.search import Retriever, evaluate
 from tests.mechanisms.conformance import Contract, Floats
 
 

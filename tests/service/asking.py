@@ -18,18 +18,17 @@ pytest.importorskip("httpx")
 
 import httpx
 
+from nearveil.gallery import Index, Item
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy.noise import Source, unsafe_seeded
-from nearveil.retrieval import Index, Item
-from nearveil.retrieval._wire_public import PublicPart
-from nearveil.retrieval._wire_schema import read
+from nearveil.protocol.wire import PublicPart, read
 from nearveil.service import Client
 from nearveil.service._app import create_app
 from nearveil.service._galleries import Gallery, OpenGallery
 from nearveil.service._model import FRAME
 from nearveil.service._settings import Settings
 from nearveil.service._tokens import TokenStore
-from tests.retrieval.standins import clustered
+from tests.search.standins import clustered
 
 DIMENSION, COUNT, FRACTION, SETS = 8, 120, 0.1, 6
 CANDIDATES = 12

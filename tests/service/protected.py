@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.gallery import Index, Item
 from nearveil.ledger import Ledger
-from nearveil.retrieval import Index, Item
 from nearveil.service._protected import ProtectedGallery
 
 CLASSES = ("benign", "malignant", "none")

@@ -12,13 +12,15 @@ import httpx
 import numpy as np
 from fastapi import FastAPI
 
+from nearveil.gallery import Index, Item
+from nearveil.gallery.answers import Extras
 from nearveil.mechanisms import Message
-from nearveil.retrieval import Answer, Index, Item, Query
-from nearveil.retrieval._answer import Extras
+from nearveil.protocol import Answer
+from nearveil.protocol.wire import Query
 from nearveil.service import OpenGallery, Settings, TokenStore, create_app
 from nearveil.service._model import FRAME, KEY_HEADER
 
-from ..retrieval.index_places import WEBP, unit_rows
+from ..gallery.index_places import WEBP, unit_rows
 
 COUNT, F, EPSILON, SETS = 60, 0.25, 4.0, 4
 _KEYS = itertools.count()

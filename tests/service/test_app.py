@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nearveil.gallery import Index
 from nearveil.mechanisms import Message
-from nearveil.retrieval import Answer, Index, MapChanged, PublicPart, Query, Refusal, RefusalCode
-from nearveil.retrieval._wire_schema import PublicRequest, read
+from nearveil.protocol import Answer, PublicPart
+from nearveil.protocol.wire import MapChanged, PublicRequest, Query, Refusal, RefusalCode, read
 from nearveil.service import Galleries, TokenStore
 from nearveil.service._model import FRAME, KEY_HEADER
 from nearveil.service._visit import Visit
 
-from ..retrieval.index_places import index_server, index_url, one_thread, plain_items, unit_rows
+from ..gallery.index_places import index_server, index_url, one_thread, plain_items, unit_rows
 from .serving import COUNT, EPSILON, SETS, F, Server, index_of, lines, serving
 
 __all__ = ["index_server", "index_url", "one_thread"]  # fixtures

@@ -12,7 +12,7 @@ from nearveil.service import Settings, TokenStore, create_app, open_galleries
 from nearveil.service._model import FRAME, KEY_HEADER
 from nearveil.votes import PublicDiscriminant
 
-from ..retrieval.index_places import one_thread
+from ..gallery.index_places import one_thread
 from .protected import CLASSES, PATIENT, TERMS, gallery, make, published
 from .serving import InProcess
 

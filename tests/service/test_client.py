@@ -14,12 +14,13 @@ import pytest
 
 import nearveil
 from nearveil.features import backbones
+from nearveil.gallery import Index
 from nearveil.ledger import Debit, KeyConflictError, Ledger, OverBudgetError, new_key
 from nearveil.mechanisms import Message
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.retrieval import ClientProtocol, Index, MapChanged, Query, Refusal, RefusalCode
-from nearveil.retrieval._wire_schema import read
+from nearveil.protocol import ClientProtocol
+from nearveil.protocol.wire import MapChanged, Query, Refusal, RefusalCode, read
 from nearveil.service import Client
 from nearveil.service._client_errors import (
     DeclinedError,

@@ -10,9 +10,10 @@ import httpx
 import numpy as np
 import pytest
 
+from nearveil.gallery import Index
 from nearveil.ledger import Debit, Ledger, OverBudgetError
 from nearveil.privacy import Guarantee
-from nearveil.retrieval import Index, _client
+from nearveil.protocol import client as _client
 from nearveil.service import AsyncClient, Client, _private_image
 from nearveil.service._client_errors import QuestionError, UnansweredError
 from tests.service.asking import (
@@ -99,7 +100,7 @@ def test_features_debits_and_rankings_are_made_in_threads(
 
         return running
 
-    monkeypatch.setattr(_client.Client, "ranked", watched("ranking", _client.Client.ranked))
+    monkeypatch.setattr(_client, "rank_candidates", watched("ranking", _client.rank_candidates))
     monkeypatch.setattr(_private_image, "_given", watched("feature", _private_image._given))
 
     async def ask() -> None:

@@ -14,9 +14,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from nearveil.gallery.codes import WholeCodes
 from nearveil.mechanisms import PublicMap
-from nearveil.retrieval._codes import WholeCodes
-from nearveil.retrieval._protocol_time import choice_period, question_period
+from nearveil.protocol.client import choice_period, question_period
 from nearveil.service import AsyncClient, Client
 from nearveil.service._client_errors import QuestionError, UnansweredError
 from nearveil.service._schedule import EXTRACTION_PERIOD, slot_end

@@ -15,10 +15,13 @@ import httpx
 import numpy as np
 import pytest
 
+from nearveil import frames as _wire
+from nearveil.frames import Kind, frame
+from nearveil.gallery import answers as _answer
+from nearveil.gallery import codes as _wire_codes
 from nearveil.mechanisms.covers import map as _map
-from nearveil.retrieval import Answer, MapChanged, Refusal, RefusalCode, _answer, _wire, _wire_codes
-from nearveil.retrieval._wire import Kind, frame
-from nearveil.retrieval._wire_schema import PublicRequest
+from nearveil.protocol import Answer
+from nearveil.protocol.wire import MapChanged, PublicRequest, Refusal, RefusalCode
 from nearveil.service import AsyncClient, Client, _model
 from nearveil.service._client_errors import ReplyError, UnansweredError, UnreachableError
 from nearveil.service._model import FRAME

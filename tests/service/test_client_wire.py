@@ -19,9 +19,8 @@ import numpy as np
 import pytest
 
 from nearveil.ledger import Ledger
-from nearveil.retrieval import Query
-from nearveil.retrieval._protocol_client import ClientProtocol
-from nearveil.retrieval._wire_schema import read
+from nearveil.protocol.client import ClientProtocol
+from nearveil.protocol.wire import Query, read
 from nearveil.service import AsyncClient, Client
 from nearveil.service._client_errors import QuestionError, ReplyError, UnansweredError, UnreachableError
 from nearveil.service._http import Address

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nearveil.gallery import Index, Item
 from nearveil.ledger import Account, Ledger, new_key
-from nearveil.retrieval import Index, Item
 from nearveil.service import Client, TokenStore
 from nearveil.service._client_errors import UnansweredError
 from nearveil.service._results import Nearest
 
-from ..retrieval.index_places import WEBP, index_server, index_url, unit_rows
+from ..gallery.index_places import WEBP, index_server, index_url, unit_rows
 from .protected import CLASSES, make, published, rows
 from .serving import index_of
 
@@ -132,7 +132,7 @@ def test_indexing_killed_while_the_gallery_is_asked(tmp_path: Path) -> None:
     place = tmp_path / "birds"
     index_of(place).close()
     program = (
-        "import sys; from nearveil.retrieval import Index, Item; from tests.retrieval.index_places import unit_rows\n"
+        "import sys; from nearveil.gallery import Index, Item; from tests.gallery.index_places import unit_rows\n"
         "index = Index.open(sys.argv[1])\n"
         "for step in range(10**6):\n"
         "    ids = index.add(Item(row, f'new {step}') for row in unit_rows(3, seed=step))\n"

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nearveil.gallery import Index
 from nearveil.mechanisms import Message
-from nearveil.retrieval import Answer, Index, MapChanged, PublicPart, Query, Refusal, RefusalCode
-from nearveil.retrieval._wire_schema import read
+from nearveil.protocol import Answer, PublicPart
+from nearveil.protocol.wire import MapChanged, Query, Refusal, RefusalCode, read
 from nearveil.service import OpenGallery, _shown
 from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
 from nearveil.service._galleries import QuickGallery
 
-from ..retrieval.index_places import index_server, index_url, one_thread, plain_items, unit_rows, where
+from ..gallery.index_places import index_server, index_url, one_thread, plain_items, unit_rows, where
 from .serving import COUNT, EPSILON, SETS, F, index_of
 
 __all__ = ["index_server", "index_url", "one_thread", "where"]  # fixtures

@@ -18,7 +18,7 @@ from nearveil.service._look import Look
 from nearveil.service._model import FRAME, KEY_HEADER
 from nearveil.service._visit import GONE
 
-from ..retrieval.index_places import one_thread
+from ..gallery.index_places import one_thread
 from .serving import Server, lines, serving
 
 __all__ = ["one_thread"]  # fixture

@@ -17,7 +17,7 @@ from nearveil.service import _logs
 from nearveil.service._connect import Options
 from nearveil.service._logs import LOGGERS, LineWriter, install
 
-from ..retrieval.index_places import one_thread
+from ..gallery.index_places import one_thread
 from .serving import lines, serving
 
 __all__ = ["one_thread"]  # fixture

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 from nearveil.service import _edge
 from nearveil.service._model import FRAME, KEY_HEADER
 
-from ..retrieval.index_places import one_thread
+from ..gallery.index_places import one_thread
 from .serving import Server, serving
 
 __all__ = ["one_thread"]  # fixture

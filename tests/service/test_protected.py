@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from nearveil.features import TorchExtractor
+from nearveil.gallery import Index, IndexStoreError, Item, PrivateIndexError
+from nearveil.gallery.errors import InexactRowsError
 from nearveil.ledger import Account, Debit, Ledger, LedgerUnavailableError
 from nearveil.privacy.events import VoteHistogram
-from nearveil.retrieval import Index, IndexStoreError, InexactRowsError, Item, PrivateIndexError
 from nearveil.service import Client, OpenGallery, PublicationError, Settings, open_galleries
 from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
 from nearveil.service._protected import ProtectedGallery

@@ -11,7 +11,7 @@ from nearveil.service._errors import ReplayedError, UnavailableError
 from nearveil.service._limits import Workers
 from nearveil.service._replays import Replays, ReplayStore
 
-from ..retrieval.index_places import index_server, index_url
+from ..gallery.index_places import index_server, index_url
 
 __all__ = ["index_server", "index_url"]  # fixtures
 

@@ -18,12 +18,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from nearveil.retrieval import Index, Item
+from nearveil.gallery import Index, Item
 from nearveil.service import Client, Settings, TokenStore, UnreachableError, open_galleries, serve
 from nearveil.service._model import FRAME, KEY_HEADER
 from nearveil.service._settings import SettingsError
 
-from ..retrieval.index_places import WEBP, one_thread, unit_rows
+from ..gallery.index_places import WEBP, one_thread, unit_rows
 from .serving import index_of
 
 __all__ = ["one_thread"]  # fixture

@@ -16,11 +16,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from nearveil.retrieval import Item
+from nearveil.gallery import Item
 from nearveil.service import _app, _galleries
 from nearveil.service._model import FRAME, KEY_HEADER
 
-from ..retrieval.index_places import WEBP, unit_rows
+from ..gallery.index_places import WEBP, unit_rows
 from .protected import CLASSES, make, published
 from .serving import Server, index_of, serving
 from .test_serve import Process, started

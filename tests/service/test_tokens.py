@@ -14,7 +14,7 @@ import pytest
 from nearveil.service import Token, TokenStore
 from nearveil.service._token_places import TokenError, TokenStoreError
 
-from ..retrieval.index_places import index_server, index_url
+from ..gallery.index_places import index_server, index_url
 from ..small_disk import fill, mounted
 
 __all__ = ["index_server", "index_url"]  # fixtures

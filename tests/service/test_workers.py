@@ -18,7 +18,7 @@ from nearveil.service import Client, TokenStore
 from nearveil.service._model import FRAME, KEY_HEADER
 from nearveil.service._replays import ReplayStore
 
-from ..retrieval.index_places import index_server, index_url, unit_rows
+from ..gallery.index_places import index_server, index_url, unit_rows
 from .serving import EPSILON, index_of
 from .test_serve import Process, started
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nearveil.ledger import Ledger
 from nearveil.service import TokenStore
-from tests.retrieval.test_wire import spoken
+from tests.protocol.test_wire import spoken
 from tests.service.serving import index_of
 from tests.stored.test_stored import HERE, PRICE, answers
 

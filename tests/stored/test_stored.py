@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nearveil.gallery import Index
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Message
 from nearveil.privacy.events import PureDp
-from nearveil.retrieval import Index
-from nearveil.retrieval._wire_schema import read
+from nearveil.protocol.wire import read
 from nearveil.service import TokenStore
 from tests.ledger.stating import stated
-from tests.retrieval.test_wire import ALL, spoken
+from tests.protocol.test_wire import ALL, spoken
 
 PRICE = stated(PureDp(0.5), protects="query", relation="replace")
 HERE = Path(__file__).parent

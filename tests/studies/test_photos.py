@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from nearveil.features import FeatureCache, HogColor, load_image
+from nearveil.gallery.contact_sheet import ContactSheet
 from nearveil.ledger import Ledger
-from nearveil.retrieval import ClientProtocol, Found
-from nearveil.retrieval.contact_sheet import ContactSheet
+from nearveil.protocol import ClientProtocol, Found
 from nearveil.service._results import Match, Nearest
 from studies import photos
 from studies._loopback import serve_on_loopback

@@ -13,8 +13,8 @@ from nearveil.mechanisms import Cells, Covers, Latent, PrivUnit, Release, Unary
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.retrieval import Retriever, evaluate
-from nearveil.retrieval.ceiling import neighbor_ceiling
+from nearveil.search import Retriever, evaluate
+from nearveil.search.ceiling import neighbor_ceiling
 from studies import _finding, _retrieval_budget, codes, covers, data, retrieval, search
 from studies._finding import build_search, find
 from studies._report import write

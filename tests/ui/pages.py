@@ -23,8 +23,8 @@ from PIL import Image
 
 from nearveil.features import HogColor, load_image
 from nearveil.features.images import thumbnail
+from nearveil.gallery import Index, Item
 from nearveil.ledger import Account, Ledger
-from nearveil.retrieval import Index, Item
 from nearveil.service import Client
 from nearveil.ui import PageSession
 from nearveil.ui._app import create_app

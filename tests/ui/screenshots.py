@@ -10,7 +10,7 @@ from PIL import Image
 from playwright.sync_api import ViewportSize, expect, sync_playwright
 
 from nearveil.features import HogColor, load_image
-from nearveil.retrieval import Index, Item
+from nearveil.gallery import Index, Item
 from nearveil.service import ProtectedGallery
 from studies.page import add_extractor, keep
 from studies.photos import Photos, load_digit_photos

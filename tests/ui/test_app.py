@@ -20,9 +20,9 @@ import uvicorn
 from PIL import Image
 
 from nearveil.features import HogColor, load_image
+from nearveil.gallery import Index, Item
 from nearveil.ledger import LedgerError
 from nearveil.mechanisms import Message
-from nearveil.retrieval import Index, Item
 from nearveil.service import OpenGallery
 from nearveil.service._schedule import EXTRACTION_PERIOD
 from nearveil.ui import _app
@@ -533,7 +533,7 @@ def test_what_a_server_does_wrong_is_said_in_words(
 
 
 def test_a_map_that_changes_is_said_in_words(made: Path, tmp_path: Path) -> None:
-    from nearveil.retrieval import MapChanged
+    from nearveil.protocol.wire import MapChanged
 
     gallery, server = served(made, tmp_path)
 

@@ -26,10 +26,10 @@ from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, e
 
 from nearveil.features import HogColor, load_image
 from nearveil.features.images import thumbnail
+from nearveil.gallery import Index, Item
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Covers
 from nearveil.privacy.noise import Source
-from nearveil.retrieval import Index, Item
 from nearveil.service import Client, Gallery, OpenGallery, ProtectedGallery, Settings, TokenStore, create_app
 from nearveil.ui import PageSession
 from nearveil.ui._app import bind_port, make_config

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from nearveil.features.extractor import unit_rows
+from nearveil.gallery import Index, Item
 from nearveil.mechanisms import Covers, PublicMap
 from nearveil.mechanisms.covers.channel import RandomizedResponse
-from nearveil.retrieval import Index, Item
-from nearveil.retrieval._truth import popularity, true_neighbors
-from nearveil.retrieval._wire_public import PublicPart
-from nearveil.retrieval.ceiling import popular_floor
+from nearveil.protocol.wire import PublicPart
+from nearveil.search.ceiling import popular_floor
+from nearveil.search.evaluation import popularity, true_neighbors
 from nearveil.service import Client
 from nearveil.ui._errors import Trouble
 from nearveil.ui._map_view import (
@@ -25,7 +25,7 @@ from nearveil.ui._map_view import (
     project_rows,
     unit_prototypes,
 )
-from tests.retrieval.standins import clustered
+from tests.search.standins import clustered
 
 COUNT, DIMENSION = 500, 16
 EPSILONS = (0.5, 2.0, 4.0, 8.0)

@@ -188,7 +188,7 @@ def _surroundings(epsilon: float) -> dict[str, dict[str, Make]]:
     has_client = find_spec("httpx") is not None
     client: dict[str, dict[str, Make]] = {"Client": {"covers: clock": clock_experiment}} if has_client else {}
     return {
-        "retrieval.ClientProtocol": {"covers: on the wire": wire_experiment},
+        "protocol.ClientProtocol": {"covers: on the wire": wire_experiment},
         "release.PublicMap": {
             "covers: choice": lambda: clock_experiment(choosing, name="covers: choice", at_once=1),
         },

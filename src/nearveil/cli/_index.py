@@ -33,8 +33,9 @@ from nearveil.features import (
     load_extractor,
 )
 from nearveil.features.backbones import EXTRACTORS, find_extractor
-from nearveil.retrieval import Index, IndexStoreError, NotAnIndexError, Published
-from nearveil.retrieval._codes import ID_BYTES
+from nearveil.gallery import Index, IndexStoreError, Published
+from nearveil.gallery.codes import ID_BYTES
+from nearveil.gallery.errors import NotAnIndexError
 from nearveil.storage import data_folder, make_data_folder
 
 _SHOWN = 10  # skipped files in the table

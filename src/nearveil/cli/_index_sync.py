@@ -12,9 +12,9 @@ from nearveil.cli._label_task import Bars, Tick
 from nearveil.features import ImageError, load_image
 from nearveil.features.gallery import GalleryFeatures
 from nearveil.features.images import thumbnail
+from nearveil.gallery import Index, Item, NotPublishedError, Published
 from nearveil.mechanisms.base import candidate_count
 from nearveil.mechanisms.covers.channel import checked_epsilon
-from nearveil.retrieval import Index, Item, NotPublishedError, Published
 
 EPSILON, CANDIDATES = 4.0, 0.1
 _AT_ONCE = 1024  # items read, or written in one transaction

@@ -41,7 +41,7 @@ def protect(
     """
     with words():
         try:
-            from nearveil.retrieval import Index
+            from nearveil.gallery import Index
             from nearveil.service import Settings
             from nearveil.service._protected_checks import check_apart
             from nearveil.service._serve import open_protected

@@ -15,9 +15,10 @@ from nearveil.cli._asking import Authorities, IndexPlace, Insecure, OwnCertifica
 from nearveil.cli._index import AUTO, Which, named, place, shown, words
 from nearveil.cli._index_sync import files_below
 from nearveil.features import load_image
+from nearveil.gallery import Index, NotPublishedError
+from nearveil.gallery.errors import NotAnIndexError
 from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetError, new_key
 from nearveil.privacy import Guarantee
-from nearveil.retrieval import Index, NotAnIndexError, NotPublishedError
 
 if TYPE_CHECKING:
     from nearveil.service import Client

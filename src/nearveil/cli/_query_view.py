@@ -15,10 +15,10 @@ from rich.text import Text
 from nearveil.cli._budget import place
 from nearveil.cli._budget_view import clean, number
 from nearveil.features.images import Pixels
+from nearveil.gallery.contact_sheet import ContactSheet, right_set
 from nearveil.ledger import Balance
 from nearveil.ledger.budget import format_down
 from nearveil.privacy import Guarantee
-from nearveil.retrieval.contact_sheet import ContactSheet, right_set
 
 if TYPE_CHECKING:
     from nearveil.service._results import Nearest

@@ -24,7 +24,7 @@ from nearveil.features.extractor import unit_rows
 from nearveil.features.images import ImageError, Pixels, load_image, resize
 from nearveil.features.networks import TorchExtractor
 from nearveil.features.training import backbone_maps, check_descriptors, train_head
-from nearveil.retrieval._truth import true_neighbors
+from nearveil.search.evaluation import true_neighbors
 
 _AT = (1, 8)  # the k of recall@k
 _AT_ONCE = 64  # images read before their maps are computed

@@ -1,7 +1,8 @@
 """Private retrieval as a service: a server for galleries, and clients that ask it."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nearveil.lazy import import_later
 
 if TYPE_CHECKING:
     from nearveil.service._app import create_app
@@ -55,54 +56,49 @@ __all__ = [
     "serve",
 ]
 
-_PLACES = {
-    "_app": ("create_app",),
-    "_async_client": ("AsyncClient",),
-    "_client": ("Client",),
-    "_client_errors": (
-        "DeclinedError",
-        "QuestionError",
-        "ReplyError",
-        "UnansweredError",
-        "UnreachableError",
-    ),
-    "_errors": ("ServiceError",),
-    "_galleries": (
-        "Gallery",
-        "OpenGallery",
-    ),
-    "_model": (
-        "Galleries",
-        "GalleryInfo",
-        "Problem",
-        "Promise",
-    ),
-    "_protected": (
-        "ProtectedGallery",
-        "PublicationError",
-    ),
-    "_protected_account": ("Publication",),
-    "_results": (
-        "Classified",
-        "Match",
-        "Nearest",
-    ),
-    "_serve": (
-        "open_galleries",
-        "serve",
-    ),
-    "_settings": (
-        "GallerySettings",
-        "Settings",
-    ),
-    "_token": ("Token",),
-    "_tokens": ("TokenStore",),
-}
-_LATER = {name: module for module, names in _PLACES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a name when it is first asked for: a client needs no server, and a server no client."""
-    if name in _LATER:
-        return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = import_later(
+    __name__,
+    {
+        "_app": ("create_app",),
+        "_async_client": ("AsyncClient",),
+        "_client": ("Client",),
+        "_client_errors": (
+            "DeclinedError",
+            "QuestionError",
+            "ReplyError",
+            "UnansweredError",
+            "UnreachableError",
+        ),
+        "_errors": ("ServiceError",),
+        "_galleries": (
+            "Gallery",
+            "OpenGallery",
+        ),
+        "_model": (
+            "Galleries",
+            "GalleryInfo",
+            "Problem",
+            "Promise",
+        ),
+        "_protected": (
+            "ProtectedGallery",
+            "PublicationError",
+        ),
+        "_protected_account": ("Publication",),
+        "_results": (
+            "Classified",
+            "Match",
+            "Nearest",
+        ),
+        "_serve": (
+            "open_galleries",
+            "serve",
+        ),
+        "_settings": (
+            "GallerySettings",
+            "Settings",
+        ),
+        "_token": ("Token",),
+        "_tokens": ("TokenStore",),
+    },
+)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from nearveil.features import Extractor
 from nearveil.ledger import Ledger
 from nearveil.privacy.noise import Source
-from nearveil.retrieval._wire_public import PublicPart
+from nearveil.protocol.wire import PublicPart
 from nearveil.service._client import shown
 from nearveil.service._connect import Options, Where, address, asker, here, is_url
 from nearveil.service._dummies import Payer

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from nearveil.features import Extractor
+from nearveil.gallery.index import Index
 from nearveil.ledger import Ledger
-from nearveil.retrieval._index import Index
 from nearveil.service._client_errors import QuestionError
 from nearveil.service._dummies import Payer
 from nearveil.service._galleries import Gallery, Offer, OpenGallery

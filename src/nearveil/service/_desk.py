@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from nearveil.gallery.answers import EXTRAS
 from nearveil.ledger import LedgerError
-from nearveil.retrieval._answer import EXTRAS
 from nearveil.service._errors import FieldError, MediaError, ServiceError, UnknownError
 from nearveil.service._frames import FLAGS, frame_status
 from nearveil.service._galleries import Gallery, QuickGallery

@@ -8,15 +8,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from nearveil.frames import Reader, WireError, Writer
 from nearveil.ledger import Debit
 from nearveil.mechanisms import Message
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
-from nearveil.retrieval._protocol_client import ClientProtocol
-from nearveil.retrieval._protocol_errors import ProtocolError
-from nearveil.retrieval._wire import Reader, WireError, Writer
-from nearveil.retrieval._wire_public import PublicPart
-from nearveil.retrieval._wire_schema import Query, read
+from nearveil.protocol.client import ClientProtocol
+from nearveil.protocol.wire import ProtocolError, PublicPart, Query, read
 from nearveil.service._client_errors import QuestionError, UnansweredError
 
 MOST = 4096  # dummies of one question

@@ -1,7 +1,7 @@
 """What a frame of the protocol is called in HTTP."""
 
-from nearveil.retrieval._wire import Kind
-from nearveil.retrieval._wire_schema import Refusal, RefusalCode, read
+from nearveil.frames import Kind
+from nearveil.protocol.wire import Refusal, RefusalCode, read
 
 KIND, FLAGS = 4, 5  # where a frame says what it holds
 _REFUSALS = {

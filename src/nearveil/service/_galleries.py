@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, NoReturn, Protocol, cast, get_args, runtime_checkable
 
-from nearveil.retrieval._answer import EXTRAS, Extras
-from nearveil.retrieval._index import Index
-from nearveil.retrieval._index_errors import IndexStoreError, UnknownItemError
-from nearveil.retrieval._index_publishing import Stamp
-from nearveil.retrieval._protocol_server import ServerProtocol, public_part
-from nearveil.retrieval._wire import Kind
-from nearveil.retrieval._wire_schema import MapChanged
+from nearveil.frames import Kind
+from nearveil.gallery.answers import EXTRAS, Extras
+from nearveil.gallery.errors import IndexStoreError, UnknownItemError
+from nearveil.gallery.index import Index
+from nearveil.gallery.publishing import Stamp
+from nearveil.protocol.server import ServerProtocol, public_part
+from nearveil.protocol.wire import MapChanged
 from nearveil.service._cache import ByteCache
 from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
 from nearveil.service._frames import FLAGS, KIND
@@ -105,7 +105,7 @@ class OpenGallery:
     >>> import tempfile
     >>> from pathlib import Path
     >>> import numpy as np
-    >>> from nearveil.retrieval import Index, Item
+    >>> from nearveil.gallery import Index, Item
     >>> folder = tempfile.TemporaryDirectory()
     >>> index = Index.create(Path(folder.name) / "birds", dimension=2, extractor="toy")
     >>> angles = np.linspace(0, 6, 40)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nearveil.features import Extractor, ImageError, load_image
 from nearveil.features.backbones import find_extractor
 from nearveil.features.images import COLOURS, Pixels
-from nearveil.retrieval._wire_public import OUT_OF_RANGE, in_range
+from nearveil.protocol.wire import OUT_OF_RANGE, in_range
 from nearveil.service._client_errors import QuestionError
 from nearveil.service._model import GalleryInfo
 

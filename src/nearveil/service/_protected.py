@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.errors import NearveilError
+from nearveil.gallery import Index
 from nearveil.ledger import Account, KeySpentError, Ledger, LedgerError, OverBudgetError
-from nearveil.retrieval import Index
 from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
 from nearveil.service._galleries import check_name
 from nearveil.service._model import GalleryInfo
@@ -69,7 +69,7 @@ class ProtectedGallery:
     Examples
     --------
     >>> import tempfile
-    >>> from nearveil.retrieval import Item
+    >>> from nearveil.gallery import Item
     >>> folder = tempfile.TemporaryDirectory()
     >>> place, rng = Path(folder.name), np.random.default_rng(0)
     >>> angles = rng.uniform(0, np.pi, 300)

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from sqlalchemy.engine import make_url
 
+from nearveil.gallery import Index
 from nearveil.ledger import Account
-from nearveil.retrieval import Index
 from nearveil.service._protected_records import Records, share_images
 from nearveil.votes._public_discriminant import MOST_CLASSES
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.retrieval import Index
+from nearveil.gallery import Index
 
 _AT_ONCE = 1024
 _SAME = 1e-5  # two features of one image differ by less, in each number

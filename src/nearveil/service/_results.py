@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nearveil.privacy import Guarantee
-from nearveil.retrieval._protocol_parts import Found
+from nearveil.protocol.client import Found
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from nearveil.retrieval._index import Index
+from nearveil.gallery.index import Index
 from nearveil.service._app import BEAT, create_app
 from nearveil.service._connections import Connection, Slots
 from nearveil.service._galleries import Gallery, OpenGallery

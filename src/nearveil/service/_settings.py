@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from nearveil.errors import NearveilError
-from nearveil.retrieval._wire import DEFAULT_LIMITS, HEADER_BYTES
+from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES
 from nearveil.service._galleries import Offer
 from nearveil.service._model import GALLERY_NAME, GalleryKind
 from nearveil.service._token_places import default_place

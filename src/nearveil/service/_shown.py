@@ -7,9 +7,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.retrieval._index_publishing import Stamp
-from nearveil.retrieval._index_served import Served
-from nearveil.retrieval._protocol_server import ServerProtocol
+from nearveil.gallery.publishing import Stamp
+from nearveil.protocol.server import Served, ServerProtocol
 from nearveil.service._cache import ByteCache
 
 SMALL = 1 << 18  # bytes of an answer that is made at once rather than by a thread: under a millisecond

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from nearveil.retrieval._original_files import LARGEST_ORIGINAL
-from nearveil.retrieval._wire import DEFAULT_LIMITS, HEADER_BYTES
-from nearveil.retrieval._wire_public import PublicPart
-from nearveil.retrieval._wire_schema import read
+from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES
+from nearveil.gallery.items import LARGEST_ORIGINAL
+from nearveil.protocol.wire import PublicPart, read
 from nearveil.service._client_errors import QuestionError, ReplyError
 from nearveil.service._dummies import Payer
 from nearveil.service._model import Galleries, GalleryInfo, GalleryKind

@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES
+from nearveil.gallery.answers import IMAGE_HEADER_BYTES, LONGEST_NAME, Answer, Extras
+from nearveil.gallery.codes import ID_BYTES
 from nearveil.ledger import new_key
 from nearveil.mechanisms.covers.channel import checked_epsilon
 from nearveil.privacy.checks import check_text
 from nearveil.privacy.noise import Source
-from nearveil.retrieval._answer import IMAGE_HEADER_BYTES, LONGEST_NAME, Answer, Extras
-from nearveil.retrieval._codes import ID_BYTES
-from nearveil.retrieval._protocol_client import ClientProtocol
-from nearveil.retrieval._wire import DEFAULT_LIMITS, HEADER_BYTES
-from nearveil.retrieval._wire_public import PublicPart
-from nearveil.retrieval._wire_schema import Query
+from nearveil.protocol.client import ClientProtocol
+from nearveil.protocol.wire import PublicPart, Query
 from nearveil.service._client_errors import QuestionError, unanswered
 from nearveil.service._dummies import MOST, Hidden, dummy_messages
 from nearveil.service._private_image import Image, Images

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from nearveil.manifold import SupervisedManifold
 from nearveil.mechanisms import PublicMap
 from nearveil.mechanisms.covers.channel import DECAY, NEIGHBORS, RandomizedResponse
-from nearveil.retrieval._wire_public import PublicPart
-from nearveil.retrieval.ceiling import neighbor_ceiling, popular_floor, reference_line
+from nearveil.protocol.wire import PublicPart
+from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line
 from nearveil.service import Nearest
 from nearveil.ui._errors import Trouble
 

@@ -16,8 +16,8 @@ from nearveil.mechanisms import Message
 from nearveil.mechanisms.covers.channel import checked_epsilon
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
-from nearveil.retrieval._protocol_client import ClientProtocol
-from nearveil.retrieval._wire_public import PublicPart
+from nearveil.protocol.client import ClientProtocol
+from nearveil.protocol.wire import PublicPart
 from nearveil.service import Client, GalleryInfo, UnansweredError
 from nearveil.service._dummies import _unpacked
 from nearveil.ui._errors import Trouble, relisted, spoiled

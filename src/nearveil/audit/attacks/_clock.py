@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from nearveil.audit._defaults import Floats
 from nearveil.audit._experiment import Experiment, Pair
+from nearveil.gallery.codes import WholeCodes
 from nearveil.mechanisms import PublicMap
 from nearveil.mechanisms.covers.map import MOST_DIMENSIONS, MOST_PROTOTYPES
 from nearveil.privacy.noise import Source
-from nearveil.retrieval import ClientProtocol, PublicPart
-from nearveil.retrieval._codes import WholeCodes
+from nearveil.protocol import ClientProtocol, PublicPart
 
 Asking = Callable[[Floats], float]
 Observer = Callable[[PublicPart], AbstractContextManager[Asking]]

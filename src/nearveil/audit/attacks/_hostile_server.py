@@ -11,7 +11,7 @@ import httpx
 from nearveil.audit._defaults import Floats
 from nearveil.audit.attacks._clock import DIMENSION, EPSILON, Asking
 from nearveil.privacy import Guarantee
-from nearveil.retrieval import PublicPart
+from nearveil.protocol import PublicPart
 from nearveil.service import Client, GalleryInfo, UnansweredError
 from nearveil.service._model import FRAME, Galleries
 

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from nearveil.audit._defaults import DIMENSION, Floats, gallery
 from nearveil.audit._experiment import Experiment, Pair
+from nearveil.gallery import Index, Item
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
-from nearveil.retrieval import ClientProtocol, Found, Index, Item, PublicPart, ServerProtocol, served
+from nearveil.protocol import ClientProtocol, Found, PublicPart, ServerProtocol
+from nearveil.protocol.server import served
 
 Send = Callable[[bytes], bytes]
 Talk = Callable[[PublicPart, Floats, Send, Source], None]

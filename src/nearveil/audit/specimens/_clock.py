@@ -14,7 +14,7 @@ from nearveil.audit._experiment import Experiment, Pair
 from nearveil.audit.attacks._clock import DIMENSION, Asked, Asking, choosing, clock_experiment, hostile_parts
 from nearveil.mechanisms import PublicMap
 from nearveil.mechanisms.covers.channel import DECAY, NEIGHBORS
-from nearveil.retrieval import PublicPart
+from nearveil.protocol import PublicPart
 
 _UNCAPPED = 1_000_000  # prototypes: what a server may send if nobody says how many
 _SCALE = (1.0, 2.0**-8, 2.0**-16)  # of the digits of a prototype's number

@@ -17,9 +17,14 @@ from nearveil.mechanisms import OME, Cells, Message, PrivateMail
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.events import NoisyScreening, PureDp, VoteHistogram
-from nearveil.privacy.noise import GaussianNoise, Source, analytic_gaussian_scale, gaussian_grid
+from nearveil.privacy.noise import (
+    GaussianNoise,
+    Source,
+    analytic_gaussian_scale,
+    gaussian_grid,
+)
 from nearveil.privacy.noise.calibration import classical_gaussian_scale
-from nearveil.retrieval import PublicPart
+from nearveil.protocol import PublicPart
 
 DELTA = 1e-5
 _LINK = "docs/theory/audit.md"

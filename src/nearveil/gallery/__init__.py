@@ -1,0 +1,40 @@
+"""Galleries: items with their features and codes, an index that keeps them, and the maps that are published of it."""
+
+from typing import TYPE_CHECKING
+
+from nearveil.lazy import import_later
+
+if TYPE_CHECKING:
+    from nearveil.gallery.errors import IndexStoreError, NotPublishedError, PrivateIndexError, UnknownItemError
+    from nearveil.gallery.index import Index
+    from nearveil.gallery.items import Item, StoredItem
+    from nearveil.gallery.published import Published
+
+__all__ = [
+    "Index",
+    "IndexStoreError",
+    "Item",
+    "NotPublishedError",
+    "PrivateIndexError",
+    "Published",
+    "StoredItem",
+    "UnknownItemError",
+]
+
+__getattr__ = import_later(
+    __name__,
+    {
+        "errors": (
+            "IndexStoreError",
+            "NotPublishedError",
+            "PrivateIndexError",
+            "UnknownItemError",
+        ),
+        "index": ("Index",),
+        "items": (
+            "Item",
+            "StoredItem",
+        ),
+        "published": ("Published",),
+    },
+)

@@ -1,0 +1,274 @@
+"""An index in PostgreSQL: the same tables, with features in a column of pgvector."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+from numpy.typing import ArrayLike, NDArray
+from sqlalchemy.engine import make_url
+
+from nearveil.gallery import index as _index
+from nearveil.gallery._tables import (
+    FEATURE_TABLE,
+    FEATURES,
+    Head,
+    damaged,
+    decoded,
+    feature_rows,
+    heads,
+    item_rows,
+    load_head,
+    metadata,
+)
+from nearveil.gallery.codes import Singles
+from nearveil.gallery.errors import (
+    IndexExistsError,
+    IndexStoreError,
+    NotAnIndexError,
+    UnknownItemError,
+    explain,
+)
+from nearveil.gallery.items import Batch, Ids, Snapshot, checked_count, checked_ids
+from nearveil.storage import Database, describe_url
+
+_LOCK = 0x6E76_696E_6465_78  # "nvindex": of those who make or prepare an index, among all that lock in one server
+_GRAPH = "nearveil_feature_hnsw"
+_WHOLE, _HALF = 2000, 4000  # dimensions that pgvector's graph takes in 32 bits, and in 16
+_PLAIN = 1900  # dimensions up to which a row fits into a page of 8 KiB: beside each other a scan reads them fastest
+_BLOCK = 2048
+_MOST_LOOKED = 1000  # pgvector's largest hnsw.ef_search
+_EXTENSION = (
+    "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"
+)
+_PATH = (
+    "SELECT set_config('search_path', "
+    "concat_ws(', ', nullif(current_setting('search_path'), ''), quote_ident(%s)), false)"
+)
+_EXACT = "SELECT id, -(feature <#> %(q)s) FROM nearveil_feature ORDER BY feature <#> %(q)s, id LIMIT %(k)s"
+# The graph gives candidates, full rows rank them: in more than 2,000 dimensions the graph has them in 16 bits.
+_NEAR = (
+    "SELECT id, -(feature <#> %(q)s) FROM (SELECT id, feature FROM nearveil_feature "
+    "ORDER BY {column} <#> %(q)s{cast} LIMIT %(more)s) AS near ORDER BY feature <#> %(q)s, id LIMIT %(k)s"
+)
+
+
+class PostgresIndex(_index.Index):
+    """The store for those who have a server already.
+
+    A change is one transaction. Exact search compares all rows in the server; approximate search goes through
+    an HNSW graph, built when first asked for (others go on meanwhile) and kept up by the server from then on. In more
+    than 2,000 dimensions the graph has rows in 16 bits; in more than 4,000 there is none, and search is exact.
+    """
+
+    def __init__(self, database: Database, where: str) -> None:
+        super().__init__(database, where)
+        self._graph_seen = False
+
+    @classmethod
+    def _create(cls, where: str, first: Head, timeout: float) -> "PostgresIndex":
+        database = _database(where, timeout)
+        where = describe_url(database.url)
+        try:
+            with database.begin_write() as connection:
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+                if connection.exec_driver_sql(_EXTENSION).one_or_none() is None:
+                    connection.exec_driver_sql("CREATE EXTENSION vector SCHEMA public")
+            database.close()  # connections of now know the type
+            with database.begin_write() as connection:
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+                if _has(connection, heads.name):
+                    raise IndexExistsError(f"index {where}: there is one already: Index.open opens it")
+                metadata.create_all(connection)
+                connection.exec_driver_sql(FEATURE_TABLE.format(id="BIGINT", feature=f"vector({first.dimension})"))
+                if first.dimension <= _PLAIN:
+                    connection.exec_driver_sql(f"ALTER TABLE {FEATURES} ALTER COLUMN feature SET STORAGE PLAIN")
+                connection.execute(sa.insert(heads).values(first.row()))
+            return cls(database, where)
+        except BaseException:
+            database.close()
+            raise
+
+    @classmethod
+    def _open(cls, where: str, timeout: float) -> "PostgresIndex":
+        database = _database(where, timeout)
+        where = describe_url(database.url)
+        try:
+            with database.begin_read() as connection:
+                if not _has(connection, heads.name):
+                    raise NotAnIndexError(f"index {where}: there is none here: Index.create makes one")
+            return cls(database, where)
+        except BaseException:
+            database.close()
+            raise
+
+    def features(self, ids: ArrayLike) -> Singles:
+        """Return features, in the order of the ids."""
+        numbers = checked_ids(ids)
+        with self._database.begin_read() as connection:
+            rows = self._rows(connection, "WHERE id = ANY(%s)", (np.unique(numbers).tolist(),))
+            blocks = [decoded(some, self.dimension, self._where) for some in rows]
+        held = np.concatenate([block[0] for block in blocks] or [np.empty(0, np.uint32)])
+        found = np.concatenate([block[1] for block in blocks] or [np.empty((0, self.dimension), np.float32)])
+        missing = ~np.isin(numbers, held)
+        if missing.any():
+            raise UnknownItemError(numbers[missing].tolist())
+        return found[np.searchsorted(held, numbers)]
+
+    def snapshot(self) -> Snapshot:
+        """Return all ids and features as they are now."""
+        with self._database.begin_read() as connection:
+            head = load_head(connection, self._where)
+            ids, features = np.empty(head.count, np.uint32), np.empty((head.count, self.dimension), np.float32)
+            end = 0
+            for some, rows in self._stored(connection, 0):
+                start, end = end, end + len(some)
+                if end > head.count:
+                    break
+                ids[start:end], features[start:end] = some, rows
+        if end != head.count:
+            raise damaged(self._where, "the list of items")
+        return Snapshot(head.revision, ids, features)
+
+    def _search(self, queries: Singles, k: int, *, exact: bool) -> tuple[Ids, Singles]:
+        if not exact and self._can_approximate():
+            found = self._ask(queries, k, self._near_query(), _near_settings(k))
+            if all(len(rows) == k for rows in found):
+                return _columns(found, k)
+        # A scan of all rows: an index would make it approximate.
+        found = self._ask(queries, k, _EXACT, ("enable_indexscan = off", "enable_bitmapscan = off"))
+        return _columns(found, k)
+
+    def _ask(self, queries: Singles, k: int, statement: str, settings: tuple[str, ...]) -> list[list[Any]]:
+        """Return rows of id and score for each query."""
+        from pgvector import Vector
+
+        # Plans are made for the k that is asked for: the fewer rows, the better a graph looks.
+        every = ("jit = off", "plan_cache_mode = force_custom_plan", *settings)
+        with self._database.begin_read() as connection:
+            k = checked_count(k, load_head(connection, self._where).count)
+            connection.exec_driver_sql("; ".join(f"SET LOCAL {setting}" for setting in every))
+            return [
+                list(connection.exec_driver_sql(statement, {"q": Vector(row), "k": k, "more": 2 * k}).all())
+                for row in queries
+            ]
+
+    def _can_approximate(self) -> bool:
+        """Return whether there is a graph; build it where it is worth it."""
+        if not self._graph_seen and self.dimension <= _HALF and len(self) > _index.SMALL:
+            self._build_graph()
+            with self._database.begin_read() as connection:
+                self._graph_seen = _graph(connection) is True
+        return self._graph_seen
+
+    def _near_query(self) -> str:
+        if self.dimension <= _WHOLE:
+            return _NEAR.format(column="feature", cast="")
+        cast = f"::halfvec({self.dimension})"
+        return _NEAR.format(column=f"(feature{cast})", cast=cast)
+
+    def _build_graph(self) -> None:
+        """Build the graph unless it is there or somebody is at it."""
+        with self._database.autocommit() as connection:
+            if (
+                _graph(connection)
+                or not connection.execute(sa.select(sa.func.pg_try_advisory_lock(_LOCK))).scalar_one()
+            ):
+                return
+            try:
+                connection.exec_driver_sql("SET maintenance_work_mem = '1GB'")  # a graph that fits is built much faster
+                if _graph(connection) is False:  # one that was left unfinished
+                    connection.exec_driver_sql(f"DROP INDEX {_GRAPH}")
+                if _graph(connection) is None:
+                    half = f"(feature::halfvec({self.dimension})) halfvec_ip_ops"
+                    column = "feature vector_ip_ops" if self.dimension <= _WHOLE else half
+                    connection.exec_driver_sql(
+                        f"CREATE INDEX CONCURRENTLY {_GRAPH} ON {FEATURES} USING hnsw ({column})"
+                    )
+            finally:
+                connection.exec_driver_sql("RESET maintenance_work_mem")
+                connection.execute(sa.select(sa.func.pg_advisory_unlock(_LOCK)))
+
+    def _insert(self, connection: sa.Connection, ids: NDArray[np.int64], batch: Batch) -> None:
+        from pgvector import Vector
+
+        features = [
+            (number, told, Vector(row))
+            for (number, told, _), row in zip(feature_rows(ids, batch.features), batch.features, strict=True)
+        ]
+        _copy(connection, f"{FEATURES} (id, crc, feature)", ("int8", "int8", "vector"), features)
+        columns = "nearveil_item (id, crc, name, thumbnail, original, path, original_crc)"
+        types = ("int8", "int8", "text", "bytea", "bytea", "text", "int8")
+        _copy(connection, columns, types, item_rows(ids, batch))
+
+    def _stored(self, connection: sa.Connection, first: int) -> Iterator[tuple[Ids, Singles]]:
+        for rows in self._rows(connection, "WHERE id >= %s", (first,)):
+            yield decoded(rows, self.dimension, self._where)
+
+    def _rows(
+        self, connection: sa.Connection, condition: str, values: tuple[Any, ...]
+    ) -> Iterator[list[tuple[int, int, bytes]]]:
+        """Yield blocks of id, checksum and feature as bytes, by rising ids."""
+        driver = _driver(connection)
+        with driver.cursor("nearveil_rows", binary=True) as cursor:
+            cursor.execute(f"SELECT id, crc, feature FROM {FEATURES} {condition} ORDER BY id", values)  # noqa: S608
+            while rows := cursor.fetchmany(_BLOCK):
+                yield [(number, told, feature.to_numpy().astype("<f4").tobytes()) for number, told, feature in rows]
+
+
+def _database(where: str, timeout: float) -> Database:
+    try:
+        url = make_url(where).set(drivername="postgresql+psycopg")
+    except (sa.exc.ArgumentError, ValueError):
+        raise ValueError("where must be a directory, or a URL such as postgresql://user@host/database") from None
+    return Database(url, timeout, prepare=_prepare, explain=explain)
+
+
+def _prepare(connection: Any) -> None:
+    """Teach a connection the type of features, wherever the server keeps it."""
+    try:
+        from pgvector.psycopg import register_vector
+    except ModuleNotFoundError as missing:
+        raise IndexStoreError("PostgreSQL needs pgvector: pip install nearveil[postgres]") from missing
+    schema = connection.execute(_EXTENSION).fetchone()
+    if schema is not None:
+        connection.execute(_PATH, schema)
+        register_vector(connection)
+    connection.commit()
+
+
+def _has(connection: sa.Connection, table: str) -> bool:
+    """Return whether a table is found on the search path's first schema."""
+    return bool(sa.inspect(connection).has_table(table))
+
+
+def _graph(connection: sa.Connection) -> bool | None:
+    """Return whether the graph can be used; None where there is none."""
+    query = f"SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass('{_GRAPH}')"  # noqa: S608
+    found: bool | None = connection.exec_driver_sql(query).scalar_one_or_none()
+    return found
+
+
+def _near_settings(k: int) -> tuple[str, ...]:
+    looked = min(_MOST_LOOKED, max(100, 4 * k))
+    # Where rows were deleted, or k is large, the graph is searched on until there are enough.
+    return "enable_seqscan = off", f"hnsw.ef_search = {looked}", "hnsw.iterative_scan = strict_order"
+
+
+def _columns(found: list[list[Any]], k: int) -> tuple[Ids, Singles]:
+    """Return ids and scores of rows."""
+    table = np.array(found, np.float64).reshape(len(found), k, 2)  # ids of 32 bits are whole numbers there
+    return table[:, :, 0].astype(np.uint32), table[:, :, 1].astype(np.float32)
+
+
+def _copy(connection: sa.Connection, target: str, types: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    """Write many rows at once."""
+    with _driver(connection).cursor() as cursor, cursor.copy(f"COPY {target} FROM STDIN (FORMAT BINARY)") as copy:
+        copy.set_types(types)
+        for row in rows:
+            copy.write_row(row)
+
+
+def _driver(connection: sa.Connection) -> Any:
+    """Return psycopg's own connection: for what SQLAlchemy has no words for."""
+    return connection.connection.driver_connection

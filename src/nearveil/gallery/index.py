@@ -1,0 +1,458 @@
+"""A gallery that lasts: one interface, kept in a directory or in PostgreSQL."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import numpy as np
+import sqlalchemy as sa
+from numpy.typing import ArrayLike, NDArray
+
+from nearveil.gallery._tables import (
+    Head,
+    check_exact,
+    check_unknown,
+    damaged,
+    delete_maps,
+    delete_rows,
+    deleted_count,
+    deleted_since,
+    inexact_count,
+    load_binding,
+    load_head,
+    load_items,
+    mark_exact,
+    next_ids,
+    present,
+    save_binding,
+    save_head,
+    stored_sizes,
+)
+from nearveil.gallery.codes import Singles
+from nearveil.gallery.errors import InexactRowsError, UnknownItemError
+from nearveil.gallery.items import (
+    Batch,
+    Ids,
+    Item,
+    Snapshot,
+    StoredItem,
+    checked_count,
+    checked_dimension,
+    checked_extractor,
+    checked_ids,
+    checked_items,
+    checked_queries,
+)
+from nearveil.gallery.publishing import Publishing
+from nearveil.storage import Database
+
+SMALL = 10_000  # items up to which approximate search is exact: it would gain nothing
+
+
+class Index(Publishing):
+    """Features of a gallery, with names, thumbnails and originals; and the public map that is learned on them.
+
+    Made by :meth:`create`, found again by :meth:`open`. What `add`, `delete` or `publish` did is on the disk when they
+    return; killed before, they did nothing. Any number of threads and processes may use an index at once: those who
+    write take turns, those who read do not wait.
+
+    Both stores pass one conformance suite, ``tests/gallery/test_index.py``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> index = Index.create(Path(folder.name) / "gallery", dimension=3, extractor="toy")
+    >>> index.add(Item(row, name) for row, name in zip(np.eye(3, dtype=np.float32), ("red", "green", "blue")))
+    array([0, 1, 2], dtype=uint32)
+    >>> ids, scores = index.search([0.6, 0.8, 0.0], k=2)
+    >>> [item.name for item in index.items(ids[0])], index.revision
+    (['green', 'red'], 1)
+    >>> index.close(); folder.cleanup()
+    """
+
+    def __init__(self, database: Database, where: str) -> None:
+        super().__init__(database, where)
+        with database.begin_read() as connection:
+            head = load_head(connection, where)
+        self._dimension, self._extractor = head.dimension, head.extractor
+
+    @staticmethod
+    def create(where: str | Path, *, dimension: int, extractor: str = "", timeout: float = 30.0) -> "Index":
+        """Make an empty index.
+
+        Parameters
+        ----------
+        where : str or Path
+            A new or empty directory, or a URL such as ``postgresql://user@host/database``.
+        dimension : int
+        extractor : str, default=""
+            The fingerprint of what makes features: they are comparable with those of the same alone.
+        timeout : float, default=30.0
+            Seconds to wait while others write.
+
+        Returns
+        -------
+        Index
+        """
+        first = Head(1, checked_dimension(dimension), 0, 0, 0, checked_extractor(extractor))
+        return _store(where)._create(str(where), first, timeout)
+
+    @staticmethod
+    def open(where: str | Path, *, timeout: float = 30.0) -> "Index":
+        """Open an index.
+
+        Parameters
+        ----------
+        where : str or Path
+            As :meth:`create` was given.
+        timeout : float, default=30.0
+
+        Returns
+        -------
+        Index
+        """
+        return _store(where)._open(str(where), timeout)
+
+    @property
+    def dimension(self) -> int:
+        """Of the features."""
+        return self._dimension
+
+    @property
+    def extractor(self) -> str:
+        """The fingerprint of what makes the features."""
+        return self._extractor
+
+    @property
+    def revision(self) -> int:
+        """Grows by one with every `add` and every `delete`, whoever does it."""
+        return self._head().revision
+
+    def __len__(self) -> int:
+        return self._head().count
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the rows are private: see :meth:`protect`."""
+        with self._database.begin_read() as connection:
+            return load_binding(connection, self._where) is not None
+
+    @property
+    def row_exact(self) -> bool:
+        """Whether each row is a function of its own image alone, to the last bit, as far as `add` was told.
+
+        Whatever protects records asks for it. True of all rows of :class:`nearveil.features.HogColor`.
+        """
+        if self._extractor_is_exact:
+            return True
+        with self._database.begin_read() as connection:
+            return inexact_count(connection, self._where) == 0
+
+    def assert_row_exact(self) -> None:
+        """Raise InexactRowsError, which says what to do, unless all rows are row-exact."""
+        with self._database.begin_read() as connection:
+            self._check_exact(connection)
+
+    def add(self, items: Iterable[Item], *, row_exact: bool = False) -> Ids:
+        """Add items: all of them, or, where something is wrong with one, none.
+
+        Parameters
+        ----------
+        items : iterable of Item
+        row_exact : bool, default=False
+            Your word that each row was made from its own image alone, to the last bit: by
+            ``extract(images, row_exact=True)``, or in a way of your own for which you can prove it.
+
+        Returns
+        -------
+        ndarray of shape (n,), uint32
+            Their ids, rising. An id is never given twice.
+
+        Raises
+        ------
+        InexactRowsError
+            If the rows of this index are private, and these are not row-exact.
+        """
+        batch = checked_items(items, self.dimension)
+        if not len(batch):
+            return np.empty(0, np.uint32)
+        with self._database.begin_write() as connection:
+            head = load_head(connection, self._where, lock=True)
+            ids = next_ids(head, len(batch))
+            self._insert(connection, ids, batch)
+            if row_exact or self._extractor_is_exact:
+                mark_exact(connection, ids)
+            elif load_binding(connection, self._where) is not None:
+                raise InexactRowsError(
+                    "items: private rows must be row-exact: make them by extract(images, row_exact=True), and say so: "
+                    "add(items, row_exact=True)"
+                )
+            grown = replace(head, next_id=head.next_id + len(batch), count=head.count + len(batch))
+            save_head(connection, replace(grown, revision=head.revision + 1))
+        return ids.astype(np.uint32)
+
+    def delete(self, ids: ArrayLike) -> None:
+        """Delete items: all of them, or, where one is not there, none. No answer that begins later holds them.
+
+        Parameters
+        ----------
+        ids : array-like of int
+        """
+        numbers = np.unique(checked_ids(ids))
+        if not len(numbers):
+            return
+        with self._database.begin_write() as connection:
+            head = load_head(connection, self._where, lock=True)
+            missing = sorted(set(numbers.tolist()) - present(connection, numbers))
+            if missing:
+                check_unknown(connection, missing, self._where)
+                raise UnknownItemError(missing)
+            count = delete_rows(connection, numbers, head.revision + 1)
+            if count != len(numbers):
+                raise damaged(self._where, "the list of features")
+            save_head(connection, replace(head, revision=head.revision + 1, count=head.count - count))
+        self._wipe()
+
+    def ids(self) -> Ids:
+        """Return the ids of all items, rising."""
+        return self.snapshot().ids
+
+    def items(self, ids: ArrayLike, *, lenient: bool = False, originals: bool = True) -> list[StoredItem]:
+        """Return names, thumbnails and originals, in the order of the ids.
+
+        Parameters
+        ----------
+        ids : array-like of int
+        lenient : bool, default=False
+            Whether ids that the index does not hold are left out, instead of an error: for a server, whose items may be
+            deleted while it answers.
+        originals : bool, default=True
+            Whether originals that the index itself holds are read. Paths are given back in any case.
+
+        Returns
+        -------
+        list of StoredItem
+        """
+        numbers = checked_ids(ids)
+        with self._database.begin_read() as connection:
+            found = load_items(connection, np.unique(numbers), self._where, originals=originals)
+            missing = sorted(set(numbers.tolist()) - set(found))
+            check_unknown(connection, missing, self._where)
+        if missing and not lenient:
+            raise UnknownItemError(missing)
+        return [found[number] for number in numbers.tolist() if number in found]
+
+    def stored_bytes(self, ids: ArrayLike, kind: Literal["thumbnail", "original"]) -> int:
+        """Return how many bytes of thumbnails or originals the index itself holds of items, without reading them.
+
+        Parameters
+        ----------
+        ids : array-like of int
+        kind : {"thumbnail", "original"}
+
+        Returns
+        -------
+        int
+        """
+        with self._database.begin_read() as connection:
+            return stored_sizes(connection, np.unique(checked_ids(ids)), kind)
+
+    @abstractmethod
+    def features(self, ids: ArrayLike) -> Singles:
+        """Return features, shape (n, d), in the order of the ids.
+
+        Parameters
+        ----------
+        ids : array-like of int
+
+        Returns
+        -------
+        ndarray of shape (n, d), float32
+        """
+
+    @abstractmethod
+    def snapshot(self) -> Snapshot:
+        """Return all ids and features as they are now; later changes do not reach it."""
+
+    def search(self, queries: ArrayLike, k: int = 8, *, exact: bool = True) -> tuple[Ids, Singles]:
+        """Find the items with the largest inner products. Not private: for those who may see the queries.
+
+        Parameters
+        ----------
+        queries : array-like of shape (d,) or (q, d)
+        k : int, default=8
+            At most the number of items.
+        exact : bool, default=True
+            Whether all items are compared. Otherwise what :meth:`recall` measures is found, faster in large galleries;
+            up to 10,000 items are compared all the same. The first approximate search builds what it needs.
+
+        Returns
+        -------
+        ids : ndarray of shape (q, k), uint32
+            Best first; of equal scores the smallest id, but any of those that tie for the last place.
+        scores : ndarray of shape (q, k), float32
+        """
+        return self._search(checked_queries(queries, self.dimension), k, exact=exact)
+
+    def recall(self, k: int = 10, sample: int = 200) -> float:
+        """Measure approximate search: the part of the true nearest k that it finds, on items of the gallery.
+
+        Parameters
+        ----------
+        k : int, default=10
+        sample : int, default=200
+            Items that act as queries; an item is not its own neighbour.
+
+        Returns
+        -------
+        float
+        """
+        snapshot = self.snapshot()
+        checked_count(k, len(snapshot) - 1)
+        chosen = np.unique(np.linspace(0, len(snapshot) - 1, sample).astype(np.intp))
+        rows, own = snapshot.features[chosen], snapshot.ids[chosen]
+        true, found = (self.search(rows, k + 1, exact=exact)[0] for exact in (True, False))
+        hits = [np.isin(np.setdiff1d(t, o), f).mean() for t, f, o in zip(true, found, own, strict=True)]
+        return float(np.mean(hits))
+
+    def protect(self) -> None:
+        """Keep the rows private from now on, in every process: no map of them is published, kept or served.
+
+        What was published before is deleted. Rows that are added must be row-exact. A protected gallery does this, too,
+        when it first publishes.
+        """
+        with self._database.begin_write() as connection:
+            load_head(connection, self._where, lock=True)
+            save_binding(connection, load_binding(connection, self._where) or "")
+            delete_maps(connection)
+        self._wipe()
+
+    def bind(self, name: str) -> str:
+        """Bind private rows to something, for good: whoever comes first. A protected gallery binds them to its account.
+
+        The rows are private from then on, as after :meth:`protect`.
+
+        Parameters
+        ----------
+        name : str
+
+        Returns
+        -------
+        str
+            What they are bound to now: `name`, or what was there before.
+
+        Raises
+        ------
+        InexactRowsError
+            If a row is not row-exact: removing one record may change others, and no promise to records holds.
+        """
+        with self._database.begin_write() as connection:
+            load_head(connection, self._where, lock=True)
+            self._check_exact(connection)
+            held = load_binding(connection, self._where) or name
+            save_binding(connection, held)
+            delete_maps(connection)
+        self._wipe()
+        return held
+
+    def unprotect(self, *, rows_are_public: bool) -> None:
+        """Let the rows be served, published and searched openly again. What was promised to the records ends with that.
+
+        Parameters
+        ----------
+        rows_are_public : bool
+            Must be True: your word that everybody may see every row.
+        """
+        if rows_are_public is not True:
+            raise ValueError("rows_are_public must be True: only rows that everybody may see are open")
+        with self._database.begin_write() as connection:
+            load_head(connection, self._where, lock=True)
+            save_binding(connection, None)
+
+    def verify(self) -> None:
+        """Read everything and compare it with its checksums; raise DamagedIndexError if something does not fit."""
+        with self._database.begin_read() as connection:
+            head = load_head(connection, self._where)
+            self._check_pages(connection)
+            held = 0
+            for ids, _ in self._stored(connection, 0):
+                held += len(load_items(connection, ids.astype(np.int64), self._where))
+            if held != head.count or deleted_count(connection) != head.next_id - head.count:
+                raise damaged(self._where, "the list of items")
+            deleted_since(connection, -1, self._where)
+            load_binding(connection, self._where)
+            inexact_count(connection, self._where)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._where}: {self.dimension} dimensions>"
+
+    @cached_property
+    def _extractor_is_exact(self) -> bool:
+        """Whether the extractor is known to make row-exact rows in any case."""
+        from nearveil.features import HogColor
+
+        return self._extractor == HogColor().fingerprint
+
+    def _check_exact(self, connection: sa.Connection) -> None:
+        if not self._extractor_is_exact:
+            check_exact(connection, self._where)
+
+    def _head(self) -> Head:
+        with self._database.begin_read() as connection:
+            return load_head(connection, self._where)
+
+    @classmethod
+    @abstractmethod
+    def _create(cls, where: str, first: Head, timeout: float) -> "Index": ...
+
+    @classmethod
+    @abstractmethod
+    def _open(cls, where: str, timeout: float) -> "Index": ...
+
+    @abstractmethod
+    def _insert(self, connection: sa.Connection, ids: NDArray[np.int64], batch: Batch) -> None:
+        """Write items, inside the caller's transaction."""
+
+    @abstractmethod
+    def _stored(self, connection: sa.Connection, first: int) -> Iterator[tuple[Ids, Singles]]:
+        """Yield ids, from `first`, and features as they are on the disk, checked, in blocks of rising ids."""
+
+    @abstractmethod
+    def _search(self, queries: Singles, k: int, *, exact: bool) -> tuple[Ids, Singles]:
+        """Search for rows that were checked; `k` was not."""
+
+    def _wipe(self) -> None:
+        """After a deletion: let nothing of it lie around, as far as the store can."""
+
+    def _check_pages(self, connection: sa.Connection) -> None:
+        """Check what is below the rows, as far as the store can."""
+
+
+def _store(where: str | Path) -> type[Index]:
+    """Return the store for a place."""
+    text = str(where)
+    if text.startswith(("postgresql:", "postgresql+psycopg:")):
+        from nearveil.gallery._postgres import PostgresIndex
+
+        return PostgresIndex
+    if "://" in text or not text.strip():
+        raise ValueError("where must be a directory, or a URL such as postgresql://user@host/database")
+    from nearveil.gallery._directory import DirectoryIndex
+
+    return DirectoryIndex

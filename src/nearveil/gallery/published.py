@@ -1,0 +1,236 @@
+"""A published map of a gallery, and how messages are answered by it."""
+
+import io
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, Self
+
+import numpy as np
+import scipy.sparse
+from numpy.typing import ArrayLike, NDArray
+
+from nearveil.gallery.answers import Answer
+from nearveil.gallery.codes import Bytes, Codes, Singles, codes_from_bytes, codes_to_bytes, make_codes
+from nearveil.gallery.errors import StaleMapError
+from nearveil.gallery.items import Ids, Snapshot
+from nearveil.mechanisms import Covers, Message, PublicMap
+from nearveil.mechanisms.base import checked_rows, fingerprint
+from nearveil.mechanisms.covers.covers import MappedRelease
+
+
+class Mapped(Protocol):
+    """A gallery whose sets were settled when it was indexed; rows of ids and codes belong together."""
+
+    @property
+    def release(self) -> MappedRelease: ...
+
+    @property
+    def ids(self) -> NDArray[np.uint32]: ...
+
+    @property
+    def codes(self) -> Bytes: ...
+
+
+def mapped_answer(gallery: Mapped, message: Message, alive: NDArray[np.bool_]) -> Answer:
+    """Return the items of the sets that a message names, and as many others as keep all answers of one size.
+
+    `alive`: Which items may still be handed out.
+    Returns: Without images.
+    """
+    release, size = gallery.release, gallery.release.map_.set_size
+    # Not `rank`, which scores the whole gallery: a mapped release settled its sets when it was indexed.
+    rows = _members(release, message)
+    rows = rows[alive[rows]][:size]
+    if len(rows) < size:
+        others = np.setdiff1d(np.flatnonzero(alive), rows, assume_unique=True)[: size - len(rows)]
+        rows = np.sort(np.concatenate([rows, others]))
+    if len(rows) < size:
+        raise StaleMapError("fewer items are left than an answer holds: publish anew")
+    rows = rows[np.argsort(gallery.ids[rows], kind="stable")]
+    return Answer(gallery.ids[rows].astype(np.uint32, copy=False), gallery.codes[rows])
+
+
+def _members(release: MappedRelease, message: Message) -> NDArray[np.intp]:
+    """Return the positions of all items of the sets that a message names, rising."""
+    items, starts = release.members_.indices, release.members_.indptr
+    named = [items[starts[number] : starts[number + 1]] for number in release._named(message).tolist()]
+    return np.unique(np.concatenate(named)).astype(np.intp, copy=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Published:
+    """A map of a gallery at one revision, with all that a server needs to answer messages made for it.
+
+    Made by :meth:`learn`, or by :meth:`nearveil.gallery.Index.publish`, which also keeps it.
+
+    Attributes
+    ----------
+    revision : int
+        Of the gallery that it was learned on.
+    release : Covers
+        The server's half, with the sets. Fitted on the public mean alone, so that a client who knows the
+        mean, the digest and the map can make the same: ``Covers(...).fit_mean(mean, public_digest).use_map(map)``.
+    table : Codes
+        The public table that codes are read by.
+    codes : ndarray of shape (n, b), uint8
+        Of all items of the gallery at that revision.
+    ids : ndarray of shape (n,), uint32
+        Of the same items, rising.
+    code_bytes : int, "auto" or None
+        As it was asked for.
+    """
+
+    revision: int
+    release: Covers
+    table: Codes = field(repr=False)
+    codes: Bytes = field(repr=False)
+    ids: Ids = field(repr=False)
+    code_bytes: int | Literal["auto"] | None = "auto"
+
+    @classmethod
+    def learn(
+        cls,
+        snapshot: Snapshot,
+        epsilon: float,
+        candidates: float = 0.1,
+        *,
+        public: ArrayLike | None = None,
+        n_sets: int | None = None,
+        code_bytes: int | Literal["auto"] | None = "auto",
+    ) -> Self:
+        """Learn the sets of a gallery.
+
+        Parameters
+        ----------
+        snapshot : Snapshot
+        epsilon : float
+            For one message.
+        candidates : float, default=0.1
+            The fraction f of the gallery that an answer holds.
+        public : array-like of shape (d,) or (n, d), optional
+            The mean that features are centred by, or public rows to take it from; the gallery's own otherwise.
+        n_sets : int, optional
+            Chosen on held-out items where it is not given.
+        code_bytes : int, "auto" or None, default="auto"
+            As of :class:`nearveil.search.Retriever`.
+
+        Returns
+        -------
+        Published
+        """
+        if len(snapshot) < 2:
+            raise ValueError("the index must hold at least two items before a map can be learned")
+        mean = _mean(snapshot.features if public is None else public, snapshot.features.shape[1])
+        release = Covers(epsilon, candidates, n_sets=n_sets).fit_mean(mean)
+        features = release.features(snapshot.features, "gallery", lenient=True).astype(np.float32)
+        table = make_codes(features, code_bytes)
+        release.fit_mean(mean, _digest(mean, table)).index(snapshot.features)
+        return cls(snapshot.revision, release, table, table.encode(features), snapshot.ids, code_bytes)
+
+    @property
+    def public_id(self) -> str:
+        """The fingerprint that messages for this map carry."""
+        return self.release.public_id
+
+    @property
+    def public_digest(self) -> str:
+        """The fingerprint of the mean and the table: codes are read by the table that a message was made with."""
+        return self.release.public_digest
+
+    @property
+    def map(self) -> PublicMap:
+        """What clients choose their set by."""
+        return self.release.map_
+
+    @property
+    def mean(self) -> Singles:
+        """The public mean, shape (d,)."""
+        return np.asarray(self.release.mean_, dtype=np.float32)
+
+    def answer(self, message: Message, gone: NDArray[np.integer] | tuple[()] = ()) -> Answer:
+        """Answer one message that was made for this map.
+
+        Parameters
+        ----------
+        message : Message
+        gone : ndarray of int, optional
+            Ids that were deleted since: they are handed out no more. Others take their places, so that all answers
+            are of one size.
+
+        Returns
+        -------
+        Answer
+            Its ids are those of the index.
+        """
+        return mapped_answer(self, message, ~np.isin(self.ids, gone))
+
+    def to_bytes(self) -> bytes:
+        """Return all of it as bytes: for the server's own keeping, not for the wire."""
+        release = self.release
+        told = {
+            "revision": self.revision,
+            "epsilon": float(release.epsilon),
+            "candidates": float(release.candidates),
+            "n_sets": None if release.n_sets is None else int(release.n_sets),
+            "gallery": release._gallery_digest,
+            "code_bytes": self.code_bytes,
+        }
+        arrays: dict[str, NDArray[Any]] = {
+            "told": _bytes(json.dumps(told).encode()),
+            "mean": self.mean,
+            "map": _bytes(self.map.to_bytes()),
+            "table": _bytes(codes_to_bytes(self.table)),
+            "set_items": release.members_.indices,
+            "set_starts": release.members_.indptr,
+            "codes": self.codes,
+            "ids": self.ids,
+        }
+        out = io.BytesIO()
+        np.savez(out, allow_pickle=False, **arrays)
+        return out.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read what :meth:`to_bytes` wrote.
+
+        Parameters
+        ----------
+        data : bytes
+
+        Returns
+        -------
+        Published
+        """
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            told = json.loads(arrays["told"].tobytes())
+            table, mean = codes_from_bytes(arrays["table"].tobytes()), arrays["mean"]
+            release = Covers(told["epsilon"], told["candidates"], n_sets=told["n_sets"])
+            release.fit_mean(mean, _digest(mean, table)).use_map(PublicMap.from_bytes(arrays["map"].tobytes()))
+            items, starts = arrays["set_items"], arrays["set_starts"]
+            members = scipy.sparse.csr_array(
+                (np.ones(len(items), np.uint8), items, starts), shape=(len(starts) - 1, len(arrays["ids"]))
+            )
+            release._store(members_=members, _gallery_digest=told["gallery"])
+            return cls(told["revision"], release, table, arrays["codes"], arrays["ids"], told["code_bytes"])
+
+
+def _mean(public: ArrayLike, dimension: int) -> Singles:
+    """Return the mean of rows, or the mean that was given, in 32 bits: as it goes over the wire."""
+    given = np.asarray(public)
+    rows = checked_rows(given[None] if given.ndim == 1 else given, "public")
+    if rows.shape[1] != dimension:
+        raise ValueError(f"public must have {dimension} columns, as the index has")
+    return np.asarray(rows.mean(axis=0), dtype=np.float32)
+
+
+def _digest(mean: Singles, table: Codes) -> str:
+    """Return the fingerprint of what is public besides the map.
+
+    Messages carry it. Without the table in it, a gallery that is published again with other codes would answer old
+    clients with codes that they read by the old table.
+    """
+    return fingerprint(mean, _bytes(codes_to_bytes(table)))
+
+
+def _bytes(data: bytes) -> Bytes:
+    return np.frombuffer(data, np.uint8)

@@ -1,0 +1,309 @@
+"""Publish maps of an index, keep them, and answer messages that were made for them."""
+
+import threading
+from abc import ABC, abstractmethod
+from typing import Literal, NamedTuple
+
+import numpy as np
+import sqlalchemy as sa
+from numpy.typing import ArrayLike, NDArray
+
+from nearveil.gallery._tables import check_open, crc, damaged, deleted_since, load_head, parts, published
+from nearveil.gallery.answers import Answer
+from nearveil.gallery.errors import MapChangedError, NotPublishedError, StaleMapError
+from nearveil.gallery.items import Snapshot
+from nearveil.gallery.published import Published
+from nearveil.mechanisms import Message, MessageError
+from nearveil.storage import Database
+
+_PART = 16 << 20  # bytes in one row: far below what a database takes
+
+
+class Current(NamedTuple):
+    """The newest map, and whether the gallery has changed since it was learned."""
+
+    published: Published
+    stale: bool
+
+
+class Shelf:
+    """Maps of one index, newest last; those that were read stay in memory.
+
+    `where`: What errors call the index.
+    """
+
+    def __init__(self, database: Database, where: str) -> None:
+        self._database, self._where = database, where
+        self._read: dict[int, Published] = {}
+        self._lock = threading.Lock()
+
+    def put(self, new: Published, keep: int) -> None:
+        """Keep a map, and of the older ones as many as shall still be answered."""
+        data = new.to_bytes()
+        cut = [data[start : start + _PART] for start in range(0, len(data), _PART)]
+        with self._database.begin_write() as connection:
+            load_head(connection, self._where, lock=True)
+            check_open(connection, self._where)  # a map is learned for a while: it may have become private meanwhile
+            kept = connection.execute(sa.select(published.c.number, published.c.revision)).all()
+            if any(row.revision > new.revision for row in kept):
+                raise StaleMapError("a map of a newer revision was published meanwhile; this one is not kept")
+            numbers = sorted(row.number for row in kept)
+            number = numbers[-1] + 1 if numbers else 1
+            values = {"number": number, "revision": new.revision, "public_id": new.public_id, "parts": len(cut)}
+            connection.execute(sa.insert(published).values(**values, crc=crc(*values.values())))
+            for part, some in enumerate(cut):
+                row = {"number": number, "part": part, "data": some, "crc": crc(number, part, some)}
+                connection.execute(sa.insert(parts).values(row))
+            old = [*numbers, number][:-keep]
+            connection.execute(sa.delete(parts).where(parts.c.number.in_(old)))
+            connection.execute(sa.delete(published).where(published.c.number.in_(old)))
+
+    def newest(self, connection: sa.Connection) -> Published:
+        """Return the newest map."""
+        listed = self._listed(connection)
+        if not listed:
+            raise NotPublishedError(f"index {self._where}: nothing was published yet: call publish(epsilon)")
+        return self._load(connection, max(listed))
+
+    def all(self, connection: sa.Connection) -> list[Published]:
+        """Return all maps, the newest first."""
+        return [self._load(connection, number) for number in sorted(self._listed(connection), reverse=True)]
+
+    def numbers(self, connection: sa.Connection) -> set[int]:
+        """Return the numbers of all maps."""
+        return set(self._listed(connection))
+
+    def reset(self) -> None:
+        """Forget what was read."""
+        with self._lock:
+            self._read = {}
+
+    def find(self, connection: sa.Connection, public_id: str) -> Published:
+        """Return the map that a message names."""
+        fitting = [number for number, name in self._listed(connection).items() if name == public_id]
+        if fitting:
+            return self._load(connection, max(fitting))
+        newest = self.newest(connection)
+        raise MapChangedError(public_id, newest.public_id, newest.revision)
+
+    def _listed(self, connection: sa.Connection) -> dict[int, str]:
+        """Return the fingerprints of all maps by number, and forget those that are kept no more. None is private."""
+        check_open(connection, self._where)
+        rows = connection.execute(sa.select(published)).all()
+        for number, revision, public_id, count, told in rows:
+            if crc(number, revision, public_id, count) != told:
+                raise damaged(self._where, "what was published")
+        listed = {row.number: row.public_id for row in rows}
+        with self._lock:
+            self._read = {number: kept for number, kept in self._read.items() if number in listed}
+        return listed
+
+    def _load(self, connection: sa.Connection, number: int) -> Published:
+        known = self._read.get(number)
+        if known is not None:
+            return known
+        count = connection.execute(sa.select(published.c.parts).where(published.c.number == number)).scalar_one()
+        rows = connection.execute(sa.select(parts).where(parts.c.number == number).order_by(parts.c.part)).all()
+        if len(rows) != count or any(crc(number, row.part, row.data) != row.crc for row in rows):
+            raise damaged(self._where, "what was published")
+        found = Published.from_bytes(b"".join(row.data for row in rows))
+        with self._lock:
+            self._read[number] = found
+        return found
+
+
+_REMEMBERED = 7  # maps, besides the one that is asked about, whose deletions stay in memory
+
+
+class Stamp(NamedTuple):
+    """Stands for the state of an index: equal as long as nothing was added, deleted or published."""
+
+    revision: int  # of the index
+    maps: tuple[int, ...]  # numbers of the maps that are kept, rising
+
+
+class Publishing(ABC):
+    """What an index publishes, and how it answers. Part of :class:`nearveil.gallery.Index`."""
+
+    def __init__(self, database: Database, where: str) -> None:
+        self._database, self._where = database, where
+        self._shelf = Shelf(database, where)
+        self._gone: dict[int, tuple[int, NDArray[np.int64]]] = {}
+        self._alive: dict[tuple[str, int], tuple[int, NDArray[np.bool_]]] = {}
+
+    @abstractmethod
+    def snapshot(self) -> Snapshot:
+        """Return all ids and features as they are now; later changes do not reach it."""
+
+    def publish(
+        self,
+        epsilon: float,
+        candidates: float = 0.1,
+        *,
+        public: ArrayLike | None = None,
+        n_sets: int | None = None,
+        code_bytes: int | Literal["auto"] | None = "auto",
+        keep: int = 2,
+    ) -> Published:
+        """Learn a map of the gallery as it is now, and keep it. Items may come and go meanwhile.
+
+        Parameters
+        ----------
+        epsilon, candidates, public, n_sets, code_bytes
+            As of :meth:`Published.learn`.
+        keep : int, default=2
+            How many maps are answered from now on, this one included. The one before it serves clients that have
+            just fetched it.
+
+        Returns
+        -------
+        Published
+
+        Raises
+        ------
+        StaleMapError
+            If somebody published a map of a newer revision meanwhile; that one stays.
+        PrivateIndexError
+            If the rows are private.
+        """
+        self.assert_open()
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise ValueError("keep must be a whole number of at least 1")
+        now = self.snapshot()
+        found = Published.learn(now, epsilon, candidates, public=public, n_sets=n_sets, code_bytes=code_bytes)
+        self._shelf.put(found, keep)
+        return found
+
+    def assert_open(self) -> None:
+        """Raise PrivateIndexError if the rows are private: then nothing of them may be shown.
+
+        That stands in the index itself; it holds for every process, whatever its configuration says.
+        """
+        with self._database.begin_read() as connection:
+            check_open(connection, self._where)
+
+    def republish(self, keep: int = 2) -> Published:
+        """Bring the map in step with the gallery: learn it anew, on the same terms, where the gallery has changed.
+
+        Parameters
+        ----------
+        keep : int, default=2
+            As of :meth:`publish`.
+
+        Returns
+        -------
+        Published
+            The newest map, now in step.
+        """
+        newest, stale = self.current()
+        if not stale:
+            return newest
+        release = newest.release
+        try:
+            return self.publish(
+                release.epsilon,
+                release.candidates,
+                public=newest.mean,
+                n_sets=release.n_sets,
+                code_bytes=newest.code_bytes,
+                keep=keep,
+            )
+        except StaleMapError:  # somebody was faster: theirs may be in step
+            return self.republish(keep)
+
+    def current(self) -> Current:
+        """Return the newest map, and whether the gallery has changed since it was learned.
+
+        Returns
+        -------
+        Current
+            A tuple (published, stale).
+        """
+        with self._database.begin_read() as connection:
+            newest = self._shelf.newest(connection)
+            return Current(newest, load_head(connection, self._where).revision != newest.revision)
+
+    def answer(self, message: Message) -> Answer:
+        """Answer a message by the map that it was made for, without items that were deleted since.
+
+        Parameters
+        ----------
+        message : Message
+
+        Returns
+        -------
+        Answer
+            With the index's ids.
+
+        Raises
+        ------
+        MapChangedError
+            If that map is not kept any more.
+        """
+        if not isinstance(message, Message):
+            raise MessageError("message must be a Message; Message.from_bytes reads one")
+        with self._database.begin_read() as connection:
+            found = self._shelf.find(connection, message.public_id)
+            gone = self._deleted_since(connection, found.revision)
+        return found.answer(message, gone)
+
+    def stamp(self) -> Stamp:
+        """Return what stands for the state of the index now, whoever changed it.
+
+        Returns
+        -------
+        Stamp
+        """
+        return self._read_stamp()
+
+    def alive(self, published: Published) -> NDArray[np.bool_]:
+        """Return which items of a map the index still holds.
+
+        Parameters
+        ----------
+        published : Published
+
+        Returns
+        -------
+        ndarray of shape (n,), bool
+            In the order of its ids; not to be written to. The same array as long as none of them was deleted.
+        """
+        stamp = self.stamp()
+        key = published.public_id, published.revision
+        until, alive = self._alive.get(key, (-1, None))
+        if alive is not None and until == stamp.revision:
+            return alive
+        with self._database.begin_read() as connection:
+            now = ~np.isin(published.ids, self._deleted_since(connection, published.revision))
+        if alive is None or not np.array_equal(alive, now):
+            alive = now
+            alive.setflags(write=False)
+        # Under the revision that was read first: what was deleted meanwhile is looked for again.
+        others = [item for item in self._alive.items() if item[0] != key]
+        self._alive = {**dict(others[-_REMEMBERED:]), key: (stamp.revision, alive)}
+        return alive
+
+    def maps(self) -> list[Published]:
+        """Return all maps that are kept, the newest first."""
+        with self._database.begin_read() as connection:
+            return self._shelf.all(connection)
+
+    def _deleted_since(self, connection: sa.Connection, revision: int) -> NDArray[np.int64]:
+        """Return what was deleted after a revision; read anew only when something has changed."""
+        now = load_head(connection, self._where).revision
+        until, gone = self._gone.get(revision, (-1, np.empty(0, np.int64)))
+        if until != now:
+            gone = deleted_since(connection, revision, self._where)
+            self._gone = {**self._gone, revision: (now, gone)}
+        return gone
+
+    def _read_stamp(self) -> Stamp:
+        """Ask the database, on one view of it."""
+        with self._database.begin_read() as connection:
+            revision = load_head(connection, self._where).revision
+            return Stamp(revision, tuple(sorted(self._shelf.numbers(connection))))
+
+    def _reset(self) -> None:
+        """Forget what was read: another database stands in the place of the one that was known."""
+        self._gone, self._alive = {}, {}
+        self._shelf.reset()

@@ -1,0 +1,478 @@
+"""The client's half: from a private row to a message, and from an answer to neighbours."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, Limits
+from nearveil.gallery.answers import EXTRAS, Answer, AnswerError, Extras, merged
+from nearveil.gallery.codes import ID_BYTES, Bytes, Codes, Singles, code_dimension
+from nearveil.mechanisms import Covers, Message, Release
+from nearveil.mechanisms.base import checked_numbers
+from nearveil.mechanisms.covers.channel import checked_epsilon
+from nearveil.mechanisms.covers.covers import MappedRelease, set_guarantee
+from nearveil.privacy import Guarantee
+from nearveil.privacy.noise import Source, secure_source
+from nearveil.protocol.wire import (
+    OUT_OF_RANGE,
+    MapChanged,
+    OutdatedMapError,
+    ProtocolError,
+    PublicPart,
+    PublicRequest,
+    Query,
+    Refusal,
+    RefusedError,
+    in_range,
+    read,
+)
+
+_BLOCK = 1 << 13  # candidates whose codes are read at once: an answer is larger in memory than on the wire
+
+
+class Payment(Protocol):
+    """A debit that stands, as :class:`nearveil.ledger.Debit` is one."""
+
+    @property
+    def repeated(self) -> bool:
+        """Whether its key was spent before: then nothing is made, and `message` is sent again."""
+        ...
+
+    @property
+    def message(self) -> bytes | None:
+        """What was stored."""
+        ...
+
+    def store(self, message: bytes, /) -> None:
+        """Keep the message before it is sent."""
+        ...
+
+
+Spend = Callable[[Guarantee], AbstractContextManager[Payment]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the client chose, and all that it chose from.
+
+    Attributes
+    ----------
+    ids : ndarray of shape (k,), int64
+        Of the chosen candidates, best first.
+    codes : ndarray of shape (k, b), uint8
+    images : tuple of k bytes, or of none
+        Thumbnails or originals of the chosen, where they were asked for; empty where the gallery has none.
+    answer : Answer
+        Every candidate: what the server knows of the choice.
+    scores : ndarray of shape (k,), float32
+        What the chosen were ranked by: the similarity that the table reads from each code. Finite for any table.
+    """
+
+    ids: NDArray[np.int64]
+    codes: Bytes = field(repr=False)
+    images: tuple[bytes, ...] = field(repr=False)
+    answer: Answer = field(repr=False)
+    scores: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32), repr=False)
+
+
+_BASE = 0.1  # seconds: a debit, and whatever does not grow
+_MESSAGE = 5e-3  # seconds, besides its operations
+_BYTE = 2e-8  # seconds to read one
+_OPERATION = 5e-9  # seconds
+_NETWORK = 256  # operations for a prototype, besides its products
+_CANDIDATE = 256  # operations for a candidate, besides its score
+
+
+def question_period(public: PublicPart, messages: int = 1) -> float:
+    """Return the seconds for reading a public part, paying and making messages.
+
+    `messages`: The private one and dummies.
+    """
+    held = public.map
+    features, dimensions = held.components.shape
+    work = features * dimensions + len(held.prototypes) * (dimensions + _NETWORK + held.n_sets)
+    size = held.components.nbytes + held.prototypes.nbytes + held.coverage.nbytes + public.table.nbytes
+    return float(_BASE + _BYTE * size + messages * (_MESSAGE + _OPERATION * work))
+
+
+def choice_period(public: PublicPart, answers: int, size: int) -> float:
+    """Return the seconds for reading answers and choosing among their candidates.
+
+    `size`: Bytes of all answers.
+    """
+    work = public.table.nbytes + answers * public.map.set_size * (code_dimension(public.table) + _CANDIDATE)
+    return _BASE / 2 + _BYTE * size + _OPERATION * work
+
+
+State = Literal["start", "ready", "asked", "answered"]
+
+_MECHANISMS: dict[str, type[MappedRelease]] = {Covers.name: Covers}
+_NOWHERE = 1e-30  # of the public mean: a row so near has no direction
+
+
+def rank_candidates(
+    mechanism: Release, codes: Codes, X: ArrayLike, answers: Sequence[Answer], k: int
+) -> tuple[NDArray[np.int64], Singles]:
+    """Return ids and scores of the k best candidates in each row's answer, best first. Nothing is sent.
+
+    Scores are finite, whatever the table of codes.
+    """
+    # In 64 bits: a hostile table of tiny numbers would take some queries where 32-bit arithmetic is slow.
+    with np.errstate(all="ignore"):
+        queries = mechanism.features(X)
+    if len(answers) != len(queries):
+        raise ValueError(f"answers must be {len(queries)}, one for each row of X")
+    chosen, scores = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
+    groups: dict[int, list[int]] = {}
+    for row, answer in enumerate(answers):
+        groups.setdefault(id(answer), []).append(row)
+    for rows in groups.values():
+        chosen[rows], scores[rows] = _rank_answer(codes, queries[rows], answers[rows[0]], k)
+    return chosen, scores
+
+
+def _rank_answer(
+    codes: Codes, queries: NDArray[np.float64], answer: Answer, k: int
+) -> tuple[NDArray[np.int64], Singles]:
+    """Rank the candidates of one answer by their codes."""
+    if answer.codes.shape[1] != codes.width:
+        raise AnswerError(f"answer must have codes of {codes.width} bytes: fetch the public table anew")
+    if len(answer.ids) < k:
+        raise AnswerError(f"answer must hold at least k = {k} candidates; it holds {len(answer.ids)}")
+    # A hostile table may make scores overflow for some queries and not for others. To stop there would tell which.
+    with np.errstate(all="ignore"):
+        parts = [
+            codes.scores(queries, answer.codes[start : start + _BLOCK]) for start in range(0, len(answer.ids), _BLOCK)
+        ]
+        scores = np.nan_to_num(np.concatenate(parts, axis=1), nan=float(np.finfo(np.float32).min))
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return answer.ids[order].astype(np.int64), np.take_along_axis(scores, order, axis=1)
+
+
+class ClientProtocol:
+    """Asks one question. A state machine without a socket: what it returns is sent, what comes is given to it.
+
+    The states are "start", "ready" (it has the public part), "asked" and "answered". Another question is another
+    object, given the same public part, and another debit.
+
+    Parameters
+    ----------
+    epsilon : float
+        Of the message; the client's choice, whatever the server's map was learned for.
+    public : PublicPart, optional
+        Fetched before. Then nothing need be requested.
+    fingerprint : str, optional
+        Of the extractor that made the feature. A gallery of other features is refused before anything is paid.
+    limits : Limits, optional
+        The largest replies that are read.
+
+    Examples
+    --------
+    ``docs/howto/protocol.md`` has both halves at work.
+
+    >>> client = ClientProtocol(4.0)
+    >>> client.state, len(client.public_request())
+    ('start', 14)
+    """
+
+    def __init__(
+        self,
+        epsilon: float,
+        *,
+        public: PublicPart | None = None,
+        fingerprint: str | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self._epsilon = checked_epsilon(epsilon)
+        self._fingerprint, self._limits = fingerprint, limits
+        self._state: State = "start"
+        self._row: NDArray[np.float64] | None = None
+        self._message: Message | None = None
+        if public is not None:
+            self._accept(public)
+
+    @property
+    def epsilon(self) -> float:
+        """Of the message."""
+        return self._epsilon
+
+    @property
+    def state(self) -> State:
+        """How far it has come."""
+        return self._state
+
+    @property
+    def public(self) -> PublicPart:
+        """The public part, to be kept for further questions."""
+        if self._state == "start":
+            raise ProtocolError(
+                "there is no public part yet: send public_request(), and give the reply to take_public()"
+            )
+        return self._public
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the message promises: nothing, once it was made with a seed."""
+        message = self._message
+        return set_guarantee(self.epsilon) if message is None else self._release.guarantee_of(message)
+
+    @property
+    def candidates(self) -> int:
+        """How many candidates the answer will hold; the largest k."""
+        return self.public.map.set_size
+
+    def question_period(self, messages: int = 1) -> float:
+        """Return the seconds after the public part came, or a multiple of them, at which to send the question.
+
+        How long a debit and a choice take may tell something. Whoever sends at such a moment, fixed by public sizes,
+        tells nothing: :class:`nearveil.Client` does.
+
+        Parameters
+        ----------
+        messages : int, default=1
+            The private one and dummies that go with it.
+
+        Returns
+        -------
+        float
+        """
+        return question_period(self.public, messages)
+
+    def choice_period(self, answers: int, size: int) -> float:
+        """Return the seconds after the last answer came, or a multiple of them, before which to do nothing visible.
+
+        Parameters
+        ----------
+        answers : int
+        size : int
+            Bytes of all of them.
+
+        Returns
+        -------
+        float
+        """
+        return choice_period(self.public, answers, size)
+
+    def public_request(self) -> bytes:
+        """Return the request for the public part. It depends on nothing."""
+        self._turn("start")
+        return PublicRequest().to_bytes()
+
+    def take_public(self, data: bytes) -> PublicPart:
+        """Read the public part and check it.
+
+        Parameters
+        ----------
+        data : bytes
+            The reply to :meth:`public_request`.
+
+        Returns
+        -------
+        PublicPart
+
+        Raises
+        ------
+        WireError, ProtocolError
+            Nothing was paid.
+        """
+        self._turn("start")
+        found: PublicPart | Refusal = read(data, PublicPart, Refusal, limits=self._limits)
+        if isinstance(found, Refusal):
+            raise RefusedError(found)
+        self._accept(found)
+        return found
+
+    def ask(self, feature: ArrayLike, *, spend: Spend, extras: Extras = "none", rng: Source | None = None) -> bytes:
+        """Pay, then make the message. Called again about the same feature, it returns the same bytes and pays nothing.
+
+        Parameters
+        ----------
+        feature : array-like of shape (d,)
+            Private. Numbers up to a million.
+        spend : callable
+            Debits the client's account by a guarantee and returns the debit, a context:
+            ``lambda promise: account.spend(promise, key)``.
+        extras : {"none", "thumbnails", "originals", "names"}, default="none"
+            What shall come with all candidates. Never choose it by the feature.
+        rng : Source, optional
+            For tests and studies; see :meth:`nearveil.mechanisms.Release.release`. No account pays for what is made
+            with a seed.
+
+        Returns
+        -------
+        bytes
+            To be sent. A transport may send them as often as it must.
+        """
+        self._turn("ready", "asked")
+        with np.errstate(all="ignore"):
+            row = self._checked_feature(feature)
+        if extras not in EXTRAS:
+            raise ValueError(f"extras must be one of {', '.join(EXTRAS)}")
+        if extras != "none" and extras not in self._public.offers:
+            raise ProtocolError(f"the gallery {self._public.gallery!r} does not offer {extras}")
+        if self._message is None or self._row is None:
+            self._message = self._paid_message(row, spend, rng)
+            self._row, self._state = row, "asked"
+        elif not np.array_equal(row, self._row):
+            raise ProtocolError(
+                "this client has asked about another feature: a question has a ClientProtocol of its own"
+            )
+        self._extras: Extras = extras
+        return Query(self._message, extras).to_bytes()
+
+    def take_answer(self, data: bytes, k: int = 8) -> Found:
+        """Read the answer and choose. Nothing can be sent afterwards.
+
+        Whether an answer is refused depends on the answer alone, never on the feature, and a retry sends what was sent.
+
+        Parameters
+        ----------
+        data : bytes
+        k : int, default=8
+            At most `candidates`.
+
+        Returns
+        -------
+        Found
+
+        Raises
+        ------
+        WireError, RefusedError
+            The message may be sent again.
+        OutdatedMapError
+            The message is of no more use.
+        """
+        self._turn("asked")
+        self._check_count(k)
+        return self.choose([self.read_answer(data)], k)
+
+    def read_answer(self, data: bytes, extras: Extras | None = None) -> Answer:
+        """Read an answer without choosing yet: where one message is sent twice, or among others that hide it.
+
+        Parameters
+        ----------
+        data : bytes
+        extras : {"none", "thumbnails", "originals", "names"}, optional
+            That it must have; by default those that were asked for last.
+
+        Returns
+        -------
+        Answer
+
+        Raises
+        ------
+        WireError, RefusedError, OutdatedMapError
+            As of :meth:`take_answer`.
+        """
+        self._turn("asked")
+        found: Answer | MapChanged | Refusal = read(data, Answer, MapChanged, Refusal, limits=self._limits)
+        if isinstance(found, Refusal):
+            raise RefusedError(found)
+        if isinstance(found, MapChanged):
+            self._end()
+            raise OutdatedMapError(found)
+        self._check_answer(found, self._extras if extras is None else extras)
+        return found
+
+    def choose(self, answers: Sequence[Answer], k: int = 8) -> Found:
+        """Choose among the candidates of answers that were read. Nothing can be sent afterwards.
+
+        Parameters
+        ----------
+        answers : sequence of Answer
+            To the message, and to others that went with it; all with the same extras.
+        k : int, default=8
+            At most `candidates`.
+
+        Returns
+        -------
+        Found
+        """
+        self._turn("asked")
+        self._check_count(k)
+        assert self._row is not None
+        whole = answers[0] if len(answers) == 1 else merged(answers)
+        ids, scores = (
+            best[0] for best in rank_candidates(self._release, self._public.table, self._row[None], [whole], k)
+        )
+        self._end()
+        places = np.searchsorted(whole.ids, ids)
+        images = tuple(whole.images[place] for place in places) if whole.images else ()
+        return Found(ids, whole.codes[places], images, whole, scores)
+
+    def _turn(self, *states: State) -> None:
+        if self._state not in states:
+            raise ProtocolError(
+                f"this client is in state {self._state!r}, not in {' or '.join(map(repr, states))}: after an answer "
+                "nothing is sent, and a new question is a new ClientProtocol"
+            )
+
+    def _check_count(self, k: int) -> None:
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.candidates:
+            raise ValueError(f"k must be a whole number from 1 to {self.candidates}, the candidates of an answer")
+
+    def _end(self) -> None:
+        """Forget the feature: no step needs it any more."""
+        self._row, self._state = None, "answered"
+
+    def _accept(self, public: PublicPart) -> None:
+        """Check all that could make an answer useless. The feature plays no part, and nothing is paid yet."""
+        if public.mechanism not in _MECHANISMS:
+            raise ProtocolError(f"the server's mechanism must be one of {sorted(_MECHANISMS)}")
+        if self._fingerprint is not None and public.fingerprint != self._fingerprint:
+            raise ProtocolError(
+                f"the gallery {public.gallery!r} has features of {public.extractor!r} ({public.fingerprint}), not of "
+                "the extractor that the feature is from"
+            )
+        size = Answer.header_bytes - HEADER_BYTES + public.map.set_size * (ID_BYTES + public.table.width)
+        if size > self._limits.answer:
+            raise ProtocolError(f"an answer would be {size} bytes, and at most {self._limits.answer} are read")
+        release = _MECHANISMS[public.mechanism](self.epsilon, public.candidates)
+        release.fit_mean(public.mean, public.public_digest).use_map(public.map)
+        self._release, self._public, self._state = release, public, "ready"
+
+    def _checked_feature(self, feature: ArrayLike) -> NDArray[np.float64]:
+        row, mean = checked_numbers(feature, "feature"), self._public.mean
+        if row.shape != mean.shape:
+            raise ValueError(f"feature must be one row of {len(mean)} numbers")
+        if not in_range(row):
+            raise ValueError(f"feature {OUT_OF_RANGE}")
+        row = row.copy()
+        # A server may send a suspect's feature as its mean. Were that row refused, silence would tell it.
+        if np.abs(row - mean).max() < _NOWHERE:
+            row[0] += 1.0
+        return row
+
+    def _paid_message(self, row: NDArray[np.float64], spend: Spend, rng: Source | None) -> Message:
+        source = secure_source() if rng is None else rng
+        with spend(self._release.guarantee.with_source(source)) as debit:
+            if debit.repeated:
+                return self._stored(debit.message)
+            # Were numpy told to raise, a number that underflows for some features would be silence after the debit.
+            with np.errstate(all="ignore"):
+                message: Message = self._release.release(row, rng=source)
+            debit.store(message.to_bytes())
+            return message
+
+    def _stored(self, data: bytes | None) -> Message:
+        """Return the message of a debit that was made before, perhaps by a process that died."""
+        if data is None:
+            raise ProtocolError(
+                "this debit stands, but its message was never stored and so never sent: take a new key, which pays anew"
+            )
+        message = Message.from_bytes(data)
+        if message.public_id != self._release.public_id:
+            raise ProtocolError("this debit is for a message on another map: take a new key, which pays anew")
+        return message
+
+    def _check_answer(self, answer: Answer, extras: Extras) -> None:
+        if answer.extras != extras:
+            raise AnswerError(f"answer must have {extras} as extras; it has {answer.extras}")
+        if len(answer.ids) != self.candidates:
+            raise AnswerError(f"answer must hold {self.candidates} candidates; it holds {len(answer.ids)}")
+        if answer.codes.shape[1] != self._public.table.width:
+            raise AnswerError(f"answer must have codes of {self._public.table.width} bytes, as the public table has")

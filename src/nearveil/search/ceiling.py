@@ -1,0 +1,259 @@
+"""How good a private answer can be at most, whatever the mechanism, and how good one is that tells nothing.
+
+Proofs: ``docs/theory/ceiling.md``. Attacks: ``tests/search/test_ceiling.py``.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
+
+from nearveil.mechanisms.base import candidate_count, checked_fraction
+
+Floats = NDArray[np.float64]
+
+_HUGE = 700.0  # e^epsilon is still a float; beyond it every ceiling is one to the last bit
+
+
+def class_ceiling(epsilon: float, n_classes: int, k: int, delta: float = 0.0) -> float:
+    """Return the most often that one of k answered classes can be the true one (Theorem C).
+
+    Holds for `n_classes` equally likely classes and every (epsilon, delta)-LDP message; subset
+    selection attains it at delta 0. Attacked by linear programmes in ``test_ceiling.py``.
+
+    Parameters
+    ----------
+    epsilon : float
+        At least 0; may be infinite.
+    n_classes : int
+    k : int
+        How many distinct classes an answer holds at most, 1 to `n_classes`.
+    delta : float, default=0.0
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> round(class_ceiling(0.01, 98, 8), 3)
+    0.082
+    """
+    _check_promise(epsilon, delta)
+    for name, value in (("n_classes", n_classes), ("k", k)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1")
+    if k > n_classes:
+        raise ValueError("k must be at most n_classes")
+    # An answer is worth one or nothing, so the pair x = x' needs no delta: C - 1 of C pairs remain.
+    return utility_ceiling(epsilon, delta * (n_classes - 1) / n_classes, k / n_classes)
+
+
+def utility_ceiling(epsilon: float, delta: float, floor: float) -> float:
+    """Return the most expected utility of a private answer, for any prior and any utility in [0, 1] (Theorem C').
+
+    Attacked by linear programmes in ``test_ceiling.py``.
+
+    Parameters
+    ----------
+    epsilon : float
+    delta : float
+    floor : float
+        The expected utility of the best answer that is the same for everybody.
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> round(utility_ceiling(2.0, 0.0, 0.2), 3)
+    0.649
+    """
+    _check_promise(epsilon, delta)
+    if not 0 <= floor <= 1:
+        raise ValueError("floor must be a utility from 0 to 1")
+    # Numerator and denominator divided by e^epsilon, which may be infinite.
+    shrink = math.exp(-epsilon)
+    denominator = floor + (1 - floor) * shrink
+    if denominator == 0:
+        return 0.0 if delta == 0 else 1.0
+    return min(1.0, (floor + delta * shrink) / denominator)
+
+
+def reference_line(epsilon: float, candidates: float) -> float:
+    """Return Theorem D's ceiling where all items are equally popular: ``f e^eps / (f e^eps + 1 - f)``.
+
+    No bound where some items are nearer to many queries than others.
+
+    Parameters
+    ----------
+    epsilon : float
+    candidates : float
+        The fraction f of the gallery that an answer holds.
+
+    Returns
+    -------
+    float
+    """
+    return utility_ceiling(epsilon, 0.0, checked_fraction(candidates))
+
+
+def popular_floor(candidates: float, popularity: ArrayLike) -> float:
+    """Return the share that the floor(f N) most popular items hold: an answer that needs no message.
+
+    Parameters
+    ----------
+    candidates : float
+        The fraction f of the gallery that an answer holds.
+    popularity : array-like of shape (N,)
+        How often each item is a true neighbour: counts or shares.
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> popular_floor(0.5, [5, 1, 3, 1])
+    0.8
+    """
+    shares = check_popularity(popularity)
+    return min(1.0, float(np.sort(shares)[::-1][: candidate_count(candidates, len(shares))].sum()))
+
+
+def neighbor_ceiling(epsilon: float, candidates: float, popularity: ArrayLike, delta: float = 0.0) -> float:
+    """Return the most NN-recall of a private message that is answered with floor(f N) candidates (Theorem D).
+
+    Exact for pure epsilon: D is a linear programme, whose dual has one variable. A delta above 0 adds
+    (N - 1) delta (Theorem D'), or Theorem C' about the popular floor is taken where that is lower. Linear
+    programmes over all channels attack both in ``test_ceiling.py``.
+
+    Parameters
+    ----------
+    epsilon : float
+    candidates : float
+        The largest fraction f of the gallery that any message returns.
+    popularity : array-like of shape (N,)
+        How often each item is a true neighbour: counts or shares.
+    delta : float, default=0.0
+
+    Returns
+    -------
+    float
+        Never below the true maximum but for the rounding of sums.
+
+    Examples
+    --------
+    >>> round(neighbor_ceiling(1.0, 0.2, np.ones(100)), 6) == round(reference_line(1.0, 0.2), 6)
+    True
+    >>> round(neighbor_ceiling(1.0, 0.2, np.arange(100)), 4)
+    0.4867
+    """
+    _check_promise(epsilon, delta)
+    pure = best_channel(epsilon, candidates, popularity).ceiling
+    raised = pure + (np.size(popularity) - 1) * delta
+    return min(raised, utility_ceiling(epsilon, delta, popular_floor(candidates, popularity))) if delta else pure
+
+
+@dataclass(frozen=True)
+class Channel:
+    """The optimum of Theorem D.
+
+    Attributes
+    ----------
+    ceiling : float
+        The value of the dual programme: no message does better.
+    chances : ndarray of shape (N,)
+        The chance with which each item reaches a query that it is a neighbour of, at the optimum. Their
+        mean, weighted by popularity, is the ceiling.
+    """
+
+    ceiling: float
+    chances: Floats
+
+
+def best_channel(epsilon: float, candidates: float, popularity: ArrayLike) -> Channel:
+    """Solve Theorem D's linear programme and its dual.
+
+    Parameters
+    ----------
+    epsilon : float
+    candidates : float
+    popularity : array-like of shape (N,)
+
+    Returns
+    -------
+    Channel
+    """
+    _check_promise(epsilon, 0.0)
+    shares = check_popularity(popularity)
+    count = candidate_count(candidates, len(shares))
+    if epsilon > _HUGE or count == len(shares):
+        return Channel(1.0, np.ones(len(shares)))
+    falling = np.sort(shares)[::-1]
+    sums = np.concatenate([[0.0], np.cumsum(falling)])
+
+    def bound(price: float) -> float:
+        above = int(np.searchsorted(-falling, -price))
+        return float(sums[above] + (count - above) * price)
+
+    ratio = math.exp(epsilon)
+    last = float(falling[count - 1])
+    # At `last` the left end of the bracket is the higher of the two, at `ratio * last` the right one.
+    price = last if last == 0 or ratio == 1 else _balance(bound, last, ratio)
+    ceiling = max(bound(price), bound(price / ratio))  # weak duality: valid at whatever price the search ended
+    return Channel(min(1.0, ceiling), _chances(shares, count, price, ratio))
+
+
+def _balance(bound: Callable[[float], float], last: float, ratio: float) -> float:
+    """Return the price at which both ends of the dual are equal."""
+
+    def difference(price: float) -> float:
+        return bound(price) - bound(price / ratio)
+
+    if difference(last) >= 0:
+        return last
+    if difference(ratio * last) <= 0:
+        return ratio * last
+    return float(brentq(difference, last, ratio * last, xtol=last * 1e-15, rtol=1e-15))
+
+
+def _chances(shares: Floats, count: int, price: float, ratio: float) -> Floats:
+    """Return a primal optimum: sure for popular items, one chance for the middle, none for the rest."""
+    sure = shares > price
+    middle = (shares > price / ratio) & ~sure
+    room = count - int(sure.sum())
+    if ratio == 1 or not room < middle.sum():
+        # No message, or no ties to break by one: the most popular, by position where equal.
+        first: Floats = np.zeros(len(shares))
+        first[np.argsort(-shares, kind="stable")[:count]] = 1.0
+        return first
+    size = float(middle.sum())
+    kept = size / (size + (ratio - 1) * room)  # Theorem D's m, from the budget that it must use up
+    chances: Floats = np.where(sure, 1.0, np.where(middle, (1 - kept) * ratio / (ratio - 1), 0.0))
+    return chances
+
+
+def check_popularity(popularity: ArrayLike) -> Floats:
+    """Return shares that sum to one, or say what is wrong with them."""
+    values = np.asarray(popularity, dtype=np.float64)
+    if values.ndim != 1 or len(values) == 0:
+        raise ValueError("popularity must hold one number for each item of the gallery")
+    if not np.isfinite(values).all() or (values < 0).any():
+        raise ValueError("popularity must be finite and not negative")
+    total = values.sum()
+    if not (0 < total < math.inf):
+        raise ValueError("popularity must have a positive, finite sum")
+    shares: Floats = values / total
+    return shares
+
+
+def _check_promise(epsilon: float, delta: float) -> None:
+    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float, np.number)) or not epsilon >= 0:
+        raise ValueError("epsilon must be a number from 0 upwards, or infinity")
+    if isinstance(delta, bool) or not isinstance(delta, (int, float, np.number)) or not 0 <= delta <= 1:
+        raise ValueError("delta must be a probability from 0 to 1")

@@ -1,0 +1,347 @@
+"""How good answers are: true neighbours, recall, and the share of the best possible."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import norm
+
+from nearveil.gallery.answers import Answer
+from nearveil.gallery.codes import Singles
+from nearveil.mechanisms.base import candidate_count, checked_labels
+from nearveil.privacy.noise import Source
+from nearveil.search.ceiling import best_channel, neighbor_ceiling
+from nearveil.search.retriever import Retriever
+
+Items = NDArray[np.intp]
+_CELLS = 1 << 24  # of a matrix that is held at a time
+
+
+class Copies:
+    """Which items of a gallery are equal: their points, in the order in which the gallery shows them first.
+
+    `point`: The point of each item.
+    `first`: The first item of each point.
+    `sizes`: How many items each point has.
+
+    Examples
+    --------
+    >>> copies = Copies(np.array([[1, 0], [0, 1], [1, 0], [1, 0]], dtype=np.float32))
+    >>> copies.point.tolist(), copies.sizes.tolist()
+    ([0, 1, 0, 0], [3, 1])
+    >>> copies.canonical(np.array([3, 2, 1])).tolist()  # two of the first point, one of the second
+    [0, 2, 1]
+    """
+
+    def __init__(self, gallery: Singles) -> None:
+        rows = np.ascontiguousarray(gallery) + gallery.dtype.type(0)  # minus zero is zero
+        whole = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
+        _, first, place = np.unique(whole, return_index=True, return_inverse=True)
+        self.first: Items = np.sort(first)
+        self.point: Items = np.argsort(np.argsort(first))[place]
+        self.sizes: Items = np.bincount(self.point)
+        self._order: Items = np.argsort(self.point, kind="stable")
+        self._start: Items = np.cumsum(self.sizes) - self.sizes
+
+    def canonical(self, items: NDArray[np.integer]) -> Items:
+        """Return as many copies of each point as there are among some items, and always the first ones.
+
+        `items`: Each at most once in a row.
+        Returns: By point.
+        """
+        points, places = np.sort(self.point[items], axis=-1), np.arange(items.shape[-1])
+        starts = np.ones(points.shape, dtype=bool)
+        starts[..., 1:] = points[..., 1:] != points[..., :-1]
+        turn = places - np.maximum.accumulate(np.where(starts, places, 0), axis=-1)
+        return np.asarray(self._order[self._start[points] + turn])
+
+    def recall(self, truth: Items, items: NDArray[np.integer]) -> NDArray[np.float64]:
+        """Return the part of each query's true neighbours that an answer holds.
+
+        `truth`: Of :func:`true_neighbors`.
+        `items`: The answer to all queries, or to each.
+        """
+        held, found = self.canonical(items), np.empty(len(truth))
+        if held.ndim == 1:
+            return np.asarray(np.isin(np.arange(len(self.point)), held)[truth].mean(axis=1))
+        for some in _blocks(len(truth), len(self.point)):
+            inside = np.zeros((len(truth[some]), len(self.point)), dtype=bool)
+            np.put_along_axis(inside, held[some], values=True, axis=1)
+            found[some] = np.take_along_axis(inside, truth[some], axis=1).mean(axis=1)
+        return found
+
+    def _filled(self, near: Items, sizes: Items, k: int) -> Items:
+        """Return the first k items of points that are given in an order, so many of each."""
+        ends, places = np.cumsum(sizes, axis=1), np.arange(k)
+        which = (ends[:, :, None] <= places).sum(axis=1)
+        points, before = (np.take_along_axis(one, which, axis=1) for one in (near, ends - sizes))
+        return np.asarray(self._order[self._start[points] + places - before])
+
+
+def true_neighbors(queries: Singles, gallery: Singles, k: int, *, leave_out: bool = False) -> Items:
+    """Return the k items of highest inner product with each query.
+
+    Of copies the first ones are named. Between points that are equally near, the first in the gallery is taken; so
+    every query has k true neighbours, no more and no fewer.
+
+    `leave_out`: Whether query i is item i, which is then no neighbour of itself. Its copies are.
+    Returns: Nearest first.
+    """
+    copies, found = Copies(gallery), np.empty((len(queries), k), np.intp)
+    points = gallery[copies.first]
+    for some in _blocks(len(queries), len(points)):
+        scores = queries[some] @ points.T
+        own = copies.point[some] if leave_out else np.full(len(scores), -1)
+        alone = np.flatnonzero(leave_out & (copies.sizes[own] == 1))
+        scores[alone, own[alone]] = -np.inf
+        near = _highest(scores, min(k, len(points)))
+        found[some] = copies._filled(near, copies.sizes[near] - (near == own[:, None]), k)
+    return found
+
+
+def popularity(gallery: Singles, k: int) -> NDArray[np.int64]:
+    """Return how often each item is among the k nearest of another item of the gallery.
+
+    `gallery`: Features of norm one.
+    """
+    return np.bincount(true_neighbors(gallery, gallery, k, leave_out=True).ravel(), minlength=len(gallery))
+
+
+def _highest(scores: Singles, count: int) -> Items:
+    """Return the places of the highest scores of each row, highest first, and of equal ones the first."""
+    least = np.partition(scores, -count, axis=1)[:, -count, None]
+    above, level = scores > least, scores == least
+    room = count - above.sum(axis=1, keepdims=True)
+    kept = above | (level & (np.cumsum(level, axis=1, dtype=np.int32) <= room))
+    near = np.nonzero(kept)[1].reshape(len(scores), count)
+    order = np.argsort(-np.take_along_axis(scores, near, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(near, order, axis=1)
+
+
+def _blocks(rows: int, width: int) -> list[slice]:
+    step = max(1, _CELLS // width)
+    return [slice(start, start + step) for start in range(0, rows, step)]
+
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with its confidence interval.
+
+    Attributes
+    ----------
+    value, low, high : float
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What :func:`evaluate` found.
+
+    Attributes
+    ----------
+    nn_recall : Estimate
+        The part of the true k nearest items, by cosine of centred features, among the k that were chosen. Items
+        with equal features are copies, and one is as good as another.
+    covered : Estimate
+        The part of them among the candidates: `nn_recall` without what the codes lose.
+    recall : Estimate or None
+        How often an item of the query's class is among the k chosen; None without labels.
+    candidates : float
+        The largest fraction of the gallery that an answer held.
+    message_bytes, answer_bytes : int
+        The largest of each.
+    ceiling : Estimate
+        Theorem D for the mechanism's promise and the popularity of items. The interval brackets that of
+        the population of queries (``docs/theory/ceiling.md``); on the queries that were asked no private mechanism
+        is expected above its high end, whatever they are.
+    floor : Estimate
+        What the most popular items would find, sent to everybody without asking.
+    share : Estimate
+        `nn_recall` over the ceiling's value.
+    k, queries, repeats : int
+    confidence : float
+    """
+
+    nn_recall: Estimate
+    covered: Estimate
+    recall: Estimate | None
+    candidates: float
+    message_bytes: int
+    answer_bytes: int
+    ceiling: Estimate
+    floor: Estimate
+    share: Estimate
+    k: int
+    queries: int
+    repeats: int
+    confidence: float
+
+    def __str__(self) -> str:
+        rows = [
+            (f"NN-recall@{self.k}", str(self.nn_recall)),
+            ("  among candidates", str(self.covered)),
+            ("  ceiling", str(self.ceiling)),
+            ("  floor", str(self.floor)),
+            ("  share of ceiling", str(self.share)),
+            (f"Recall@{self.k}", "no labels" if self.recall is None else str(self.recall)),
+            ("candidates", f"{self.candidates:.3f} of the gallery"),
+            ("bytes", f"{self.message_bytes:,} out, {self.answer_bytes:,} back"),
+            ("queries", f"{self.queries:,} x {self.repeats}, intervals of {self.confidence:.0%}"),
+        ]
+        return "\n".join(f"{name:<20}{text}" for name, text in rows)
+
+
+def evaluate(
+    retriever: Retriever,
+    queries: ArrayLike,
+    query_labels: ArrayLike | None = None,
+    *,
+    k: int = 8,
+    rng: Source | None = None,
+    confidence: float = 0.95,
+    repeats: int = 1,
+) -> Evaluation:
+    """Measure a retriever on queries that are not in its gallery.
+
+    The ceiling and the floor need to know how popular items are. Their popularity is that among the
+    gallery's own items, each asked for with itself left out: there are many, and the test's queries
+    have no part in it, unless they show by themselves that the ceiling must be higher. The floor is then measured on
+    the queries.
+
+    Parameters
+    ----------
+    retriever : Retriever
+        With its gallery.
+    queries : array-like of shape (n, d)
+        Each is asked `repeats` times; for studies, not for private rows.
+    query_labels : array-like of shape (n,), optional
+        For Recall@k, together with the gallery's labels.
+    k : int, default=8
+    rng : Source, optional
+    confidence : float, default=0.95
+        Of every interval.
+    repeats : int, default=1
+
+    Returns
+    -------
+    Evaluation
+    """
+    if not 0 < confidence < 1:
+        raise ValueError("confidence must be between 0 and 1")
+    if isinstance(repeats, bool) or not isinstance(repeats, (int, np.integer)) or repeats < 1:
+        raise ValueError("repeats must be a whole number of at least 1")
+    gallery = retriever.features
+    wanted = retriever.mechanism.features(queries, "queries").astype(np.float32)
+    labels = _labels(retriever, query_labels, len(wanted))
+    if len(gallery) <= k:
+        raise ValueError("k must be below the number of items of the gallery")
+    copies, truth = Copies(gallery), true_neighbors(wanted, gallery, k)
+    found, covered, hits = (np.zeros(len(wanted)) for _ in range(3))
+    message_bytes, answer_bytes, most = 0, 0, 0
+    for _ in range(repeats):
+        chosen, sent, answers = retriever.search(queries, k, rng=rng)
+        found += copies.recall(truth, chosen) / repeats
+        covered += _covered(copies, truth, answers) / repeats
+        if labels is not None:
+            hits += (labels[0][chosen] == labels[1][:, None]).any(axis=1) / repeats
+        message_bytes = max(message_bytes, *sent)
+        answer_bytes = max(answer_bytes, *(answer.nbytes for answer in answers))
+        most = max(most, *(len(answer.ids) for answer in answers))
+    fraction = most / len(gallery)
+    ceiling, floor = _limits(retriever, truth, fraction, confidence)
+    recall = _interval(found, confidence)
+    top = max(ceiling.value, 1e-300)
+    return Evaluation(
+        nn_recall=recall,
+        covered=_interval(covered, confidence),
+        recall=None if labels is None else _interval(hits, confidence),
+        candidates=fraction,
+        message_bytes=message_bytes,
+        answer_bytes=answer_bytes,
+        ceiling=ceiling,
+        floor=floor,
+        share=Estimate(recall.value / top, recall.low / top, recall.high / top),
+        k=k,
+        queries=len(wanted),
+        repeats=repeats,
+        confidence=confidence,
+    )
+
+
+def _limits(retriever: Retriever, truth: Items, fraction: float, confidence: float) -> tuple[Estimate, Estimate]:
+    """Return ceiling and floor."""
+    gallery, promise = retriever.features, retriever.guarantee
+    # A promise to somebody else says nothing about the query.
+    epsilon = promise.epsilon if promise.protects == "query" else np.inf
+    size = len(gallery)
+
+    def top(neighbors: Items) -> float:
+        return neighbor_ceiling(epsilon, fraction, _counts(neighbors, size), promise.delta)
+
+    def chances(neighbors: Items) -> Floats:
+        return best_channel(epsilon, fraction, _counts(neighbors, size)).chances
+
+    own = true_neighbors(gallery, gallery, truth.shape[1], leave_out=True)
+    # What is best for half of the queries is possible for the others: on them it is not too high, whatever they are.
+    halves = truth[::2], truth[1::2]
+    crossed = sum(chances(one)[other].sum() for one, other in (halves, halves[::-1]) if len(one)) / truth.size
+    value = max(top(own), crossed)
+    # So is what is best for the gallery. On itself, which it was fitted to, it is not too low; nor are the queries'.
+    best = chances(own)
+    low = _interval(best[truth].mean(axis=1), confidence).low
+    above = _interval(best[own].mean(axis=1), confidence)
+    high = min(1.0, max(value + above.high - above.value, top(truth)))
+    popular = np.argsort(-_counts(own, size), kind="stable")[: candidate_count(fraction, size)]
+    floor = _interval(np.isin(truth, popular).mean(axis=1), confidence)
+    return Estimate(value, min(low, value), high), floor
+
+
+def _counts(neighbors: Items, size: int) -> NDArray[np.int64]:
+    """Return how often each item is a neighbour."""
+    return np.bincount(neighbors.ravel(), minlength=size)
+
+
+def _labels(
+    retriever: Retriever, query_labels: ArrayLike | None, n: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    if query_labels is None:
+        return None
+    if retriever.labels is None:
+        raise ValueError("query_labels need the gallery's labels: call index(gallery, gallery_y)")
+    return retriever.labels, checked_labels(query_labels, n, "query_labels")
+
+
+def _covered(copies: Copies, truth: Items, answers: list[Answer]) -> Floats:
+    """Return the part of the true neighbours that each answer holds; equal answers are looked at together."""
+    groups: dict[int, list[int]] = {}
+    for row, answer in enumerate(answers):
+        groups.setdefault(id(answer), []).append(row)
+    found = np.empty(len(answers))
+    for rows in groups.values():
+        found[rows] = copies.recall(truth[rows], answers[rows[0]].ids)
+    return found
+
+
+def _interval(values: Floats, confidence: float) -> Estimate:
+    """Return the mean of one value in [0, 1] for each query, with an interval after Agresti and Coull.
+
+    z^2 / 2 imagined queries of value 0 and as many of value 1 join the sample, so that queries that all
+    agree do not make an interval of no width.
+    """
+    z = float(norm.ppf((1 + confidence) / 2))
+    total = len(values) + z * z
+    mean = (values.sum() + z * z / 2) / total
+    variance = ((values - mean) ** 2).sum() + z * z / 2 * (mean**2 + (1 - mean) ** 2)
+    half = z * np.sqrt(variance) / total
+    value = float(values.mean())
+    return Estimate(value, float(min(value, max(0.0, mean - half))), float(max(value, min(1.0, mean + half))))

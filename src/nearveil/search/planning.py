@@ -1,0 +1,196 @@
+"""What a gallery, an epsilon and an answer's size allow, before anything is built."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from nearveil.gallery.answers import Answer
+from nearveil.gallery.codes import CANDIDATE_BYTES
+from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line, utility_ceiling
+
+WHOLE, RELEASE, NONE = "whole gallery", "covers", "none"
+
+# Of the ceiling, by learned covers on CUB and Cars, f .1 and .2, epsilon 1 to 6: nearveil study covers
+SHARES = (0.85, 0.96)
+CODE_LOSS = 0.07  # of NN-recall by codes of 128 bytes: nearveil study codes
+_TOP = 8  # neighbours that NN-recall@8 counts
+_LARGEST_EPSILON = 40.0  # of covers; more protects nothing
+_WORTH = 0.5  # e^eps f below this: the message moves the odds by less than the answer's smallness costs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What :func:`plan` advises. ``str`` gives sentences.
+
+    Attributes
+    ----------
+    release : {"whole gallery", "covers", "none"}
+        Which release to use: none is needed where the whole gallery's codes fit, and none works where the
+        answer is too small for epsilon.
+    items : int
+    epsilon : float
+        What is spent: 0 where no message depends on the query.
+    delta : float
+    candidates : float
+        The fraction f that the answer affords.
+    expected : tuple of float
+        NN-recall from and to; between floor and ceiling.
+    floor, ceiling : float
+        What the same answer for everybody finds, and what no private release can pass.
+    epsilon_needed : float
+        At which such an answer begins to work: ln(1/f).
+    answer_needed : int
+        Bytes at which this epsilon begins to work: f = e^-epsilon.
+    answer_whole : int
+        Bytes of the whole gallery's codes.
+    popularity_known : bool
+        Whether the ceiling is one: for equally popular items it is a reference line, which hubs may pass.
+    """
+
+    release: str
+    items: int
+    epsilon: float
+    delta: float
+    candidates: float
+    expected: tuple[float, float]
+    floor: float
+    ceiling: float
+    epsilon_needed: float
+    answer_needed: int
+    answer_whole: int
+    popularity_known: bool
+
+    def __str__(self) -> str:
+        if self.release == WHOLE:
+            return (
+                f"Send the codes of all {self.items:,} items ({_size(self.answer_whole)}) to everybody. Nothing is "
+                "asked, so nothing is told: epsilon is 0, and every neighbour is among them. What codes of this size "
+                f"lose when the client ranks by them is up to {CODE_LOSS:.0%} on image features of 1280 dimensions."
+            )
+        if self.release == NONE:
+            return self._refusal()
+        return (
+            f"Use {self.release}: an answer of {self.candidates:.2%} of {self.items:,} items, in codes of "
+            f"{CANDIDATE_BYTES} bytes, at epsilon {self.epsilon:g}. Expect {self.expected[0]:.0%} to "
+            f"{self.expected[1]:.0%} of the true nearest neighbours, as on image features. "
+            f"{self._most(0).capitalize()}; the same answer for everybody finds {self.floor:.0%}. "
+            f"The whole gallery's codes would take {_size(self.answer_whole)}, at epsilon 0."
+        )
+
+    def _most(self, digits: int) -> str:
+        """Say what cannot be passed, and on what condition."""
+        bound = f"no private release finds more than {self.ceiling:.{digits}%}"
+        return bound if self.popularity_known else f"{bound} where all items are equally popular"
+
+    def _refusal(self) -> str:
+        ways = [f"an answer of {_size(self.answer_needed)} at this epsilon"]
+        if self.candidates:
+            ways.append(f"epsilon {self.epsilon_needed:.1f} with this answer")
+        ways.append(f"the whole gallery's codes, {_size(self.answer_whole)}, at epsilon 0")
+        hope = f"What would work: {'; '.join(ways)}."
+        if not self.candidates:
+            return f"No release can work here: the answer has no room for even one item. {hope}"
+        return (
+            f"No local release can work here: the answer holds {self.candidates:.2%} of the items, and epsilon "
+            f"{self.epsilon:g} raises the odds of the right ones by a factor of at most {math.exp(self.epsilon):.3g}. "
+            f"Whatever the mechanism, {self._most(2)}. {hope}"
+        )
+
+
+def plan(
+    items: int, epsilon: float, answer_bytes: int, *, delta: float = 0.0, popularity: ArrayLike | None = None
+) -> Plan:
+    """Say which release to use, and what to expect of it.
+
+    The ceiling is Theorem D's. Where popularity is not known all items count as equally popular, which makes
+    the ceiling a reference line and the floor f. What is expected is the share of the ceiling that
+    learned covers reached on two sets of images, `SHARES`, never below the floor; its lower end also counts
+    what compact codes lose, `CODE_LOSS`.
+
+    Parameters
+    ----------
+    items : int
+        The size of the gallery.
+    epsilon : float
+        For one query.
+    answer_bytes : int
+        What an answer may take; a candidate takes 128.
+    delta : float, default=0.0
+    popularity : array-like of shape (items,), optional
+        How often each item is a true neighbour.
+
+    Returns
+    -------
+    Plan
+
+    Examples
+    --------
+    >>> print(plan(1_000_000, 1.0, 100_000))
+    No local release can work here: the answer holds 0.08% of the items, and epsilon 1 raises the odds of the
+    right ones by a factor of at most 2.72. Whatever the mechanism, no private release finds more than 0.21% where
+    all items are equally popular. What would work: an answer of 47.1 MB at this epsilon; epsilon 7.2 with this
+    answer; the whole gallery's codes, 128.0 MB, at epsilon 0.
+    >>> plan(1_000, 1.0, 200_000).release
+    'whole gallery'
+    """
+    for name, value in (("items", items), ("answer_bytes", answer_bytes)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1")
+    utility_ceiling(epsilon, delta, 0.5)  # refuses an absurd epsilon or delta
+    if popularity is not None and np.shape(popularity) != (items,):
+        raise ValueError(f"popularity must hold one number for each of the {items} items")
+    whole = _answer(items)
+    count = min(items, max(0, answer_bytes - Answer.header_bytes) // CANDIDATE_BYTES)
+    count = items if answer_bytes >= CANDIDATE_BYTES * items else count  # nobody shall ask for want of a header
+    fraction = count / items
+    floor, ceiling = _limits(epsilon, delta, fraction, popularity)
+    works = math.log(fraction) + epsilon >= math.log(_WORTH) if count else False
+    release = WHOLE if count == items else RELEASE if works else NONE
+    # Covers are pure: no delta helps them. And an answer of fewer than eight items cannot hold eight.
+    reachable = _limits(min(epsilon, _LARGEST_EPSILON), 0.0, fraction, popularity)[1]
+    return Plan(
+        release=release,
+        items=int(items),
+        epsilon=0.0 if release == WHOLE else float(epsilon),
+        delta=0.0 if release == WHOLE else float(delta),
+        candidates=fraction,
+        expected=_expected(release, floor, reachable, count),
+        floor=floor,
+        ceiling=ceiling,
+        epsilon_needed=math.log(1 / fraction) if count else math.inf,
+        answer_needed=min(whole, _answer(max(1, math.ceil(items * math.exp(-epsilon))))),
+        answer_whole=whole,
+        popularity_known=popularity is not None,
+    )
+
+
+def _expected(release: str, floor: float, ceiling: float, count: int) -> tuple[float, float]:
+    """Return NN-recall@8 from (with what codes lose) and to (without)."""
+    low, high = (1.0, 1.0) if release == WHOLE else (max(floor, share * ceiling) for share in SHARES)
+    room = min(1.0, count / _TOP)
+    return min(room, (1 - CODE_LOSS) * low), min(room, high)
+
+
+def _limits(epsilon: float, delta: float, fraction: float, popularity: ArrayLike | None) -> tuple[float, float]:
+    """Return floor and ceiling of an answer that holds a fraction of the gallery."""
+    if fraction == 0:
+        return 0.0, 0.0
+    if popularity is not None:
+        return popular_floor(fraction, popularity), neighbor_ceiling(epsilon, fraction, popularity, delta)
+    line = utility_ceiling(epsilon, delta, fraction) if delta else reference_line(epsilon, fraction)
+    return fraction, line
+
+
+def _answer(count: int) -> int:
+    """Return the bytes of an answer of so many candidates."""
+    return Answer.header_bytes + CANDIDATE_BYTES * count
+
+
+def _size(size: int) -> str:
+    """Write bytes for people."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} bytes"

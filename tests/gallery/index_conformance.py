@@ -1,0 +1,485 @@
+"""What every index promises, whatever keeps it. ``test_index.py`` runs it on both stores."""
+
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from numpy.typing import NDArray
+
+from nearveil.features import HogColor
+from nearveil.gallery import _directory as _index_matrix
+from nearveil.gallery import index as _index
+from nearveil.gallery._tables import Head, bindings, crc
+from nearveil.gallery.errors import (
+    DamagedIndexError,
+    IndexExistsError,
+    InexactRowsError,
+    NewerIndexError,
+    NotAnIndexError,
+    PrivateIndexError,
+    UnknownItemError,
+)
+from nearveil.gallery.index import Index
+from nearveil.gallery.items import Item
+from nearveil.gallery.published import Published
+from nearveil.mechanisms import Covers
+from nearveil.protocol.server import served
+
+from .index_places import DIMENSION, WEBP, filled, names, plain_items, true_nearest, unit_rows
+
+ROW = unit_rows(1)[0]
+
+
+def replaced(at: int, value: float) -> NDArray[np.float32]:
+    row: NDArray[np.float32] = ROW.copy()
+    row[at] = value
+    return row
+
+
+WRONG_ITEMS: list[tuple[Any, str]] = [
+    (Item(ROW[:-1]), "has 11 dimensions; this index holds 12"),
+    (Item(np.append(ROW, np.float32(0))), "has 13 dimensions"),
+    (Item(replaced(2, np.nan)), "must be finite"),
+    (Item(replaced(2, np.inf)), "must be finite"),
+    (Item(np.zeros(DIMENSION, np.float32)), "must have norm one"),
+    (Item(2 * ROW), "must have norm one"),
+    (Item(ROW[None]), "one row of floats"),
+    (Item(np.ones(DIMENSION, int)), "one row of floats"),
+    (Item(list(ROW)), "one row of floats"),  # type: ignore[arg-type]
+    (ROW, "must be an Item"),
+    (Item(ROW, "a\0b"), "name of number 2"),
+    (Item(ROW, "\udcff"), "name of number 2"),
+    (Item(ROW, "x" * 4097), "name of number 2"),
+    (Item(ROW, thumbnail="text"), "thumbnail of number 2"),  # type: ignore[arg-type]
+    (Item(ROW, thumbnail=WEBP + bytes(1 << 20)), "thumbnail of number 2"),
+    (Item(ROW, thumbnail=b"\x89PNG"), "thumbnail of number 2 must be WebP"),
+    (Item(ROW, original="a/path"), "original of number 2"),  # type: ignore[arg-type]
+]
+
+
+def _message(published: Published) -> Any:
+    client = Covers(4.0, 0.25).fit_mean(published.mean, published.public_digest).use_map(published.map)
+    return client.release(ROW)
+
+
+def exact(index: Index) -> bool:
+    return index.row_exact
+
+
+def private(index: Index) -> bool:
+    return index.is_private
+
+
+class IndexConformance:
+    """Every store inherits this."""
+
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> str:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def index(self, place: str) -> Iterator[Index]:
+        with filled(place, unit_rows(40)) as index:
+            yield index
+
+    def damage(self, place: str, table: str) -> None:
+        """Change the first row of a table behind the index's back."""
+        raise NotImplementedError
+
+    def set_format(self, place: str, head: Head) -> None:
+        raise NotImplementedError
+
+    def test_rows_are_exact_only_where_that_was_said(self, place: str) -> None:
+        with Index.create(place, dimension=DIMENSION) as index:
+            assert exact(index)
+            for start in (0, 3, 6):
+                index.add(plain_items(unit_rows(3, seed=start)), row_exact=True)
+            assert exact(index)
+            others = index.add(plain_items(unit_rows(4, seed=9)))
+            assert not exact(index)
+        with Index.open(place) as index:
+            more = index.add(plain_items(unit_rows(2, seed=10)), row_exact=True)
+            assert not exact(index)
+            with pytest.raises(InexactRowsError, match="Index the images again: `nearveil index DIR --private`"):
+                index.assert_row_exact()
+            index.delete(others)
+            assert exact(index)
+            index.delete(more)
+            index.assert_row_exact()
+            index.verify()
+
+    def test_an_index_of_an_earlier_version_is_not_exact(self, index: Index, place: str) -> None:
+        """Neither table was there; both come with the first word that needs them."""
+        self.execute(index, "DROP TABLE nearveil_bound", "DROP TABLE nearveil_row_exact")
+        with Index.open(place) as old:
+            old.verify()
+            assert (exact(old), private(old)) == (False, False)
+            old.publish(4.0, 0.25, n_sets=4)
+            old.add(plain_items(unit_rows(3, seed=1)), row_exact=True)
+            assert not exact(old)
+            old.delete(np.arange(40))
+            assert exact(old)
+            assert old.bind("account") == "account"
+            assert private(old)
+
+    def test_hog_and_colour_are_exact_whoever_added_them(self, place: str) -> None:
+        with Index.create(place, dimension=DIMENSION, extractor=HogColor().fingerprint) as index:
+            index.add(plain_items(unit_rows(5)))
+            assert exact(index)
+            assert index.bind("account") == "account"
+            assert len(index.add(plain_items(unit_rows(1, seed=1)))) == 1
+
+    def test_private_rows_are_never_published(self, index: Index, place: str) -> None:
+        index.publish(4.0, 0.25, n_sets=4)
+        message = _message(index.current().published)
+        with Index.open(place) as other:
+            other.protect()
+            assert private(other)
+        assert private(index)
+        for shows in (
+            index.assert_open,
+            index.maps,
+            index.current,
+            index.stamp,
+            index.republish,
+            lambda: index.publish(4.0, 0.25, n_sets=4),
+            lambda: index.answer(message),
+            lambda: served(index, "birds"),
+        ):
+            with pytest.raises(PrivateIndexError, match="its rows are private"):
+                shows()
+        with index._database.begin_read() as connection:
+            for table in ("nearveil_published", "nearveil_published_part"):
+                assert connection.execute(sa.text(f"SELECT count(*) FROM {table}")).scalar_one() == 0  # noqa: S608
+        with Index.open(place) as again:
+            assert private(again)
+            assert len(again.snapshot()) == 40  # its owner still has them
+
+    def test_a_map_that_was_left_behind_is_not_shown_either(self, index: Index, place: str) -> None:
+        """An earlier version bound indexes and kept their maps."""
+        index.publish(4.0, 0.25, n_sets=4)
+        with index._database.begin_write() as connection:
+            connection.execute(sa.insert(bindings).values(name="account", crc=crc("account")))
+        with Index.open(place) as again, pytest.raises(PrivateIndexError):
+            again.maps()
+
+    def test_a_map_that_is_learned_while_rows_become_private_is_dropped(
+        self, index: Index, place: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        learn = Published.learn
+
+        def slow(*told: Any, **more: Any) -> Any:
+            with Index.open(place) as other:
+                other.protect()
+            return learn(*told, **more)
+
+        monkeypatch.setattr(Published, "learn", slow)
+        with pytest.raises(PrivateIndexError):
+            index.publish(4.0, 0.25, n_sets=4)
+        index.unprotect(rows_are_public=True)
+        assert index.maps() == []
+
+    def test_private_rows_must_be_exact(self, index: Index) -> None:
+        with pytest.raises(InexactRowsError):
+            index.bind("account")
+        assert not private(index)
+        index.delete(index.ids())
+        index.protect()
+        before = index.revision
+        with pytest.raises(InexactRowsError, match="private rows must be row-exact"):
+            index.add(plain_items(unit_rows(2)))
+        assert (index.revision, len(index)) == (before, 0)
+        index.add(plain_items(unit_rows(2)), row_exact=True)
+        assert index.bind("account") == "account"
+        index.protect()
+        assert index.bind("another") == "account"
+
+    def test_rows_are_opened_by_an_explicit_word(self, index: Index) -> None:
+        index.protect()
+        for word in (False, None, 1, "yes"):
+            with pytest.raises(ValueError, match="rows_are_public must be True"):
+                index.unprotect(rows_are_public=word)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            index.unprotect()  # type: ignore[call-arg]
+        assert private(index)
+        index.unprotect(rows_are_public=True)
+        assert not private(index)
+        index.publish(4.0, 0.25, n_sets=4)
+
+    @pytest.mark.parametrize(
+        ("change", "what"),
+        [
+            ("UPDATE nearveil_bound SET name = 'x'", "what it is bound to"),
+            ("INSERT INTO nearveil_bound (name, crc) SELECT 'x', crc FROM nearveil_bound", "what it is bound to"),
+            ("UPDATE nearveil_row_exact SET last = 99", "row-exact"),
+        ],
+    )
+    def test_damage_of_what_protects_is_told(self, place: str, change: str, what: str) -> None:
+        with Index.create(place, dimension=DIMENSION) as index:
+            index.add(plain_items(unit_rows(2)), row_exact=True)
+            index.bind("account")
+            self.execute(index, change)
+            with pytest.raises(DamagedIndexError, match=what):
+                index.verify()
+
+    def execute(self, index: Index, *statements: str) -> None:
+        """Change the database behind the index's back."""
+        with index._database.begin_write() as connection:
+            for statement in statements:
+                connection.execute(sa.text(statement))
+
+    def test_it_is_bound_once(self, place: str) -> None:
+        with Index.create(place, dimension=DIMENSION) as index:
+            assert index.bind("first") == "first"
+        with Index.open(place) as index:
+            assert index.bind("second") == "first"
+            assert index.bind("first") == "first"
+            index.verify()
+
+    def test_an_empty_index(self, place: str) -> None:
+        with Index.create(place, dimension=3, extractor="some model") as index:
+            assert (len(index), index.revision, index.dimension, index.extractor) == (0, 0, 3, "some model")
+            assert index.ids().tolist() == []
+            assert index.snapshot().features.shape == (0, 3)
+            assert index.add([]).tolist() == []
+            assert index.items([]) == []
+            assert index.features([]).shape == (0, 3)
+            index.delete([])
+            assert index.revision == 0
+            with pytest.raises(ValueError, match="k must be at most 0"):
+                index.search([1.0, 0.0, 0.0], 1)
+            index.verify()
+
+    def test_what_was_added_is_there_again(self, place: str) -> None:
+        rows = unit_rows(6)
+        given = [
+            Item(rows[0]),
+            Item(rows[1], "Amsel, Männchen 🐦.jpg", WEBP + b"\0\xff", b"\x89PNG\0"),
+            Item(rows[2], "with a path", b"", Path("photos/ein Bild.jpg")),
+            Item(rows[3], "empty original", WEBP, b""),
+            Item(rows[4].astype(np.float64), "doubles"),
+            Item(rows[5].astype(np.float16), "halves"),
+        ]
+        with Index.create(place, dimension=DIMENSION, extractor="m") as index:
+            assert index.add(iter(given)).tolist() == [0, 1, 2, 3, 4, 5]
+        with Index.open(place) as index:
+            assert (index.dimension, index.extractor, len(index), index.revision) == (DIMENSION, "m", 6, 1)
+            for number, item in zip([5, 0, 2, 1, 3, 4, 2], index.items([5, 0, 2, 1, 3, 4, 2]), strict=True):
+                want = given[number]
+                assert (item.id, item.name, item.thumbnail) == (number, want.name, want.thumbnail)
+                original = want.original
+                assert item.original == (original.resolve() if isinstance(original, Path) else original)
+                assert type(item.original) is type(want.original) or isinstance(item.original, Path)
+            expected = np.stack([item.feature for item in given]).astype(np.float32)
+            assert index.features([3, 1, 4, 3, 5]).tobytes() == expected[[3, 1, 4, 3, 5]].tobytes()
+            assert index.snapshot().features.tobytes() == expected.tobytes()
+            index.verify()
+
+    def test_an_id_is_never_given_twice(self, index: Index, place: str) -> None:
+        index.delete([39, 3])
+        assert index.add(plain_items(unit_rows(1))).tolist() == [40]
+        index.delete([40])
+        with Index.open(place) as again:
+            assert again.add(plain_items(unit_rows(2))).tolist() == [41, 42]
+            again.delete(again.ids())
+            assert again.add(plain_items(unit_rows(1))).tolist() == [43]
+        assert index.ids().tolist() == [43]
+
+    def test_revisions_grow_by_one_and_everybody_sees_them(self, index: Index, place: str) -> None:
+        with Index.open(place) as other:
+            assert (index.revision, other.revision) == (1, 1)
+            added = other.add(plain_items(unit_rows(3, seed=5), "new"))
+            assert (index.revision, len(index)) == (2, 43)
+            assert names(index, added) == ["new 0", "new 1", "new 2"]
+            index.delete([0, 1, 0, 1])
+            assert (other.revision, len(other)) == (3, 41)
+            assert other.ids().tolist() == list(range(2, 43))
+            assert other.search(unit_rows(3, seed=5), 1)[0][:, 0].tolist() == added.tolist()
+
+    def test_search_is_exact(self, index: Index) -> None:
+        rows, queries = unit_rows(40), unit_rows(30, seed=1)
+        for some, k in ((queries, 40), (queries, 1), (queries[0], 7), (queries[:3].astype(np.float64), 8)):
+            ids, scores = index.search(some, k)
+            assert ids.dtype == np.uint32
+            assert scores.dtype == np.float32
+            want, true = true_nearest(np.arange(40, dtype=np.uint32), rows, np.atleast_2d(some).astype(np.float32), k)
+            assert ids.tolist() == want.tolist()
+            np.testing.assert_allclose(scores, true, atol=2e-7)
+
+    def test_search_after_changes(self, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(_index_matrix, "_MOST_DEAD", 3)  # so that rows are packed on the way
+        rows = dict(enumerate(unit_rows(40)))
+        generator, queries = np.random.default_rng(3), unit_rows(25, seed=2)
+        for turn in range(12):
+            if turn % 2:
+                gone = generator.choice(list(rows), 2, replace=False)
+                index.delete(gone)
+                for number in gone:
+                    del rows[number]
+            else:
+                more = unit_rows(5, seed=100 + turn)
+                rows.update(zip(index.add(plain_items(more)).tolist(), more, strict=True))
+            held = np.array(list(rows), np.uint32)
+            want, _ = true_nearest(held, np.stack(list(rows.values())), queries, 9)
+            for exact in (True, False):
+                assert index.search(queries, 9, exact=exact)[0].tolist() == want.tolist()
+            now = index.snapshot()
+            assert now.ids.tolist() == held.tolist()
+            assert now.features.tobytes() == np.stack(list(rows.values())).tobytes()
+            assert index.features(held[::-1]).tobytes() == now.features[::-1].tobytes()
+        index.verify()
+
+    def test_equal_scores_go_by_id(self, index: Index) -> None:
+        twin = unit_rows(1, seed=77)
+        ids = index.add(plain_items(np.repeat(twin, 5, axis=0)))
+        assert index.search(twin, 5)[0].tolist() == [ids.tolist()]
+
+    def test_approximate_search(self, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(_index, "SMALL", 100)
+        rows = np.concatenate([unit_rows(40), unit_rows(2500, seed=8)])
+        index.add(plain_items(rows[40:]))
+        queries, k = unit_rows(50, seed=9), 10
+        held = np.arange(len(rows), dtype=np.uint32)
+
+        def share(ids: NDArray[np.uint32]) -> float:
+            true = true_nearest(held, rows[held], queries, k)[0]
+            return float(np.mean([np.isin(one, other).mean() for one, other in zip(true, ids, strict=True)]))
+
+        ids, scores = index.search(queries, k, exact=False)
+        assert share(ids) >= 0.9
+        assert index.recall() >= 0.9
+        # Whatever was found has its true score, in order.
+        np.testing.assert_allclose(scores, np.einsum("qd,qkd->qk", queries, rows[ids]), atol=3e-7)
+        assert (np.diff(scores, axis=1) <= 0).all()
+        # What is deleted is not found, and what is new is: before anything is built anew.
+        index.delete(np.unique(ids[:, 0]))
+        new = index.add(plain_items(queries, "new"))
+        again, found = index.search(queries, k, exact=False)
+        assert not np.isin(again, ids[:, 0]).any()
+        assert again[:, 0].tolist() == new.tolist()
+        np.testing.assert_allclose(found[:, 0], 1, atol=1e-6)
+        rows = np.concatenate([rows, queries])
+        held = np.setdiff1d(np.arange(len(rows), dtype=np.uint32), ids[:, 0])
+        assert share(again) >= 0.9
+        # More than any list or graph gives at first: filled up, without repetition.
+        many = index.search(queries[:2], len(index), exact=False)[0]
+        assert [sorted(row) for row in many.tolist()] == [held.tolist()] * 2
+
+    def test_a_snapshot_stays_as_it_is(self, index: Index) -> None:
+        before = index.snapshot()
+        ids, features = before.ids.tolist(), before.features.tobytes()
+        index.add(plain_items(unit_rows(300, seed=4)))
+        index.delete([5, 6, 41])
+        assert (before.revision, before.ids.tolist(), before.features.tobytes()) == (1, ids, features)
+        after = index.snapshot()
+        assert (after.revision, len(after)) == (3, 337)
+        for array in (before.ids, before.features, after.ids, after.features):
+            with pytest.raises(ValueError, match="read-only"):
+                array[:1] = 0
+
+    @pytest.mark.parametrize(("wrong", "words"), WRONG_ITEMS)
+    def test_one_wrong_item_and_nothing_is_added(self, index: Index, wrong: Any, words: str) -> None:
+        with pytest.raises(ValueError, match=re.escape(words)):
+            index.add([*plain_items(unit_rows(2)), wrong])
+        assert (len(index), index.revision) == (40, 1)
+
+    def test_one_unknown_id_and_nothing_is_deleted(self, index: Index) -> None:
+        for unknown in ([3, 40], [3, -1], [3, 2**40], [99] * 9):
+            with pytest.raises(UnknownItemError, match="does not hold") as error:
+                index.delete(unknown)
+            assert set(error.value.ids) == set(unknown) - {3}
+            for ask in (index.items, index.features):
+                with pytest.raises(UnknownItemError):
+                    ask(unknown)
+        assert (len(index), index.revision) == (40, 1)
+        index.delete([3])
+        for again in (index.delete, index.items, index.features):
+            with pytest.raises(UnknownItemError):
+                again([2, 3])
+        assert [item.id for item in index.items([2, 3, 4, 77], lenient=True)] == [2, 4]
+        for wrong in ([0.5], [[1]], ["a"], 3):
+            with pytest.raises(ValueError, match="ids must be"):
+                index.delete(wrong)
+
+    def test_wrong_queries(self, index: Index) -> None:
+        for wrong in (np.full(DIMENSION, np.nan), np.full(DIMENSION, np.inf), ROW[:-1], np.zeros((0, DIMENSION)), "a"):
+            with pytest.raises(ValueError, match="queries must be"):
+                index.search(wrong, 1)
+        for k in (0, -1, 41, True, 1.5):
+            with pytest.raises(ValueError, match="k must be"):
+                index.search(ROW, k)  # type: ignore[arg-type]
+
+    def test_there_is_one_or_there_is_none(self, place: str) -> None:
+        with pytest.raises(NotAnIndexError, match=r"Index\.create"):
+            Index.open(place)
+        for dimension in (0, -1, 16_001, 2.0, True):
+            with pytest.raises(ValueError, match="dimension must be"):
+                Index.create(place, dimension=dimension)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="extractor must be"):
+            Index.create(place, dimension=3, extractor="\0")
+        Index.create(place, dimension=3).close()
+        with pytest.raises(IndexExistsError, match=r"Index\.open"):
+            Index.create(place, dimension=3)
+
+    def test_a_newer_format_is_left_alone(self, index: Index, place: str) -> None:
+        self.set_format(place, Head(2, DIMENSION, 1, 40, 40, "tests"))
+        with pytest.raises(NewerIndexError, match="install a newer nearveil"):
+            Index.open(place)
+        with pytest.raises(NewerIndexError):
+            index.add(plain_items(unit_rows(1)))
+
+    @pytest.mark.parametrize("table", ["nearveil_index", "nearveil_item", "nearveil_feature", "nearveil_deleted"])
+    def test_damage_is_told(self, index: Index, place: str, table: str) -> None:
+        index.delete([30])
+        index.verify()
+        self.damage(place, table)
+        with pytest.raises(DamagedIndexError, match="damaged"), Index.open(place) as again:
+            again.verify()
+
+    def test_many_write_and_read_at_once(self, place: str) -> None:
+        """Four threads with indexes of their own add and delete; two read. Every view is of one revision."""
+        Index.create(place, dimension=DIMENSION).close()
+        kept: list[int] = []
+        seen: dict[int, int] = {}
+        errors: list[BaseException] = []
+        busy = threading.Event()
+
+        def write(worker: int) -> None:
+            with Index.open(place) as index:
+                for turn in range(6):
+                    ids = index.add(plain_items(unit_rows(3, seed=10 * worker + turn), f"{worker}-{turn}"))
+                    index.delete(ids[:1])
+                    kept.extend(ids[1:].tolist())
+
+        def read() -> None:
+            with Index.open(place) as index:
+                while not busy.is_set():
+                    now = index.snapshot()
+                    assert seen.setdefault(now.revision, len(now)) == len(now)
+                    assert (np.diff(now.ids.astype(np.int64)) > 0).all()
+
+        def guarded(work: Any, *arguments: Any) -> None:
+            try:
+                work(*arguments)
+            except BaseException as error:
+                errors.append(error)
+
+        writers = [threading.Thread(target=guarded, args=(write, worker)) for worker in range(4)]
+        readers = [threading.Thread(target=guarded, args=(read,)) for _ in range(2)]
+        for thread in (*writers, *readers):
+            thread.start()
+        for thread in writers:
+            thread.join()
+        busy.set()
+        for thread in readers:
+            thread.join()
+        assert not errors
+        with Index.open(place) as index:
+            assert index.ids().tolist() == sorted(kept)
+            assert (len(kept), index.revision) == (48, 48)
+            index.verify()

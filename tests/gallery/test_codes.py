@@ -1,0 +1,274 @@
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from nearveil.frames import Kind, WireError, frame
+from nearveil.gallery.answers import Answer, AnswerError
+from nearveil.gallery.codes import (
+    CANDIDATE_BYTES,
+    ID_BYTES,
+    Codes,
+    ProductCodes,
+    ScalarCodes,
+    Singles,
+    WholeCodes,
+    codes_from_bytes,
+    codes_to_bytes,
+    make_codes,
+)
+from nearveil.mechanisms import Message
+from nearveil.mechanisms.base import fingerprint
+
+
+def rows(n: int, dimension: int, seed: int = 0) -> Singles:
+    """Return rows of norm one whose variances fall."""
+    found = np.random.default_rng(seed).standard_normal((n, dimension)) * np.arange(1, dimension + 1) ** -0.5
+    unit: Singles = (found / np.linalg.norm(found, axis=1, keepdims=True)).astype(np.float32)
+    return unit
+
+
+def missed(gallery: Singles, queries: Singles, scores: Singles, k: int = 8) -> float:
+    truth = np.argsort(-(queries @ gallery.T), axis=1)[:, :k]
+    chosen = np.argsort(-scores, axis=1)[:, :k]
+    return 1 - float((truth[:, :, None] == chosen[:, None]).any(axis=2).mean())
+
+
+@pytest.mark.parametrize(("dimension", "most"), [(3, 0.01), (40, 0.005), (64, 0.005), (90, 0.01), (124, 0.03)])
+def test_128_bytes_lose_next_to_nothing_in_few_dimensions(dimension: int, most: float) -> None:
+    gallery, queries = rows(1500, dimension), rows(200, dimension, 1)
+    codes = make_codes(gallery, CANDIDATE_BYTES)
+    written = codes.encode(gallery)
+    assert written.shape == (1500, codes.width)
+    assert codes.width == min(2 * dimension, CANDIDATE_BYTES - ID_BYTES)
+    assert missed(gallery, queries, codes.scores(queries, written)) <= most
+
+
+def test_more_bytes_lose_less_in_many_dimensions() -> None:
+    gallery, queries = rows(600, 160), rows(200, 160, 1)
+    losses = []
+    for size in (16, 48, 100):
+        codes = make_codes(gallery, size)
+        assert codes.width == size - ID_BYTES
+        losses.append(missed(gallery, queries, codes.scores(queries, codes.encode(gallery))))
+    assert losses[0] > 2 * losses[1] > 4 * losses[2]
+    assert losses[2] < 0.03
+
+
+def test_product_codes_beat_truncation_to_as_many_bytes() -> None:
+    gallery, queries = rows(600, 160), rows(300, 160, 1)
+    codes = make_codes(gallery, 46)
+    leading = np.linalg.svd(gallery - gallery.mean(axis=0), full_matrices=False)[2][:42].T
+    truncated = (queries @ leading) @ (gallery @ leading).T
+    ours = missed(gallery, queries, codes.scores(queries, codes.encode(gallery)))
+    assert ours < 0.8 * missed(gallery, queries, truncated)
+
+
+def test_factors_make_scores_of_near_items_right_on_average() -> None:
+    gallery = rows(600, 160)
+    codes = make_codes(gallery, 32)
+    written = codes.encode(gallery)
+    plain = written.copy()
+    plain[:, :2] = np.ones(1, "<f2").view(np.uint8)
+    true = gallery @ gallery.T
+    np.fill_diagonal(true, -1)
+    near = np.argsort(-true, axis=1)[:, :30]
+
+    def bias(some: NDArray[np.uint8]) -> float:
+        wrong = codes.scores(gallery, some).T - true
+        return float(np.abs(np.take_along_axis(wrong, near, axis=1).mean(axis=1)).mean())
+
+    assert bias(written) < 0.5 * bias(plain)
+
+
+def test_errors_are_smallest_where_queries_vary_most() -> None:
+    gallery = rows(1500, 80)
+    codes = ProductCodes.fit(gallery, 42)
+    turned = gallery @ codes.projection
+    errors = ((turned - codes._read(codes.encode(gallery)[:, 2:].copy())) ** 2).mean(axis=0)
+    slope = np.polyfit(np.log(turned.var(axis=0)), np.log(errors), 1)[0]
+    assert slope < -0.3  # without weights errors are spread evenly, or grow with the variance
+
+
+def test_whole_codes_lose_nothing() -> None:
+    gallery, queries = rows(500, 100), rows(100, 100, 1)
+    codes = make_codes(gallery, None)
+    assert isinstance(codes, WholeCodes)
+    assert codes.width == 200
+    assert np.abs(codes.scores(queries, codes.encode(gallery)) - queries @ gallery.T).max() < 1e-3
+
+
+@pytest.mark.parametrize("n", [1, 2, 9, 300])
+def test_small_galleries(n: int) -> None:
+    gallery = rows(n, 150)
+    codes = make_codes(gallery, CANDIDATE_BYTES)
+    scores = codes.scores(gallery, codes.encode(gallery))
+    assert scores.argmax(axis=1).tolist() == list(range(n))
+
+
+@pytest.mark.parametrize("size", [16, 60])
+def test_rows_of_zeros_and_equal_rows(size: int) -> None:
+    gallery = np.concatenate([np.zeros((3, 20), np.float32), np.tile(rows(1, 20), (300, 1))])
+    codes = make_codes(gallery, size)
+    scores = codes.scores(gallery, codes.encode(gallery))
+    assert np.isfinite(scores).all()
+    assert np.abs(scores[-1] - gallery[-1] @ gallery.T).max() < 0.05
+
+
+def test_codes_of_an_item_do_not_depend_on_the_others_in_the_call() -> None:
+    gallery = rows(500, 30)
+    for codes in (ProductCodes.fit(gallery, 20), ScalarCodes.fit(gallery, 40)):
+        assert np.array_equal(codes.encode(gallery)[7:9], codes.encode(gallery[7:9]))
+
+
+@pytest.mark.parametrize("size", [6, 0, -1, 1.5, True, "128"])
+def test_absurd_sizes(size: int) -> None:
+    with pytest.raises(ValueError, match="code_bytes must be"):
+        make_codes(rows(10, 4), size)
+
+
+def answer() -> Answer:
+    return Answer(np.array([1, 5, 9], np.uint32), np.arange(12, dtype=np.uint8).reshape(3, 4))
+
+
+def test_answers_survive_the_wire() -> None:
+    sent = answer()
+    data = sent.to_bytes()
+    assert len(data) == sent.nbytes == 22 + 3 * 8
+    read = Answer.from_bytes(data)
+    assert np.array_equal(read.ids, sent.ids)
+    assert np.array_equal(read.codes, sent.codes)
+
+
+def framed(count: int, width: int, rest: bytes, flags: int = 0) -> bytes:
+    return frame(Kind.ANSWER, struct.pack("<II", count, width) + rest, flags)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (frame(Kind.ANSWER, b"1234567"), "truncated"),
+        (frame(Kind.QUERY, answer().to_bytes()[14:]), "no answer but of kind QUERY"),
+        (framed(3, 4, bytes(23)), "truncated"),
+        (framed(3, 4, bytes(25)), "truncated"),
+        (framed(3, 4, b"\xff" * 24), "ids must rise"),
+        (framed(3, 4, bytes([2, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0]) + bytes(12)), "ids must rise"),
+        (framed(0, 4, b""), "ids must be"),
+        (framed(1, 0, bytes(4)), "at least one byte"),
+        (framed((1 << 32) - 1, (1 << 32) - 1, bytes(50)), "truncated"),
+        (framed(1, 1, bytes(5), flags=1), "truncated"),  # no length of an image
+        (framed(1, 1, bytes(5) + struct.pack("<I", 3) + b"ab", flags=2), "truncated"),
+        (framed(1, 1, bytes(5) + struct.pack("<I", 1) + b"ab", flags=2), "truncated"),
+        (framed(1, 1, bytes(5) + struct.pack("<I", 2) + b"ab", flags=1), "WebP"),
+        (framed(1, 1, bytes(5) + struct.pack("<I", 1) + b"\xff", flags=3), "UTF-8"),
+        (framed(1, 1, bytes(5) + struct.pack("<I", 2) + b"a\x1b", flags=3), "without control characters"),
+        (framed(1, 1, bytes(5) + struct.pack("<I", 3) + "\u2028".encode(), flags=3), "without control characters"),
+        (framed(1, 1, bytes(5) + struct.pack("<I", 4097) + bytes([97]) * 4097, flags=3), "at most 4096 characters"),
+        (framed(1, 1, bytes(5), flags=4), "flags 4"),
+    ],
+)
+def test_strange_answers_are_refused(data: bytes, words: str) -> None:
+    with pytest.raises(WireError, match=words):
+        Answer.from_bytes(data)
+
+
+def test_images_survive_the_wire_and_may_be_missing() -> None:
+    plain = answer()
+    for extras, images in (
+        ("thumbnails", (b"RIFF1234WEBPxyz", b"", b"")),
+        ("originals", (b"", b"any", b"thing")),
+        ("names", ("\u00e9t\u00e9 \U0001f426\u200d.png".encode(), b"", b"a" * 4096)),
+    ):
+        sent = Answer(plain.ids, plain.codes, extras, images)  # type: ignore[arg-type]
+        data = sent.to_bytes()
+        assert len(data) == sent.nbytes
+        read = Answer.from_bytes(data)
+        assert (read.extras, read.images) == (extras, images)
+        assert read.to_bytes() == data
+
+
+def test_answers_are_checked_when_made() -> None:
+    with pytest.raises(AnswerError, match="codes must hold"):
+        Answer(np.array([1, 2], np.uint32), np.zeros((3, 4), np.uint8))
+    with pytest.raises(AnswerError, match="ids must be"):
+        Answer(np.array([1, 2]), np.zeros((2, 4), np.uint8))
+    two = np.array([1, 2], np.uint32), np.zeros((2, 4), np.uint8)
+    with pytest.raises(AnswerError, match="one for each id"):
+        Answer(*two, "thumbnails", (b"",))
+    with pytest.raises(AnswerError, match="one for each id"):
+        Answer(*two, "none", (b"", b""))
+    with pytest.raises(AnswerError, match="extras must be"):
+        Answer(*two, "all", (b"", b""))  # type: ignore[arg-type]
+
+
+def exchanged(codes: Codes) -> Codes:
+    return codes_from_bytes(codes_to_bytes(codes))
+
+
+@pytest.mark.parametrize("code_bytes", [None, 16, 64, 90])
+def test_a_table_from_the_wire_scores_as_the_one_that_was_sent(code_bytes: int | None) -> None:
+    gallery, queries = rows(300, 60), rows(20, 60, 1)
+    codes = make_codes(gallery, code_bytes)
+    read = exchanged(codes)
+    assert type(read) is type(codes)
+    assert read.width == codes.width
+    assert read.nbytes == codes.nbytes
+    written = codes.encode(gallery)
+    assert np.abs(read.scores(queries, written) - codes.scores(queries, written)).max() < 1e-6  # sums in another order
+    assert codes_to_bytes(read) == codes_to_bytes(codes)
+    assert len(codes_to_bytes(codes)) < codes.nbytes + 500
+
+
+SCALARS: dict[str, Any] = {
+    "projection": np.eye(4, dtype=np.float32),
+    "lowest": np.zeros(4, np.float32),
+    "steps": np.ones(4, np.float32),
+    "double": np.array(2),
+}
+PRODUCTS: dict[str, Any] = {
+    "projection": np.ones((5, 6), np.float32),
+    "weights": np.ones(6, np.float32),
+    "mean": np.zeros(6, np.float32),
+    "centroids": np.zeros((3, 256, 2), np.float32),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "arrays", "words"),
+    [
+        ("codes-other", {"dimension": np.array(3)}, "kind that is not known"),
+        ("codes-whole", {"dimension": np.array(0)}, "1 to 16000 dimensions"),
+        ("codes-whole", {"dimension": np.zeros(2, np.int64)}, "dimension must be"),
+        ("codes-whole", {"double": np.array(3)}, "'dimension'"),
+        ("codes-whole", {"dimension": np.array(3), "more": np.array(3)}, "no place here"),
+        ("codes-whole", {"dimension": np.array(3), "double": np.array(3)}, "written as it must"),
+        ("codes-scalar", SCALARS | {"double": np.array(5)}, "fit each other"),
+        ("codes-scalar", SCALARS | {"double": np.array(-1)}, "fit each other"),
+        ("codes-scalar", SCALARS | {"steps": np.ones(3, np.float32)}, "fit each other"),
+        ("codes-scalar", SCALARS | {"steps": np.ones(4)}, "'steps'"),
+        ("codes-scalar", SCALARS | {"projection": np.zeros((0, 4), np.float32)}, "'projection'"),
+        ("codes-product", PRODUCTS | {"centroids": np.zeros((3, 255, 2), np.float32)}, "256 centroids"),
+        ("codes-product", PRODUCTS | {"centroids": np.zeros((1, 256, 6), np.float32)}, "16000 x 256 x 4"),
+        ("codes-product", PRODUCTS | {"centroids": np.zeros((2, 256, 2), np.float32)}, "fit each other"),
+        ("codes-product", PRODUCTS | {"weights": np.ones(5, np.float32)}, "fit each other"),
+    ],
+)
+def test_tables_that_are_none(name: str, arrays: dict[str, Any], words: str) -> None:
+    with pytest.raises(WireError, match=words):
+        codes_from_bytes(Message(name, fingerprint_of(arrays), arrays).to_bytes())
+
+
+def fingerprint_of(arrays: dict[str, Any]) -> str:
+    return fingerprint(*(part for name in sorted(arrays) for part in (name, arrays[name])))
+
+
+def test_tables_without_their_fingerprint_and_kinds_without_a_form() -> None:
+    assert codes_from_bytes(Message("codes-product", fingerprint_of(PRODUCTS), PRODUCTS).to_bytes()).width == 5
+    with pytest.raises(WireError, match="written as it must"):
+        codes_from_bytes(Message("codes-product", "0" * 32, PRODUCTS).to_bytes())
+    with pytest.raises(WireError, match="cannot be read"):
+        codes_from_bytes(b"nothing")
+    with pytest.raises(WireError, match="has a wire form"):
+        codes_to_bytes(object())  # type: ignore[arg-type]

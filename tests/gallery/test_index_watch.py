@@ -1,0 +1,153 @@
+"""What stands for the state of an index: it changes with every change, whoever makes it, and with nothing else."""
+
+import os
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nearveil.gallery import publishing as _index_publishing
+from nearveil.gallery.errors import IndexUnavailableError, StaleMapError
+from nearveil.gallery.index import Index
+from nearveil.gallery.published import Published, mapped_answer
+from nearveil.mechanisms import Message
+from nearveil.search.retriever import select_first
+from nearveil.storage import FileWatch
+
+from .index_places import filled, index_server, index_url, one_thread, plain_items, unit_rows, where
+
+__all__ = ["index_server", "index_url", "one_thread", "where"]  # fixtures
+
+
+def test_a_stamp_changes_with_every_change(where: str) -> None:
+    with filled(where, unit_rows(30)) as index, Index.open(where) as other:
+        stamps = [index.stamp()]
+
+        def changed() -> bool:
+            stamps.append(index.stamp())
+            assert index.stamp() == stamps[-1]
+            return stamps[-1] != stamps[-2]
+
+        assert not changed()
+        other.publish(4.0, 0.2, n_sets=2)
+        assert changed()
+        other.delete([3])
+        assert changed()
+        index.delete([4])  # by this one itself
+        assert changed()
+        other.add(plain_items(unit_rows(2, seed=4)))
+        assert changed()
+        other.publish(4.0, 0.2, n_sets=2, keep=1)
+        assert changed()
+        other.items([5])
+        other.snapshot()
+        other.verify()
+        assert not changed()
+        assert stamps[-1] == other.stamp()
+        assert [stamp.revision for stamp in stamps if stamp] == [1, 1, 1, 2, 3, 4, 4, 4]
+        assert [stamp.maps for stamp in stamps if stamp][-1] == (2,)
+
+
+def test_what_is_alive_is_read_once(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with filled(where, unit_rows(30)) as index, Index.open(where) as other:
+        published = index.publish(4.0, 0.2, n_sets=2)
+        alive = index.alive(published)
+        assert alive.all()
+        with monkeypatch.context() as patch:
+            patch.setattr(_index_publishing, "deleted_since", None)
+            assert index.alive(published) is alive
+        other.add(plain_items(unit_rows(2, seed=4)))
+        assert index.alive(published) is alive  # nothing of this map was deleted
+        other.delete([3, 7])
+        now = index.alive(published)
+        assert np.flatnonzero(~now).tolist() == [3, 7]
+        with pytest.raises(ValueError, match="read-only"):
+            now[0] = False
+
+
+def test_a_directory_that_is_moved_or_replaced(tmp_path: Path) -> None:
+    with filled(tmp_path / "one", unit_rows(30)) as index:
+        published = index.publish(4.0, 0.2, n_sets=2)
+        filled(tmp_path / "two", unit_rows(30)).close()
+        index.delete([1])
+        with Index.open(tmp_path / "two") as two:
+            two.publish(4.0, 0.2, n_sets=2)
+            two.delete([2])
+        assert np.flatnonzero(~index.alive(published)).tolist() == [1]
+        stamp = index.stamp()
+        (tmp_path / "one").rename(tmp_path / "away")
+        with pytest.raises(IndexUnavailableError, match="its file is gone"):
+            index.stamp()
+        (tmp_path / "away").rename(tmp_path / "one")
+        assert index.stamp() == stamp
+        (tmp_path / "one").rename(tmp_path / "away")
+        (tmp_path / "two").rename(tmp_path / "one")
+        assert index.stamp() == stamp  # of the same revision, and yet
+        assert np.flatnonzero(~index.alive(published)).tolist() == [2]
+        assert index.ids().tolist() == [number for number in range(30) if number != 2]
+
+
+def test_a_file_that_somebody_holds_for_itself(tmp_path: Path) -> None:
+    path = tmp_path / "file.db"
+    with sqlite3.connect(path, isolation_level=None) as writer:
+        writer.execute("CREATE TABLE t (x)")
+        watch = FileWatch(path)
+        first_mark = watch.mark()
+        assert first_mark == watch.mark() is not None
+        writer.execute("BEGIN EXCLUSIVE")
+        writer.execute("INSERT INTO t VALUES (1)")
+        assert watch.mark() is None  # at once: it waits for no writer
+        writer.execute("COMMIT")
+        assert watch.mark() not in (None, first_mark)
+    writer.close()
+    watch.close()
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        watch.mark()
+    watch.close()
+
+
+def test_a_child_looks_through_its_own_connection(tmp_path: Path) -> None:
+    path = tmp_path / "file.db"
+    with sqlite3.connect(path, isolation_level=None) as writer:
+        writer.execute("CREATE TABLE t (x)")
+    writer.close()
+    watch = FileWatch(path)
+    mark = watch.mark()
+    child = os.fork()
+    if not child:
+        now = watch.mark()
+        os._exit(0 if watch.mark() == now and now is not None and now.opening == 2 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert watch.mark() == mark
+    watch.close()
+
+
+def by_scores(published: Published, message: Message, alive: np.ndarray) -> list[int]:
+    """Answer by scoring the whole gallery, as `rank` does: the definition."""
+    scores = published.release._rank(message, np.empty((0, 0)))
+    scores[~alive] = -np.inf
+    return sorted(published.ids[select_first(scores, published.map.set_size)].tolist())
+
+
+@settings(max_examples=60, derandomize=True, deadline=None, database=None)
+@given(dead=st.sets(st.integers(0, 39), max_size=34), number=st.integers(0, 3))
+def test_an_answer_is_what_the_scores_say(gallery: Published, dead: set[int], number: int) -> None:
+    message = Message("covers", gallery.public_id, {"sets": np.array([number], np.int32)})
+    alive = ~np.isin(np.arange(40), list(dead))
+    if alive.sum() < gallery.map.set_size:
+        with pytest.raises(StaleMapError):
+            mapped_answer(gallery, message, alive)
+        return
+    answer = mapped_answer(gallery, message, alive)
+    assert answer.ids.tolist() == by_scores(gallery, message, alive)
+    assert (answer.codes == gallery.codes[np.searchsorted(gallery.ids, answer.ids)]).all()
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    with filled(tmp_path_factory.mktemp("i") / "i", unit_rows(40)) as index:
+        return index.publish(4.0, 0.25, n_sets=4)

@@ -1,0 +1,104 @@
+"""A small gallery, published, and a purse, to test the protocol with."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.gallery.answers import Extras
+from nearveil.gallery.codes import Bytes, Codes, make_codes
+from nearveil.mechanisms import Covers, PublicMap
+from nearveil.mechanisms.base import candidate_count
+from nearveil.mechanisms.covers.covers import MappedRelease
+from nearveil.privacy import Guarantee
+from nearveil.protocol.client import ClientProtocol
+from nearveil.protocol.server import public_part
+from nearveil.protocol.wire import PublicPart
+from tests.search.standins import clustered
+
+DIMENSION, EPSILON, FRACTION = 6, 2.0, 0.2
+PUBLIC, _ = clustered(1, 60, DIMENSION)
+GALLERY, _ = clustered(2, 200, DIMENSION)
+QUERIES, _ = clustered(3, 30, DIMENSION)
+THUMBNAIL = b"RIFF\x04\0\0\0WEBP"
+
+
+@dataclass(frozen=True)
+class Published:
+    """What an index publishes, without an index."""
+
+    release: MappedRelease
+    table: Codes
+    codes: Bytes
+    ids: NDArray[np.uint32]
+    name: str = "birds"
+    revision: int = 3
+    extractor: str = "a model"
+    fingerprint: str = "model-1"
+    offers: tuple[Extras, ...] = ("thumbnails", "originals", "names")
+    dead: tuple[int, ...] = ()
+
+    def alive(self) -> NDArray[np.bool_]:
+        return ~np.isin(self.ids, self.dead)
+
+    def extras(self, ids: NDArray[np.uint32], kind: Extras, most: int) -> Sequence[bytes]:  # noqa: ARG002
+        if kind == "thumbnails":
+            return [THUMBNAIL + int(one).to_bytes(4, "little") for one in ids]
+        if kind == "names":
+            return [b"bird %d.png" % one for one in ids]
+        return [b"original of %d" % one if one % 3 else b"" for one in ids]
+
+
+@lru_cache(maxsize=8)
+def published(code_bytes: int | None = None, n_sets: int = 6) -> Published:
+    """Return a gallery whose ids neither start at 0 nor stand in the order of its rows."""
+    release = Covers(EPSILON, FRACTION, n_sets=n_sets).fit(PUBLIC).index(GALLERY)
+    features = release.features(GALLERY).astype(np.float32)
+    table = make_codes(features, code_bytes)
+    ids = np.random.default_rng(4).permutation(1000)[: len(GALLERY)].astype(np.uint32) + np.uint32(50)
+    return Published(release, table, table.encode(features), ids)
+
+
+@lru_cache(maxsize=1)
+def part() -> PublicPart:
+    return public_part(published())
+
+
+def crafted(**changed: Any) -> PublicPart:
+    """Return a public part with some of its fields, or of its map's, replaced by a server of bad will."""
+    honest = part()
+    fields: dict[str, Any] = {
+        name: getattr(honest.map, name) for name in ("components", "prototypes", "coverage", "n_items")
+    }
+    fields |= {name: changed.pop(name) for name in [*fields, "set_size"] if name in changed}
+    fields.setdefault("set_size", candidate_count(changed.get("candidates", honest.candidates), fields["n_items"]))
+    return replace(honest, map=PublicMap(**fields), **changed)
+
+
+@dataclass
+class _Paid:
+    repeated: bool = False
+    message: bytes | None = None
+    stored: list[bytes] = field(default_factory=list)
+
+    def store(self, message: bytes, /) -> None:
+        self.stored.append(message)
+
+
+@dataclass
+class Purse:
+    """Counts what is paid."""
+
+    paid: list[Guarantee] = field(default_factory=list)
+
+    def __call__(self, promise: Guarantee) -> AbstractContextManager[_Paid]:
+        self.paid.append(promise)
+        return nullcontext(_Paid())
+
+
+def ready(epsilon: float = EPSILON, public: PublicPart | None = None) -> ClientProtocol:
+    return ClientProtocol(epsilon, public=part() if public is None else public)

@@ -1,0 +1,100 @@
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nearveil.search import plan
+from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line
+from nearveil.search.planning import CODE_LOSS, SHARES
+
+
+def test_a_release_where_the_answer_is_large_enough() -> None:
+    found = plan(100_000, 4.0, 2_000_000)
+    assert found.release == "covers"
+    assert found.candidates == (2_000_000 - 12) // 128 / 100_000
+    assert found.ceiling == pytest.approx(reference_line(4.0, found.candidates))
+    assert found.floor == found.candidates
+    assert found.expected[0] == pytest.approx((1 - CODE_LOSS) * SHARES[0] * found.ceiling)
+    assert found.expected[1] == pytest.approx(SHARES[1] * found.ceiling)
+    assert "where all items are equally popular" in str(found)
+    assert "12.8 MB" in str(found)
+
+
+def test_the_whole_gallery_where_it_fits() -> None:
+    found = plan(1000, 3.0, 1000 * 128 + 22)
+    assert found.release == "whole gallery"
+    assert found.epsilon == 0
+    assert found.expected == (1 - CODE_LOSS, 1.0)
+    assert "Nothing is asked" in str(found)
+    assert plan(1000, 3.0, 1000 * 128).release == "whole gallery"  # nobody asks for want of a header
+    assert plan(1000, 3.0, 1000 * 128 - 1).release == "covers"
+
+
+def test_nothing_where_nothing_can_work_and_what_would() -> None:
+    found = plan(1_000_000, 1.0, 100_000)
+    assert found.release == "none"
+    assert found.epsilon_needed == pytest.approx(math.log(1_000_000 / 781))
+    assert "No local release can work" in str(found)
+    assert plan(1_000_000, found.epsilon_needed, 100_000).release == "covers"
+    assert plan(1_000_000, 1.0, found.answer_needed).release == "covers"
+    assert plan(1_000_000, 1.0, found.answer_whole).release == "whole gallery"
+
+
+def test_no_room_for_one_item() -> None:
+    found = plan(1_000, 1.0, 50)
+    assert found.release == "none"
+    assert found.candidates == 0
+    assert "no room for even one item" in str(found)
+    assert "inf" not in str(found)
+
+
+def test_popularity_raises_floor_and_ceiling() -> None:
+    popularity = np.random.default_rng(0).pareto(1.2, 1000)
+    found = plan(1000, 2.0, 128 * 100 + 22, popularity=popularity)
+    assert found.floor == pytest.approx(popular_floor(0.1, popularity))
+    assert found.ceiling == pytest.approx(neighbor_ceiling(2.0, 0.1, popularity))
+    assert found.ceiling > plan(1000, 2.0, 128 * 100 + 22).ceiling
+    assert "equally popular" not in str(found)
+
+
+def test_delta_counts() -> None:
+    assert plan(1000, 1.0, 20_000, delta=0.1).ceiling > plan(1000, 1.0, 20_000).ceiling
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 10**7), st.floats(0, 900), st.integers(1, 10**9))
+def test_plans_are_consistent(items: int, epsilon: float, answer: int) -> None:
+    found = plan(items, epsilon, answer)
+    assert 0 <= found.floor <= found.ceiling <= 1
+    assert 0 <= found.expected[0] <= found.expected[1] <= 1
+    assert found.expected[1] <= found.ceiling + 1e-12 or found.release == "none"
+    assert found.answer_needed <= found.answer_whole
+    assert "nan" not in str(found)
+    more = plan(items, epsilon, 2 * answer)
+    assert more.ceiling >= found.ceiling
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        ((0, 1.0, 10), {}, "items must be"),
+        ((1.5, 1.0, 10), {}, "items must be"),
+        ((10, 1.0, 0), {}, "answer_bytes must be"),
+        ((10, -1.0, 10), {}, "epsilon must be"),
+        ((10, math.nan, 10), {}, "epsilon must be"),
+        ((10, 1.0, 10), {"delta": 2.0}, "delta must be"),
+        ((10, 1.0, 10), {"popularity": [1, 2]}, "popularity must hold one number for each of the 10 items"),
+        ((2, 1.0, 200), {"popularity": [1, -2]}, "popularity must be finite"),
+    ],
+)
+def test_absurd_input(arguments: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        plan(*arguments, **options)
+
+
+def test_what_is_expected_fits_into_the_answer_and_needs_no_delta() -> None:
+    assert plan(100_000, 20.0, 400).expected[1] <= 3 / 8  # three candidates
+    assert plan(100_000, 4.0, 2_000_000, delta=0.5).expected == plan(100_000, 4.0, 2_000_000).expected
