@@ -6,7 +6,8 @@ linear head trained by DP-SGD (Opacus), logistic regression with noise on its we
 of Private-kNN and of PATE. No privacy: the ten nearest records, and a discriminant with the records' own covariance.
 Floor: the best constant answer. The split for choosing parameters (--split development) shares no image with the one
 that is reported. A part of the table can be measured by itself (--data, --epsilon, --method): records of earlier parts
-in the same folder are kept.
+in the same folder are kept. With --forecast, forecasts and probabilities of the private discriminant are compared with
+what happens on queries, instead.
 """
 
 import argparse
@@ -46,6 +47,9 @@ OUTPUT_COMPONENTS = 32
 OUTPUT_PENALTIES = (1e-3, 1e-2, 1e-1)  # likewise
 ANSWERS = {"birds": 60, "cars": 60, "mnist": 500, "svhn": 500}
 TEACHERS = {"birds": 50, "cars": 50, "mnist": 250, "svhn": 50}
+RECORDS = (15, 40, 100)  # of each class, where forecasts are checked
+FORECAST_EPSILONS = (0.5, 2.0)
+BINS = 15  # of probabilities, where they are compared with how often they are right
 PATE_ANSWERS = {"birds": 30, "cars": 30, "mnist": 100, "svhn": 100}
 Rows = NDArray[np.float64]
 
@@ -311,6 +315,61 @@ def measure(trial: Trial, method: str, epsilon: float, repeats: int) -> dict[str
     }
 
 
+def check_forecasts(trial: Trial, records: int, epsilon: float, repeats: int) -> str:
+    """Return a line: forecasts for draws of the records, and how often models of them are right about queries."""
+    from nearveil.privacy.noise import unsafe_seeded
+    from nearveil.votes import PrivateDiscriminant
+
+    told, right_ones, inside = [], [], []
+    for seed in range(repeats):
+        rng = np.random.default_rng(seed)
+        drawn = [rng.permutation(np.flatnonzero(trial.private_y == one))[:records] for one in trial.classes]
+        rows, labels = trial.private[np.concatenate(drawn)], trial.private_y[np.concatenate(drawn)]
+        forecast = PrivateDiscriminant(epsilon, DELTA, classes=trial.classes).forecast(rows, labels, trial.public)
+        told.append(forecast)
+        for draw in range(4):
+            source = unsafe_seeded(4 * seed + draw)
+            model = PrivateDiscriminant(epsilon, DELTA, classes=trial.classes, source=source)
+            right_ones.append(right(trial, model.fit(rows, labels, public=trial.public).predict(trial.queries)))
+            low, high = forecast.accuracy_range
+            inside.append(low <= right_ones[-1] <= high)
+    means, seen = np.array([one.accuracy for one in told]), np.array(right_ones).reshape(repeats, 4).mean(axis=1)
+    low, high = np.mean([one.accuracy_range for one in told], axis=0)
+    error = np.std(means - seen, ddof=1) / math.sqrt(repeats)
+    return (
+        f"| {trial.data} | {records} | {epsilon:g} | {means.mean():.3f} ({low:.2f} to {high:.2f}) | "
+        f"{seen.mean():.3f} | {(means - seen).mean():+.3f} ± {error:.3f} | {np.mean(inside):.0%} | "
+        f"{np.mean([one.without_noise for one in told]):.3f} |"
+    )
+
+
+def check_probabilities(trial: Trial, epsilon: float, repeats: int) -> str:
+    """Return a line: accuracy, mean probability of the answer, and the expected calibration error."""
+    from nearveil.privacy.noise import unsafe_seeded
+    from nearveil.votes import PrivateDiscriminant
+
+    figures = []
+    for seed in range(repeats):
+        model = PrivateDiscriminant(epsilon, DELTA, classes=trial.classes, source=unsafe_seeded(seed))
+        chances = model.fit(trial.private, trial.private_y, public=trial.public).predict_proba(trial.queries)
+        sure, hit = chances.max(axis=1), model.classes_[chances.argmax(axis=1)] == trial.query_y
+        bins = np.minimum((sure * BINS).astype(int), BINS - 1)
+        gaps = [abs((sure - hit)[bins == one].sum()) for one in range(BINS)]
+        figures.append((hit.mean(), sure.mean(), sum(gaps) / len(hit)))
+    return f"| {trial.data} | {epsilon:g} | " + " | ".join(f"{one:.3f}" for one in np.mean(figures, axis=0)) + " |"
+
+
+def check(trial: Trial, repeats: int) -> None:
+    """Compare forecasts and probabilities with what happens on queries, and print two tables in Markdown."""
+    print("| data | records a class | epsilon | forecast (range) | seen | difference | in range | without noise |")
+    for records in RECORDS:
+        for epsilon in FORECAST_EPSILONS:
+            print(check_forecasts(trial, records, epsilon, repeats), flush=True)
+    print("| data | epsilon | accuracy | mean probability | calibration error |")
+    for epsilon in EPSILONS[:3]:
+        print(check_probabilities(trial, epsilon, repeats), flush=True)
+
+
 def kept(path: Path) -> dict[str, Any]:
     """Return what earlier parts have measured."""
     return json.loads(path.read_text()) if path.exists() else {"about": {}, "records": {}}
@@ -370,6 +429,7 @@ def main() -> None:
     parser.add_argument("--method", nargs="*", choices=tuple(METHODS), default=tuple(METHODS))
     parser.add_argument("--epsilon", nargs="*", type=float, default=EPSILONS)
     parser.add_argument("--repeats", type=int, default=8, help="draws of the noise")
+    parser.add_argument("--forecast", action="store_true", help="check forecasts and probabilities instead")
     options = parser.parse_args()
     from studies.data import DataMissingError
 
@@ -380,6 +440,9 @@ def main() -> None:
             trial = split(data, options.split)
         except DataMissingError as missing:
             print(f"no accuracy was measured: {missing}")
+            continue
+        if options.forecast:
+            check(trial, options.repeats)
             continue
         told = about(trial, options.split)
         print(told, flush=True)
@@ -395,7 +458,7 @@ def main() -> None:
                 found["about"][data] = told
                 found["records"][f"{data} {method} {epsilon:g}"] = record
                 path.write_text(json.dumps(found, indent=1) + "\n")
-    if path.exists():
+    if path.exists() and not options.forecast:
         print(table(kept(path)))
         picture(kept(path), options.out / "discriminant.png")
         print(f"kept in {path} and discriminant.png")

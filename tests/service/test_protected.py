@@ -24,7 +24,8 @@ from nearveil.service import Client, OpenGallery, PublicationError, Settings, op
 from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
 from nearveil.service._protected import ProtectedGallery
 from nearveil.votes import PrivateDiscriminant, PublicDiscriminant, _discriminant, _plan
-from nearveil.votes._discriminant import SENSITIVITY, class_sums
+from nearveil.votes._discriminant import class_sums
+from nearveil.votes._discriminant_model import SENSITIVITY
 from tests.service.protected import (
     CLASSES,
     DIMENSION,

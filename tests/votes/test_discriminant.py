@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.special import softmax
 from sklearn.datasets import load_digits
 from sklearn.utils import shuffle
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -25,8 +26,8 @@ from nearveil.privacy.noise import unsafe_seeded
 from nearveil.privacy.noise.calibration import gaussian_delta
 from nearveil.votes import ExhaustedError, PrivateDiscriminant, PublicDiscriminant, plan_publications
 from nearveil.votes._class_projection import Projection, Rows
-from nearveil.votes._discriminant import SENSITIVITY, class_sums
-from nearveil.votes._discriminant_model import COUNT_UNIT
+from nearveil.votes._discriminant import class_sums
+from nearveil.votes._discriminant_model import COUNT_UNIT, SENSITIVITY, SHRINKAGE, estimate_means, fit_discriminant
 from nearveil.votes._integers import LONGEST
 
 DIGITS, LABELS = shuffle(*load_digits(return_X_y=True), random_state=0)
@@ -74,8 +75,71 @@ def test_a_forecast_is_near_the_truth() -> None:
     forecast = PrivateDiscriminant(2.0, classes=range(10)).forecast(PRIVATE, PRIVATE_Y, PUBLIC)
     true = np.mean([fitted(source=unsafe_seeded(i)).score(DIGITS[1500:], LABELS[1500:]) for i in range(5)])
     assert abs(forecast.accuracy - true) < 0.05
+    low, high = forecast.accuracy_range
+    assert low < forecast.accuracy < high < low + 0.1
+    assert np.mean(list(forecast.class_accuracy.values())) == pytest.approx(forecast.accuracy)
     assert forecast.floor == 0.1
     assert sum(forecast.records_per_class.values()) == 1000
+
+
+def test_a_forecast_of_few_records_is_not_too_good() -> None:
+    """Fifteen records a class, drawn six times: what is forecast, and what fresh queries and fresh noise give."""
+    told, seen, inside = [], [], []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        own = np.concatenate([rng.permutation(np.flatnonzero(code == PRIVATE_Y))[:15] for code in range(10)])
+        rows, labels = PRIVATE[own], PRIVATE_Y[own]
+        forecast = PrivateDiscriminant(2.0, classes=range(10)).forecast(rows, labels, PUBLIC)
+        model = PrivateDiscriminant(2.0, classes=range(10), source=unsafe_seeded(seed)).fit(rows, labels, public=PUBLIC)
+        told.append(forecast.accuracy)
+        seen.append(model.score(DIGITS[1500:], LABELS[1500:]))
+        inside.append(forecast.accuracy_range[0] <= seen[-1] <= forecast.accuracy_range[1])
+    assert -0.08 < np.mean(told) - np.mean(seen) < 0.02
+    assert np.mean(inside) >= 0.5
+
+
+def test_what_is_forecast_without_noise_does_not_depend_on_epsilon() -> None:
+    found = [PrivateDiscriminant(e, classes=range(10)).forecast(PRIVATE, PRIVATE_Y, PUBLIC) for e in (0.01, 64.0)]
+    assert len({one.without_noise for one in found}) == 1
+    assert found[0].accuracy < found[1].accuracy
+
+
+def test_a_forecast_states_the_noise_and_names_the_classes_that_are_small() -> None:
+    few = np.flatnonzero((PRIVATE_Y != 3) | (np.cumsum(PRIVATE_Y == 3) <= 12))
+    model = PrivateDiscriminant(2.0, classes=range(11), source=unsafe_seeded(0))
+    forecast = model.forecast(PRIVATE[few], PRIVATE_Y[few], PUBLIC)
+    assert forecast.small_classes == (3, 10)
+    assert set(forecast.class_accuracy) == set(range(10))  # nobody knows about a class without records
+    released = model.fit(PRIVATE[few], PRIVATE_Y[few], public=PUBLIC).statistics_
+    assert forecast.noise_per_class == released.count_noise == pytest.approx(4 * released.noise)
+    assert model.export().noise_per_class == pytest.approx(released.count_noise, rel=1e-9)
+    assert set(model.export().noisy_classes) >= {3, 10}
+
+
+def test_a_forecast_of_one_record_a_class_is_the_floor() -> None:
+    forecast = PrivateDiscriminant(2.0, classes=range(3)).forecast(np.eye(3), range(3))
+    assert (forecast.accuracy, forecast.accuracy_range[1], forecast.without_noise) == pytest.approx(
+        (1 / 3, 1 / 3, 1 / 3)
+    )
+    assert forecast.is_noise
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 2.0])
+def test_probabilities_are_not_too_sure_and_their_order_stays(epsilon: float) -> None:
+    sure, hit, before = [], [], []
+    plain = PrivateDiscriminant(epsilon, classes=range(10))
+    for seed in range(4):
+        model = fitted(epsilon, source=unsafe_seeded(seed))
+        chances = model.predict_proba(DIGITS[1500:])
+        sure.append(chances.max(axis=1).mean())
+        hit.append(model.score(DIGITS[1500:], LABELS[1500:]))
+        problem = plain._project(plain._check(PRIVATE, PRIVATE_Y, PUBLIC), plan_publications(epsilon).vote_noise)
+        scores = fit_discriminant(estimate_means(model.statistics_, problem.moments), SHRINKAGE)
+        raw = scores.of(problem.projection.transform(DIGITS[1500:]))
+        before.append(softmax(raw, axis=1).max(axis=1).mean())
+        np.testing.assert_array_equal(raw.argmax(axis=1), chances.argmax(axis=1))
+    assert np.mean(sure) < np.mean(hit) + 0.05
+    assert np.mean(sure) < np.mean(before)
 
 
 def unit_rows(width: int = 6, count: int = 40) -> Rows:
@@ -279,9 +343,9 @@ def test_neither_export_nor_pickle_holds_a_record(tmp_path: Path) -> None:
 
 def test_it_is_small() -> None:
     rng = np.random.default_rng(0)
-    public, labels = rng.standard_normal((300, 1280)), np.arange(300) % 15
+    rows, public, labels = *rng.standard_normal((2, 300, 1280)), np.arange(300) % 15
     for directions, most in ((64, 180_000), (128, 345_000)):
-        model = PrivateDiscriminant(2.0, n_components=directions, classes=range(15)).fit(public, labels, public=public)
+        model = PrivateDiscriminant(2.0, n_components=directions, classes=range(15)).fit(rows, labels, public=public)
         assert len(model.export().to_bytes()) < most
 
 
@@ -312,7 +376,7 @@ def changed(model: PublicDiscriminant, **about: Any) -> bytes:
     guarantee = about.pop("guarantee", {})
     told = {**told, **about, "guarantee": {**told["guarantee"], **guarantee}}
     arrays = {**held.arrays, "about": np.frombuffer(json.dumps(told, sort_keys=True).encode(), dtype=np.uint8)}
-    order = ("about", "offset", "scale", "reach", "weights", "biases", "components")
+    order = ("about", "offset", "scale", "reach", "weights", "biases", "counts", "components")
     return Message("discriminant", fingerprint(*(arrays[name] for name in order)), arrays).to_bytes()
 
 

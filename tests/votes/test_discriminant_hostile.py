@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.exceptions import DataConversionWarning
 
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import MessageError
+from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import (
     PateClassifier,
     PrivateDiscriminant,
@@ -76,6 +78,77 @@ def test_a_record_cannot_pass_for_an_error_that_is_shown() -> None:
     assert "private word" not in str(caught.value)
 
 
+# Rows that are not public
+
+
+@pytest.mark.parametrize(
+    "public",
+    [
+        lambda rows: rows,
+        lambda rows: rows[::2],
+        lambda rows: rows[:1],
+        lambda rows: rows.T.T,
+        lambda rows: rows.reshape(-1, 6)[::-1],
+        memoryview,
+    ],
+    ids=["same", "half", "one", "turned", "reversed", "view"],
+)
+def test_private_rows_that_are_given_as_public_are_refused(public: Any, tmp_path: Path) -> None:
+    rows = ROWS.copy()
+    with Ledger(tmp_path / "ledger.db") as ledger:
+        model = PrivateDiscriminant(classes=[0, 1], ledger=ledger, account="model")
+        for ask in (model.fit, model.forecast):
+            with pytest.raises(ValueError, match="public must not be X"):
+                ask(rows, LABELS, public=public(rows))
+        assert ledger.accounts() == []
+
+
+def test_lists_and_frames_that_are_given_twice_are_refused() -> None:
+    pandas = pytest.importorskip("pandas")
+    for rows in (ROWS.tolist(), pandas.DataFrame(ROWS)):
+        with pytest.raises(ValueError, match="public must not be X"):
+            PrivateDiscriminant(classes=[0, 1]).fit(rows, LABELS, public=rows)
+
+
+def test_whether_public_rows_are_refused_does_not_depend_on_values() -> None:
+    """Copies and other rows of one array are taken: a refusal that compared values would tell of records."""
+    whole = np.vstack([ROWS, PUBLIC])
+    for rows, public in ((ROWS, ROWS.copy()), (whole[:40], whole[40:]), (whole[::2], whole[1::2])):
+        PrivateDiscriminant(classes=[0, 1]).fit(rows, np.arange(len(rows)) % 2, public=public)
+
+
+# Parameters that change while a fit runs
+
+
+def test_what_another_thread_sets_during_a_fit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guarantee was made for one source of noise, and the noise was drawn from another."""
+    pay, model = PrivateDiscriminant._pay, PrivateDiscriminant(classes=[0, 1])
+    released = []
+
+    def swapped(self: PrivateDiscriminant, *arguments: Any) -> None:
+        model.set_params(source=unsafe_seeded(0), classes=None, epsilon=50.0, shrinkage=3.0)
+        pay(self, *arguments)
+
+    monkeypatch.setattr(PrivateDiscriminant, "_pay", swapped)
+    for _ in range(2):
+        model.set_params(source=None, classes=[0, 1], epsilon=1.0, shrinkage="auto")
+        model.fit(ROWS, LABELS, public=PUBLIC)
+        assert model.guarantee.sound
+        assert "anyway" not in str(model.guarantee)
+        released.append(model.statistics_.sums)
+    assert not np.array_equal(*released)
+
+
+@pytest.mark.parametrize(
+    "model", [PrivateDiscriminant(classes=[0, 1]), PateClassifier(4, mechanism="gnmax", vote_noise=9.0, classes=[0, 1])]
+)
+def test_a_column_of_labels_warns_once(model: Any) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(ROWS, LABELS[:, None])
+    assert [one.category for one in caught] == [DataConversionWarning]
+
+
 # Who pays, and for what
 
 
@@ -135,7 +208,7 @@ def test_the_guarantee_is_that_of_the_fit_whatever_is_set_afterwards() -> None:
     model.classes_ = np.array(["x", "y"])
     assert model.guarantee is stated
     assert model.export().to_bytes() == published
-    for name in ("weights", "biases", "classes"):
+    for name in ("weights", "biases", "counts", "classes"):
         with pytest.raises(ValueError, match="read-only"):
             getattr(model.export(), name)[:] = 0
 
@@ -150,6 +223,14 @@ def test_text_that_does_not_print_is_refused(text: str) -> None:
     for about in ({"kind": "U", "classes": names}, {"guarantee": {"unit": text}}, {"guarantee": {"reason": text}}):
         with pytest.raises(MessageError, match="print"):
             PublicDiscriminant.from_bytes(changed(model, **about))
+
+
+@pytest.mark.parametrize("counts", [np.full(10, np.nan), np.zeros(9), np.full(10, -np.inf), np.zeros((10, 1))])
+def test_counts_that_are_none_are_refused(counts: Any) -> None:
+    model = fitted().export()
+    object.__setattr__(model, "counts", counts.astype(np.float32))
+    with pytest.raises(MessageError, match="counts"):
+        PublicDiscriminant.from_bytes(model.to_bytes())
 
 
 @pytest.mark.parametrize("multiplier", [1e-300, 1e-5, 0.3, 30.0, math.inf, 0.0, -1.0])

@@ -4,12 +4,13 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, _fit_context
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import StratifiedKFold
 from sklearn.utils import check_array
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
@@ -20,11 +21,21 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.votes._ballots import hard_votes
 from nearveil.votes._class_projection import MOST_COMPONENTS, Projection, Rows
-from nearveil.votes._discriminant_model import COUNT_UNIT, SHRINKAGE, NoisyStatistics, fit_discriminant
+from nearveil.votes._discriminant_model import (
+    COUNT_UNIT,
+    SENSITIVITY,
+    SHRINKAGE,
+    NoisyStatistics,
+    PublicMoments,
+    calibrate,
+    estimate_means,
+    fit_discriminant,
+)
 from nearveil.votes._integers import LONGEST
 from nearveil.votes._plan import Ballot, GaussianSums, VotePlan, Wish, make_plan
 from nearveil.votes._private import shielded
 from nearveil.votes._public_discriminant import (
+    CLEAR,
     MOST_CLASSES,
     MOST_PUBLICATIONS,
     PublicDiscriminant,
@@ -40,14 +51,12 @@ from nearveil.votes._spending import (
     inferred_unit,
 )
 
-SENSITIVITY = math.hypot(LONGEST, COUNT_UNIT) * (1 + 2.0**-50)
-"""How far one record more or less moves all sums and counts together, in the L2 norm."""
 _MOST_UNPROJECTED = 4096  # features of a row
 _MOST_VALUES = MOST_CLASSES * (_MOST_UNPROJECTED + 1)  # released at once: what finite tables cost is charged for these
 _LEAST_COMPONENTS = 8
 _COMPONENTS = 10  # directions for a class that has one public row for one unit of noise; they grow like the root
-_FOLDS = 5
-_TRIALS = 4  # draws of noise in each fold of a forecast
+_FOLDS = 10
+_DRAWS = 20  # of noise, in a forecast
 
 
 def plan_publications(epsilon: float, delta: float = 1e-5, publications: int = 1) -> VotePlan:
@@ -99,18 +108,26 @@ class Forecast:
     Attributes
     ----------
     accuracy : float
-        Expected share of right answers, each class counting the same: cross-validated, with simulated noise.
+        Expected share of right answers, each class counting the same: cross-validated, the mean over 20 draws of
+        simulated noise.
+    accuracy_range : tuple of float
+        What a tenth of the draws stays below, and what a tenth exceeds. You publish one draw.
+    class_accuracy : dict
+        Expected share of right answers of each class that has records.
     without_noise : float
-        The same without noise.
+        Accuracy without noise, and with as many directions as there would then be. It does not depend on epsilon.
     floor : float
-        The same of the best constant answer: one over the number of classes.
+        Accuracy of the best constant answer: one over the number of classes.
     records_per_class : dict
         How many records each class has.
     noise_per_class : float
-        Standard deviation of the noise on a class's count, in records; each number of its sum has a quarter of it.
+        Standard deviation of the noise on a class's count, in records. The noise on each number of its sum is a
+        quarter of that, in units of a record's length.
     """
 
     accuracy: float
+    accuracy_range: tuple[float, float]
+    class_accuracy: dict[Any, float]
     without_noise: float
     floor: float
     records_per_class: dict[Any, int]
@@ -123,7 +140,13 @@ class Forecast:
         It is a mean over some draws. A model of noise alone is right about a class always or never, so that its mean
         strays from the floor by a standard deviation that is known.
         """
-        return self.accuracy <= self.floor + math.sqrt(self.floor * (1 - self.floor) / (_FOLDS * _TRIALS))
+        return self.accuracy <= self.floor + math.sqrt(self.floor * (1 - self.floor) / _DRAWS)
+
+    @property
+    def small_classes(self) -> tuple[Any, ...]:
+        """Classes with fewer than five times as many records as there is noise on their count: too few to rely on."""
+        least = CLEAR * self.noise_per_class
+        return tuple(label for label, count in self.records_per_class.items() if count < least)
 
 
 class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type: ignore[misc]
@@ -220,7 +243,6 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
         self.account = account
         self.source = source
 
-    @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
         """Pay, sum the records with noise, and compute the model.
 
@@ -232,8 +254,8 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
         y : array-like of shape (n,)
             Private.
         public : array-like of shape (n_public, d), optional
-            Public rows without labels; the more like the private ones, the better. Without them, rows are scaled to
-            norm one as they are, and all directions count the same.
+            Public rows without labels; the more like the private ones, the better. None may be a private row. Without
+            them, rows are scaled to norm one as they are, and all directions count the same.
 
         Returns
         -------
@@ -244,14 +266,16 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
         ExhaustedError
             If the account has paid for all publications before.
         """
-        plan = plan_publications(self.epsilon, self.delta, self.publications)
-        problem = self._problem(X, y, public, plan)
-        guarantee = self._guarantee(plan)
-        self._pay(plan, guarantee)
-        statistics = _read_statistics(plan.votes.release(problem.sums(), self._source), plan.vote_noise)
+        given = self._snapshot()
+        plan = plan_publications(given.epsilon, given.delta, given.publications)
+        checked = given._check(X, y, public)
+        problem = given._project(checked, plan.vote_noise)
+        guarantee = given._guarantee(plan)
+        given._pay(plan, guarantee)
+        statistics = _read_statistics(plan.votes.release(problem.sums(), given._source), plan.vote_noise)
         model = problem.model(statistics, guarantee)
         self.__dict__.pop("feature_names_in_", None)
-        self.__dict__.update(vars(problem.columns), classes_=problem.classes, statistics_=statistics, _model=model)
+        self.__dict__.update(vars(checked.columns), classes_=checked.classes, statistics_=statistics, _model=model)
         return self
 
     def forecast(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Forecast:
@@ -271,16 +295,21 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
         -------
         Forecast
         """
-        self._validate_params()
-        plan = plan_publications(self.epsilon, self.delta, self.publications)
-        problem = self._problem(X, y, public, plan)
-        noisy, exact = problem.cross_validate(self._guarantee(plan), plan)
-        counts = np.bincount(problem.codes, minlength=len(problem.classes)).tolist()
+        given = self._snapshot()
+        plan = plan_publications(given.epsilon, given.delta, given.publications)
+        checked = given._check(X, y, public)
+        shares = given._project(checked, plan.vote_noise).cross_validate(plan.vote_noise, _DRAWS)
+        draws = shares.mean(axis=1)
+        low, high = np.quantile(draws, (0.1, 0.9)).tolist()
+        labels, counts = checked.classes.tolist(), checked.counts.tolist()
+        present = [label for label, count in zip(labels, counts, strict=True) if count]
         return Forecast(
-            accuracy=noisy,
-            without_noise=exact,
-            floor=1 / len(problem.classes),
-            records_per_class=dict(zip(problem.classes.tolist(), counts, strict=True)),
+            accuracy=float(draws.mean()),
+            accuracy_range=(low, high),
+            class_accuracy=dict(zip(present, shares.mean(axis=0).tolist(), strict=True)),
+            without_noise=float(given._project(checked, 0.0).cross_validate(0.0, 1).mean()),
+            floor=1 / len(labels),
+            records_per_class=dict(zip(labels, counts, strict=True)),
             noise_per_class=plan.vote_noise / COUNT_UNIT,
         )
 
@@ -343,32 +372,52 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
         queries: Rows = validate_data(self, X, dtype=np.float64, reset=False)
         return queries
 
-    def _problem(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None, plan: VotePlan) -> "_Problem":
-        """Check the input and learn the projection from public rows."""
+    def _snapshot(self) -> Self:
+        """Return a copy of the parameters, checked: what another thread sets meanwhile changes nothing in a fit."""
+        given = type(self)(**self.get_params(deep=False))
+        given._validate_params()
+        return given
+
+    def _check(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None) -> "_Checked":
+        """Check the input."""
         columns = type(self).__new__(type(self))
         rows: Rows
-        rows, _ = shielded(validate_data, columns, X, y, dtype=np.float64)
+        rows, _ = shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)
         classes, labels, _ = hard_votes(y, self.classes)
         check_publishable(classes, rows.shape[1])
-        codes = labels.codes[:-1]
         if public is None:
             if rows.shape[1] > _MOST_UNPROJECTED:
                 raise ValueError(f"public must be given for rows of more than {_MOST_UNPROJECTED:,} features")
+            return _Checked(columns, classes, labels.codes[:-1], rows, None)
+        known: Rows = check_array(public, dtype=np.float64, input_name="public")
+        if known.shape[1] != rows.shape[1]:
+            raise ValueError("public must have as many features as X")
+        # Where rows lie says nothing of their values. To compare values would: the answer depends on single records.
+        if public is X or np.shares_memory(np.asarray(public), np.asarray(X)):
+            raise ValueError(
+                "public must not be X, or a part of it: what is learned from public rows is published without noise. "
+                "Give rows that anybody may see, or none"
+            )
+        return _Checked(columns, classes, labels.codes[:-1], rows, known)
+
+    def _project(self, checked: "_Checked", noise: float) -> "_Problem":
+        """Learn the projection from public rows, and map the records."""
+        rows, public = checked.rows, checked.public
+        if public is None:
             projection, images = Projection.none(rows.shape[1]), np.zeros((0, rows.shape[1]))
         else:
-            known = check_array(public, dtype=np.float64, input_name="public")
-            if known.shape[1] != rows.shape[1]:
-                raise ValueError("public must have as many features as X")
-            projection = Projection.learn(known, self._components(len(known), len(classes), plan))
-            images = projection.transform(known)
+            projection = Projection.learn(public, self._components(len(public), len(checked.classes), noise))
+            images = projection.transform(public)
         shrinkage = SHRINKAGE if self.shrinkage == "auto" else float(self.shrinkage)
-        return _Problem(columns, classes, codes, projection, projection.round(rows), images, shrinkage)
+        return _Problem(checked.classes, checked.codes, projection, projection.round(rows), images, shrinkage)
 
-    def _components(self, n_public: int, n_classes: int, plan: VotePlan) -> int:
+    def _components(self, n_public: int, n_classes: int, noise: float) -> int:
         """Return how many directions are used: more where there are more rows of a class, and less noise."""
         if self.n_components != "auto":
             return self.n_components
-        rows_per_noise = n_public / n_classes * LONGEST / plan.vote_noise
+        if not noise:
+            return MOST_COMPONENTS
+        rows_per_noise = n_public / n_classes * LONGEST / noise
         return min(max(round(_COMPONENTS * math.sqrt(rows_per_noise)), _LEAST_COMPONENTS), MOST_COMPONENTS)
 
     def _guarantee(self, plan: VotePlan) -> Guarantee:
@@ -409,13 +458,34 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
 
 
 @dataclass(frozen=True, eq=False)
+class _Checked:
+    """Input that was checked. Never leaves the estimator: it holds the records.
+
+    `columns`: An estimator, empty but for the number, and perhaps the names, of the columns.
+    `codes`: The number of each record's class.
+    """
+
+    columns: PrivateDiscriminant
+    classes: NDArray[Any]
+    codes: NDArray[np.int64]
+    rows: Rows
+    public: Rows | None
+
+    def __repr__(self) -> str:
+        return "_Checked(private)"
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """How many records each class has."""
+        return np.bincount(self.codes, minlength=len(self.classes))
+
+
+@dataclass(frozen=True, eq=False)
 class _Problem:
     """What a fit works on. Never leaves the estimator: it holds the records.
 
     Attributes
     ----------
-    columns : PrivateDiscriminant
-        Empty but for the number, and perhaps the names, of the columns.
     classes : ndarray of shape (n_classes,)
     codes : ndarray of shape (n,)
         The number of each record's class.
@@ -427,7 +497,6 @@ class _Problem:
     shrinkage : float
     """
 
-    columns: PrivateDiscriminant
     classes: NDArray[Any]
     codes: NDArray[np.int64]
     projection: Projection
@@ -438,42 +507,43 @@ class _Problem:
     def __repr__(self) -> str:
         return "_Problem(private)"
 
+    @cached_property
+    def moments(self) -> PublicMoments:
+        """Of the public images."""
+        return PublicMoments.measure(self.images)
+
     def sums(self, chosen: slice | NDArray[np.int64] = slice(None)) -> NDArray[np.int64]:
         """Return whole-number sums and counts of each class, shape (n_classes, n_directions + 1)."""
         return class_sums(self.rows[chosen], self.codes[chosen], len(self.classes))
 
     def model(self, statistics: NoisyStatistics, guarantee: Guarantee) -> PublicDiscriminant:
         """Return the model of released numbers."""
-        scores = fit_discriminant(statistics, self.images, self.shrinkage)
+        means = estimate_means(statistics, self.moments)
+        scores = calibrate(fit_discriminant(means, self.shrinkage), means, self.images)
         return PublicDiscriminant(
-            self.classes,
-            guarantee,
-            self.projection,
-            scores.weights.astype(np.float32),
-            scores.biases.astype(np.float32),
+            self.classes, guarantee, self.projection, scores.weights, scores.biases, statistics.counts
         )
 
-    def cross_validate(self, guarantee: Guarantee, plan: VotePlan) -> tuple[float, float]:
-        """Return the mean share of each class that is right, with simulated noise and without."""
-        rng = np.random.default_rng(0)
-        n_folds = int(min(_FOLDS, np.bincount(self.codes)[np.unique(self.codes)].max()))
+    def cross_validate(self, noise: float, draws: int) -> Rows:
+        """Return the share of each class that is right, for each draw of simulated noise.
+
+        The result has shape (draws, number of classes with records). One draw is the same in all folds, as it would be
+        in a model that is published.
+        """
+        counts = np.bincount(self.codes)
+        n_folds = int(min(_FOLDS, counts.max()))
         if n_folds < 2:
-            return 1 / len(self.classes), 1 / len(self.classes)
-        folds = StratifiedKFold(n_folds, shuffle=True, random_state=0)
-        right = np.zeros((2, len(self.codes)))
-        for train, test in _quietly_split(folds, self.codes):
-            sums = self.sums(train).astype(np.float64)
-            share = len(train) / len(self.codes)  # noise is as large against these records as against all
-            scales = [share * plan.vote_noise] * _TRIALS + [0.0]
-            for scale in scales:
+            return np.full((draws, np.count_nonzero(counts)), 1 / len(self.classes))
+        right = np.zeros((draws, len(self.codes)))
+        for train, test in _quietly_split(StratifiedKFold(n_folds, shuffle=True, random_state=0), self.codes):
+            sums, images = self.sums(train).astype(np.float64), self.rows[test] / float(LONGEST)
+            scale = noise * len(train) / len(self.codes)  # as large against these records as against all
+            for draw in range(draws):
+                rng = np.random.default_rng(draw)
                 drawn = _read_statistics(sums + scale * rng.standard_normal(sums.shape), scale)
-                found = self.model(drawn, guarantee)
-                images = self.rows[test] / float(LONGEST)
-                guessed = np.argmax(images @ found.weights.T + found.biases, axis=1)
-                right[int(scale == 0), test] += (guessed == self.codes[test]) / (1 if scale == 0 else _TRIALS)
-        shares = [[row[self.codes == code].mean() for code in np.unique(self.codes)] for row in right]
-        noisy, exact = (float(np.mean(one)) for one in shares)
-        return noisy, exact
+                scores = fit_discriminant(estimate_means(drawn, self.moments), self.shrinkage).of(images)
+                right[draw, test] = scores.argmax(axis=1) == self.codes[test]
+        return np.stack([right[:, self.codes == code].mean(axis=1) for code in np.flatnonzero(counts)], axis=1)
 
 
 def class_sums(rows: NDArray[np.int16], codes: NDArray[np.int64], n_classes: int) -> NDArray[np.int64]:

@@ -175,7 +175,7 @@ class PateClassifier(VotingClassifier):
         PateClassifier
         """
         columns = self._columns()
-        rows, _ = shielded(validate_data, columns, X, y, dtype=np.float64)
+        rows, _ = shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)  # hard_votes checks y
         classes, labels, _ = hard_votes(y, self.classes)
         self._check_abstain_label(classes)
         event = LaplaceNoisyMax if self.mechanism == "lnmax" else GaussianNoisyMax

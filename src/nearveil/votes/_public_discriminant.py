@@ -17,6 +17,7 @@ from nearveil.mechanisms.covers.map import MOST_FEATURES
 from nearveil.mechanisms.message import Message, MessageError
 from nearveil.privacy import Basis, Guarantee
 from nearveil.votes._class_projection import Projection, Rows
+from nearveil.votes._discriminant_model import COUNT_UNIT, SENSITIVITY
 
 _NAME = "discriminant"
 MOST_CLASSES = 4096
@@ -31,7 +32,10 @@ _LARGEST = {
     "reach": (1,),
     "weights": (MOST_CLASSES, MOST_FEATURES),
     "biases": (MOST_CLASSES,),
+    "counts": (MOST_CLASSES,),
 }
+CLEAR = 5
+"""A class is learned well if it has this many times as many records as there is noise on their count."""
 _BASIS = Basis("Gaussian mechanism on whole-number sums, priced by PLD", "docs/theory/private-discriminant.md")
 _KINDS = {"U": str, "i": int, "f": float, "b": bool}
 
@@ -54,6 +58,8 @@ class PublicDiscriminant:
         Learned from public rows.
     weights : ndarray of shape (n_classes, n_directions), float32
     biases : ndarray of shape (n_classes,), float32
+    counts : ndarray of shape (n_classes,), float32
+        Noisy numbers of records, as they were released: negative where there is much noise.
 
     Examples
     --------
@@ -71,19 +77,21 @@ class PublicDiscriminant:
     projection: Projection = field(repr=False)
     weights: NDArray[np.float32] = field(repr=False)
     biases: NDArray[np.float32] = field(repr=False)
+    counts: NDArray[np.float32] = field(repr=False)
 
     def __post_init__(self) -> None:
-        for name, kind in (("classes", None), ("weights", np.float32), ("biases", np.float32)):
-            values = np.array(getattr(self, name), dtype=kind, order="C")
+        for name in ("classes", "weights", "biases", "counts"):
+            values = np.array(getattr(self, name), dtype=None if name == "classes" else np.float32, order="C")
             values.setflags(write=False)
             object.__setattr__(self, name, values)
         n_classes = len(self.classes)
         if not 1 <= n_classes <= MOST_CLASSES or self.classes.ndim != 1:
             raise ModelError(f"classes must be a list of 1 to {MOST_CLASSES} labels")
-        if self.weights.shape != (n_classes, self.projection.n_directions) or self.biases.shape != (n_classes,):
-            raise ModelError("weights and biases must fit the classes and the projection")
-        if not (np.isfinite(self.weights).all() and np.isfinite(self.biases).all()):
-            raise ModelError("weights and biases must be finite")
+        shapes = [self.weights.shape, self.biases.shape, self.counts.shape]
+        if shapes != [(n_classes, self.projection.n_directions), (n_classes,), (n_classes,)]:
+            raise ModelError("weights, biases and counts must fit the classes and the projection")
+        if not all(np.isfinite(values).all() for values in (self.weights, self.biases, self.counts)):
+            raise ModelError("weights, biases and counts must be finite")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).from_bytes, (self.to_bytes(),)
@@ -97,6 +105,18 @@ class PublicDiscriminant:
     def model_id(self) -> str:
         """A fingerprint of everything in the model, 32 hexadecimal digits."""
         return fingerprint(*self._arrays().values())
+
+    @property
+    def noise_per_class(self) -> float:
+        """Standard deviation of the noise on each of `counts`, in records: that of the noise in the guarantee."""
+        (event,) = self.guarantee.events
+        return float(event.event.noise_multiplier * SENSITIVITY / COUNT_UNIT)
+
+    @property
+    def noisy_classes(self) -> NDArray[Any]:
+        """Classes with fewer than five times as many records as there is noise on their count, as far as is known."""
+        noisy: NDArray[Any] = self.classes[self.counts < CLEAR * self.noise_per_class]
+        return noisy
 
     def decision_function(self, X: ArrayLike) -> Rows:
         """Score rows. Costs nothing.
@@ -186,6 +206,7 @@ class PublicDiscriminant:
                 projection=_read_projection(read, int(about["n_features"])),
                 weights=_typed(read["weights"], "<f4"),
                 biases=_typed(read["biases"], "<f4"),
+                counts=_typed(read["counts"], "<f4"),
             )
         except (KeyError, TypeError, OverflowError):
             raise ModelError("data is not a discriminant: a part is missing or of another kind") from None
@@ -235,6 +256,7 @@ class PublicDiscriminant:
             "reach": np.array([projection.reach], dtype="<f8"),
             "weights": self.weights,
             "biases": self.biases,
+            "counts": self.counts,
         }
         return arrays if projection.components is None else {**arrays, "components": projection.components}
 

@@ -12,8 +12,8 @@ from nearveil.audit._law import Law, gaussian_uniforms
 from nearveil.audit.ballots import LARGEST_VALUE, Database
 from nearveil.privacy.noise import Source
 from nearveil.votes import ExhaustedError, PrivateDiscriminant
-from nearveil.votes._discriminant import SENSITIVITY, class_sums
-from nearveil.votes._discriminant_model import COUNT_UNIT
+from nearveil.votes._discriminant import class_sums
+from nearveil.votes._discriminant_model import COUNT_UNIT, SENSITIVITY
 from nearveil.votes._integers import LONGEST
 
 _DIMENSION, _OTHERS = 3, 4  # features, and records of each class
