@@ -136,7 +136,7 @@ def test_what_another_thread_sets_during_a_fit_changes_nothing(monkeypatch: pyte
         assert model.guarantee.sound
         assert "anyway" not in str(model.guarantee)
         released.append(model.statistics_.sums)
-    assert not np.array_equal(*released)
+    assert not np.array_equal(released[0], released[1])
 
 
 @pytest.mark.parametrize(

@@ -520,8 +520,9 @@ class _Problem:
         """Return the model of released numbers."""
         means = estimate_means(statistics, self.moments)
         scores = calibrate(fit_discriminant(means, self.shrinkage), means, self.images)
+        numbers = (scores.weights, scores.biases, statistics.counts)
         return PublicDiscriminant(
-            self.classes, guarantee, self.projection, scores.weights, scores.biases, statistics.counts
+            self.classes, guarantee, self.projection, *(values.astype(np.float32) for values in numbers)
         )
 
     def cross_validate(self, noise: float, draws: int) -> Rows:
