@@ -11,10 +11,9 @@ help: ## Say what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
 
 demo: $(VENV)/.base ## Search images privately, from a budget; tables and pictures
-	$(BIN)/python -m studies.photos --out $(OUT)
 	$(BIN)/python -m studies.search --out $(OUT)
 	$(BIN)/python -m studies.demo --out $(OUT)
-	$(BIN)/python -m studies.page --out $(OUT)
+	$(BIN)/python -m studies.photos --out $(OUT)
 
 test: $(VENV)/.dev ## Run all tests and every example of the documentation
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile

@@ -103,9 +103,9 @@ def photographs(data: str, part: str) -> Trial:
 
 def digits(data: str, part: str) -> Trial:
     """Return digits as HOG features: half of the test images are public, the other half are queries."""
-    from studies.digits import load
+    from studies.data import load_digit_images
 
-    found = load(data)
+    found = load_digit_images(data)
     private, test = (found.features(images).astype(np.float64) for images in (found.private, found.test))
     half = len(test) // 2
     if part == "development":  # of the private images alone

@@ -9,6 +9,31 @@ if TYPE_CHECKING:
 
 __all__ = ["Case", "Mean", "Measured", "Row", "Study", "mean", "run", "summarise", "table", "write"]
 
+NAMES = (
+    "label-leak",
+    "privatemail-recall",
+    "privatemail-convergence",
+    "privatemail-parameters",
+    "privatemail-embeddings",
+    "label-weight",
+    "retrieval",
+    "covers",
+    "codes",
+    "sensitivity",
+    "latent-ome",
+    "screening",
+    "accounting",
+    "private-knn",
+    "bridge",
+    "cost",
+)
+"""All studies, in the order in which they are made: each is the ``STUDY`` of the module of its name."""
+
+
+def load_studies() -> "dict[str, Study]":
+    """Import all studies."""
+    return {name: importlib.import_module(f"studies.{name.replace('-', '_')}").STUDY for name in NAMES}
+
 
 def __getattr__(name: str) -> Any:
     """Import what makes a study when it is asked for: demonstrations run without pandas and Jinja."""

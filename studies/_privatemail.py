@@ -1,9 +1,10 @@
-"""What the studies of PrivateMail share: images, the query step by step, and Recall@8 straight from a ranking."""
+"""What the studies of PrivateMail share: images, the query step by step, and methods that answer with eight items."""
 
 import functools
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,8 +12,20 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from nearveil.mechanisms import RawFeatures
-from nearveil.mechanisms.privatemail.published import EXPERIMENTS, CentredDistances, Experiment
+from nearveil.mechanisms import (
+    Covers,
+    DPdSNE,
+    PlainManifold,
+    PlainTSNE,
+    PrivateMail,
+    PrivatePCA,
+    PrivatePCARelease,
+    RandomProjection,
+    RawFeatures,
+    Release,
+)
+from nearveil.mechanisms.privatemail.published import EXPERIMENTS, CentredDistances, Experiment, step_epsilon
+from nearveil.privacy.noise import unsafe_seeded
 from nearveil.search.ceiling import class_ceiling
 from studies._report import interval
 from studies._study import summarise
@@ -163,11 +176,131 @@ def show(frame: pd.DataFrame, column: str, *by: str) -> pd.Series:
     return summarise(frame, column, *by).apply(interval, axis=1, args=(".2f", 0, 1))
 
 
-def round_up(value: float) -> str:
-    """Return an upper bound in print, never below what it is."""
-    return f"{math.ceil(value * 1000 - 1e-9) / 1000:.3f}"
-
-
 def get_published_parameters(data: Experiment) -> dict[str, float]:
     """Return bandwidth and label weight of the paper's Table 2."""
     return EXPERIMENTS[data]
+
+
+Found = Iterator[dict[str, Any]]
+
+PAPER = "PrivateMail 2022, as published"
+PROGRAM = "PrivateMail 2022, the authors' program"
+FIRST = "PrivateMail 2021, as published"
+PROJECTION_2012 = "random projection, as published"
+UNSOUND = (PAPER, PROGRAM, FIRST, PROJECTION_2012, "private PCA")  # of the query, which the axis speaks of
+PLAIN = ("no privacy", "SMLQ, no privacy", "t-SNE, no privacy")
+DSNE_ANCHORS = 300
+PCA_COLUMNS = 16
+SETS_OF = {0.01: 10, 0.1: 10, 0.5: 10, 1.0: 10, 2.0: 10, 4.0: 20, 8.0: 40, 16.0: 40}  # of covers, by epsilon
+# The axis of figure 4 of 2021, and the delta that stands below it.
+FIRST_EPSILONS = (0.023, 0.311, 1.056, 5.827, 10.527)
+FIRST_DELTAS = (0.99, DELTA)
+_FEW = (0.01, 0.1, 1.0, 4.0, 16.0)  # each query is an embedding of its own: 15 ms
+VERSIONS = {"2022-code": PROGRAM, "2022": PAPER, "2021": FIRST}
+PUBLISHED = {  # deltas and epsilons
+    "2022-code": ((DELTA,), _FEW),
+    "2022": ((DELTA,), _FEW),
+    "2021": (FIRST_DELTAS, FIRST_EPSILONS),
+}
+
+
+def ask_published(version: Any, data: Any, drawn: Images, seed: int) -> Found:
+    """Ask a published version, which is told the target's label; of 2021 two iterations at the epsilons of figure 4."""
+    server = None
+    for delta, epsilon in product(*PUBLISHED[version]):
+        mail = PrivateMail.published(
+            version, data, epsilon=epsilon, delta=delta, public_seed=seed, allow_unsound=True
+        ).fit(drawn.anchors, drawn.anchor_labels)
+        if server is None:  # epsilon is the client's alone
+            server = mail.embed_gallery(drawn.gallery, drawn.gallery_labels)
+        step = {"step": step_epsilon(epsilon, 2, delta)} if version == "2021" else {}
+        share = ask_with_label(mail, server, drawn, seed)
+        yield {"method": VERSIONS[version], "epsilon": epsilon, "delta": delta, **step, "recall": share}
+
+
+def ask_with_label(mail: PrivateMail, server: Any, drawn: Images, seed: int) -> float:
+    """Return the recall of a version that is told the targets' labels."""
+    messages = mail.release(drawn.queries, labels=drawn.query_labels, rng=unsafe_seeded(seed))
+    return drawn.score([np.argpartition(-mail.rank_each(message, server)[0], K)[:K] for message in messages])
+
+
+def ask_noisy(data: Any, drawn: Images, seed: int) -> Found:
+    """Ask what adds noise to an embedding: PrivateMail made sound, DP-dSNE, random projections."""
+    setting: dict[str, Any] = {**get_published_parameters(data), "public_seed": seed}
+    makers: dict[str, Callable[[float], Release]] = {
+        "PrivateMail, Gaussian": lambda epsilon: PrivateMail(epsilon, **setting),
+        "PrivateMail, Laplace": lambda epsilon: PrivateMail(epsilon, noise="laplace", **setting),
+        "DP-dSNE": lambda epsilon: DPdSNE(epsilon, n_anchors=DSNE_ANCHORS, public_seed=seed),
+        "random projection": lambda epsilon: RandomProjection(epsilon, projection_seed=seed),
+        PROJECTION_2012: lambda epsilon: RandomProjection(
+            epsilon, projection_seed=seed, as_published=True, allow_unsound=True
+        ),
+    }
+    for name, make in makers.items():
+        prepared = None
+        for epsilon in EPSILONS:
+            release = make(epsilon).fit(drawn.anchors, drawn.anchor_labels)
+            if prepared is None:  # the server's part is without noise, so it is the same at every epsilon
+                prepared = release._prepare(release.features(drawn.gallery))
+            delta = 0.0 if name == "PrivateMail, Laplace" else DELTA
+            yield {"method": name, "epsilon": epsilon, "delta": delta, "recall": _ask(release, prepared, drawn, seed)}
+
+
+def ask_pca(_: Any, drawn: Images, seed: int) -> Found:
+    """Ask private PCA: epsilon is for a record of the set that directions are learned from, not for the query."""
+    for epsilon in EPSILONS:
+        projector = PrivatePCA(epsilon, n_components=PCA_COLUMNS, mean=drawn.anchors.mean(axis=0))
+        release = PrivatePCARelease(projector.fit(drawn.others, rng=unsafe_seeded(seed))).fit(drawn.anchors)
+        share = _ask(release, release._prepare(release.features(drawn.gallery)), drawn, seed)
+        yield {"method": "private PCA", "epsilon": epsilon, "delta": DELTA, "recall": share}
+
+
+def ask_plain(_: Any, drawn: Images, seed: int) -> Found:
+    """Ask without any noise."""
+    makers: tuple[Release, ...] = (RawFeatures(), PlainManifold(public_seed=seed), PlainTSNE(public_seed=seed))
+    for name, release in zip(PLAIN, makers, strict=True):
+        release.fit(drawn.anchors, drawn.anchor_labels)
+        prepared = release._prepare(release.features(drawn.gallery))
+        yield {"method": name, "epsilon": None, "delta": None, "recall": _ask(release, prepared, drawn, seed)}
+
+
+def _ask(release: Release, prepared: Any, drawn: Images, seed: int) -> float:
+    messages = release.release(drawn.queries, rng=unsafe_seeded(seed))
+    return drawn.score([np.argpartition(-release._rank(message, prepared), K)[:K] for message in messages])
+
+
+def ask_covers(_: Any, drawn: Images, seed: int) -> Found:
+    """Ask for one of the server's sets; the server answers with an item of each of its eight commonest classes."""
+    servers: dict[float, Covers] = {}
+    for epsilon in EPSILONS:
+        learned = min(max(epsilon, 1.0), 8.0)  # one map below epsilon 1, one from 8 on: they hardly differ
+        if learned not in servers:
+            n_sets = SETS_OF[learned]
+            servers[learned] = Covers(learned, 1 / n_sets, n_sets=n_sets).fit(drawn.anchors).index(drawn.gallery)
+        server = servers[learned]
+        client = Covers(epsilon, server.candidates, n_sets=server.n_sets).fit(drawn.anchors).use_map(server.map_)
+        members = server.members_.toarray().astype(bool)
+        answers = [choose_by_class(np.flatnonzero(own), drawn.gallery_labels) for own in members]
+        messages = client.release(drawn.queries, rng=unsafe_seeded(seed))
+        share = drawn.score([answers[int(message["sets"][0])] for message in messages])
+        yield {"method": "covers", "epsilon": epsilon, "delta": 0.0, "recall": share}
+
+
+def choose_by_class(items: NDArray[Any], labels: Labels) -> NDArray[np.intp]:
+    """Return eight of a set's items, of as many of its commonest classes; all from the server's own knowledge."""
+    _, places, counts = np.unique(labels[items], return_index=True, return_counts=True)
+    best = items[places[np.argsort(-counts, kind="stable")[:K]]]
+    # A set of fewer classes is filled up with whatever else it holds.
+    rest: NDArray[np.intp] = np.concatenate([best, np.setdiff1d(items, best)])[:K]
+    return rest
+
+
+GROUPS: dict[str, Callable[[Any, Images, int], Found]] = {
+    "program": partial(ask_published, "2022-code"),
+    "paper": partial(ask_published, "2022"),
+    "first": partial(ask_published, "2021"),
+    "noisy": ask_noisy,
+    "principal": ask_pca,
+    "plain": ask_plain,
+    "covers": ask_covers,
+}

@@ -15,8 +15,8 @@ from nearveil.search.ceiling import popular_floor
 from nearveil.search.evaluation import Copies, popularity, true_neighbors
 from studies import _figures as draw
 from studies._report import interval
+from studies._search import FILES, NAMES, QUERIES, SETS, Trial, split
 from studies._study import Case, Row, Study, select, summarise
-from studies._trial import FILES, NAMES, QUERIES, SETS, Trial, split
 
 K = 8
 SIZES = (0, 128, 256, 512)  # bytes of a candidate; 0 for whole features

@@ -18,10 +18,9 @@ from nearveil.mechanisms.covers.learning import projection
 from nearveil.search.ceiling import neighbor_ceiling
 from nearveil.search.evaluation import true_neighbors
 from studies import _figures as draw
-from studies._finding import K, Search, build_search
 from studies._report import interval
+from studies._search import FILES, NAMES, QUERIES, SETS, K, Search, build_search, split
 from studies._study import Case, Row, Study, summarise
-from studies._trial import FILES, NAMES, QUERIES, SETS, split
 
 EPSILONS = (1.0, 2.0, 4.0, 6.0)
 FRACTIONS = (0.1, 0.2)

@@ -18,10 +18,10 @@ from studies._privatemail import (
     compute_ceiling,
     compute_floor,
     list_files,
-    round_up,
     sample_images,
     show,
 )
+from studies._report import round_up
 from studies._study import Case, Row, Study, summarise
 
 DATA: tuple[Any, ...] = ("cars196", "cub200")

@@ -10,10 +10,8 @@ from matplotlib.figure import Figure
 from nearveil.mechanisms import OME, Latent
 from nearveil.privacy.noise import unsafe_seeded
 from studies import _figures as draw
-from studies._finding import Search, find, send_popular
-from studies._rivals import SETTINGS, Public
+from studies._search import FILES, QUERIES, SETTINGS, Public, Search, find, send_popular
 from studies._study import Case, Row, Study, select, summarise
-from studies._trial import FILES, QUERIES
 from studies.retrieval import SEEDS, find_limits, load_search, measure_recall, select_queries
 
 DEFAULT = "OME, its paper's code"

@@ -7,9 +7,16 @@ client would from anywhere, and an account of its own pays.
 """
 
 import argparse
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +27,7 @@ from rich.progress import Progress, track
 from rich.table import Table
 from sklearn.datasets import load_digits
 
-from nearveil.features import Extractor, FeatureCache, default_extractor, gallery_features, load_image
+from nearveil.features import Extractor, FeatureCache, HogColor, default_extractor, gallery_features, load_image
 from nearveil.features.extractor import unit_rows
 from nearveil.features.images import Pixels, thumbnail
 from nearveil.gallery import Index, Item, Published
@@ -30,10 +37,47 @@ from nearveil.mechanisms import Covers
 from nearveil.protocol.server import public_part, served
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor
 from nearveil.search.evaluation import Copies, Estimate, _interval, popularity, true_neighbors
-from nearveil.service import Client
+from nearveil.service import Client, TokenStore
 from nearveil.service._results import Nearest
-from studies._loopback import Loopback, serve_on_loopback
 from studies.data import DataMissingError, find
+
+_GRACE = 30.0  # seconds to stop
+
+
+@dataclass(frozen=True)
+class Loopback:
+    """Where the server is, and what it asks for."""
+
+    url: str
+    token: str = field(repr=False)
+    process: int
+
+
+@contextmanager
+def serve_on_loopback(index: Path, *options: str) -> Iterator[Loopback]:
+    """Serve an index on a free port of loopback; stop when the context ends."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokens, log = Path(folder) / "tokens.db", Path(folder) / "log"
+        with TokenStore(tokens) as store:
+            _, token = store.create("demo", scopes=("query",), days=1)
+        told = ["--port", "0", "--tokens", str(tokens), "--log-file", str(log), *options]
+        command = [sys.executable, "-m", "nearveil", "serve", str(index), *told]
+        # Settings of the one who runs this are for their own server.
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("NEARVEIL_SERVER_")}
+        plain.pop("NEARVEIL_CONFIG", None)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=plain) as process:  # noqa: S603
+            try:
+                assert process.stdout is not None
+                url = process.stdout.readline().split()[-1:]
+                if not url:
+                    raise RuntimeError(f"the server did not start: exit code {process.wait(_GRACE)}")
+                yield Loopback(url[0], token, process.pid)
+            finally:
+                process.send_signal(signal.SIGTERM)
+                code = process.wait(_GRACE)
+        if code:
+            raise RuntimeError(f"the server stopped with exit code {code}")
+
 
 PHOTOS = "birds_photos"
 EPSILONS = (1.0, 2.0, 4.0, 6.0)
@@ -41,6 +85,9 @@ SHOWN = 4.0  # the epsilon of the contact sheet
 CANDIDATES = 0.1
 QUERIES = 20
 K = 8
+PAGE_FRACTIONS = (0.2, 0.1)  # of the page; the last is the newest, so it begins with it
+PAGE_EPSILON = 4.0
+MOST_PAGE_ITEMS = 600  # items of a gallery whose features are made here
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,6 +290,62 @@ def run(data: Photos, folder: Path, console: Console) -> tuple[dict[float, Figur
     return found, drawn
 
 
+def add_extractor(data: Photos) -> Photos:
+    """Return a gallery whose features can be made of a file that is dropped.
+
+    Photographs have an extractor. Handwritten digits are rows of scikit-learn: some are taken as pictures instead.
+    """
+    if data.fingerprint:
+        return data
+    extractor = HogColor()
+    pictures = [load_image(image) for image in data.thumbnails[:MOST_PAGE_ITEMS]]
+    return replace(
+        data,
+        extractor=extractor.name,
+        fingerprint=extractor.fingerprint,
+        gallery=extractor.extract(pictures),
+        gallery_y=data.gallery_y[:MOST_PAGE_ITEMS],
+        thumbnails=data.thumbnails[:MOST_PAGE_ITEMS],
+        names=data.names[:MOST_PAGE_ITEMS],
+    )
+
+
+def keep_gallery(data: Photos, out: Path) -> tuple[Path, Path]:
+    """Make the gallery anew, and write the private pictures beside it."""
+    from PIL import Image
+
+    gallery, pictures = out / "gallery", out / "pictures"
+    for old in (gallery, pictures):
+        shutil.rmtree(old, ignore_errors=True)
+    with Index.create(gallery, dimension=data.gallery.shape[1], extractor=data.fingerprint) as index:
+        index.add(
+            Item(row, name, image) for row, name, image in zip(data.gallery, data.names, data.thumbnails, strict=True)
+        )
+        for fraction in PAGE_FRACTIONS:
+            index.publish(PAGE_EPSILON, fraction)
+    pictures.mkdir()
+    for number, picture in enumerate(data.pictures):
+        Image.fromarray(picture).save(pictures / f"{number + 1:02}.png")
+    return gallery, pictures
+
+
+def offer_page(data: Photos, out: Path, console: Console) -> None:
+    """Keep the gallery and the private pictures, and say how to open the page on them."""
+    try:
+        import nearveil.ui  # noqa: F401
+
+        gallery, pictures = keep_gallery(add_extractor(data), out)
+    except ModuleNotFoundError as missing:
+        console.print(f'The page needs more ({missing}): pip install "nearveil[images,service]"')
+        return
+    program = Path(os.path.relpath(Path(sys.executable).parent / "nearveil"))
+    command = shlex.join([str(program), "ui", "--index", str(gallery), "--ledger", str(out / "budget.db")])
+    console.print(
+        f"To see what a server sees, open the page and drop a picture of {pictures} on it:\n\n    {command}\n",
+        soft_wrap=True,
+    )
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Index, ask, print, and draw."""
     parser = argparse.ArgumentParser(description="A private search among photographs, or digits where there are none.")
@@ -271,6 +374,7 @@ def main(arguments: list[str] | None = None) -> None:
     path = out / "photos.png"
     path.write_bytes(drawn)
     console.print(f"contact sheet: {path}")
+    offer_page(data, out, console)
 
 
 if __name__ == "__main__":

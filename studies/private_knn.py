@@ -22,22 +22,25 @@ from studies import _figures as draw
 from studies._report import interval
 from studies._study import Case, Row, Study, summarise
 from studies.accounting import DELTA, PLANS, Plan
-from studies.digits import FOLDERS, Digits, Name, load
+from studies.data import FOLDERS, Digits, DigitSet, load_digit_images
 
 Make = Callable[[Source], VotingEstimator]
 """From a source of noise to a voter."""
 
 CLASSES = range(10)
 ANSWERS, PATE_ANSWERS = 500, 100  # PATE's are fewer, in its favour: its counts are smaller
-TEACHERS: dict[Name, int] = {"mnist": 250, "svhn": 50}
-PLAN_OF: dict[Name, str] = {"mnist": "MNIST", "svhn": "SVHN"}
-REPORTED: dict[Name, float] = {"mnist": 0.988, "svhn": 0.916}  # accuracy of the students of Private-kNN, as published
-PATE_PUBLISHED: dict[Name, tuple[float, float, float, int, int]] = {
+TEACHERS: dict[DigitSet, int] = {"mnist": 250, "svhn": 50}
+PLAN_OF: dict[DigitSet, str] = {"mnist": "MNIST", "svhn": "SVHN"}
+REPORTED: dict[DigitSet, float] = {
+    "mnist": 0.988,
+    "svhn": 0.916,
+}  # accuracy of the students of Private-kNN, as published
+PATE_PUBLISHED: dict[DigitSet, tuple[float, float, float, int, int]] = {
     # Papernot et al. 2018, table 1: threshold, screening noise, vote noise, screened, answered
     "mnist": (200.0, 150.0, 40.0, 640, 286),
     "svhn": (300.0, 200.0, 40.0, 8500, 3098),
 }
-EPSILONS: dict[Name, tuple[float, ...]] = {
+EPSILONS: dict[DigitSet, tuple[float, ...]] = {
     "mnist": (0.01, 0.03, 0.1, 0.47, 2.0, 16.0),
     "svhn": (0.01, 0.1, 0.47, 1.0, 2.0, 4.0, 8.0, 16.0),
 }
@@ -50,12 +53,12 @@ OURS, PATE = "ours", "PATE"
 GIVEN, PATE_GIVEN = "published parameters", "PATE, published parameters"
 COMMONEST, TRUE, NEAREST = "commonest class", "true labels", "neighbours, no privacy"
 SEEDS = (0, 1, 2, 3, 4)
-NAMES: tuple[Name, ...] = ("mnist", "svhn")
+NAMES: tuple[DigitSet, ...] = ("mnist", "svhn")
 HELD = 1000
 NETWORK, NETWORK_EPSILON, EPOCHS = "ours, network", 0.47, 4
 REFERENCES = "references"
 ACCURACY = "accuracy (95% interval)"
-TITLES: dict[Name, str] = {"mnist": "MNIST", "svhn": "SVHN, 8,000 private digits"}
+TITLES: dict[DigitSet, str] = {"mnist": "MNIST", "svhn": "SVHN, 8,000 private digits"}
 
 
 def cases() -> list[Case]:
@@ -73,7 +76,7 @@ def measure(case: Case) -> list[Row]:
     name, way, seed = case["data"], case["way"], case["seed"]
     if way == NETWORK and importlib.util.find_spec("torch") is None:
         return [{**case, "left_out": "torch is not installed (the extra `torch`)"}]
-    digits = load(name)
+    digits = load_digit_images(name)
     order = np.random.default_rng(seed).permutation(len(digits.test))
     held, public = order[:HELD], order[HELD:]
     if way == REFERENCES:
@@ -136,7 +139,7 @@ def make_pate(teachers: int, epsilon: float, source: Source) -> PateClassifier:
     )
 
 
-def make_published_pate(name: Name, source: Source) -> PateClassifier:
+def make_published_pate(name: DigitSet, source: Source) -> PateClassifier:
     """Return PATE with its published parameters, as far as teachers and public images go round."""
     threshold, screening_noise, vote_noise, screened, answered = PATE_PUBLISHED[name]
     return PateClassifier(
@@ -152,7 +155,7 @@ def make_published_pate(name: Name, source: Source) -> PateClassifier:
     )
 
 
-def list_ways(name: Name) -> dict[str, list[Make]]:
+def list_ways(name: DigitSet) -> dict[str, list[Make]]:
     """Return who teaches, a voter for each point of a curve."""
     found: dict[str, list[Make]] = {
         OURS: [partial(make_ours, epsilon) for epsilon in EPSILONS[name]],
@@ -217,7 +220,7 @@ def find_cheapest(found: pd.DataFrame, accuracy: float) -> float | None:
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw accuracy over epsilon, and figure 4 of the supplement."""
     accuracy, (panels,) = draw.make_panels(1, 3, (11, 4.6))
-    shown: tuple[tuple[Name, str, tuple[float, float]], ...] = (
+    shown: tuple[tuple[DigitSet, str, tuple[float, float]], ...] = (
         ("mnist", TITLES["mnist"], (0, 1.02)),
         ("mnist", "MNIST, from 0.94 on", (0.94, 1)),
         ("svhn", TITLES["svhn"], (0, 1.02)),
@@ -238,7 +241,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     return {"accuracy": accuracy, "trade-off": trade_off}
 
 
-def _draw_accuracy(axes: Axes, rows: pd.DataFrame, name: Name) -> None:
+def _draw_accuracy(axes: Axes, rows: pd.DataFrame, name: DigitSet) -> None:
     """Draw all ways at their honest epsilon, and the published parameters at the one that is claimed, too."""
     for way in (OURS, PATE, GIVEN, PATE_GIVEN, NETWORK):
         found = find_curve(rows, name, way)
@@ -252,7 +255,7 @@ def _draw_accuracy(axes: Axes, rows: pd.DataFrame, name: Name) -> None:
     _draw_references(axes, rows, name)
 
 
-def _draw_references(axes: Axes, rows: pd.DataFrame, name: Name) -> None:
+def _draw_references(axes: Axes, rows: pd.DataFrame, name: DigitSet) -> None:
     low, top, near = (find_curve(rows, name, way)["value"].iloc[0] for way in (COMMONEST, TRUE, NEAREST))
     draw.floor(axes, low, label="floor: the commonest class")
     axes.axhline(top, color="black", linestyle="-.", linewidth=1.1, label="the same student, true labels")
@@ -290,7 +293,7 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _list_curve(rows: pd.DataFrame, name: Name, way: str) -> pd.DataFrame:
+def _list_curve(rows: pd.DataFrame, name: DigitSet, way: str) -> pd.DataFrame:
     """Return the points of a curve in print."""
     return pd.DataFrame(
         [
@@ -306,7 +309,7 @@ def _list_curve(rows: pd.DataFrame, name: Name, way: str) -> pd.DataFrame:
     )
 
 
-def _compare_curves(rows: pd.DataFrame, name: Name) -> dict[str, Any]:
+def _compare_curves(rows: pd.DataFrame, name: DigitSet) -> dict[str, Any]:
     """Return what a reader should see on the curve of one set of data."""
     mine, rival = find_curve(rows, name, OURS), find_curve(rows, name, PATE)
     top = find_curve(rows, name, TRUE)["value"].iloc[0]
@@ -328,7 +331,7 @@ def _join(values: Iterable[float]) -> str:
     return ", ".join(f"{value:.2g}" for value in values) or "none"
 
 
-def _list_claims(rows: pd.DataFrame, name: Name) -> list[dict[str, str]]:
+def _list_claims(rows: pd.DataFrame, name: DigitSet) -> list[dict[str, str]]:
     """Return what published accuracies cost by the published parameters, and by ours."""
     mine, given, low = (find_curve(rows, name, way) for way in (OURS, GIVEN, COMMONEST))
     lines = []

@@ -16,6 +16,11 @@ from studies import _figures as draw
 from studies._privatemail import (
     ANCHORS,
     EPSILONS,
+    FIRST,
+    FIRST_DELTAS,
+    FIRST_EPSILONS,
+    PAPER,
+    PROGRAM,
     Floats,
     Labels,
     PartlyLabelled,
@@ -26,7 +31,6 @@ from studies._privatemail import (
     show,
     walk,
 )
-from studies._privatemail_methods import FIRST, FIRST_DELTAS, FIRST_EPSILONS, PAPER, PROGRAM
 from studies._report import interval
 from studies._study import Case, Row, Study, select, summarise
 

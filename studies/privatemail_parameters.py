@@ -17,18 +17,17 @@ from studies._privatemail import (
     SETS,
     Images,
     PartlyLabelled,
+    ask_with_label,
     compute_ceiling,
     compute_floor,
     find_nearest,
     get_published_parameters,
     list_files,
     normalise_rows,
-    round_up,
     sample_images,
     walk,
 )
-from studies._privatemail_methods import ask_with_label
-from studies._report import interval
+from studies._report import interval, round_up
 from studies._study import Case, Row, Study, select, summarise
 
 DATA: tuple[Any, ...] = ("cub200", "cars196")

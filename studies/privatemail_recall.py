@@ -13,16 +13,8 @@ from studies import _figures as draw
 from studies._privatemail import (
     ANCHORS,
     DELTA,
-    EPSILONS,
-    SETS,
-    compute_ceiling,
-    compute_floor,
-    list_files,
-    sample_images,
-    show,
-)
-from studies._privatemail_methods import (
     DSNE_ANCHORS,
+    EPSILONS,
     FIRST,
     FIRST_DELTAS,
     FIRST_EPSILONS,
@@ -32,8 +24,14 @@ from studies._privatemail_methods import (
     PLAIN,
     PROGRAM,
     PROJECTION_2012,
+    SETS,
     SETS_OF,
     UNSOUND,
+    compute_ceiling,
+    compute_floor,
+    list_files,
+    sample_images,
+    show,
 )
 from studies._study import Case, Row, Study, mean, select, summarise
 

@@ -15,12 +15,31 @@ from nearveil.privacy.noise import unsafe_seeded
 from nearveil.search.ceiling import neighbor_ceiling
 from nearveil.search.evaluation import true_neighbors
 from studies import _figures as draw
-from studies._finding import Items, K, Search, build_search, find, send_popular
 from studies._report import interval
-from studies._retrieval_budget import BUDGET, DELTA, PRICED, count_payable
-from studies._rivals import MAPPED, SETTINGS, Public, make_rival
+from studies._search import (
+    BUDGET,
+    DELTA,
+    FILES,
+    MAPPED,
+    NAMES,
+    PRICED,
+    QUERIES,
+    SETS,
+    SETTINGS,
+    Halves,
+    Items,
+    K,
+    Public,
+    Search,
+    build_search,
+    count_payable,
+    find,
+    make_rival,
+    send_popular,
+    split,
+    split_classes,
+)
 from studies._study import Case, Row, Study, select, summarise
-from studies._trial import FILES, NAMES, QUERIES, SETS, Halves, split, split_classes
 
 EPSILONS = (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 FRACTIONS = (0.05, 0.1, 0.2)

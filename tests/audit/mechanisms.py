@@ -44,7 +44,7 @@ def coin(epsilon: float, truth: float | None = None, *, known: bool = True) -> E
 
     return Experiment(
         name="a bit",
-        promise=promise(epsilon),
+        guarantee=promise(epsilon),
         pairs=(Pair("one and zero", 1, 0),),
         run=run,
         log_ratio=(lambda seen, _: np.where(seen[:, 0] == 1, weight, -weight)) if known else None,

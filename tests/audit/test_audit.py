@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearveil.audit import Attack, Check, Experiment, Law, Pair, Report, audit
+from nearveil.audit import Check, Experiment, Law, Pair, Report, audit
 from nearveil.audit._audit import _explore
 from nearveil.audit._law import Watch
-from nearveil.audit._report import FALSE_ALARM
+from nearveil.audit.report import FALSE_ALARM, Attack
 from nearveil.mechanisms import Cells, PrivUnit, RawFeatures
 from nearveil.privacy.noise import calibrate_gaussian, calibrate_laplace, unsafe_seeded
 from tests.audit.mechanisms import SURE, coin, promise
@@ -87,7 +87,7 @@ def test_both_directions_are_tried(swapped: bool) -> None:
     report = audit(experiment, confidence=SURE, trials=20_000, source=unsafe_seeded(3))
     assert report.verdict == "broken"
     # With a delta that allows the slip it is none.
-    allowed = replace(experiment, promise=promise(0.01, 0.03))
+    allowed = replace(experiment, guarantee=promise(0.01, 0.03))
     assert audit(allowed, confidence=SURE, trials=20_000, source=unsafe_seeded(3)).shown_epsilon == 0.0
 
 
@@ -107,9 +107,9 @@ def test_the_worst_of_several_pairs_is_found() -> None:
 def test_a_density_that_is_not_that_of_the_runs_is_not_trusted() -> None:
     """Half of the noise is missing, and the stated density does not know."""
     noise = calibrate_laplace(1.0, sensitivity=1.0, size=1)
-    from nearveil.audit._noises import noise_experiment
+    from nearveil.audit._laws import make_noise_experiment
 
-    stated, real = noise_experiment(noise), noise_experiment(replace(noise, scale=noise.scale / 2))
+    stated, real = make_noise_experiment(noise), make_noise_experiment(replace(noise, scale=noise.scale / 2))
     mixed = replace(stated, run=real.run)
     report = audit(mixed, confidence=SURE, trials=20_000, source=unsafe_seeded(5))
     assert report.verdict == "broken"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, binomtest, norm
 
 from nearveil.audit._bounds import HockeyStick, Moments, event_epsilon, ladder, one_run_epsilon, proportion
-from nearveil.audit.attacks._one_run import Guesser, choose_guesser
+from nearveil.audit.attacks._scores import Guesser, choose_guesser
 
 
 @pytest.mark.parametrize(("hits", "runs"), [(0, 50), (1, 50), (25, 50), (50, 50), (3, 100_000)])

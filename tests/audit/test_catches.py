@@ -11,23 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 
 import nearveil.mechanisms
 import nearveil.votes
-from nearveil.audit import (
-    Experiment,
-    audit,
-    mechanisms,
-    not_auditable,
-    specimens,
-    time_experiment,
-    wire_experiment,
-)
-from nearveil.audit._noises import noise_experiment
-from nearveil.audit._subjects import experiment_of
-from nearveil.audit.attacks._labels import published_session
-from nearveil.audit.attacks._time import CountingSource, OperationClock
-from nearveil.audit.specimens import _mechanisms as broken
+from nearveil.audit import Experiment, audit, list_mechanisms, list_specimens
+from nearveil.audit import _specimens as broken
+from nearveil.audit._laws import make_noise_experiment
+from nearveil.audit._releases import make_session_experiment
+from nearveil.audit.attacks import make_time_experiment, make_wire_experiment
+from nearveil.audit.attacks._clock import CountingSource, count_lines
+from nearveil.audit.registry import list_not_audited, make_experiment
 from nearveil.mechanisms import (
     OME,
     AnalyticGaussian,
@@ -40,13 +34,14 @@ from nearveil.mechanisms import (
     Unary,
 )
 from nearveil.mechanisms.catalog import catalog
-from nearveil.privacy.noise import calibrate_gaussian, calibrate_laplace, unsafe_seeded
+from nearveil.privacy import Guarantee
+from nearveil.privacy.noise import analytic_gaussian_scale, calibrate_gaussian, calibrate_laplace, unsafe_seeded
 from nearveil.votes import PateClassifier, PrivateKNeighborsClassifier
 from tests.audit.mechanisms import SURE
 
 
 def attacked(mechanism: Any, trials: int, promise: Any = None, seed: int = 1) -> Any:
-    return audit(mechanism, confidence=SURE, trials=trials, promise=promise, source=unsafe_seeded(seed))
+    return audit(mechanism, confidence=SURE, trials=trials, guarantee=promise, source=unsafe_seeded(seed))
 
 
 def test_the_label_kept_after_the_noise() -> None:
@@ -62,7 +57,7 @@ def test_a_variance_for_a_deviation_bites_at_a_tiny_scale() -> None:
     report = attacked(broken.variance_as_deviation(), 400)
     assert (report.verdict, report.pair) == ("broken", "opposite unit vectors, one label")
     large = PrivateMail(1.0, as_published="2022-code", allow_unsound=True, start_scale=1.0, n_anchors=60)
-    session = experiment_of(large)
+    session = make_experiment(large)
     one_label = replace(session, pairs=session.pairs[1:])
     assert attacked(one_label, 400).shown_epsilon < 0.5
 
@@ -96,7 +91,19 @@ def test_the_classical_gaussian_at_twelve() -> None:
 
 def pure(epsilon: float) -> tuple[float, Any]:
     """Half of the noise of a pure mechanism is twice the epsilon."""
-    return 2 * epsilon, broken.pure(epsilon)
+    return 2 * epsilon, claim_all_noise(epsilon)
+
+
+def claim_all_noise(epsilon: float, delta: float = 0.0) -> Guarantee:
+    return broken.make_claim(epsilon, delta, "half of the noise is missing")
+
+
+def halve_noise(epsilon: float, delta: float) -> float:
+    """Return the epsilon at which Gaussian noise is half of what it is at `epsilon`."""
+    target = analytic_gaussian_scale(1.0, epsilon, delta) / 2
+    return float(
+        brentq(lambda more: analytic_gaussian_scale(1.0, more, delta) / target - 1, epsilon, 3 * epsilon + 1, xtol=1e-9)
+    )
 
 
 _TIGHT: dict[str, Any] = {
@@ -141,8 +148,8 @@ def test_half_the_noise_of_a_pure_mechanism(name: str) -> None:
 )
 def test_half_the_noise_of_a_gaussian_mechanism(make: Any) -> None:
     epsilon = 2.0
-    claim = replace(broken.pure(epsilon), delta=1e-5)
-    assert attacked(make(broken.half_noise(epsilon, 1e-5)), 6_000, claim).verdict == "broken"
+    claim = claim_all_noise(epsilon, 1e-5)
+    assert attacked(make(halve_noise(epsilon, 1e-5)), 6_000, claim).verdict == "broken"
     assert attacked(make(epsilon), 1_000, claim).verdict != "broken"
 
 
@@ -160,14 +167,14 @@ def test_half_the_noise_of_votes(voter: Any, trials: int) -> None:
     """By whether one record is in the database, from what it answers."""
     from sklearn.base import clone
 
-    own = replace(experiment_of(voter), checks=())
+    own = replace(make_experiment(voter), checks=())
     plan = clone(voter).set_params(classes=[0, 1]).fit(np.eye(3), [0, 1, 1]).plan_
     halved = clone(voter).set_params(epsilon=None, vote_noise=plan.vote_noise / 2)
     if plan.screening is not None:
         halved.set_params(screening_noise=plan.screening_noise / 2, threshold=plan.threshold)
     if isinstance(voter, PrivateKNeighborsClassifier):
         halved.set_params(n_neighbors=plan.n_neighbors)
-    assert attacked(replace(experiment_of(halved), checks=()), trials, own.promise).verdict == "broken"
+    assert attacked(replace(make_experiment(halved), checks=()), trials, own.guarantee).verdict == "broken"
     assert attacked(own, trials // 2).verdict != "broken"
 
 
@@ -175,69 +182,67 @@ def test_numpys_laplace_at_its_low_bits() -> None:
     report = attacked(broken.float_laplace(), 10_000)
     assert report.verdict == "broken"
     assert report.attack in ("a threshold on the finest bit", "a threshold on boosted trees on low bits")
-    ours = noise_experiment(calibrate_laplace(1.0, sensitivity=1.0, size=1))
+    ours = make_noise_experiment(calibrate_laplace(1.0, sensitivity=1.0, size=1))
     assert attacked(replace(ours, exact=False), 10_000).shown_epsilon <= 1.0
 
 
 def test_a_request_after_the_answer() -> None:
     report = attacked(broken.request_after_answer(), 400)
     assert report.verdict == "broken"
-    silent = attacked(wire_experiment(), 400)
+    silent = attacked(make_wire_experiment(), 400)
     assert silent.verdict != "broken"
     assert silent.shown_epsilon > 0.2  # the message itself is seen, and tells what it may
 
 
 def test_a_request_of_another_length_is_seen_too() -> None:
     def thanks(public: Any, feature: Any, send: Any, source: Any) -> None:
-        from nearveil.audit.attacks._wire import question
+        from nearveil.audit.attacks._wire import ask_question
 
-        found = question(public, feature, send, source)
+        found = ask_question(public, feature, send, source)
         if float(np.sum(found.scores)) > 0 and feature[0] > public.mean[0]:
             send(b"thanks")
 
-    assert attacked(wire_experiment(thanks), 400).shown_epsilon > 2.0
+    assert attacked(make_wire_experiment(thanks), 400).shown_epsilon > 2.0
 
 
 def test_work_that_depends_on_the_record() -> None:
-    report = attacked(time_experiment(broken.BusyCells(1.0)), 400)
+    report = attacked(make_time_experiment(broken.BusyCells(1.0)), 400)
     assert report.verdict == "broken"
 
 
 @pytest.mark.parametrize("release", [Cells(1.0), PrivUnit(1.0)], ids=["cells", "privunit"])
 def test_honest_work_is_the_same_for_every_record(release: Any) -> None:
-    assert attacked(time_experiment(release), 400).shown_epsilon == 0.0
+    assert attacked(make_time_experiment(release), 400).shown_epsilon == 0.0
 
 
 def test_an_injected_clock_is_read() -> None:
     """A clock that knows nothing sees nothing."""
 
-    class Stopped:
-        def start(self) -> None:
-            pass
+    def stand_still(work: Any) -> int:
+        work()
+        return 0
 
-        def stop(self) -> int:
-            return 0
-
-    assert attacked(time_experiment(broken.BusyCells(1.0), clock=Stopped), 400).shown_epsilon == 0.0
+    frozen = make_time_experiment(broken.BusyCells(1.0), measure=stand_still)
+    assert attacked(frozen, 400).shown_epsilon == 0.0
     counting = CountingSource(unsafe_seeded(1))
     assert len(counting.words(5)) == counting.drawn == 5
     assert not counting.sound
-    assert OperationClock().stop() == 0
+    assert count_lines(int) == 0
 
 
 def test_the_published_session_needs_labels_and_tells_the_truth_about_its_pairs() -> None:
     mail = PrivateMail(1.0, as_published="2022-code", allow_unsound=True, n_anchors=20)
-    experiment: Experiment = experiment_of(mail)
+    experiment: Experiment = make_experiment(mail)
     assert [pair.first[1] != pair.second[1] for pair in experiment.pairs] == [True, False]
     assert all(np.array_equal(p.first[0], p.second[0]) == (i == 0) for i, p in enumerate(experiment.pairs))
-    assert not experiment.promise.sound
-    assert published_session.__doc__
+    assert not experiment.guarantee.sound
+    assert make_session_experiment.__doc__
 
 
 def test_every_public_name_is_audited_or_says_why_not() -> None:
     """A new mechanism or estimator must come with an experiment, or with a reason."""
-    audited = {entry.subject for entry in mechanisms()}
-    missing = not_auditable()
+    audited = {entry.subject for entry in list_mechanisms()}
+    missing = list_not_audited()
     assert not audited & set(missing)
 
     def found(name: str) -> Any:
@@ -256,8 +261,8 @@ def test_every_public_name_is_audited_or_says_why_not() -> None:
 
 
 def test_every_mechanism_has_a_name_here() -> None:
-    names = {entry.name for entry in mechanisms()}
+    names = {entry.name for entry in list_mechanisms()}
     assert {row.name for row in catalog()} <= names
-    assert len(names) == len(mechanisms())
-    assert {entry.expected for entry in specimens()} == {"broken"}
-    assert not names & {entry.name for entry in specimens()}
+    assert len(names) == len(list_mechanisms())
+    assert {entry.expected for entry in list_specimens()} == {"broken"}
+    assert not names & {entry.name for entry in list_specimens()}

@@ -11,9 +11,9 @@ pytest.importorskip("httpx")
 
 from nearveil.audit import audit
 from nearveil.audit._experiment import Experiment
+from nearveil.audit._specimens import HeapMap, hasty_client, hasty_question, heap_search, with_heap
 from nearveil.audit.attacks import _hostile_server
-from nearveil.audit.attacks._clock import Asked, clock_experiment, hostile_parts, through_client
-from nearveil.audit.specimens._clock import HeapMap, hasty_client, hasty_question, heap_search, with_heap
+from nearveil.audit.attacks._clock import TimedQuestion, ask_through_client, make_clock_experiment, make_hostile_parts
 from nearveil.mechanisms import PublicMap
 from nearveil.mechanisms.covers.channel import NEIGHBORS
 from nearveil.privacy.noise import unsafe_seeded
@@ -23,7 +23,7 @@ from nearveil.service import _client
 from tests.audit.mechanisms import SURE
 from tests.clocks import SetClock
 
-FAMILIES = list(hostile_parts())
+FAMILIES = list(make_hostile_parts())
 
 
 def heap_updates(public: PublicPart, feature: Any) -> int:
@@ -38,13 +38,13 @@ def heap_updates(public: PublicPart, feature: Any) -> int:
     return changes
 
 
-def ends(experiment: Experiment, family: str) -> tuple[Asked, Asked]:
+def ends(experiment: Experiment, family: str) -> tuple[TimedQuestion, TimedQuestion]:
     pair = next(pair for pair in experiment.pairs if pair.name == family)
     return pair.first, pair.second
 
 
 def test_a_heap_works_for_one_end_of_an_arc_and_not_for_the_other() -> None:
-    near, far = ends(clock_experiment(), "prototypes sorted along an arc")
+    near, far = ends(make_clock_experiment(), "prototypes sorted along an arc")
     assert heap_updates(far.public, far.feature) > 10 * heap_updates(near.public, near.feature)
     (pair,) = hasty_question().pairs
     assert heap_updates(_some(pair.first.public), pair.first.feature) > 4_000
@@ -82,15 +82,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.usefixtures("clock")
 def test_a_client_that_keeps_its_slots_shows_one_moment(family: str) -> None:
-    near, far = ends(clock_experiment(), family)
-    with through_client(near.public) as ask:
+    near, far = ends(make_clock_experiment(), family)
+    with ask_through_client(near.public) as ask:
         seen = {round(ask(feature), 9) for feature in (near.feature, far.feature, far.reference, far.feature)}
     assert seen == {round(question_period(near.public), 9)}
 
 
 @pytest.mark.usefixtures("clock")
 def test_a_client_that_does_not_shows_its_work() -> None:
-    near, far = ends(clock_experiment(), FAMILIES[0])
+    near, far = ends(make_clock_experiment(), FAMILIES[0])
     with hasty_client(with_heap(near.public)) as ask:
         assert [round(ask(feature), 9) for feature in (near.feature, far.feature)] == [0.001, 0.009]
 
@@ -103,7 +103,7 @@ def noisy(gap: float) -> Experiment:
         moment[0] += 1e-4  # slower and slower
         return 0.1 + moment[0] + (gap if feature[0] < 0 else 0.0) + 1e-4 * float(generator.gamma(1.0))
 
-    return clock_experiment(lambda _: nullcontext(ask), at_once=1)
+    return make_clock_experiment(lambda _: nullcontext(ask), at_once=1)
 
 
 def test_a_planted_gap_is_found_and_drift_is_none() -> None:
@@ -121,7 +121,7 @@ def test_a_run_asks_about_the_feature_and_about_the_reference_in_random_order() 
         asked.append(float(feature[0]))
         return float(len(asked))
 
-    experiment = clock_experiment(lambda _: nullcontext(ask), at_once=1)
+    experiment = make_clock_experiment(lambda _: nullcontext(ask), at_once=1)
     _, far = ends(experiment, FAMILIES[0])
     found = experiment.run(far, 200, unsafe_seeded(1))
     assert asked[0] == far.reference[0]
@@ -132,4 +132,4 @@ def test_a_run_asks_about_the_feature_and_about_the_reference_in_random_order() 
 def test_specimens_are_experiments_of_their_own() -> None:
     assert heap_search().name == "a search by a heap"
     assert len(heap_search().pairs) == len(FAMILIES)
-    assert heap_search().promise.epsilon == hasty_question().promise.epsilon == 1.0
+    assert heap_search().guarantee.epsilon == hasty_question().guarantee.epsilon == 1.0

@@ -8,11 +8,19 @@ import numpy as np
 import pytest
 
 from nearveil.audit import Check
-from nearveil.audit._conduct import _account, _caps, _copies, _keys, _predict, _price, frozen_check
+from nearveil.audit import _specimens as planted
+from nearveil.audit._conduct import (
+    _check_account,
+    _check_caps,
+    _check_copies,
+    _check_keys,
+    _check_predict,
+    _check_price,
+    make_frozen_check,
+)
 from nearveil.audit._law import Watch
-from nearveil.audit.attacks._student import student_experiment
-from nearveil.audit.ballots import ballot_of, twin
-from nearveil.audit.specimens import _votes as planted
+from nearveil.audit._readers import make_reader, make_twin
+from nearveil.audit._voters import make_student_experiment
 from nearveil.mechanisms import Covers, PrivUnit
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
@@ -75,17 +83,17 @@ VOTERS: dict[str, Any] = {
 @pytest.mark.parametrize("name", list(VOTERS))
 def test_what_the_audit_takes_records_to_say_is_what_they_say(name: str) -> None:
     """With hardly any noise, answers are the sums that the audit reckons with, in every database of every pair."""
-    ballot = ballot_of(VOTERS[name])
-    for database in (one for pair in ballot.pairs for one in (pair.first, pair.second)):
+    reader = make_reader(VOTERS[name])
+    for database in (one for pair in reader.pairs for one in (pair.first, pair.second)):
         noise = 0.01 if name == "lnmax" else 1e-9  # no accountant composes so little Laplace noise
-        quiet = twin(ballot, unsafe_seeded(0)).set_params(vote_noise=noise)
-        if ballot.plan.screening is not None:
+        quiet = make_twin(reader, unsafe_seeded(0)).set_params(vote_noise=noise)
+        if reader.plan.screening is not None:
             quiet.set_params(threshold=-1e6)
-        if ballot.plan.sampling_rate < 1:
+        if reader.plan.sampling_rate < 1:
             quiet.set_params(sampling_rate=1.0)
-        read = ballot.read(quiet.fit(database.X, database.y).answer(np.tile(ballot.query, (4, 1))))
+        read = reader.read(quiet.fit(database.X, database.y).answer(np.tile(reader.query, (4, 1))))
         assert read.answered.all()
-        assert ballot.consistent(read).all()
+        assert reader.are_consistent(read).all()
         if name == "median":  # all turns go where the surplus is
             assert (read.values == (database.sums > 0)).all() or database.sums == 0
         else:
@@ -95,9 +103,9 @@ def test_what_the_audit_takes_records_to_say_is_what_they_say(name: str) -> None
 @pytest.mark.parametrize("name", [one for one in VOTERS if one not in ("classes at a rate", "confident-gnmax")])
 def test_the_records_are_as_far_apart_as_they_can_be(name: str) -> None:
     """Their distance, over the noise, is what is charged for one vote."""
-    ballot = ballot_of(VOTERS[name])
-    votes, _ = ballot.events(ballot.plan)
-    apart = max(np.linalg.norm(pair.first.sums - pair.second.sums) for pair in ballot.pairs) / ballot.plan.vote_noise
+    reader = make_reader(VOTERS[name])
+    votes, _ = reader.derive_events(reader.plan)
+    apart = max(np.linalg.norm(pair.first.sums - pair.second.sums) for pair in reader.pairs) / reader.plan.vote_noise
     if name == "lnmax":
         assert apart == pytest.approx(math.sqrt(2) / votes.noise)
     elif name == "median":  # each of eight turns sees one vote of a record
@@ -109,17 +117,17 @@ def test_the_records_are_as_far_apart_as_they_can_be(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(VOTERS))
 def test_conduct_of_honest_estimators(name: str) -> None:
-    ballot = ballot_of(VOTERS[name])
-    assert _predict(ballot, unsafe_seeded(2), 1e-9) is None
-    assert _price(ballot) is None
-    assert _caps(ballot) is None
-    assert _copies(ballot) is None
+    reader = make_reader(VOTERS[name])
+    assert _check_predict(reader, unsafe_seeded(2), 1e-9) is None
+    assert _check_price(reader) is None
+    assert _check_caps(reader) is None
+    assert _check_copies(reader) is None
 
 
 def test_accounts_and_keys_of_honest_estimators() -> None:
     """A cap of four, so that keys run out too."""
-    assert _keys(ballot_of(neighbors(4))) is None
-    assert _account(ballot_of(VOTERS["mean"])) is None
+    assert _check_keys(make_reader(neighbors(4))) is None
+    assert _check_account(make_reader(VOTERS["mean"])) is None
 
 
 def test_a_guarantee_that_costs_more_than_it_states() -> None:
@@ -128,7 +136,7 @@ def test_a_guarantee_that_costs_more_than_it_states() -> None:
         def guarantee(self) -> Guarantee:
             return replace(super().guarantee, epsilon=1.9, sound=False, reason="a claim")
 
-    assert "states epsilon 1.9 for what costs" in str(_price(ballot_of(Cheap(2.0, DELTA, 1, max_screened=0))))
+    assert "states epsilon 1.9 for what costs" in str(_check_price(make_reader(Cheap(2.0, DELTA, 1, max_screened=0))))
 
 
 def test_predictions_without_noise() -> None:
@@ -141,20 +149,20 @@ def test_predictions_without_noise() -> None:
         def predict(self, X: Any) -> Any:
             return planted.NoiselessLabels.answer(self, X).labels
 
-    found = _predict(ballot_of(Blurting(2.0, DELTA, 1, max_screened=0)), unsafe_seeded(3), 1e-9)
+    found = _check_predict(make_reader(Blurting(2.0, DELTA, 1, max_screened=0)), unsafe_seeded(3), 1e-9)
     assert "a record that flips the plurality (first input), coin 1" in str(found)
 
 
 def test_copies_that_count_for_themselves() -> None:
-    ballot = ballot_of(Splitting(2.0, DELTA, 3, max_screened=0))
-    assert _caps(ballot) is None
-    assert _copies(ballot) == "copies together: 6 queries were answered where 3 are allowed"
+    reader = make_reader(Splitting(2.0, DELTA, 3, max_screened=0))
+    assert _check_caps(reader) is None
+    assert _check_copies(reader) == "copies together: 6 queries were answered where 3 are allowed"
 
 
 def test_pickles_on_an_account_that_count_for_themselves() -> None:
-    ballot = ballot_of(Reopening(2.0, DELTA, 3, max_screened=0))
-    assert _caps(ballot) is None
-    assert _copies(ballot) == "copies together: 9 queries were answered where 3 are allowed"
+    reader = make_reader(Reopening(2.0, DELTA, 3, max_screened=0))
+    assert _check_caps(reader) is None
+    assert _check_copies(reader) == "copies together: 9 queries were answered where 3 are allowed"
 
 
 def test_keys_that_are_answered_anew() -> None:
@@ -166,9 +174,9 @@ def test_keys_that_are_answered_anew() -> None:
         def answer_once(self, x: Any, key: str, *, client: str | None = None) -> Answers:
             return super().answer_once(x, key[:3], client=client)
 
-    assert _keys(ballot_of(Equal(2.0, DELTA, 4, max_screened=0))) == "two keys have the same answer"
+    assert _check_keys(make_reader(Equal(2.0, DELTA, 4, max_screened=0))) == "two keys have the same answer"
     with pytest.raises(RuntimeError, match="max_answered"):  # a fresh key is refused once the cap is reached
-        _keys(ballot_of(Forgetful(2.0, DELTA, 4, max_screened=0)))
+        _check_keys(make_reader(Forgetful(2.0, DELTA, 4, max_screened=0)))
 
 
 def test_parameters_that_are_set_later() -> None:
@@ -188,10 +196,10 @@ def test_parameters_that_are_set_later() -> None:
 
         @property
         def guarantee(self) -> Guarantee:
-            return replace(ballot_of(neighbors()).guarantee, epsilon=self.epsilon, sound=False, reason="a claim")
+            return replace(make_reader(neighbors()).guarantee, epsilon=self.epsilon, sound=False, reason="a claim")
 
     def check(estimator: Any) -> Check:
-        return frozen_check(estimator)(unsafe_seeded(0), 1e-9)
+        return make_frozen_check(estimator)(unsafe_seeded(0), 1e-9)
 
     assert check(Loose(2.0)).result == "failed"
     rows = np.random.default_rng(0).standard_normal((40, 4))
@@ -204,10 +212,10 @@ def test_students_are_read_in_all_rounds() -> None:
     """Their votes follow the stated law; without noise they do not."""
     verdicts = []
     for voter in (neighbors(8), Silent(2.0, DELTA, 8, max_screened=0)):
-        experiment = student_experiment(Student(voter, rounds=2, random_state=0))
+        experiment = make_student_experiment(Student(voter, rounds=2, random_state=0))
         watch = Watch(experiment.law)
         (pair,) = experiment.pairs
-        seen = experiment.seen(pair, 0, 6, unsafe_seeded(4), watch)
+        seen = experiment.observe(pair, 0, 6, unsafe_seeded(4), watch)
         assert seen.numbers.shape == (6, 18)
         assert watch.inconsistent() is None
         verdicts.append((watch.misfit(1e-9), watch.repeated(1e-9)))
@@ -217,12 +225,12 @@ def test_students_are_read_in_all_rounds() -> None:
 
 
 def test_students_pay_for_all_rounds() -> None:
-    found = [check(unsafe_seeded(0), 1e-9) for check in student_experiment(Student(neighbors(8), rounds=2)).checks]
+    found = [check(unsafe_seeded(0), 1e-9) for check in make_student_experiment(Student(neighbors(8), rounds=2)).checks]
     assert found == [Check("the account", "passed"), Check("the export", "passed")]
 
 
 def test_students_that_publish_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = student_experiment(Student(neighbors(8), features=np.asarray))
+    experiment = make_student_experiment(Student(neighbors(8), features=np.asarray))
     export = Student.export
 
     def careless(student: Student) -> Any:

@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from nearveil.audit import Law
 from nearveil.audit._law import TESTS, Watch, _Coins, gaussian_uniforms, laplace_uniforms, repeat_chance, row_hashes
-from nearveil.audit.attacks._density import Slices
+from nearveil.audit.attacks._scores import Slices
 
 MISTAKE = 1e-9
 
@@ -143,8 +143,8 @@ def test_a_true_density_is_called_false_as_seldom_as_was_said(mistake: float) ->
     wrong = 0.0
     for first, second in product(range(runs + 1), repeat=2):
         losses = [np.repeat([1.0, -1.0], [ones, runs - ones]) for ones in (first, second)]
-        if slices.misfit(losses[0], losses[1], mistake) is not None:
+        if slices.find_misfit(losses[0], losses[1], mistake) is not None:
             wrong += float(binom.pmf(first, runs, hit) * binom.pmf(second, runs, 1 - hit))
     assert wrong <= mistake
     boast = [2 * np.repeat([1.0, -1.0], counts) for counts in ([731, 269], [269, 731])]
-    assert Slices.choose(np.concatenate(boast)).misfit(boast[0], boast[1], MISTAKE) is not None
+    assert Slices.choose(np.concatenate(boast)).find_misfit(boast[0], boast[1], MISTAKE) is not None

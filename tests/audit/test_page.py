@@ -10,8 +10,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from nearveil.audit import Check, Entry, audit
-from nearveil.audit._page import write_page
+from nearveil.audit import Check, audit
+from nearveil.audit.page import write_page
+from nearveil.audit.registry import AuditEntry
 from nearveil.cli import _audit
 from nearveil.cli import app as whole
 from nearveil.mechanisms import Cells
@@ -25,9 +26,14 @@ runner = CliRunner()
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A house with one mechanism that keeps its promise, and one specimen that does not."""
-    kept = [Entry("bit", lambda: repeatable(coin(1.0, 0.6))), Entry("bit, again", lambda: repeatable(coin(2.0, 1.2)))]
-    monkeypatch.setattr(_audit, "mechanisms", lambda _: kept)
-    monkeypatch.setattr(_audit, "specimens", lambda: [Entry("loud bit", lambda: repeatable(coin(1.0, 3.0)), "broken")])
+    kept = [
+        AuditEntry("bit", lambda: repeatable(coin(1.0, 0.6))),
+        AuditEntry("bit, again", lambda: repeatable(coin(2.0, 1.2))),
+    ]
+    monkeypatch.setattr(_audit, "list_mechanisms", lambda _: kept)
+    monkeypatch.setattr(
+        _audit, "list_specimens", lambda: [AuditEntry("loud bit", lambda: repeatable(coin(1.0, 3.0)), "broken")]
+    )
 
 
 @pytest.mark.usefixtures("small")
@@ -86,13 +92,17 @@ def test_json_and_prefixes() -> None:
 
 
 def test_a_promise_that_is_broken_and_a_specimen_that_is_not_caught_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_audit, "mechanisms", lambda _: [Entry("bad", lambda: repeatable(coin(1.0, 3.0)))])
-    monkeypatch.setattr(_audit, "specimens", lambda: [Entry("good", lambda: repeatable(coin(1.0, 0.5)), "broken")])
+    monkeypatch.setattr(_audit, "list_mechanisms", lambda _: [AuditEntry("bad", lambda: repeatable(coin(1.0, 3.0)))])
+    monkeypatch.setattr(
+        _audit, "list_specimens", lambda: [AuditEntry("good", lambda: repeatable(coin(1.0, 0.5)), "broken")]
+    )
     done = runner.invoke(app, ["all", "--effort", "0.2"])
     assert done.exit_code == 1
     assert "bad must be kept, and is broken" in done.output
     assert re.search("good must be broken, and is (kept|undecided)", done.output)
-    monkeypatch.setattr(_audit, "mechanisms", lambda _: [Entry("bad", lambda: repeatable(coin(1.0, 3.0)), "open")])
+    monkeypatch.setattr(
+        _audit, "list_mechanisms", lambda _: [AuditEntry("bad", lambda: repeatable(coin(1.0, 3.0)), "open")]
+    )
     assert runner.invoke(app, ["bad", "--effort", "0.2"]).exit_code == 0
 
 
@@ -106,7 +116,7 @@ def test_bad_luck_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(report, interval=(1.1, 1.3), shown_epsilon=1.1) if len(asked) == 1 else report
 
     monkeypatch.setattr(_audit, "attack", attack)
-    monkeypatch.setattr(_audit, "mechanisms", lambda _: [Entry("bit", lambda: repeatable(coin(1.0, 0.6)))])
+    monkeypatch.setattr(_audit, "list_mechanisms", lambda _: [AuditEntry("bit", lambda: repeatable(coin(1.0, 0.6)))])
     done = runner.invoke(app, ["bit", "--json", "--effort", "0.2"])
     (report,) = json.loads(done.output)["sections"]["Mechanisms"]
     assert (done.exit_code, report["verdict"], asked) == (0, "kept", [(0.95, 4_000), (0.95, 8_000)])
@@ -115,7 +125,7 @@ def test_bad_luck_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def verdicts(monkeypatch: pytest.MonkeyPatch, **found: str) -> Any:
     """Run the command with mechanisms of these verdicts, all of which must be kept."""
-    entries = [Entry(name, lambda: repeatable(coin(1.0, 0.6))) for name in found]
+    entries = [AuditEntry(name, lambda: repeatable(coin(1.0, 0.6))) for name in found]
     check = {"broken": (Check("caps", "failed", "2 for 1"),), "kept": (), "undecided": ()}
     reach = {"broken": 0.9, "kept": 0.9, "undecided": 2.0}
     report = audit(coin(1.0, 0.6), trials=400)
@@ -125,8 +135,8 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, **found: str) -> Any:
         return replace(report, mechanism=experiment.name, interval=(0.5, reach[kind]), checks=check[kind])
 
     monkeypatch.setattr(_audit, "attack", attack)
-    monkeypatch.setattr(_audit, "mechanisms", lambda _: entries)
-    monkeypatch.setattr(_audit, "specimens", list)
+    monkeypatch.setattr(_audit, "list_mechanisms", lambda _: entries)
+    monkeypatch.setattr(_audit, "list_specimens", list)
     return runner.invoke(app, ["all", "--json"])
 
 

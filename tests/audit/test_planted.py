@@ -7,8 +7,8 @@ of "broken" is 1 - 5e-7 in every audit; seeds are fixed, so that a pass repeats.
 from typing import Any
 
 from nearveil.audit import Report, audit
-from nearveil.audit._subjects import experiment_of
-from nearveil.audit.specimens import _votes as planted
+from nearveil.audit import _specimens as planted
+from nearveil.audit.registry import make_experiment
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import PrivateDiscriminant, PrivateKNeighborsClassifier
 
@@ -83,6 +83,6 @@ def test_half_the_noise_of_a_discriminant() -> None:
 
 
 def test_a_discriminant_that_does_not_pay() -> None:
-    checks = experiment_of(planted.FreeDiscriminant(4.0, 0.05, publications=2)).checks
+    checks = make_experiment(planted.FreeDiscriminant(4.0, 0.05, publications=2)).checks
     found = [check(unsafe_seeded(1), 1e-9) for check in checks]
     assert [one.name for one in found if one.result == "failed"] == ["the account"]

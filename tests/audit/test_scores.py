@@ -8,10 +8,15 @@ import pytest
 from numpy.typing import NDArray
 
 from nearveil.audit._experiment import Outcomes
-from nearveil.audit.attacks._classifier import boosted, linear
-from nearveil.audit.attacks._low_bits import finest, last_bits, patterns
-from nearveil.audit.attacks._threshold import Score
-from nearveil.audit.attacks._values import table
+from nearveil.audit.attacks._scores import (
+    Score,
+    find_last_bits,
+    learn_finest_bit,
+    learn_line,
+    learn_low_bits,
+    learn_table,
+    learn_trees,
+)
 
 
 def apart(learn: Callable[[Outcomes, Outcomes], Score | None], draw: Callable[..., NDArray[Any]]) -> float:
@@ -39,19 +44,19 @@ def words(generator: np.random.Generator, world: int) -> NDArray[Any]:
 
 
 def test_a_shift_is_told_by_a_line_and_by_trees() -> None:
-    assert apart(linear, shifted) > 0.9
-    assert apart(boosted, shifted) > 0.9
+    assert apart(learn_line, shifted) > 0.9
+    assert apart(learn_trees, shifted) > 0.9
 
 
 def test_what_no_line_tells_trees_do() -> None:
-    assert apart(linear, crossed) == pytest.approx(0.5, abs=0.06)
-    assert apart(boosted, crossed) > 0.98
+    assert apart(learn_line, crossed) == pytest.approx(0.5, abs=0.06)
+    assert apart(learn_trees, crossed) > 0.98
 
 
 def test_words_without_an_order_are_told_by_a_table() -> None:
     # Right with 0.8 * 0.8 of the pairs, wrong with 0.2 * 0.2, and half of the others are ties: 0.8.
-    assert apart(table, words) == pytest.approx(0.8, abs=0.04)
-    assert table(Outcomes(np.arange(50.0)[:, None], None), Outcomes(np.arange(60.0, 110)[:, None], None)) is None
+    assert apart(learn_table, words) == pytest.approx(0.8, abs=0.04)
+    assert learn_table(Outcomes(np.arange(50.0)[:, None], None), Outcomes(np.arange(60.0, 110)[:, None], None)) is None
 
 
 def test_low_bits_are_told_by_the_finest_and_by_trees() -> None:
@@ -59,18 +64,18 @@ def test_low_bits_are_told_by_the_finest_and_by_trees() -> None:
         scale = 2.0**40 if world else 2.0**20
         return np.asarray(np.rint(generator.normal(0, 1, (2_000, 1)) * scale) / scale)
 
-    assert apart(lambda a, b: finest(b, a), half_fine) < 0.05  # finer bits score lower
-    assert apart(patterns, half_fine) > 0.98
+    assert apart(lambda a, b: learn_finest_bit(b, a), half_fine) < 0.05  # finer bits score lower
+    assert apart(learn_low_bits, half_fine) > 0.98
     whole = Outcomes(np.ones((40, 1), dtype=np.int64), None)
-    assert finest(whole, whole) is None
-    assert patterns(whole, whole) is None
-    assert last_bits(np.array([0.0, -0.75, 2.0**-1060])).tolist() == [2000.0, -2.0, -1060.0]
+    assert learn_finest_bit(whole, whole) is None
+    assert learn_low_bits(whole, whole) is None
+    assert find_last_bits(np.array([0.0, -0.75, 2.0**-1060])).tolist() == [2000.0, -2.0, -1060.0]
 
 
 def test_nothing_to_learn_from_is_no_score() -> None:
     same = Outcomes(np.ones((400, 2)), None)
-    assert linear(same, same) is None
-    assert boosted(same, same) is None
+    assert learn_line(same, same) is None
+    assert learn_trees(same, same) is None
     wide = Outcomes(np.random.default_rng(0).normal(size=(20, 600)), None)
-    assert linear(wide, wide) is None
-    assert boosted(wide, wide) is None
+    assert learn_line(wide, wide) is None
+    assert learn_trees(wide, wide) is None

@@ -16,7 +16,7 @@ from nearveil.graph import gaussian_graph
 from nearveil.privacy.sensitivity import _published as published
 from nearveil.privacy.sensitivity import bounds, published_2021, published_2022, replace_one, target_only
 from nearveil.privacy.sensitivity.bounds import sign_patterns
-from studies import _sensitivity_search as study
+from studies import sensitivity as study
 from studies.data import FeatureSet
 from tests.reference import dense_label_weights, dense_step, dense_weights, unit_rows
 

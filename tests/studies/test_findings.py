@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from studies._findings import BEGIN, END, FINDINGS, list_findings, write_findings
+from studies._report import BEGIN, END, FINDINGS, list_findings, write_findings
 
 Rows = list[dict[str, Any]]
 

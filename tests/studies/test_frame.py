@@ -15,7 +15,6 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from nearveil.cli import app
-from studies import _all
 from studies._figures import LOOKS, STYLE, ceiling, curve, curves, floor, look
 from studies._report import PageError, as_csv, describe_origin, interval, publish, write
 from studies._study import Case, Mean, Row, Study, as_frame, mean, run, select, summarise
@@ -229,7 +228,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "birds": study(name="birds", measure=missing),
         "full": study(name="full", facts=full, figures=lambda _: {}),
     }
-    monkeypatch.setattr(_all, "STUDIES", studies)
+    monkeypatch.setattr("studies.load_studies", lambda: studies)
     runner = CliRunner()
     out = ["--out", str(tmp_path / "out"), "--jobs", "1"]
     listed = runner.invoke(app, ["study"])

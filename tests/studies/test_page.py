@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 pytest.importorskip("PIL")
 pytest.importorskip("skimage")
@@ -13,7 +14,7 @@ pytest.importorskip("fastapi")
 
 from nearveil.ledger import Ledger
 from nearveil.service import Client
-from studies import page, photos
+from studies import photos
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_the_demo_ends_with_a_gallery_that_can_be_asked(
     few: photos.Photos, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):  # a second run takes the place of the first
-        page.main(["--out", str(tmp_path / "out")])
+        photos.offer_page(few, tmp_path / "out", Console(highlight=False))
     text = capsys.readouterr().out
     told = re.findall(r"^    (\S+)nearveil ui --index (\S+) --ledger (\S+)$", text, re.MULTILINE)
     gallery, ledger = Path(told[-1][1]), Path(told[-1][2])
@@ -58,6 +59,6 @@ def test_without_what_the_page_needs_the_demo_says_so(
 ) -> None:
     monkeypatch.setitem(sys.modules, "skimage.feature", None)
     monkeypatch.setitem(sys.modules, "skimage", None)
-    page.main(["--out", str(tmp_path / "out")])
+    photos.offer_page(few, tmp_path / "out", Console(highlight=False))
     assert "The page needs more" in capsys.readouterr().out
     assert not (tmp_path / "out" / "gallery").exists()

@@ -16,7 +16,7 @@ from nearveil.ledger import Ledger
 from nearveil.protocol import ClientProtocol, Found
 from nearveil.service._results import Match, Nearest
 from studies import photos
-from studies._loopback import serve_on_loopback
+from studies.photos import serve_on_loopback
 
 
 @pytest.fixture(scope="module")

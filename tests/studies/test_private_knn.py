@@ -16,8 +16,7 @@ from nearveil.privacy.events import NoisyScreening
 from studies import accounting, private_knn
 from studies._report import write
 from studies._study import mean, run
-from studies.data import DataMissingError
-from studies.digits import Remembered, extract_features, load, straighten
+from studies.data import DataMissingError, Remembered, extract_digit_features, load_digit_images, straighten
 
 pytest.importorskip("skimage", reason="scikit-image is not installed (the extra `images`)")
 
@@ -53,9 +52,9 @@ def few_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]
         monkeypatch.setitem(
             accounting.PLANS, name, replace(plan, screening=easy, sampling_rate=0.5, screened=100, answered=80)
         )
-    load.cache_clear()
+    load_digit_images.cache_clear()
     yield y
-    load.cache_clear()
+    load_digit_images.cache_clear()
 
 
 def test_the_study_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, few_digits: Any) -> None:
@@ -112,7 +111,7 @@ def test_the_network_is_a_student_too(monkeypatch: pytest.MonkeyPatch, few_digit
 
 def test_data_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NEARVEIL_DATA", str(tmp_path))
-    load.cache_clear()
+    load_digit_images.cache_clear()
     with pytest.raises(DataMissingError, match=r"mnist\.npz"):
         private_knn.measure({"data": "mnist", "way": "ours", "seed": 0})
 
@@ -127,9 +126,9 @@ def test_the_cheapest_epsilon_that_is_good_enough() -> None:
 def test_features_are_those_of_each_image() -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 255, (5, 28, 28), dtype=np.uint8)
-    rows = extract_features("mnist", images)
+    rows = extract_digit_features("mnist", images)
     assert rows.shape == (5, 648)
-    assert np.array_equal(extract_features("mnist", images[3:4]), rows[3:4])
+    assert np.array_equal(extract_digit_features("mnist", images[3:4]), rows[3:4])
     assert np.array_equal(Remembered(images, rows)(images[[4, 0]]), rows[[4, 0]])
     assert not straighten(np.zeros((28, 28), dtype=np.uint8)).any()
     slanted = np.zeros((28, 28), dtype=np.uint8)

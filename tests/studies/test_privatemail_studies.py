@@ -17,7 +17,6 @@ from nearveil.mechanisms import PrivateMail
 from nearveil.privacy.noise import unsafe_seeded
 from studies import (
     _privatemail,
-    _privatemail_methods,
     label_leak,
     label_weight,
     privatemail_convergence,
@@ -25,7 +24,7 @@ from studies import (
     privatemail_parameters,
     privatemail_recall,
 )
-from studies._report import write
+from studies._report import round_up, write
 from studies._study import Row, Study, as_frame, run
 
 CLASSES = {"cub200_cropped_lite0": 200, "cars196_cropped_lite0": 196, "cifar100_partial": 100}
@@ -124,13 +123,13 @@ def test_small_measures_by_hand() -> None:
     )
     assert drawn.score([[0, 1], [0, 1]]) == 0.5
     assert drawn.score([[0, 1], [0, 1]], np.array([5, 6])) == 1.0
-    assert _privatemail.round_up(0.0824) == "0.083"
+    assert round_up(0.0824) == "0.083"
     within = privatemail_embeddings.compute_within_share(
         np.array([[0.0], [2.0], [10.0], [12.0]]), np.array([0, 0, 1, 1])
     )
     assert within == pytest.approx(4 / 104)
     assert privatemail_embeddings.compute_error(np.zeros((2, 1)), np.array([[-1.0], [1.0]])) == 1.0
-    chosen = _privatemail_methods.choose_by_class(np.arange(12), np.array([0, 0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 8]))
+    chosen = _privatemail.choose_by_class(np.arange(12), np.array([0, 0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 8]))
     assert chosen.tolist() == [0, 8, 10, 2, 3, 4, 5, 6]  # the commonest classes first, one item of each
 
 
@@ -180,18 +179,18 @@ def test_without_labels_nothing_is_left_of_the_program(monkeypatch: pytest.Monke
 def test_recall_over_epsilon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(privatemail_recall, "DATA", ("cub200",))
     monkeypatch.setattr(privatemail_recall, "SEEDS", (0, 1, 2))
-    for module in (privatemail_recall, _privatemail_methods):
+    for module in (privatemail_recall, _privatemail):
         monkeypatch.setattr(module, "EPSILONS", (0.1, 4.0, 16.0))
         monkeypatch.setattr(module, "FIRST_EPSILONS", (0.023, 10.527))
-    deltas, few = _privatemail_methods.FIRST_DELTAS, (0.1, 16.0)
+    deltas, few = _privatemail.FIRST_DELTAS, (0.1, 16.0)
     published = {"2022-code": ((1e-5,), few), "2022": ((1e-5,), few), "2021": (deltas, (0.023, 10.527))}
-    monkeypatch.setattr(_privatemail_methods, "PUBLISHED", published)
-    monkeypatch.setattr(_privatemail_methods, "SETS_OF", {1.0: 4, 4.0: 8, 8.0: 16})
-    monkeypatch.setattr(_privatemail_methods, "DSNE_ANCHORS", 40)
+    monkeypatch.setattr(_privatemail, "PUBLISHED", published)
+    monkeypatch.setattr(_privatemail, "SETS_OF", {1.0: 4, 4.0: 8, 8.0: 16})
+    monkeypatch.setattr(_privatemail, "DSNE_ANCHORS", 40)
     pytest.importorskip("openTSNE", reason="openTSNE is not installed (the extra `tsne`)")
     rows = made(privatemail_recall.STUDY, tmp_path)
     found = means(rows, "method", "epsilon")
-    assert found[_privatemail_methods.PROGRAM, 0.1] > 0.4
+    assert found[_privatemail.PROGRAM, 0.1] > 0.4
     assert min(row["recall"] for row in rows if row["method"] == "no privacy") > 0.9
     assert found["covers", 16.0] > 0.5 > found["covers", 0.1]
     assert {row["method"] for row in rows if row["sound"]} == set(privatemail_recall.BELOW)
@@ -199,7 +198,7 @@ def test_recall_over_epsilon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         if row["sound"]:  # 100 queries: three standard errors
             top = row["ceiling"]
             assert row["recall"] <= top + 3 * math.sqrt(top * (1 - top) / 100) + 0.02
-        if row["method"] == _privatemail_methods.FIRST:
+        if row["method"] == _privatemail.FIRST:
             each, delta = row["step"], row["delta"]
             total = each * math.sqrt(4 * math.log(1 / delta)) + 2 * each * math.expm1(each) / (math.exp(each) + 1)
             assert total == pytest.approx(row["epsilon"], rel=1e-6)
@@ -213,9 +212,9 @@ def test_embeddings_and_their_alignment(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(privatemail_embeddings, "SEEDS", (0, 1))
     rows = made(privatemail_embeddings.STUDY, tmp_path)
     spread = means([row for row in rows if row["kind"] == "spread"], "method", "step", column="within")
-    assert spread[_privatemail_methods.PROGRAM, 0] > 0.7
-    assert spread[_privatemail_methods.PROGRAM, 7] < 0.1
-    assert spread[_privatemail_methods.PAPER, 7] > 0.7
+    assert spread[_privatemail.PROGRAM, 0] > 0.7
+    assert spread[_privatemail.PROGRAM, 7] < 0.1
+    assert spread[_privatemail.PAPER, 7] > 0.7
     error = [row for row in rows if row["kind"] == "error"]
     assert all(row["after"] <= min(row["before"], 1) + 1e-9 for row in error)
     points = [row for row in rows if row["kind"] == "point"]
@@ -228,7 +227,7 @@ def test_embeddings_and_their_alignment(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_the_error_of_an_alignment_is_that_of_the_message() -> None:
     """One row of the study again, from a message and least squares."""
-    rows = privatemail_embeddings.measure({"method": _privatemail_methods.PROGRAM, "seed": 0})
+    rows = privatemail_embeddings.measure({"method": _privatemail.PROGRAM, "seed": 0})
     drawn = _privatemail.sample_images("cars196", 0, gallery=privatemail_embeddings.GALLERY)
     mail = PrivateMail.published("2022-code", "cars196", epsilon=1.0, label_weight=0.5, allow_unsound=True)
     mail.fit(drawn.anchors, drawn.anchor_labels)

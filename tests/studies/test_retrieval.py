@@ -15,12 +15,10 @@ from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.search import Retriever, evaluate
 from nearveil.search.ceiling import neighbor_ceiling
-from studies import _finding, _retrieval_budget, codes, covers, data, retrieval, search
-from studies._finding import build_search, find
+from studies import _search, codes, covers, data, retrieval, search
 from studies._report import write
-from studies._rivals import SETTINGS
+from studies._search import SETS, SETTINGS, Trial, build_search, find, split, split_classes
 from studies._study import Row, Study, as_frame, mean, run, select, summarise
-from studies._trial import SETS, Trial, split, split_classes
 from tests.studies.small_sets import small_sets
 
 BIRDS = "cub200_cropped_lite0"
@@ -59,7 +57,7 @@ def _page(study: Study, folder: Path) -> tuple[list[Row], str]:
     ids=["PrivUnit", "PrivUnit to 8", "unary", "LATENT", "cells", "subset"],
 )
 def test_one_ranking_finds_what_a_retriever_finds(mechanism: Release, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_finding, "_REPEATS", 1)
+    monkeypatch.setattr(_search, "_REPEATS", 1)
     trial = _digits()
     retriever = Retriever(mechanism, candidates=0.2, code_bytes=None).fit(trial.public)
     retriever.index(trial.gallery, trial.gallery_y)
@@ -71,7 +69,7 @@ def test_one_ranking_finds_what_a_retriever_finds(mechanism: Release, monkeypatc
     assert found[0.2].neighbours.mean() == pytest.approx(true.nn_recall.value, abs=1e-12)
     assert true.recall is not None
     assert found[0.2].same_class.mean() == pytest.approx(true.recall.value, abs=1e-12)
-    assert _finding.send_popular(known, rows, 0.2).neighbours.mean() == pytest.approx(true.floor.value, abs=1e-12)
+    assert _search.send_popular(known, rows, 0.2).neighbours.mean() == pytest.approx(true.floor.value, abs=1e-12)
     assert all(found[0.05].neighbours <= found[0.2].neighbours) if 0.05 in found else True
 
 
@@ -156,11 +154,11 @@ def test_differences_weigh_both_halves_alike() -> None:
 @pytest.mark.parametrize(("epsilon", "queries"), [(0.01, 1600), (0.1, 160), (0.5, 32), (16.0, 1)])
 def test_a_pure_budget_is_a_sum(epsilon: float, queries: int) -> None:
     promise = Cells(epsilon).fit(np.eye(3)).guarantee
-    assert _retrieval_budget._count_added(promise) == queries
+    assert _search._count_added(promise) == queries
 
 
 def test_a_planned_budget_is_within_and_nearly_used_up() -> None:
-    count = _retrieval_budget.count_payable("a pure message", 0.5)["plan"]
+    count = _search.count_payable("a pure message", 0.5)["plan"]
     assert PldAccountant().compose(PureDp(0.5), count).epsilon(1e-5) <= 16
     assert PldAccountant().compose(PureDp(0.5), math.ceil(1.03 * count)).epsilon(1e-5) > 16
 
@@ -173,7 +171,7 @@ def test_gaussian_queries_add_in_quadrature() -> None:
 
     mu = next(mu for mu in np.linspace(0.5, 3, 20001) if delta(8.0, mu) > 1e-5)
     most = max(n for n in range(1, 20) if delta(16.0, mu * math.sqrt(n)) <= 1e-5)
-    assert _retrieval_budget.count_payable("analytic Gaussian", 8.0) == {"pure": 0, "plan": most}
+    assert _search.count_payable("analytic Gaussian", 8.0) == {"pure": 0, "plan": most}
 
 
 def test_expected_recall_is_what_sampling_finds() -> None:

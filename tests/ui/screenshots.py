@@ -12,8 +12,7 @@ from playwright.sync_api import ViewportSize, expect, sync_playwright
 from nearveil.features import HogColor, load_image
 from nearveil.gallery import Index, Item
 from nearveil.service import ProtectedGallery
-from studies.page import add_extractor, keep
-from studies.photos import Photos, load_digit_photos
+from studies.photos import Photos, add_extractor, keep_gallery, load_digit_photos
 from tests.ui.test_browser import Look, looking, shown
 
 FOLDER = Path("docs/howto")
@@ -104,7 +103,7 @@ def main() -> None:
     if program is None:
         sys.exit("there is no chromium here: apt-get install chromium")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        gallery, pictures = keep(add_extractor(load_digit_photos()), Path(folder))
+        gallery, pictures = keep_gallery(add_extractor(load_digit_photos()), Path(folder))
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         image = sorted(pictures.iterdir())[3]
         with (

@@ -35,8 +35,8 @@ from nearveil.ui import PageSession
 from nearveil.ui._app import bind_port, make_config
 from nearveil.ui._door import PageEntry
 from nearveil.ui.session import Purse
-from studies._loopback import Loopback, serve_on_loopback
 from studies.data import DataMissingError, find
+from studies.photos import Loopback, serve_on_loopback
 from tests.service.asking import seeded
 from tests.ui.pages import open_account, pieces, png
 from tests.ui.proxy import Recorder, recording

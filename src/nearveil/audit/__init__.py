@@ -2,34 +2,15 @@
 
 * :func:`audit` attacks a mechanism's guarantee, checks its conduct, and reports the epsilon that could be shown;
 * :class:`Experiment` says how to run a mechanism of one's own, and :class:`Law` what it states about its outcomes;
-* :func:`mechanisms` and :func:`specimens` are what ``nearveil audit`` knows, :func:`not_auditable` what it leaves out;
-* :func:`time_experiment`, :func:`clock_experiment` and :func:`wire_experiment` look at what surrounds a release: its
-  work, its time, and what is sent.
+* :func:`list_mechanisms` and :func:`list_specimens` are what ``nearveil audit`` knows.
+
+:mod:`nearveil.audit.attacks` looks at what surrounds a release: its work, its time, and what is sent.
 """
 
 from nearveil.audit._audit import audit
 from nearveil.audit._experiment import Experiment, Pair
 from nearveil.audit._law import Law
-from nearveil.audit._registry import Entry, mechanisms, not_auditable, specimens
-from nearveil.audit._report import Attack, Check, Report
-from nearveil.audit.attacks._clock import clock_experiment
-from nearveil.audit.attacks._time import OperationClock, time_experiment
-from nearveil.audit.attacks._wire import wire_experiment
+from nearveil.audit.registry import list_mechanisms, list_specimens
+from nearveil.audit.report import Check, Report
 
-__all__ = [
-    "Attack",
-    "Check",
-    "Entry",
-    "Experiment",
-    "Law",
-    "OperationClock",
-    "Pair",
-    "Report",
-    "audit",
-    "clock_experiment",
-    "mechanisms",
-    "not_auditable",
-    "specimens",
-    "time_experiment",
-    "wire_experiment",
-]
+__all__ = ["Check", "Experiment", "Law", "Pair", "Report", "audit", "list_mechanisms", "list_specimens"]

@@ -1,7 +1,7 @@
 """The audit: choose attacks on one half of the runs, measure all of them on the other, and check the conduct."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,37 +10,25 @@ import numpy as np
 from nearveil.audit._bounds import Floats, HockeyStick, event_epsilon, ladder
 from nearveil.audit._experiment import Experiment, Outcomes, Pair
 from nearveil.audit._law import Watch
-from nearveil.audit._report import FALSE_ALARM, Attack, Check, Curve, Report
-from nearveil.audit._subjects import experiment_of
-from nearveil.audit.attacks._classifier import boosted, linear
-from nearveil.audit.attacks._density import Direction, Slices, choose_direction
-from nearveil.audit.attacks._low_bits import finest, patterns
-from nearveil.audit.attacks._one_run import Guesser, choose_guesser, one_run
-from nearveil.audit.attacks._threshold import Event, Score, choose_event, likelihood
-from nearveil.audit.attacks._values import table
+from nearveil.audit.attacks import _scores as attacks
+from nearveil.audit.attacks._scores import Direction, Event, Guesser, Score, likelihood
+from nearveil.audit.registry import make_experiment
+from nearveil.audit.report import FALSE_ALARM, Attack, Check, Curve, Report
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
 
 Progress = Callable[[int], None]
-Scoring = Callable[[Outcomes, Outcomes], Score | None]
 
 _LEAST = 400  # runs of either input
 _POINTS = 200
 _MOST_LEARNED = 40_000  # outcomes by which a learned score is judged, and runs that measure what did not show most
 _LIKELIHOOD = "a threshold on the log-likelihood ratio"
 _DIVERGENCE = "the hockey-stick divergence"
-_SCORES: tuple[tuple[str, Scoring], ...] = (
-    ("a linear classifier", linear),
-    ("boosted trees", boosted),
-    ("a table of outcomes", table),
-    ("the finest bit", finest),
-    ("boosted trees on low bits", patterns),
-)
 _WATCHED = 3  # checks besides those of the experiment: the stated density, the stated law, repeats
 
 
 @dataclass(frozen=True, eq=False)
-class _Plan:
+class _Chosen:
     """An attack that was chosen: nothing in it has seen the runs that will measure it."""
 
     pair: Pair
@@ -54,14 +42,14 @@ class _Plan:
 class _Measured:
     """An attack with the runs that measure it."""
 
-    plan: _Plan
+    chosen: _Chosen
     interval: Callable[[float], tuple[float, float]]  # from a mistake to the interval
     curve: Callable[[float, tuple[float, float]], Curve]  # from the mistake and the interval to what is drawn
 
-    def told(self, mistake: float, alarm: float, promised: Guarantee) -> Attack:
+    def judge(self, mistake: float, alarm: float, guarantee: Guarantee) -> Attack:
         """Return what is reported: each end of `alarm` is wrong with that probability."""
-        refutes = self.interval(2 * alarm)[0] > promised.epsilon
-        return Attack(self.plan.name, self.plan.pair.name, self.interval(mistake), refutes)
+        refutes = self.interval(2 * alarm)[0] > guarantee.epsilon
+        return Attack(self.chosen.name, self.chosen.pair.name, self.interval(mistake), refutes)
 
 
 def audit(
@@ -69,7 +57,7 @@ def audit(
     *,
     confidence: float = 0.95,
     trials: int | None = None,
-    promise: Guarantee | None = None,
+    guarantee: Guarantee | None = None,
     source: Source | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -88,7 +76,7 @@ def audit(
         Of the interval.
     trials : int, optional
         Runs of either input, at least 400. By default what the experiment says, 200,000 for most.
-    promise : Guarantee, optional
+    guarantee : Guarantee, optional
         A claim to be audited in place of the mechanism's own guarantee.
     source : Source, optional
         Of the mechanism's randomness: the operating system's, unless a test asks for a seed.
@@ -107,66 +95,66 @@ def audit(
     >>> report.verdict, report.shown_epsilon <= 2.0
     ('kept', True)
     """
-    words = secure_source() if source is None else source
-    experiment = experiment_of(mechanism, words)
-    if promise is not None:
-        experiment = replace(experiment, promise=promise)
+    rng = secure_source() if source is None else source
+    experiment = make_experiment(mechanism, rng)
+    if guarantee is not None:
+        experiment = replace(experiment, guarantee=guarantee)
     if not 0 < confidence < 1:
         raise ValueError("confidence must lie between 0 and 1")
     runs = experiment.trials if trials is None else trials
     if isinstance(runs, bool) or not isinstance(runs, int) or runs < _LEAST:
         raise ValueError(f"trials must be a whole number of at least {_LEAST}")
-    tick, mistake, promised = progress or (lambda _: None), 1 - confidence, experiment.promise
+    tick, mistake, stated = progress or (lambda _: None), 1 - confidence, experiment.guarantee
     alarm = min(mistake, FALSE_ALARM) / 2  # for attacks, and as much for checks
     share = alarm / (_WATCHED + len(experiment.checks))
     watches = Watch(experiment.law), Watch(experiment.law)
-    plans, missing, density = _explore(experiment, runs // 2, (mistake, share), watches[0], words, tick)
-    measured = _measure(experiment, plans, runs - runs // 2, watches[1], words, tick)
+    chosen, missing, density = _explore(experiment, runs // 2, (mistake, share), watches[0], rng, tick)
+    measured = _measure(experiment, chosen, runs - runs // 2, watches[1], rng, tick)
     # The attack that showed most has half of the error, the others divide the rest.
     rest = alarm / 2 / max(1, len(measured) - 1)
-    attacks = [one.told(mistake, rest if place else alarm / 2, promised) for place, one in enumerate(measured)]
-    best, interval = plans[0], attacks[0].interval
+    shown = [one.judge(mistake, rest if place else alarm / 2, stated) for place, one in enumerate(measured)]
+    best, interval = chosen[0], shown[0].interval
     assert interval is not None
     return Report(
         mechanism=experiment.name,
-        promised_epsilon=promised.epsilon,
-        promised_delta=promised.delta,
+        promised_epsilon=stated.epsilon,
+        promised_delta=stated.delta,
         shown_epsilon=interval[0],
         interval=interval,
         attack=best.name,
         pair=best.pair.name,
-        one_run=one_run(experiment, best.pair, best.score, best.guesser, mistake / 2, words),
+        one_run=attacks.run_once(experiment, best.pair, best.score, best.guesser, mistake / 2, rng),
         trials=runs,
         confidence=confidence,
-        sound=promised.sound,
-        seeded=not words.sound,
-        attacks=(*attacks, *missing),
-        checks=(density, *_watched(watches, share), *_conduct(experiment, share, words, tick)),
+        sound=stated.sound,
+        seeded=not rng.sound,
+        attacks=(*shown, *missing),
+        checks=(density, *_judge_watches(watches, share), *_check_conduct(experiment, share, rng, tick)),
         curve=measured[0].curve(mistake, interval),
     )
 
 
-def _conduct(experiment: Experiment, share: float, source: Source, tick: Progress) -> Iterator[Check]:
+def _check_conduct(experiment: Experiment, share: float, rng: Source, tick: Progress) -> Iterator[Check]:
     for check in experiment.checks:
         tick(0)  # whoever waits may stop here
-        yield check(source, share)
+        yield check(rng, share)
 
 
-def _watched(watches: tuple[Watch, Watch], share: float) -> Iterator[Check]:
+def _judge_watches(watches: tuple[Watch, Watch], share: float) -> Iterator[Check]:
     """Judge what was looked at while the mechanism ran, to choose and to measure."""
+
+    def judge(name: str, stated: object, found: Iterable[str | None], missing: str = "") -> Check:
+        if stated is None:
+            return Check(name, "not run", missing)
+        wrong = next((one for one in found if one is not None), None)
+        return Check(name, "passed") if wrong is None else Check(name, "failed", wrong)
+
     law, half = watches[0].law, share / 2
-    stated = law.uniforms or law.coins
-    yield _judged("the stated law", stated, (one.misfit(half) for one in watches), "none is stated of single outcomes")
-    yield _judged("repeated outcomes", law.values, (one.repeated(half) for one in watches), "outcomes may come twice")
+    single = law.uniforms or law.coins
+    yield judge("the stated law", single, (one.misfit(half) for one in watches), "none is stated of single outcomes")
+    yield judge("repeated outcomes", law.values, (one.repeated(half) for one in watches), "outcomes may come twice")
     if law.consistent is not None:
-        yield _judged("labels", law.consistent, (one.inconsistent() for one in watches), "")
-
-
-def _judged(name: str, stated: object, found: Iterator[str | None], missing: str) -> Check:
-    if stated is None:
-        return Check(name, "not run", missing)
-    wrong = next((one for one in found if one is not None), None)
-    return Check(name, "passed") if wrong is None else Check(name, "failed", wrong)
+        yield judge("labels", law.consistent, (one.inconsistent() for one in watches))
 
 
 def _explore(
@@ -174,134 +162,133 @@ def _explore(
     runs: int,
     mistakes: tuple[float, float],
     watch: Watch,
-    source: Source,
+    rng: Source,
     tick: Progress,
-) -> tuple[list[_Plan], list[Attack], Check]:
+) -> tuple[list[_Chosen], list[Attack], Check]:
     """Try every attack on every pair.
 
     Returns each attack on the pair where it shows most, the best attack first, nothing of it a bound; the attacks that
     do not apply; and whether the stated density is that of the runs.
     """
     each = max(_LEAST // 2, runs // len(experiment.pairs))
-    best: dict[str, _Plan] = {}
+    best: dict[str, _Chosen] = {}
     misfits: list[str] = []
     for pair in experiment.pairs:
-        seen = [experiment.seen(pair, which, each, source, watch) for which in (0, 1)]
+        seen = [experiment.observe(pair, which, each, rng, watch) for which in (0, 1)]
         tick(2 * each)
-        for plan in _plans(experiment, pair, seen, (mistakes[0], mistakes[1] / len(experiment.pairs)), misfits):
-            if plan.name not in best or plan.how.promising > best[plan.name].how.promising:
-                best[plan.name] = plan
-    plans = sorted(best.values(), key=lambda plan: -plan.how.promising)
-    missing = [Attack(name, note=why) for name, why in _names(experiment, misfits).items() if name not in best]
+        for one in _choose(experiment, pair, seen, (mistakes[0], mistakes[1] / len(experiment.pairs)), misfits):
+            if one.name not in best or one.how.promising > best[one.name].how.promising:
+                best[one.name] = one
+    chosen = sorted(best.values(), key=lambda one: -one.how.promising)
+    missing = [Attack(name, note=why) for name, why in _list_reasons(experiment, misfits).items() if name not in best]
     if not experiment.exact:
-        return plans, missing, Check("the stated density", "not run", "no exact density is stated")
-    return plans, missing, Check("the stated density", "failed" if misfits else "passed", "; ".join(misfits))
+        return chosen, missing, Check("the stated density", "not run", "no exact density is stated")
+    return chosen, missing, Check("the stated density", "failed" if misfits else "passed", "; ".join(misfits))
 
 
-def _names(experiment: Experiment, misfits: list[str]) -> dict[str, str]:
+def _list_reasons(experiment: Experiment, misfits: list[str]) -> dict[str, str]:
     """Return the names of all attacks, with the reason why each may be missing."""
-    learned = {_threshold(name): "does not apply to these outcomes" for name, _ in (*_SCORES, *experiment.scores)}
+    learned = {f"a threshold on {name}": "does not apply to these outcomes" for name, _ in _list_learned(experiment)}
     unknown = "the stated density is not that of the runs" if misfits else "no exact density is stated"
     return {_LIKELIHOOD: "no density is stated", **learned, _DIVERGENCE: unknown}
 
 
-def _threshold(name: str) -> str:
-    return f"a threshold on {name}"
+def _list_learned(experiment: Experiment) -> tuple[tuple[str, attacks.Learn], ...]:
+    return (*attacks.LEARNED, *experiment.scores)
 
 
-def _plans(
+def _choose(
     experiment: Experiment, pair: Pair, seen: list[Outcomes], mistakes: tuple[float, float], misfits: list[str]
-) -> Iterator[_Plan]:
-    half, (mistake, share) = len(seen[0]) // 2, mistakes
-    train, choose = ([one.part(rows) for one in seen] for rows in (slice(0, half), slice(half, None)))
-    promised = experiment.promise
-    for name, score in _scores(experiment, train):
+) -> Iterator[_Chosen]:
+    """Choose how each attack is made on one pair."""
+    half, (mistake, share), stated = len(seen[0]) // 2, mistakes, experiment.guarantee
+    train, judge = ([one[rows] for one in seen] for rows in (slice(0, half), slice(half, None)))
+
+    def guesser(scores: list[Floats]) -> Guesser | None:
+        return None if experiment.together is None else attacks.choose_guesser(scores[0], scores[1], mistake)
+
+    for name, score in _learn_scores(experiment, train):
         # What was learned takes its time; the likelihood is there already, and sees rare events in all runs.
-        scores = [score(one if score is likelihood else one.part(slice(0, _MOST_LEARNED))) for one in choose]
-        event = choose_event(scores[0], scores[1], promised.delta, mistake)
-        yield _Plan(pair, name, score, event, _guesser(experiment, scores, mistake))
+        scores = [score(one if score is likelihood else one[:_MOST_LEARNED]) for one in judge]
+        event = attacks.choose_event(scores[0], scores[1], stated.delta, mistake)
+        yield _Chosen(pair, name, score, event, guesser(scores))
     if not experiment.exact:
         return
-    slices = Slices.choose(np.concatenate([likelihood(one) for one in train]))
-    misfit = slices.misfit(likelihood(choose[0]), likelihood(choose[1]), share)
+    slices = attacks.Slices.choose(np.concatenate([likelihood(one) for one in train]))
+    misfit = slices.find_misfit(likelihood(judge[0]), likelihood(judge[1]), share)
     if misfit is not None:
         misfits.append(f"{pair.name}: {misfit}")
         return
-    losses = [likelihood(one) for one in seen]
-    direction = choose_direction(losses[0], losses[1], promised.epsilon, promised.delta, mistake)
-    yield _Plan(pair, _DIVERGENCE, likelihood, direction, _guesser(experiment, losses, mistake))
+    losses = [likelihood(one) for one in seen]  # all of them: a density is not trained
+    direction = attacks.choose_direction(losses[0], losses[1], stated.epsilon, stated.delta, mistake)
+    yield _Chosen(pair, _DIVERGENCE, likelihood, direction, guesser(losses))
 
 
-def _guesser(experiment: Experiment, scores: list[Floats], mistake: float) -> Guesser | None:
-    return None if experiment.together is None else choose_guesser(scores[0], scores[1], mistake)
-
-
-def _scores(experiment: Experiment, train: list[Outcomes]) -> Iterator[tuple[str, Score]]:
+def _learn_scores(experiment: Experiment, train: list[Outcomes]) -> Iterator[tuple[str, Score]]:
     if train[0].losses is not None:
         yield _LIKELIHOOD, likelihood
-    for name, learn in (*_SCORES, *experiment.scores):
+    for name, learn in _list_learned(experiment):
         score = learn(train[0], train[1])
         if score is not None:
-            yield _threshold(name), score
+            yield f"a threshold on {name}", score
 
 
 def _measure(
-    experiment: Experiment, plans: list[_Plan], runs: int, watch: Watch, source: Source, tick: Progress
+    experiment: Experiment, every: list[_Chosen], runs: int, watch: Watch, rng: Source, tick: Progress
 ) -> list[_Measured]:
     """Run anew: often on the pair of the best attack, less often on those of the others."""
-    best, few = plans[0], min(runs, _MOST_LEARNED)
+    best, few = every[0], min(runs, _MOST_LEARNED)
     fewer = min(few, max(_LEAST // 2, runs // len(experiment.pairs)))  # so that all pairs take as long as the best one
     wanted = [runs, runs]
     if isinstance(best.how, Direction):  # one world is enough, so it has the runs of both
         wanted = [few, 2 * runs] if best.how.swapped else [2 * runs, few]
     pairs: dict[int, list[Outcomes]] = {}
     found = []
-    for plan in plans:
-        counts = wanted if plan.pair is best.pair else [fewer, fewer]
-        if id(plan.pair) not in pairs:
-            pairs[id(plan.pair)] = [
-                experiment.seen(plan.pair, which, count, source, watch) for which, count in enumerate(counts)
-            ]
-            tick(2 * runs if plan is best else 0)
-        seen = pairs[id(plan.pair)]
-        if plan is not best and plan.score is not likelihood:
-            seen = [one.part(slice(0, few)) for one in seen]
-        found.append(_measured(plan, seen, experiment.promise))
+    for chosen in every:
+        pair = chosen.pair
+        if id(pair) not in pairs:
+            counts = enumerate(wanted if pair is best.pair else [fewer, fewer])
+            pairs[id(pair)] = [experiment.observe(pair, which, count, rng, watch) for which, count in counts]
+            tick(2 * runs if chosen is best else 0)
+        seen = pairs[id(pair)]
+        if chosen is not best and chosen.score is not likelihood:
+            seen = [one[:few] for one in seen]
+        found.append(_measure_one(chosen, seen, experiment.guarantee))
     return found
 
 
-def _measured(plan: _Plan, seen: list[Outcomes], promised: Guarantee) -> _Measured:
-    own, other = seen[::-1] if plan.how.swapped else seen
-    if isinstance(plan.how, Direction):
-        losses, steps = likelihood(own), ladder(promised.epsilon)
-        stick = HockeyStick(-losses if plan.how.swapped else losses)
+def _measure_one(chosen: _Chosen, seen: list[Outcomes], guarantee: Guarantee) -> _Measured:
+    own, other = seen[::-1] if chosen.how.swapped else seen
+    if isinstance(chosen.how, Direction):
+        losses, steps = likelihood(own), ladder(guarantee.epsilon)
+        stick = HockeyStick(-losses if chosen.how.swapped else losses)
         return _Measured(
-            plan,
-            lambda mistake: stick.interval(promised.delta, mistake, steps),
-            lambda mistake, interval: _divergences(stick, steps, interval, promised, mistake),
+            chosen,
+            lambda mistake: stick.interval(guarantee.delta, mistake, steps),
+            lambda mistake, interval: _draw_divergences(stick, steps, interval, guarantee, mistake),
         )
-    event, runs = plan.how, min(len(own), len(other))
-    scores = [plan.score(one.part(slice(0, runs))) for one in (own, other)]
-    hits, false_hits = (event.holds(one) for one in scores)
+    event, runs = chosen.how, min(len(own), len(other))
+    scores = [chosen.score(one[:runs]) for one in (own, other)]
+    hits, false_hits = (event.count(one) for one in scores)
 
     def interval(mistake: float) -> tuple[float, float]:
-        low, high = event_epsilon(hits, false_hits, runs, promised.delta, mistake)
+        low, high = event_epsilon(hits, false_hits, runs, guarantee.delta, mistake)
         return float(low), float(high)
 
-    return _Measured(plan, interval, lambda _, __: _events(scores, event, (false_hits / runs, hits / runs)))
+    return _Measured(chosen, interval, lambda _, __: _draw_events(scores, event, (false_hits / runs, hits / runs)))
 
 
-def _events(scores: list[Floats], event: Event, chosen: tuple[float, float]) -> Curve:
+def _draw_events(scores: list[Floats], event: Event, chosen: tuple[float, float]) -> Curve:
     own, other = (np.sort(one if event.above else -one) for one in scores)
     at = np.unique(np.quantile(np.concatenate([own, other]), np.linspace(0, 1, _POINTS), method="nearest"))
     y, x = (1 - np.searchsorted(one, at, side="left" if event.above else "right") / len(one) for one in (own, other))
     return Curve("event", tuple(x.tolist()), tuple(y.tolist()), (), chosen)
 
 
-def _divergences(
-    stick: HockeyStick, steps: Floats, interval: tuple[float, float], promised: Guarantee, mistake: float
+def _draw_divergences(
+    stick: HockeyStick, steps: Floats, interval: tuple[float, float], guarantee: Guarantee, mistake: float
 ) -> Curve:
-    widest = 1.6 * max(interval[0], promised.epsilon if math.isfinite(promised.epsilon) else 0.0, 0.1)
+    widest = 1.6 * max(interval[0], guarantee.epsilon if math.isfinite(guarantee.epsilon) else 0.0, 0.1)
     drawn = steps[steps <= widest]
     drawn = drawn[:: max(1, len(drawn) // _POINTS)]
     moments = [stick.at(float(epsilon)) for epsilon in drawn]

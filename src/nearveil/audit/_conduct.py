@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone
 
+from nearveil.audit._experiment import Floats
 from nearveil.audit._law import Law, Watch
-from nearveil.audit._report import Check
-from nearveil.audit.ballots import Ballot, Read, twin
+from nearveil.audit._readers import Read, VoteReader, make_twin
+from nearveil.audit.report import Check
 from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.noise import Source
@@ -30,26 +31,23 @@ ACCOUNT, LEDGER = "audit", "audit.db"
 _STRENGTHS = ("epsilon", "delta", "nominal_epsilon", "vote_noise")
 
 
-def vote_checks(ballot: Ballot) -> tuple[Conduct, ...]:
+def make_vote_checks(reader: VoteReader) -> tuple[Conduct, ...]:
     """Return the checks of a voting estimator's conduct."""
     checks = {
-        "predict": lambda source, mistake: _predict(ballot, source, mistake),
-        "the guarantee's price": lambda _, __: _price(ballot),
-        "caps": lambda _, __: _caps(ballot),
-        "the account": lambda _, __: _account(ballot),
-        "copies": lambda _, __: _copies(ballot),
+        "predict": lambda source, mistake: _check_predict(reader, source, mistake),
+        "the guarantee's price": lambda _, __: _check_price(reader),
+        "caps": lambda _, __: _check_caps(reader),
+        "the account": lambda _, __: _check_account(reader),
+        "copies": lambda _, __: _check_copies(reader),
     }
-    if hasattr(ballot.own, "answer_once") and ballot.plan.screening is None:
-        checks["answers under a key"] = lambda _, __: _keys(ballot)
-    fitted = _fit(ballot, clone(ballot.own))
-    return (*(named_check(name, found) for name, found in checks.items()), frozen_check(fitted))
+    if hasattr(reader.own, "answer_once") and reader.plan.screening is None:
+        checks["answers under a key"] = lambda _, __: _check_keys(reader)
+    fitted = _fit(reader, clone(reader.own))
+    return (*(make_check(name, found) for name, found in checks.items()), make_frozen_check(fitted))
 
 
-def named_check(name: str, find: Callable[[Source, float], str | None]) -> Conduct:
-    """Return a check that fails where something was found.
-
-    `find`: ``find(source, mistake)`` returns what is wrong, or None.
-    """
+def make_check(name: str, find: Callable[[Source, float], str | None]) -> Conduct:
+    """Return a check that fails where ``find(source, mistake)`` returns what is wrong, and not None."""
 
     def check(source: Source, mistake: float) -> Check:
         found = find(source, mistake)
@@ -58,11 +56,8 @@ def named_check(name: str, find: Callable[[Source, float], str | None]) -> Condu
     return check
 
 
-def frozen_check(estimator: Any) -> Conduct:
-    """Return a check that no parameter that is set later changes the guarantee of what was fitted.
-
-    `estimator`: Fitted.
-    """
+def make_frozen_check(estimator: Any) -> Conduct:
+    """Return a check that no parameter that is set later changes the guarantee of a fitted estimator."""
 
     def find(source: Source, mistake: float) -> str | None:
         del source, mistake
@@ -78,40 +73,42 @@ def frozen_check(estimator: Any) -> Conduct:
                 return f"{name} that is set after fit changes the guarantee, and not the noise"
         return None
 
-    return named_check("parameters set later", find)
+    return make_check("parameters set later", find)
 
 
-def _predict(ballot: Ballot, source: Source, mistake: float) -> str | None:
+def _check_predict(reader: VoteReader, source: Source, mistake: float) -> str | None:
     """Judge what `predict` returns by the stated law of the votes."""
-    if not ballot.known:
+    if not reader.known:
         return None
-    if ballot.labelled:
-        watch = Watch(Law(coins=ballot.label_coins))
+    if reader.labelled:
+        law = Law(coins=reader.list_label_coins)
     else:
-        watch = Watch(
-            Law(lambda read, at: ballot.uniforms(read.values, at), lambda read, at: ballot.coins(read.values, at))
+        law = Law(
+            uniforms=lambda read, records: reader.compute_uniforms(read.values, records),
+            coins=lambda read, records: reader.list_coins(read.values, records),
         )
-    for pair in ballot.pairs:
-        for which, database in (("first", pair.first), ("second", pair.second)):
-            voter = twin(ballot, source).fit(database.X, database.y)
-            found = voter.predict(np.tile(ballot.query, (_PREDICTED, 1)))
-            watch.see(f"{pair.name} ({which} input)", found if ballot.labelled else ballot.read(found), database)
+    watch = Watch(law)
+    for pair in reader.pairs:
+        for which, records in (("first", pair.first), ("second", pair.second)):
+            voter = make_twin(reader, source).fit(records.X, records.y)
+            found = voter.predict(np.tile(reader.query, (_PREDICTED, 1)))
+            watch.see(f"{pair.name} ({which} input)", found if reader.labelled else reader.read(found), records)
     return watch.misfit(mistake)
 
 
-def _price(ballot: Ballot) -> str | None:
+def _check_price(reader: VoteReader) -> str | None:
     """Compare what the plan's public figures cost with what the guarantee states."""
-    plan, stated = ballot.plan, ballot.guarantee
-    cost = _cost(ballot, plan, plan.max_answered, plan.max_screened, stated.delta)
+    plan, stated = reader.plan, reader.guarantee
+    cost = _compute_cost(reader, plan, plan.max_answered, plan.max_screened, stated.delta)
     if stated.epsilon >= _CLOSE * cost:
         return None
     return f"the guarantee states epsilon {stated.epsilon:.4g} for what costs {cost:.4g}"
 
 
-def _caps(ballot: Ballot) -> str | None:
+def _check_caps(reader: VoteReader) -> str | None:
     """Ask for more than the plan allows, in small parts and at once."""
-    for voter in _small(ballot):
-        session = _opened(ballot, _fit(ballot, voter))
+    for voter in _make_small(reader):
+        session = _open(reader, _fit(reader, voter))
         for count in (1, 2, session.queries + 3, 1):
             session.ask(voter, count)
         if session.complaint is not None:
@@ -119,10 +116,10 @@ def _caps(ballot: Ballot) -> str | None:
     return None
 
 
-def _copies(ballot: Ballot) -> str | None:
+def _check_copies(reader: VoteReader) -> str | None:
     """Ask an estimator with its copies and pickles, without an account and on one that would pay for all of them."""
-    for voter in _small(ballot):
-        alone = _opened(ballot, _fit(ballot, voter))
+    for voter in _make_small(reader):
+        alone = _open(reader, _fit(reader, voter))
         alone.ask(voter, 1)
         for other in (copy.copy(voter), copy.deepcopy(voter), pickle.loads(pickle.dumps(voter))):  # noqa: S301
             alone.ask(other, alone.queries)
@@ -133,11 +130,11 @@ def _copies(ballot: Ballot) -> str | None:
                 protects="database",
                 unit=voter.guarantee.unit,
                 relation="add-remove",
-                epsilon=_LARGEST_FILTER if ballot.plan.screening is None else _LARGEST_SCREENED,
+                epsilon=_LARGEST_FILTER if reader.plan.screening is None else _LARGEST_SCREENED,
                 delta=_LARGEST_DELTA,
             )
-            payer = _fit(ballot, clone(voter).set_params(account=account))
-            shared, kept = _opened(ballot, payer), pickle.dumps(payer)
+            payer = _fit(reader, clone(voter).set_params(account=account))
+            shared, kept = _open(reader, payer), pickle.dumps(payer)
             for other in (payer, pickle.loads(kept), pickle.loads(kept)):  # noqa: S301
                 shared.ask(other, shared.queries)
         found = alone.complaint or shared.complaint
@@ -146,47 +143,47 @@ def _copies(ballot: Ballot) -> str | None:
     return None
 
 
-def _account(ballot: Ballot) -> str | None:
+def _check_account(reader: VoteReader) -> str | None:
     """Compare what an account was charged with what was done."""
-    for voter in _small(ballot):
+    for voter in _make_small(reader):
         with open_ledger() as ledger:
-            payer = _fit(ballot, voter.set_params(ledger=ledger, account=ACCOUNT))
-            session = _opened(ballot, payer)
+            payer = _fit(reader, voter.set_params(ledger=ledger, account=ACCOUNT))
+            session = _open(reader, payer)
             for count in (1, session.queries + 3):
                 session.ask(payer, count)
-            found = session.complaint or session.unpaid(ledger)
+            found = session.complaint or session.find_unpaid(ledger)
         if found is not None:
             return found
     return None
 
 
-def _keys(ballot: Ballot) -> str | None:
+def _check_keys(reader: VoteReader) -> str | None:
     """Ask twice under each key: the same answer, paid for once."""
     with open_ledger() as ledger:
-        voter = _fit(ballot, next(_small(ballot)).set_params(ledger=ledger, account=ACCOUNT))
-        session, known = _opened(ballot, voter), {}
+        voter = _fit(reader, next(_make_small(reader)).set_params(ledger=ledger, account=ACCOUNT))
+        session, known = _open(reader, voter), {}
         for number in range(session.queries + 2):
             try:
-                known[f"key {number}"] = voter.answer_once(ballot.query, f"key {number}")
+                known[f"key {number}"] = voter.answer_once(reader.query, f"key {number}")
             except ExhaustedError:
                 break
-        session.take(ballot.read(one) for one in known.values())
+        session.take(reader.read(one) for one in known.values())
         before = ledger.account(ACCOUNT).history()
-        again = {key: voter.answer_once(ballot.query, key) for key in known}
+        again = {key: voter.answer_once(reader.query, key) for key in known}
         if any(not np.array_equal(known[key].votes, again[key].votes) for key in known):
             return "a key was answered anew"
         if len({one.votes.tobytes() for one in known.values()}) < len(known):
             return "two keys have the same answer"
         if ledger.account(ACCOUNT).history() != before:
             return "a key that was answered before was charged again"
-        return session.complaint or session.unpaid(ledger)
+        return session.complaint or session.find_unpaid(ledger)
 
 
 class Session:
     """Everything that was asked of one plan, of an estimator and of its copies together."""
 
-    def __init__(self, ballot: Ballot, plan: Any, delta: float) -> None:
-        self._ballot, self._plan, self._delta = ballot, plan, delta
+    def __init__(self, reader: VoteReader, plan: Any, delta: float) -> None:
+        self._reader, self._plan, self._delta = reader, plan, delta
         self._screened = self._answered = 0
         self._wrong = False
 
@@ -198,17 +195,17 @@ class Session:
     def ask(self, voter: Any, count: int) -> None:
         """Ask at the record in question; one that refuses has answered nothing."""
         try:
-            answers = voter.answer(np.tile(self._ballot.query, (count, 1)))
+            answers = voter.answer(np.tile(self._reader.query, (count, 1)))
         except (ExhaustedError, OverBudgetError):
             return
-        self.take([self._ballot.read(answers)])
+        self.take([self._reader.read(answers)])
 
     def take(self, answers: Iterable[Read]) -> None:
         """Count what was answered."""
         for read in answers:
             self._screened += len(read.answered)
             self._answered += int(read.answered.sum())
-            self._wrong |= not self._ballot.consistent(read).all()
+            self._wrong |= not self._reader.are_consistent(read).all()
 
     @property
     def complaint(self) -> str | None:
@@ -218,40 +215,42 @@ class Session:
             return f"{self._answered} queries were answered where {most} are allowed"
         return "a label does not follow from the votes" if self._wrong else None
 
-    def unpaid(self, ledger: Ledger) -> str | None:
+    def find_unpaid(self, ledger: Ledger) -> str | None:
         """Say what the account was not charged for."""
         charged = PldAccountant()
         for entry in ledger.account(ACCOUNT).history():
             for event, times in entry.events:
                 charged.compose(event, times)
         paid, delta = charged.epsilon(self._delta), self._delta
-        cost = _cost(self._ballot, self._plan, self._answered, min(self._screened, self._plan.max_screened), delta)
+        cost = _compute_cost(
+            self._reader, self._plan, self._answered, min(self._screened, self._plan.max_screened), delta
+        )
         if paid >= _CLOSE * cost:
             return None
         return f"the account was charged epsilon {paid:.4g} for what costs {cost:.4g}"
 
 
-def _cost(ballot: Ballot, plan: Any, answered: int, screened: int, delta: float) -> float:
+def _compute_cost(reader: VoteReader, plan: Any, answered: int, screened: int, delta: float) -> float:
     """Return what so many votes and screenings cost."""
     accountant = PldAccountant()
-    for event, times in zip(ballot.events(plan), (answered, screened), strict=True):
+    for event, times in zip(reader.derive_events(plan), (answered, screened), strict=True):
         if event is not None and times:
             accountant.compose(event, times)
     return float(accountant.epsilon(delta))
 
 
-def _small(ballot: Ballot) -> Iterator[Any]:
+def _make_small(reader: VoteReader) -> Iterator[Any]:
     """Return the estimator itself, or one with smaller caps; then one with fewer screenings than answers."""
-    plan = ballot.plan
+    plan = reader.plan
     caps = {"max_answered": min(plan.max_answered, _MOST_ANSWERED)}
     if plan.screening is not None:
         caps["max_screened"] = min(plan.max_screened, _MOST_SCREENED)
     within = all(getattr(plan, name) == most for name, most in caps.items())
-    yield clone(ballot.own) if within else twin(ballot, None).set_params(**caps)
+    yield clone(reader.own) if within else make_twin(reader, None).set_params(**caps)
     if plan.screening is not None:
         few = min(plan.max_screened, _MOST_ANSWERED // 2)
         more = math.sqrt(max(1.0, 2 * few / plan.max_answered))  # noise, so that it costs no more
-        yield twin(ballot, None).set_params(
+        yield make_twin(reader, None).set_params(
             max_answered=2 * few,
             max_screened=few,
             vote_noise=more * plan.vote_noise,
@@ -259,13 +258,20 @@ def _small(ballot: Ballot) -> Iterator[Any]:
         )
 
 
-def _opened(ballot: Ballot, voter: Any) -> Session:
-    return Session(ballot, voter.plan_, voter.delta)
+def _open(reader: VoteReader, voter: Any) -> Session:
+    return Session(reader, voter.plan_, voter.delta)
 
 
-def _fit(ballot: Ballot, voter: Any) -> Any:
-    database = ballot.pairs[0].first
-    return voter.fit(database.X, database.y)
+def _fit(reader: VoteReader, voter: Any) -> Any:
+    records = reader.pairs[0].first
+    return voter.fit(records.X, records.y)
+
+
+def find_private(export: bytes, rows: Floats) -> str | None:
+    """Say what an export holds that must not leave."""
+    if any(row.tobytes() in export for row in rows):
+        return "it holds a private row"
+    return "it holds the address of the ledger" if LEDGER.encode() in export else None
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.audit._law import Law, Watch
-from nearveil.audit._report import Check
+from nearveil.audit.report import Check
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 
@@ -16,6 +16,7 @@ Floats = NDArray[np.float64]
 Coins = NDArray[np.bool_]
 
 TRIALS = 200_000
+ROWS, DIMENSION, CLASSES = 200, 16, 4  # of what a mechanism is fitted on where nobody has fitted it
 _PURE = 1e-9  # a delta below is what samplers of finite precision cost
 _SEEN_TIMES, _MOST_TRIALS = 30, 1_000_000  # how often an event of probability delta is to be seen, if that is possible
 _CHUNK = 1 << 17  # runs at a time
@@ -23,7 +24,7 @@ _CHUNK = 1 << 17  # runs at a time
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Two inputs that are neighbours, so that the promise covers them.
+    """Two inputs that are neighbours, so that the guarantee covers them.
 
     Parameters
     ----------
@@ -48,19 +49,18 @@ class Outcomes:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def part(self, rows: slice) -> "Outcomes":
-        """Return some of the runs."""
+    def __getitem__(self, rows: slice) -> "Outcomes":
         return Outcomes(self.numbers[rows], None if self.losses is None else self.losses[rows])
 
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """A mechanism, its promise and the pairs of inputs that put it to the test.
+    """A mechanism, its guarantee and the pairs of inputs that put it to the test.
 
     Parameters
     ----------
     name : str
-    promise : Guarantee
+    guarantee : Guarantee
         What is audited: its epsilon and delta.
     pairs : tuple of Pair
         Worst cases; the audit finds out which is the worst of them.
@@ -73,8 +73,8 @@ class Experiment:
         not it serves as a score alone, which is safe whatever it is.
     numbers : callable, optional
         From what `run` returns to an array of shape (n, k); ``numpy.asarray`` by default.
-    scores : tuple of Scoring, optional
-        Further ways to score an outcome, besides those that every audit tries.
+    scores : tuple of (str, callable), optional
+        Further ways to score an outcome: a name, and ``learn(first, second)`` that returns a score or None.
     together : callable, optional
         ``together(coins, pair, source)`` runs the mechanism *once* on many records, each the pair's first or second
         input by its coin, and returns what is seen of each: for the one-run estimate.
@@ -92,7 +92,7 @@ class Experiment:
     """
 
     name: str
-    promise: Guarantee
+    guarantee: Guarantee
     pairs: tuple[Pair, ...]
     run: Callable[[Any, int, Source], Any]
     log_ratio: Callable[[Any, Pair], Floats] | None = None
@@ -110,32 +110,19 @@ class Experiment:
         if self.exact and self.log_ratio is None:
             raise ValueError("exact needs a log_ratio: without one nothing is known of the law")
 
-    def seen(self, pair: Pair, which: int, runs: int, source: Source, watch: Watch | None = None) -> Outcomes:
-        """Run on the pair's first (0) or second (1) input, in chunks.
-
-        Parameters
-        ----------
-        pair : Pair
-        which : {0, 1}
-        runs : int
-        source : Source
-        watch : Watch, optional
-            Looks on.
-
-        Returns
-        -------
-        Outcomes
-        """
+    def observe(self, pair: Pair, which: int, runs: int, source: Source, watch: Watch | None = None) -> Outcomes:
+        """Run on the pair's first (0) or second (1) input, in chunks, while `watch` looks on."""
         given = pair.second if which else pair.first
         parts = []
         for start in range(0, runs, _CHUNK):
             raw = self.run(given, min(_CHUNK, runs - start), source)
-            parts.append(self.outcomes(raw, pair))
+            parts.append(self.read(raw, pair))
             if watch is not None:
                 watch.see(f"{pair.name} ({'second' if which else 'first'} input)", raw, given)
-        return joined(parts)
+        losses = [part.losses for part in parts if part.losses is not None]
+        return Outcomes(np.concatenate([part.numbers for part in parts]), np.concatenate(losses) if losses else None)
 
-    def outcomes(self, raw: Any, pair: Pair) -> Outcomes:
+    def read(self, raw: Any, pair: Pair) -> Outcomes:
         """Turn what `run` returned into numbers and, where the density is known, losses."""
         numbers = np.asarray(self.numbers(raw))
         numbers = numbers.reshape(len(numbers), -1)
@@ -143,12 +130,16 @@ class Experiment:
         return Outcomes(numbers, losses)
 
 
-def joined(parts: list[Outcomes]) -> Outcomes:
-    """Put chunks one after the other."""
-    losses = [part.losses for part in parts if part.losses is not None]
-    return Outcomes(np.concatenate([part.numbers for part in parts]), np.concatenate(losses) if losses else None)
-
-
-def trials_for(delta: float) -> int:
+def count_trials(delta: float) -> int:
     """Return how many runs of either input it takes to see events of probability `delta`."""
     return TRIALS if delta <= _PURE else int(min(max(TRIALS, _SEEN_TIMES / delta), _MOST_TRIALS))
+
+
+def draw_public_rows() -> tuple[Floats, NDArray[np.int64]]:
+    """Return 200 standard normal rows of 16 dimensions, and labels of 4 classes."""
+    return np.random.default_rng(0).standard_normal((ROWS, DIMENSION)), np.arange(ROWS, dtype=np.int64) % CLASSES
+
+
+def draw_gallery() -> Floats:
+    """Return 200 other rows, for mechanisms that have a map of a gallery."""
+    return np.random.default_rng(1).standard_normal((ROWS, DIMENSION))

@@ -168,12 +168,7 @@ class Watch:
         self._judged = self._wrong = 0
 
     def see(self, name: str, seen: Any, given: Any) -> None:
-        """Take note of runs on one input.
-
-        `name`: Of the input; runs of one name are counted together.
-        `seen`: What `run` returned.
-        `given`: The input.
-        """
+        """Take note of what `run` returned on one input; runs of one name are counted together."""
         if self.law.uniforms is not None:
             arrays, cell = self.law.uniforms(seen, given), 0.0 if self.law.values is None else self.law.largest_value
             counted = self._counts.setdefault(name, [_Counts(cell) for _ in arrays])
@@ -195,10 +190,7 @@ class Watch:
             self._judged, self._wrong = self._judged + len(fine), self._wrong + int((~fine).sum())
 
     def misfit(self, mistake: float) -> str | None:
-        """Return what contradicts the stated law; None where nothing does.
-
-        `mistake`: The probability with which a true law may be called false.
-        """
+        """Return what contradicts the stated law; a true one is called false with at most that probability."""
         every: list[tuple[str, _Counts | _Coins]] = [
             *((f"{name}, number {i}", one) for name, kept in self._counts.items() for i, one in enumerate(kept, 1)),
             *((f"{name}, coin {i}", one) for name, kept in self._coins.items() for i, one in enumerate(kept, 1)),
@@ -225,9 +217,9 @@ class Watch:
 
 
 def repeat_chance(times: int, runs: int, largest: float) -> float:
-    """Bound the probability that some outcome comes so many times (Theorem 9).
+    """Bound the probability that some outcome comes so many times, where none is more probable than `largest`.
 
-    `largest`: No outcome is more probable.
+    Theorem 9.
 
     Examples
     --------
@@ -242,11 +234,7 @@ def repeat_chance(times: int, runs: int, largest: float) -> float:
 
 def _most_repeated(values: Words) -> int:
     """Return how often the most frequent value comes."""
-    if not len(values):
-        return 0
-    ordered = np.sort(values)
-    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-    return int(np.diff(np.append(starts, len(ordered))).max())
+    return int(np.unique(values, return_counts=True)[1].max(initial=0))
 
 
 def row_hashes(rows: NDArray[Any]) -> Words:

@@ -1,18 +1,24 @@
-"""Releases of a query: what is told about a row must not tell it from another."""
+"""Releases of a query: what is told about a row must not tell it from another. And private PCA, of a set of rows."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.base import clone
 
-from nearveil.audit._conduct import frozen_check
-from nearveil.audit._defaults import Floats, gallery, public_set
-from nearveil.audit._experiment import Coins, Experiment, Pair, trials_for
+from nearveil.audit._conduct import make_frozen_check
+from nearveil.audit._experiment import (
+    CLASSES,
+    Experiment,
+    Floats,
+    Pair,
+    count_trials,
+    draw_gallery,
+    draw_public_rows,
+)
 from nearveil.audit._law import Law
-from nearveil.audit._noises import noise_law
-from nearveil.audit._pairs import border, farthest, opposite, pool
-from nearveil.audit._release_laws import message_numbers, release_law
-from nearveil.audit.attacks._labels import published_session
+from nearveil.audit._laws import compute_noise_ratio, stack_messages, state_law, state_noise_law
 from nearveil.mechanisms import (
     OME,
     AnalyticGaussian,
@@ -22,114 +28,155 @@ from nearveil.mechanisms import (
     Latent,
     Message,
     PrivateMail,
+    PrivatePCA,
     RandomProjection,
     Release,
     Unary,
 )
-from nearveil.privacy.noise import GaussianNoise, Source, secure_source
+from nearveil.privacy.noise import Source, secure_source
 
+_Described = tuple[tuple[Pair, ...], Callable[[Any, Pair], Floats] | None, bool, Law]  # pairs, log_ratio, exact, law
 # Their log_density is the law of the very message, up to the last digits. That of the others is one of the point in
 # the middle of a message's cells, which is a good score and no more.
 _EXACT = (AnalyticGaussian, Cells, Covers, Latent, OME, RandomProjection, Unary)
 _SLOW = 60_000  # trials, where a message takes a while
+_SESSIONS = 2_000  # trials, where a message embeds all anchors anew
+_FITS = 8_000  # trials, where every run is a fit
+_PILOT = 24  # messages of each row of the pool
+_RANDOM = 24  # rows of the pool that are random, and as many opposite ones
+_BISECTIONS = 16  # nearer than that, single precision decides by how many rows are looked at together
+_MANY = 256  # messages by which a border is found
 
 
-def fitted(release: Release) -> Release:
+def fit_release(release: Release) -> Release:
     """Return the release, or a clone that is fitted on the default rows where it is not fitted."""
-    ready = release if hasattr(release, "mean_") else clone(release).fit(*public_set())
+    ready = release if hasattr(release, "mean_") else clone(release).fit(*draw_public_rows())
     if hasattr(ready, "index") and not hasattr(ready, "map_"):
-        rows = gallery()
+        rows = draw_gallery()
         if rows.shape[1] != ready.n_features_in_:
             raise ValueError("the release must have a map: call index(gallery) or use_map(map) before an audit")
         ready.index(rows)
     return ready
 
 
-def release_experiment(release: Release, source: Source | None = None) -> Experiment:
-    """Return the experiment of a release of one row.
-
-    `source`: Of the pilot that looks for the worst pair.
-    """
-    ready = fitted(release)
-    if isinstance(ready, PrivateMail):
-        return published_session(ready) if ready.as_published is not None else _sound_mail(ready)
-    known = hasattr(ready, "log_density")
-    exact = isinstance(ready, _EXACT)
+def make_release_experiment(release: Release, source: Source | None = None) -> Experiment:
+    """Return the experiment of a release of one row; `source` is for the pilot that looks for the worst pair."""
+    ready: Any = fit_release(release)
+    if isinstance(ready, PrivateMail) and ready.as_published is not None:
+        return make_session_experiment(ready)
+    is_mail = isinstance(ready, PrivateMail)
+    pairs, log_ratio, exact, law = _describe_mail(ready) if is_mail else _describe(ready, source or secure_source())
+    slow = isinstance(ready, DPdSNE) or not (is_mail or log_ratio)
     return Experiment(
-        name=ready.name,
-        promise=ready.guarantee,
-        pairs=_pairs(ready, source or secure_source()) if known else _blind_pairs(ready),
-        run=lambda row, runs, words: ready.release(np.tile(row, (runs, 1)), rng=words),
-        log_ratio=(lambda messages, pair: _log_ratio(ready, messages, pair)) if known else None,
+        name=f"{ready.name} ({ready.noise})" if is_mail else ready.name,
+        guarantee=ready.guarantee,
+        pairs=pairs,
+        run=lambda row, runs, rng: ready.release(np.tile(row, (runs, 1)), rng=rng),
+        log_ratio=log_ratio,
         exact=exact,
-        numbers=message_numbers,
-        law=release_law(ready),
-        checks=(frozen_check(ready),),
-        together=lambda coins, pair, words: ready.release(_rows(coins, pair), rng=words),
-        trials=_SLOW if isinstance(ready, DPdSNE) or not known else trials_for(ready.guarantee.delta if exact else 0.0),
+        numbers=stack_messages,
+        law=law,
+        checks=(make_frozen_check(ready),),
+        together=lambda coins, pair, rng: ready.release(np.where(coins[:, None], pair.first, pair.second), rng=rng),
+        trials=_SLOW if slow else count_trials(ready.guarantee.delta if exact else 0.0),
     )
 
 
-def _rows(coins: Coins, pair: Pair) -> Floats:
-    return np.asarray(np.where(coins[:, None], pair.first, pair.second))
+def _describe(release: Any, source: Source) -> _Described:
+    if not hasattr(release, "log_density"):
+        return _choose_blind_pairs(release), None, False, state_law(release)
+
+    def log_ratio(messages: list[Message], pair: Pair) -> Floats:
+        density = release.log_density(messages, np.stack([pair.first, pair.second]))
+        return np.asarray(density[:, 0] - density[:, 1])
+
+    return _find_pairs(release, source), log_ratio, isinstance(release, _EXACT), state_law(release)
 
 
-def _log_ratio(release: Any, messages: list[Message], pair: Pair) -> Floats:
-    density = release.log_density(messages, np.stack([pair.first, pair.second]))
-    return np.asarray(density[:, 0] - density[:, 1])
-
-
-def _pairs(release: Any, source: Source) -> tuple[Pair, ...]:
-    rows = pool(release)
-    found = [opposite(release.mean_, np.eye(release.n_features_in_)[0]), farthest(release, rows, source)]
-    across = border(release, rows, source)
-    return tuple(found if across is None else [*found, across])
-
-
-def _blind_pairs(release: Any) -> tuple[Pair, ...]:
-    """Return opposite rows along the directions in which the public rows vary most."""
-    rows = public_set()[0]
-    if rows.shape[1] != release.n_features_in_:
-        return tuple(opposite(release.mean_, axis) for axis in np.eye(release.n_features_in_)[:3])
-    axes = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)[2]
-    return tuple(opposite(release.mean_, axis) for axis in axes[:3])
-
-
-def _sound_mail(mail: PrivateMail) -> Experiment:
-    """Return the experiment of PrivateMail's own row: where it lies without noise is what a server computes anyway."""
-    one_step = mail.n_private_steps == 1
+def _describe_mail(mail: PrivateMail) -> _Described:
+    """Describe PrivateMail made sound: where its row lies without noise is what a server computes anyway."""
     noise = mail.noises_[0]
 
     def place(row: Floats) -> Floats:
         return np.asarray(mail.embed_gallery(row[None], steps=0).gallery[0])
 
-    def log_ratio(messages: list[Message], pair: Pair) -> Floats:
-        released = np.stack([message["released"][0] for message in messages])
-        off = [released - place(row) for row in (pair.first, pair.second)]
-        if isinstance(noise, GaussianNoise):
-            first, second = ((one**2).sum(axis=1) / (2 * noise.scale**2) for one in off)
-        else:
-            first, second = (np.abs(one).sum(axis=1) / noise.scale for one in off)
-        return np.asarray(second - first)
+    def read(messages: list[Message]) -> Floats:
+        return np.stack([message["released"][0] for message in messages])
 
-    return Experiment(
-        name=f"{mail.name} ({mail.noise})",
-        promise=mail.guarantee,
-        pairs=_mail_pairs(mail),
-        run=lambda row, runs, words: mail.release(np.tile(row, (runs, 1)), rng=words),
-        log_ratio=log_ratio if one_step else None,
-        exact=one_step,
-        numbers=message_numbers,
-        law=noise_law(noise, lambda messages: np.stack([one["released"][0] for one in messages]), place)
-        if one_step
-        else Law(),
-        checks=(frozen_check(mail),),
-        together=lambda coins, pair, words: mail.release(_rows(coins, pair), rng=words),
-        trials=trials_for(mail.guarantee.delta if one_step else 0.0),
+    def log_ratio(messages: list[Message], pair: Pair) -> Floats:
+        return compute_noise_ratio(noise, *(read(messages) - place(row) for row in (pair.first, pair.second)))
+
+    if mail.n_private_steps > 1:
+        return _find_mail_pairs(mail), None, False, Law()
+    return _find_mail_pairs(mail), log_ratio, True, state_noise_law(noise, read, place)
+
+
+def _take_opposites(mean: Floats, direction: Floats) -> Pair:
+    """Return the two rows that lie in a direction from the public mean, and opposite to it."""
+    unit = direction / np.linalg.norm(direction)
+    return Pair("opposite unit vectors", mean + unit, mean - unit)
+
+
+def _find_pairs(release: Any, source: Source) -> tuple[Pair, ...]:
+    """Return opposite rows, those that a pilot finds farthest apart and, where there are cells, two sides of a border.
+
+    The log-likelihood ratio of the farthest two varies most over messages of all rows of a pool.
+    """
+    rows = _make_pool(release)
+    messages = release.release(np.repeat(rows, _PILOT, axis=0), rng=source)
+    spread = np.cov(release.log_density(messages, rows), rowvar=False)
+    apart = np.diag(spread)[:, None] + np.diag(spread)[None, :] - 2 * spread
+    i, j = np.unravel_index(np.argmax(apart), apart.shape)
+    across = _find_border(release, rows, source)
+    return (
+        _take_opposites(release.mean_, np.eye(release.n_features_in_)[0]),
+        Pair("the rows that a pilot found farthest apart", rows[i], rows[j]),
+        *(() if across is None else (across,)),
     )
 
 
-def _mail_pairs(mail: PrivateMail) -> tuple[Pair, ...]:
+def _make_pool(release: Any) -> Floats:
+    """Return rows among which the worst pair is looked for: axes, random directions, all with their opposites."""
+    mean = release.mean_
+    generator = np.random.default_rng(2)
+    directions = [np.eye(len(mean))[:64], generator.standard_normal((_RANDOM, len(mean)))]
+    # Few large coordinates, and all of one size: codes of bits differ most between such.
+    directions.append(np.sign(generator.standard_normal((_RANDOM, len(mean)))))
+    if hasattr(release, "matrix_"):  # the direction that a public matrix stretches most
+        directions.append(np.linalg.svd(release.matrix_, full_matrices=False)[0].T[:2])
+    units = np.concatenate(directions)
+    units /= np.linalg.norm(units, axis=1, keepdims=True)
+    return np.asarray(mean + np.concatenate([units, -units]))
+
+
+def _find_border(release: Any, rows: Floats, source: Source) -> Pair | None:
+    """Return two rows next to each other on either side of a border between cells; None where there are no cells."""
+    messages = release.release(np.repeat(rows[:8], _MANY // 8, axis=0), rng=source)
+    table = release.log_density(messages, rows)
+    other = next((i for i in range(1, len(rows)) if np.abs(table[:, i] - table[:, 0]).max() > 0), None)
+    if other is None:
+        return None
+    first, second = rows[0], rows[other]
+    for _ in range(_BISECTIONS):
+        middle = (first + second) / 2
+        same = np.abs(release.log_density(messages, np.stack([first, middle])) @ np.array([1.0, -1.0])).max() == 0
+        first, second = (middle, second) if same else (first, middle)
+    left, right = release.log_density(messages, np.stack([first, second])).T
+    # A density that is smooth hardly differs between two rows that are so near.
+    return Pair("two sides of a border", first, second) if np.abs(left - right).max() > 1e-3 else None
+
+
+def _choose_blind_pairs(release: Any) -> tuple[Pair, ...]:
+    """Return opposite rows along the directions in which the public rows vary most."""
+    rows = draw_public_rows()[0]
+    if rows.shape[1] == release.n_features_in_:
+        axes = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)[2]
+    else:
+        axes = np.eye(release.n_features_in_)
+    return tuple(_take_opposites(release.mean_, axis) for axis in axes[:3])
+
+
+def _find_mail_pairs(mail: PrivateMail) -> tuple[Pair, ...]:
     """Return the opposite rows that the query puts farthest apart, by a linear fit of where it puts random ones."""
     generator = np.random.default_rng(3)
     units = generator.standard_normal((600, mail.n_features_in_))
@@ -138,10 +185,70 @@ def _mail_pairs(mail: PrivateMail) -> tuple[Pair, ...]:
     slope = np.linalg.lstsq(np.column_stack([units, np.ones(len(units))]), places, rcond=None)[0][:-1]
     signs = np.array(np.meshgrid(*[[1.0, -1.0]] * min(slope.shape[1], 3))).reshape(min(slope.shape[1], 3), -1)
     directions = np.column_stack([np.linalg.svd(slope)[0][:, :1], slope[:, : len(signs)] @ signs]).T
-    pairs = [opposite(mail.mean_, direction) for direction in directions]
     order = 2 if mail.noise == "gaussian" else 1
-    apart = [
-        float(np.linalg.norm(np.subtract(*mail.embed_gallery(np.stack([p.first, p.second]), steps=0).gallery), order))
-        for p in pairs
-    ]
-    return (pairs[int(np.argmax(apart))],)
+
+    def measure_gap(pair: Pair) -> float:
+        first, second = mail.embed_gallery(np.stack([pair.first, pair.second]), steps=0).gallery
+        return float(np.linalg.norm(first - second, order))
+
+    return (max((_take_opposites(mail.mean_, direction) for direction in directions), key=measure_gap),)
+
+
+def make_session_experiment(mail: PrivateMail) -> Experiment:
+    """Return the experiment of a session as published: a record is a row and its label, and either may be replaced.
+
+    The server sees the message, aligns it with its own gallery, and ranks. It looks which class comes near.
+    """
+    width = mail.n_features_in_
+    items = draw_gallery()
+    items = items if width == items.shape[1] else np.random.default_rng(1).standard_normal((len(items), width))
+    labels = np.arange(len(items)) % CLASSES
+    server = mail.embed_gallery(items, labels)
+    row, last = np.eye(width)[0], CLASSES - 1
+
+    def run(record: tuple[Floats, int], runs: int, source: Source) -> list[Message]:
+        found: list[Message] = mail.release(np.tile(record[0], (runs, 1)), labels=np.full(runs, record[1]), rng=source)
+        return found
+
+    def numbers(messages: list[Message]) -> NDArray[Any]:
+        seen = []
+        for message in messages:
+            near = mail.rank_each(message, server)[0]
+            by_class = np.bincount(labels, near) / np.bincount(labels)
+            own = message["embedding"]
+            # The target itself, and how near each class of the server's items it comes.
+            seen.append(np.concatenate([own[0], own[0] - own[1:].mean(axis=0), by_class, by_class / -near.mean()]))
+        return np.array(seen)
+
+    return Experiment(
+        name=f"{mail.name} (as published {mail.as_published})",
+        guarantee=mail.guarantee,
+        pairs=(
+            Pair("one row, labels far apart", (mail.mean_ + row, 0), (mail.mean_ + row, last)),
+            Pair("opposite unit vectors, one label", (mail.mean_ + row, 0), (mail.mean_ - row, 0)),
+        ),
+        run=run,
+        numbers=numbers,
+        trials=_SESSIONS,
+    )
+
+
+def make_projector_experiment(projector: PrivatePCA) -> Experiment:
+    """Return the experiment of a private PCA: one record against one across it, in as few dimensions as possible."""
+    own = clone(projector).set_params(mean=None)
+    dimension = own.n_components + 1
+    first, second = np.eye(dimension)[:1], np.eye(dimension)[-1:]
+
+    def numbers(seen: Floats) -> Any:
+        # A direction has no sign: what counts is how much of it lies along each record.
+        columns = seen.reshape(len(seen), own.n_components, dimension)
+        return (columns**2)[:, :, [0, -1]].reshape(len(seen), -1)
+
+    return Experiment(
+        name=f"private-pca ({own.method})",
+        guarantee=clone(own).fit(first).guarantee,
+        pairs=(Pair("a record, and one across it", first, second),),
+        run=lambda rows, runs, rng: np.array([clone(own).fit(rows, rng=rng).components_.ravel() for _ in range(runs)]),
+        numbers=numbers,
+        trials=_FITS,
+    )

@@ -1,7 +1,6 @@
 """``nearveil audit``: attack every guarantee, check the conduct, and print the epsilon that could be shown."""
 
 import json
-import math
 import shlex
 import sys
 import time
@@ -17,15 +16,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from nearveil.audit import Entry, Report, mechanisms, not_auditable, specimens
+from nearveil.audit import Report, list_mechanisms, list_specimens
 from nearveil.audit import audit as attack
-from nearveil.audit._markdown import write_markdown
-from nearveil.audit._page import number, write_page
-from nearveil.audit._report import Verdict
+from nearveil.audit.page import write_markdown, write_page
+from nearveil.audit.registry import AuditEntry, list_not_audited
+from nearveil.audit.report import Verdict
 
 _STYLES = {"kept": "green", "broken": "red", "undecided": "yellow"}
 _STATUSES = {"kept": 0, "broken": 1, "undecided": 3}  # 2 is that of a command that was not understood
 _LEAST = 400
+_COLUMNS = ("mechanism", "promised", "shown", "share", "one run", "checks", "verdict")
 _SPECIMENS = "Broken on purpose: each must be caught"
 _LEGEND = """\
 broken     an attack shows more than was promised, or a check of the mechanism's conduct failed; a sound mechanism is
@@ -99,10 +99,10 @@ def _check_numbers(epsilon: float, confidence: float, effort: float) -> None:
         raise typer.BadParameter("must be from 0.01 to 12", param_hint="--epsilon")
 
 
-def _wanted(name: str, epsilon: float) -> dict[str, Sequence[Entry]]:
+def _wanted(name: str, epsilon: float) -> dict[str, Sequence[AuditEntry]]:
     if not name:
         raise typer.BadParameter("must be given: a mechanism of --list, or all", param_hint="NAME")
-    known, broken = mechanisms(epsilon), specimens()
+    known, broken = list_mechanisms(epsilon), list_specimens()
     if name == "all":
         return {"Mechanisms": known, _SPECIMENS: broken}
     exact = [entry for entry in (*known, *broken) if entry.name == name]
@@ -114,7 +114,7 @@ def _wanted(name: str, epsilon: float) -> dict[str, Sequence[Entry]]:
 
 
 def _run(
-    sections: dict[str, Sequence[Entry]], confidence: float, effort: float
+    sections: dict[str, Sequence[AuditEntry]], confidence: float, effort: float
 ) -> tuple[dict[str, list[Report]], Verdict, list[str]]:
     """Audit all entries, and say how that ended and what is not as it must be."""
     found: dict[str, list[Report]] = {}
@@ -129,7 +129,7 @@ def _run(
     return found, *_judge(judged)
 
 
-def _audited(entry: Entry, confidence: float, effort: float, start: "Start") -> Report:
+def _audited(entry: AuditEntry, confidence: float, effort: float, start: "Start") -> Report:
     experiment = replace(entry.make(), name=entry.name)
     runs = max(_LEAST, int(experiment.trials * effort))
     report = attack(experiment, confidence=confidence, trials=runs, progress=start(entry.name, 2 * runs))
@@ -141,7 +141,7 @@ def _audited(entry: Entry, confidence: float, effort: float, start: "Start") -> 
     return replace(again, notes=(*again.notes, note))
 
 
-def _judge(judged: list[tuple[Entry, Report]]) -> tuple[Verdict, list[str]]:
+def _judge(judged: list[tuple[AuditEntry, Report]]) -> tuple[Verdict, list[str]]:
     """Compare what was found with what must be found: broken wins over undecided, and that over kept."""
     outcomes: list[tuple[Verdict, str]] = []
     for entry, report in judged:
@@ -202,21 +202,15 @@ def _print(found: dict[str, list[Report]], wrong: list[str], out: Path | None) -
     console = Console(highlight=False)
     for heading, reports in found.items():
         grid = Table(title=heading)
-        for column in ("mechanism", "promised", "shown", "share", "one run", "checks", "verdict"):
+        for column in _COLUMNS:
             wraps = column == "mechanism"  # so that figures are never cut off
             grid.add_column(
                 column, justify="left" if column in ("mechanism", "verdict") else "right", no_wrap=not wraps
             )
         for report in reports:
-            grid.add_row(
-                report.mechanism,
-                number(report.promised_epsilon) if math.isfinite(report.promised_epsilon) else "nothing",
-                number(report.shown_epsilon),
-                f"{report.share:.0%}" if math.isfinite(report.promised_epsilon) else "",
-                "" if report.one_run is None else number(report.one_run),
-                report.passed,
-                Text(report.verdict_words, style=_STYLES[report.verdict]),
-            )
+            shown = report.cells
+            verdict = Text(shown["verdict"], style=_STYLES[report.verdict])
+            grid.add_row(*(shown[column] for column in _COLUMNS[:-1]), verdict)
         console.print(grid)
     console.print(_LEGEND, soft_wrap=True)
     if out is not None:
@@ -227,7 +221,7 @@ def _print(found: dict[str, list[Report]], wrong: list[str], out: Path | None) -
 
 def _print_list(epsilon: float, *, as_json: bool) -> None:
     """Print every mechanism and specimen that can be audited by name, and the public names that cannot."""
-    entries, missing = [*mechanisms(epsilon), *specimens()], not_auditable()
+    entries, missing = [*list_mechanisms(epsilon), *list_specimens()], list_not_audited()
     if as_json:
         names = [{"name": one.name, "audits": one.subject, "must_be": one.expected} for one in entries]
         typer.echo(json.dumps({"auditable": names, "not_auditable": missing}))

@@ -39,20 +39,20 @@ def study(
     nearveil study all --docs docs/results
     """
     _find_studies()
-    from studies._all import STUDIES
-    from studies._findings import write_findings
+    from studies import load_studies
+    from studies._report import write_findings
 
-    console = Console()
+    console, studies = Console(), load_studies()
     if not names:
-        console.print(_listed(STUDIES))
+        console.print(_listed(studies))
         return
-    unknown = [name for name in names if name not in STUDIES and name != "all"]
+    unknown = [name for name in names if name not in studies and name != "all"]
     if unknown:
-        raise typer.BadParameter(f"{unknown[0]!r} is none of: all, {', '.join(STUDIES)}", param_hint="NAME")
-    chosen = list(STUDIES) if "all" in names else list(dict.fromkeys(names))
+        raise typer.BadParameter(f"{unknown[0]!r} is none of: all, {', '.join(studies)}", param_hint="NAME")
+    chosen = list(studies) if "all" in names else list(dict.fromkeys(names))
     _check_folders(out, docs)
     begin = time.monotonic()
-    left_out = [name for name in chosen if not _run(STUDIES[name], out, docs, fresh, jobs, console)]
+    left_out = [name for name in chosen if not _run(studies[name], out, docs, fresh, jobs, console)]
     if docs is not None:
         write_findings(docs)
     if len(chosen) > 1:

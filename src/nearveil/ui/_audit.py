@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nearveil.audit import Entry, Report, audit, mechanisms, specimens
+from nearveil.audit import Report, audit, list_mechanisms, list_specimens
+from nearveil.audit.registry import AuditEntry
 from nearveil.ui._errors import Trouble
 
 SECONDS = 30.0  # for all looks together
@@ -50,7 +51,7 @@ class Auditor:
         """Return what can be audited: what keeps its promise, and what is broken on purpose."""
         return {
             kind: [one.name for one in entries if not one.name.startswith(_LEFT_OUT)]
-            for kind, entries in (("mechanisms", mechanisms()), ("specimens", specimens()))
+            for kind, entries in (("mechanisms", list_mechanisms()), ("specimens", list_specimens()))
         }
 
     def start(self, name: str, epsilon: float) -> None:
@@ -60,7 +61,7 @@ class Auditor:
         """
         if not 0.01 <= epsilon <= 12:
             raise Trouble(422, "question", "An audit takes an epsilon from 0.01 to 12.")
-        entry = next((one for one in (*mechanisms(epsilon), *specimens()) if one.name == name), None)
+        entry = next((one for one in (*list_mechanisms(epsilon), *list_specimens()) if one.name == name), None)
         if entry is None:
             raise Trouble(404, "question", "There is no mechanism of this name.")
         with self._lock:
@@ -99,7 +100,7 @@ class Auditor:
             "report": None if not reports else _report(reports[-1]),
         }
 
-    def _run(self, job: Job, entry: Entry, stop: threading.Event) -> None:
+    def _run(self, job: Job, entry: AuditEntry, stop: threading.Event) -> None:
         ends = time.monotonic() + self._seconds
         try:
             self._look(job, entry, stop, ends)
@@ -109,7 +110,7 @@ class Auditor:
         except Exception:  # told as such: there is nobody to raise it to
             job.state = "failed"
 
-    def _look(self, job: Job, entry: Entry, stop: threading.Event, ends: float) -> None:
+    def _look(self, job: Job, entry: AuditEntry, stop: threading.Event, ends: float) -> None:
         experiment = replace(entry.make(), name=entry.name)
         runs, took = _FIRST, 0.0
         # The next look takes about as many times longer as it has more runs: one that would be cut off is not begun.

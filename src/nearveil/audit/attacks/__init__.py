@@ -1,1 +1,6 @@
-"""Attacks: each plays a game with a mechanism and measures what it wins."""
+"""Attacks on what surrounds a release: the work that it is, the time that it takes, and what is sent."""
+
+from nearveil.audit.attacks._clock import make_clock_experiment, make_time_experiment
+from nearveil.audit.attacks._wire import make_wire_experiment
+
+__all__ = ["make_clock_experiment", "make_time_experiment", "make_wire_experiment"]

@@ -2,14 +2,14 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import httpx
 
-from nearveil.audit._defaults import Floats
+from nearveil.audit._experiment import Floats
 from nearveil.audit.attacks._clock import DIMENSION, EPSILON, Asking
+from nearveil.audit.attacks._wire import FreeDebit
 from nearveil.privacy import Guarantee
 from nearveil.protocol import PublicPart
 from nearveil.service import Client, GalleryInfo, UnansweredError
@@ -70,31 +70,13 @@ def _reply(status: int, kind: str, body: bytes) -> httpx.Response:
     return httpx.Response(status, headers={"content-type": kind, "etag": ETAG}, stream=_Body(body))
 
 
-@dataclass
-class _Debit:
-    """A debit that nobody books: an audit spends nothing, and a disk would only add noise to the clock."""
-
-    repeated: bool = False
-    message: bytes | None = None
-    nonce: str = "0" * 32
-
-    def store(self, message: bytes, /) -> None:
-        self.message = message
-
-    def __enter__(self) -> "_Debit":
-        return self
-
-    def __exit__(self, *told: object) -> None:
-        pass
-
-
 class _Unbooked:
     """Pays whatever is asked for."""
 
-    def spend(self, promise: Guarantee, key: str, /) -> Any:
+    def spend(self, guarantee: Guarantee, key: str, /) -> Any:
         """Return a debit."""
-        del promise, key
-        return _Debit()
+        del guarantee, key
+        return FreeDebit()
 
 
 def hostile_client(server: HostileServer) -> Client:
@@ -110,7 +92,7 @@ def ask(client: Client, server: HostileServer, feature: Floats) -> float:
 
 
 @contextmanager
-def asking_client(public: PublicPart) -> Iterator[Asking]:
+def open_asking_client(public: PublicPart) -> Iterator[Asking]:
     """Let a client ask a server that publishes `public`."""
     server = HostileServer(public)
     with hostile_client(server) as client:

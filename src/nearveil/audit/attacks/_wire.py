@@ -3,7 +3,6 @@
 import tempfile
 import zlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -11,10 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.audit._defaults import DIMENSION, Floats, gallery
-from nearveil.audit._experiment import Experiment, Pair
+from nearveil.audit._experiment import DIMENSION, Experiment, Floats, Pair, draw_gallery
 from nearveil.gallery import Index, Item
-from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 from nearveil.protocol import ClientProtocol, Found, PublicPart, ServerProtocol
 from nearveil.protocol.server import served
@@ -28,43 +25,41 @@ _TRIALS = 8_000
 
 
 @dataclass
-class _Debit:
-    """A payment that nobody books: an audit spends nothing."""
+class FreeDebit:
+    """A debit that nobody books: an audit spends nothing, and a disk would only add noise to a clock."""
 
     repeated: bool = False
     message: bytes | None = None
+    nonce: str = "0" * 32
 
     def store(self, message: bytes, /) -> None:
         self.message = message
 
+    def __enter__(self) -> "FreeDebit":
+        return self
 
-def _unpaid(promise: Guarantee) -> AbstractContextManager[_Debit]:
-    del promise
-    return nullcontext(_Debit())
+    def __exit__(self, *error: object) -> None:
+        pass
 
 
-def question(public: PublicPart, feature: Floats, send: Send, source: Source) -> Found:
-    """Ask one question by the protocol and choose from the answer.
-
-    `feature`: Private.
-    `send`: Sends bytes and returns the reply.
-    """
+def ask_question(public: PublicPart, feature: Floats, send: Send, source: Source) -> Found:
+    """Ask one question by the protocol and choose from the answer; `send` sends bytes and returns the reply."""
     client = ClientProtocol(_EPSILON, public=public)
-    return client.take_answer(send(client.ask(feature, spend=_unpaid, rng=source)), 3)
+    return client.take_answer(send(client.ask(feature, spend=lambda _: FreeDebit(), rng=source)), 3)
 
 
-def honest(public: PublicPart, feature: Floats, send: Send, source: Source) -> None:
+def ask_honestly(public: PublicPart, feature: Floats, send: Send, source: Source) -> None:
     """Ask, choose, and say nothing more."""
-    question(public, feature, send, source)
+    ask_question(public, feature, send, source)
 
 
-def wire_experiment(talk: Talk = honest, *, name: str = "covers: on the wire") -> Experiment:
+def make_wire_experiment(talk: Talk = ask_honestly, *, name: str = "covers: on the wire") -> Experiment:
     """Return the experiment of a whole conversation with a server.
 
     `talk`: ``talk(public, feature, send, source)`` does what a client does. Everything that goes through `send` is
     seen.
     """
-    public, server = _shelf()
+    public, server = _serve_default_gallery()
 
     def run(feature: Floats, runs: int, source: Source) -> list[list[bytes]]:
         conversations = []
@@ -81,15 +76,15 @@ def wire_experiment(talk: Talk = honest, *, name: str = "covers: on the wire") -
 
     return Experiment(
         name=name,
-        promise=ClientProtocol(_EPSILON, public=public).guarantee,
-        pairs=_pairs(public),
+        guarantee=ClientProtocol(_EPSILON, public=public).guarantee,
+        pairs=_find_pairs(public),
         run=run,
-        numbers=lambda conversations: np.array([_seen(sent) for sent in conversations]),
+        numbers=lambda conversations: np.array([_flatten(sent) for sent in conversations]),
         trials=_TRIALS,
     )
 
 
-def _seen(sent: list[bytes]) -> NDArray[np.float64]:
+def _flatten(sent: list[bytes]) -> NDArray[np.float64]:
     """Return a conversation as numbers: the question's last bytes, and how much follows, and what."""
     tail = b"".join(sent[1:])
     end = np.frombuffer(sent[0][-_SHOWN:].rjust(_SHOWN, b"\0"), dtype=np.uint8)
@@ -97,7 +92,7 @@ def _seen(sent: list[bytes]) -> NDArray[np.float64]:
     return np.concatenate([end, [len(sent), sum(map(len, sent)), zlib.crc32(tail)]]).astype(np.float64)
 
 
-def _pairs(public: PublicPart) -> tuple[Pair, ...]:
+def _find_pairs(public: PublicPart) -> tuple[Pair, ...]:
     """Return opposite rows, and two that have different good sets."""
     axes = np.concatenate([np.eye(DIMENSION), -np.eye(DIMENSION)])
     good = public.map.choose(axes)
@@ -109,7 +104,7 @@ def _pairs(public: PublicPart) -> tuple[Pair, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Shelf:
+class _FrozenGallery:
     """A gallery as an index published it, without the index."""
 
     name: str
@@ -133,9 +128,9 @@ class _Shelf:
 
 
 @lru_cache(maxsize=1)
-def _shelf() -> tuple[PublicPart, ServerProtocol]:
+def _serve_default_gallery() -> tuple[PublicPart, ServerProtocol]:
     """Return a server of the default gallery, and what it publishes."""
-    rows = gallery().astype(np.float32)
+    rows = draw_gallery().astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -144,7 +139,7 @@ def _shelf() -> tuple[PublicPart, ServerProtocol]:
         index.add(Item(row) for row in rows)
         index.publish(epsilon=_EPSILON, candidates=0.1)
         now = served(index, "audit")[0]
-        kept = {one.name: getattr(now, one.name) for one in fields(_Shelf) if one.name != "offers"}
-    server = ServerProtocol(_Shelf(**kept))
+        kept = {one.name: getattr(now, one.name) for one in fields(_FrozenGallery) if one.name != "offers"}
+    server = ServerProtocol(_FrozenGallery(**kept))
     client = ClientProtocol(_EPSILON)
     return client.take_public(server.reply(client.public_request())), server

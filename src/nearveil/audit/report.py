@@ -10,12 +10,14 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 Verdict = Literal["kept", "broken", "undecided"]
 
 FALSE_ALARM = 5e-7
 """The probability with which one audit may call a sound mechanism broken, all attacks and checks together."""
 
+_SHOWN, _BORDER, _AREA = "#1b4f9c", "#b3261e", "#f6d9d6"  # colours
 _TOLERANCE = (0.1, 0.05)  # of the promise, and at least: how far an interval may reach beyond it and still be "kept"
 
 
@@ -64,12 +66,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Curve:
-    """What the measured runs looked like, in a few hundred points.
+    """What the measured runs looked like, in a few hundred points."""
 
-    `kind`: Of events: how often a score passed each threshold, in either world. Of divergences: the hockey-stick
-    divergence at each epsilon, and the bound from below.
-    """
-
+    # "event": how often a score passed each threshold, in either world. "divergence": the hockey-stick divergence at
+    # each epsilon, and the bound from below.
     kind: Literal["event", "divergence"]
     x: tuple[float, ...]
     y: tuple[float, ...]
@@ -177,6 +177,25 @@ class Report:
         return f"{self.verdict}, unsound" if doubtful else self.verdict
 
     @property
+    def cells(self) -> dict[str, str]:
+        """The report in print, by column."""
+        finite, (low, high) = math.isfinite(self.promised_epsilon), self.interval
+        return {
+            "mechanism": self.mechanism,
+            "promised": show_epsilon(self.promised_epsilon) if finite else "nothing",
+            "delta": f"{self.promised_delta:.2g}",
+            "shown": show_epsilon(self.shown_epsilon),
+            "interval": f"{show_epsilon(low)} to {show_epsilon(high)}",
+            "share": f"{self.share:.0%}" if finite else "",
+            "one run": "" if self.one_run is None else show_epsilon(self.one_run),
+            "checks": self.passed,
+            "verdict": self.verdict_words,
+            "attack": self.attack,
+            "pair": self.pair,
+            "runs": f"{self.trials:,}",
+        }
+
+    @property
     def share(self) -> float:
         """The shown part of the promise: how sharp the audit was. Above 1 the promise is broken."""
         if math.isinf(self.promised_epsilon):
@@ -202,16 +221,36 @@ class Report:
         -------
         matplotlib Figure
         """
-        from nearveil.audit._plots import draw
+        from matplotlib.figure import Figure
 
-        return draw(self, ax)
+        if ax is None:
+            ax = Figure(figsize=(4.6, 3.8), layout="constrained").subplots()
+        (_draw_events if self.curve.kind == "event" else _draw_divergence)(self, ax)
+        ax.set_title(f"{self.mechanism}: {self.verdict}", fontsize=10)
+        ax.tick_params(labelsize=8)
+        ax.legend(fontsize=7, loc="best")
+        figure = ax.figure
+        assert isinstance(figure, Figure)
+        return figure
 
     def __str__(self) -> str:
+        """Return what was found in one line."""
         return (
             f"{self.mechanism}: {self.verdict_words}. Promised epsilon {self.promised_epsilon:.4g}"
             f" (delta {self.promised_delta:.2g}), shown {self.shown_epsilon:.4g} by {self.attack} on {self.pair}."
             + "".join(f" {reason}." for reason in self.reasons)
         )
+
+
+def show_epsilon(value: float) -> str:
+    """Return an epsilon in print.
+
+    Examples
+    --------
+    >>> show_epsilon(3.14159), show_epsilon(float("inf"))
+    ('3.142', '∞')
+    """
+    return "∞" if math.isinf(value) else f"{value:.4g}"
 
 
 def _plain(value: Any) -> Any:
@@ -223,3 +262,36 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (float, np.floating)):
         return float(value) if math.isfinite(value) else str(float(value))
     return value
+
+
+def _draw_events(report: Report, ax: "Axes") -> None:
+    """Draw how often events come in either world; above the border the promise says they cannot be."""
+    x, y = np.array(report.curve.x), np.array(report.curve.y)
+    least = min(max(min((v for v in (*x, *y) if v > 0), default=1e-4), 1e-7), 0.5)
+    grid = np.geomspace(least, 1.0, 200)
+    if report.promised_epsilon < 700:
+        allowed = np.minimum(1.0, math.exp(report.promised_epsilon) * grid + report.promised_delta)
+        ax.plot(grid, allowed, color=_BORDER, lw=1.2, label="most that the promise allows")
+        ax.fill_between(grid, allowed, 1.0, color=_AREA, lw=0)
+    ax.plot(np.maximum(x, least), np.maximum(y, least), color=_SHOWN, lw=1.5, label="measured, all thresholds")
+    ax.plot(*(max(v, least) for v in report.curve.chosen), "o", color=_SHOWN, ms=6, label="the event that was chosen")
+    ax.set(xscale="log", yscale="log", xlim=(least, 1.0), ylim=(least, 1.05))
+    ax.set_xlabel("probability in the other world", fontsize=8)
+    ax.set_ylabel("probability in the event's world", fontsize=8)
+
+
+def _draw_divergence(report: Report, ax: "Axes") -> None:
+    """Draw the divergence at each epsilon; at the promised one it must not be above the promised delta."""
+    x = np.array(report.curve.x)
+    least = max(report.promised_delta, 1e-9) / 10
+    ax.plot(x, np.maximum(report.curve.y, least), color=_SHOWN, lw=1.5, label="estimated divergence")
+    ax.plot(x, np.maximum(report.curve.low, least), color=_SHOWN, lw=1.0, ls="--", label="lower bound")
+    top = max(1.0, *report.curve.y)
+    if math.isfinite(report.promised_epsilon):
+        ax.axvline(report.promised_epsilon, color=_BORDER, lw=1.2, label="promised epsilon")
+        ax.axhline(max(report.promised_delta, least), color=_BORDER, lw=1.2, ls=":", label="promised delta")
+        beyond = x >= report.promised_epsilon
+        ax.fill_between(x[beyond], max(report.promised_delta, least), top, color=_AREA, lw=0)
+    ax.set(yscale="log", ylim=(least, 1.5 * top), xlim=(0, max(x)))
+    ax.set_xlabel("epsilon", fontsize=8)
+    ax.set_ylabel("hockey-stick divergence", fontsize=8)

@@ -5,14 +5,13 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
+from nearveil.audit import _specimens as broken
 from nearveil.audit._experiment import Experiment
-from nearveil.audit._subjects import experiment_of
-from nearveil.audit.attacks._clock import choosing, clock_experiment
-from nearveil.audit.attacks._time import time_experiment
-from nearveil.audit.attacks._wire import wire_experiment
-from nearveil.audit.specimens import _clock as hasty
-from nearveil.audit.specimens import _mechanisms as broken
-from nearveil.audit.specimens import _votes as careless
+from nearveil.audit._laws import make_noise_experiment
+from nearveil.audit._releases import make_projector_experiment, make_release_experiment
+from nearveil.audit._voters import make_discriminant_experiment, make_membership_experiment, make_student_experiment
+from nearveil.audit.attacks._clock import make_clock_experiment, make_time_experiment, time_choice
+from nearveil.audit.attacks._wire import make_wire_experiment
 from nearveil.mechanisms import (
     OME,
     AnalyticGaussian,
@@ -25,14 +24,15 @@ from nearveil.mechanisms import (
     PlainTSNE,
     PrivateMail,
     PrivatePCA,
+    PrivatePCARelease,
     PrivUnit,
     RandomProjection,
     RawFeatures,
+    Release,
     Unary,
     VonMisesFisher,
 )
-from nearveil.privacy import Guarantee
-from nearveil.privacy.noise import calibrate_gaussian, calibrate_laplace
+from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, calibrate_gaussian, calibrate_laplace
 from nearveil.votes import (
     PateClassifier,
     PrivateDiscriminant,
@@ -52,27 +52,16 @@ Expected = Literal["kept", "broken", "open"]
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
-    """A mechanism that can be audited by name.
-
-    Attributes
-    ----------
-    name : str
-    make : callable
-        Returns the experiment. Fits, so it may take a second.
-    expected : {"kept", "broken", "open"}
-        What an audit must find; "open" where the promise is not proved and no attack on it is known to work.
-    subject : str
-        The public name that it attacks, such as "nearveil.mechanisms.Covers".
-    """
+class AuditEntry:
+    """A mechanism that can be audited by name."""
 
     name: str
-    make: Callable[[], Experiment]
-    expected: Expected = "kept"
-    subject: str = ""
+    make: Callable[[], Experiment]  # fits, so it may take a second
+    expected: Expected = "kept"  # "open" where the guarantee is not proved and no attack on it is known to work
+    subject: str = ""  # the public name that it attacks
 
 
-def mechanisms(epsilon: float = EPSILON) -> list[Entry]:
+def list_mechanisms(epsilon: float = EPSILON) -> list[AuditEntry]:
     """Return every mechanism of the library, as ``nearveil mechanisms`` names them, and what surrounds them.
 
     Parameters
@@ -82,10 +71,18 @@ def mechanisms(epsilon: float = EPSILON) -> list[Entry]:
 
     Returns
     -------
-    list of Entry
+    list of AuditEntry
+        With a `name`, the public name of its `subject`, and `make()`, which returns the experiment.
+
+    Examples
+    --------
+    >>> from nearveil.audit import audit
+    >>> bits = next(entry for entry in list_mechanisms(1.0) if entry.name == "unary (symmetric)")
+    >>> audit(bits.make(), trials=400).verdict != "broken"
+    True
     """
     return [
-        _entry(name, make, _expected(name), f"nearveil.{subject}")
+        _make_entry(name, make, _expected(name), f"nearveil.{subject}")
         for subject, made in (_releases(epsilon) | _voters(epsilon) | _surroundings(epsilon)).items()
         for name, make in made.items()
     ]
@@ -94,45 +91,45 @@ def mechanisms(epsilon: float = EPSILON) -> list[Entry]:
 def _releases(epsilon: float) -> dict[str, dict[str, Make]]:
     published: dict[str, Any] = {"allow_unsound": True, "n_public_steps": 5, "start_scale": 1e-8, "n_anchors": 60}
     return {
-        "release.Covers": {"covers": lambda: Covers(epsilon, n_sets=10)},
-        "release.Cells": {
+        "mechanisms.Covers": {"covers": lambda: Covers(epsilon, n_sets=10)},
+        "mechanisms.Cells": {
             "cells (randomized)": lambda: Cells(epsilon),
             "cells (subset)": lambda: Cells(epsilon, response="subset"),
         },
-        "release.PrivUnit": {"privunit": lambda: PrivUnit(epsilon)},
-        "release.PrivateMail": {
+        "mechanisms.PrivUnit": {"privunit": lambda: PrivUnit(epsilon)},
+        "mechanisms.PrivateMail": {
             "privatemail (gaussian)": lambda: PrivateMail(epsilon, delta=DELTA),
             "privatemail (laplace)": lambda: PrivateMail(epsilon, noise="laplace"),
             "privatemail (as published 2022)": lambda: PrivateMail(epsilon, as_published="2022", **published),
             "privatemail (as published 2021)": lambda: PrivateMail(epsilon, as_published="2021", **published),
             "privatemail (as published 2022-code)": lambda: PrivateMail(epsilon, as_published="2022-code", **published),
         },
-        "release.Latent": {"latent": lambda: Latent(epsilon)},
-        "release.OME": {"ome": lambda: OME(epsilon)},
-        "release.Unary": {
+        "mechanisms.Latent": {"latent": lambda: Latent(epsilon)},
+        "mechanisms.OME": {"ome": lambda: OME(epsilon)},
+        "mechanisms.Unary": {
             "unary (symmetric)": lambda: Unary(epsilon, "symmetric"),
             "unary (optimised)": lambda: Unary(epsilon, "optimised"),
         },
-        "release.AnalyticGaussian": {"analytic-gaussian": lambda: AnalyticGaussian(epsilon, delta=DELTA)},
-        "release.RandomProjection": {
+        "mechanisms.AnalyticGaussian": {"analytic-gaussian": lambda: AnalyticGaussian(epsilon, delta=DELTA)},
+        "mechanisms.RandomProjection": {
             "random-projection": lambda: RandomProjection(epsilon, delta=DELTA, n_components=16),
             "random-projection (as published)": lambda: RandomProjection(
                 epsilon, delta=DELTA, n_components=16, as_published=True, allow_unsound=True
             ),
         },
-        "release.VonMisesFisher": {"von-mises-fisher": lambda: VonMisesFisher(epsilon)},
-        "release.DPdSNE": {"dp-dsne": lambda: DPdSNE(epsilon, n_anchors=60)},
-        "release.PrivatePCA": {
+        "mechanisms.VonMisesFisher": {"von-mises-fisher": lambda: VonMisesFisher(epsilon)},
+        "mechanisms.DPdSNE": {"dp-dsne": lambda: DPdSNE(epsilon, n_anchors=60)},
+        "mechanisms.PrivatePCA": {
             "private-pca (gaussian)": lambda: PrivatePCA(epsilon, n_components=1),
             "private-pca (bingham)": lambda: PrivatePCA(epsilon, n_components=1, method="bingham", allow_unsound=True),
             "private-pca (gibbs)": lambda: PrivatePCA(
                 epsilon, n_components=1, method="gibbs", n_sweeps=2, allow_unsound=True
             ),
         },
-        "release.RawFeatures": {"raw": RawFeatures},
-        "release.PlainManifold": {"plain-manifold": PlainManifold},
-        "release.PlainTSNE": {"plain-tsne": PlainTSNE},
-        "release.PlainLDA": {"plain-lda": PlainLDA},
+        "mechanisms.RawFeatures": {"raw": RawFeatures},
+        "mechanisms.PlainManifold": {"plain-manifold": PlainManifold},
+        "mechanisms.PlainTSNE": {"plain-tsne": PlainTSNE},
+        "mechanisms.PlainLDA": {"plain-lda": PlainLDA},
         "privacy.noise.GaussianNoise": {
             "gaussian noise": lambda: calibrate_gaussian(epsilon, 1e-5, sensitivity=1.0, size=1)
         },
@@ -186,17 +183,17 @@ def _surroundings(epsilon: float) -> dict[str, dict[str, Make]]:
     """Return what an observer sees besides the message itself."""
     # Without httpx there is no client to attack.
     has_client = find_spec("httpx") is not None
-    client: dict[str, dict[str, Make]] = {"Client": {"covers: clock": clock_experiment}} if has_client else {}
+    client: dict[str, dict[str, Make]] = {"Client": {"covers: clock": make_clock_experiment}} if has_client else {}
     return {
-        "protocol.ClientProtocol": {"covers: on the wire": wire_experiment},
-        "release.PublicMap": {
-            "covers: choice": lambda: clock_experiment(choosing, name="covers: choice", at_once=1),
+        "protocol.ClientProtocol": {"covers: on the wire": make_wire_experiment},
+        "mechanisms.PublicMap": {
+            "covers: choice": lambda: make_clock_experiment(time_choice, name="covers: choice", at_once=1),
         },
-        "audit.time_experiment": {
-            "covers: time": lambda: time_experiment(Covers(epsilon, n_sets=10)),
-            "cells (randomized): time": lambda: time_experiment(Cells(epsilon)),
-            "privunit: time": lambda: time_experiment(PrivUnit(epsilon)),
-            "analytic-gaussian: time": lambda: time_experiment(AnalyticGaussian(epsilon)),
+        "audit.attacks.make_time_experiment": {
+            "covers: time": lambda: make_time_experiment(Covers(epsilon, n_sets=10)),
+            "cells (randomized): time": lambda: make_time_experiment(Cells(epsilon)),
+            "privunit: time": lambda: make_time_experiment(PrivUnit(epsilon)),
+            "analytic-gaussian: time": lambda: make_time_experiment(AnalyticGaussian(epsilon)),
         },
         **client,
     }
@@ -211,12 +208,17 @@ def _expected(name: str) -> Expected:
     return "open" if name in (*unproved, "private-pca (bingham)", "private-pca (gibbs)") else "kept"
 
 
-def specimens() -> list[Entry]:
+def list_specimens() -> list[AuditEntry]:
     """Return mechanisms that are broken on purpose. An audit that does not say so is blind.
 
     Returns
     -------
-    list of Entry
+    list of AuditEntry
+
+    Examples
+    --------
+    >>> list_specimens()[0].name, list_specimens()[0].expected
+    ('the label kept after the noise', 'broken')
     """
     made: dict[str, Make] = {
         "the label kept after the noise": broken.label_after_noise,
@@ -224,40 +226,39 @@ def specimens() -> list[Entry]:
         "fixed-size sample charged as Poisson": broken.fixed_size_sample,
         "one sample charged as two": broken.shared_sample,
         "OME's claim at alpha 7": broken.ome_claim,
-        "half the noise of privunit": lambda: (PrivUnit(2 * EPSILON), broken.pure(EPSILON)),
+        "half the noise of privunit": lambda: (
+            PrivUnit(2 * EPSILON),
+            broken.make_claim(EPSILON, 0.0, "half of the noise is missing"),
+        ),
         "numpy's Laplace noise": broken.float_laplace,
         "a request after the answer": broken.request_after_answer,
-        "work that depends on the record": lambda: time_experiment(broken.BusyCells(1.0)),
-        "a search by a heap": hasty.heap_search,
-        "half the noise of a discriminant": lambda: careless.QuietDiscriminant(EPSILON, _FEW_DELTA),
-        "a discriminant that does not pay": lambda: careless.FreeDiscriminant(EPSILON, _FEW_DELTA),
+        "work that depends on the record": lambda: make_time_experiment(broken.BusyCells(1.0)),
+        "a search by a heap": broken.heap_search,
+        "half the noise of a discriminant": lambda: broken.QuietDiscriminant(EPSILON, _FEW_DELTA),
+        "a discriminant that does not pay": lambda: broken.FreeDiscriminant(EPSILON, _FEW_DELTA),
     }
     if find_spec("httpx") is not None:
-        made["a question sent as soon as it is made"] = hasty.hasty_question
+        made["a question sent as soon as it is made"] = broken.hasty_question
     planted: dict[str, Make] = {
         "classical Gaussian at epsilon 12": broken.classical_gaussian,
-        "four fifths of the vote noise": lambda: careless.QuietVotes(EPSILON, max_answered=1, max_screened=0),
-        "exact votes in one of 2,000 answers": lambda: careless.OnceExactVotes(EPSILON, max_answered=1, max_screened=0),
-        "labels decided before the noise": lambda: careless.NoiselessLabels(EPSILON, max_answered=1, max_screened=0),
-        "caps that are ignored": lambda: careless.EndlessVotes(EPSILON, max_answered=1, max_screened=0),
-        "screening that is not charged": lambda: careless.FreeScreening(EPSILON, max_answered=1, max_screened=1),
+        "four fifths of the vote noise": lambda: broken.QuietVotes(EPSILON, max_answered=1, max_screened=0),
+        "exact votes in one of 2,000 answers": lambda: broken.OnceExactVotes(EPSILON, max_answered=1, max_screened=0),
+        "labels decided before the noise": lambda: broken.NoiselessLabels(EPSILON, max_answered=1, max_screened=0),
+        "caps that are ignored": lambda: broken.EndlessVotes(EPSILON, max_answered=1, max_screened=0),
+        "screening that is not charged": lambda: broken.FreeScreening(EPSILON, max_answered=1, max_screened=1),
     }
     return [
-        *(_entry(name, make, "broken") for name, make in made.items()),
-        *(_entry(name, make, "broken", trials=_SPECIMEN_TRIALS) for name, make in planted.items()),
+        *(_make_entry(name, make, "broken") for name, make in made.items()),
+        *(_make_entry(name, make, "broken", trials=_SPECIMEN_TRIALS) for name, make in planted.items()),
     ]
 
 
-def not_auditable() -> dict[str, str]:
+def list_not_audited() -> dict[str, str]:
     """Return the public names that no audit attacks, each with its reason.
-
-    Returns
-    -------
-    dict of str to str
 
     Examples
     --------
-    >>> not_auditable()["nearveil.votes.NetworkStudent"]
+    >>> list_not_audited()["nearveil.votes.NetworkStudent"]
     'learns from public rows and labels alone; whoever gives it labels is audited'
     """
     data = "holds values, releases nothing"
@@ -287,12 +288,35 @@ def not_auditable() -> dict[str, str]:
     }
 
 
-def _entry(name: str, make: Make, expected: Expected = "kept", subject: str = "", trials: int | None = None) -> Entry:
+def _make_entry(
+    name: str, make: Make, expected: Expected = "kept", subject: str = "", trials: int | None = None
+) -> AuditEntry:
     def experiment() -> Experiment:
         made = make()
-        mechanism, promise = made if isinstance(made, tuple) else (made, None)
-        found = replace(experiment_of(mechanism), name=name)
-        found = found if trials is None else replace(found, trials=trials)
-        return replace(found, promise=promise) if isinstance(promise, Guarantee) else found
+        mechanism, claim = made if isinstance(made, tuple) else (made, None)
+        found = make_experiment(mechanism)
+        return replace(found, name=name, trials=trials or found.trials, guarantee=claim or found.guarantee)
 
-    return Entry(name, experiment, expected, subject)
+    return AuditEntry(name, experiment, expected, subject)
+
+
+def make_experiment(mechanism: Any, source: Source | None = None) -> Experiment:
+    """Return the experiment of a mechanism, or the one that was given; `source` is for what finds the worst pair."""
+    if isinstance(mechanism, Experiment):
+        return mechanism
+    makers: dict[Any, Callable[[Any], Experiment]] = {
+        PrivatePCARelease: lambda release: make_projector_experiment(release.projector),
+        PrivatePCA: make_projector_experiment,
+        Release: lambda release: make_release_experiment(release, source),
+        PrivateKNeighborsClassifier | PrivateKNeighborsRegressor | PateClassifier: make_membership_experiment,
+        Student: make_student_experiment,
+        PrivateDiscriminant: make_discriminant_experiment,
+        GaussianNoise | LaplaceNoise: make_noise_experiment,
+    }
+    make = next((make for kind, make in makers.items() if isinstance(mechanism, kind)), None)
+    if make is None:
+        raise ValueError(
+            "mechanism must be a release, a voting estimator, a student, a discriminant, a private PCA, noise, or an "
+            "Experiment that runs one"
+        )
+    return make(mechanism)

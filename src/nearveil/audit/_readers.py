@@ -1,0 +1,392 @@
+"""How voting estimators are read: which records put them to the test, and what they state about their answers."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+from numpy.typing import NDArray
+from scipy.special import ndtr
+from sklearn.base import clone
+
+from nearveil.audit._experiment import DIMENSION, Floats, Pair
+from nearveil.audit._law import Coin, gaussian_uniforms, laplace_uniforms
+from nearveil.privacy import Guarantee
+from nearveil.privacy.events import ClippedVotes, GaussianNoisyMax, LaplaceNoisyMax, NoisyScreening, VoteHistogram
+from nearveil.privacy.noise import Source
+from nearveil.votes import PateClassifier, PrivateKNeighborsRegressor, VotePlan
+
+LARGEST_VALUE = 2.0**-17  # of released votes: noise lies on a grid of at most 2^-16 of its scale
+_ROOM = 10**9  # queries: so many that nothing is promised, and no accountant is asked for long
+_FAR = 12.0  # standard deviations that nothing is released beyond
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Private records, and what they say about the query, without noise."""
+
+    X: Floats
+    y: NDArray[Any]
+    sums: Floats  # with every record in the sample
+    without: Floats  # where the record in question is not in the sample, or not among the records
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """Answers to queries, one row each."""
+
+    answered: Bools
+    values: Floats  # released numbers; 0 where a query was declined
+    labels: NDArray[Any]
+
+
+class VoteReader(ABC):
+    """Reads the answers of one voting estimator, whose parameters count; what it was fitted on does not."""
+
+    labelled: ClassVar[bool] = False
+
+    def __init__(self, voter: Any) -> None:
+        # The same estimator without account and source, not fitted.
+        self.own = clone(voter).set_params(ledger=None, account=None, source=None, **self._choose_parameters(voter))
+        self.length = float(getattr(voter, "feature_norm", None) or 1.0)
+        rows = np.eye(DIMENSION)[:2] * self.length
+        probe = clone(self.own).fit(rows, np.stack([self.vote(1), self.vote(0)]))
+        self.plan: VotePlan = probe.plan_
+        self.guarantee: Guarantee = probe.guarantee
+        self.query: Floats = rows[0]  # the place of the record in question
+        self.pairs = self._make_pairs()  # records with and without the one in question
+
+    @property
+    def queries(self) -> int:
+        """How many queries the plan allows."""
+        return int(self.plan.max_answered if self.plan.screening is None else self.plan.max_screened)
+
+    @property
+    def known(self) -> bool:
+        """Whether the law of an answer is stated exactly."""
+        return True
+
+    @property
+    def _whole(self) -> bool:
+        """Whether a vote is 0 or 1."""
+        return True
+
+    def derive_events(self, plan: VotePlan) -> tuple[DpEvent, DpEvent | None]:
+        """Return what a vote and a screening are, derived from a plan's public figures, not from its own events."""
+        votes = self._sample(self._charge(plan.vote_noise))
+        if plan.screening is None:
+            return votes, None
+        screening = NoisyScreening(plan.screening.noise, plan.screening.threshold, plan.n_neighbors)
+        return votes, self._sample(screening if self._whole else screening.gaussian)
+
+    def _sample(self, event: DpEvent) -> DpEvent:
+        rate = self.plan.sampling_rate
+        return event if rate == 1 else PoissonSampledDpEvent(rate, event)
+
+    def _mix(self, inside: Any, outside: Any) -> Any:
+        """Return the mean of what holds where the record is in the sample and where it is not."""
+        rate = self.plan.sampling_rate
+        return rate * inside + (1 - rate) * outside
+
+    def compute_passing(self, records: Records) -> float:
+        """Return the chance that a screening passes."""
+        screening = self.plan.screening
+        if screening is None:
+            return 1.0
+        tops = ((float(sums.max()) - screening.threshold) / screening.noise for sums in (records.sums, records.without))
+        return float(self._mix(*map(ndtr, tops)))
+
+    def compute_losses(self, values: Floats, pair: Pair) -> Floats:
+        """Return the log-likelihood ratio of released numbers, of shape (..., k), first world against second."""
+        inside, outside = (self._measure_distance(values - records.sums) for records in (pair.first, pair.second))
+        rate, loss = self.plan.sampling_rate, outside - inside
+        return loss if rate == 1 else np.logaddexp(np.log1p(-rate), np.log(rate) + loss)
+
+    def compute_uniforms(self, values: Floats, records: Records) -> list[Floats]:
+        """Return numbers that are uniform if released numbers, of shape (n, k), follow the stated law."""
+        off = ((values - sums) / self.plan.vote_noise for sums in (records.sums, records.without))
+        return list(self._mix(*map(self._distribute, off)).T)
+
+    def list_coins(self, values: Floats, records: Records) -> list[Coin]:
+        """Return coins that released numbers toss."""
+        del values, records
+        return []
+
+    def list_label_coins(self, labels: NDArray[Any], records: Records) -> list[Coin]:
+        """Return coins that labels toss, where nothing but labels is seen."""
+        del labels, records
+        return []
+
+    def are_consistent(self, read: Read) -> Bools:
+        """Say of each query whether its label follows from the released numbers."""
+        return np.ones(len(read.answered), dtype=np.bool_)
+
+    def _measure_distance(self, off: Floats) -> Floats:
+        return np.asarray((off**2).sum(axis=-1) / (2 * self.plan.vote_noise**2))
+
+    def _distribute(self, off: Floats) -> Floats:
+        return gaussian_uniforms(off)
+
+    def _choose_parameters(self, voter: Any) -> dict[str, Any]:
+        """Return parameters that the audit chooses, because they are public and about the records."""
+        del voter
+        return {}
+
+    @abstractmethod
+    def read(self, answers: Any) -> Read:
+        """Read what `answer` returned."""
+
+    @abstractmethod
+    def _charge(self, noise: float) -> DpEvent:
+        """Return what one vote with so much noise must be charged as."""
+
+    @abstractmethod
+    def vote(self, kind: int) -> Any:
+        """Return the label of a record that votes against the one in question (0), or as it does (1)."""
+
+    @abstractmethod
+    def weigh(self, kind: int) -> Floats:
+        """Return what that record adds to the sums."""
+
+    def _make_pairs(self) -> tuple[Pair, ...]:
+        """Return records with and without one at the query; the farthest that votes against it makes room."""
+        k, rate = self.plan.n_neighbors, self.plan.sampling_rate
+        others = k if rate == 1 else int(1.2 * (k + 9 * np.sqrt(k) + 40) / rate)
+        angles = np.linspace(0.2, 1.2, others)
+        axis = np.eye(DIMENSION)[1] * self.length
+        rows = np.outer(np.cos(angles), self.query) + np.outer(np.sin(angles), axis)
+        pairs = []
+        for against, name in self._list_tallies().items():
+            kinds = np.zeros(others, dtype=np.int64)
+            kinds[: k - against] = 1
+            sums = (k - against) * self.weigh(1) + against * self.weigh(0)
+            moved = sums + self.weigh(1) - self.weigh(0)
+            y = np.stack([self.vote(kind) for kind in (1, *kinds)])
+            more = Records(np.vstack([self.query, rows]), y, moved, sums)
+            pairs.append(Pair(name, more, Records(rows, y[1:], sums, sums)))
+        return tuple(pairs)
+
+    def _list_tallies(self) -> dict[int, str]:
+        """Return how many of the voters are against the record in question, and what to call that."""
+        return {self.plan.n_neighbors: "one record more, against all others"}
+
+
+class ClassReader(VoteReader):
+    """Votes on classes, of neighbours or of teachers, whole or soft."""
+
+    labelled = True
+
+    @property
+    def known(self) -> bool:
+        """The default teacher names its record's class at the record's own place, whoever else is with it."""
+        return not self._is_pate or self.own.estimator is None
+
+    @property
+    def _is_pate(self) -> bool:
+        return isinstance(self.own, PateClassifier)
+
+    @property
+    def _is_laplace(self) -> bool:
+        return self._is_pate and self.own.mechanism == "lnmax"
+
+    @property
+    def _whole(self) -> bool:
+        return getattr(self.own, "votes", "classes") != "soft"
+
+    def read(self, answers: Any) -> Read:
+        """Read labels, and votes for both classes."""
+        return Read(answers.answered, np.nan_to_num(answers.votes), np.asarray(answers.labels))
+
+    def are_consistent(self, read: Read) -> Bools:
+        """Say whether a label is that of the most votes."""
+        expected = np.where(read.answered, read.values.argmax(axis=1), -1)
+        return np.asarray(read.labels == expected)
+
+    def list_label_coins(self, labels: NDArray[Any], records: Records) -> list[Coin]:
+        """Return how often each class wins."""
+        passes = self.compute_passing(records)
+        wins = (self._compute_win(float(sums[0] - sums[1])) for sums in (records.sums, records.without))
+        chance = float(self._mix(*wins))
+        # Screening and vote have a sample each, so that both chances multiply.
+        return [(labels == 0, passes * chance), (labels == 1, passes * (1 - chance)), (labels == -1, 1 - passes)]
+
+    def _compute_win(self, ahead: float) -> float:
+        """Return the chance that class 0 wins, so many votes ahead."""
+        if not self._is_laplace:
+            return float(ndtr(ahead / (math.sqrt(2) * self.plan.vote_noise)))
+        off = abs(ahead) / self.plan.vote_noise  # the difference of two Laplace numbers
+        loses = math.exp(-off) * (2 + off) / 4
+        return 1 - loses if ahead > 0 else loses
+
+    def _choose_parameters(self, voter: Any) -> dict[str, Any]:
+        del voter
+        return {"classes": [0, 1], "abstain_label": -1}
+
+    def _charge(self, noise: float) -> DpEvent:
+        if self._is_pate:
+            return (LaplaceNoisyMax if self._is_laplace else GaussianNoisyMax)(noise)
+        return VoteHistogram(noise)
+
+    def _measure_distance(self, off: Floats) -> Floats:
+        return np.abs(off).sum(axis=-1) / self.plan.vote_noise if self._is_laplace else super()._measure_distance(off)
+
+    def _distribute(self, off: Floats) -> Floats:
+        return laplace_uniforms(off) if self._is_laplace else super()._distribute(off)
+
+    def vote(self, kind: int) -> Any:
+        return np.int64(1 - kind) if self._whole else self.weigh(kind)
+
+    def weigh(self, kind: int) -> Floats:
+        return np.asarray(np.eye(2)[1 - kind])
+
+    def _make_pairs(self) -> tuple[Pair, ...]:
+        if not self._is_pate:
+            return super()._make_pairs()
+        rows, most = np.eye(DIMENSION)[:2], float(self.own.n_teachers)
+        before, after = np.array([most, 0.0]), np.array([most - 1, 1.0])
+        # Teachers without records name class 0.
+        without = Records(rows[1:], np.array([0]), before, before)
+        return (Pair("a record alone with its teacher", Records(rows, np.array([1, 0]), after, before), without),)
+
+    def _list_tallies(self) -> dict[int, str]:
+        k, names = self.plan.n_neighbors, super()._list_tallies()
+        if self.plan.sampling_rate == 1:
+            names[k // 2 + 1] = "a record that flips the plurality"
+            if self.plan.threshold is not None:
+                names[int(min(max(round(self.plan.threshold), 1), k))] = "a record at the screening's threshold"
+        return names
+
+
+class LabelReader(VoteReader):
+    """Votes on many labels at once, each record's scaled down to a clip."""
+
+    labelled = True
+    read = ClassReader.read
+
+    def are_consistent(self, read: Read) -> Bools:
+        """Say whether labels are those with enough votes."""
+        expected = np.where(read.answered[:, None], read.values > self._least, -1)
+        return np.asarray((read.labels == expected).all(axis=1))
+
+    def list_label_coins(self, labels: NDArray[Any], records: Records) -> list[Coin]:
+        """Return how often each label is given."""
+        chances = (ndtr((sums - self._least) / self.plan.vote_noise) for sums in (records.sums, records.without))
+        return list(zip((labels == 1).T, self._mix(*chances), strict=True))
+
+    @property
+    def _least(self) -> float:
+        """How many votes a label must have."""
+        return 0.0 if self.own.votes == "signed" else float(self.plan.n_neighbors) / 2
+
+    def _choose_parameters(self, voter: Any) -> dict[str, Any]:
+        # As many labels as make the clip matter: one record votes for the first half, another for the second.
+        self._half = max(1, math.floor(voter.clip or 1)) if voter.votes == "binary" else 1
+        return {"classes": list(range(2 * self._half)), "abstain_label": -1}
+
+    def _charge(self, noise: float) -> DpEvent:
+        return ClippedVotes(noise, self.own.clip, self.own.votes)
+
+    def vote(self, kind: int) -> Any:
+        if self.own.votes == "signed":
+            return np.array([self.own.clip if kind else -self.own.clip, 0.0])
+        size = 1.0 if self.own.votes == "binary" else self.own.clip
+        return np.repeat([size, 0.0] if kind else [0.0, size], self._half)
+
+    def weigh(self, kind: int) -> Floats:
+        return np.asarray(self.vote(kind) * min(1.0, self.own.clip / np.abs(self.vote(kind)).sum()))
+
+
+class MeanReader(VoteReader):
+    """The mean of the voters' numbers, seen as their sum: a number at one end of the range, or at the other."""
+
+    @property
+    def known(self) -> bool:
+        """Where noise hardly ever leaves the range: what is cut off has another law."""
+        ends = self.plan.n_neighbors * self._reach
+        farthest = max(float(np.abs(one.sums).max()) for pair in self.pairs for one in (pair.first, pair.second))
+        return farthest + _FAR * self.plan.vote_noise < ends and self.plan.sampling_rate == 1
+
+    @property
+    def _reach(self) -> float:
+        return (float(self.own.high) - float(self.own.low)) / 2
+
+    def read(self, answers: Any) -> Read:
+        """Read the sum from the mean."""
+        answered, middle = ~np.isnan(answers), (float(self.own.low) + float(self.own.high)) / 2
+        sums = (np.nan_to_num(answers, nan=middle) - middle) * self.plan.n_neighbors
+        return Read(answered, np.where(answered, sums, 0.0)[:, None], np.empty((len(answered), 0)))
+
+    def _charge(self, noise: float) -> DpEvent:
+        return GaussianDpEvent(noise / (2 * self._reach))
+
+    def vote(self, kind: int) -> Any:
+        return np.float64(self.own.high if kind else self.own.low)
+
+    def weigh(self, kind: int) -> Floats:
+        return np.array([self._reach if kind else -self._reach])
+
+    def _list_tallies(self) -> dict[int, str]:
+        return {self.plan.n_neighbors // 2 + 1: "a number at one end of the range, or at the other"}
+
+
+class MedianReader(MeanReader):
+    """The median by bisection, seen as the turns it took: all voters lie at the ends, so every turn is one coin."""
+
+    @property
+    def known(self) -> bool:
+        """Where all turns see the same voters."""
+        return self.plan.sampling_rate == 1
+
+    def read(self, answers: Any) -> Read:
+        """Read the turns: 1 where the bisection went up."""
+        answered, depth = ~np.isnan(answers), int(self.own.depth)
+        part = (np.nan_to_num(answers, nan=self.own.low) - self.own.low) / (2 * self._reach)
+        cells = np.clip(np.floor(part * 2**depth), 0, 2**depth - 1).astype(np.int64)
+        turns = (cells[:, None] >> np.arange(depth)[::-1]) & 1
+        return Read(answered, np.where(answered[:, None], turns, 0).astype(np.float64), np.empty((len(answered), 0)))
+
+    def compute_losses(self, values: Floats, pair: Pair) -> Floats:
+        """Return the log-likelihood ratio of turns, of shape (..., depth)."""
+        first, second = (self._compute_up(records) for records in (pair.first, pair.second))
+        return np.asarray(
+            np.where(values > 0, math.log(first / second), math.log((1 - first) / (1 - second))).sum(axis=-1)
+        )
+
+    def compute_uniforms(self, values: Floats, records: Records) -> list[Floats]:
+        """Return nothing: turns are coins."""
+        del values, records
+        return []
+
+    def list_coins(self, values: Floats, records: Records) -> list[Coin]:
+        """Return the turns."""
+        return [(turn > 0, self._compute_up(records)) for turn in values.T]
+
+    def _compute_up(self, records: Records) -> float:
+        """Return the chance of a turn up: half the surplus of high voters, with noise, is above 0."""
+        surplus = float(records.sums[0]) / self._reach
+        return float(ndtr(surplus / 2 / self.plan.vote_noise))
+
+    def _charge(self, noise: float) -> DpEvent:
+        return GaussianDpEvent(noise / math.sqrt(self.own.depth))
+
+
+def make_reader(voter: Any) -> VoteReader:
+    """Return what reads an estimator."""
+    if isinstance(voter, PrivateKNeighborsRegressor):
+        return MeanReader(voter) if voter.method == "mean" else MedianReader(voter)
+    return ClassReader(voter) if getattr(voter, "votes", "classes") in ("classes", "soft") else LabelReader(voter)
+
+
+def make_twin(reader: VoteReader, source: Source | None) -> Any:
+    """Return an estimator, not fitted, with the same noise and room for all queries, each of which is drawn afresh."""
+    plan = reader.plan
+    changed = {"epsilon": None, "vote_noise": plan.vote_noise, "max_answered": _ROOM, "source": source}
+    if plan.screening is not None:
+        changed |= {"screening_noise": plan.screening_noise, "threshold": plan.threshold, "max_screened": _ROOM}
+    if not isinstance(reader.own, PateClassifier):
+        changed["n_neighbors"] = plan.n_neighbors
+    return clone(reader.own).set_params(**changed)

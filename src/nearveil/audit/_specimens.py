@@ -1,0 +1,411 @@
+"""Mechanisms that are broken on purpose, by misuse of public interfaces. An audit must catch each of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from typing import Any, Self
+
+import faiss
+import numpy as np
+from dp_accounting import DpEvent, PoissonSampledDpEvent
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import log_ndtr
+from scipy.stats import binom
+
+from nearveil.audit._experiment import Experiment, Floats, Pair
+from nearveil.audit._releases import make_release_experiment
+from nearveil.audit.attacks._clock import (
+    DIMENSION,
+    Asking,
+    TimedQuestion,
+    make_clock_experiment,
+    make_hostile_parts,
+    time_choice,
+)
+from nearveil.audit.attacks._wire import Send, ask_question, make_wire_experiment
+from nearveil.mechanisms import OME, Cells, Message, PrivateMail, PublicMap
+from nearveil.mechanisms.covers.channel import DECAY, NEIGHBORS
+from nearveil.privacy import Basis, Guarantee
+from nearveil.privacy.accounting import PldAccountant
+from nearveil.privacy.events import NoisyScreening, VoteHistogram
+from nearveil.privacy.noise import (
+    GaussianNoise,
+    Source,
+    gaussian_grid,
+    secure_source,
+)
+from nearveil.protocol import PublicPart
+from nearveil.votes import Answers, PrivateDiscriminant, PrivateKNeighborsClassifier
+from nearveil.votes._base import Progress
+
+DELTA = 1e-5
+_HARDLY_ANY = 1e-9  # noise
+_ONE_IN = np.uint64(2000)
+_UNCAPPED = 1_000_000  # prototypes: what a server may send if nobody says how many
+_SCALE = (1.0, 2.0**-8, 2.0**-16)  # of the digits of a prototype's number
+
+
+def make_claim(epsilon: float, delta: float, why_not: str, events: tuple[DpEvent, ...] = ()) -> Guarantee:
+    """Return a claim that does not hold; `events` are what was charged."""
+    return Guarantee(
+        epsilon=epsilon,
+        delta=delta,
+        protects="database" if events else "query",
+        unit="record",
+        relation="add-remove" if events else "replace",
+        basis=Basis("a claim", "docs/theory/audit.md"),
+        sound=False,
+        reason=why_not,
+        events=events,
+    )
+
+
+def label_after_noise() -> PrivateMail:
+    """Return PrivateMail as the authors' program has it: the target's own label is used after the noise."""
+    return PrivateMail(
+        1.0, as_published="2022-code", allow_unsound=True, n_public_steps=5, start_scale=1e-8, n_anchors=60
+    )
+
+
+def variance_as_deviation() -> Experiment:
+    """Return the program's noise at an initial scale of 1e-12: a variance for a deviation, and the label held fixed."""
+    mail = PrivateMail(
+        1.0, as_published="2022-code", allow_unsound=True, n_public_steps=0, start_scale=1e-12, n_anchors=60
+    )
+    told = make_release_experiment(mail)
+    return replace(told, pairs=tuple(pair for pair in told.pairs if "one label" in pair.name))
+
+
+def ome_claim() -> tuple[OME, Guarantee]:
+    """Return OME at alpha 7, and what its paper claims of it."""
+    release = OME(nominal_epsilon=1.0, alpha=7.0)
+    return release, make_claim(1.0, 0.0, "the claim lets what even and odd bits lose cancel")
+
+
+def classical_gaussian() -> tuple[GaussianNoise, Guarantee]:
+    """Return the classical calibration at epsilon 12, which is no theorem there: 11% too little noise."""
+    delta = 1e-3
+    scale = classical_gaussian_scale(1.0, 12.0, delta)
+    noise = GaussianNoise(sensitivity=1.0, scale=scale, size=1, grid=gaussian_grid(1.0, 1))
+    return noise, make_claim(12.0, delta, "the classical calibration is a theorem for epsilon below 1")
+
+
+def fixed_size_sample(n_records: int = 20, size: int = 4, noise: float = 1.0) -> Experiment:
+    """Return votes of a sample of fixed size, drawn with replacement, charged as Poisson sampling.
+
+    A record may be drawn twice, and then it has two votes. The sample's share of the records is what is charged.
+    """
+    event = PoissonSampledDpEvent(size / n_records, VoteHistogram(noise))
+    times = np.arange(size + 1)
+    weights = binom.logpmf(times, size, 1 / n_records)
+
+    def run(present: bool, runs: int, source: Source) -> Floats:
+        generator = _generator(source)
+        drawn = generator.binomial(size, 1 / n_records, runs) if present else np.zeros(runs, dtype=np.int64)
+        return np.column_stack([drawn, size - drawn]) + generator.normal(0, noise, (runs, 2))
+
+    def log_ratio(seen: Floats, pair: Pair) -> Floats:
+        del pair
+        off = ((seen[:, None] - np.column_stack([times, size - times])) ** 2).sum(axis=2) / (2 * noise**2)
+        return np.asarray(np.logaddexp.reduce(weights - off, axis=1) + off[:, 0])
+
+    return Experiment(
+        name="fixed-size sample charged as Poisson",
+        guarantee=make_claim(_charge((event,), DELTA), DELTA, "a record may be drawn more than once", (event,)),
+        pairs=(Pair("a set with one record more", True, False),),
+        run=run,
+        log_ratio=log_ratio,
+        exact=True,
+        trials=400_000,
+    )
+
+
+def shared_sample(
+    rate: float = 0.03, threshold: float = 1.0, screening_noise: float = 0.4, noise: float = 0.6, delta: float = 1e-3
+) -> Experiment:
+    """Return a screening and a vote on one and the same sample, charged as if each had a sample of its own.
+
+    The database holds one record or none. Where the screening passed, the record most likely is in the sample, and the
+    sampling hides it no more.
+    """
+    events = (
+        PoissonSampledDpEvent(rate, NoisyScreening(screening_noise, threshold, 1)),
+        PoissonSampledDpEvent(rate, VoteHistogram(noise)),
+    )
+
+    def run(present: bool, runs: int, source: Source) -> Floats:
+        generator = _generator(source)
+        inside = (generator.random(runs) < rate) & present
+        passed = inside + generator.normal(0, screening_noise, runs) >= threshold
+        votes = np.column_stack([inside, np.zeros(runs)]) + generator.normal(0, noise, (runs, 2))
+        return np.column_stack([passed, np.where(passed[:, None], votes, 0.0)])
+
+    def log_ratio(seen: Floats, pair: Pair) -> Floats:
+        del pair
+        passed, vote = seen[:, 0] > 0, seen[:, 1]
+        sign = np.where(passed, 1.0, -1.0)
+        screened = [log_ndtr(sign * (most - threshold) / screening_noise) for most in (1.0, 0.0)]
+        voted = np.where(passed, (vote**2 - (vote - 1) ** 2) / (2 * noise**2), 0.0)
+        return np.asarray(np.logaddexp(np.log1p(-rate), np.log(rate) + screened[0] - screened[1] + voted))
+
+    return Experiment(
+        name="one sample charged as two",
+        guarantee=make_claim(_charge(events, delta), delta, "screening and vote share a sample", events),
+        pairs=(Pair("a set with one record more", True, False),),
+        run=run,
+        log_ratio=log_ratio,
+        exact=True,
+        trials=400_000,
+    )
+
+
+def float_laplace(epsilon: float = 1.0) -> Experiment:
+    """Return a value plus NumPy's Laplace noise, in doubles: the textbook mechanism, as textbooks program it."""
+
+    def run(value: float, runs: int, source: Source) -> Floats:
+        return value + _generator(source).laplace(scale=1 / epsilon, size=(runs, 1))
+
+    return Experiment(
+        name="numpy's Laplace noise",
+        guarantee=make_claim(epsilon, 0.0, "doubles have gaps that depend on the value"),
+        pairs=(Pair("zero and one", 0.0, 1.0),),
+        run=run,
+        log_ratio=lambda seen, pair: (np.abs(seen[:, 0] - pair.second) - np.abs(seen[:, 0] - pair.first)) * epsilon,
+        trials=100_000,
+    )
+
+
+def fetch_chosen(public: PublicPart, feature: Floats, send: Send, source: Source) -> None:
+    """Ask, choose, and then request what was chosen: the request hands over what the release hid."""
+    found = ask_question(public, feature, send, source)
+    send(b"images of " + found.ids.tobytes())
+
+
+def request_after_answer() -> Experiment:
+    """Return the conversation of a client that fetches the images of the candidates that it chose."""
+    return make_wire_experiment(fetch_chosen, name="a request after the answer")
+
+
+class BusyCells(Cells):
+    """Cells whose client looks through the sets one by one and stops at the good one: honest messages, telling work."""
+
+    name = "busy-cells"
+
+    def release(self, X: Any, *, rng: Source | None = None) -> Any:
+        """Make messages, slowly."""
+        for row in np.atleast_2d(np.asarray(X, dtype=np.float64)):
+            good = self.map_.choose(self.features(row[None]))[0]
+            for one in range(self.map_.n_sets):
+                if one == good:
+                    break
+        found: Message | list[Message] = super().release(X, rng=rng)
+        return found
+
+
+@lru_cache(maxsize=8)
+def _charge(events: tuple[DpEvent, ...], delta: float) -> float:
+    """Return what an accountant charges for events that happen one after the other."""
+    accountant = PldAccountant()
+    for event in events:
+        accountant.compose(event)
+    return float(accountant.epsilon(delta))
+
+
+def _generator(source: Source) -> np.random.Generator:
+    """Return NumPy's generator: what is wrong with these mechanisms is not where their bits come from."""
+    return np.random.default_rng(source.words(4).tolist())
+
+
+class _Careless(PrivateKNeighborsClassifier):
+    """Keeps its records where its own methods can misuse them."""
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Keep the private records, twice."""
+        super().fit(X, y)
+        self._records = X, y
+        return self
+
+    def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
+        """Answer, and spoil what was answered."""
+        return self._spoiled(super().answer(X, progress=progress), np.asarray(X))
+
+    def _spoiled(self, answers: Answers, X: NDArray[Any]) -> Answers:
+        """Return what leaves the estimator."""
+        raise NotImplementedError
+
+    def _votes_with(self, noise: float, X: NDArray[Any]) -> NDArray[np.float64]:
+        """Return votes on the same queries with other noise, by an estimator that nobody pays."""
+        same = {**self.get_params(deep=False), "epsilon": None, "ledger": None, "account": None}
+        plain = {"n_neighbors": self.plan_.n_neighbors, "max_screened": 0, "screening_noise": None, "threshold": None}
+        voter = PrivateKNeighborsClassifier(**{**same, **plain, "vote_noise": noise, "max_answered": len(X)})
+        return np.asarray(voter.fit(*self._records).answer(X).votes)
+
+    def _exact(self, X: NDArray[Any]) -> NDArray[np.float64]:
+        """Return votes without noise."""
+        return np.rint(self._votes_with(_HARDLY_ANY, X))
+
+    def _decided(self, votes: NDArray[np.float64], answers: Answers) -> Answers:
+        """Return answers with other votes and the labels that follow from them."""
+        labels = np.where(answers.answered, self.classes_[np.argmax(np.nan_to_num(votes), axis=1)], self.abstain_label)
+        return Answers(labels, answers.answered, votes)
+
+    @property
+    def _coins(self) -> Source:
+        return secure_source() if self.source is None else self.source
+
+
+class QuietVotes(_Careless):
+    """Votes with four fifths of the noise that is charged."""
+
+    def _spoiled(self, answers: Answers, X: NDArray[Any]) -> Answers:
+        votes = self._votes_with(0.8 * self.plan_.vote_noise, X)
+        return self._decided(np.where(answers.answered[:, None], votes, np.nan), answers)
+
+
+class OnceExactVotes(_Careless):
+    """Votes without any noise in one of 2,000 answers."""
+
+    def _spoiled(self, answers: Answers, X: NDArray[Any]) -> Answers:
+        slips = (self._coins.words(len(X)) % _ONE_IN == 0) & answers.answered
+        return self._decided(np.where(slips[:, None], self._exact(X), answers.votes), answers)
+
+
+class NoiselessLabels(_Careless):
+    """Honest votes, and labels that were decided before the noise."""
+
+    def _spoiled(self, answers: Answers, X: NDArray[Any]) -> Answers:
+        return Answers(self._decided(self._exact(X), answers).labels, answers.answered, answers.votes)
+
+
+class EndlessVotes(_Careless):
+    """Fits itself again before every call, so that no cap is ever reached."""
+
+    def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
+        """Answer as if it were the first time."""
+        return super(_Careless, self.fit(*self._records)).answer(X, progress=progress)
+
+
+class FreeScreening(PrivateKNeighborsClassifier):
+    """Pays for votes, and screens for nothing."""
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Fit one estimator that screens and another that pays."""
+        given = self.get_params(deep=False)
+        self._screener = PrivateKNeighborsClassifier(**{**given, "ledger": None, "account": None}).fit(X, y)
+        self.plan_ = self._screener.plan_
+        votes = {"epsilon": None, "vote_noise": self.plan_.vote_noise, "n_neighbors": self.plan_.n_neighbors}
+        unscreened = {"max_screened": 0, "screening_noise": None, "threshold": None}
+        self._payer = PrivateKNeighborsClassifier(**{**given, **votes, **unscreened}).fit(X, y)
+        return self
+
+    def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
+        """Screen with one estimator, and let the other vote on what passed."""
+        screened: Answers = self._screener.answer(X, progress=progress)
+        rows = np.flatnonzero(screened.answered)
+        if not len(rows):
+            return screened
+        voted, votes, labels = self._payer.answer(np.asarray(X)[rows]), screened.votes.copy(), screened.labels.copy()
+        votes[rows], labels[rows] = voted.votes, voted.labels
+        return Answers(labels, screened.answered, votes)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What is stated, for screenings and votes."""
+        stated: Guarantee = self._screener.guarantee
+        return stated
+
+
+class QuietDiscriminant(PrivateDiscriminant):
+    """Publishes with about half of the noise that is charged."""
+
+    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
+        """Pay for one discriminant, and show another."""
+        super().fit(X, y, public=public)
+        stated = self.guarantee
+        given = {**self.get_params(deep=False), "epsilon": 3 * self.epsilon, "ledger": None, "account": None}
+        loud = PrivateDiscriminant(**given).fit(X, y, public=public)
+        self.statistics_, self._model = loud.statistics_, replace(loud.export(), guarantee=stated)
+        return self
+
+
+class FreeDiscriminant(PrivateDiscriminant):
+    """Publishes and does not pay."""
+
+    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
+        """Forget the account."""
+        self.set_params(ledger=None, account=None)
+        super().fit(X, y, public=public)
+        return self
+
+
+class HeapMap(PublicMap):
+    """A map of any size, searched by a heap of the nearest so far: fast where the first ones are the nearest."""
+
+    def __post_init__(self) -> None:
+        """Accept every size."""
+
+    def choose(self, features: Floats) -> NDArray[np.int64]:
+        """Return the good set of each row."""
+        near = self._index.search((features @ self.components).astype(np.float32), NEIGHBORS)[1]
+        weights = np.exp(-np.arange(NEIGHBORS) / DECAY)
+        return np.asarray((weights @ self.coverage[near]).argmax(axis=1))
+
+    @cached_property
+    def _index(self) -> faiss.IndexFlatIP:
+        rows = self.prototypes.astype(np.float32)
+        index = faiss.IndexFlatIP(rows.shape[1])
+        index.add(rows)
+        return index
+
+
+def with_heap(public: PublicPart) -> PublicPart:
+    """Return a public part whose map is searched by a heap."""
+    held = public.map
+    return replace(public, map=HeapMap(held.components, held.prototypes, held.coverage, held.n_items, held.set_size))
+
+
+def heap_search() -> Experiment:
+    """Return the time of a choice by a heap, on maps within the caps."""
+    return make_clock_experiment(lambda public: time_choice(with_heap(public)), name="a search by a heap", at_once=1)
+
+
+def hasty_question() -> Experiment:
+    """Return the time of a client that sends its question as soon as it is made, and reads maps of any size."""
+    large = _uncapped(next(iter(make_hostile_parts().values())))
+    scale = np.zeros(DIMENSION)
+    scale[: len(_SCALE)] = _SCALE
+    pair = Pair(
+        "a million prototypes in order", TimedQuestion(large, scale, scale), TimedQuestion(large, -scale, scale)
+    )
+    experiment = make_clock_experiment(
+        hasty_client, name="a question sent as soon as it is made", at_once=1, trials=400
+    )
+    return replace(experiment, pairs=(pair,))
+
+
+@contextmanager
+def hasty_client(public: PublicPart) -> Iterator[Asking]:
+    """Let a client ask that waits for nothing, and holds the map of a hostile server already."""
+    from nearveil.audit.attacks._hostile_server import ETAG, HostileServer, ask, hostile_client
+
+    server = HostileServer(public)
+    with hostile_client(server) as client:
+        client._asker._watched = False
+        client._asker._maps["hostile", None] = (ETAG, public)
+        yield lambda feature: ask(client, server, feature)
+
+
+def _uncapped(public: PublicPart) -> PublicPart:
+    """Return a public part with a million prototypes: of each, the digits of its number, so that all are in order."""
+    held, numbers = public.map, np.arange(_UNCAPPED)
+    digits = np.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], axis=1) - 128
+    sets = np.stack([numbers % 2, 1 - numbers % 2], axis=1)
+    large = HeapMap(
+        components=held.components[:, : len(_SCALE)],
+        prototypes=digits.astype(np.int8),
+        coverage=sets.astype(np.uint8),
+        n_items=held.n_items,
+        set_size=held.set_size,
+    )
+    return replace(public, map=large)

@@ -1,0 +1,366 @@
+"""Voting estimators, students and discriminants: is a record among those that answered? One record more or less."""
+
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import clone
+
+from nearveil.audit._conduct import (
+    ACCOUNT,
+    Session,
+    find_private,
+    make_check,
+    make_frozen_check,
+    make_vote_checks,
+    open_ledger,
+)
+from nearveil.audit._experiment import DIMENSION, Coins, Experiment, Floats, Pair, count_trials
+from nearveil.audit._law import Coin, Law, gaussian_uniforms
+from nearveil.audit._readers import LARGEST_VALUE, ClassReader, Read, Records, VoteReader, make_reader, make_twin
+from nearveil.privacy.noise import Source
+from nearveil.votes import (
+    Answers,
+    ExhaustedError,
+    PateClassifier,
+    PrivateDiscriminant,
+    PrivateKNeighborsClassifier,
+    PrivateKNeighborsRegressor,
+    Student,
+)
+from nearveil.votes._discriminant import class_sums
+from nearveil.votes._discriminant_model import COUNT_UNIT, SENSITIVITY
+from nearveil.votes._integers import LONGEST
+
+_NEAR = 0.05  # of a cluster around its canary
+_LARGEST_CLUSTER = 128
+_PUBLIC = 16  # rows that a student learns from
+_FEATURES, _OTHERS = 3, 4  # of a discriminant: features, and records of each class
+_CLASSES = ("in", "out")
+_FITS = 400  # trials, where every run is a fit
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """What was answered in many runs of the whole plan."""
+
+    passed: NDArray[np.bool_]  # whether a query would be answered if there were no cap
+    asked: NDArray[np.bool_]  # whether a query is asked: none is, once the cap on answers is reached
+    values: Floats  # released numbers
+    labels: NDArray[Any]
+
+    @property
+    def answered(self) -> NDArray[np.bool_]:
+        """Whether a query was answered."""
+        return self.passed & self.asked
+
+    @property
+    def numbers(self) -> Floats:
+        """All that is seen: how many answers, the sum of each released number, and how often each label came."""
+        there = self.answered
+        labels = np.where(there.reshape(*there.shape, *[1] * (self.labels.ndim - 2)), self.labels, 0)
+        flat = labels.sum(axis=1).reshape(len(there), -1)
+        return np.column_stack([there.sum(axis=1), np.where(there[:, :, None], self.values, 0.0).sum(axis=1), flat])
+
+
+def make_membership_experiment(voter: Any) -> Experiment:
+    """Return the experiment of a voting estimator, whose parameters count: its whole plan is asked at one record."""
+    reader = make_reader(voter)
+
+    def run(records: Records, runs: int, source: Source) -> Answered:
+        queries = np.tile(reader.query, (runs * reader.queries, 1))
+        return _cut(reader, make_twin(reader, source).fit(records.X, records.y).answer(queries), reader.queries)
+
+    return Experiment(
+        name=_name(reader),
+        guarantee=reader.guarantee,
+        pairs=reader.pairs,
+        run=run,
+        log_ratio=(lambda seen, pair: _compute_losses(reader, seen, pair)) if reader.known else None,
+        exact=reader.known,
+        numbers=lambda seen: seen.numbers,
+        together=_ask_together(reader),
+        law=_state_law(reader),
+        checks=make_vote_checks(reader),
+        trials=count_trials(reader.guarantee.delta),
+    )
+
+
+def _cut(reader: VoteReader, answers: Any, queries: int) -> Answered:
+    """Cut answers into runs. The plan stops at its cap, and stopping is all that a cap does."""
+    read = reader.read(answers)
+    passed = read.answered.reshape(-1, queries)
+    asked = np.asarray(np.cumsum(passed, axis=1) - passed < reader.plan.max_answered)
+    values, labels = (array.reshape(*passed.shape, *array.shape[1:]) for array in (read.values, read.labels))
+    return Answered(passed, asked, values, labels)
+
+
+def _name(reader: VoteReader) -> str:
+    voter = reader.own
+    if isinstance(voter, PateClassifier):
+        return f"pate ({voter.mechanism})"
+    sampled = "" if voter.sampling_rate == 1 else f", rate {voter.sampling_rate:g}"
+    if isinstance(voter, PrivateKNeighborsRegressor):
+        return f"private-knn ({voter.method}{sampled})"
+    kind = "" if voter.votes == "classes" else f"{voter.votes} "
+    return f"private-knn ({'' if reader.plan.screening is None else 'screened '}{kind}votes{sampled})"
+
+
+def _state_law(reader: VoteReader) -> Law:
+    """Return what is stated about answers: screenings and votes, cap or not, since every query is drawn afresh."""
+
+    def released(seen: Answered) -> Floats:
+        return seen.values[seen.passed]
+
+    def coins(seen: Answered, records: Records) -> list[Coin]:
+        unscreened = reader.plan.screening is None
+        screened = [] if unscreened else [(seen.passed.ravel(), reader.compute_passing(records))]
+        return [*screened, *reader.list_coins(released(seen), records)]
+
+    def consistent(seen: Answered) -> NDArray[np.bool_]:
+        count = seen.passed.size
+        values, labels = (array.reshape(count, *array.shape[2:]) for array in (seen.values, seen.labels))
+        return reader.are_consistent(Read(seen.passed.ravel(), values, labels))
+
+    one = reader.pairs[0].second
+    return Law(
+        uniforms=(lambda seen, at: reader.compute_uniforms(released(seen), at)) if reader.known else None,
+        coins=coins if reader.known else None,
+        values=released if reader.compute_uniforms(one.sums[None], one) else None,
+        largest_value=LARGEST_VALUE,
+        largest_row=LARGEST_VALUE ** len(one.sums),
+        consistent=consistent if reader.labelled else None,
+    )
+
+
+def _compute_losses(reader: VoteReader, seen: Answered, pair: Pair) -> Floats:
+    """Return the exact log-likelihood ratio: the record is in each of the fresh samples with the sampling rate."""
+    total = np.where(seen.answered, reader.compute_losses(seen.values, pair), 0.0)
+    if reader.plan.screening is not None:
+        first, second = (reader.compute_passing(records) for records in (pair.first, pair.second))
+        passed, declined = np.log(first / second), np.log1p(-first) - np.log1p(-second)
+        total = total + np.where(seen.asked, np.where(seen.passed, passed, declined), 0.0)
+    return np.asarray(total.sum(axis=1))
+
+
+def _ask_together(reader: VoteReader) -> Any:
+    """Return one run with many canaries, each with neighbours of its own, so that it touches one answer alone."""
+    plan = reader.plan
+    if isinstance(reader.own, PateClassifier) or not isinstance(reader, ClassReader):
+        return None
+    if plan.n_neighbors > _LARGEST_CLUSTER or reader.queries > 1 or plan.sampling_rate < 1:
+        return None
+
+    def run(coins: Coins, pair: Pair, source: Source) -> Answered:
+        against = round(float(pair.second.sums[1]))
+        k, count = plan.n_neighbors, len(coins)
+        generator = np.random.default_rng(4)
+        canaries = generator.standard_normal((count, DIMENSION))
+        canaries *= reader.length / np.linalg.norm(canaries, axis=1, keepdims=True)
+        around = generator.standard_normal((count, k, DIMENSION))
+        near = reader.length * _NEAR * np.arange(1, k + 1) / k
+        around *= near[:, None] / np.linalg.norm(around, axis=2, keepdims=True)
+        rows = np.concatenate([canaries[coins], (canaries[:, None] + around).reshape(-1, DIMENSION)])
+        kinds = np.zeros((count, k), dtype=np.int64)
+        kinds[:, : k - against] = 1
+        votes = np.stack([reader.vote(0), reader.vote(1)])
+        y = np.concatenate([votes[np.ones(int(coins.sum()), dtype=np.int64)], votes[kinds.ravel()]])
+        return _cut(reader, make_twin(reader, source).fit(rows, y).answer(canaries), 1)
+
+    return run
+
+
+@dataclass(frozen=True, eq=False)
+class Taught:
+    """What students show: the answers of all rounds, one after the other, and what they predict."""
+
+    answers: tuple[Read, ...]  # of each run
+    predicted: NDArray[Any]
+
+
+def make_student_experiment(student: Student) -> Experiment:
+    """Return the experiment of a student: one record more among so few that all of them vote on every row."""
+    voter = PrivateKNeighborsClassifier(max_answered=500, max_screened=0) if student.voter is None else student.voter
+    game = _StudentGame(student, ClassReader(voter))
+    # Labels and predictions follow from the votes and from public coins.
+    exact = game.known and game.reader.plan.screening is None
+    return Experiment(
+        name="student",
+        guarantee=game.fit(game.pair.second, game.reader.own).guarantee,
+        pairs=(game.pair,),
+        run=game.run,
+        log_ratio=game.compute_losses if exact else None,
+        exact=exact,
+        numbers=lambda seen: np.column_stack([[one.values.sum(axis=0) for one in seen.answers], seen.predicted]),
+        law=game.law,
+        checks=(
+            make_check("the account", lambda _, __: game.find_unpaid()),
+            make_check("the export", lambda _, __: game.find_exported()),
+        ),
+        trials=_FITS,
+    )
+
+
+class _StudentGame:
+    """A student, its voter, and public rows to learn from."""
+
+    def __init__(self, student: Student, reader: ClassReader) -> None:
+        self.student, self.reader = student, reader
+        self.public = np.random.default_rng(5).standard_normal((_PUBLIC, DIMENSION))
+        # As many records as may vote, all against one, and one less.
+        others = reader.plan.n_neighbors - 1
+        rows = np.random.default_rng(6).standard_normal((others + 1, DIMENSION))
+        y = np.stack([reader.vote(1), *[reader.vote(0)] * others])
+        sums = others * reader.weigh(0)
+        more = Records(rows, y, sums + reader.weigh(1), sums)
+        self.pair = Pair("one record more, against all others", more, Records(rows[1:], y[1:], sums, sums))
+        # Then all records vote on every row, wherever it lies.
+        self.known = not isinstance(reader.own, PateClassifier) and reader.plan.sampling_rate == 1
+
+    def fit(self, records: Records, voter: Any) -> Any:
+        """Fit a student to records."""
+        return clone(self.student).set_params(voter=voter).fit(records.X, records.y, public=self.public)
+
+    def run(self, records: Records, runs: int, source: Source) -> Taught:
+        """Fit so many students, and keep what they show."""
+        taught = [self.fit(records, clone(self.reader.own).set_params(source=source)) for _ in range(runs)]
+        return Taught(
+            tuple(self.reader.read(_join(one.answers_)) for one in taught),
+            np.stack([one.export().predict(self.public) for one in taught]),
+        )
+
+    def compute_losses(self, seen: Taught, pair: Pair) -> Floats:
+        """Return the log-likelihood ratio of all votes of a run."""
+        return np.array([self.reader.compute_losses(one.values[one.answered], pair).sum() for one in seen.answers])
+
+    @property
+    def law(self) -> Law:
+        """What is stated about votes, labels and caps."""
+
+        def released(seen: Taught) -> Floats:
+            return np.concatenate([one.values[one.answered] for one in seen.answers])
+
+        return Law(
+            uniforms=(lambda seen, at: self.reader.compute_uniforms(released(seen), at)) if self.known else None,
+            values=released,
+            largest_value=LARGEST_VALUE,
+            largest_row=LARGEST_VALUE**2,
+            consistent=lambda seen: np.array([self._is_within_plan(one) for one in seen.answers]),
+        )
+
+    def find_unpaid(self) -> str | None:
+        """Say what all rounds together did and did not pay for."""
+        with open_ledger() as ledger:
+            voter = clone(self.reader.own).set_params(ledger=ledger, account=ACCOUNT)
+            taught = self.fit(self.pair.first, voter)
+            session = Session(self.reader, taught.plan_, voter.delta)
+            session.take(self.reader.read(one) for one in taught.answers_)
+            return session.complaint or session.find_unpaid(ledger)
+
+    def find_exported(self) -> str | None:
+        """Say what an export holds that must not leave."""
+        with open_ledger() as ledger:
+            voter = clone(self.reader.own).set_params(ledger=ledger, account=ACCOUNT)
+            return find_private(pickle.dumps(self.fit(self.pair.first, voter).export()), self.pair.first.X)
+
+    def _is_within_plan(self, read: Read) -> bool:
+        """Say whether one run keeps to the caps, and its labels follow from its votes."""
+        plan = self.reader.plan
+        fits = plan.screening is None or len(read.answered) <= plan.max_screened
+        return bool(fits and read.answered.sum() <= plan.max_answered and self.reader.are_consistent(read).all())
+
+
+def _join(rounds: tuple[Answers, ...]) -> Answers:
+    """Return the answers of all rounds as one."""
+    return Answers(
+        *(np.concatenate([getattr(one, name) for one in rounds]) for name in ("labels", "answered", "votes"))
+    )
+
+
+def make_discriminant_experiment(discriminant: PrivateDiscriminant) -> Experiment:
+    """Return the experiment of a discriminant: one record more, near the others or far outside."""
+    game = _DiscriminantGame(discriminant)
+    fitted = game.fit(game.pairs[0].first)
+    return Experiment(
+        name="discriminant",
+        guarantee=fitted.guarantee,
+        pairs=game.pairs,
+        run=game.run,
+        log_ratio=game.compute_losses,
+        exact=True,
+        law=Law(
+            uniforms=lambda seen, records: list(gaussian_uniforms((seen - records.sums) / game.noise).T),
+            values=lambda seen: seen,
+            largest_value=LARGEST_VALUE,
+            largest_row=LARGEST_VALUE**2,
+        ),
+        checks=(
+            make_check("the account", lambda _, __: game.find_unpaid()),
+            make_check("the export", lambda _, __: game.find_exported()),
+            make_frozen_check(fitted),
+        ),
+        trials=_FITS,
+    )
+
+
+class _DiscriminantGame:
+    """A discriminant, and records that differ by one: it is seen in the noisy sums and in all that is exported."""
+
+    def __init__(self, discriminant: PrivateDiscriminant) -> None:
+        rng = np.random.default_rng(5)
+        self.own = clone(discriminant).set_params(classes=_CLASSES, ledger=None, account=None, source=None)
+        X = rng.standard_normal((2 * _OTHERS, _FEATURES))
+        y = np.repeat(_CLASSES, _OTHERS)
+        fitted = self.own.fit(X, y)
+        self.projection = fitted.export().projection
+        # What the guarantee states: noise for one record more or less, in units of a record.
+        multiplier = fitted.guarantee.events[0].event.noise_multiplier
+        values = 2 * self.projection.n_directions
+        self.noise = multiplier * SENSITIVITY / np.repeat([LONGEST, COUNT_UNIT], [values, 2]).astype(np.float64)
+        self.pairs = tuple(
+            Pair(name, self._sum([row, *X], ["in", *y]), self._sum(X, y))
+            for name, row in (("one record more", X[0]), ("one record more, far outside", 1e6 * X[1]))
+        )
+
+    def fit(self, records: Records, **more: Any) -> Any:
+        """Fit a discriminant to records."""
+        return clone(self.own).set_params(**more).fit(records.X, records.y)
+
+    def run(self, records: Records, runs: int, source: Source) -> Floats:
+        """Fit so many discriminants, and keep the noisy sums and counts."""
+        found = (self.fit(records, source=source).statistics_ for _ in range(runs))
+        return np.stack([np.concatenate([one.sums.ravel(), one.counts]) for one in found])
+
+    def compute_losses(self, seen: Floats, pair: Pair) -> Floats:
+        """Return the log-likelihood ratio of all numbers of a run."""
+        first, second = (((seen - one.sums) / self.noise) ** 2 for one in (pair.first, pair.second))
+        return np.asarray((second - first).sum(axis=1) / 2)
+
+    def find_unpaid(self) -> str | None:
+        """Say what was published and not paid for."""
+        with open_ledger() as ledger:
+            publications = self.own.publications
+            for _ in range(publications):
+                self.fit(self.pairs[0].first, ledger=ledger, account=ACCOUNT)
+            account = {one.name: one for one in ledger.accounts()}.get(ACCOUNT)
+            if account is None or account.remaining():
+                return f"{publications} publications were not paid for"
+            try:
+                self.fit(self.pairs[0].first, ledger=ledger, account=ACCOUNT)
+            except ExhaustedError:
+                return None
+            return f"more than {publications} publications were made"
+
+    def find_exported(self) -> str | None:
+        """Say what an export holds that must not leave."""
+        with open_ledger() as ledger:
+            held = self.fit(self.pairs[0].first, ledger=ledger, account=ACCOUNT).export().to_bytes()
+        return find_private(held, self.pairs[0].first.X)
+
+    def _sum(self, rows: Any, labels: Any) -> Records:
+        X, y = np.array(rows), np.array(labels)
+        exact = class_sums(self.projection.round(X), np.searchsorted(_CLASSES, y), len(_CLASSES))
+        sums = np.concatenate([(exact[:, :-1] / LONGEST).ravel(), exact[:, -1] / COUNT_UNIT])
+        return Records(X, y, sums, sums)

@@ -1,0 +1,286 @@
+"""What the studies of retrieval share: galleries, releases that protect a query, what they find, what they cost."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.ledger.budget import PureBudget, charge_guarantee, find_pld_epsilon
+from nearveil.mechanisms import (
+    OME,
+    AnalyticGaussian,
+    Cells,
+    Covers,
+    DPdSNE,
+    Latent,
+    Message,
+    PrivateMail,
+    PrivUnit,
+    RandomProjection,
+    Release,
+    Unary,
+    VonMisesFisher,
+)
+from nearveil.mechanisms.base import candidate_count
+from nearveil.mechanisms.covers.channel import RandomizedResponse
+from nearveil.mechanisms.covers.covers import MappedRelease
+from nearveil.mechanisms.projection import fit_projection
+from nearveil.privacy import Guarantee
+from nearveil.privacy.noise import Source
+from nearveil.search.evaluation import Copies, popularity, true_neighbors
+from nearveil.search.retriever import select_first
+from studies.data import load_features
+
+Rows = NDArray[np.float32]
+Labels = NDArray[np.int64]
+
+QUERIES = 1200
+SETS = {"cub200_cropped_lite0": 100, "cars196_cropped_lite0": 98}  # classes below are public, the others searched
+NAMES = {"cub200_cropped_lite0": "CUB", "cars196_cropped_lite0": "Cars"}
+FILES = tuple(f"{name}/{name}.npz" for name in SETS)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Public rows, a gallery, and queries that are in neither."""
+
+    public: Rows
+    public_y: Labels
+    gallery: Rows
+    gallery_y: Labels
+    queries: Rows
+    query_y: Labels
+
+
+def split(name: str, seed: int) -> Trial:
+    """Return the public classes, and `QUERIES` seeded queries removed from the images of the others."""
+    found = load_features(name)
+    public = found.labels < SETS[name]
+    rest = np.random.default_rng(seed).permutation(np.flatnonzero(~public))
+    queries, gallery = rest[:QUERIES], np.sort(rest[QUERIES:])
+    X, y = found.features, found.labels
+    return Trial(X[public], y[public], X[gallery], y[gallery], X[queries], y[queries])
+
+
+@dataclass(frozen=True)
+class Halves:
+    """A trial in which the same queries are of classes that are known, and of classes that are not."""
+
+    trial: Trial  # the public rows are of one half of the classes; so is the gallery, or it is of all
+    known: NDArray[np.bool_]  # which queries are of a class of the public rows
+    others: Rows  # other images of the other half, which tell what is popular with such queries
+
+
+def split_classes(name: str, seed: int, half: int, *, whole_gallery: bool) -> Halves:
+    """Return public rows of one half of the classes, a gallery, and queries of all classes.
+
+    Which image is public, which is in the gallery and which is a query does not depend on `half`, so that each query
+    can be asked once as one of a known class and once as one of an unknown class.
+    """
+    found = load_features(name)
+    X, y = found.features, found.labels
+    order = np.random.default_rng(seed).permutation(len(y))
+    queries, rest = order[:QUERIES], order[QUERIES:]
+    items, spare = np.sort(rest[: len(rest) // 2]), rest[len(rest) // 2 :]
+    own = (y < SETS[name]) == (half == 0)
+    public, others = spare[own[spare]], spare[~own[spare]]
+    gallery = items if whole_gallery else items[own[items]]
+    trial = Trial(X[public], y[public], X[gallery], y[gallery], X[queries], y[queries])
+    return Halves(trial, own[queries], X[others])
+
+
+Matrix = NDArray[np.float64]
+Make = Callable[[float, float, "Public"], Release]
+
+SETTINGS = {
+    "covers": "learned for every epsilon and f",
+    "k-means cells": "1/f cells, randomised response",
+    "balanced cells, subset": "4/f cells, subset selection",
+    "unary, symmetric": "64 cells of the public rows",
+    "unary, optimised": "64 cells of the public rows",
+    "PrivUnit": "PCA to 64",
+    "PrivUnit, all dimensions": "1280",
+    "LATENT": "signs, PCA to 8",
+    "OME": "11 bits, alpha 1, PCA to 8",
+    "analytic Gaussian": "PCA to 64, delta 1e-5",
+    "random projection": "64 directions, delta 1e-5",
+    "von Mises-Fisher": "PCA to 64",
+    "PrivateMail, Gaussian": "k 16, 1,000 anchors, delta 1e-5",
+    "PrivateMail, Laplace": "k 2, 1,000 anchors",
+    "DP-dSNE": "300 anchors, delta 1e-5",
+}
+MAPPED = ("covers", "k-means cells", "balanced cells, subset")  # their sets are made for one size of an answer
+
+
+class Public:
+    """Public rows, whose principal directions are computed once for all mechanisms that use them."""
+
+    def __init__(self, rows: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
+        self.rows = rows
+        self.labels = labels
+
+    def directions(self, n_components: int) -> Matrix:
+        """Return the principal directions of the centred rows, shape (d, n_components)."""
+        return self._directions[:, :n_components]
+
+    @cached_property
+    def _directions(self) -> Matrix:
+        features = Cells(1.0).fit(self.rows).features(self.rows, lenient=True)
+        matrix = fit_projection("pca", features, None).matrix
+        assert matrix is not None
+        return matrix
+
+
+_MAKE: dict[str, Make] = {
+    "covers": lambda e, f, _: Covers(e, f),
+    "k-means cells": lambda e, f, _: Cells(e, f),
+    "balanced cells, subset": lambda e, f, _: Cells(e, f, response="subset"),
+    "unary, symmetric": lambda e, _, __: Unary(e, "symmetric"),
+    "unary, optimised": lambda e, _, __: Unary(e, "optimised"),
+    "PrivUnit": lambda e, _, public: PrivUnit(e, projection=public.directions(64)),
+    "PrivUnit, all dimensions": lambda e, _, __: PrivUnit(e),
+    "LATENT": lambda e, _, public: Latent(e, projection=public.directions(8)),
+    "OME": lambda e, _, public: OME(e, pairs="code words", projection=public.directions(8)),
+    "analytic Gaussian": lambda e, _, public: AnalyticGaussian(e, projection=public.directions(64)),
+    "random projection": lambda e, _, __: RandomProjection(e),
+    "von Mises-Fisher": lambda e, _, public: VonMisesFisher(e, projection=public.directions(64)),
+    "PrivateMail, Gaussian": lambda e, _, __: PrivateMail(e, n_components=16, n_anchors=1000),
+    "PrivateMail, Laplace": lambda e, _, __: PrivateMail(e, noise="laplace", n_anchors=1000),
+    "DP-dSNE": lambda e, _, __: DPdSNE(e, n_anchors=300),
+}
+
+
+def make_rival(name: str, epsilon: float, fraction: float, public: Public) -> Release:
+    """Return a mechanism of `SETTINGS`, fitted on public rows, without a gallery."""
+    return _MAKE[name](epsilon, fraction, public).fit(public.rows, public.labels)
+
+
+K = 8
+_REPEATS = 4  # of messages that name one set: there are few answers, so that asking again costs nothing
+
+Floats = NDArray[np.float64]
+Items = NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """A trial with all that is true about it; all mechanisms centre by the public mean, so this serves all of them."""
+
+    trial: Trial
+    queries: Rows  # centred, of norm one, as the gallery
+    gallery: Rows
+    near: Rows  # cosines of queries and items
+    truth: Items  # the eight nearest items of each query
+    copies: Copies  # which items are equal
+    counts: NDArray[np.int64]  # how often an item is among the eight nearest of another item
+
+
+@dataclass(frozen=True)
+class Found:
+    """What queries found, one number each."""
+
+    neighbours: Floats  # the part of the eight nearest items that the answer holds
+    same_class: Floats  # whether an item of the query's class is among the eight that were chosen
+
+
+def build_search(trial: Trial) -> Search:
+    """Compare all queries with all items."""
+    centred = Cells(1.0).fit(trial.public)  # any release: all centre alike
+    gallery = centred.features(trial.gallery, lenient=True).astype(np.float32)
+    queries = centred.features(trial.queries).astype(np.float32)
+    truth, counts = true_neighbors(queries, gallery, K), popularity(gallery, K)
+    return Search(trial, queries, gallery, queries @ gallery.T, truth, Copies(gallery), counts)
+
+
+def find(
+    mechanism: Release, search: Search, rows: Items, fractions: Sequence[float], source: Source
+) -> dict[float, Found]:
+    """Ask for some queries, and let the client choose eight of each answer."""
+    counts = [candidate_count(fraction, len(search.gallery)) for fraction in fractions]
+    if isinstance(mechanism, MappedRelease):
+        single = isinstance(mechanism._channel(mechanism.map_), RandomizedResponse)
+        rows = np.repeat(rows, _REPEATS if single else 1)
+        messages = mechanism.release(search.trial.queries[rows], rng=source)
+        answers = [_answer_by_map(mechanism, messages, counts[0])]
+    else:
+        messages = mechanism.release(search.trial.queries[rows], rng=source)
+        scores = _score(mechanism, messages, mechanism._prepare(search.gallery.astype(np.float64)))
+        order = np.argpartition(-scores, [count - 1 for count in counts], axis=1)
+        answers = [order[:, :count] for count in counts]
+    return {fraction: choose(search, rows, answer) for fraction, answer in zip(fractions, answers, strict=True)}
+
+
+def choose(search: Search, rows: Items, answers: Items) -> Found:
+    """Choose by the true feature among the candidates of each answer."""
+    offered = np.take_along_axis(search.near[rows], answers, axis=1)
+    best = np.argpartition(-offered, K - 1, axis=1)[:, :K]
+    labels: Labels = search.trial.gallery_y[np.take_along_axis(answers, best, axis=1)]
+    same = (labels == search.trial.query_y[rows, None]).any(axis=1)
+    return Found(search.copies.recall(search.truth[rows], answers), same.astype(np.float64))
+
+
+def send_popular(search: Search, rows: Items, fraction: float, counts: NDArray[np.int64] | None = None) -> Found:
+    """Return what the most popular items find, sent to everybody without a message."""
+    popular = search.counts if counts is None else counts
+    items = np.argsort(-popular, kind="stable")[: candidate_count(fraction, len(search.gallery))]
+    return choose(search, rows, np.broadcast_to(items, (len(rows), len(items))))
+
+
+def _score(mechanism: Release, messages: Sequence[Message], prepared: Any) -> Floats:
+    if isinstance(mechanism, Unary | PrivUnit):
+        # Linear in the items: what it makes of the unit vectors is all there is to know of a message.
+        basis = np.eye(prepared.shape[1])
+        return np.asarray(np.stack([mechanism._rank(message, basis) for message in messages]) @ prepared.T)
+    return np.stack([mechanism._rank(message, prepared) for message in messages])
+
+
+def _answer_by_map(mechanism: MappedRelease, messages: Sequence[Message], count: int) -> Items:
+    known: dict[bytes, Items] = {}
+    found = []
+    for message in messages:
+        key = message["sets"].tobytes()
+        if key not in known:
+            known[key] = select_first(mechanism._rank(message, np.empty(0)), count)
+        found.append(known[key])
+    return np.stack(found)
+
+
+BUDGET = 16.0
+DELTA = 1e-5
+PRICED: dict[str, Callable[[float], Release]] = {"a pure message": Cells, "analytic Gaussian": AnalyticGaussian}
+_FINE = 0.02  # of the count, where finding the last query would take minutes
+
+
+def count_payable(kind: str, epsilon: float) -> dict[str, Any]:
+    """Return how many messages of one kind a budget pays for, with delta 0 and at `DELTA`."""
+    guarantee = PRICED[kind](epsilon).fit(np.eye(3)).guarantee
+    return {"pure": _count_added(guarantee) if guarantee.delta == 0 else 0, "plan": _count_planned(guarantee)}
+
+
+def _count_added(guarantee: Guarantee) -> int:
+    budget = PureBudget.open(BUDGET)
+    (price,) = budget.price(charge_guarantee(guarantee, "query", guarantee.unit, "replace", 0.0))
+    assert price is not None
+    return budget.limits[0] // price
+
+
+def _count_planned(guarantee: Guarantee) -> int:
+    charge = charge_guarantee(guarantee, "query", guarantee.unit, "replace", DELTA)
+
+    def within(count: int) -> bool:
+        # The ledger's own price of a plan, less what samplers of finite precision cost.
+        delta = DELTA - count * guarantee.extra_delta
+        return delta > 0 and find_pld_epsilon(tuple((text, count * times) for text, times in charge), delta) <= BUDGET
+
+    # One message has its own guarantee, which an accountant's rounding would only blur.
+    good = 1 if guarantee.epsilon <= BUDGET and guarantee.delta <= DELTA else 0
+    bad = max(2, int(BUDGET / guarantee.epsilon))
+    while within(bad):
+        good, bad = bad, 4 * bad
+    while bad - good > max(1, _FINE * good):
+        middle = max(good + 1, int(np.sqrt(good * bad)))
+        good, bad = (middle, bad) if within(middle) else (good, middle)
+    return good
