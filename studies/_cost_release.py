@@ -49,7 +49,7 @@ def make_authors(anchors: Floats, labels: NDArray[np.int64]) -> Callable[[Floats
 
 def list_releases() -> dict[str, Callable[[], Any]]:
     """Return how to build every release that protects a query with a proved guarantee."""
-    from nearveil import release as r
+    from nearveil import mechanisms as r
 
     return {
         "covers": lambda: r.Covers(EPSILON, CANDIDATES),

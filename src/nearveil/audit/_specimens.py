@@ -35,6 +35,7 @@ from nearveil.privacy.noise import (
     gaussian_grid,
     secure_source,
 )
+from nearveil.privacy.noise.calibration import classical_gaussian_scale
 from nearveil.protocol import PublicPart
 from nearveil.votes import Answers, PrivateDiscriminant, PrivateKNeighborsClassifier
 from nearveil.votes._base import Progress
