@@ -262,7 +262,7 @@ HONEST = promise(delta=1e-5, events=(GaussianDpEvent(2.5),), extra_delta=1e-20)
         (Guarantee, {**vars(HONEST), "source": "seeded"}, "sound must be False where the source is seeded"),
         (Guarantee, {**vars(HONEST), "as_seeded": None}, "as_seeded"),
         (Guarantee, {"sound": True}, "epsilon"),
-        (Guarantee, {**vars(promise()), "events": (Forged(PureDp, {"epsilon": -9.0}),)}, "not be negative"),
+        (Guarantee, {**vars(promise()), "events": (Forged(PureDp, {"epsilon": -9.0}),)}, "number of at least 0"),
         (FilterTerms, {"epsilon": 1.0, "delta": 0.0, "orders": (2.0,)}, "orders where delta is above 0"),
     ],
 )

@@ -17,7 +17,7 @@ from scipy.stats import binom
 
 from nearveil.privacy.accounting import PldAccountant, screening_curve, screening_epsilon
 from nearveil.privacy.accounting.binary import Moves, PrivacyCurve, _hull, _Kernel, _thin, compose_binary
-from nearveil.privacy.accounting.screening import _moves, fixed_pair_epsilon, screening_delta, screening_rdp
+from nearveil.privacy.accounting.screening import _moves, fixed_pair_epsilon, screening_rdp
 from nearveil.privacy.events import NoisyScreening, PureDp
 
 MNIST = NoisyScreening(noise=75, threshold=180, n_neighbors=300)
@@ -42,6 +42,11 @@ def all_strategies(pairs: NDArray[np.float64], rounds: int) -> tuple[NDArray[np.
         every_p.append(np.concatenate([p * rest_p[first], (1 - p) * rest_p[second]]))
         every_q.append(np.concatenate([q * rest_q[first], (1 - q) * rest_q[second]]))
     return np.array(every_p), np.array(every_q)
+
+
+def outcomes(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The probabilities of pass and fail under P and under Q, of shape (2, n_pairs, 2)."""
+    return np.stack([pairs, 1 - pairs], axis=-1).swapaxes(0, 1)
 
 
 def hockey_stick(p: NDArray[np.float64], q: NDArray[np.float64], epsilon: float) -> float:
@@ -77,16 +82,17 @@ def test_vector_5_a_sampled_screening() -> None:
 
 
 def test_vector_6_the_hockey_stick_of_one_screening() -> None:
-    worst = screening_delta(0.01, MNIST)
-    assert worst.value == pytest.approx(1.75761364941855e-3, rel=1e-12)
-    assert (124, 123) in worst.pairs
+    exact = 1.75761364941855e-3
+    p, q = outcomes(pairs_of(MNIST, 1.0))
+    assert hockey_stick(p, q, 0.01) == pytest.approx(exact, rel=1e-12)
+    assert 0 <= screening_curve(1, MNIST).delta(0.01) - exact < 1e-3 * exact
 
 
 def test_vector_7_one_sampled_screening() -> None:
     epsilon = screening_curve(1, MNIST, sampling_rate=0.15).epsilon(1e-5, "remove")
     assert 0 <= epsilon - 0.00444926011236524 < 1e-12
-    exact = screening_delta(0.00444926011236524, MNIST, sampling_rate=0.15, direction="remove").value
-    assert exact == pytest.approx(1e-5, rel=1e-9)
+    p, q = outcomes(pairs_of(MNIST, 0.15))
+    assert hockey_stick(q, p, 0.00444926011236524) == pytest.approx(1e-5, rel=1e-9)
 
 
 @pytest.mark.parametrize(("direction", "value"), [("remove", 0.161457766), ("add", 0.161520090)])
@@ -321,9 +327,7 @@ def test_other_bad_input_is_named() -> None:
             screening_rdp(order, MNIST)
     for epsilon in (-1.0, 1e9, math.nan):
         with pytest.raises(ValueError, match="epsilon must"):
-            screening_delta(epsilon, MNIST)
-    with pytest.raises(ValueError, match="direction must"):
-        screening_delta(0.1, MNIST, direction="both")  # type: ignore[arg-type]
+            screening_curve(1, MNIST).delta(epsilon)
     with pytest.raises(ValueError, match="direction must"):
         screening_curve(1, MNIST).epsilon(1e-5, "both")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="direction must"):

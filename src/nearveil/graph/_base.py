@@ -208,29 +208,11 @@ class Graph(ABC):
         return self._degree
 
     def matmul(self, Z: Array) -> Array:
-        """Multiply the weight matrix, whose diagonal is zero, with `Z`.
-
-        Parameters
-        ----------
-        Z : array of shape (n, k)
-
-        Returns
-        -------
-        array of shape (n, k)
-        """
+        """Multiply the weight matrix, whose diagonal is zero, with `Z`."""
         return self._apply(check_columns(Z, self._n, self._model))
 
     def laplacian_matmul(self, Z: Array) -> Array:
-        """Multiply the Laplacian, degree minus weights, with `Z`.
-
-        Parameters
-        ----------
-        Z : array of shape (n, k)
-
-        Returns
-        -------
-        array of shape (n, k)
-        """
+        """Multiply the Laplacian, degree minus weights, with `Z`."""
         Z = check_columns(Z, self._n, self._model)
         product, degree = self._product_and_degree(Z)
         return degree[:, None] * Z - product
@@ -300,10 +282,6 @@ class GaussianGraph(Graph):
             New unit rows.
         Z : array of shape (n, k)
             A value for each row of the graph.
-
-        Returns
-        -------
-        array of shape (m, k)
 
         Examples
         --------

@@ -116,10 +116,6 @@ def label_graph(y: Array, bandwidth: float = 1.0, encoding: Encoding = "integer"
         papers do. "one-hot": any two classes are equally far apart, ``|y_i - y_j|^2 = 2``; labels
         may then be of any kind that can be sorted.
 
-    Returns
-    -------
-    LabelGraph
-
     Examples
     --------
     >>> import numpy as np

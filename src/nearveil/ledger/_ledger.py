@@ -135,10 +135,6 @@ class Ledger:
         plan : DpEvent, or iterable of DpEvent or (DpEvent, int), optional
             Everything that may ever be spent, in any order.
 
-        Returns
-        -------
-        Account
-
         Raises
         ------
         OverBudgetError
@@ -178,27 +174,13 @@ class Ledger:
         return self.account(name)
 
     def account(self, name: str) -> Account:
-        """Return an account.
-
-        Parameters
-        ----------
-        name : str
-
-        Returns
-        -------
-        Account
-        """
+        """Return an account."""
         account = Account(self, check_text(name, "name"))
         account._load()
         return account
 
     def accounts(self) -> list[Account]:
-        """Return all accounts, by name.
-
-        Returns
-        -------
-        list of Account
-        """
+        """Return all accounts, by name."""
         return [Account(self, name) for name in self._core.read(list_accounts)]
 
     def verify(self, account: str | None = None, *, receipts: Sequence[Receipt | str] = ()) -> Verification:
@@ -221,12 +203,7 @@ class Ledger:
         return verify(self._core, None if account is None else check_text(account, "account"), known)
 
     def history(self) -> list[Entry]:
-        """Return the entries of all accounts, account by account.
-
-        Returns
-        -------
-        list of Entry
-        """
+        """Return the entries of all accounts, account by account."""
         return self._core.read(
             lambda connection: [
                 make_entry(*line) for name in list_accounts(connection) for line in read_entries(connection, name)
@@ -234,16 +211,7 @@ class Ledger:
         )
 
     def export(self, format: Literal["json", "csv"] = "json") -> str:  # noqa: A002
-        """Return everything as text: all entries of all accounts, with their hashes.
-
-        Parameters
-        ----------
-        format : {"json", "csv"}
-
-        Returns
-        -------
-        str
-        """
+        """Return everything as text: all entries of all accounts, with their hashes."""
         rows = self._core.read(
             lambda connection: [line for name in list_accounts(connection) for line in read_entries(connection, name)]
         )

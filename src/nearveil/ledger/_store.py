@@ -68,14 +68,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What to keep elsewhere, to be shown to :meth:`Ledger.verify` one day.
-
-    Attributes
-    ----------
-    account : str
-    sequence : int
-    hash : str
-    """
+    """What to keep elsewhere, to be shown to :meth:`Ledger.verify` one day."""
 
     account: str
     sequence: int

@@ -129,16 +129,7 @@ class Account:
         )
 
     def balance(self, *, client: str | None = None) -> Balance:
-        """Return what is spent and what is left, of the account or of a client's quota.
-
-        Parameters
-        ----------
-        client : str, optional
-
-        Returns
-        -------
-        Balance
-        """
+        """Return what is spent and what is left, of the account or of a client's quota."""
         return make_balance(self.name, client, self._held(client))
 
     def remaining(self, cap: str | None = None) -> tuple[tuple[DpEvent, int], ...]:
@@ -183,10 +174,6 @@ class Account:
             What may be released, and how often.
         client : str, optional
             Whose quota would pay, too. The figures are of whichever refuses, else of the quota.
-
-        Returns
-        -------
-        Preview
         """
         charge = self._charge(guarantee)
         whole = make_preview(self.name, None, self._held(None), charge)
@@ -302,10 +289,6 @@ class Account:
         An estimator opens one when it is fitted. Its copies, its pickles and the processes that it forks take from the
         same counts, so together they do what one estimator stated, whatever else the account could pay.
 
-        Parameters
-        ----------
-        plan : DpEvent, or iterable of DpEvent or (DpEvent, int)
-
         Returns
         -------
         str or None
@@ -320,16 +303,7 @@ class Account:
         return name
 
     def has_plan(self, plan: Events) -> bool:
-        """Return whether the account was opened with this very plan.
-
-        Parameters
-        ----------
-        plan : DpEvent, or iterable of DpEvent or (DpEvent, int)
-
-        Returns
-        -------
-        bool
-        """
+        """Return whether the account was opened with this very plan."""
         return self._budget == self._plan_budget(plan)
 
     def _plan_budget(self, plan: Events) -> PlanBudget:
@@ -355,21 +329,11 @@ class Account:
         return core.write(work)
 
     def receipt(self) -> Receipt:
-        """Return how far the account has come, to be kept elsewhere and shown to :meth:`Ledger.verify`.
-
-        Returns
-        -------
-        Receipt
-        """
+        """Return how far the account has come, to be kept elsewhere and shown to :meth:`Ledger.verify`."""
         return self._load().receipt
 
     def history(self) -> list[Entry]:
-        """Return all entries, in their order.
-
-        Returns
-        -------
-        list of Entry
-        """
+        """Return all entries, in their order."""
         return self._core.read(lambda connection: [make_entry(*line) for line in read_entries(connection, self.name)])
 
     def _charge(self, guarantee: Guarantee | Parts) -> Charge:

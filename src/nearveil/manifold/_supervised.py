@@ -393,15 +393,6 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
         With labels this is not what ``transform`` returns for the same rows: `transform` treats
         every row as new and unlabelled.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-        y : array-like of shape (n,), optional
-
-        Returns
-        -------
-        array of shape (n, n_components)
         """
         return self.fit(X, y).embedding_
 
@@ -410,14 +401,6 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
         Each lands where the step would leave it at rest: on the average of the fitted rows, weighted
         by the Gaussian kernel of the features.
-
-        Parameters
-        ----------
-        X : array-like of shape (m, d)
-
-        Returns
-        -------
-        array of shape (m, n_components)
         """
         check_is_fitted(self)
         X = self._checked(X, reset=False)

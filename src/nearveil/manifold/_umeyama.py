@@ -59,10 +59,6 @@ def umeyama(
     reflection : bool, default=False
         Whether it may mirror.
 
-    Returns
-    -------
-    SimilarityTransform
-
     Raises
     ------
     ValueError

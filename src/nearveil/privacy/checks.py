@@ -1,9 +1,11 @@
-"""What every accountant asks of its numbers: one clear error each, naming the field."""
+"""Argument checks: one clear error each, which names the field and never holds its value."""
 
 import math
+from collections.abc import Callable
+from typing import Any, get_args
 
 MAX_EPSILON = 500.0
-"""Beyond this a promise is none (odds may change by a factor of 1e217); accountants treat such a loss as infinite."""
+"""Beyond this a guarantee says nothing (odds may change by a factor of 1e217); such a loss counts as infinite."""
 
 ROUNDING = 2.0**-46
 """Relative; more than the error of a value made by a few library functions, each within 4 units in the last place."""
@@ -11,72 +13,75 @@ ROUNDING = 2.0**-46
 LONGEST_TEXT = 200
 
 
-def check_positive(value: float, name: str) -> float:
-    """Return `value` as a float, or say that it must be a positive finite number."""
-    number = _number(value, name)
-    if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"{name} must be a positive finite number")
+def _check(value: Any, name: str, wanted: str, fits: Callable[[float], bool]) -> float:
+    """Return `value` as a float that `fits`, or say that it must `wanted`."""
+    try:
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not fits(number):
+        raise ValueError(f"{name} must {wanted}")
     return number
+
+
+def check_positive(value: float, name: str) -> float:
+    """Return a positive finite number as a float, or raise."""
+    return _check(value, name, "be a positive finite number", lambda number: 0 < number < math.inf)
+
+
+def check_nonnegative(value: float, name: str) -> float:
+    """Return a finite number of at least 0 as a float, or raise."""
+    return _check(value, name, "be a finite number of at least 0", lambda number: 0 <= number < math.inf)
 
 
 def check_finite(value: float, name: str) -> float:
-    """Return `value` as a float, or say that it must be finite."""
-    number = _number(value, name)
-    if not math.isfinite(number):
-        raise ValueError(f"{name} must be a finite number")
-    return number
+    """Return a finite number as a float, or raise."""
+    return _check(value, name, "be a finite number", math.isfinite)
+
+
+def check_range(value: float, name: str, least: float, most: float) -> float:
+    """Return a number from `least` to `most` as a float, or raise."""
+    return _check(value, name, f"be from {least:g} to {most:g}", lambda number: least <= number <= most)
+
+
+def check_rate(value: float, name: str = "sampling_rate") -> float:
+    """Return a number in (0, 1] as a float, or raise."""
+    return _check(value, name, "lie in (0, 1]", lambda number: 0 < number <= 1)
+
+
+def check_delta(value: float, name: str = "delta") -> float:
+    """Return a number in (0, 1) as a float, or raise."""
+    return _check(value, name, "lie in (0, 1), both ends excluded", lambda number: 0 < number < 1)
+
+
+def check_epsilon(value: float, name: str = "epsilon") -> float:
+    """Return a number in [0, 500] as a float, or raise."""
+    wanted = f"lie in [0, {MAX_EPSILON:g}]: beyond that nothing is guaranteed"
+    return _check(value, name, wanted, lambda number: 0 <= number <= MAX_EPSILON)
+
+
+def check_order(value: float, name: str = "order") -> float:
+    """Return an order of Renyi divergence, a finite number above 1, as a float, or raise."""
+    return _check(value, name, "be a finite number above 1", lambda number: 1 < number < math.inf)
 
 
 def check_count(value: int, name: str, least: int = 0) -> int:
-    """Return `value` as an int, or say that it must be a whole number of at least `least`."""
-    number = _number(value, name)
-    if not (math.isfinite(number) and number == int(number) and number >= least):
-        raise ValueError(f"{name} must be a whole number of at least {least}")
+    """Return a whole number of at least `least` as an int, or raise."""
+    wanted = f"be a whole number of at least {least}"
+    _check(value, name, wanted, lambda number: number.is_integer() and number >= least)
     # Through a float, a count above 2^53 would be rounded, perhaps down.
     return int(value)
 
 
-def check_rate(value: float, name: str = "sampling_rate") -> float:
-    """Return `value` as a float, or say that it must lie in (0, 1]."""
-    number = _number(value, name)
-    if not 0 < number <= 1:
-        raise ValueError(f"{name} must lie in (0, 1]")
-    return number
-
-
-def check_delta(value: float, name: str = "delta") -> float:
-    """Return `value` as a float, or say that it must lie in (0, 1)."""
-    number = _number(value, name)
-    if not 0 < number < 1:
-        raise ValueError(f"{name} must lie in (0, 1), both ends excluded")
-    return number
-
-
-def check_epsilon(value: float, name: str = "epsilon") -> float:
-    """Return `value` as a float, or say that it must lie in [0, 500]."""
-    number = _number(value, name)
-    if not 0 <= number <= MAX_EPSILON:
-        raise ValueError(f"{name} must lie in [0, {MAX_EPSILON:g}]: beyond that nothing is promised")
-    return number
-
-
-def check_order(value: float, name: str = "order") -> float:
-    """Return `value` as a float, or say that an order of Renyi divergence must be above 1."""
-    number = _number(value, name)
-    if not (math.isfinite(number) and number > 1):
-        raise ValueError(f"{name} must be a finite number above 1")
-    return number
+def check_choice(value: str, name: str, choices: Any) -> None:
+    """Raise unless `value` is one of the strings of a Literal."""
+    *most, last = (f'"{choice}"' for choice in get_args(choices))
+    if value not in get_args(choices):
+        raise ValueError(f"{name} must be {', '.join(most)} or {last}")
 
 
 def check_text(value: object, name: str) -> str:
-    """Return `value`, or say that it must be a text of 1 to 200 printable characters."""
+    """Return a text of 1 to 200 printable characters, or raise."""
     if not (isinstance(value, str) and 0 < len(value) <= LONGEST_TEXT and value.isprintable() and value.strip()):
         raise ValueError(f"{name} must be a text of 1 to {LONGEST_TEXT} printable characters")
     return value
-
-
-def _number(value: float, name: str) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be a number") from None

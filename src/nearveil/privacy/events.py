@@ -10,83 +10,75 @@ record alone: exact search, ties broken by record id. Pass the *unscaled* noise;
 """
 
 import math
+from collections.abc import Callable
 from functools import singledispatch
-from typing import Literal
+from typing import Any, Literal
 
 import attr
 import dp_accounting as dp
 from dp_accounting import DpEvent, GaussianDpEvent
 
-from nearveil.privacy.checks import ROUNDING, check_count, check_finite, check_positive
+from nearveil.privacy.checks import (
+    ROUNDING,
+    check_choice,
+    check_count,
+    check_finite,
+    check_nonnegative,
+    check_positive,
+)
 
-__all__ = [
-    "ClippedVotes",
-    "GaussianNoisyMax",
-    "LaplaceNoisyMax",
-    "NoisyScreening",
-    "PureDp",
-    "VoteHistogram",
-]
+__all__ = ["ClippedVotes", "GaussianNoisyMax", "LaplaceNoisyMax", "NoisyScreening", "PureDp", "VoteHistogram"]
+
+Votes = Literal["binary", "nonnegative", "signed"]
+Leaves = list[tuple[DpEvent, int]]
 
 
-@attr.s(frozen=True, slots=True, auto_attribs=True)
+def _validate(check: Callable[..., object], *options: object) -> Any:
+    """Return a field that is checked when the event is made."""
+    return attr.field(validator=lambda _, field, value: check(value, field.name, *options))
+
+
+@attr.frozen
 class PureDp(DpEvent):  # type: ignore[misc]
     """Any release that is epsilon-differentially private, with delta 0: randomised response, a cell, PrivUnit.
 
     Nothing else is known of it, so its cost is that of the worst such mechanism, randomised response on one bit.
 
-    Parameters
-    ----------
-    epsilon : float
+    Examples
+    --------
+    >>> PureDp(0.5)
+    PureDp(epsilon=0.5)
     """
 
-    epsilon: float
-
-    def __attrs_post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
-        if check_finite(self.epsilon, "epsilon") < 0:
-            raise ValueError("epsilon must not be negative")
+    epsilon: float = _validate(check_nonnegative)
 
 
-@attr.s(frozen=True, slots=True, auto_attribs=True)
+@attr.frozen
 class Budgeted(DpEvent):  # type: ignore[misc]
     """Whatever a budget lets pass, its parameters chosen along the way: the guarantee of an account without a plan.
 
     No accountant prices it, so it neither composes nor is paid for; a guarantee states it within that budget alone.
-
-    Parameters
-    ----------
-    epsilon : float
-    delta : float
     """
 
     epsilon: float
     delta: float
 
 
-@attr.s(frozen=True, slots=True, auto_attribs=True)
+@attr.frozen
 class NoisyScreening(DpEvent):  # type: ignore[misc]
     """Say whether the votes agree: max-vote + N(0, noise^2) >= threshold.
 
     One record more or less changes the max-vote, a whole number from 0 to `n_neighbors`, by at most 1.
 
-    Parameters
-    ----------
-    noise : float
-        Standard deviation.
-    threshold : float
-    n_neighbors : int
+    Examples
+    --------
+    >>> NoisyScreening(noise=85.0, threshold=210.0, n_neighbors=300).gaussian
+    GaussianDpEvent(noise_multiplier=85.0)
     """
 
-    noise: float
-    threshold: float
-    n_neighbors: int
-
-    def __attrs_post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
-        check_positive(self.noise, "noise")
-        check_finite(self.threshold, "threshold")
-        check_count(self.n_neighbors, "n_neighbors", least=1)
+    noise: float = _validate(check_positive)
+    threshold: float = _validate(check_finite)
+    n_neighbors: int = _validate(check_count, 1)
 
     @property
     def gaussian(self) -> GaussianDpEvent:
@@ -94,23 +86,19 @@ class NoisyScreening(DpEvent):  # type: ignore[misc]
         return GaussianDpEvent(self.noise)
 
 
-@attr.s(frozen=True, slots=True, auto_attribs=True)
+@attr.frozen
 class VoteHistogram(DpEvent):  # type: ignore[misc]
     """Release the neighbours' votes for each class, or the class that wins, plus N(0, noise^2) on every count.
 
     One neighbour enters and one leaves: L2 sensitivity sqrt(2).
 
-    Parameters
-    ----------
-    noise : float
-        Standard deviation on each count.
+    Examples
+    --------
+    >>> f"{VoteHistogram(noise=25.0).gaussian.noise_multiplier:.3f}"
+    '17.678'
     """
 
-    noise: float
-
-    def __attrs_post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
-        check_positive(self.noise, "noise")
+    noise: float = _validate(check_positive)
 
     @property
     def gaussian(self) -> GaussianDpEvent:
@@ -118,7 +106,7 @@ class VoteHistogram(DpEvent):  # type: ignore[misc]
         return GaussianDpEvent(self.noise / math.sqrt(2))
 
 
-@attr.s(frozen=True, slots=True, auto_attribs=True)
+@attr.frozen
 class ClippedVotes(DpEvent):  # type: ignore[misc]
     """Release a sum of votes on many labels, each neighbour's votes scaled down to L1 norm `clip` (tau).
 
@@ -134,18 +122,18 @@ class ClippedVotes(DpEvent):  # type: ignore[misc]
         Largest L1 norm of one neighbour's votes.
     votes : {"binary", "nonnegative", "signed"}
         What a vote is before the clipping.
+
+    Examples
+    --------
+    >>> ClippedVotes(noise=10.0, clip=2.0, votes="binary").sensitivity
+    2.0
     """
 
-    noise: float
-    clip: float
-    votes: Literal["binary", "nonnegative", "signed"] = "signed"
-
-    def __attrs_post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
-        check_positive(self.noise, "noise")
-        check_positive(self.clip, "clip")
-        if self.votes not in ("binary", "nonnegative", "signed"):
-            raise ValueError('votes must be "binary", "nonnegative" or "signed"')
+    noise: float = _validate(check_positive)
+    clip: float = _validate(check_positive)
+    votes: Votes = attr.field(
+        default="signed", validator=lambda _, field, value: check_choice(value, field.name, Votes)
+    )
 
     @property
     def sensitivity(self) -> float:
@@ -163,23 +151,19 @@ class ClippedVotes(DpEvent):  # type: ignore[misc]
         return GaussianDpEvent(self.noise / self.sensitivity)
 
 
-@attr.s(frozen=True, slots=True, auto_attribs=True)
+@attr.frozen
 class GaussianNoisyMax(DpEvent):  # type: ignore[misc]
     """PATE's GNMax: the class with the most teachers' votes after N(0, noise^2) on every count.
 
     One record sits with one teacher and can move its vote: L2 sensitivity sqrt(2).
 
-    Parameters
-    ----------
-    noise : float
-        Standard deviation on each count.
+    Examples
+    --------
+    >>> f"{GaussianNoisyMax(noise=40.0).gaussian.noise_multiplier:.3f}"
+    '28.284'
     """
 
-    noise: float
-
-    def __attrs_post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
-        check_positive(self.noise, "noise")
+    noise: float = _validate(check_positive)
 
     @property
     def gaussian(self) -> GaussianDpEvent:
@@ -187,29 +171,23 @@ class GaussianNoisyMax(DpEvent):  # type: ignore[misc]
         return GaussianDpEvent(self.noise / math.sqrt(2))
 
 
-@attr.s(frozen=True, slots=True, auto_attribs=True)
+@attr.frozen
 class LaplaceNoisyMax(DpEvent):  # type: ignore[misc]
     """PATE's LNMax: the class with the most teachers' votes after Laplace noise on every count.
 
-    One vote moves: two counts change by 1 each.
+    One vote moves: two counts change by 1 each. `noise` is the scale of the Laplace distribution (the inverse of the
+    paper's gamma).
 
-    Parameters
-    ----------
-    noise : float
-        Scale of the Laplace distribution (the inverse of the paper's gamma).
+    Examples
+    --------
+    >>> LaplaceNoisyMax(noise=20.0)
+    LaplaceNoisyMax(noise=20.0)
     """
 
-    noise: float
-
-    def __attrs_post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
-        check_positive(self.noise, "noise")
+    noise: float = _validate(check_positive)
 
 
-Leaves = list[tuple[DpEvent, int]]
-
-
-@attr.s(frozen=True, slots=True, auto_attribs=True)
+@attr.frozen
 class SampledScreening(DpEvent):  # type: ignore[misc]
     """A noisy screening of a Poisson sample; a rate of 1 is no sampling."""
 
@@ -219,7 +197,7 @@ class SampledScreening(DpEvent):  # type: ignore[misc]
 
 @singledispatch
 def split_event(event: DpEvent, count: int = 1) -> Leaves:
-    """Return the single mechanisms of an event, each with how often it ran.
+    """Return the single mechanisms of an event, in terms that accountants price, each with how often it ran.
 
     Examples
     --------
@@ -247,14 +225,9 @@ def _(event: dp.SelfComposedDpEvent, count: int = 1) -> Leaves:
     return split_event(event.event, check_count(event.count, "count") * count)
 
 
-@split_event.register
-def _(event: dp.GaussianDpEvent, count: int = 1) -> Leaves:
-    check_positive(event.noise_multiplier, "noise_multiplier")
-    return [(event, count)]
-
-
-@split_event.register
-def _(event: dp.LaplaceDpEvent, count: int = 1) -> Leaves:
+@split_event.register(dp.GaussianDpEvent)
+@split_event.register(dp.LaplaceDpEvent)
+def _(event: dp.GaussianDpEvent | dp.LaplaceDpEvent, count: int = 1) -> Leaves:
     check_positive(event.noise_multiplier, "noise_multiplier")
     return [(event, count)]
 
@@ -287,31 +260,21 @@ def _(event: dp.PoissonSampledDpEvent, count: int = 1) -> Leaves:
     if rate == 1:
         return [(leaf, times * count) for leaf, times in parts]
     if len(parts) == 1 and parts[0][1] == 1:
-        return [(_amplified(parts[0][0], rate), count)]
+        return [(_amplify(parts[0][0], rate), count)]
     # One sample for several mechanisms: the joint mechanism is amplified, never its parts one by one.
     squares = sum(times * _inverse_square(leaf) for leaf, times in parts)
     inner = event.event if math.isinf(squares) else dp.GaussianDpEvent(1 / (math.sqrt(squares) * (1 + ROUNDING)))
     return [(dp.PoissonSampledDpEvent(rate, inner), count)]
 
 
-@singledispatch
-def _amplified(event: DpEvent, rate: float) -> DpEvent:
+def _amplify(event: DpEvent, rate: float) -> DpEvent:
     """Return one mechanism on a Poisson sample."""
-    return dp.PoissonSampledDpEvent(rate, event)
-
-
-@_amplified.register
-def _(event: dp.NonPrivateDpEvent, rate: float) -> DpEvent:  # noqa: ARG001
-    return event
-
-
-@_amplified.register
-def _(event: SampledScreening, rate: float) -> DpEvent:
-    return SampledScreening(rate * event.sampling_rate, event.screening)
-
-
-@_amplified.register
-def _(event: PureDp, rate: float) -> DpEvent:
+    if isinstance(event, dp.NonPrivateDpEvent):
+        return event
+    if isinstance(event, SampledScreening):
+        return SampledScreening(rate * event.sampling_rate, event.screening)
+    if not isinstance(event, PureDp):
+        return dp.PoissonSampledDpEvent(rate, event)
     if event.epsilon < 1:
         amplified = math.log1p(rate * math.expm1(event.epsilon))
     else:
@@ -319,17 +282,10 @@ def _(event: PureDp, rate: float) -> DpEvent:
     return PureDp(min(amplified * (1 + ROUNDING), event.epsilon))
 
 
-@singledispatch
-def _inverse_square(event: DpEvent) -> float:  # noqa: ARG001
+def _inverse_square(event: DpEvent) -> float:
     """Return 1 / multiplier^2 of the Gaussian mechanism that an event is or comes from; infinity where it is none."""
+    if isinstance(event, dp.GaussianDpEvent):
+        return float(event.noise_multiplier) ** -2
+    if isinstance(event, SampledScreening) and event.sampling_rate == 1:
+        return event.screening.noise**-2
     return math.inf
-
-
-@_inverse_square.register
-def _(event: dp.GaussianDpEvent) -> float:
-    return float(event.noise_multiplier) ** -2
-
-
-@_inverse_square.register
-def _(event: SampledScreening) -> float:
-    return event.screening.noise**-2 if event.sampling_rate == 1 else math.inf

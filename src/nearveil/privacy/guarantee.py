@@ -6,17 +6,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
 from functools import lru_cache
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn
 
 import attr
 import dp_accounting as dp
 from dp_accounting import DpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, UnsupportedEventError
 
 from nearveil.privacy.accounting.accountants import PldAccountant, RdpAccountant, RenyiFilter, Spent, sum_pure_epsilons
-from nearveil.privacy.checks import check_count
+from nearveil.privacy.checks import check_choice, check_count
 from nearveil.privacy.events import Budgeted, ClippedVotes, NoisyScreening, VoteHistogram, split_event
 from nearveil.privacy.noise import LARGEST_EPSILON, GaussianNoise, LaplaceNoise, Source
 
+Protects = Literal["query", "database"]
+Relation = Literal["replace", "add-remove"]
+Randomness = Literal["system", "seeded"]
+Adaptivity = Literal["fixed", "adaptive"]
+
+_SEEDED = "the noise came from a seed, so whoever knows the seed can take it away"
+_DOCUMENTATION = "docs/theory/"
+_LINK = "docs/theory/accounting.md"
+_PRECISE = Context(prec=40)
+_FAR = 1e6  # whose odds may change by more than this may as well be certain
 ROUNDING = 2.0**-40
 """By how much of itself an epsilon may lie below what its events cost: the rounding of doubles."""
 
@@ -46,9 +56,7 @@ def count_events(events: Iterable[DpEvent]) -> Spent:
 def find_epsilon(spent: Spent, delta: float) -> float:
     """Return the least epsilon that an accountant finds, for parameters that are fixed beforehand.
 
-    `spent`: From :func:`count_events`.
-    `delta`: From 0 to 1; at 0 the epsilons of pure mechanisms are added up.
-    Returns: Infinity where nothing is known.
+    At delta 0 the epsilons of pure mechanisms are added up. Infinity where nothing is known.
     """
     if delta <= 0:
         return sum_pure_epsilons(spent)
@@ -75,27 +83,14 @@ def passes_filter(spent: Spent, epsilon: float, delta: float, orders: tuple[floa
     return gate.may_spend(dp.ComposedDpEvent([dp.SelfComposedDpEvent(leaf, times) for leaf, times in spent]))
 
 
-Protects = Literal["query", "database"]
-Relation = Literal["replace", "add-remove"]
-Randomness = Literal["system", "seeded"]
-Adaptivity = Literal["fixed", "adaptive"]
-
-_SEEDED = "the noise came from a seed, so whoever knows the seed can take it away"
-_DOCUMENTATION = "docs/theory/"
-_PRECISE = Context(prec=40)
-_FAR = 1e6  # whose odds may change by more than this may as well be certain
-
-
 @dataclass(frozen=True)
 class Basis:
-    """Why a promise holds.
+    """Why a guarantee holds: a theorem or an accountant, and where the documentation proves it.
 
-    Attributes
-    ----------
-    name : str
-        A theorem or an accountant.
-    link : str
-        Where the documentation proves it.
+    Examples
+    --------
+    >>> print(Basis("Renyi filter", "docs/theory/accounting.md"))
+    Renyi filter (docs/theory/accounting.md)
     """
 
     name: str
@@ -116,15 +111,7 @@ class _CheckedAgain:
 class FilterTerms(_CheckedAgain):
     """The budget of a filter: what holds for mechanisms that are chosen after seeing earlier answers.
 
-    Parameters
-    ----------
-    epsilon : float
-        From 0 to infinity.
-    delta : float
-        From 0 to 1.
-    orders : tuple of float, default=()
-        Of a Renyi filter (:class:`nearveil.privacy.accounting.RenyiFilter`). Without orders, the epsilons of pure
-        mechanisms are added up, and delta is 0.
+    `orders`: Of a Renyi filter. Without orders, the epsilons of pure mechanisms are added up, and delta is 0.
     """
 
     epsilon: float
@@ -140,7 +127,7 @@ class FilterTerms(_CheckedAgain):
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee(_CheckedAgain):
-    """What is promised, to whom, and why it is true.
+    """What is guaranteed, to whom, and why it is true.
 
     Immutable, and checked when it is made or unpickled: an accountant must find that the events cost no more than
     epsilon and delta say (``docs/theory/guarantee.md``). Guarantees compose through an accountant
@@ -213,10 +200,8 @@ class Guarantee(_CheckedAgain):
             raise ValueError(f"epsilon must be a number from 0 upwards, or infinity; got {self.epsilon!r}")
         if not 0 <= self.delta <= 1:
             raise ValueError(f"delta must be a probability from 0 to 1; got {self.delta!r}")
-        if self.protects not in get_args(Protects):
-            raise ValueError(f'protects must be "query" or "database"; got {self.protects!r}')
-        if self.relation not in get_args(Relation):
-            raise ValueError(f'relation must be "replace" or "add-remove"; got {self.relation!r}')
+        check_choice(self.protects, "protects", Protects)
+        check_choice(self.relation, "relation", Relation)
         if not self.unit.strip():
             raise ValueError('unit must say what one record is, such as "image" or "person with all images"')
         if not isinstance(self.basis, Basis):
@@ -238,14 +223,6 @@ class Guarantee(_CheckedAgain):
 
     def with_source(self, source: Source) -> "Guarantee":
         """Return the guarantee of the same release with the randomness of `source`: not sound if a seed foretells it.
-
-        Parameters
-        ----------
-        source : Source
-
-        Returns
-        -------
-        Guarantee
 
         Examples
         --------
@@ -270,11 +247,6 @@ class Guarantee(_CheckedAgain):
     def part(self, event: DpEvent, count: int = 1) -> "Guarantee":
         """Return the guarantee of `count` repetitions of one of the events: a part of all, to be paid for by itself.
 
-        Parameters
-        ----------
-        event : DpEvent
-        count : int, default=1
-
         Returns
         -------
         Guarantee
@@ -286,8 +258,7 @@ class Guarantee(_CheckedAgain):
     def _check_soundness(self) -> None:
         if not isinstance(self.sound, bool) or self.sound == bool(self.reason.strip()):
             raise ValueError("sound must be True, or False with a reason that says why")
-        if self.source not in get_args(Randomness):
-            raise ValueError(f'source must be "system" or "seeded"; got {self.source!r}')
+        check_choice(self.source, "source", Randomness)
         if self.source == "seeded" and self.sound:
             raise ValueError("sound must be False where the source is seeded: whoever knows the seed can repeat it")
 
@@ -414,9 +385,6 @@ def needs_add_remove(event: DpEvent) -> bool:
     return any(needs_add_remove(one) for one in inside)
 
 
-_LINK = "docs/theory/accounting.md"
-
-
 def compose(
     guarantees: Sequence[Guarantee],
     *,
@@ -504,10 +472,6 @@ def compose_events(
     extra_delta : float, default=0.0
         The part of `delta` that samplers cost.
 
-    Returns
-    -------
-    Guarantee
-
     Examples
     --------
     >>> from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
@@ -590,10 +554,6 @@ def noise_guarantee(
     source : Source
         Where the randomness of the release came from: the one that `add_noise` was given. One that
         is not sound makes a guarantee that is not.
-
-    Returns
-    -------
-    Guarantee
 
     Examples
     --------

@@ -185,10 +185,6 @@ def parse_url(where: str | Path | URL, field: str) -> URL:
     field : str
         What to call it in an error.
 
-    Returns
-    -------
-    URL
-
     Examples
     --------
     >>> parse_url("postgresql://me@host/budgets", "url").drivername

@@ -32,10 +32,6 @@ class FileWatch:
 
     ``PRAGMA data_version`` changes with every commit of any other connection, in this process or another; it reads a
     page that is shared in memory. That the file itself is still in its place is asked of the directory.
-
-    Parameters
-    ----------
-    path : Path
     """
 
     def __init__(self, path: Path) -> None:

@@ -30,6 +30,7 @@ from nearveil.privacy.accounting._loss import (
 )
 from nearveil.privacy.accounting.screening import binary_rdp, screening_curve, screening_rdp
 from nearveil.privacy.checks import (
+    check_choice,
     check_count,
     check_delta,
     check_epsilon,
@@ -40,28 +41,21 @@ from nearveil.privacy.checks import (
 from nearveil.privacy.events import PureDp, SampledScreening, split_event
 
 Spent = tuple[tuple[DpEvent, int], ...]
+Conversion = Literal["tight", "classic"]
 
 _LIBRARY_ORDERS = dp_rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS  # they leap from 63 to 128 and on to 1024
 DEFAULT_ORDERS: tuple[float, ...] = tuple(
     sorted({*map(float, _LIBRARY_ORDERS), *map(float, range(64, 128, 4)), *map(float, range(144, 512, 32))})
 )
+FILTER_ORDERS: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 LIBRARY_ROUNDING = 2.0**-47  # of one divergence that dp-accounting computes
 
 
-@singledispatch
-def find_pure_epsilon(leaf: DpEvent) -> Fraction | None:  # noqa: ARG001
+def find_pure_epsilon(leaf: DpEvent) -> Fraction | None:
     """Return the epsilon of a mechanism that has one at delta 0, else None."""
-    return None
-
-
-@find_pure_epsilon.register
-def _(leaf: PureDp) -> Fraction | None:
-    return Fraction(leaf.epsilon)
-
-
-@find_pure_epsilon.register
-def _(leaf: dp.LaplaceDpEvent) -> Fraction | None:
-    return 1 / Fraction(leaf.noise_multiplier)
+    if isinstance(leaf, PureDp):
+        return Fraction(leaf.epsilon)
+    return 1 / Fraction(leaf.noise_multiplier) if isinstance(leaf, dp.LaplaceDpEvent) else None
 
 
 def sum_pure_epsilons(spent: Spent) -> float:
@@ -83,28 +77,15 @@ class Accountant(ABC):
     """What all accountants have in common.
 
     As in dp-accounting, `compose` changes the accountant and returns it. (Were it to return a new one, a caller who
-    ignores the result would count nothing; this way round, the worst mistake counts twice.)
-
-    Parameters
-    ----------
-    spent : tuple of (DpEvent, int)
-        The single mechanisms composed so far and how often each ran.
+    ignores the result would count nothing; this way round, the worst mistake counts twice.) `spent` holds the single
+    mechanisms composed so far and how often each ran.
     """
 
     spent: Spent = ()
     _cache: ClassVar[str] = ""
 
     def supports(self, event: DpEvent) -> bool:
-        """Return whether the event can be priced: a dry run.
-
-        Parameters
-        ----------
-        event : DpEvent
-
-        Returns
-        -------
-        bool
-        """
+        """Return whether the event can be priced: a dry run."""
         try:
             for leaf, _ in split_event(event):
                 self._dry_run(leaf)
@@ -113,19 +94,7 @@ class Accountant(ABC):
         return True
 
     def compose(self, event: DpEvent, count: int = 1) -> Self:
-        """Count an event, after a dry run.
-
-        Parameters
-        ----------
-        event : DpEvent
-        count : int, default=1
-            How often it happened.
-
-        Returns
-        -------
-        Accountant
-            This one.
-        """
+        """Count an event that happened `count` times, after a dry run; return this accountant."""
         if not self.supports(event):
             raise UnsupportedEventError(f"{type(self).__name__} cannot price {event}")
         # Equal mechanisms are counted together, in whatever order they came. (Events may hold lists: no hashing.)
@@ -141,41 +110,16 @@ class Accountant(ABC):
         return self
 
     def copy(self) -> Self:
-        """Return another accountant that has seen the same, for a question that starts with "what if".
-
-        Returns
-        -------
-        Accountant
-        """
+        """Return another accountant that has seen the same, for a question that starts with "what if"."""
         return replace(self)
 
     @abstractmethod
     def epsilon(self, delta: float) -> float:
-        """Return an epsilon at which everything composed is (epsilon, delta)-differentially private.
-
-        Parameters
-        ----------
-        delta : float
-            In (0, 1).
-
-        Returns
-        -------
-        float
-            Infinity where there is none.
-        """
+        """Return an epsilon at which everything composed is (epsilon, delta)-DP, for a delta in (0, 1), or infinity."""
 
     @abstractmethod
     def delta(self, epsilon: float) -> float:
-        """Return a delta at which everything composed is (epsilon, delta)-differentially private.
-
-        Parameters
-        ----------
-        epsilon : float
-
-        Returns
-        -------
-        float
-        """
+        """Return a delta at which everything composed is (epsilon, delta)-DP."""
 
     @abstractmethod
     def _dry_run(self, leaf: DpEvent) -> None:
@@ -186,12 +130,7 @@ class Accountant(ABC):
 class RdpAccountant(Accountant):
     """Renyi differential privacy: divergences of each order add up (``docs/theory/accounting.md``, Theorem 1).
 
-    Parameters
-    ----------
-    spent : tuple of (DpEvent, int)
-    orders : tuple of float
-    conversion : {"tight", "classic"}, default="tight"
-        "classic" is the one that papers print, ``rdp + log(1/delta) / (order - 1)``, for comparison.
+    The `conversion` "classic" is the one that papers print, ``rdp + log(1/delta) / (order - 1)``, for comparison.
 
     Examples
     --------
@@ -205,16 +144,14 @@ class RdpAccountant(Accountant):
     """
 
     orders: tuple[float, ...] = DEFAULT_ORDERS
-    conversion: Literal["tight", "classic"] = "tight"
+    conversion: Conversion = "tight"
     _cache: ClassVar[str] = "rdp"
 
     def __post_init__(self) -> None:
-        """Refuse orders and conversions that are none."""
         if not self.orders:
             raise ValueError("orders must hold at least one order")
         self.orders = tuple(check_order(order, "orders") for order in self.orders)
-        if self.conversion not in ("tight", "classic"):
-            raise ValueError('conversion must be "tight" or "classic"')
+        check_choice(self.conversion, "conversion", Conversion)
 
     @cached_property
     def rdp(self) -> NDArray[np.float64]:
@@ -274,6 +211,10 @@ class LossCurves(NamedTuple):
     times: int
 
 
+def _same_both_ways(curve: Curve, times: int) -> LossCurves:
+    return LossCurves(curve, curve, times)
+
+
 @singledispatch
 def loss_curves(leaf: DpEvent, times: int) -> LossCurves:  # noqa: ARG001
     """Return the curves of a mechanism that runs so many times, or raise UnsupportedEventError."""
@@ -282,32 +223,28 @@ def loss_curves(leaf: DpEvent, times: int) -> LossCurves:  # noqa: ARG001
 
 @loss_curves.register
 def _(leaf: dp.NonPrivateDpEvent, times: int) -> LossCurves:  # noqa: ARG001
-    return LossCurves(open_curve, open_curve, times)
+    return _same_both_ways(open_curve, times)
 
 
 @loss_curves.register
 def _(leaf: dp.GaussianDpEvent, times: int) -> LossCurves:
-    curve = gaussian_curve(leaf.noise_multiplier)
-    return LossCurves(curve, curve, times)
+    return _same_both_ways(gaussian_curve(leaf.noise_multiplier), times)
 
 
 @loss_curves.register
 def _(leaf: dp.LaplaceDpEvent, times: int) -> LossCurves:
-    curve = laplace_curve(leaf.noise_multiplier)
-    return LossCurves(curve, curve, times)
+    return _same_both_ways(laplace_curve(leaf.noise_multiplier), times)
 
 
 @loss_curves.register
 def _(leaf: dp.RandomizedResponseDpEvent, times: int) -> LossCurves:
     lie, told = leaf.noise_parameter / leaf.num_buckets, 1 - leaf.noise_parameter
-    curve = response_curve(math.log1p(told / lie), told + lie) if lie > 0 else open_curve
-    return LossCurves(curve, curve, times)
+    return _same_both_ways(response_curve(math.log1p(told / lie), told + lie) if lie > 0 else open_curve, times)
 
 
 @loss_curves.register
 def _(leaf: PureDp, times: int) -> LossCurves:
-    curve = response_curve(leaf.epsilon, 1 / (1 + math.exp(-leaf.epsilon)))
-    return LossCurves(curve, curve, times)
+    return _same_both_ways(response_curve(leaf.epsilon, 1 / (1 + math.exp(-leaf.epsilon))), times)
 
 
 @loss_curves.register
@@ -333,10 +270,6 @@ class PldAccountant(Accountant):
 
     Screenings have no single worst pair. Their exact adaptive composition enters as one mechanism, which is safe in
     any order with the rest (Theorem 5).
-
-    Parameters
-    ----------
-    spent : tuple of (DpEvent, int)
 
     Examples
     --------
@@ -394,17 +327,15 @@ class AdditionAccountant(Accountant):
 
     @cached_property
     def _sharing(self) -> list[tuple[PldAccountant, int]]:
-        return [
-            (PldAccountant(spent=((leaf, 1),)), times) for leaf, times in self.spent if find_pure_epsilon(leaf) is None
-        ]
+        mixed = [(leaf, times) for leaf, times in self.spent if find_pure_epsilon(leaf) is None]
+        return [(PldAccountant(spent=((leaf, 1),)), times) for leaf, times in mixed]
 
     def epsilon(self, delta: float) -> float:
         check_delta(delta)
         parts = sum(times for _, times in self._sharing)
         shares = (times * single.epsilon(delta / parts) for single, times in self._sharing)
-        return float(
-            sum(shares, sum_pure_epsilons(tuple(part for part in self.spent if find_pure_epsilon(part[0]) is not None)))
-        )
+        pure = tuple(part for part in self.spent if find_pure_epsilon(part[0]) is not None)
+        return float(sum(shares, sum_pure_epsilons(pure)))
 
     def delta(self, epsilon: float) -> float:
         check_epsilon(epsilon)
@@ -423,9 +354,6 @@ class AdditionAccountant(Accountant):
             PldAccountant()._dry_run(leaf)
 
 
-FILTER_ORDERS: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
-
-
 class BudgetExceededError(NearveilError, ValueError):
     """The budget would be passed; nothing was spent."""
 
@@ -435,15 +363,8 @@ class RenyiFilter:
 
     Each order has a budget, and each mechanism pays its divergence at every order. One may go on while the total of at
     least one order is within its budget; delta is shared equally among the orders, because which one that is may
-    depend on the answers (``docs/theory/accounting.md``, Theorem 6; Feldman and Zrnic 2021, Lecuyer 2021).
-
-    Parameters
-    ----------
-    epsilon : float
-        The promise, however the budget is spent.
-    delta : float
-        Likewise.
-    orders : tuple of float
+    depend on the answers (``docs/theory/accounting.md``, Theorem 6; Feldman and Zrnic 2021, Lecuyer 2021). Its epsilon
+    and delta hold however the budget is spent.
 
     Examples
     --------
@@ -457,7 +378,7 @@ class RenyiFilter:
     def __init__(self, epsilon: float, delta: float, orders: tuple[float, ...] = FILTER_ORDERS) -> None:
         if check_epsilon(epsilon) == 0:
             raise ValueError("epsilon must be positive: a budget of 0 buys nothing")
-        self._promise = (epsilon, delta)
+        self._terms = (epsilon, delta)
         self._accountant = RdpAccountant(orders=orders)
         alpha = np.array(self._accountant.orders)
         share = check_delta(delta) / len(alpha)
@@ -469,12 +390,12 @@ class RenyiFilter:
     @property
     def epsilon(self) -> float:
         """The epsilon that holds, however the budget is spent."""
-        return self._promise[0]
+        return self._terms[0]
 
     @property
     def delta(self) -> float:
         """The delta that holds, however the budget is spent."""
-        return self._promise[1]
+        return self._terms[1]
 
     @property
     def spent(self) -> Spent:
@@ -492,32 +413,11 @@ class RenyiFilter:
         return tuple(map(float, self._budget))
 
     def may_spend(self, event: DpEvent, count: int = 1) -> bool:
-        """Return whether the budget covers the event too.
-
-        Parameters
-        ----------
-        event : DpEvent
-        count : int, default=1
-
-        Returns
-        -------
-        bool
-        """
+        """Return whether the budget covers the event too."""
         return bool(np.any(self._accountant.copy().compose(event, count).rdp <= self._budget))
 
     def spend(self, event: DpEvent, count: int = 1) -> None:
-        """Pay for the event, *before* it happens.
-
-        Parameters
-        ----------
-        event : DpEvent
-        count : int, default=1
-
-        Raises
-        ------
-        BudgetExceededError
-            If the budget does not cover it; nothing is spent then.
-        """
+        """Pay for the event, *before* it happens, or raise BudgetExceededError and spend nothing."""
         if not self.may_spend(event, count):
             raise BudgetExceededError("the budget does not cover this event: release nothing")
         self._accountant.compose(event, count)
@@ -549,10 +449,6 @@ def calibrate(
         How far from the best parameter the answer may be, relative to the bracket's larger end.
     integer : bool, default=False
         Search whole numbers only.
-
-    Returns
-    -------
-    float
 
     Examples
     --------

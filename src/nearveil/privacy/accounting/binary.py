@@ -90,16 +90,7 @@ class PrivacyCurve:
     excess: NDArray[np.float64]
 
     def delta(self, epsilon: float) -> float:
-        """Return the larger delta of the two directions.
-
-        Parameters
-        ----------
-        epsilon : float
-
-        Returns
-        -------
-        float
-        """
+        """Return the larger delta of the two directions."""
         point = np.array([check_epsilon(epsilon)])
         return float(max(self.forward(point)[0], self.reversed().forward(point)[0]))
 
@@ -111,10 +102,6 @@ class PrivacyCurve:
         delta : float
         direction : {"add", "remove"}, optional
             P (without the record) against Q, or Q against P. The larger of both by default.
-
-        Returns
-        -------
-        float
         """
         check_delta(delta)
         curves = {"add": self, "remove": self.reversed()}
@@ -134,10 +121,6 @@ class PrivacyCurve:
         ----------
         epsilons : ndarray of shape (n_epsilons,)
             May be negative.
-
-        Returns
-        -------
-        ndarray of shape (n_epsilons,)
         """
         return np.asarray(_hinge(epsilons) + self.excess_at(epsilons))
 
@@ -148,10 +131,6 @@ class PrivacyCurve:
         ----------
         epsilons : ndarray of shape (n_epsilons,)
             May be negative.
-
-        Returns
-        -------
-        ndarray of shape (n_epsilons,)
         """
         logs, last = self._logs, len(self.excess) - 1
         epsilons = epsilons * (1 - ROUNDING)  # the excess is largest at a = 1

@@ -20,9 +20,9 @@ from scipy.stats import binom
 from nearveil.privacy.accounting.binary import Moves, PrivacyCurve, compose_binary
 from nearveil.privacy.checks import (
     MAX_EPSILON,
+    check_choice,
     check_count,
     check_delta,
-    check_epsilon,
     check_order,
     check_positive,
     check_rate,
@@ -30,23 +30,15 @@ from nearveil.privacy.checks import (
 from nearveil.privacy.events import NoisyScreening
 
 Direction = Literal["add", "remove"]
-_DIRECTIONS: tuple[Direction, Direction] = ("add", "remove")
 
 
 @dataclass(frozen=True)
 class WorstCase:
-    """A maximum over neighbouring databases, and where it is attained.
-
-    Attributes
-    ----------
-    value : float
-    pairs : tuple of (int, int)
-        All pairs (t, t') of max-votes, of the first distribution and the second, that attain it up to rounding. Where
-        a record is sampled, t is the max-vote without it and t' with it.
-    """
+    """A maximum over neighbouring databases, and where it is attained."""
 
     value: float
     pairs: tuple[tuple[int, int], ...]
+    """All pairs of max-votes that attain it up to rounding; where a record is sampled, without it and with it."""
 
 
 def binary_rdp(order: float, log_p: NDArray[np.float64], log_q: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -76,21 +68,8 @@ def screening_rdp(
 
     Exact: the outcomes are two, and Renyi's divergence is quasi-convex, so that the mixture over all samples costs no
     more than its worst sample (``docs/theory/accounting.md``, Theorem 3; ``test_screening.py`` has it to 12 digits).
-
-    Parameters
-    ----------
-    order : float
-        Any real number above 1.
-    screening : NoisyScreening
-    sampling_rate : float, default=1.0
-        Chance of a record to be in the Poisson sample.
-    least_votes : int, default=0
-        Only for comparison with the supplement, which starts at n_neighbors / n_classes: a Poisson sample can hold
-        fewer records than that.
-
-    Returns
-    -------
-    WorstCase
+    `least_votes` is only for comparison with the supplement, which starts at n_neighbors / n_classes: a Poisson sample
+    can hold fewer records than that.
 
     Examples
     --------
@@ -105,59 +84,18 @@ def screening_rdp(
     return _worst(values, np.concatenate([votes, swapped]))
 
 
-def screening_delta(
-    epsilon: float, screening: NoisyScreening, *, sampling_rate: float = 1.0, direction: Direction | None = None
-) -> WorstCase:
-    """Return the hockey-stick divergence of one screening at ``exp(epsilon)``.
-
-    Parameters
-    ----------
-    epsilon : float
-    screening : NoisyScreening
-    sampling_rate : float, default=1.0
-    direction : {"add", "remove"}, optional
-        The larger of both by default.
-
-    Returns
-    -------
-    WorstCase
-
-    Examples
-    --------
-    >>> worst = screening_delta(0.01, NoisyScreening(noise=75, threshold=180, n_neighbors=300))
-    >>> f"{worst.value:.6e}", (124, 123) in worst.pairs
-    ('1.757614e-03', True)
-    """
-    check_epsilon(epsilon)
-    base, moved, votes = log_pairs(screening, sampling_rate, 0)
-    values, pairs = [], []
-    for name, p, q in (("add", base, moved), ("remove", moved, base)):
-        if direction in (None, name):
-            values.append(np.sum(np.exp(p) * np.maximum(-np.expm1(epsilon + q - p), 0), axis=0))
-            pairs.append(votes[:, ::-1] if name == "remove" and sampling_rate == 1 else votes)
-    if not values:
-        raise ValueError('direction must be "add", "remove" or None')
-    return _worst(np.concatenate(values), np.concatenate(pairs))
-
-
 @lru_cache(maxsize=64)
 def screening_curve(n: int, screening: NoisyScreening, *, sampling_rate: float = 1.0) -> PrivacyCurve:
     """Return delta over epsilon for `n` adaptively chosen screenings, each with a fresh Poisson sample.
 
     An upper bound (``docs/theory/accounting.md``, Theorem 4), attacked by ``test_screening.py``: exact values of all
-    strategies for small n, of fixed ones for large n.
+    strategies for small n, of fixed ones for large n. Its `excess_at` composes with other mechanisms, in any order.
 
-    Parameters
-    ----------
-    n : int
-    screening : NoisyScreening
-    sampling_rate : float, default=1.0
-
-    Returns
-    -------
-    PrivacyCurve
-        ``.epsilon(delta)``, ``.delta(epsilon)``, and ``.excess_at(epsilons)`` for convolution with other
-        mechanisms, in whatever order they are asked.
+    Examples
+    --------
+    >>> screening = NoisyScreening(noise=75, threshold=180, n_neighbors=300)
+    >>> f"{screening_curve(10, screening, sampling_rate=0.15).epsilon(1e-5):.5f}"
+    '0.01346'
     """
     return compose_binary(_moves(screening, check_rate(sampling_rate)), check_count(n, "n"))
 
@@ -167,19 +105,7 @@ def screening_epsilon(
 ) -> float:
     """Return the epsilon of `n` adaptively chosen screenings, by Bellman's equation, from above.
 
-    Parameters
-    ----------
-    n : int
-    sampling_rate : float
-    noise : float
-        Standard deviation of the noise on the max-vote.
-    threshold : float
-    n_neighbors : int
-    delta : float
-
-    Returns
-    -------
-    float
+    The parameters are those of :class:`~nearveil.privacy.events.NoisyScreening`.
 
     Examples
     --------
@@ -203,19 +129,7 @@ def fixed_pair_epsilon(
 ) -> float:
     """Return the exact epsilon of `n` screenings of one pair of max-votes: a lower bound on any accountant.
 
-    Parameters
-    ----------
-    n : int
-    screening : NoisyScreening
-    pair : (int, int)
-        The max-vote without the record, and with it where it is sampled.
-    sampling_rate : float
-    delta : float
-    direction : {"add", "remove"}
-
-    Returns
-    -------
-    float
+    `pair`: The max-vote without the record, and with it where it is sampled.
 
     Examples
     --------
@@ -224,8 +138,7 @@ def fixed_pair_epsilon(
     '0.161520'
     """
     n, rate, delta = check_count(n, "n"), check_rate(sampling_rate), check_delta(delta)
-    if direction not in _DIRECTIONS:
-        raise ValueError('direction must be "add" or "remove"')
+    check_choice(direction, "direction", Direction)
     without, sampled = (float(ndtr((t - screening.threshold) / screening.noise)) for t in pair)
     with_record = without + rate * (sampled - without)
     p, q = (without, with_record) if direction == "add" else (with_record, without)
@@ -283,50 +196,28 @@ def _worst(values: NDArray[np.float64], pairs: NDArray[np.int64]) -> WorstCase:
 
 @dataclass(frozen=True)
 class DataDependentCost:
-    """A Renyi divergence that was computed from the private votes themselves.
-
-    Attributes
-    ----------
-    rdp : float
-        Bounds the divergence of this database from its neighbours, not that of every pair of neighbours.
-    private : bool
-        True where the votes entered: the value tells something about them. It must not be published as it is, nor
-        amplified by sampling (other samples have other votes).
-    """
+    """A Renyi divergence that may have been computed from the private votes themselves."""
 
     rdp: float
+    """Bounds the divergence of this database from its neighbours, not that of every pair of neighbours."""
     private: bool
+    """Whether the votes entered: then the value tells something about them. It must not be published as it is, nor
+    amplified by sampling (other samples have other votes)."""
 
 
 @dataclass(frozen=True)
 class AsymptoticCost:
-    """An epsilon of the supplement's Theorem 2, for comparison.
-
-    Attributes
-    ----------
-    epsilon : float
-    applies : bool
-        Whether the theorem's assumptions hold; without them the value says nothing.
-    """
+    """An epsilon of the supplement's Theorem 2, for comparison."""
 
     epsilon: float
-    applies: bool
+    applies: bool  # whether the theorem's assumptions hold; without them the value says nothing
 
 
 def gaussian_max_rdp(order: float, *, noise: float, votes: ArrayLike | None = None) -> DataDependentCost:
     """Return the Renyi divergence of one GNMax answer (Papernot et al. 2018, Theorem 6, Propositions 7 and 10).
 
-    Parameters
-    ----------
-    order : float
-    noise : float
-        Standard deviation on each count.
-    votes : array-like of shape (n_classes,), optional
-        Without them the divergence is ``order / noise^2`` for any database.
-
-    Returns
-    -------
-    DataDependentCost
+    `noise` is the standard deviation on each count. Without `votes`, of shape (n_classes,), the divergence is
+    ``order / noise^2`` for any database; with them it depends on private data.
 
     Examples
     --------
@@ -367,17 +258,8 @@ def _theorem_6(order: float, noise: float, q: float) -> float:
 def laplace_max_rdp(order: float, *, noise: float, votes: ArrayLike | None = None) -> DataDependentCost:
     """Return the Renyi divergence of one LNMax answer (Papernot et al. 2017, Theorems 2 and 3, Lemma 4).
 
-    Parameters
-    ----------
-    order : float
-    noise : float
-        Scale of the Laplace noise, ``1 / gamma`` in the paper.
-    votes : array-like of shape (n_classes,), optional
-        Without them the divergence is that of two Laplace mechanisms, for any database.
-
-    Returns
-    -------
-    DataDependentCost
+    `noise` is the scale of the Laplace noise, ``1 / gamma`` in the paper. Without `votes`, of shape (n_classes,), the
+    divergence is that of two Laplace mechanisms for any database; with them it depends on private data.
 
     Examples
     --------
@@ -435,19 +317,8 @@ def private_knn_asymptotic(
 ) -> AsymptoticCost:
     """Return Theorem 2 of the Private-kNN supplement, for comparison: 15 to 25 times looser than exact accounting.
 
-    Parameters
-    ----------
-    n_screened, n_answered : int
-    sampling_rate : float
-    noise, vote_noise : float
-        Standard deviations of the screening's noise and the votes'.
-    delta : float
-    as_published : bool, default=False
-        Use the printed constant 20. The proof gives ``4 sqrt(12) = 13.86``.
-
-    Returns
-    -------
-    AsymptoticCost
+    `noise, vote_noise`: Standard deviations of the screening's noise and the votes'.
+    `as_published`: Use the printed constant 20. The proof gives ``4 sqrt(12) = 13.86``.
     """
     m, answered = check_count(n_screened, "n_screened"), check_count(n_answered, "n_answered")
     rate, log_delta = check_rate(sampling_rate), -math.log(check_delta(delta))

@@ -19,13 +19,11 @@ import numpy as np
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 from numpy.typing import ArrayLike, NDArray
 
+from nearveil.privacy.checks import check_positive, check_range
 from nearveil.privacy.noise.calibration import (
+    DELTAS,
     EPSILONS,
     analytic_gaussian_scale,
-    as_double,
-    check_delta,
-    check_epsilon,
-    check_positive,
     gaussian_delta,
     round_down,
     round_up,
@@ -56,7 +54,36 @@ _SIZES = (1, 2**40)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianNoise:
+class _GridNoise:
+    """What Gaussian and Laplace noise on a grid have in common."""
+
+    sensitivity: float
+    scale: float
+    size: int
+    grid: float
+
+    def __post_init__(self) -> None:
+        # Plain floats: in a narrow type the costs of rounding would be rounded away.
+        for name in ("sensitivity", "grid", "scale"):
+            object.__setattr__(self, name, check_positive(getattr(self, name), name))
+        _check_size(self.size)
+        mantissa, exponent = math.frexp(self.grid)
+        if mantissa != 0.5 or not _GRID_EXPONENTS[0] <= exponent <= _GRID_EXPONENTS[1]:
+            raise ValueError(f"grid must be a power of two from 2^-901 to 2^899; got {self.grid!r}")
+        if not _RATIOS[0] <= self.scale / self.grid <= _RATIOS[1]:
+            raise ValueError(
+                f"grid must be from 2^-50 to 1/4 of the scale, {self.scale!r}; got {self.grid!r}: "
+                "pass a grid, or no grid for one of negligible cost"
+            )
+
+    @property
+    def extra_delta(self) -> float:
+        """What finite tables add to the delta of any analysis of `event` at an epsilon of at most 64."""
+        return self.size * _DELTA_PER_VALUE
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianNoise(_GridNoise):
     """Discrete Gaussian noise on a grid, as a specification.
 
     Attributes
@@ -79,16 +106,6 @@ class GaussianNoise:
     GaussianDpEvent(noise_multiplier=3.7306...)
     """
 
-    sensitivity: float
-    scale: float
-    size: int
-    grid: float
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be sampled."""
-        _as_floats(self)
-        _check(self)
-
     @property
     def effective_sensitivity(self) -> float:
         """L2 sensitivity of the rounded values: more by ``grid sqrt(size)`` (Theorem 1; test_rounding...)."""
@@ -105,18 +122,13 @@ class GaussianNoise:
         return round_down(self.effective_scale / self.effective_sensitivity)
 
     @property
-    def extra_delta(self) -> float:
-        """What finite tables add to the delta of any analysis of `event` at an epsilon of at most 64."""
-        return self.size * _DELTA_PER_VALUE
-
-    @property
     def event(self) -> GaussianDpEvent:
         """What happened, for an accountant; `extra_delta` comes on top."""
         return GaussianDpEvent(self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaplaceNoise:
+class LaplaceNoise(_GridNoise):
     """Laplace noise rounded to a grid, as a specification.
 
     Attributes
@@ -125,10 +137,8 @@ class LaplaceNoise:
         How far two neighbours may lie apart in the L1 norm, before rounding.
     scale : float
         Of the continuous Laplace distribution, in the values' unit; its standard deviation is sqrt(2) times that.
-    size : int
-        How many values are released together.
-    grid : float
-        A power of two, at most a quarter of the scale. `laplace_grid` gives one of negligible cost.
+    size, grid
+        As for :class:`GaussianNoise`; `laplace_grid` gives a grid of negligible cost.
 
     Examples
     --------
@@ -138,16 +148,6 @@ class LaplaceNoise:
     >>> noise.event
     LaplaceDpEvent(noise_multiplier=2.0...)
     """
-
-    sensitivity: float
-    scale: float
-    size: int
-    grid: float
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be sampled."""
-        _as_floats(self)
-        _check(self)
 
     @property
     def effective_sensitivity(self) -> float:
@@ -165,50 +165,21 @@ class LaplaceNoise:
         return round_up(1 / self.noise_multiplier)
 
     @property
-    def extra_delta(self) -> float:
-        """What finite tables add to the delta of any analysis of `event` at an epsilon of at most 64."""
-        return self.size * _DELTA_PER_VALUE
-
-    @property
     def event(self) -> LaplaceDpEvent:
         """What happened, for an accountant (Theorem 5: one value is the worst case); `extra_delta` comes on top."""
         return LaplaceDpEvent(self.noise_multiplier)
 
 
 def gaussian_grid(sensitivity: float, size: int) -> float:
-    """Return the coarsest power of two that raises an L2 sensitivity by at most 2^-16 of itself.
-
-    Parameters
-    ----------
-    sensitivity : float
-        L2.
-    size : int
-
-    Returns
-    -------
-    float
-    """
-    check_positive("sensitivity", sensitivity)
+    """Return the coarsest power of two that raises an L2 sensitivity by at most 2^-16 of itself."""
     _check_size(size)
-    return _power_below(sensitivity * _GRID_COST / math.sqrt(size))
+    return _power_below(check_positive(sensitivity, "sensitivity") * _GRID_COST / math.sqrt(size))
 
 
 def laplace_grid(sensitivity: float, size: int) -> float:
-    """Return the coarsest power of two that raises an L1 sensitivity by at most 2^-16 of itself.
-
-    Parameters
-    ----------
-    sensitivity : float
-        L1.
-    size : int
-
-    Returns
-    -------
-    float
-    """
-    check_positive("sensitivity", sensitivity)
+    """Return the coarsest power of two that raises an L1 sensitivity by at most 2^-16 of itself."""
     _check_size(size)
-    return _power_below(sensitivity * _GRID_COST / size)
+    return _power_below(check_positive(sensitivity, "sensitivity") * _GRID_COST / size)
 
 
 def calibrate_gaussian(
@@ -240,15 +211,13 @@ def calibrate_gaussian(
     >>> f"{calibrate_gaussian(1.0, 1e-5, sensitivity=1.0, size=1).scale:.4f}"
     '3.7307'
     """
-    epsilon, delta, sensitivity = as_double(epsilon), as_double(delta), as_double(sensitivity)
-    check_epsilon(epsilon)
-    check_delta(delta)
+    epsilon, delta = check_range(epsilon, "epsilon", *EPSILONS), check_range(delta, "delta", *DELTAS)
     step = gaussian_grid(sensitivity, size) if grid is None else grid
     draft = GaussianNoise(sensitivity=sensitivity, scale=_draft_scale(step), size=size, grid=step)
     if not delta > 2 * draft.extra_delta:
         raise ValueError(f"delta must be above {2 * draft.extra_delta:.1e} for {size} values; got {delta!r}")
     needed = analytic_gaussian_scale(draft.effective_sensitivity, epsilon, round_down(delta - draft.extra_delta))
-    noise, margin = replace(draft, scale=math.hypot(needed, math.sqrt(_ROUNDING_VARIANCE) * step)), 2.0**-46
+    noise, margin = replace(draft, scale=math.hypot(needed, math.sqrt(_ROUNDING_VARIANCE) * draft.grid)), 2.0**-46
     # What is certified is what is returned: its multiplier was rounded down on the way.
     while gaussian_delta(noise.noise_multiplier, epsilon) + noise.extra_delta > delta:
         noise, margin = replace(noise, scale=noise.scale * (1 + margin)), 2 * margin
@@ -280,8 +249,7 @@ def calibrate_laplace(epsilon: float, *, sensitivity: float, size: int, grid: fl
     >>> f"{calibrate_laplace(0.1, sensitivity=1.0, size=1).scale:.3f}"
     '10.000'
     """
-    epsilon, sensitivity = as_double(epsilon), as_double(sensitivity)
-    check_epsilon(epsilon)
+    epsilon = check_range(epsilon, "epsilon", *EPSILONS)
     step = laplace_grid(sensitivity, size) if grid is None else grid
     draft = LaplaceNoise(sensitivity=sensitivity, scale=_draft_scale(step), size=size, grid=step)
     # A little more, so that the noise multiplier, rounded down, still reaches 1 / epsilon.
@@ -299,7 +267,7 @@ def add_noise(
         As many as ``noise.size``, finite, within 2^61 grid steps of zero. Their shape is kept.
     noise : GaussianNoise or LaplaceNoise
     source : Source, optional
-        The operating system's cryptographic generator by default. Whether the promise holds is
+        The operating system's cryptographic generator by default. Whether the guarantee holds is
         ``source.sound``.
 
     Returns
@@ -321,12 +289,6 @@ def add_noise(
     return (steps + drawn.reshape(steps.shape)).astype(np.float64) * noise.grid
 
 
-def _as_floats(noise: "GaussianNoise | LaplaceNoise") -> None:
-    """Turn NumPy scalars into plain floats: in a narrow type the costs of rounding would be rounded away."""
-    for name in ("sensitivity", "scale", "grid"):
-        object.__setattr__(noise, name, as_double(getattr(noise, name)))
-
-
 def _on_grid(values: ArrayLike, noise: GaussianNoise | LaplaceNoise) -> NDArray[np.int64]:
     if np.ma.isMaskedArray(values):
         raise ValueError("values must not be masked: masked entries would be released")
@@ -343,21 +305,6 @@ def _on_grid(values: ArrayLike, noise: GaussianNoise | LaplaceNoise) -> NDArray[
     if np.any(np.abs(array) > _RANGE * noise.grid):
         raise ValueError(f"values must be within 2^61 grid steps, {_RANGE * noise.grid:g}: clip them or pass a grid")
     return np.rint(array / noise.grid).astype(np.int64)  # exact: the grid is a power of two
-
-
-def _check(noise: GaussianNoise | LaplaceNoise) -> None:
-    check_positive("sensitivity", noise.sensitivity)
-    check_positive("grid", noise.grid)
-    check_positive("scale", noise.scale)
-    _check_size(noise.size)
-    mantissa, exponent = math.frexp(noise.grid)
-    if mantissa != 0.5 or not _GRID_EXPONENTS[0] <= exponent <= _GRID_EXPONENTS[1]:
-        raise ValueError(f"grid must be a power of two from 2^-901 to 2^899; got {noise.grid!r}")
-    if not _RATIOS[0] <= noise.scale / noise.grid <= _RATIOS[1]:
-        raise ValueError(
-            f"grid must be from 2^-50 to 1/4 of the scale, {noise.scale!r}; got {noise.grid!r}: "
-            "pass a grid, or no grid for one of negligible cost"
-        )
 
 
 def _check_size(size: int) -> None:

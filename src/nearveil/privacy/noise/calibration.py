@@ -1,4 +1,4 @@
-"""How much Gaussian noise a promise needs: the analytic answer, and the classical one as published."""
+"""How much Gaussian noise a guarantee needs: the analytic answer, and the classical one as published."""
 
 import math
 from typing import Any
@@ -8,7 +8,9 @@ from dp_accounting import get_sigma_gaussian
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-EPSILONS = (1e-6, 64.0)  # below, rounding would eat the answer; above, nothing is promised worth a name
+from nearveil.privacy.checks import check_positive, check_range
+
+EPSILONS = (1e-6, 64.0)  # below, rounding would eat the answer; above, nothing is guaranteed worth a name
 DELTAS = (1e-18, 0.999)
 _ULP = 2.0**-52
 
@@ -28,24 +30,6 @@ def as_double(value: Any) -> Any:
     return float(value) if isinstance(value, int | float | np.floating | np.integer) else value
 
 
-def check_epsilon(epsilon: float) -> None:
-    """Refuse an epsilon for which nothing is proved here."""
-    if not EPSILONS[0] <= epsilon <= EPSILONS[1]:
-        raise ValueError(f"epsilon must be from {EPSILONS[0]:g} to {EPSILONS[1]:g}; got {epsilon!r}")
-
-
-def check_delta(delta: float) -> None:
-    """Refuse a delta for which nothing is proved here."""
-    if not DELTAS[0] <= delta <= DELTAS[1]:
-        raise ValueError(f"delta must be from {DELTAS[0]:g} to {DELTAS[1]:g}; got {delta!r}")
-
-
-def check_positive(name: str, value: float) -> None:
-    """Refuse what is not a positive, finite number."""
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be positive and finite; got {value!r}")
-
-
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     """Return an upper bound on the delta of continuous Gaussian noise at `epsilon`, tight to rounding.
 
@@ -54,24 +38,13 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     bounded and added, on the ground that `log_ndtr` errs by at most 8 units in the last place.
     Attacked by `test_gaussian_delta_is_an_upper_bound` in 60 digits.
 
-    Parameters
-    ----------
-    noise_multiplier : float
-        Standard deviation over L2 sensitivity.
-    epsilon : float
-
-    Returns
-    -------
-    float
-
     Examples
     --------
     >>> round(gaussian_delta(3.730632, 1.0), 10)
     1e-05
     """
-    check_positive("noise_multiplier", noise_multiplier)
-    check_epsilon(epsilon)
-    return float(gaussian_deltas(noise_multiplier, np.array([epsilon]))[0])
+    multiplier = check_positive(noise_multiplier, "noise_multiplier")
+    return float(gaussian_deltas(multiplier, np.array([check_range(epsilon, "epsilon", *EPSILONS)]))[0])
 
 
 def gaussian_deltas(noise_multiplier: float, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -103,19 +76,13 @@ def analytic_gaussian_scale(sensitivity: float, epsilon: float, delta: float) ->
     delta : float
         From 1e-18 to 0.999.
 
-    Returns
-    -------
-    float
-
     Examples
     --------
     >>> f"{analytic_gaussian_scale(1.0, 1.0, 1e-5):.6f}"
     '3.730632'
     """
-    sensitivity, epsilon, delta = as_double(sensitivity), as_double(epsilon), as_double(delta)
-    check_positive("sensitivity", sensitivity)
-    check_epsilon(epsilon)
-    check_delta(delta)
+    sensitivity = check_positive(sensitivity, "sensitivity")
+    epsilon, delta = check_range(epsilon, "epsilon", *EPSILONS), check_range(delta, "delta", *DELTAS)
     root, margin = float(get_sigma_gaussian(epsilon, delta)), 2.0**-40
     while gaussian_delta(root * (1 + margin), epsilon) > delta:
         margin *= 2
@@ -126,19 +93,8 @@ def classical_gaussian_scale(sensitivity: float, epsilon: float, delta: float) -
     """Return ``sqrt(2 ln(1.25 / delta)) sensitivity / epsilon``, the classical calibration as published.
 
     A theorem for epsilon < 1 alone (Dwork and Roth 2014, Theorem A.1). From 1 on it is none: at epsilon
-    12 and delta 1e-5 the least noise that keeps the promise is 7% more than this. It is here to
+    12 and delta 1e-5 the least noise that keeps the guarantee is 7% more than this. It is here to
     reproduce what others did; nothing in this package calibrates with it.
-
-    Parameters
-    ----------
-    sensitivity : float
-        L2.
-    epsilon : float
-    delta : float
-
-    Returns
-    -------
-    float
 
     Examples
     --------
@@ -147,7 +103,6 @@ def classical_gaussian_scale(sensitivity: float, epsilon: float, delta: float) -
     >>> f"{analytic_gaussian_scale(1.0, 12.0, 1e-5) / classical_gaussian_scale(1.0, 12.0, 1e-5):.2f}"
     '1.07'
     """
-    check_positive("sensitivity", sensitivity)
-    check_epsilon(epsilon)
-    check_delta(delta)
+    sensitivity = check_positive(sensitivity, "sensitivity")
+    epsilon, delta = check_range(epsilon, "epsilon", *EPSILONS), check_range(delta, "delta", *DELTAS)
     return math.sqrt(2 * math.log(1.25 / delta)) * sensitivity / epsilon

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from nearveil.graph import Encoding
+from nearveil.privacy.checks import check_choice, check_count, check_nonnegative, check_positive
 from nearveil.privacy.sensitivity import _published as published
 from nearveil.privacy.sensitivity import bounds
 from nearveil.privacy.sensitivity._published import Variant
@@ -19,10 +20,7 @@ from nearveil.privacy.sensitivity.bounds import (
     MARGIN,
     Floats,
     Norm,
-    checked_choice,
-    checked_count,
     checked_error_bound,
-    checked_number,
     checked_result,
     checked_start,
     combine_norms,
@@ -76,10 +74,6 @@ def target_only(
     error_bound : float, default=0.0
         That of the graph which computes the step; what it may add is added (Theorem E).
 
-    Returns
-    -------
-    float
-
     Examples
     --------
     >>> import numpy as np
@@ -94,9 +88,9 @@ def target_only(
     0.0028
     """
     bandwidth, label_weight, label_bandwidth = _checked_query(bandwidth, label_weight, label_bandwidth)
-    checked_choice(label_encoding, "label_encoding", Encoding)
-    checked_choice(released, "released", Literal["all", "target"])
-    checked_choice(norm, "norm", Norm)
+    check_choice(label_encoding, "label_encoding", Encoding)
+    check_choice(released, "released", Literal["all", "target"])
+    check_choice(norm, "norm", Norm)
     error_bound = checked_error_bound(error_bound)
     rows = _checked_anchors(anchors)
     if anchor_labels is not None and np.shape(anchor_labels) != (len(rows),):
@@ -154,10 +148,6 @@ def replace_one(
     may_be_unlabelled : bool, default=False
         Whether a record may come without a label; for private labels it may then lose or gain it.
 
-    Returns
-    -------
-    float
-
     Examples
     --------
     >>> import numpy as np
@@ -169,10 +159,10 @@ def replace_one(
     0.067
     """
     bandwidth, label_weight, label_bandwidth = _checked_query(bandwidth, label_weight, label_bandwidth)
-    n_classes = checked_count(n_classes, "n_classes", least=1)
-    checked_choice(labels, "labels", Literal["private", "public"])
-    checked_choice(label_encoding, "label_encoding", Encoding)
-    checked_choice(norm, "norm", Norm)
+    n_classes = check_count(n_classes, "n_classes", least=1)
+    check_choice(labels, "labels", Literal["private", "public"])
+    check_choice(label_encoding, "label_encoding", Encoding)
+    check_choice(norm, "norm", Norm)
     error_bound = checked_error_bound(error_bound)
     starts = checked_start(start)
     floor = label_floor(n_classes, label_encoding, label_bandwidth, may_be_unlabelled)
@@ -198,10 +188,6 @@ def published_2022(start: Any, *, bandwidth: float, label_weight: float, n_class
     n_classes : int
         Labels are 0 to ``n_classes - 1``; the paper's c is ``n_classes - 1``.
 
-    Returns
-    -------
-    float
-
     Examples
     --------
     >>> import numpy as np
@@ -210,7 +196,7 @@ def published_2022(start: Any, *, bandwidth: float, label_weight: float, n_class
     572
     """
     bandwidth, label_weight, _ = _checked_query(bandwidth, label_weight, None)
-    n_classes = checked_count(n_classes, "n_classes", least=1)
+    n_classes = check_count(n_classes, "n_classes", least=1)
     checked_start(start)
     n = len(start)
     bound = published.lemma_1(n, bandwidth, label_weight, n_classes)
@@ -251,10 +237,6 @@ def published_2021(
     variant : {"printed", "derived"}, default="printed"
         The constants of Appendix E, or those of the derivation in Appendix A.1.
 
-    Returns
-    -------
-    float
-
     Examples
     --------
     >>> from decimal import Decimal
@@ -262,27 +244,27 @@ def published_2021(
     >>> round(published_2021(1000, 2, 1.0, variant="derived", **setting))
     166
     """
-    n = checked_count(n_rows, "n_rows", least=2)
-    columns = checked_count(n_columns, "n_columns", least=1)
-    start_scale = checked_number(start_scale, "start_scale", least=0, above=True)
+    n = check_count(n_rows, "n_rows", least=2)
+    columns = check_count(n_columns, "n_columns", least=1)
+    start_scale = check_positive(start_scale, "start_scale")
     bandwidth, label_weight, _ = _checked_query(bandwidth, label_weight, None)
-    n_classes = checked_count(n_classes, "n_classes", least=1)
-    checked_choice(label_encoding, "label_encoding", Encoding)
-    checked_choice(variant, "variant", Variant)
+    n_classes = check_count(n_classes, "n_classes", least=1)
+    check_choice(label_encoding, "label_encoding", Encoding)
+    check_choice(variant, "variant", Variant)
     entries = published.appendix(n, bandwidth, label_weight, n_classes, label_encoding, variant)
     return published.corollary_1_1(entries, n, columns, start_scale, published.log_beta(beta, n, columns))
 
 
 def _checked_query(bandwidth: float, label_weight: float, label_bandwidth: float | None) -> tuple[float, float, float]:
-    bandwidth = checked_number(bandwidth, "bandwidth", least=0, above=True)
+    bandwidth = check_positive(bandwidth, "bandwidth")
     if not 0.06 <= bandwidth < 1e100:
         raise ValueError(f"bandwidth {bandwidth:g} is out of range: the weights, and with them the bound, would be")
-    label_weight = checked_number(label_weight, "label_weight", least=0)
+    label_weight = check_nonnegative(label_weight, "label_weight")
     if label_weight > 1e50:
         raise ValueError("label_weight must be at most 1e50")
     if label_bandwidth is None:
         return bandwidth, label_weight, bandwidth
-    label_bandwidth = checked_number(label_bandwidth, "label_bandwidth", least=0, above=True)
+    label_bandwidth = check_positive(label_bandwidth, "label_bandwidth")
     if not 1e-50 < label_bandwidth < 1e100:
         raise ValueError(f"label_bandwidth {label_bandwidth:g} is out of range")
     return bandwidth, label_weight, label_bandwidth

@@ -1,15 +1,21 @@
-"""What the sensitivity bounds share: checks of their inputs, norms, and the margin for rounding."""
+"""The sound bounds of ``docs/theory/sensitivity.md``, which holds the proofs, and what they share.
+
+Theorems A and A': one private target among public anchors; the target's row and the anchors' rows are bounded apart,
+and for each the smaller theorem counts. Theorems B and B': any one record of a private data set. Write
+u = 1 / bandwidth^2 and a = exp(-2u), the least weight between unit rows.
+"""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from nearveil.graph import Encoding, gaussian_graph, label_graph
+from nearveil.privacy.checks import check_nonnegative
 
 Norm = Literal["l2", "l1"]
 Floats = NDArray[np.float64]
@@ -20,35 +26,9 @@ _BLOCK = 512  # rows of a distance matrix that are in memory at a time
 _METRIC = {"l2": "euclidean", "l1": "cityblock"}
 
 
-def checked_number(value: float, name: str, *, least: float, above: bool = False) -> float:
-    """Return `value` as a finite float of at least (or above) `least`, or raise with `name`."""
-    wanted = f"a finite number {'above' if above else 'of at least'} {least:g}"
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be {wanted}; got {value!r}") from None
-    if not math.isfinite(number) or number < least or (above and number == least):
-        raise ValueError(f"{name} must be {wanted}; got {value!r}")
-    return number
-
-
-def checked_count(value: int, name: str, *, least: int) -> int:
-    """Return `value` as an int of at least `least`, or raise with `name`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}; got {value!r}")
-    return int(value)
-
-
-def checked_choice(value: str, name: str, choices: Any) -> None:
-    """Raise with `name` unless `value` is one of the strings of a Literal."""
-    allowed = get_args(choices)
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
-
-
 def checked_error_bound(value: float) -> float:
     """Return the relative error of the weights, in [0, 1), or raise."""
-    error_bound = checked_number(value, "error_bound", least=0)
+    error_bound = check_nonnegative(value, "error_bound")
     if error_bound >= 1:
         raise ValueError(
             "error_bound must be below 1: an operator that may lose whole edges (a graph of neighbours) has no "
