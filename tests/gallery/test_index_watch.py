@@ -85,7 +85,8 @@ def test_a_directory_that_is_moved_or_replaced(tmp_path: Path) -> None:
         assert index.stamp() == stamp
         (tmp_path / "one").rename(tmp_path / "away")
         (tmp_path / "two").rename(tmp_path / "one")
-        assert index.stamp() == stamp  # of the same revision, and yet
+        assert index.stamp() != stamp
+        assert index.stamp()[:2] == stamp[:2]  # of the same revision, and yet
         assert np.flatnonzero(~index.alive(published)).tolist() == [2]
         assert index.ids().tolist() == [number for number in range(30) if number != 2]
 

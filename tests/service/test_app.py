@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearveil.gallery import Index
+from nearveil.gallery import Index, IndexStoreError
 from nearveil.mechanisms import Message
 from nearveil.protocol import Answer, PublicPart
 from nearveil.protocol.wire import MapChanged, PublicRequest, Query, Refusal, RefusalCode, read
@@ -374,9 +375,24 @@ def test_another_index_in_its_place_is_another(server: Server, tmp_path: Path) -
         victim = int(server.answer(data).ids[0])
         backup.delete([victim])
     server.index.delete([int(server.answer(data).ids[-1])])  # the same revision now
+    assert victim in server.answer(data).ids
     (tmp_path / "birds").rename(tmp_path / "old")
     (tmp_path / "backup").rename(tmp_path / "birds")
     assert victim not in server.answer(data).ids
+
+
+def test_a_pipe_in_place_of_an_index_is_no_index(server: Server, tmp_path: Path) -> None:
+    data = server.query()
+    server.answer(data)
+    place = tmp_path / "birds" / "index.db"
+    place.rename(tmp_path / "away")
+    os.mkfifo(place)
+    assert problem(server.ask(data)) == (503, "unavailable")
+    with pytest.raises(IndexStoreError, match="not a regular file"):
+        Index.open(tmp_path / "birds")
+    place.unlink()
+    (tmp_path / "away").rename(place)
+    assert server.answer(data).ids.size
 
 
 def test_nothing_published_yet(tmp_path: Path) -> None:

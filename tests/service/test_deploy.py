@@ -1,7 +1,12 @@
 """What is deployed: the container installs the locked versions, and nothing without a hash."""
 
+import os
 import re
+import subprocess
+import sys
+import threading
 import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -48,3 +53,26 @@ def test_the_container_downloads_nothing_without_a_hash() -> None:
     installs = [line for line in steps.splitlines() if "pip install" in line]
     assert len(installs) == 2
     assert all("--require-hashes" in line or "--no-index" in line for line in installs)
+
+
+def test_the_health_check_of_the_container_asks_the_server_and_no_proxy() -> None:
+    steps = (ROOT / "deploy" / "Containerfile").read_text()
+    (program,) = re.findall(r'CMD \["python", "-c", \\\n\s+"(.+)"\]', steps)
+    said = [200]
+
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(said[0] if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        words = [sys.executable, "-I", "-c", program.replace("8321", str(server.server_port))]
+        proxy = dict.fromkeys(("http_proxy", "HTTP_PROXY", "all_proxy"), "http://127.0.0.1:9")
+        for said[0], code in ((200, 0), (503, 1)):
+            done = subprocess.run(words, env={**os.environ, **proxy}, check=False, timeout=60)  # noqa: S603
+            assert done.returncode == code
+        server.shutdown()

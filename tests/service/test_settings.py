@@ -50,6 +50,11 @@ def test_the_later_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert type(Settings.load()) is Settings
 
 
+def test_a_file_without_end_is_refused() -> None:
+    with pytest.raises(SettingsError, match="at most 1048576 bytes"):
+        Settings.load("/dev/zero")
+
+
 def test_what_is_wrong_is_named_and_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "postgresql://me:hunter2@host/x"  # noqa: S105
     for told, said in (

@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import stat
 import struct
 import threading
 from collections.abc import Iterator
@@ -299,7 +300,7 @@ class DirectoryIndex(_index.Index):
         known = self._stamped
         if known is not None and mark is not None and known[0] == mark:
             return known[1]
-        if known is not None and mark is not None and known[0].opening != mark.opening:
+        if known is not None and (mark is None or known[0].opening != mark.opening):
             self._reset()
         stamp = self._read_stamp()
         if mark is not None:
@@ -437,7 +438,9 @@ def _make(path: Path, first: Head, timeout: float) -> None:
 def _check_header(path: Path, where: str) -> None:
     """Look at the file before SQLite does, which would write to it."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise IndexStoreError(f"index {where}: it is not a regular file: put a backup back")
             start = file.read(100)
     except (FileNotFoundError, NotADirectoryError):
         raise NotAnIndexError(f"index {where}: there is none here: Index.create makes one") from None
@@ -449,6 +452,10 @@ def _check_header(path: Path, where: str) -> None:
         raise DamagedIndexError(f"index {where}: its file is damaged, or none of ours: put a backup back")
     if struct.unpack_from(">I", start, 68)[0] != _APPLICATION:
         raise NotAnIndexError(f"index {where}: the file {_FILE} there is not an index of nearveil")
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # of a pipe, too, which nobody may write to
 
 
 def _flush(folder: Path) -> None:

@@ -120,6 +120,7 @@ class Stamp(NamedTuple):
 
     revision: int  # of the index
     maps: tuple[int, ...]  # numbers of the maps that are kept, rising
+    replaced: int = 0  # how often another database was found in its place: its numbers may be the same
 
 
 class Publishing(ABC):
@@ -128,6 +129,7 @@ class Publishing(ABC):
     def __init__(self, database: Database, where: str) -> None:
         self._database, self._where = database, where
         self._shelf = Shelf(database, where)
+        self._replaced = 0
         self._gone: dict[int, tuple[int, NDArray[np.int64]]] = {}
         self._alive: dict[tuple[str, int], tuple[int, NDArray[np.bool_]]] = {}
 
@@ -301,9 +303,10 @@ class Publishing(ABC):
         """Ask the database, on one view of it."""
         with self._database.begin_read() as connection:
             revision = load_head(connection, self._where).revision
-            return Stamp(revision, tuple(sorted(self._shelf.numbers(connection))))
+            return Stamp(revision, tuple(sorted(self._shelf.numbers(connection))), self._replaced)
 
     def _reset(self) -> None:
         """Forget what was read: another database stands in the place of the one that was known."""
+        self._replaced += 1
         self._gone, self._alive = {}, {}
         self._shelf.reset()

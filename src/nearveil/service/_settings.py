@@ -99,6 +99,7 @@ class GallerySettings(BaseModel):
         return self
 
 
+_LARGEST_CONFIG = 1 << 20  # bytes
 _DIVIDED = ("burst", "connections", "concurrency", "queue", "sending", "cache")
 
 
@@ -302,7 +303,10 @@ def _is_any(host: str) -> bool:
 def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
+            data = file.read(_LARGEST_CONFIG + 1)
+        if len(data) > _LARGEST_CONFIG:
+            raise SettingsError(f"{path}: it must be at most {_LARGEST_CONFIG} bytes")
+        return tomllib.loads(data.decode())
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path}: this is not TOML: {error}") from None
     except UnicodeDecodeError:
