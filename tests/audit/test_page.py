@@ -10,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import nearveil.audit
 from nearveil.audit import Check, audit
 from nearveil.audit.page import write_page
 from nearveil.audit.registry import AuditEntry
@@ -30,9 +31,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         AuditEntry("bit", lambda: repeatable(coin(1.0, 0.6))),
         AuditEntry("bit, again", lambda: repeatable(coin(2.0, 1.2))),
     ]
-    monkeypatch.setattr(_audit, "list_mechanisms", lambda _: kept)
+    monkeypatch.setattr(nearveil.audit, "list_mechanisms", lambda _: kept)
     monkeypatch.setattr(
-        _audit, "list_specimens", lambda: [AuditEntry("loud bit", lambda: repeatable(coin(1.0, 3.0)), "broken")]
+        nearveil.audit, "list_specimens", lambda: [AuditEntry("loud bit", lambda: repeatable(coin(1.0, 3.0)), "broken")]
     )
 
 
@@ -92,16 +93,18 @@ def test_json_and_prefixes() -> None:
 
 
 def test_a_promise_that_is_broken_and_a_specimen_that_is_not_caught_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_audit, "list_mechanisms", lambda _: [AuditEntry("bad", lambda: repeatable(coin(1.0, 3.0)))])
     monkeypatch.setattr(
-        _audit, "list_specimens", lambda: [AuditEntry("good", lambda: repeatable(coin(1.0, 0.5)), "broken")]
+        nearveil.audit, "list_mechanisms", lambda _: [AuditEntry("bad", lambda: repeatable(coin(1.0, 3.0)))]
+    )
+    monkeypatch.setattr(
+        nearveil.audit, "list_specimens", lambda: [AuditEntry("good", lambda: repeatable(coin(1.0, 0.5)), "broken")]
     )
     done = runner.invoke(app, ["all", "--effort", "0.2"])
     assert done.exit_code == 1
     assert "bad must be kept, and is broken" in done.output
     assert re.search("good must be broken, and is (kept|undecided)", done.output)
     monkeypatch.setattr(
-        _audit, "list_mechanisms", lambda _: [AuditEntry("bad", lambda: repeatable(coin(1.0, 3.0)), "open")]
+        nearveil.audit, "list_mechanisms", lambda _: [AuditEntry("bad", lambda: repeatable(coin(1.0, 3.0)), "open")]
     )
     assert runner.invoke(app, ["bad", "--effort", "0.2"]).exit_code == 0
 
@@ -115,8 +118,10 @@ def test_bad_luck_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         report = audit(experiment, confidence=confidence, trials=trials, progress=progress)
         return replace(report, interval=(1.1, 1.3), shown_epsilon=1.1) if len(asked) == 1 else report
 
-    monkeypatch.setattr(_audit, "attack", attack)
-    monkeypatch.setattr(_audit, "list_mechanisms", lambda _: [AuditEntry("bit", lambda: repeatable(coin(1.0, 0.6)))])
+    monkeypatch.setattr(nearveil.audit, "audit", attack)
+    monkeypatch.setattr(
+        nearveil.audit, "list_mechanisms", lambda _: [AuditEntry("bit", lambda: repeatable(coin(1.0, 0.6)))]
+    )
     done = runner.invoke(app, ["bit", "--json", "--effort", "0.2"])
     (report,) = json.loads(done.output)["sections"]["Mechanisms"]
     assert (done.exit_code, report["verdict"], asked) == (0, "kept", [(0.95, 4_000), (0.95, 8_000)])
@@ -134,9 +139,9 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, **found: str) -> Any:
         kind = found[experiment.name]
         return replace(report, mechanism=experiment.name, interval=(0.5, reach[kind]), checks=check[kind])
 
-    monkeypatch.setattr(_audit, "attack", attack)
-    monkeypatch.setattr(_audit, "list_mechanisms", lambda _: entries)
-    monkeypatch.setattr(_audit, "list_specimens", list)
+    monkeypatch.setattr(nearveil.audit, "audit", attack)
+    monkeypatch.setattr(nearveil.audit, "list_mechanisms", lambda _: entries)
+    monkeypatch.setattr(nearveil.audit, "list_specimens", list)
     return runner.invoke(app, ["all", "--json"])
 
 

@@ -24,6 +24,14 @@ def test_nothing_heavy_is_imported_for(line: str) -> None:
     assert not HEAVY & set(loaded.split())
 
 
+def test_nothing_heavy_is_imported_for_the_help_of_a_command() -> None:
+    code = "import sys; from nearveil.cli import _COMMANDS, load_command\nfor name in _COMMANDS: load_command(name)\n"
+    loaded = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", f"{code}print(*sys.modules)"], check=True, capture_output=True, text=True
+    ).stdout
+    assert not HEAVY & set(loaded.split())
+
+
 def test_a_misspelt_command_is_understood() -> None:
     result = CliRunner().invoke(app, ["budgt"])
     assert result.exit_code == 2

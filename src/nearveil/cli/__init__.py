@@ -25,13 +25,13 @@ _COMMANDS = {
         "_classify",
         "Classify images by the model of a protected gallery. Nothing about them is sent, and nothing is paid.",
     ),
-    "plan": _Command("_gallery", "Say which release to use for a gallery, and what it will find."),
+    "plan": _Command("_advice", "Say which release to use for a gallery, and what it will find."),
     "budget": _Command(
         "_budget", "Budgets that last: open accounts, see what is left, check that nobody changed the past."
     ),
-    "cost": _Command("_cost", "Price a plan before it runs: by addition, by RDP and by PLD, side by side."),
+    "cost": _Command("_advice", "Price a plan before it runs: by addition, by RDP and by PLD, side by side."),
     "mechanisms": _Command(
-        "_mechanisms", "List every mechanism: what it protects, whether its promise is proved, and how much it sends."
+        "_advice", "List every mechanism: what it protects, whether its promise is proved, and how much it sends."
     ),
     "protect": _Command(
         "_protect",

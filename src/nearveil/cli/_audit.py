@@ -4,28 +4,24 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
-from nearveil.audit import Report, list_mechanisms, list_specimens
-from nearveil.audit import audit as attack
-from nearveil.audit.page import write_markdown, write_page
-from nearveil.audit.registry import AuditEntry, list_not_audited
-from nearveil.audit.report import Verdict
+from nearveil.cli._shared import Bars, print_json, print_lines, print_table, show_bars
+
+if TYPE_CHECKING:
+    from nearveil.audit import Report
+    from nearveil.audit.registry import AuditEntry
+    from nearveil.audit.report import Verdict
 
 _STYLES = {"kept": "green", "broken": "red", "undecided": "yellow"}
 _STATUSES = {"kept": 0, "broken": 1, "undecided": 3}  # 2 is that of a command that was not understood
 _LEAST = 400
-_COLUMNS = ("mechanism", "promised", "shown", "share", "one run", "checks", "verdict")
 _SPECIMENS = "Broken on purpose: each must be caught"
 _LEGEND = """\
 broken     an attack shows more than was promised, or a check of the mechanism's conduct failed; a sound mechanism is
@@ -70,21 +66,23 @@ def audit(
     _check_numbers(epsilon, confidence, effort)
     if list_all:
         return _print_list(epsilon, as_json=as_json)
-    sections = _wanted(name, epsilon)
+    sections = _choose(name, epsilon)
     for folder, option, file in ((out, "--out", "audit.json"), (docs, "--docs", "audit.md")):
         if folder is not None:
             _make_folder(folder, option, file)  # before half an hour is spent
+    from nearveil.audit.page import write_markdown, write_page
+
     began = time.process_time()
     found, outcome, wrong = _run(sections, confidence, effort)
     minutes = (time.process_time() - began) / 60
-    result = {"sections": _plain(found), "wrong": wrong, "outcome": outcome, "exit_status": _STATUSES[outcome]}
+    result = {"sections": _as_dict(found), "wrong": wrong, "outcome": outcome, "exit_status": _STATUSES[outcome]}
     if out is not None:
         (out / "audit.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         write_page(found, out, outcome, wrong)
     if docs is not None:
         write_markdown(found, docs, outcome, command=f"nearveil {shlex.join(sys.argv[1:])}", minutes=minutes)
     if as_json:
-        typer.echo(json.dumps(result))
+        print_json(result)
     else:
         _print(found, wrong, out)
     raise typer.Exit(_STATUSES[outcome])
@@ -99,9 +97,11 @@ def _check_numbers(epsilon: float, confidence: float, effort: float) -> None:
         raise typer.BadParameter("must be from 0.01 to 12", param_hint="--epsilon")
 
 
-def _wanted(name: str, epsilon: float) -> dict[str, Sequence[AuditEntry]]:
+def _choose(name: str, epsilon: float) -> "dict[str, Sequence[AuditEntry]]":
     if not name:
         raise typer.BadParameter("must be given: a mechanism of --list, or all", param_hint="NAME")
+    from nearveil.audit import list_mechanisms, list_specimens
+
     known, broken = list_mechanisms(epsilon), list_specimens()
     if name == "all":
         return {"Mechanisms": known, _SPECIMENS: broken}
@@ -114,13 +114,13 @@ def _wanted(name: str, epsilon: float) -> dict[str, Sequence[AuditEntry]]:
 
 
 def _run(
-    sections: dict[str, Sequence[AuditEntry]], confidence: float, effort: float
-) -> tuple[dict[str, list[Report]], Verdict, list[str]]:
+    sections: "dict[str, Sequence[AuditEntry]]", confidence: float, effort: float
+) -> "tuple[dict[str, list[Report]], Verdict, list[str]]":
     """Audit all entries, and say how that ended and what is not as it must be."""
     found: dict[str, list[Report]] = {}
-    with _bar() as start:
+    with show_bars() as start:
         for heading, entries in sections.items():
-            found[heading] = [_audited(entry, confidence, effort, start) for entry in entries]
+            found[heading] = [_attack(entry, confidence, effort, start) for entry in entries]
     judged = [
         (entry, report)
         for heading, entries in sections.items()
@@ -129,7 +129,9 @@ def _run(
     return found, *_judge(judged)
 
 
-def _audited(entry: AuditEntry, confidence: float, effort: float, start: "Start") -> Report:
+def _attack(entry: "AuditEntry", confidence: float, effort: float, start: Bars) -> "Report":
+    from nearveil.audit import audit as attack
+
     experiment = replace(entry.make(), name=entry.name)
     runs = max(_LEAST, int(experiment.trials * effort))
     report = attack(experiment, confidence=confidence, trials=runs, progress=start(entry.name, 2 * runs))
@@ -141,7 +143,7 @@ def _audited(entry: AuditEntry, confidence: float, effort: float, start: "Start"
     return replace(again, notes=(*again.notes, note))
 
 
-def _judge(judged: list[tuple[AuditEntry, Report]]) -> tuple[Verdict, list[str]]:
+def _judge(judged: "list[tuple[AuditEntry, Report]]") -> "tuple[Verdict, list[str]]":
     """Compare what was found with what must be found: broken wins over undecided, and that over kept."""
     outcomes: list[tuple[Verdict, str]] = []
     for entry, report in judged:
@@ -154,38 +156,6 @@ def _judge(judged: list[tuple[AuditEntry, Report]]) -> tuple[Verdict, list[str]]
     return worst, [words for _, words in outcomes]
 
 
-class Start:
-    """Starts a bar for the next mechanism."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task = progress.add_task("", total=1)
-
-    def __call__(self, name: str, runs: int) -> "Tick":
-        """Return what moves the bar."""
-        self._progress.reset(self._task, total=runs, description=name)
-        return Tick(self._progress, self._task)
-
-
-class Tick:
-    """Moves a bar."""
-
-    def __init__(self, progress: Progress, task: object) -> None:
-        self._progress, self._task = progress, task
-
-    def __call__(self, runs: int) -> None:
-        """Say that so many runs were made."""
-        self._progress.advance(self._task, runs)  # type: ignore[arg-type]
-
-
-@contextmanager
-def _bar() -> Iterator[Start]:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield Start(progress)
-
-
 def _make_folder(folder: Path, option: str, file: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -194,44 +164,32 @@ def _make_folder(folder: Path, option: str, file: str) -> None:
         raise typer.BadParameter(f"{folder} cannot be written: {error.strerror}", param_hint=option) from None
 
 
-def _plain(found: dict[str, list[Report]]) -> dict[str, object]:
+def _as_dict(found: "dict[str, list[Report]]") -> dict[str, object]:
     return {heading: [report.as_dict() for report in reports] for heading, reports in found.items()}
 
 
-def _print(found: dict[str, list[Report]], wrong: list[str], out: Path | None) -> None:
-    console = Console(highlight=False)
-    for heading, reports in found.items():
-        grid = Table(title=heading)
-        for column in _COLUMNS:
-            wraps = column == "mechanism"  # so that figures are never cut off
-            grid.add_column(
-                column, justify="left" if column in ("mechanism", "verdict") else "right", no_wrap=not wraps
-            )
+def _print(found: "dict[str, list[Report]]", wrong: list[str], out: Path | None) -> None:
+    headings = ["mechanism", "promised", "shown", "share", "one run", "checks", "verdict"]
+    for title, reports in found.items():
+        rows = []
         for report in reports:
-            shown = report.cells
-            verdict = Text(shown["verdict"], style=_STYLES[report.verdict])
-            grid.add_row(*(shown[column] for column in _COLUMNS[:-1]), verdict)
-        console.print(grid)
-    console.print(_LEGEND, soft_wrap=True)
-    if out is not None:
-        console.print(f"The page is {out / 'index.html'}", soft_wrap=True)
-    for line in wrong:
-        console.print(Text(line, style="red"), soft_wrap=True)
+            *cells, verdict = (report.cells[heading] for heading in headings)
+            rows.append((*cells, Text(verdict, style=_STYLES[report.verdict])))
+        print_table(headings, rows, title=title, right=headings[1:-1], whole=headings[1:])  # figures are never cut off
+    print_lines(*_LEGEND.splitlines(), *([] if out is None else [f"The page is {out / 'index.html'}"]))
+    print_lines(*wrong, style="red")
 
 
 def _print_list(epsilon: float, *, as_json: bool) -> None:
     """Print every mechanism and specimen that can be audited by name, and the public names that cannot."""
+    from nearveil.audit import list_mechanisms, list_specimens
+    from nearveil.audit.registry import list_not_audited
+
     entries, missing = [*list_mechanisms(epsilon), *list_specimens()], list_not_audited()
     if as_json:
         names = [{"name": one.name, "audits": one.subject, "must_be": one.expected} for one in entries]
-        typer.echo(json.dumps({"auditable": names, "not_auditable": missing}))
+        print_json({"auditable": names, "not_auditable": missing})
         return
-    console = Console(highlight=False)
-    grid = Table("name", "audits", "must be", title="Can be audited")
-    for one in entries:
-        grid.add_row(one.name, one.subject or "a specimen", one.expected)
-    console.print(grid)
-    grid = Table("public name", "why not", title="Not auditable")
-    for name, reason in missing.items():
-        grid.add_row(name, reason)
-    console.print(grid)
+    rows = [(one.name, one.subject or "a specimen", one.expected) for one in entries]
+    print_table(["name", "audits", "must be"], rows, title="Can be audited")
+    print_table(["public name", "why not"], missing.items(), title="Not auditable")

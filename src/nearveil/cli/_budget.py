@@ -1,23 +1,38 @@
 """``nearveil budget``: accounts, their bars, their history. It looks and opens; spending belongs to who releases."""
 
-import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
-from dp_accounting import DpEvent
-from rich.console import Console
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
 from rich.text import Text
 
-from nearveil.cli import _budget_view as view
-from nearveil.cli._plan import MECHANISM_HELP, METAVAR, Mechanism, event, part
-from nearveil.ledger import Account, AccountError, Balance, Ledger, LedgerError, Receipt
-from nearveil.privacy import Basis, compose_events
-from nearveil.privacy.guarantee import Protects, Relation
-from nearveil.storage import data_folder, make_data_folder, parse_url
+from nearveil.cli._shared import (
+    PATIENCE,
+    Json,
+    LedgerPlace,
+    Witness,
+    clean,
+    find_account,
+    find_ledger,
+    print_json,
+    print_lines,
+    report_errors,
+)
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+    from nearveil.ledger import Account, Balance, Entry, Ledger
+    from nearveil.ledger.history import Preview
 
 app = typer.Typer(
     help="Budgets that last: open accounts, see what is left, check that nobody changed the past.",
@@ -26,19 +41,16 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-Where: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--ledger",
-        envvar="NEARVEIL_LEDGER",
-        metavar="PATH_OR_URL",
-        help="SQLite file or PostgreSQL URL; ~/.local/share/nearveil/ledger.db by default.",
-    ),
-]
-Watch: TypeAlias = Annotated[
-    Path | None,
-    typer.Option("--witness", envvar="NEARVEIL_WITNESS", help="The ledger's witness, where it is not the default."),
-]
+
+class Mechanism(StrEnum):
+    """What each release of a plan is known to be."""
+
+    pure = "pure"
+    laplace = "laplace"
+    gaussian = "gaussian"
+
+
+METAVAR = "COUNTxEPSILON"
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="ACCOUNT", help="Name of the account.")]
 Names: TypeAlias = Annotated[str | None, typer.Argument(metavar="ACCOUNT", help="One account; all by default.")]
 Plan: TypeAlias = Annotated[
@@ -49,14 +61,11 @@ OptionalPlan: TypeAlias = Annotated[
     typer.Argument(metavar=METAVAR, help="A plan: all that may ever be released, as 500x0.5."),
 ]
 Client: TypeAlias = Annotated[str | None, typer.Option(help="The client whose quota pays, too.")]
-Known: TypeAlias = Annotated[Mechanism, typer.Option(help=MECHANISM_HELP)]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_PATIENCE = 10.0  # seconds: a person waits
-_SPOKEN = {  # what errors say to programs, in the words of the command line
-    "Ledger(..., read_only=True).verify() says more": "`nearveil budget verify` says more",
-    "take a new one (new_key())": "take another, or leave it out",
-    "Index.create makes one": "`nearveil index DIR --into` makes one",
-}
+Known: TypeAlias = Annotated[
+    Mechanism,
+    typer.Option(help="What each release is: any pure epsilon-private one, Laplace noise, or Gaussian noise."),
+]
+_KINDS = {"pure": "pure epsilons, added up", "filter": "a Renyi filter", "plan": "a plan, composed by PLD"}
 
 
 @app.command()
@@ -66,7 +75,7 @@ def create(
     epsilon: Annotated[float, typer.Option(help="The budget.")] = ...,  # type: ignore[assignment]
     delta: Annotated[float, typer.Option(help="Of the budget; 0 adds up pure epsilons.")] = 1e-5,
     owner: Annotated[str, typer.Option(help="Who answers for the account.")] = ...,  # type: ignore[assignment]
-    protects: Annotated[Protects, typer.Option(help="Whose record is protected.")] = "query",
+    protects: Annotated[Literal["query", "database"], typer.Option(help="Whose record is protected.")] = "query",
     unit: Annotated[
         str | None,
         typer.Option(
@@ -74,10 +83,12 @@ def create(
             "default. What pays from the account must have the same unit."
         ),
     ] = None,
-    relation: Annotated[Relation, typer.Option(help="How inputs that shall look alike differ.")] = "replace",
+    relation: Annotated[
+        Literal["replace", "add-remove"], typer.Option(help="How inputs that shall look alike differ.")
+    ] = "replace",
     mechanism: Known = Mechanism.pure,
-    ledger: Where = None,
-    witness: Watch = None,
+    ledger: LedgerPlace = None,
+    witness: Witness = None,
     as_json: Json = False,
 ) -> None:
     """Open an account, and the ledger if there is none. The terms of an account never change.
@@ -90,29 +101,32 @@ def create(
 
     nearveil budget create photo 100x0.1 5x1 --owner me --epsilon 10 --delta 1e-6
     """
-    events = _events(plan, mechanism, delta) if plan else None
-    with _words(), Ledger(made_place(ledger), witness=witness, timeout=_PATIENCE) as book:
-        try:
-            account = book.open_account(
-                name,
-                owner=owner,
-                protects=protects,
-                unit=unit or ("image" if protects == "query" else "record"),
-                relation=relation,
-                epsilon=epsilon,
-                delta=delta,
-                plan=events,
-            )
-        except AccountError:
-            raise LedgerError(
-                f"account {name!r} exists already, and its terms never change: take another name, or see "
-                "`nearveil budget show`"
-            ) from None
-        _show([account], details=True, as_json=as_json)
+    events = read_plan(plan, mechanism, delta) if plan else None
+    with report_errors():
+        from nearveil.ledger import AccountError, Ledger, LedgerError
+
+        with Ledger(find_ledger(ledger, make=True), witness=witness, timeout=PATIENCE) as book:
+            try:
+                account = book.open_account(
+                    name,
+                    owner=owner,
+                    protects=protects,
+                    unit=unit or ("image" if protects == "query" else "record"),
+                    relation=relation,
+                    epsilon=epsilon,
+                    delta=delta,
+                    plan=events,
+                )
+            except AccountError:
+                raise LedgerError(
+                    f"account {name!r} exists already, and its terms never change: take another name, or see "
+                    "`nearveil budget show`"
+                ) from None
+            _show([account], details=True, as_json=as_json)
 
 
 @app.command()
-def show(account: Names = None, ledger: Where = None, witness: Watch = None, as_json: Json = False) -> None:
+def show(account: Names = None, ledger: LedgerPlace = None, witness: Witness = None, as_json: Json = False) -> None:
     """Draw a bar for each account: what is spent (rounded up) and what is left (rounded down).
 
     [bold]Examples[/bold]
@@ -122,7 +136,7 @@ def show(account: Names = None, ledger: Where = None, witness: Watch = None, as_
     nearveil budget show camera --ledger postgresql://me@host/budgets --json
     """
     with _reading(ledger, witness) as book:
-        accounts = book.accounts() if account is None else [_account(book, account)]
+        accounts = book.accounts() if account is None else [find_account(book, account)]
         _show(accounts, details=account is not None, as_json=as_json)
 
 
@@ -132,8 +146,8 @@ def preview(
     plan: Plan,
     client: Client = None,
     mechanism: Known = Mechanism.pure,
-    ledger: Where = None,
-    witness: Watch = None,
+    ledger: LedgerPlace = None,
+    witness: Witness = None,
     as_json: Json = False,
 ) -> None:
     """Say what releases would cost and what would be left. Nothing is spent. Exit code 1 if they would be refused.
@@ -145,17 +159,20 @@ def preview(
     nearveil budget preview archive 5x0.2 --client ann --mechanism gaussian
     """
     with _reading(ledger, witness) as book:
-        held = _account(book, account)
+        from nearveil.ledger.views import preview_dict
+        from nearveil.privacy import Basis, compose_events
+
+        held = find_account(book, account)
         about: Any = {"protects": held.protects, "unit": held.unit, "relation": held.relation, "delta": held.delta}
-        events = _events(plan, mechanism, held.delta)
+        events = read_plan(plan, mechanism, held.delta)
         asked = [(compose_events([one], basis=Basis("a plan of releases"), **about), count) for one, count in events]
         answer = held.preview(asked, client=client)
     if as_json:
-        _print_json(view.preview_json(answer))
+        print_json(preview_dict(answer))
     else:
-        console = _console()
-        console.print(view.preview_table(answer))
-        console.print(Text(view.clean(answer)))
+        console = Console(highlight=False)
+        console.print(_draw_preview(answer))
+        console.print(Text(clean(answer)))
     raise typer.Exit(0 if answer.allowed else 1)
 
 
@@ -167,8 +184,8 @@ def quota(
     epsilon: Annotated[float | None, typer.Option(help="The quota, in an account without a plan.")] = None,
     delta: Annotated[float | None, typer.Option(help="Of the quota; the account's by default.")] = None,
     mechanism: Known = Mechanism.pure,
-    ledger: Where = None,
-    witness: Watch = None,
+    ledger: LedgerPlace = None,
+    witness: Witness = None,
     as_json: Json = False,
 ) -> None:
     """Give a client a part of an account: an epsilon, or of an account with a plan a part of that. It never changes.
@@ -179,23 +196,26 @@ def quota(
 
     nearveil budget quota photo ann 20x0.1
     """
-    _must_exist(ledger)
-    with _words(), Ledger(place(ledger), witness=witness, timeout=_PATIENCE) as book:
-        held = _account(book, account)
-        events = _events(plan, mechanism, held.delta) if plan else None
-        given = held.quota(client, epsilon=epsilon, delta=delta, plan=events)
-        if as_json:
-            _print_json(view.balance_json(given))
-        else:
-            _console().print(view.balances_table([held.balance(), given]))
+    with report_errors():
+        from nearveil.ledger import Ledger
+        from nearveil.ledger.views import balance_dict
+
+        with Ledger(find_ledger(ledger), witness=witness, timeout=PATIENCE) as book:
+            held = find_account(book, account)
+            events = read_plan(plan, mechanism, held.delta) if plan else None
+            given = held.quota(client, epsilon=epsilon, delta=delta, plan=events)
+            if as_json:
+                print_json(balance_dict(given))
+            else:
+                Console(highlight=False).print(_draw_balances([held.balance(), given]))
 
 
 @app.command()
 def history(
     account: Names = None,
     last: Annotated[int, typer.Option(min=0, help="How many entries of each account; 0 for all.")] = 20,
-    ledger: Where = None,
-    witness: Watch = None,
+    ledger: LedgerPlace = None,
+    witness: Witness = None,
     as_json: Json = False,
 ) -> None:
     """List what happened, in its order. Of a stored message only its length is told. Times are informative.
@@ -207,24 +227,25 @@ def history(
     nearveil budget history --last 0 --json
     """
     with _reading(ledger, witness) as book:
-        accounts = book.accounts() if account is None else [_account(book, account)]
+        accounts = book.accounts() if account is None else [find_account(book, account)]
         books = {held.name: held.history() for held in accounts}
     if as_json:
-        _print_json([view.entry_json(entry) for entries in books.values() for entry in entries[-last:]])
+        from nearveil.ledger.views import entry_dict
+
+        print_json([entry_dict(entry) for entries in books.values() for entry in entries[-last:]])
         return
-    console = _console()
     for name, entries in books.items():
-        console.print(Text(view.clean(name), "bold"))
-        console.print(view.history_table(entries[-last:]))
+        print_lines(name, style="bold")
+        Console(highlight=False).print(_draw_history(entries[-last:]))
         if 0 < last < len(entries):
-            console.print(f"and {len(entries) - last:,} before these: --last 0 lists all")
+            print_lines(f"and {len(entries) - last:,} before these: --last 0 lists all")
 
 
 @app.command()
 def export(
     file: Annotated[Path, typer.Argument(help="A new file: .json or .csv.")],
-    ledger: Where = None,
-    witness: Watch = None,
+    ledger: LedgerPlace = None,
+    witness: Witness = None,
 ) -> None:
     """Write all entries with their hashes to a new file, readable by you alone. It holds the stored messages.
 
@@ -240,7 +261,7 @@ def export(
         text = book.export("json" if file.suffix == ".json" else "csv")
         with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as out:
             out.write(text)
-    _say(f"all entries are in {file}")
+    print_lines(f"all entries are in {file}")
 
 
 @app.command()
@@ -249,8 +270,8 @@ def verify(
     receipt: Annotated[
         list[str] | None, typer.Option(help="A receipt kept elsewhere, as `show ACCOUNT` printed it; may be repeated.")
     ] = None,
-    ledger: Where = None,
-    witness: Watch = None,
+    ledger: LedgerPlace = None,
+    witness: Witness = None,
     as_json: Json = False,
 ) -> None:
     """Recompute every hash and total. Exit code 1 if something was edited, removed, added or put back.
@@ -262,24 +283,26 @@ def verify(
     nearveil budget verify camera --receipt 3:1f0c...:camera
     """
     with _reading(ledger, witness) as book:
-        name = None if account is None else _account(book, account).name
+        from nearveil.ledger import Receipt
+
+        name = None if account is None else find_account(book, account).name
         found = book.verify(name, receipts=[Receipt.parse(text) for text in receipt or ()])
-        asked = book._core.witness is not None and book._core.witness.exists()
+        asked = book.has_witness
     if as_json:
         problems = [{"account": one.account, "sequence": one.sequence, "text": one.text} for one in found.problems]
         counts = {"accounts": found.accounts, "entries": found.entries}
-        _print_json({"ok": found.ok, **counts, "witness": asked, "problems": problems})
+        print_json({"ok": found.ok, **counts, "witness": asked, "problems": problems})
     else:
         for number, line in enumerate(str(found).splitlines()):
-            _console().print(Text(view.clean(line), "green" if found.ok else "" if number else "bold red"))
+            print_lines(line, style="green" if found.ok else "" if number else "bold red")
         if not asked:
-            _say("There is no witness: only a receipt (--receipt) would tell that an old copy was put back.")
+            print_lines("There is no witness: only a receipt (--receipt) would tell that an old copy was put back.")
     raise typer.Exit(0 if found.ok else 1)
 
 
 @app.command()
 def backup(
-    file: Annotated[Path, typer.Argument(help="A new file.")], ledger: Where = None, witness: Watch = None
+    file: Annotated[Path, typer.Argument(help="A new file.")], ledger: LedgerPlace = None, witness: Witness = None
 ) -> None:
     """Copy a SQLite ledger while others spend. For the day the disk dies: a backup is no second ledger.
 
@@ -289,102 +312,140 @@ def backup(
     """
     with _reading(ledger, witness) as book:
         book.backup(file)
-    _say(f"the backup is {file}")
+    print_lines(f"the backup is {file}")
 
 
 @contextmanager
-def _words() -> Iterator[None]:
-    """Turn what a user can mend into a sentence and exit code 1."""
-    try:
-        yield
-    except FileExistsError as error:
-        _fail(f"{error.filename} exists; nothing is overwritten, give another path")
-    except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}")
-    except (LedgerError, ValueError) as error:
-        _fail(str(error))
-
-
-def _fail(text: str) -> NoReturn:
-    for python, spoken in _SPOKEN.items():
-        text = text.replace(python, spoken)
-    message = Text.assemble(("Error: ", "bold red"), view.clean(text))
-    Console(stderr=True, highlight=False).print(message, soft_wrap=True)
-    raise typer.Exit(1)
-
-
-@contextmanager
-def _reading(ledger: str | None, witness: Path | None) -> Iterator[Ledger]:
+def _reading(ledger: str | None, witness: Path | None) -> Iterator["Ledger"]:
     """Open a ledger that is there, in whatever state, to look at it."""
-    _must_exist(ledger)
-    with _words(), Ledger(place(ledger), witness=witness, timeout=_PATIENCE, read_only=True) as book:
-        yield book
+    with report_errors():
+        from nearveil.ledger import Ledger
+
+        with Ledger(find_ledger(ledger), witness=witness, timeout=PATIENCE, read_only=True) as book:
+            yield book
 
 
-def place(ledger: str | None) -> str:
-    """Return where the ledger is: as given, or the default of all commands."""
-    return str(data_folder() / "ledger.db") if ledger is None else ledger
+def read_plan(plan: list[str], mechanism: Mechanism, delta: float) -> "list[tuple[DpEvent, int]]":
+    """Return the events of a plan."""
+    from nearveil.ledger.views import parse_plan
 
-
-def made_place(ledger: str | None) -> str:
-    """Return the same; the default folder is made if it is not there, for its owner alone."""
-    if ledger is None:
-        make_data_folder()
-    return place(ledger)
-
-
-def _must_exist(ledger: str | None) -> None:
-    with _words():
-        url = parse_url(place(ledger), "url")
-        if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
-            raise LedgerError(
-                f"there is no ledger at {url.database}: `nearveil budget create` makes one; --ledger or "
-                "NEARVEIL_LEDGER names another"
-            )
-
-
-def _account(book: Ledger, name: str) -> Account:
-    try:
-        return book.account(name)
-    except AccountError:
-        raise LedgerError(f"there is no account {name!r} here: `nearveil budget show` lists them") from None
-
-
-def _events(plan: list[str], mechanism: Mechanism, delta: float) -> list[tuple[DpEvent, int]]:
     if mechanism == Mechanism.gaussian and not 0 < delta < 1:
         raise typer.BadParameter(
             "Gaussian noise is not pure: it needs an account with a delta", param_hint="--mechanism"
         )
-    return [(event(mechanism, epsilon, delta), count) for count, epsilon in map(part, plan)]
+    try:
+        return parse_plan(plan, mechanism.value, delta)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="PLAN") from None
 
 
-def _clients(account: Account) -> list[Balance]:
-    names = [entry.client for entry in account.history() if entry.kind == "quota"]
-    return [account.balance(client=name) for name in names]
+def _show(accounts: "list[Account]", *, details: bool, as_json: bool) -> None:
+    from nearveil.ledger.views import account_dict, list_quotas
 
-
-def _show(accounts: list[Account], *, details: bool, as_json: bool) -> None:
-    books = [(account, account.balance(), _clients(account)) for account in accounts]
     if as_json:
-        _print_json([view.account_json(*book) for book in books])
+        print_json([account_dict(account) for account in accounts])
         return
-    if not books:
-        _say("no accounts yet: `nearveil budget create` opens one")
+    if not accounts:
+        print_lines("no accounts yet: `nearveil budget create` opens one")
         return
-    console = _console()
-    console.print(view.balances_table([line for _, balance, clients in books for line in (balance, *clients)]))
+    lines = [line for account in accounts for line in (account.balance(), *list_quotas(account))]
+    Console(highlight=False).print(_draw_balances(lines))
     if details:
-        for account, balance, _ in books:
-            console.print(Text(view.account_text(account, balance)), soft_wrap=True)
+        for account in accounts:
+            print_lines(*_describe_account(account))
 
 
-def _console() -> Console:
-    return Console(highlight=False)
+def _describe_account(account: "Account") -> list[str]:
+    from nearveil.ledger.views import describe_events
+
+    lines = [
+        f"{account.name} belongs to {account.owner} and protects the {account.protects}; one record is: {account.unit} "
+        f"({account.relation}).",
+        f"It is {_KINDS[account.kind]}.",
+    ]
+    if account.kind == "plan":
+        lines.append(f"Left of the plan: {describe_events(account.balance().remaining) or 'nothing'}.")
+    return [*lines, f"Receipt, to be kept elsewhere: {account.receipt()}"]
 
 
-def _say(text: str) -> None:
-    _console().print(Text(text), soft_wrap=True)
+@dataclass(frozen=True)
+class Bar:
+    """A budget as a bar: what is spent, what is asked for, what is left. A cell that is begun counts as gone."""
+
+    epsilon: float
+    spent: float
+    total: float  # what would be spent then; `spent` where nothing is asked for
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        gone, then = (self._cells(width, amount) for amount in (self.spent, self.total))
+        signs = "█▒░" if console.encoding.startswith("utf") else "#+."  # one reads them without colours, too
+        bar = Text(no_wrap=True)
+        for sign, cells, style in zip(
+            signs, (gone, then - gone, width - then), ("red", "yellow", "green"), strict=True
+        ):
+            bar.append(sign * cells, style)
+        yield bar
+
+    def _cells(self, width: int, amount: float) -> int:
+        return min(width, math.ceil(width * min(1.0, amount / self.epsilon)))
 
 
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, allow_nan=False))
+def _draw_balances(lines: "Sequence[Balance]") -> Table:
+    """Return a row with a bar for each account, and below it one for each of its clients."""
+    from nearveil.ledger.budget import format_down, format_up
+
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False, expand=True)
+    grid.add_column("account", max_width=20, overflow="fold")
+    grid.add_column("", ratio=1, min_width=20)
+    for heading in ("spent", "left", "epsilon", "delta"):
+        grid.add_column(heading, justify="right", no_wrap=True)
+    for line in lines:
+        who = Text(clean(line.account), "bold") if line.client is None else Text(f"  {clean(line.client)}")
+        grid.add_row(
+            who,
+            Bar(line.epsilon, line.spent, line.spent),
+            format_up(line.spent),
+            format_down(line.left),
+            f"{line.epsilon:g}",
+            f"{line.delta:g}",
+        )
+    return grid
+
+
+def _draw_preview(preview: "Preview") -> Table:
+    """Return the bar of a budget with what a spend would take."""
+    before = preview.before
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(no_wrap=True, max_width=20)
+    grid.add_column(ratio=1)
+    grid.add_row(Text(clean(before.client or before.account), "bold"), Bar(before.epsilon, before.spent, preview.total))
+    return grid
+
+
+def _draw_history(entries: "Sequence[Entry]") -> Table:
+    """Return entries as a table; of a message, only how long it is."""
+    clients = any(entry.client is not None for entry in entries)
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
+    grid.add_column("#", justify="right", no_wrap=True)
+    grid.add_column("time (UTC)", no_wrap=True)
+    grid.add_column("entry", no_wrap=True)
+    for heading in ("key", "client") if clients else ("key",):
+        grid.add_column(heading, no_wrap=True, overflow="ellipsis", max_width=12)
+    grid.add_column("what")
+    for entry in entries:
+        who = [clean(entry.client or "")] if clients else []
+        cells = [
+            f"{entry.sequence}",
+            clean(entry.time)[:19].replace("T", " "),
+            clean(entry.kind),
+            clean(entry.key or ""),
+        ]
+        grid.add_row(*(Text(cell) for cell in (*cells, *who, _describe_entry(entry))))
+    return grid
+
+
+def _describe_entry(entry: "Entry") -> str:
+    from nearveil.ledger.views import describe_events
+
+    return describe_events(entry.events) if entry.message is None else f"{len(entry.message):,} bytes"

@@ -9,12 +9,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nearveil.cli import _budget
-from nearveil.cli._asking import Authorities, Insecure, OwnCertificate, OwnKey, TokenFile, TokenText
-from nearveil.cli._budget_view import clean
-from nearveil.cli._index import AUTO, Which, named, words
-from nearveil.cli._query import _certificate, _in_words, _token
-from nearveil.features import ImageError
+from nearveil.cli._query import describe_question_error, join_certificate, read_token
+from nearveil.cli._shared import (
+    AUTO,
+    Authorities,
+    ExtractorName,
+    Insecure,
+    Json,
+    OwnCertificate,
+    OwnKey,
+    TokenFile,
+    TokenText,
+    clean,
+    report_errors,
+)
 
 if TYPE_CHECKING:
     from nearveil.service import Classified, Client
@@ -32,8 +40,8 @@ def classify(
     certificate: OwnCertificate = None,
     certificate_key: OwnKey = None,
     insecure: Insecure = False,
-    extractor: Which = AUTO,
-    as_json: _budget.Json = False,
+    extractor: ExtractorName = AUTO,
+    as_json: Json = False,
 ) -> None:
     """Classify images by the model of a protected gallery. Nothing about them is sent, and nothing is paid.
 
@@ -46,21 +54,22 @@ def classify(
 
     nearveil classify *.png --server https://scans.example:8321 --token-file token.txt --gallery scans --json
     """
-    with words():
+    with report_errors(extractor="--extractor"):
+        from nearveil.features.backbones import make_extractor
         from nearveil.service import Client, QuestionError
 
         tls: dict[str, Any] = {
             "ca": ca,
-            "certificate": _certificate(certificate, certificate_key),
+            "certificate": join_certificate(certificate, certificate_key),
             "insecure": insecure,
-            "extractor": None if extractor == AUTO else named(extractor),
+            "extractor": None if extractor == AUTO else make_extractor(extractor),
         }
         try:
-            with Client(server, _token(token_file, token, server), **tls) as client:
+            with Client(server, read_token(token_file, token, server), **tls) as client:
                 client.model(gallery=gallery)  # before the first image is looked at
                 found = [_classified(client, image, gallery) for image in images]
         except QuestionError as error:
-            raise ValueError(_in_words(error, (), local=False)) from None
+            raise ValueError(describe_question_error(error, (), local=False)) from None
     if as_json:
         typer.echo(json.dumps(_as_json(images, found), allow_nan=False))
     else:
@@ -68,6 +77,8 @@ def classify(
 
 
 def _classified(client: "Client", image: Path, gallery: str | None) -> "Classified":
+    from nearveil.features import ImageError
+
     try:
         return client.classify(image, gallery=gallery)
     except ImageError as error:

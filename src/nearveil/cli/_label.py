@@ -1,47 +1,34 @@
 """``nearveil label``: private records vote on the labels of a public set."""
 
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-from rich.text import Text
 
-from nearveil.cli import _budget
-from nearveil.cli._budget_view import clean
-from nearveil.cli._label_file import ReservedFile, check_free, encoded, reserved, table
-from nearveil.cli._label_task import LEAST_SIDE, Bars, Features, Task, Tick, prepare
-from nearveil.ledger import Account, Ledger
-from nearveil.privacy import Guarantee
-from nearveil.privacy.guarantee import format_rounded_up
-from nearveil.votes import ExhaustedError, PrivateKNeighborsClassifier
+from nearveil.cli._shared import (
+    PATIENCE,
+    Json,
+    LedgerPlace,
+    Witness,
+    fail,
+    find_account,
+    find_ledger,
+    print_json,
+    print_lines,
+    print_table,
+    report_errors,
+    show_bars,
+)
 
-_AT_ONCE = 1024  # queries: what was answered is kept if the rest fails
+if TYPE_CHECKING:
+    from nearveil.ledger import Account
+    from nearveil.votes.labelling import LabelReport
+
 _NO_ACCOUNT = "No account was charged: --account NAME keeps count of what is spent."
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of it, all of it public."""
-
-    heading: str
-    names: Sequence[str]
-    labels: Sequence[str]  # of the first rows, or of all; empty where the votes did not agree
-    guarantee: Guarantee
-    notes: tuple[str, ...]
-
-    @property
-    def text(self) -> str:
-        """The labels as CSV."""
-        return table(self.heading, self.names[: len(self.labels)], self.labels)
+_OPTIONS = {name: f"--{name}" for name in ("classes", "features", "out", "force", "account", "epsilon")}
 
 
 def label(
@@ -59,14 +46,13 @@ def label(
         str | None,
         typer.Option(metavar="LIST_OR_FILE", help="The classes: a,b,c, or a file with one a line; else PRIVATE tells."),
     ] = None,
-    features: Annotated[Features, typer.Option(help="Of images: HOG (auto), or the pixels (none).")] = Features.auto,
-    side: Annotated[int, typer.Option(min=LEAST_SIDE, max=1024, help="Images of folders become SIDE x SIDE.")] = 32,
+    features: Annotated[
+        Literal["auto", "hog", "none"], typer.Option(help="Of images: HOG (auto), or the pixels (none).")
+    ] = "auto",
+    side: Annotated[int, typer.Option(min=8, max=1024, help="Images of folders become SIDE x SIDE.")] = 32,
     out: Annotated[Path, typer.Option(help="Where the labels go.")] = Path("labels.csv"),
     force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
-    ledger: Annotated[
-        str | None,
-        typer.Option("--ledger", envvar="NEARVEIL_LEDGER", metavar="PATH_OR_URL", help="Where the account is kept."),
-    ] = None,
+    ledger: LedgerPlace = None,
     account: Annotated[str | None, typer.Option(help="The account that pays.")] = None,
     unit: Annotated[
         str,
@@ -75,8 +61,8 @@ def label(
             "person has one row."
         ),
     ] = "record",
-    witness: _budget.Watch = None,
-    as_json: _budget.Json = False,
+    witness: Witness = None,
+    as_json: Json = False,
 ) -> None:
     """Label a public set from a private one: the nearest private records vote, with noise.
 
@@ -91,148 +77,73 @@ def label(
 
     nearveil label patients.csv public.csv --epsilon 0.5 --account archive --ledger budget.db
     """
-    _check_promise(epsilon, delta)
-    with _budget._words():
-        _check_out(out, (private, public), force=force)
-        with _bars() as bar, _paying(ledger, account, witness) as payer:
-            task = prepare(private, public, classes, features, side, bar)
-            most = min(max_answered or task.rows, task.rows)
-            bar("planning", None)
-            model = PrivateKNeighborsClassifier(
-                epsilon,
-                delta,
-                most,
-                n_neighbors=neighbors,
-                max_screened=task.rows if 2 * most >= task.rows else None,  # no row is screened twice
-                classes=np.arange(len(task.classes)) if classes else None,  # else the promise says so
-                unit=unit,
-                account=payer,
-            ).fit(task.records, task.codes)
-            _check_budget(payer, model.guarantee)
-            largest = table(
-                task.heading, task.names, [max(task.classes, key=lambda name: len(encoded(name)))] * task.rows
-            )
-            with reserved(out, largest, force=force) as file:
-                labels, stopped = _ask(model, task, bar("asking", task.rows))
-                notes = task.notes if payer else (*task.notes, _NO_ACCOUNT)
-                outcome = Outcome(task.heading, task.names, labels, model.guarantee, notes)
-                lost = _write(file, outcome)
-    _report(outcome, None if lost else out, as_json=as_json)
-    if lost:
-        _budget._fail(f"{out}: {lost}; the labels are paid for and stand above instead: keep them")
-    if stopped:
-        _budget._fail(
-            f"{stopped} after {len(labels)} of {task.rows} rows: all is paid for, and {out} holds their labels"
-        )
-
-
-def _check_promise(epsilon: float, delta: float) -> None:
     if not 0 < epsilon < math.inf:
         raise typer.BadParameter("must be a positive number, such as 0.5", param_hint="--epsilon")
     if not 0 < delta < 1:
         raise typer.BadParameter("must lie between 0 and 1", param_hint="--delta")
+    with report_errors(**_OPTIONS), show_bars() as bars:
+        from nearveil.votes.label_data import parse_classes
+        from nearveil.votes.labelling import label_file
 
-
-def _check_out(out: Path, inputs: tuple[Path, Path], *, force: bool) -> None:
-    check_free(out, force=force)
-    where = out.resolve()
-    if any(where.is_relative_to(one.resolve()) for one in inputs):
-        raise ValueError("--out: it lies where PRIVATE or PUBLIC is; give another path")
+        with _open_payer(ledger, account, witness) as payer:
+            report = label_file(
+                private,
+                public,
+                out,
+                epsilon=epsilon,
+                delta=delta,
+                max_answered=max_answered,
+                n_neighbors=neighbors,
+                classes=None if classes is None else parse_classes(classes),
+                features=features,
+                side=side,
+                force=force,
+                unit=unit,
+                account=payer,
+                progress=bars,
+                warn=lambda text: print_lines(text, stderr=True),
+            )
+    notes = [note.replace("`classes`", "--classes") for note in report.notes]
+    _show(report, notes if account else [*notes, _NO_ACCOUNT], None if report.lost else out, as_json=as_json)
+    if report.lost:
+        fail(f"{out}: {report.lost}; the labels are paid for and stand above instead: keep them")
+    if report.stopped:
+        done = f"{report.stopped} after {len(report.labels)} of {len(report.names)} rows"
+        fail(f"{done}: all is paid for, and {out} holds their labels")
 
 
 @contextmanager
-def _bars() -> Iterator[Bars]:
-    """Yield what starts a bar, without numbers: how many records there are is private."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-
-        def start(text: str, total: int | None) -> Tick:
-            for before in progress.task_ids:  # one after the other, and some had no total
-                progress.update(before, total=1, completed=1)
-            task = progress.add_task(text, total=total)
-            return lambda count: progress.advance(task, count)
-
-        yield start
-
-
-@contextmanager
-def _paying(ledger: str | None, account: str | None, witness: Path | None) -> Iterator[Account | None]:
+def _open_payer(ledger: str | None, account: str | None, witness: Path | None) -> "Iterator[Account | None]":
     """Yield who pays; nobody if no account is named."""
     if account is None:
         if ledger is not None:
             raise ValueError("--account must name who pays, because --ledger (or NEARVEIL_LEDGER) is given")
         yield None
         return
-    where = _budget.place(ledger)
-    _budget._must_exist(where)
-    with Ledger(where, witness=witness, timeout=_budget._PATIENCE) as book:
-        yield _budget._account(book, account)
+    from nearveil.ledger import Ledger
+
+    with Ledger(find_ledger(ledger), witness=witness, timeout=PATIENCE) as book:
+        yield find_account(book, account)
 
 
-def _check_budget(payer: Account | None, promise: Guarantee) -> None:
-    """Raise unless everything can be paid: the first screenings must not be bought for answers that cannot be."""
-    preview = None if payer is None else payer.preview(promise)
-    if preview is not None and not preview.allowed:
-        raise ValueError(f"--account: {preview.reason}; lower --epsilon, or name another")
-
-
-def _ask(model: PrivateKNeighborsClassifier, task: Task, tick: Tick) -> tuple[list[str], str]:
-    """Return labels, and why there are fewer than rows if so."""
-    labels: list[str] = []
-    while len(labels) < len(task.queries):
-        some = task.queries[len(labels) : len(labels) + _AT_ONCE]
-        try:
-            answers = model.answer(some, progress=tick)
-        except ExhaustedError:  # the rest is declined
-            return labels + [""] * (len(task.queries) - len(labels)), ""
-        except KeyboardInterrupt:
-            if labels:
-                return labels, "stopped"
-            raise ValueError("stopped before there were answers; what they cost may be spent") from None
-        except Exception as error:
-            if labels:
-                return labels, f"failed ({type(error).__name__})"
-            raise
-        names = zip(answers.labels, answers.answered, strict=True)
-        labels += [task.classes[code] if answered else "" for code, answered in names]
-    return labels, ""
-
-
-def _write(file: ReservedFile, outcome: Outcome) -> str:
-    """Write the labels; return what went wrong, if so, because they must not be lost."""
-    try:
-        file.write(outcome.text)
-    except OSError as error:
-        return error.strerror or "it could not be written"
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def _report(outcome: Outcome, out: Path | None, *, as_json: bool) -> None:
-    promise, answered = outcome.guarantee, sum(map(bool, outcome.labels))
-    figures = {
-        "public_rows": len(outcome.names),
+def _show(report: "LabelReport", notes: list[str], out: Path | None, *, as_json: bool) -> None:
+    guarantee, answered = report.guarantee, sum(map(bool, report.labels))
+    counts = {
+        "public_rows": len(report.names),
         "answered": answered,
-        "declined": len(outcome.labels) - answered,
-        "epsilon": promise.epsilon,
-        "delta": promise.delta,
+        "declined": len(report.labels) - answered,
     }
     if as_json:
-        rest = {"promise": str(promise), "out": None if out is None else str(out), "notes": outcome.notes}
-        kept = {} if out is not None else {"labels": dict(zip(outcome.names, outcome.labels, strict=False))}
-        typer.echo(json.dumps({**figures, **rest, **kept}, allow_nan=False))
+        stated = {"epsilon": guarantee.epsilon, "delta": guarantee.delta, "promise": str(guarantee)}
+        kept = {} if out is not None else {"labels": dict(zip(report.names, report.labels, strict=False))}
+        print_json({**counts, **stated, "out": None if out is None else str(out), "notes": notes, **kept})
         return
     if out is None:
-        typer.echo(encoded(outcome.text), nl=False)
+        typer.echo(report.text.encode("utf-8", errors="surrogateescape"), nl=False)
         return
-    grid = Table(show_header=False)
-    for name in ("public_rows", "answered", "declined"):
-        grid.add_row(name.replace("_", " "), f"{figures[name]:,}")
-    grid.add_row("epsilon", format_rounded_up(promise.epsilon, 4))
-    grid.add_row("delta", format_rounded_up(promise.delta))
-    grid.add_row("labels", Text(clean(out)))
-    console = Console(highlight=False)
-    console.print(grid)
-    for line in (str(promise), *outcome.notes):
-        console.print(Text(clean(line)), soft_wrap=True)
+    from nearveil.privacy.guarantee import format_rounded_up
+
+    rows = [(name.replace("_", " "), f"{count:,}") for name, count in counts.items()]
+    rows += [("epsilon", format_rounded_up(guarantee.epsilon, 4)), ("delta", format_rounded_up(guarantee.delta))]
+    print_table(["", ""], [*rows, ("labels", out)])
+    print_lines(guarantee, *notes)

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nearveil.cli._budget_view import clean
-from nearveil.cli._index import words
 from nearveil.cli._serve import _INSTALL
+from nearveil.cli._shared import clean, report_errors
 
 if TYPE_CHECKING:
     from nearveil.service import ProtectedGallery
@@ -39,7 +38,7 @@ def protect(
 
     nearveil protect scans --config nearveil.toml --publish
     """
-    with words():
+    with report_errors():
         try:
             from nearveil.gallery import Index
             from nearveil.service import Settings

@@ -2,34 +2,55 @@
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nearveil.cli import _budget
-from nearveil.cli import _query_view as view
-from nearveil.cli._asking import Authorities, IndexPlace, Insecure, OwnCertificate, OwnKey, TokenFile, TokenText
-from nearveil.cli._index import AUTO, Which, named, place, shown, words
-from nearveil.cli._index_sync import files_below
-from nearveil.features import load_image
-from nearveil.gallery import Index, NotPublishedError
-from nearveil.gallery.errors import NotAnIndexError
-from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetError, new_key
-from nearveil.privacy import Guarantee
+from nearveil.cli._shared import (
+    AUTO,
+    PATIENCE,
+    Authorities,
+    ExtractorName,
+    IndexPlace,
+    Insecure,
+    Json,
+    LedgerPlace,
+    OwnCertificate,
+    OwnKey,
+    TokenFile,
+    TokenText,
+    Witness,
+    clean,
+    find_account,
+    find_ledger,
+    print_json,
+    print_lines,
+    print_table,
+    report_errors,
+)
 
 if TYPE_CHECKING:
-    from nearveil.service import Client
-    from nearveil.service._client_errors import QuestionError
+    from nearveil.features.images import Pixels
+    from nearveil.gallery import Index
+    from nearveil.ledger import Account, Balance, Debit, Ledger
+    from nearveil.privacy import Guarantee
+    from nearveil.service import Client, Nearest, QuestionError
 
 ACCOUNT, BUDGET = "queries", 100.0
+AccountName = Annotated[
+    str | None, typer.Option(help=f"Who pays; {ACCOUNT!r} by default, opened with epsilon {BUDGET:g} on first use.")
+]
 _NO_INDEX = "`nearveil index DIR` makes one; --index or NEARVEIL_INDEX names another"
 _LONGEST_TOKEN = 1000
 _OPTIONS = {"k": "-k", "url": "--server"}  # where an option has another name than its field
 _DUMMY = re.compile(r"dummies\[(\d+)\]")
 _MORE = "`nearveil index DIR --candidates` makes them more"
+_NAMELESS = "(no name)"
 
 
 def query(
@@ -58,26 +79,16 @@ def query(
             metavar="DIR", help="Public images, one of every class: questions about them go with yours, unpaid."
         ),
     ] = None,
-    extractor: Which = AUTO,
-    ledger: Annotated[
-        str | None,
-        typer.Option(
-            "--ledger",
-            envvar="NEARVEIL_LEDGER",
-            metavar="PATH_OR_URL",
-            help="Where the account is kept; ~/.local/share/nearveil/ledger.db by default.",
-        ),
-    ] = None,
-    account: Annotated[
-        str | None, typer.Option(help=f"Who pays; {ACCOUNT!r} by default, opened with epsilon {BUDGET:g} on first use.")
-    ] = None,
+    extractor: ExtractorName = AUTO,
+    ledger: LedgerPlace = None,
+    account: AccountName = None,
     key: Annotated[
         str | None, typer.Option(help="Names this question: again with the same image and key, nothing is paid.")
     ] = None,
     sheet: Annotated[Path | None, typer.Option(help="Where a contact sheet goes; a .png.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the contact sheet if there is one.")] = False,
-    witness: _budget.Watch = None,
-    as_json: _budget.Json = False,
+    witness: Witness = None,
+    as_json: Json = False,
 ) -> None:
     """Find the images nearest to a private one. The other side sees the name of one set, and nothing else.
 
@@ -94,16 +105,20 @@ def query(
 
     nearveil query me.jpg --server https://birds.example:8321 --token-file token.txt --gallery birds
     """
-    number = key or new_key()
-    purse = _Purse(ledger, account, witness)
-    with words():
-        view.check_sheet(sheet, force=force, among_dummies=dummies is not None)
-        others = _public_images(dummies)
-    with words(), purse, _in_options(number, purse, others, local=server is None):
+    with report_errors(extractor="--extractor"):
+        from nearveil.features import load_image
+        from nearveil.features.backbones import make_extractor
+        from nearveil.ledger import new_key
+
+        number, payer = key or new_key(), LazyAccount(ledger, account, witness)
+        _check_sheet(sheet, force=force, among_dummies=dummies is not None)
+        others = list_public_images(dummies)
+        tool = None if extractor == AUTO else make_extractor(extractor)
+    with report_errors(), payer, _name_options(number, payer, others, local=server is None):
         pixels = load_image(image)
-        common: dict[str, Any] = {"account": purse, "extractor": None if extractor == AUTO else named(extractor)}
-        tls = {"ca": ca, "certificate": _certificate(certificate, certificate_key), "insecure": insecure}
-        with _client(server, index, gallery, _token(token_file, token, server), common, tls) as (client, held):
+        common: dict[str, Any] = {"account": payer, "extractor": tool}
+        tls = {"ca": ca, "certificate": join_certificate(certificate, certificate_key), "insecure": insecure}
+        with open_client(server, index, gallery, read_token(token_file, token, server), common, tls) as (client, held):
             nearest = client.nearest(
                 pixels,
                 k,
@@ -115,23 +130,23 @@ def query(
                 key=number,
             )
             stale = held is not None and held.current().stale
-        outcome = view.Outcome(nearest, purse.account.balance(), purse.opened, stale, server)
+        answer = PaidAnswer(nearest, payer.account.balance(), payer.opened, stale, server)
     # What was paid for is shown first: a sheet that cannot be written must not lose it.
-    view.show(outcome, sheet, as_json=as_json)
+    _show(answer, sheet, as_json=as_json)
     if sheet is not None:
-        with words():
-            view.write_sheet(outcome, pixels, sheet, force=force)
+        with report_errors():
+            _write_sheet(answer, pixels, sheet, force=force)
 
 
 @contextmanager
-def _client(
+def open_client(
     server: str | None,
     index: str | None,
     gallery: str | None,
     token: str | None,
     common: dict[str, Any],
     tls: dict[str, Any],
-) -> Iterator[tuple["Client", Index | None]]:
+) -> Iterator[tuple["Client", "Index | None"]]:
     """Yield who asks, and the index where it is here."""
     from nearveil.service import Client
 
@@ -143,28 +158,32 @@ def _client(
         return
     if gallery is not None:
         raise ValueError("--gallery: an index here has one gallery: leave it out, or name a --server")
-    where = place(index)
-    with _opened(where) as held, Client(held, **common) as client:
+    with _open_index(index) as held, Client(held, **common) as client:
         yield client, held
 
 
 @contextmanager
-def _opened(where: str) -> Iterator[Index]:
+def _open_index(index: str | None) -> Iterator["Index"]:
+    from nearveil.gallery.errors import NotAnIndexError, NotPublishedError
+    from nearveil.gallery.folder import describe_place, find_index
+    from nearveil.gallery.index import Index
+
+    where = find_index(index)
     try:
         held = Index.open(where)
     except NotAnIndexError:
-        raise NotAnIndexError(f"there is no index at {shown(where)}: {_NO_INDEX}") from None
+        raise NotAnIndexError(f"there is no index at {describe_place(where)}: {_NO_INDEX}") from None
     with held:
         try:
             held.current()
         except NotPublishedError:
             raise NotPublishedError(
-                f"the index at {shown(where)} has no map yet: run `nearveil index DIR` again"
+                f"the index at {describe_place(where)} has no map yet: run `nearveil index DIR` again"
             ) from None
         yield held
 
 
-def _token(file: Path | None, given: str | None, server: str | None) -> str | None:
+def read_token(file: Path | None, given: str | None, server: str | None) -> str | None:
     """Return the token: of the file if there is one, else as given."""
     if server is None or file is None:
         return given
@@ -174,18 +193,21 @@ def _token(file: Path | None, given: str | None, server: str | None) -> str | No
         return content.read(_LONGEST_TOKEN).decode("ascii", "replace").strip()
 
 
-def _certificate(file: Path | None, key: Path | None) -> Path | tuple[Path, Path] | None:
+def join_certificate(file: Path | None, key: Path | None) -> Path | tuple[Path, Path] | None:
     if file is None and key is not None:
         raise ValueError("--certificate-key: it goes with --certificate")
     return file if file is None or key is None else (file, key)
 
 
-def _public_images(folder: Path | None) -> list[Path]:
+def list_public_images(folder: Path | None) -> list[Path]:
+    """Return the dummies: all files of a folder."""
     if folder is None:
         return []
+    from nearveil.gallery.folder import list_files
+
     if not folder.is_dir():
         raise ValueError(f"--dummies: there is no folder at {folder}")
-    found, refused = files_below(folder)
+    found, refused = list_files(folder)
     if refused:  # one dummy less hides less: it is not left out in silence
         raise ValueError(f"--dummies: {refused[0][0]}: {refused[0][1]}")
     if not found:
@@ -194,24 +216,24 @@ def _public_images(folder: Path | None) -> list[Path]:
 
 
 @contextmanager
-def _in_options(key: str, purse: "_Purse", dummies: Sequence[Path], *, local: bool) -> Iterator[None]:
+def _name_options(key: str, payer: "LazyAccount", dummies: Sequence[Path], *, local: bool) -> Iterator[None]:
     """Say what is wrong in the words of the command line."""
-    from nearveil.service._client_errors import QuestionError, UnansweredError
+    from nearveil.service import QuestionError, UnansweredError
 
     try:
         yield
     except QuestionError as error:
-        raise ValueError(_in_words(error, dummies, local=local)) from None
+        raise ValueError(describe_question_error(error, dummies, local=local)) from None
     except UnansweredError as error:
         again = f"{error.reason}. It is paid for: --key {error.key} asks the same again"
         raise ValueError(again if error.again else str(error)) from None
     except KeyboardInterrupt:
-        if purse.has_paid:
+        if payer.has_paid:
             typer.echo(f"It is paid for: --key {key} asks the same again", err=True)
         raise
 
 
-def _in_words(error: "QuestionError", dummies: Sequence[Path], *, local: bool) -> str:
+def describe_question_error(error: "QuestionError", dummies: Sequence[Path], *, local: bool) -> str:
     text = error.words.replace("`insecure`", "--insecure")
     if one := _DUMMY.fullmatch(error.field):
         return f"--dummies: {dummies[int(one[1])]}: {text}"
@@ -219,7 +241,7 @@ def _in_words(error: "QuestionError", dummies: Sequence[Path], *, local: bool) -
     return f"{_OPTIONS.get(error.field, f'--{error.field}')}: {text}{more}"
 
 
-class _Purse:
+class LazyAccount:
     """Opens the ledger and the account when there is something to pay: what is refused before leaves no trace."""
 
     def __init__(self, ledger: str | None, account: str | None, witness: Path | None) -> None:
@@ -228,11 +250,13 @@ class _Purse:
         self.opened = ""
         self.has_paid = False
 
-    def spend(self, promise: Guarantee, key: str, /) -> Debit:
+    def spend(self, guarantee: "Guarantee", key: str, /) -> "Debit":
         """Debit the account."""
-        self.account = self._account()
+        from nearveil.ledger import OverBudgetError
+
+        self.account = self._open()
         try:
-            found = self.account.spend(promise, key)
+            found = self.account.spend(guarantee, key)
         except OverBudgetError as refused:
             raise ValueError(
                 f"{refused}. Nothing was asked. Ask with a lower --epsilon, or open another account "
@@ -241,30 +265,211 @@ class _Purse:
         self.has_paid = True
         return found
 
-    def _account(self) -> Account:
-        if self._name is not None:
-            _budget._must_exist(self._where)
-        ledger = _budget.made_place(self._where)
-        self._book = book = Ledger(ledger, witness=self._witness, timeout=_budget._PATIENCE)
-        if self._name is not None:
-            return _budget._account(book, self._name)
-        if any(one.name == ACCOUNT for one in book.accounts()):
-            return book.account(ACCOUNT)
-        found, self.opened = _first(book), shown(ledger)
+    def _open(self) -> "Account":
+        from nearveil.gallery.folder import describe_place
+        from nearveil.ledger import Ledger
+
+        where = find_ledger(self._where, make=self._name is None)
+        self._book = book = Ledger(where, witness=self._witness, timeout=PATIENCE)
+        found, opened = find_payer(book, self._name)
+        self.opened = describe_place(where) if opened else ""
         return found
 
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, *told: object) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._book is not None:
             self._book.close()
 
 
-def _first(book: Ledger) -> Account:
+def find_payer(ledger: "Ledger", name: str | None) -> tuple["Account", bool]:
+    """Return the account that pays, and whether it was opened now: the one named, or the usual one."""
+    if name is not None:
+        return find_account(ledger, name), False
+    if any(one.name == ACCOUNT for one in ledger.accounts()):
+        return ledger.account(ACCOUNT), False
+    return _open_first(ledger), True
+
+
+def _open_first(ledger: "Ledger") -> "Account":
+    from nearveil.ledger import AccountError
+
     try:
-        return book.open_account(
+        return ledger.open_account(
             ACCOUNT, owner="me", protects="query", unit="image", relation="replace", epsilon=BUDGET, delta=0.0
         )
     except AccountError:  # another process was faster
-        return book.account(ACCOUNT)
+        return ledger.account(ACCOUNT)
+
+
+@dataclass(frozen=True)
+class PaidAnswer:
+    """One question and what came of it."""
+
+    nearest: "Nearest"
+    balance: "Balance"
+    opened: str  # the ledger in which the account was opened just now; empty if it was there
+    stale: bool  # whether the index has changed since its map was learned
+    server: str | None = None  # who was asked; None for an index here
+
+    @property
+    def names(self) -> list[str]:
+        """Of the images that were found."""
+        return [match.name or _NAMELESS for match in self.nearest.matches]
+
+    @property
+    def similarities(self) -> list[float]:
+        """Of the images that were found."""
+        return [match.similarity for match in self.nearest.matches]
+
+    @property
+    def guarantee(self) -> "Guarantee":
+        """Of the message."""
+        return self.nearest.guarantee
+
+    @property
+    def paid(self) -> float:
+        """What this run cost."""
+        return 0.0 if self.nearest.repeated else self.guarantee.epsilon
+
+    @property
+    def right(self) -> float:
+        """How often a message names the set that suits its image."""
+        from nearveil.gallery.contact_sheet import right_set
+
+        return right_set(self.guarantee.epsilon, self.nearest.n_sets)
+
+    @property
+    def notes(self) -> list[str]:
+        """What else there is to say."""
+        balance = self.balance
+        notes = []
+        if self.opened:
+            where = "" if self.opened == find_ledger(None, make=True) else f" --ledger {shlex.quote(self.opened)}"
+            notes.append(
+                f"Opened the account {balance.account!r} in {self.opened}: epsilon {balance.epsilon:g} at delta "
+                f"{balance.delta:g} for all questions together. See `nearveil budget show{where}`."
+            )
+        if self.nearest.repeated:
+            notes.append("This key was paid before: the same message was sent again, for nothing.")
+        if self.stale:
+            notes.append("The index has changed since its map was made: run `nearveil index DIR` to find what is new.")
+        return notes
+
+
+def _show(answer: PaidAnswer, sheet: Path | None, *, as_json: bool) -> None:
+    """Print what was found, what it cost and what is left.
+
+    `sheet`: Where the contact sheet will be.
+    """
+    if as_json:
+        print_json(_as_dict(answer, sheet))
+        return
+    from nearveil.ledger.budget import format_down
+
+    balance, nearest = answer.balance, answer.nearest
+    pairs = enumerate(zip(answer.names, answer.similarities, strict=True), 1)
+    rows = [(rank, name, f"{similarity:.3f}") for rank, (name, similarity) in pairs]
+    print_table(["", "name", "similarity"], rows, right=("", "similarity"))
+    print_lines(
+        _describe_seen(answer),
+        str(answer.guarantee),
+        f"Paid: epsilon {answer.paid:g}, from the account {balance.account!r}; left: {format_down(balance.left)} of "
+        f"{balance.epsilon:g}.",
+        *answer.notes,
+        f"To see this answer again, for nothing: --key {nearest.key}, with the same image.",
+        *([] if sheet is None else [f"Contact sheet: {sheet}"]),
+    )
+
+
+def _describe_seen(answer: PaidAnswer) -> str:
+    """Return what the other side knows now."""
+    nearest = answer.nearest
+    if nearest.set is None:
+        return (
+            f"The other side saw: {len(nearest.sets)} messages in random order, one of them about your image, and sent "
+            f"the {nearest.candidates:,} images of their sets; these were chosen here. Yours names the set that suits "
+            f"its image with probability {answer.right:.2f}, and else any other."
+        )
+    return (
+        f"The other side saw: set {nearest.set + 1} of {nearest.n_sets}, and sent all {nearest.candidates:,} images of "
+        f"it; these were chosen here. A message names the set that suits its image with probability "
+        f"{answer.right:.2f}, and else any other."
+    )
+
+
+def _check_sheet(path: Path | None, *, force: bool, among_dummies: bool) -> None:
+    """Raise unless a contact sheet may be written here, or none is wanted; before anything is paid."""
+    if path is None:
+        return
+    if among_dummies:
+        raise ValueError("--sheet: it shows one message, and --dummies sends many: leave one of them out")
+    if path.suffix.lower() != ".png":
+        raise ValueError("--sheet: it must end in .png")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"--sheet: the folder of {path} does not exist; make it, or give another path")
+    if path.is_dir() or (path.exists() and not force):
+        raise ValueError(f"--sheet: {path} exists; --force replaces a file, or give another path")
+
+
+def _write_sheet(answer: PaidAnswer, pixels: "Pixels", path: Path, *, force: bool) -> None:
+    """Draw the contact sheet and write it, readable by its owner alone: it shows the private image.
+
+    `pixels`: The private image.
+    `force`: Whether a file is replaced.
+    """
+    from nearveil.gallery.contact_sheet import ContactSheet
+
+    pairs = zip(answer.names, answer.similarities, strict=True)
+    captions = [
+        f"{clean(Path(name).stem)}\n{rank}: {similarity:.3f}" for rank, (name, similarity) in enumerate(pairs, 1)
+    ]
+    found, nearest = answer.nearest.found, answer.nearest
+    content = ContactSheet(
+        query=pixels,
+        named=nearest.sets[0],
+        n_sets=nearest.n_sets,
+        candidates=found.answer.images,
+        found=found.images,
+        captions=captions,
+        epsilon=answer.guarantee.epsilon,
+    ).to_png()
+    if force:
+        path.unlink(missing_ok=True)  # so that the new one has its own rights, and a link is not written through
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:
+        out.write(content)
+
+
+def _as_dict(answer: PaidAnswer, sheet: Path | None) -> dict[str, object]:
+    from nearveil.ledger.views import finite_or_none
+
+    nearest, names = answer.nearest, answer.names
+    return {
+        "found": [
+            {"rank": rank, "id": one.id, "name": name, "similarity": one.similarity}
+            for rank, (one, name) in enumerate(zip(nearest.matches, names, strict=True), 1)
+        ],
+        "server": answer.server,
+        "server_saw": {
+            # From 1, as in the text and on the sheet.
+            "set": None if nearest.set is None else nearest.set + 1,
+            "sets": [one + 1 for one in nearest.sets],
+            "of": nearest.n_sets,
+            "probability_of_the_right_one": answer.right,
+        },
+        "candidates": nearest.candidates,
+        "bytes_sent": nearest.bytes_sent,
+        "bytes_received": nearest.bytes_received,
+        "epsilon": answer.guarantee.epsilon,
+        "promise": str(answer.guarantee),
+        "paid": answer.paid,
+        "account": answer.balance.account,
+        "spent": finite_or_none(answer.balance.spent),
+        "left": answer.balance.left,
+        "opened": answer.opened or None,
+        "key": nearest.key,
+        "repeated": nearest.repeated,
+        "sheet": None if sheet is None else str(sheet),
+        "notes": answer.notes,
+    }

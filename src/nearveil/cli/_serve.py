@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import sqlalchemy as sa
 import typer
-from sqlalchemy.engine import make_url
 
-from nearveil.cli._index import words
+from nearveil.cli._shared import report_errors
 from nearveil.cli._token import command, has_any
 
 if TYPE_CHECKING:
@@ -65,7 +63,7 @@ def serve(
 
     nearveil serve gallery/ --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
     """
-    with words():
+    with report_errors():
         told: dict[str, Any] = {
             "host": host,
             "port": port,
@@ -107,8 +105,10 @@ def _named(index: str) -> str:
         raise ModuleNotFoundError(_INSTALL) from missing
     if "://" not in index:
         return cleaned_name(index)
+    import sqlalchemy as sa
+
     try:
-        database = make_url(index).database
+        database = sa.make_url(index).database
     except (sa.exc.ArgumentError, ValueError):
         raise ValueError("INDEX: it must be a folder, or a URL such as postgresql://user@host/database") from None
     return cleaned_name(Path("/", database or ""))

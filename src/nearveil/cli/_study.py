@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+
+from nearveil.cli._shared import print_table
 
 if TYPE_CHECKING:
     from studies._study import Study
@@ -44,7 +45,7 @@ def study(
 
     console, studies = Console(), load_studies()
     if not names:
-        console.print(_listed(studies))
+        print_table(["name", "what it shows"], [(name, one.title) for name, one in studies.items()], title="Studies")
         return
     unknown = [name for name in names if name not in studies and name != "all"]
     if unknown:
@@ -69,13 +70,6 @@ def _find_studies() -> None:
             "and run this command again",
             param_hint="NAME",
         )
-
-
-def _listed(studies: "dict[str, Study]") -> Table:
-    table = Table("name", "what it shows", title="Studies")
-    for name, one in studies.items():
-        table.add_row(name, one.title)
-    return table
 
 
 def _check_folders(out: Path, docs: Path | None) -> None:

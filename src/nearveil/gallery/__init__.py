@@ -6,6 +6,7 @@ from nearveil.lazy import import_later
 
 if TYPE_CHECKING:
     from nearveil.gallery.errors import IndexStoreError, NotPublishedError, PrivateIndexError, UnknownItemError
+    from nearveil.gallery.folder import sync_folder
     from nearveil.gallery.index import Index
     from nearveil.gallery.items import Item, StoredItem
     from nearveil.gallery.published import Published
@@ -19,6 +20,7 @@ __all__ = [
     "Published",
     "StoredItem",
     "UnknownItemError",
+    "sync_folder",
 ]
 
 __getattr__ = import_later(
@@ -30,6 +32,7 @@ __getattr__ = import_later(
             "PrivateIndexError",
             "UnknownItemError",
         ),
+        "folder": ("sync_folder",),
         "index": ("Index",),
         "items": (
             "Item",

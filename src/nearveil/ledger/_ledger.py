@@ -183,6 +183,11 @@ class Ledger:
         """Return all accounts, by name."""
         return [Account(self, name) for name in self._core.read(list_accounts)]
 
+    @property
+    def has_witness(self) -> bool:
+        """Whether a witness remembers the newest entries, so that an old copy would be noticed."""
+        return self._core.witness is not None and self._core.witness.exists()
+
     def verify(self, account: str | None = None, *, receipts: Sequence[Receipt | str] = ()) -> Verification:
         """Recompute everything: hashes, totals, budgets; compare with the witness and with receipts.
 

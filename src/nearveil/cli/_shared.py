@@ -1,0 +1,207 @@
+"""What commands share: options, tables, bars of progress, and errors in words."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
+
+import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from nearveil.errors import NearveilError
+
+if TYPE_CHECKING:
+    from nearveil.ledger import Account, Ledger
+
+AUTO = "auto"
+PATIENCE = 10.0  # seconds: a person waits
+Tick: TypeAlias = Callable[[int], None]
+Bars: TypeAlias = Callable[[str, int | None], Tick]
+
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+LedgerPlace: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--ledger",
+        envvar="NEARVEIL_LEDGER",
+        metavar="PATH_OR_URL",
+        help="SQLite file or PostgreSQL URL; ~/.local/share/nearveil/ledger.db by default.",
+    ),
+]
+Witness: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--witness", envvar="NEARVEIL_WITNESS", help="The ledger's witness, where it is not the default."),
+]
+IndexPlace: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        envvar="NEARVEIL_INDEX",
+        metavar="PATH_OR_URL",
+        help="As `nearveil index --into`; ~/.local/share/nearveil/index by default.",
+    ),
+]
+ExtractorName: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--extractor",
+        metavar="NAME_OR_FILE",
+        help="What makes features: efficientnet-lite0, mobilenet-v2, hog, a model of `nearveil train` (.nvm) or an "
+        "ONNX file; auto takes the index's, or the best that there is.",
+    ),
+]
+TokenFile: TypeAlias = Annotated[Path | None, typer.Option(help="A file with the token for the server.")]
+TokenText: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        envvar="NEARVEIL_TOKEN",
+        help="The token itself. On a command line others may see it: prefer the file, or the variable.",
+    ),
+]
+Authorities: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Certificates that the server is known by (PEM), in place of the usual ones.")
+]
+OwnCertificate: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Your own certificate (PEM), where the server asks clients for one.")
+]
+OwnKey: TypeAlias = Annotated[Path | None, typer.Option(help="Its key (PEM), if that is in a file of its own.")]
+Insecure: TypeAlias = Annotated[
+    bool, typer.Option("--insecure", help="Allow plain HTTP to another machine: all on the way see the token.")
+]
+
+_SPOKEN = {  # what errors say to programs, in the words of the command line
+    "Ledger(..., read_only=True).verify() says more": "`nearveil budget verify` says more",
+    "take a new one (new_key())": "take another, or leave it out",
+    "Index.create makes one": "`nearveil index DIR --into` makes one",
+}
+_FIELDS = re.compile(r"[a-z_]+(, [a-z_]+)*(?=[: ])")
+
+
+@contextmanager
+def report_errors(**options: str) -> Iterator[None]:
+    """Turn what a user can mend into a sentence and exit code 1.
+
+    `options`: What the command line calls the parameters that an error begins with.
+    """
+    try:
+        yield
+    except FileExistsError as error:
+        fail(f"{error.filename} exists; nothing is overwritten, give another path")
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}")
+    except (NearveilError, ValueError, ModuleNotFoundError) as error:  # the last one's text says what to install
+        fail(_name_options(str(error), options))
+
+
+def _name_options(text: str, options: dict[str, str]) -> str:
+    for field, option in options.items():
+        text = text.replace(f"`{field}`", option)
+    found = _FIELDS.match(text)
+    fields = found[0].split(", ") if found else []
+    if found is None or not set(fields) <= set(options):
+        return text
+    return ", ".join(options[field] for field in fields) + text[found.end() :]
+
+
+def fail(text: str) -> NoReturn:
+    """Print an error and end with exit code 1."""
+    for python, spoken in _SPOKEN.items():
+        text = text.replace(python, spoken)
+    message = Text.assemble(("Error: ", "bold red"), clean(text))
+    Console(stderr=True, highlight=False).print(message, soft_wrap=True)
+    raise typer.Exit(1)
+
+
+def clean(text: object) -> str:
+    """Return a text without what would steer a terminal."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
+
+
+def print_lines(*lines: object, style: str = "", stderr: bool = False) -> None:
+    """Print lines as they are, cleaned, without breaks of our own."""
+    console = Console(highlight=False, stderr=stderr)
+    for line in lines:
+        console.print(Text(clean(line), style), soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Print JSON on one line."""
+    typer.echo(json.dumps(value, allow_nan=False))
+
+
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str | None = None,
+    right: Sequence[str] = (),
+    whole: Sequence[str] = (),
+) -> None:
+    """Print a table; no headings are shown where all are empty.
+
+    `right`: Headings of columns of numbers.
+    `whole`: Headings of columns that never break.
+    """
+    grid = Table(title=title, show_header=any(headings))
+    for heading in headings:
+        justify = "right" if heading in right else "left"
+        grid.add_column(heading, justify=justify, overflow="fold", no_wrap=heading in whole)  # type: ignore[arg-type]
+    for row in rows:
+        grid.add_row(*(_make_cell(cell) for cell in row))
+    Console(highlight=False).print(grid)
+
+
+def _make_cell(cell: object) -> RenderableType:
+    return cell if isinstance(cell, Text) else Text(clean(cell), overflow="fold")
+
+
+@contextmanager
+def show_bars() -> Iterator[Bars]:
+    """Yield what starts a bar, without numbers: how many records there are is private."""
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+
+        def start(text: str, total: int | None) -> Tick:
+            for before in progress.task_ids:  # one after the other, and some had no total
+                progress.update(before, total=1, completed=1)
+            task = progress.add_task(text, total=total)
+            return lambda count: progress.advance(task, count)
+
+        yield start
+
+
+def find_ledger(ledger: str | None, *, make: bool = False) -> str:
+    """Return where the ledger is: as given, or the default of all commands.
+
+    `make`: Whether to make the default folder, for its owner alone. Otherwise a SQLite ledger must be there.
+    """
+    from nearveil.ledger import LedgerError
+    from nearveil.storage import data_folder, make_data_folder, parse_url
+
+    where = str(data_folder() / "ledger.db") if ledger is None else ledger
+    if make:
+        if ledger is None:
+            make_data_folder()
+        return where
+    url = parse_url(where, "url")
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
+        raise LedgerError(
+            f"there is no ledger at {url.database}: `nearveil budget create` makes one; --ledger or "
+            "NEARVEIL_LEDGER names another"
+        )
+    return where
+
+
+def find_account(ledger: "Ledger", name: str) -> "Account":
+    """Return an account by its name."""
+    from nearveil.ledger import AccountError, LedgerError
+
+    try:
+        return ledger.account(name)
+    except AccountError:
+        raise LedgerError(f"there is no account {name!r} here: `nearveil budget show` lists them") from None
