@@ -22,16 +22,9 @@ _AT_ONCE = 2**22  # votes that are gathered at a time
 
 @dataclass(frozen=True)
 class Labels:
-    """One class for each record.
+    """One class for each record."""
 
-    Attributes
-    ----------
-    codes : ndarray of shape (n + 1,)
-        Numbers of the classes; the last, for nobody, is beyond them.
-    n_classes : int
-    """
-
-    codes: NDArray[np.int64] = field(repr=False)
+    codes: NDArray[np.int64] = field(repr=False)  # numbers of the classes; the last, for nobody, is beyond them
     n_classes: int
 
     def count(self, voters: Voters) -> NDArray[np.int64]:
@@ -44,15 +37,9 @@ class Labels:
 
 @dataclass(frozen=True)
 class Weights:
-    """A vote of several parts for each record, in units.
+    """A vote of several parts for each record, in units."""
 
-    Attributes
-    ----------
-    units : ndarray of shape (n + 1, size)
-        The last row, of nobody, is zero.
-    """
-
-    units: NDArray[np.int64] = field(repr=False)
+    units: NDArray[np.int64] = field(repr=False)  # the last row, of nobody, is zero
 
     def count(self, voters: Voters) -> NDArray[np.int64]:
         """Sum the votes on each query, shape (n_queries, size)."""
@@ -67,16 +54,8 @@ class Weights:
 def hard_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Labels, Ballot]:
     """Return the classes, the votes of all records and what is released of them.
 
-    Parameters
-    ----------
-    y : array-like of shape (n,)
-        As it was given: an array made of it hides that labels are of several types.
-    classes : array-like or None
-        The public list; read from the labels where there is none.
-
-    Returns
-    -------
-    ndarray, Labels, Ballot
+    `y`: As it was given: an array made of it hides that labels are of several types.
+    `classes`: The public list; read from the labels where there is none.
     """
     _check_types(y)
     y = shielded(column_or_1d, y, warn=True)

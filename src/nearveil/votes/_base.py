@@ -46,21 +46,11 @@ SCREENING: dict[str, list[Any]] = {
 
 @dataclass(frozen=True)
 class Tally:
-    """What the private records say about a batch of queries. Never leaves the estimator.
+    """What the private records say about a batch of queries. Never leaves the estimator."""
 
-    Attributes
-    ----------
-    rows : slice
-        Which queries.
-    sums : ndarray of int64
-        Of the votes of one sample; the first axis is the queries'.
-    largest : ndarray of float64, shape (n_batch,), or None
-        The max-vote of another sample, where there is a screening.
-    """
-
-    rows: slice
-    sums: NDArray[np.int64]
-    largest: NDArray[np.float64] | None
+    rows: slice  # which queries
+    sums: NDArray[np.int64]  # of the votes of one sample; the first axis is the queries'
+    largest: NDArray[np.float64] | None  # the max-vote of another sample, where there is a screening
 
     def __repr__(self) -> str:
         return "Tally(private)"
@@ -70,14 +60,7 @@ class Tally:
 class Terms:
     """What a fit settles before it looks at who votes.
 
-    Attributes
-    ----------
-    columns : VotingEstimator
-        Empty but for the number, and perhaps the names, of the columns that queries must have.
-    plan : VotePlan
-    guarantee : Guarantee
-    source : Source
-    spending : Spending
+    `columns`: Empty but for the number, and perhaps the names, of the columns that queries must have.
     """
 
     columns: "VotingEstimator"
@@ -221,13 +204,7 @@ class Answers:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ClassPoll(Poll):
-    """A poll about classes.
-
-    Attributes
-    ----------
-    classes : ndarray of shape (n_classes,)
-    abstain_label : int or str
-    """
+    """A poll about classes."""
 
     classes: NDArray[Any]
     abstain_label: int | str

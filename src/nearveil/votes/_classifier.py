@@ -23,17 +23,9 @@ from nearveil.votes._voters import NEIGHBORS, draw_voters
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NeighborPoll(ClassPoll):
-    """The nearest records vote.
+    """The nearest records vote."""
 
-    Attributes
-    ----------
-    ballots : Labels or Weights
-        What each record votes for.
-    search : NeighborSearch
-    votes : Votes
-    """
-
-    ballots: Labels | Weights
+    ballots: Labels | Weights  # what each record votes for
     search: NeighborSearch
     votes: Votes
 

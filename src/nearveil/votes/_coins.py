@@ -29,11 +29,6 @@ _DELTA_PER_GAP = 2.0**-100  # tables are within 2^-240 of the truth, and epsilon
 class PoissonSample:
     """Keep every record with probability `rate`, independently: the sampler and its accounting event in one.
 
-    Parameters
-    ----------
-    rate : float
-        From 2^-20 to 1. At 1 all records are kept, no coin is tossed and nothing is amplified.
-
     Examples
     --------
     >>> from nearveil.privacy.events import VoteHistogram
@@ -48,7 +43,7 @@ class PoissonSample:
     2851
     """
 
-    rate: float
+    rate: float  # from 2^-20 to 1. At 1 all records are kept, no coin is tossed and nothing is amplified
 
     def __post_init__(self) -> None:
         """Refuse a rate that is none."""
@@ -56,16 +51,7 @@ class PoissonSample:
             raise ValueError(f"sampling_rate must be at least {_LEAST_RATE:.1e}")
 
     def event(self, mechanism: DpEvent) -> DpEvent:
-        """Return what happens when a mechanism runs on one fresh sample.
-
-        Parameters
-        ----------
-        mechanism : DpEvent
-
-        Returns
-        -------
-        DpEvent
-        """
+        """Return what happens when a mechanism runs on one fresh sample."""
         return mechanism if self.rate == 1 else PoissonSampledDpEvent(self.rate, mechanism)
 
     def extra_delta(self, n_neighbors: int) -> float:
@@ -75,16 +61,7 @@ class PoissonSample:
     def ranks(self, n_queries: int, n_neighbors: int, source: Source) -> NDArray[np.int64]:
         """Draw, for each query afresh, which ranks its sample keeps, up to `n_neighbors` of them.
 
-        Parameters
-        ----------
-        n_queries : int
-        n_neighbors : int
-        source : Source
-
-        Returns
-        -------
-        ndarray of shape (n_queries, n_neighbors)
-            Rising in each row, from rank 0, the nearest. A rank beyond the last record is no record.
+        Returns: Rising in each row, from rank 0, the nearest. A rank beyond the last record is no record.
         """
         if self.rate == 1:
             return np.broadcast_to(np.arange(n_neighbors), (n_queries, n_neighbors))
@@ -100,15 +77,7 @@ class PoissonSample:
     def list_length(self, n_neighbors: int, failure: float = 1e-12) -> int:
         """Return how many neighbours to list, so that the sample wants more with a probability below `failure`.
 
-        Parameters
-        ----------
-        n_neighbors : int
-        failure : float, default=1e-12
-            No part of the promise: a list that runs out is lengthened, and its coins are kept.
-
-        Returns
-        -------
-        int
+        `failure`: No part of the promise: a list that runs out is lengthened, and its coins are kept.
         """
         if self.rate == 1:
             return n_neighbors

@@ -25,26 +25,9 @@ class IntegerRows:
     other rows, on memory layout, on threads, on the machine. Every step is either element by element in IEEE
     arithmetic, or a maximum, or a sum of integers, and none of these knows an order.
 
-    Parameters
-    ----------
-    n_features : int
-    feature_norm : float, optional
-        A public bound. Must not be taken from the private rows.
-
-    Notes
-    -----
-    **Exactness.** For rounded rows :math:`x, y` every partial sum of :math:`2 x \cdot y - |y|^2`, with the terms
-    grouped in any way, is an integer below :math:`2^{24}` in magnitude. So float32 holds each of them exactly, and
-    a product of matrices has one value only: with or without fused multiply-add, in any blocking, on any device.
-
-    *Proof.* The row is first put on a grid: :math:`q` = the nearest integers to :math:`2^{16} r / \max |r_i|`.
-    The row that is rounded is :math:`c q` with :math:`c \le (B - \sqrt d / 2) / |q|`, where :math:`B` is `LONGEST`,
-    so its length is at most :math:`B - \sqrt d / 2`. Rounding moves each of the :math:`d` coordinates by at most
-    one half and the row by at most :math:`\sqrt d / 2`. Hence :math:`|x|, |y| \le B`. (The floating-point error of
-    :math:`c q` is below :math:`10^{-11}`, and :math:`3 (B + 0.8)^2 < 2^{24}` leaves room for it.) A partial sum holds
-    the terms of a set :math:`S` of coordinates and perhaps :math:`-|y|^2`. By Cauchy and Schwarz
-    :math:`|\sum_S 2 x_i y_i| \le 2 |x| |y| \le 2 B^2`, so that it is at most :math:`3 B^2 < 2^{24}`. It is
-    an integer because all terms are. Attacked by ``tests/votes/test_search.py::test_no_rounded_row_is_too_long``.
+    Every partial sum of 2 x.y - |y|^2 of rounded rows is a whole number below 2^24 in magnitude, so float32 holds it
+    exactly, in any blocking and on any device: Theorem 3 of ``docs/theory/private-knn.md``, attacked by
+    ``tests/votes/test_search.py::test_no_rounded_row_is_too_long``.
 
     Examples
     --------
@@ -55,7 +38,7 @@ class IntegerRows:
     """
 
     n_features: int
-    feature_norm: float | None = None
+    feature_norm: float | None = None  # a public bound, never taken from the private rows
 
     def __post_init__(self) -> None:
         """Refuse parameters that no row can be rounded with."""
@@ -67,17 +50,9 @@ class IntegerRows:
     def round(self, rows: ArrayLike, *, name: str = "rows") -> NDArray[np.int16]:
         """Round rows.
 
-        Parameters
-        ----------
-        rows : array_like of shape (n, n_features)
-            Finite numbers of any real type and any magnitude.
-        name : str
-            What errors call them.
-
-        Returns
-        -------
-        ndarray of shape (n, n_features), int16
-            In C order.
+        `rows`: Finite numbers of any real type and any magnitude.
+        `name`: What errors call them.
+        Returns: In C order.
         """
         given = _checked(rows, self.n_features, name)
         rounded = np.empty(given.shape, dtype=np.int16)

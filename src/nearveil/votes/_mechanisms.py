@@ -31,22 +31,13 @@ class Screening:
     whose low bits could tell more. Probabilities are those that the accountant composes, to the last bit of a double
     (``docs/theory/private-knn.md``; attacked by ``tests/votes/test_mechanisms.py``).
 
-    Parameters
-    ----------
-    sample : PoissonSample
-    noise : float
-        Standard deviation.
-    threshold : float
-    n_neighbors : int
-        The largest max-vote.
-    whole : bool
-        Whether a vote is 0 or 1. If not, max-votes are any numbers and the event is the Gaussian mechanism's.
+    `whole`: Whether a vote is 0 or 1. If not, max-votes are any numbers and the event is the Gaussian mechanism's.
     """
 
     sample: PoissonSample
-    noise: float
+    noise: float  # standard deviation
     threshold: float
-    n_neighbors: int
+    n_neighbors: int  # the largest max-vote
     whole: bool = True
 
     @cached_property
@@ -60,17 +51,7 @@ class Screening:
         return (1 + math.exp(min(max(epsilon, 3.0), 64.0))) * _TOSS + self.sample.extra_delta(self.n_neighbors)
 
     def toss(self, max_votes: NDArray[np.float64], source: Source) -> NDArray[np.bool_]:
-        """Return who passes.
-
-        Parameters
-        ----------
-        max_votes : ndarray of shape (n_queries,)
-        source : Source
-
-        Returns
-        -------
-        ndarray of shape (n_queries,)
-        """
+        """Return who passes."""
         score = (max_votes - self.threshold) / self.noise
         # The rarer outcome's probability has all its digits; 2^64 times it is a whole number of words, rounded down.
         rare = np.ldexp(ndtr(-np.abs(score)), 64).astype(np.uint64)
@@ -79,25 +60,13 @@ class Screening:
 
 @dataclass(frozen=True)
 class NoisySums:
-    """Release sums over the voters of a fresh sample with noise on each.
-
-    Parameters
-    ----------
-    sample : PoissonSample
-    mechanism : DpEvent
-        The event of one release, without the sampling; it knows the sensitivity.
-    noise : float
-        Standard deviation of Gaussian noise, or the scale of Laplace noise.
-    n_neighbors : int
-    unit : float
-        Sums are whole multiples of it; a power of two.
-    """
+    """Release sums over the voters of a fresh sample with noise on each."""
 
     sample: PoissonSample
-    mechanism: DpEvent
-    noise: float
+    mechanism: DpEvent  # the event of one release, without the sampling; it knows the sensitivity
+    noise: float  # standard deviation of Gaussian noise, or the scale of Laplace noise
     n_neighbors: int
-    unit: float = 1.0
+    unit: float = 1.0  # sums are whole multiples of it; a power of two
 
     @cached_property
     def event(self) -> DpEvent:
@@ -118,15 +87,7 @@ class NoisySums:
     def release(self, sums: NDArray[np.int64], source: Source) -> NDArray[np.float64]:
         """Add noise to sums, all at once.
 
-        Parameters
-        ----------
-        sums : ndarray of int64, of any shape
-            In units.
-        source : Source
-
-        Returns
-        -------
-        ndarray of float64, of the same shape
+        `sums`: In units.
         """
         if sums.size == 0:
             return np.zeros(sums.shape)

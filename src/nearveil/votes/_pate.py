@@ -27,12 +27,7 @@ _AT_ONCE = 1024  # queries
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TeacherPoll(ClassPoll):
-    """Teachers vote.
-
-    Attributes
-    ----------
-    teachers : Teachers
-    """
+    """Teachers vote."""
 
     teachers: Teachers
 

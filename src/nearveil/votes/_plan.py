@@ -60,28 +60,16 @@ class ClippedSums:
 class Ballot:
     """What is released when a query is voted on.
 
-    Parameters
-    ----------
-    event : callable
-        From the noise to the event; equal ballots have equal ones, so that they share a calibration.
-    size : int
-        How many values are released.
-    unit : float, default=1.0
-        Sums are whole multiples of it.
-    whole : bool, default=True
-        Whether votes are 0 or 1.
-    screened : bool, default=True
-        Whether there is a largest vote that a screening could ask about.
-    neighbors : float, default=8.0
-        Voters for each unit of vote noise, where their number is calibrated: a vote of two thirds against one third
-        is then won by 1.9 standard deviations.
+    `event`: From the noise to the event; equal ballots have equal ones, so that they share a calibration.
+    `neighbors`: Voters for each unit of vote noise, where their number is calibrated: a vote of two thirds against
+    one third is then won by 1.9 standard deviations.
     """
 
     event: Callable[[float], DpEvent]
-    size: int
-    unit: float = 1.0
-    whole: bool = True
-    screened: bool = True
+    size: int  # how many values are released
+    unit: float = 1.0  # sums are whole multiples of it
+    whole: bool = True  # whether votes are 0 or 1
+    screened: bool = True  # whether there is a largest vote that a screening could ask about
     neighbors: float = 8.0
 
 
@@ -225,20 +213,7 @@ class VotePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What a user asked for; None is calibrated.
-
-    Attributes
-    ----------
-    epsilon : float or None
-    delta : float
-    max_answered : int
-    n_neighbors : int or None
-    sampling_rate : float
-    screening_noise, threshold : float or None
-    max_screened : int or None
-        0 for no screening.
-    vote_noise : float or None
-    """
+    """What a user asked for; None is calibrated."""
 
     epsilon: float | None
     delta: float
@@ -247,7 +222,7 @@ class Wish:
     sampling_rate: float = 1.0
     screening_noise: float | None = None
     threshold: float | None = None
-    max_screened: int | None = None
+    max_screened: int | None = None  # 0 for no screening
     vote_noise: float | None = None
 
     def __post_init__(self) -> None:
@@ -298,15 +273,7 @@ class Wish:
 def make_plan(wish: Wish, ballot: Ballot) -> VotePlan:
     """Return the plan of a wish, calibrated where it leaves something open.
 
-    Parameters
-    ----------
-    wish : Wish
-    ballot : Ballot
-
-    Returns
-    -------
-    VotePlan
-        Costs at most ``wish.epsilon``, and at least 0.999 of it where it was calibrated.
+    Returns: Costs at most ``wish.epsilon``, and at least 0.999 of it where it was calibrated.
     """
     if not ballot.screened and (wish.max_screened or any(v is not None for v in wish._about_screening.values())):
         raise ValueError("max_screened must be 0 or None here: these votes have no largest one to screen")

@@ -20,16 +20,6 @@ _TRIMMED = ("Complex data not supported", "Expected 2D array, got 1D array inste
 def shielded(check: Callable[..., T], *arguments: Any, **options: Any) -> T:
     """Run a check on private input; where it fails, say why without a value.
 
-    Parameters
-    ----------
-    check : callable
-    *arguments, **options
-        For it.
-
-    Returns
-    -------
-    What it returns.
-
     Examples
     --------
     >>> shielded(float, "a private word")

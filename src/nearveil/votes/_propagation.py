@@ -30,16 +30,8 @@ class HalfWhitening(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     a whole number below 2^53; such sums are exact in any order, so batches cannot matter (attacked by
     ``tests/votes/test_student.py``).
 
-    Parameters
-    ----------
-    n_components : int, default=64
-        At most so many.
-    random_state : int, default=0
-
-    Attributes
-    ----------
-    reach_ : float
-        The largest magnitude of a public value; larger ones are cut off.
+    `n_components`: At most so many.
+    `reach_`: The largest magnitude of a public value; larger ones are cut off.
     """
 
     def __init__(self, n_components: int = 64, random_state: int = 0) -> None:
@@ -47,17 +39,7 @@ class HalfWhitening(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def fit(self, X: Rows, y: None = None) -> Self:  # noqa: ARG002
-        """Learn the components from public rows.
-
-        Parameters
-        ----------
-        X : ndarray of shape (n, d)
-        y : None
-
-        Returns
-        -------
-        HalfWhitening
-        """
+        """Learn the components from public rows."""
         n, d = X.shape
         if not np.ptp(X, axis=0).any():
             raise ValueError("public must hold rows whose features differ")
@@ -71,16 +53,7 @@ class HalfWhitening(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def transform(self, X: Rows) -> Rows:
-        """Map rows.
-
-        Parameters
-        ----------
-        X : ndarray of shape (n, d)
-
-        Returns
-        -------
-        ndarray of shape (n, n_components)
-        """
+        """Map rows."""
         mapped: Rows = (self._whole(X) @ self._components - self._mean) * self._scale
         return mapped
 
@@ -89,16 +62,7 @@ class HalfWhitening(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def unit(rows: Rows) -> Rows:
-    """Return rows of norm 1; rows of zeros stay.
-
-    Parameters
-    ----------
-    rows : ndarray of shape (n, d)
-
-    Returns
-    -------
-    ndarray of shape (n, d)
-    """
+    """Return rows of norm 1; rows of zeros stay."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return rows / np.where(norms > 0, norms, 1.0)
 
@@ -106,16 +70,7 @@ def unit(rows: Rows) -> Rows:
 def typical(rows: Rows, count: int, seed: int) -> NDArray[np.int64]:
     """Return the public rows to ask about: those nearest to the centres of `count` clusters.
 
-    Parameters
-    ----------
-    rows : ndarray of shape (n, d)
-    count : int
-    seed : int
-
-    Returns
-    -------
-    ndarray of shape (min(n, count),)
-        In no order that means anything; filled up at random where clusters share a row.
+    Returns: In no order that means anything; filled up at random where clusters share a row.
     """
     rng = np.random.default_rng(seed)
     if count >= len(rows):
@@ -127,16 +82,7 @@ def typical(rows: Rows, count: int, seed: int) -> NDArray[np.int64]:
 
 
 def graph(rows: Rows) -> sparse.csr_array:
-    """Return the normalised graph of the nearest public neighbours.
-
-    Parameters
-    ----------
-    rows : ndarray of shape (n, d)
-
-    Returns
-    -------
-    csr_array of shape (n, n)
-    """
+    """Return the normalised graph of the nearest public neighbours."""
     links = sparse.csr_array(kneighbors_graph(rows, min(_FRIENDS, len(rows) - 1)))
     links = links.maximum(links.T)
     scale = sparse.diags_array(1 / np.sqrt(np.maximum(links.sum(axis=1), 1.0)))
@@ -144,17 +90,7 @@ def graph(rows: Rows) -> sparse.csr_array:
 
 
 def spread(links: sparse.csr_array, scores: Rows) -> Rows:
-    """Let neighbours agree (Zhou et al. 2004): each row keeps a tenth of its own score.
-
-    Parameters
-    ----------
-    links : csr_array of shape (n, n)
-    scores : ndarray of shape (n, n_classes)
-
-    Returns
-    -------
-    ndarray of shape (n, n_classes)
-    """
+    """Let neighbours agree (Zhou et al. 2004): each row keeps a tenth of its own score."""
     result = scores
     for _ in range(_STEPS):
         result = _KEEP * (links @ result) + (1 - _KEEP) * scores
@@ -167,19 +103,9 @@ def regress(rows: Rows, asked: NDArray[np.int64], shares: Rows, noise: float) ->
     Kernel ridge regression, which is the mean of a Gaussian process. The noise is public, so its regularisation is
     known: the variance of the noise over that of a class's share. Queries that are alike average their noise away.
 
-    Parameters
-    ----------
-    rows : ndarray of shape (n, d)
-    asked : ndarray of shape (n_asked,)
-    shares : ndarray of shape (n_asked, n_classes)
-        Noisy counts over the number of voters.
-    noise : float
-        Standard deviation of the noise on a share.
-
-    Returns
-    -------
-    ndarray of shape (n, n_classes)
-        Largest magnitude of a row: 1.
+    `shares`: Noisy counts over the number of voters.
+    `noise`: Standard deviation of the noise on a share.
+    Returns: Largest magnitude of a row: 1.
     """
     n_classes = shares.shape[1]
     gamma = 1 / max(rows.shape[1] * float(rows.var()), 1e-300)

@@ -29,14 +29,7 @@ _MEDIAN_NEIGHBORS = 8.0  # the bisection's noise is an eighth of the voters
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is asked of the voters' values: settled when the plan is, whatever becomes of the parameters later.
-
-    Attributes
-    ----------
-    low, high : float
-    method : {"mean", "median"}
-    depth : int
-    """
+    """What is asked of the voters' values: settled when the plan is, whatever becomes of the parameters later."""
 
     low: float
     high: float
@@ -90,15 +83,6 @@ def balance(cells: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.i
     """Return, in half votes, how many voters lie below a point less how many do not. Nobody is neither.
 
     One voter more changes it by one half, one in and one out by at most two: the sensitivity is one vote.
-
-    Parameters
-    ----------
-    cells : ndarray of shape (n_queries, n_voters)
-    points : ndarray of shape (n_queries,)
-
-    Returns
-    -------
-    ndarray of shape (n_queries,)
     """
     there = cells != NOBODY
     below = np.sum((cells < points[:, None]) & there, axis=1)
@@ -107,18 +91,10 @@ def balance(cells: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.i
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ValuePoll(Poll):
-    """The nearest records give their values.
-
-    Attributes
-    ----------
-    asked : _Asked
-    values : Weights
-        Of each record.
-    search : NeighborSearch
-    """
+    """The nearest records give their values."""
 
     asked: _Asked
-    values: Weights
+    values: Weights  # of each record
     search: NeighborSearch
 
     def tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[Tally]:

@@ -37,22 +37,11 @@ _ALONE: Final = threading.Lock()  # two searches that limit BLAS at once would r
 class NeighborSearch:
     """Exact search among private rows, in a total order.
 
-    Parameters
-    ----------
-    rows : array_like of shape (n, d)
-        The private records, rounded to integers one by one. None at all is allowed.
-    feature_norm : float, optional
-        Public bound on the norm of rows: longer ones are scaled down to it. None scales each row to norm one.
-    engine : {"auto", "numpy", "faiss", "torch", "cuda"}
-        What multiplies and selects. "torch" is torch on the host. "auto" is "cuda" where torch finds a device,
-        else "numpy", which is the fastest on the host. The answer is the same.
-
-    Attributes
-    ----------
-    engine : str
-        The engine that was taken.
-    n_rows : int
-    n_features : int
+    `rows`: The private records, rounded to integers one by one. None at all is allowed.
+    `feature_norm`: Public bound on the norm of rows: longer ones are scaled down to it. None scales each row to
+    norm one.
+    `engine`: What multiplies and selects. "torch" is torch on the host. "auto" is "cuda" where torch finds a
+    device, else "numpy", which is the fastest on the host. The answer is the same.
 
     Examples
     --------
@@ -79,16 +68,8 @@ class NeighborSearch:
     def nearest(self, queries: ArrayLike, length: int) -> Ids:
         """Find the nearest records of every query.
 
-        Parameters
-        ----------
-        queries : array_like of shape (m, d)
-        length : int
-            How many records each query asks for.
-
-        Returns
-        -------
-        ndarray of shape (m, min(length, n)), int32
-            Row numbers, nearest first; of equal distances the smaller number first.
+        `length`: How many records each query asks for.
+        Returns: Row numbers, nearest first; of equal distances the smaller number first.
         """
         batches = list(self.batches(queries, length))
         if not batches:
@@ -98,15 +79,7 @@ class NeighborSearch:
     def batches(self, queries: ArrayLike, length: int) -> Iterator[tuple[slice, Ids]]:
         """Find the nearest records of every query, a batch at a time, in bounded memory.
 
-        Parameters
-        ----------
-        queries : array_like of shape (m, d)
-        length : int
-
-        Returns
-        -------
-        iterator of (slice, ndarray)
-            Which queries, and what `nearest` gives for them.
+        Returns: Which queries, and what `nearest` gives for them.
         """
         if length < 1:
             raise ValueError("length must be at least 1")

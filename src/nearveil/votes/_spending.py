@@ -46,31 +46,13 @@ class Spending(ABC):
 
     @abstractmethod
     def take(self, part: Part, wanted: int) -> int:
-        """Pay for up to `wanted` queries and return for how many.
-
-        Parameters
-        ----------
-        part : {"screened", "answered"}
-        wanted : int
-
-        Returns
-        -------
-        int
-        """
+        """Pay for up to `wanted` queries and return for how many."""
 
     @abstractmethod
     def take_once(self, key: str, client: str | None) -> Debit:
         """Pay for one vote under a key, or find what was paid and stored under it before, which costs nothing.
 
-        Parameters
-        ----------
-        key : str
-        client : str or None
-            Whose quota pays as well.
-
-        Returns
-        -------
-        Debit
+        `client`: Whose quota pays as well.
         """
 
     def assert_open(self) -> None:
@@ -84,12 +66,7 @@ class Spending(ABC):
 
     @abstractmethod
     def assert_affordable(self, n_queries: int) -> None:
-        """Raise, before anything is spent, where nobody could pay if every query passed its screening.
-
-        Parameters
-        ----------
-        n_queries : int
-        """
+        """Raise, before anything is spent, where nobody could pay if every query passed its screening."""
 
     def __copy__(self) -> Self:
         return self
@@ -102,10 +79,6 @@ class MemorySpending(Spending):
     """Caps of an estimator without an account, counted in the memory of one process.
 
     A pickle, or a process that was forked, cannot know what the others spend: it may do nothing.
-
-    Parameters
-    ----------
-    plan : VotePlan
     """
 
     def __init__(self, plan: VotePlan) -> None:
@@ -144,21 +117,11 @@ def _nothing() -> MemorySpending:
 
 @dataclass(frozen=True, eq=False)
 class AccountSpending(Spending):
-    """Caps that are counted in the ledger, together with the debits: copies, pickles, forks and processes share them.
+    """Caps that are counted in the ledger with the debits: copies, pickles, forks and processes share them."""
 
-    Parameters
-    ----------
-    account : Account
-        Pays, durably, for everything.
-    cap : str or None
-        Of the account; None where the account has the very plan of the estimator, and caps it.
-    parts : dict
-        What one query of each part is charged as.
-    """
-
-    account: Account
-    cap: str | None
-    parts: Mapping[Part, Guarantee]
+    account: Account  # pays, durably, for everything
+    cap: str | None  # of the account; None where the account has the very plan of the estimator, and caps it
+    parts: Mapping[Part, Guarantee]  # what one query of each part is charged as
 
     @classmethod
     def open(cls, account: Account, plan: VotePlan, promise: Guarantee) -> Self:
@@ -198,19 +161,7 @@ def _count(remaining: Sequence[tuple[DpEvent, int]], one: Guarantee) -> int:
 def find_account(
     ledger: Ledger | str | None, account: Account | str | None, plan: VotePlan, promise: Guarantee
 ) -> Account | None:
-    """Return the account that pays, opened with the plan where there is none of that name.
-
-    Parameters
-    ----------
-    ledger : Ledger, str or None
-    account : Account, str or None
-    plan : VotePlan
-    promise : Guarantee
-
-    Returns
-    -------
-    Account or None
-    """
+    """Return the account that pays, opened with the plan where there is none of that name."""
     if account is not None and not promise.sound:
         raise ValueError("source must be sound where an account pays: no budget covers coins that a seed foretells")
     if account is None or isinstance(account, Account):

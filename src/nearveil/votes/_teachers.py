@@ -22,11 +22,6 @@ class Teachers:
     """Trained teachers, or the class that one always names.
 
     Private data: whoever holds them can ask a teacher without noise.
-
-    Attributes
-    ----------
-    members : tuple of (estimator or int), of length n_teachers
-    n_classes : int
     """
 
     members: tuple[BaseEstimator | int, ...] = field(repr=False)
@@ -35,14 +30,7 @@ class Teachers:
     def votes(self, queries: NDArray[Any]) -> NDArray[np.int64]:
         """Count, for each query, how many teachers name each class.
 
-        Parameters
-        ----------
-        queries : ndarray of shape (n_queries, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_queries, n_classes)
-            Each row sums to the number of teachers.
+        Returns: Each row sums to the number of teachers.
         """
         counts, rows = np.zeros((len(queries), self.n_classes), dtype=np.int64), np.arange(len(queries))
         for member in self.members if len(queries) else ():
@@ -66,16 +54,7 @@ def assign(n_records: int, n_teachers: int, source: Source) -> list[NDArray[np.i
     By position would be wrong: with row i at teacher ``i % n_teachers``, one record less would move all that follow it
     to other teachers, and every vote might change. A coin knows nothing of the other records. Coins need not be fair.
 
-    Parameters
-    ----------
-    n_records : int
-    n_teachers : int
-    source : Source
-
-    Returns
-    -------
-    list of ndarray
-        The rows of each teacher, disjoint, some perhaps empty.
+    Returns: The rows of each teacher, disjoint, some perhaps empty.
 
     Examples
     --------
@@ -103,20 +82,9 @@ def train(
 
     A part that holds one class always names it; an empty one names class 0, which is public.
 
-    Parameters
-    ----------
-    estimator : classifier
-        Where a ``random_state`` of it is None, every teacher gets one of its own, drawn beforehand: with NumPy's shared
-        generator, what one teacher draws would depend on the records of another.
-    X : ndarray of shape (n_records, n_features)
-    y : ndarray of shape (n_records,)
-        Numbers of classes.
-    n_teachers, n_classes : int
-    source : Source
-
-    Returns
-    -------
-    Teachers
+    `estimator`: Where a ``random_state`` of it is None, every teacher gets one of its own, drawn beforehand: with
+    NumPy's shared generator, what one teacher draws would depend on the records of another.
+    `y`: Numbers of classes.
     """
     parts = assign(len(X), n_teachers, source)
     seeds = source.words(n_teachers) % _SEEDS

@@ -41,22 +41,8 @@ def draw_voters(
     full order (``docs/theory/private-knn.md``; attacked by ``tests/votes/test_coins.py``). Where a list is too short
     for its coins it is lengthened; the coins stay.
 
-    Parameters
-    ----------
-    search : NeighborSearch
-    queries : ndarray of shape (n_queries, d)
-    sample : PoissonSample
-    n_neighbors : int
-    source : Source
-    draws : int
-        How many independent samples are drawn for each query.
-
-    Yields
-    ------
-    slice
-        Which queries.
-    list of ndarray of shape (n_batch, min(n_neighbors, n_rows))
-        For each draw the row numbers of the voters, nearest first, then `NOBODY`.
+    `draws`: How many independent samples are drawn for each query.
+    Yields which queries, and for each draw the row numbers of the voters, nearest first, then `NOBODY`.
     """
     most = min(n_neighbors, search.n_rows)  # no sample keeps more
     for rows, ids in search.batches(queries, sample.list_length(most)):
