@@ -149,7 +149,7 @@ def questions(place: str) -> tuple[list[bytes], bytes, int]:
     from nearveil.gallery import Index
     from nearveil.mechanisms import Message
     from nearveil.protocol import ServerProtocol
-    from nearveil.protocol.server import served
+    from nearveil.protocol.server import serve_maps
     from nearveil.protocol.wire import Query
 
     with Index.open(place) as index:
@@ -159,7 +159,7 @@ def questions(place: str) -> tuple[list[bytes], bytes, int]:
             for number in range(published.map.n_sets)
         ]
         bodies = [Query(message, "names").to_bytes() for message in messages]
-        galleries = served(index, NAME, offers=("names",))
+        galleries = serve_maps(index, NAME, offers=("names",))
         answer = ServerProtocol(*galleries).reply(bodies[0])
     return bodies, answer, published.map.nbytes
 

@@ -34,7 +34,7 @@ from nearveil.gallery import Index, Item, Published
 from nearveil.gallery.contact_sheet import ContactSheet
 from nearveil.ledger import Account, Ledger
 from nearveil.mechanisms import Covers
-from nearveil.protocol.server import public_part, served
+from nearveil.protocol.server import serve_maps
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor
 from nearveil.search.evaluation import Copies, Estimate, _interval, popularity, true_neighbors
 from nearveil.service import Client, TokenStore
@@ -280,7 +280,7 @@ def run(data: Photos, folder: Path, console: Console) -> tuple[dict[float, Figur
                 if published.release.epsilon != epsilon:  # while the index is served: the next question is about it
                     published = index.publish(epsilon, CANDIDATES)
                 asked = [ask(server, row, epsilon, who) for row, who in zip(data.queries, accounts, strict=True)]
-                public = public_part(served(index, place.name)[0]).to_bytes()
+                public = serve_maps(index, place.name)[0].make_public_part().to_bytes()
                 found[epsilon] = measure(data, published, asked, len(public))
                 if epsilon == SHOWN or not drawn:
                     drawn = draw_sheet(data, asked[0], 0)

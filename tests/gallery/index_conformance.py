@@ -28,7 +28,7 @@ from nearveil.gallery.index import Index
 from nearveil.gallery.items import Item
 from nearveil.gallery.published import Published
 from nearveil.mechanisms import Covers
-from nearveil.protocol.server import served
+from nearveil.protocol.server import serve_maps
 
 from .index_places import DIMENSION, WEBP, filled, names, plain_items, true_nearest, unit_rows
 
@@ -149,7 +149,7 @@ class IndexConformance:
             index.republish,
             lambda: index.publish(4.0, 0.25, n_sets=4),
             lambda: index.answer(message),
-            lambda: served(index, "birds"),
+            lambda: serve_maps(index, "birds"),
         ):
             with pytest.raises(PrivateIndexError, match="its rows are private"):
                 shows()

@@ -9,7 +9,6 @@ import pytest
 from numpy.typing import NDArray
 
 from nearveil.frames import Limits
-from nearveil.gallery import published as _index_served
 from nearveil.gallery import publishing as _index_shelf
 from nearveil.gallery.answers import Answer, Extras
 from nearveil.gallery.codes import ProductCodes, ScalarCodes, WholeCodes
@@ -19,8 +18,9 @@ from nearveil.gallery.items import Item
 from nearveil.gallery.published import Published
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
 from nearveil.privacy.noise import unsafe_seeded
+from nearveil.protocol import server as _server
 from nearveil.protocol.client import ClientProtocol
-from nearveil.protocol.server import ServerProtocol, served
+from nearveil.protocol.server import ServerProtocol, serve_maps
 from nearveil.protocol.wire import MapChanged, Query, Refusal, RefusalCode, read
 
 from ..protocol.wiring import Purse
@@ -216,11 +216,11 @@ def test_the_protocol_serves_an_index(where: str, tmp_path: Path) -> None:
     rows = unit_rows(60)
     with Index.create(where, dimension=DIMENSION, extractor="model 1") as index:
         with pytest.raises(NotPublishedError):
-            served(index, "birds")
+            serve_maps(index, "birds")
         originals: list[bytes | Path | None] = [picture, tmp_path / "no longer there.jpg", b"bytes", None]
         index.add(Item(row, "", WEBP + bytes([n]), originals[n % 4]) for n, row in enumerate(rows))
         index.publish(EPSILON, F, n_sets=4)
-        server = ServerProtocol(*served(index, "birds", extractor="a model", offers=("thumbnails", "originals")))
+        server = ServerProtocol(*serve_maps(index, "birds", extractor="a model", offers=("thumbnails", "originals")))
 
         def ask(extras: Extras) -> Answer:
             client = ClientProtocol(EPSILON)
@@ -239,10 +239,10 @@ def test_the_protocol_serves_an_index(where: str, tmp_path: Path) -> None:
         client.take_public(server.reply(client.public_request()))
         query = client.ask(rows[0], spend=Purse(), extras="none")
         index.republish()
-        server = ServerProtocol(*served(index, "birds"))
+        server = ServerProtocol(*serve_maps(index, "birds"))
         assert isinstance(read(server.reply(query), Answer, MapChanged), Answer)  # the one before is still kept
         index.publish(EPSILON, F, n_sets=4, keep=1)
-        server = ServerProtocol(*served(index, "birds"))
+        server = ServerProtocol(*serve_maps(index, "birds"))
         assert read(server.reply(query), Answer, MapChanged) == MapChanged("birds", 2)
 
 
@@ -252,7 +252,7 @@ def test_names_come_for_all_candidates(where: str) -> None:
     with Index.create(where, dimension=DIMENSION) as index:
         index.add(Item(row, odd.get(n, f"bird {n}")) for n, row in enumerate(rows))
         published = index.publish(EPSILON, F, n_sets=4)
-        gallery = served(index, "birds", offers=("names",))
+        gallery = serve_maps(index, "birds", offers=("names",))
         for one in range(4):
             answer = Answer.from_bytes(
                 ServerProtocol(*gallery).reply(Query(naming(published, one), "names").to_bytes())
@@ -262,8 +262,8 @@ def test_names_come_for_all_candidates(where: str) -> None:
                 shown = odd.get(number, f"bird {number}").replace("\n", "\ufffd").replace("\x1b", "\ufffd")
                 assert name.decode() == shown
         index.delete([7])
-        assert gallery[0].extras(np.array([7, 8], np.uint32), "names", 100) == [b"", b"bird 8"]
-        refusal = ServerProtocol(*served(index, "birds")).reply(Query(naming(published, 0), "names").to_bytes())
+        assert gallery[0].read_extras(np.array([7, 8], np.uint32), "names", 100) == [b"", b"bird 8"]
+        refusal = ServerProtocol(*serve_maps(index, "birds")).reply(Query(naming(published, 0), "names").to_bytes())
         assert read(refusal, Refusal).code == RefusalCode.NOT_OFFERED
 
 
@@ -273,17 +273,19 @@ def test_codes_are_never_read_by_another_table(where: str) -> None:
     with filled(where, rows) as index:
         first = index.publish(EPSILON, F, n_sets=4, code_bytes=40)
         client = ClientProtocol(EPSILON)
-        server = ServerProtocol(*served(index, "birds"))
+        server = ServerProtocol(*serve_maps(index, "birds"))
         client.take_public(server.reply(client.public_request()))
         asked = client.ask(rows[0], spend=Purse())
         second = index.publish(EPSILON, F, n_sets=4, code_bytes=None)
         assert first.map.map_id == second.map.map_id
         assert first.public_id != second.public_id
         assert index.maps()[0].public_id == second.public_id  # also when it was read again
-        answer = Answer.from_bytes(ServerProtocol(*served(index, "birds")).reply(asked))
+        answer = Answer.from_bytes(ServerProtocol(*serve_maps(index, "birds")).reply(asked))
         assert (answer.codes == first.codes[np.searchsorted(first.ids, answer.ids)]).all()
         index.publish(EPSILON, F, n_sets=4, code_bytes=None, keep=1)
-        assert isinstance(read(ServerProtocol(*served(index, "birds")).reply(asked), Answer, MapChanged), MapChanged)
+        assert isinstance(
+            read(ServerProtocol(*serve_maps(index, "birds")).reply(asked), Answer, MapChanged), MapChanged
+        )
 
 
 def test_a_slow_publisher_does_not_hide_a_newer_map(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +316,7 @@ def test_images_that_are_too_many_are_not_read(where: str, tmp_path: Path, monke
     with Index.create(where, dimension=DIMENSION) as index:
         index.add(Item(row, "", WEBP, bytes(3000) if n % 2 else picture) for n, row in enumerate(rows))
         published = index.publish(EPSILON, F, n_sets=4)
-        gallery = served(index, "birds", offers=("thumbnails", "originals"))
+        gallery = serve_maps(index, "birds", offers=("thumbnails", "originals"))
         read_files: list[Path] = []
         loaded: list[bool] = []
         open_file, items = Path.open, Index.items
@@ -351,7 +353,7 @@ def test_images_that_are_too_many_are_not_read(where: str, tmp_path: Path, monke
         assert isinstance(whole, Answer)
         assert set(map(len, whole.images)) == {3000}
         read_files.clear()
-        monkeypatch.setattr(_index_served, "LARGEST_ORIGINAL", 2999)
+        monkeypatch.setattr(_server, "LARGEST_ORIGINAL", 2999)
         assert ask("originals", 40_000) == Refusal(RefusalCode.TOO_LARGE, TOO_LARGE)
         assert picture not in read_files
 

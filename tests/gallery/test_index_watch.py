@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nearveil.gallery import publishing as _index_publishing
 from nearveil.gallery.errors import IndexUnavailableError, StaleMapError
 from nearveil.gallery.index import Index
-from nearveil.gallery.published import Published, mapped_answer
+from nearveil.gallery.published import Published
 from nearveil.mechanisms import Message
 from nearveil.search.retriever import select_first
 from nearveil.storage import FileWatch
@@ -141,9 +141,9 @@ def test_an_answer_is_what_the_scores_say(gallery: Published, dead: set[int], nu
     alive = ~np.isin(np.arange(40), list(dead))
     if alive.sum() < gallery.map.set_size:
         with pytest.raises(StaleMapError):
-            mapped_answer(gallery, message, alive)
+            gallery.answer(message, alive)
         return
-    answer = mapped_answer(gallery, message, alive)
+    answer = gallery.answer(message, alive)
     assert answer.ids.tolist() == by_scores(gallery, message, alive)
     assert (answer.codes == gallery.codes[np.searchsorted(gallery.ids, answer.ids)]).all()
 

@@ -333,7 +333,7 @@ def test_images_that_differ_between_candidates_change_nothing(data: bytes, extra
 
 
 def _tables() -> list[Any]:
-    features = published().release.features(GALLERY).astype(np.float32)
+    features = published().published.release.features(GALLERY).astype(np.float32)
     scalar, product = make_codes(features, 16), make_codes(features, 8)
     assert isinstance(scalar, ScalarCodes)
     assert isinstance(product, ProductCodes)

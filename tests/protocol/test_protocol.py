@@ -2,7 +2,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from nearveil.ledger import KeySpentError, Ledger, OverBudgetError
 from nearveil.mechanisms import Covers, Message
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.protocol.client import ClientProtocol
-from nearveil.protocol.server import ServerProtocol, _refusal, public_part
+from nearveil.protocol.server import ServerProtocol, _refusal
 from nearveil.protocol.wire import (
     MapChanged,
     OutdatedMapError,
@@ -37,8 +37,8 @@ from tests.protocol.wiring import (
     PUBLIC,
     QUERIES,
     THUMBNAIL,
-    Published,
     Purse,
+    Shelf,
     part,
     published,
     ready,
@@ -63,26 +63,30 @@ def test_a_question_from_end_to_end(code_bytes: int | None, extras: Extras) -> N
     for feature in QUERIES[:6]:
         found, query = conversation(server, feature, extras)
         named = int(query.message["sets"][0])
-        members = np.flatnonzero(gallery.release.members_[[named]].toarray()[0])
-        assert found.answer.ids.tolist() == sorted(gallery.ids[members].tolist())
+        members = np.flatnonzero(gallery.published.release.members_[[named]].toarray()[0])
+        assert found.answer.ids.tolist() == sorted(gallery.published.ids[members].tolist())
         assert len(found.ids) == 8
-        scores = gallery.table.scores(gallery.release.features(feature[None]).astype(np.float32), gallery.codes)[0]
-        rows = [int(np.flatnonzero(gallery.ids == one)[0]) for one in found.ids]
+        scores = gallery.published.table.scores(
+            gallery.published.release.features(feature[None]).astype(np.float32), gallery.published.codes
+        )[0]
+        rows = [int(np.flatnonzero(gallery.published.ids == one)[0]) for one in found.ids]
         assert np.abs(scores[rows] - np.sort(scores[members])[::-1][:8]).max() < 1e-5  # the best of them, best first
-        assert np.array_equal(found.codes, gallery.codes[rows])
+        assert np.array_equal(found.codes, gallery.published.codes[rows])
         assert np.abs(found.scores - scores[rows]).max() < 1e-6
-        shown = [] if extras == "none" else gallery.extras(found.ids.astype(np.uint32), extras, 1 << 20)
+        shown = [] if extras == "none" else gallery.read_extras(found.ids.astype(np.uint32), extras, 1 << 20)
         assert list(found.images) == shown
 
 
 def test_both_halves_agree_without_sharing_the_public_rows() -> None:
     honest = published()
     client = Covers(EPSILON, 0.2).fit_mean(part().mean, part().public_digest).use_map(part().map)
-    assert client.public_id == honest.release.public_id
-    assert client.release(QUERIES, rng=unsafe_seeded(2)) == honest.release.release(QUERIES, rng=unsafe_seeded(2))
+    assert client.public_id == honest.published.release.public_id
+    assert client.release(QUERIES, rng=unsafe_seeded(2)) == honest.published.release.release(
+        QUERIES, rng=unsafe_seeded(2)
+    )
     from_mean = Covers(EPSILON, 0.2).fit_mean(part().mean)
     again = Covers(EPSILON, 0.2).fit_mean(part().mean.tolist(), from_mean.public_digest)
-    assert from_mean.public_digest == again.public_digest != honest.release.public_digest
+    assert from_mean.public_digest == again.public_digest != honest.published.release.public_digest
     with pytest.raises(ValueError, match="mean must be one row"):
         Covers(EPSILON).fit_mean(PUBLIC)
     with pytest.raises(ValueError, match="finite"):
@@ -102,7 +106,7 @@ def test_epsilon_is_the_clients_and_the_server_answers_at_any() -> None:
 
 
 def test_every_answer_has_one_form() -> None:
-    server, release = ServerProtocol(published()), published().release
+    server, release = ServerProtocol(published()), published().published.release
     for extras in EXTRAS:
         answers = [
             read(
@@ -122,13 +126,13 @@ def test_every_answer_has_one_form() -> None:
 
 def test_deleted_items_are_replaced_and_never_handed_out() -> None:
     whole = published()
-    dead = tuple(int(one) for one in whole.ids[::3])
-    server = ServerProtocol(replace(whole, dead=dead))
+    dead = whole.published.ids[::3]
+    server = ServerProtocol(replace(whole, alive=~np.isin(whole.published.ids, dead)))
     for feature in QUERIES[:5]:
         found, _ = conversation(server, feature)
         assert len(found.answer.ids) == 40
-        assert not set(found.answer.ids.tolist()) & set(dead)
-    few = ServerProtocol(replace(whole, dead=tuple(int(one) for one in whole.ids[39:])))
+        assert not set(found.answer.ids.tolist()) & set(dead.tolist())
+    few = ServerProtocol(replace(whole, alive=np.arange(len(GALLERY)) < 39))
     client = ready()
     with pytest.raises(RefusedError, match="failed"):
         client.take_answer(few.reply(client.ask(QUERIES[0], spend=Purse())))
@@ -231,7 +235,7 @@ def test_the_debit_comes_before_the_message(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_questions_on_different_maps_add_up_in_one_account(tmp_path: Path) -> None:
-    other = public_part(published(n_sets=4))
+    other = published(n_sets=4).make_public_part()
     with Ledger(tmp_path / "budget.db") as ledger:
         account = ledger.open_account(
             "me", owner="me", protects="query", unit="record", relation="replace", epsilon=4.5, delta=0.0
@@ -255,7 +259,8 @@ def test_questions_on_different_maps_add_up_in_one_account(tmp_path: Path) -> No
 
 
 def test_a_map_that_changed_is_told_and_an_old_one_is_answered_with_its_old_sets() -> None:
-    old, new = published(), replace(published(n_sets=4), revision=9)
+    old, new = published(), published(n_sets=4)
+    new = replace(new, published=replace(new.published, revision=9))
     asked = ready().ask(QUERIES[0], spend=Purse(), rng=unsafe_seeded(3))
     moved = ServerProtocol(new).reply(asked)
     assert read(moved, MapChanged) == MapChanged("birds", 9)
@@ -315,13 +320,13 @@ def test_an_absurd_k_loses_no_answer(k: Any) -> None:
     assert len(client.take_answer(answer, 40).ids) == 40
 
 
-@dataclass(frozen=True)
-class Showing(Published):
+@dataclass(frozen=True, eq=False)
+class Showing(Shelf):
     """Shows what it is told to show."""
 
     shown: Any = None
 
-    def extras(self, ids: NDArray[np.uint32], kind: Extras, most: int) -> list[bytes]:  # noqa: ARG002
+    def read_extras(self, ids: NDArray[np.uint32], kind: Extras, most: int) -> list[bytes]:  # noqa: ARG002
         if isinstance(self.shown, Exception):
             raise self.shown
         return list(self.shown)
@@ -329,7 +334,7 @@ class Showing(Published):
 
 def showing(shown: Any) -> Showing:
     honest = published()
-    return Showing(honest.release, honest.table, honest.codes, honest.ids, shown=shown)
+    return Showing(**{one.name: getattr(honest, one.name) for one in fields(honest)}, shown=shown)
 
 
 def test_refusals() -> None:
@@ -348,7 +353,7 @@ def test_refusals() -> None:
     assert refusal(asked[:-1]).code == RefusalCode.MALFORMED
     assert refusal(asked[:3] + b"\x07" + asked[4:]).code == RefusalCode.VERSION
     assert refusal(asked[:6] + b"\xff\xff\xff\xff" + asked[10:]).code == RefusalCode.TOO_LARGE
-    long = Message("a\x1b" * 90, published().release.public_id, {"sets": np.array([1], np.int32)})
+    long = Message("a\x1b" * 90, published().published.release.public_id, {"sets": np.array([1], np.int32)})
     assert refusal(Query(long).to_bytes()).code == RefusalCode.MALFORMED
     assert refusal(read(asked, Query).message.to_bytes()).code == RefusalCode.MALFORMED
     assert read(_refusal(RefusalCode.MALFORMED, "a\x1b[2J\n" * 400), Refusal).words == ("a?[2J?" * 400)[:500]
@@ -455,7 +460,7 @@ def test_answers_may_be_read_before_one_chooses() -> None:
 
 
 def test_the_choice_is_made_among_all_answers() -> None:
-    server, release = ServerProtocol(published()), published().release
+    server, release = ServerProtocol(published()), published().published.release
     client = ready()
     client.ask(QUERIES[0], spend=Purse())
     questions = [
@@ -466,8 +471,8 @@ def test_the_choice_is_made_among_all_answers() -> None:
     whole = np.unique(np.concatenate([answer.ids for answer in answers]))
     assert (found.answer.ids == whole).all()
     scores = release.features(GALLERY) @ release.features(QUERIES[:1])[0]
-    order = [one for one in np.argsort(-scores) if published().ids[one] in whole][:10]
-    assert found.ids.tolist() == published().ids[order].tolist()
+    order = [one for one in np.argsort(-scores) if published().published.ids[one] in whole][:10]
+    assert found.ids.tolist() == published().published.ids[order].tolist()
 
 
 def test_a_client_keeps_its_epsilon() -> None:

@@ -163,7 +163,7 @@ def test_a_server_replies_to_anything(data: bytes) -> None:
 @FUZZ
 @given(st.integers(-3, 9), st.sampled_from(["<i4", "<i8", "<f8"]), st.sampled_from([(1,), (2,), (), (1, 1), (0,)]))
 def test_a_server_answers_messages_of_the_right_form_alone(named: int, kind: str, shape: tuple[int, ...]) -> None:
-    message = Message("covers", published().release.public_id, {"sets": np.full(shape, named, kind)})
+    message = Message("covers", published().published.release.public_id, {"sets": np.full(shape, named, kind)})
     reply = read(SERVER.reply(Query(message).to_bytes()), Answer, Refusal)
     good = 0 <= named < 6 and kind == "<i4" and shape == (1,)
     assert isinstance(reply, Answer) == good

@@ -4,19 +4,20 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.gallery.answers import Extras
-from nearveil.gallery.codes import Bytes, Codes, make_codes
+from nearveil.gallery.codes import make_codes
+from nearveil.gallery.published import Published
 from nearveil.mechanisms import Covers, PublicMap
 from nearveil.mechanisms.base import candidate_count
-from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.privacy import Guarantee
 from nearveil.protocol.client import ClientProtocol
-from nearveil.protocol.server import public_part
+from nearveil.protocol.server import ServedMap
 from nearveil.protocol.wire import PublicPart
 from tests.search.standins import clustered
 
@@ -27,25 +28,11 @@ QUERIES, _ = clustered(3, 30, DIMENSION)
 THUMBNAIL = b"RIFF\x04\0\0\0WEBP"
 
 
-@dataclass(frozen=True)
-class Published:
-    """What an index publishes, without an index."""
+@dataclass(frozen=True, eq=False)
+class Shelf(ServedMap):
+    """A map that is served without an index."""
 
-    release: MappedRelease
-    table: Codes
-    codes: Bytes
-    ids: NDArray[np.uint32]
-    name: str = "birds"
-    revision: int = 3
-    extractor: str = "a model"
-    fingerprint: str = "model-1"
-    offers: tuple[Extras, ...] = ("thumbnails", "originals", "names")
-    dead: tuple[int, ...] = ()
-
-    def alive(self) -> NDArray[np.bool_]:
-        return ~np.isin(self.ids, self.dead)
-
-    def extras(self, ids: NDArray[np.uint32], kind: Extras, most: int) -> Sequence[bytes]:  # noqa: ARG002
+    def read_extras(self, ids: NDArray[np.uint32], kind: Extras, most: int) -> Sequence[bytes]:  # noqa: ARG002
         if kind == "thumbnails":
             return [THUMBNAIL + int(one).to_bytes(4, "little") for one in ids]
         if kind == "names":
@@ -54,18 +41,25 @@ class Published:
 
 
 @lru_cache(maxsize=8)
-def published(code_bytes: int | None = None, n_sets: int = 6) -> Published:
+def published(code_bytes: int | None = None, n_sets: int = 6) -> Shelf:
     """Return a gallery whose ids neither start at 0 nor stand in the order of its rows."""
     release = Covers(EPSILON, FRACTION, n_sets=n_sets).fit(PUBLIC).index(GALLERY)
     features = release.features(GALLERY).astype(np.float32)
     table = make_codes(features, code_bytes)
     ids = np.random.default_rng(4).permutation(1000)[: len(GALLERY)].astype(np.uint32) + np.uint32(50)
-    return Published(release, table, table.encode(features), ids)
+    index: Any = SimpleNamespace(extractor="model-1", alive=lambda shown: np.ones(len(shown.ids), np.bool_))
+    return Shelf(
+        index,
+        Published(3, release, table, table.encode(features), ids),
+        "birds",
+        "a model",
+        ("thumbnails", "originals", "names"),
+    )
 
 
 @lru_cache(maxsize=1)
 def part() -> PublicPart:
-    return public_part(published())
+    return published().make_public_part()
 
 
 def crafted(**changed: Any) -> PublicPart:

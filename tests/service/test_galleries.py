@@ -11,8 +11,9 @@ import pytest
 from nearveil.gallery import Index
 from nearveil.mechanisms import Message
 from nearveil.protocol import Answer, PublicPart
+from nearveil.protocol.server import ServedMap
 from nearveil.protocol.wire import MapChanged, Query, Refusal, RefusalCode, read
-from nearveil.service import OpenGallery, _shown
+from nearveil.service import OpenGallery, _galleries
 from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
 from nearveil.service._galleries import QuickGallery
 
@@ -40,8 +41,8 @@ def test_answers_are_those_of_the_index_and_remembered(gallery: OpenGallery, mon
     expected = [gallery.index.answer(read(data, Query).message).to_bytes() for data in queries]
     assert [gallery.query(data) for data in queries] == expected
     named = gallery.query(asking(gallery, 0, "names"))
-    monkeypatch.setattr(_shown.Settled, "extras", None)
-    monkeypatch.setattr(_shown.Settled, "alive", None)
+    monkeypatch.setattr(ServedMap, "read_extras", None)
+    monkeypatch.setattr(ServedMap, "answer", None)
     assert [gallery.query(data) for data in queries] == expected
     assert gallery.query(asking(gallery, 0, "names")) == named
 
@@ -62,7 +63,7 @@ def test_what_is_known_is_told_without_waiting(tmp_path: Path, monkeypatch: pyte
         gallery.refresh()
         assert gallery.known(data) == gallery.query(data)
         assert gallery.known(named) is None
-        monkeypatch.setattr(_shown, "SMALL", 10)
+        monkeypatch.setattr(_galleries, "SMALL", 10)
         other.add(plain_items(unit_rows(1, seed=3)))
         other.publish(EPSILON, F, n_sets=SETS)
         gallery.refresh()

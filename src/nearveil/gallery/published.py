@@ -3,7 +3,7 @@
 import io
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import scipy.sparse
@@ -15,46 +15,6 @@ from nearveil.gallery.errors import StaleMapError
 from nearveil.gallery.items import Ids, Snapshot
 from nearveil.mechanisms import Covers, Message, PublicMap
 from nearveil.mechanisms.base import checked_rows, fingerprint
-from nearveil.mechanisms.covers.covers import MappedRelease
-
-
-class Mapped(Protocol):
-    """A gallery whose sets were settled when it was indexed; rows of ids and codes belong together."""
-
-    @property
-    def release(self) -> MappedRelease: ...
-
-    @property
-    def ids(self) -> NDArray[np.uint32]: ...
-
-    @property
-    def codes(self) -> Bytes: ...
-
-
-def mapped_answer(gallery: Mapped, message: Message, alive: NDArray[np.bool_]) -> Answer:
-    """Return the items of the sets that a message names, and as many others as keep all answers of one size.
-
-    `alive`: Which items may still be handed out.
-    Returns: Without images.
-    """
-    release, size = gallery.release, gallery.release.map_.set_size
-    # Not `rank`, which scores the whole gallery: a mapped release settled its sets when it was indexed.
-    rows = _members(release, message)
-    rows = rows[alive[rows]][:size]
-    if len(rows) < size:
-        others = np.setdiff1d(np.flatnonzero(alive), rows, assume_unique=True)[: size - len(rows)]
-        rows = np.sort(np.concatenate([rows, others]))
-    if len(rows) < size:
-        raise StaleMapError("fewer items are left than an answer holds: publish anew")
-    rows = rows[np.argsort(gallery.ids[rows], kind="stable")]
-    return Answer(gallery.ids[rows].astype(np.uint32, copy=False), gallery.codes[rows])
-
-
-def _members(release: MappedRelease, message: Message) -> NDArray[np.intp]:
-    """Return the positions of all items of the sets that a message names, rising."""
-    items, starts = release.members_.indices, release.members_.indptr
-    named = [items[starts[number] : starts[number + 1]] for number in release._named(message).tolist()]
-    return np.unique(np.concatenate(named)).astype(np.intp, copy=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,22 +107,38 @@ class Published:
         """The public mean, shape (d,)."""
         return np.asarray(self.release.mean_, dtype=np.float32)
 
-    def answer(self, message: Message, gone: NDArray[np.integer] | tuple[()] = ()) -> Answer:
+    def answer(self, message: Message, alive: NDArray[np.bool_] | None = None) -> Answer:
         """Answer one message that was made for this map.
 
         Parameters
         ----------
         message : Message
-        gone : ndarray of int, optional
-            Ids that were deleted since: they are handed out no more. Others take their places, so that all answers
-            are of one size.
+        alive : ndarray of shape (n,), bool, optional
+            Which items may still be handed out; all by default. Others take the places of deleted ones, so that all
+            answers are of one size.
 
         Returns
         -------
         Answer
-            Its ids are those of the index.
+            Its ids are those of the index. Without images.
         """
-        return mapped_answer(self, message, ~np.isin(self.ids, gone))
+        size, living = self.map.set_size, np.ones(len(self.ids), np.bool_) if alive is None else alive
+        # Not `rank`, which scores the whole gallery: covers settled their sets when they were indexed.
+        rows = self._find_members(message)
+        rows = rows[living[rows]][:size]
+        if len(rows) < size:
+            others = np.setdiff1d(np.flatnonzero(living), rows, assume_unique=True)[: size - len(rows)]
+            rows = np.sort(np.concatenate([rows, others]))
+        if len(rows) < size:
+            raise StaleMapError("fewer items are left than an answer holds: publish anew")
+        rows = rows[np.argsort(self.ids[rows], kind="stable")]
+        return Answer(self.ids[rows].astype(np.uint32, copy=False), self.codes[rows])
+
+    def _find_members(self, message: Message) -> NDArray[np.intp]:
+        """Return the positions of all items of the sets that a message names, rising."""
+        items, starts = self.release.members_.indices, self.release.members_.indptr
+        named = [items[starts[number] : starts[number + 1]] for number in self.release._named(message).tolist()]
+        return np.unique(np.concatenate(named)).astype(np.intp, copy=False)
 
     def to_bytes(self) -> bytes:
         """Return all of it as bytes: for the server's own keeping, not for the wire."""

@@ -247,7 +247,7 @@ class Publishing(ABC):
         with self._database.begin_read() as connection:
             found = self._shelf.find(connection, message.public_id)
             gone = self._deleted_since(connection, found.revision)
-        return found.answer(message, gone)
+        return found.answer(message, ~np.isin(found.ids, gone))
 
     def stamp(self) -> Stamp:
         """Return what stands for the state of the index now, whoever changed it.

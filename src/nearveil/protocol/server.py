@@ -4,19 +4,17 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, Limits, WireError, WireSizeError, WireVersionError
 from nearveil.gallery.answers import IMAGE_HEADER_BYTES, Answer, Extras, name_bytes
-from nearveil.gallery.codes import Bytes, Codes
 from nearveil.gallery.errors import NotPublishedError
 from nearveil.gallery.items import LARGEST_ORIGINAL, StoredItem
-from nearveil.gallery.published import Published, mapped_answer
-from nearveil.mechanisms import Covers, MessageError
-from nearveil.mechanisms.covers.covers import MappedRelease
+from nearveil.gallery.published import Published
+from nearveil.mechanisms import MessageError
 from nearveil.protocol.wire import MapChanged, PublicPart, PublicRequest, Query, Refusal, RefusalCode, read
 
 if TYPE_CHECKING:
@@ -30,63 +28,95 @@ _CODES: dict[type[WireError], RefusalCode] = {
 }
 
 
-class Gallery(Protocol):
-    """What a server has published of one revision, and answers from.
+@dataclass(frozen=True, eq=False)
+class ServedMap:
+    """One published map of a gallery with the index behind it: what a server answers from."""
 
-    Attributes
-    ----------
-    name : str
-    revision : int
-    release : MappedRelease
-        Fitted, and indexed on the gallery.
-    ids : ndarray of shape (N,), uint32
-        Of the items, in the order in which they were indexed. Answers hold these.
-    codes : ndarray of shape (N, b), uint8
-        Of the items, in the same order.
-    table : Codes
-        What codes are read by.
-    extractor, fingerprint : str
-        Of the features.
-    offers : tuple of {"thumbnails", "originals", "names"}
-    """
+    index: "Index"
+    published: Published = field(repr=False)
+    name: str  # of the gallery
+    extractor: str = ""  # the name of what makes the features
+    offers: tuple[Extras, ...] = ("thumbnails",)
+    alive: NDArray[np.bool_] | None = field(default=None, repr=False)  # items at one moment; None: read for each answer
 
-    @property
-    def name(self) -> str: ...
+    def make_public_part(self) -> PublicPart:
+        """Return what clients of the map must know."""
+        release = self.published.release
+        return PublicPart(
+            gallery=self.name,
+            revision=self.published.revision,
+            mechanism=release.name,
+            epsilon=release.guarantee.epsilon,
+            candidates=float(release.candidates),
+            public_digest=release.public_digest,
+            mean=release.mean_,
+            map=release.map_,
+            table=self.published.table,
+            extractor=self.extractor,
+            fingerprint=self.index.extractor,
+            offers=self.offers,
+        )
 
-    @property
-    def revision(self) -> int: ...
+    def answer(self, query: Query, most: int) -> Answer:
+        """Return an answer, its body of at most `most` bytes; images that would be more are not read."""
+        alive = self.index.alive(self.published) if self.alive is None else self.alive
+        found = self.published.answer(query.message, alive)
+        left = most - (found.nbytes - HEADER_BYTES)
+        if query.extras != "none":
+            left -= IMAGE_HEADER_BYTES * len(found.ids)
+        if left < 0:
+            raise WireSizeError("the answer is too large")
+        if query.extras == "none":
+            return found
+        images = tuple(self.read_extras(found.ids, query.extras, left))
+        if sum(map(len, images)) > left:
+            raise WireSizeError("the answer is too large")
+        return Answer(found.ids, found.codes, query.extras, images)
 
-    @property
-    def release(self) -> MappedRelease: ...
+    def read_extras(self, ids: NDArray[np.uint32], kind: Extras, most: int) -> Sequence[bytes]:
+        """Return a thumbnail, an original or a name for each id; empty where there is none, or none any more.
 
-    @property
-    def ids(self) -> NDArray[np.uint32]: ...
-
-    @property
-    def codes(self) -> Bytes: ...
-
-    @property
-    def table(self) -> Codes: ...
-
-    @property
-    def extractor(self) -> str: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def offers(self) -> tuple[Extras, ...]: ...
-
-    def alive(self) -> NDArray[np.bool_]:
-        """Return, shape (N,), which items may still be handed out: all but those that were deleted since."""
-        ...
-
-    def extras(self, ids: NDArray[np.uint32], kind: Extras, most: int, /) -> Sequence[bytes]:
-        """Return a thumbnail, original or name for each id, empty where there is none.
-
-        WireSizeError where they are more than `most` bytes together, before they are read.
+        WireSizeError where images are more than `most` bytes: sizes are looked at before anything is read.
         """
-        ...
+        if kind == "names":
+            named = {item.id: item.name for item in self.index.items(ids, lenient=True, originals=False)}
+            return [name_bytes(named.get(number, "")) for number in ids.tolist()]
+        whole = kind == "originals"
+        held = self.index.stored_bytes(ids, "original" if whole else "thumbnail")
+        if held > most:
+            raise WireSizeError("the images are too large")
+        found = {item.id: item for item in self.index.items(ids, lenient=True, originals=whole)}
+        items = [found.get(number) for number in ids.tolist()]
+        if not whole:
+            return [b"" if item is None else item.thumbnail for item in items]
+        return _contents(items, most - held)
+
+
+def _contents(items: Sequence[StoredItem | None], most: int) -> list[bytes]:
+    """Return originals; files among them may have `most` bytes together."""
+    sizes = [_size(item.original) for item in items if item is not None and isinstance(item.original, Path)]
+    if sum(sizes) > most or max(sizes, default=0) > LARGEST_ORIGINAL:
+        raise WireSizeError("the images are too large")
+    return [b"" if item is None else item.read_original() or b"" for item in items]
+
+
+def _size(path: Path) -> int:
+    return path.lstat().st_size if path.is_file() else 0
+
+
+def serve_maps(
+    index: "Index", name: str, *, extractor: str = "", offers: tuple[Extras, ...] = ("thumbnails",)
+) -> tuple[ServedMap, ...]:
+    """Return the maps that an index keeps, newest first, ready for ``ServerProtocol(*serve_maps(index, name))``.
+
+    `name`: Of the gallery.
+    `extractor`: The name of what makes the features.
+    `offers`: Of "thumbnails", "originals" and "names".
+    """
+    maps = index.maps()
+    if not maps:
+        raise NotPublishedError(f"{name}: nothing was published yet: call publish(epsilon)")
+    return tuple(ServedMap(index, published, name, extractor, offers) for published in maps)
 
 
 class ServerProtocol:
@@ -97,18 +127,18 @@ class ServerProtocol:
 
     Parameters
     ----------
-    current : Gallery
+    current : ServedMap
         What is published now.
-    *earlier : Gallery
+    *earlier : ServedMap
         Published before and still answered, each with its own sets, for clients that fetched its map.
     limits : Limits, optional
         The largest requests that are read, and the largest answers that are made.
     """
 
-    def __init__(self, current: Gallery, *earlier: Gallery, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, current: ServedMap, *earlier: ServedMap, limits: Limits = DEFAULT_LIMITS) -> None:
         self._current, self._limits = current, limits
-        self._galleries = {gallery.release.public_id: gallery for gallery in (*earlier, current)}
-        self._public = public_part(current).to_bytes()
+        self._maps = {served.published.public_id: served for served in (*earlier, current)}
+        self._public = current.make_public_part().to_bytes()
 
     def reply(self, data: bytes) -> bytes:
         """Reply to a request, whatever it holds.
@@ -150,13 +180,13 @@ class ServerProtocol:
             return _refusal(_CODES.get(type(error), RefusalCode.MALFORMED), error)
 
     def _reply_to(self, query: Query) -> bytes:
-        gallery = self._galleries.get(query.message.public_id)
-        if gallery is None:
-            return MapChanged(self._current.name, self._current.revision).to_bytes()
-        if query.extras != "none" and query.extras not in gallery.offers:
+        served = self._maps.get(query.message.public_id)
+        if served is None:
+            return MapChanged(self._current.name, self._current.published.revision).to_bytes()
+        if query.extras != "none" and query.extras not in served.offers:
             return _refusal(RefusalCode.NOT_OFFERED, f"this gallery does not offer {query.extras}")
         try:
-            return _answer(query, gallery, self._limits.answer).to_bytes()
+            return served.answer(query, self._limits.answer).to_bytes()
         except WireSizeError:
             return _refusal(RefusalCode.TOO_LARGE, "the answer is larger than this server sends: ask for fewer extras")
         except MessageError as error:
@@ -167,141 +197,7 @@ class ServerProtocol:
             return _refusal(RefusalCode.FAILED, "the server could not make an answer")
 
 
-def public_part(gallery: Gallery) -> PublicPart:
-    """Return what clients of a gallery must know."""
-    release = gallery.release
-    return PublicPart(
-        gallery=gallery.name,
-        revision=gallery.revision,
-        mechanism=release.name,
-        epsilon=release.guarantee.epsilon,
-        candidates=float(release.candidates),
-        public_digest=release.public_digest,
-        mean=release.mean_,
-        map=release.map_,
-        table=gallery.table,
-        extractor=gallery.extractor,
-        fingerprint=gallery.fingerprint,
-        offers=gallery.offers,
-    )
-
-
-def _answer(query: Query, gallery: Gallery, most: int) -> Answer:
-    """Return an answer, its body of at most `most` bytes; images that would be more are not read."""
-    found = mapped_answer(gallery, query.message, gallery.alive())
-    left = most - (found.nbytes - HEADER_BYTES)
-    if query.extras != "none":
-        left -= IMAGE_HEADER_BYTES * len(found.ids)
-    if left < 0:
-        raise WireSizeError("the answer is too large")
-    if query.extras == "none":
-        return found
-    images = tuple(gallery.extras(found.ids, query.extras, left))
-    if sum(map(len, images)) > left:
-        raise WireSizeError("the answer is too large")
-    return Answer(found.ids, found.codes, query.extras, images)
-
-
 def _refusal(code: RefusalCode, reason: object) -> bytes:
     # An error may quote what was sent; what does not print is not sent back.
     words = "".join(letter if letter.isprintable() else "?" for letter in str(reason)[:_LONGEST])
     return Refusal(code, words).to_bytes()
-
-
-@dataclass(frozen=True, eq=False)
-class Served:
-    """A published map with its index behind it: a gallery for ``ServerProtocol``. Made by :func:`served`."""
-
-    index: "Index"
-    published: Published = field(repr=False)
-    name: str
-    extractor: str
-    offers: tuple[Extras, ...]
-
-    @property
-    def revision(self) -> int:
-        """Of the gallery that the map was learned on."""
-        return self.published.revision
-
-    @property
-    def release(self) -> Covers:
-        """The server's half of the release."""
-        return self.published.release
-
-    @property
-    def ids(self) -> NDArray[np.uint32]:
-        """Of the items, shape (n,)."""
-        return self.published.ids
-
-    @property
-    def codes(self) -> Bytes:
-        """Of the items, shape (n, b)."""
-        return self.published.codes
-
-    @property
-    def table(self) -> Codes:
-        """What codes are read by."""
-        return self.published.table
-
-    @property
-    def fingerprint(self) -> str:
-        """Of what makes the features."""
-        return self.index.extractor
-
-    def alive(self) -> NDArray[np.bool_]:
-        """Return which items were not deleted since, shape (n,): read anew for every answer."""
-        return self.index.alive(self.published)
-
-    def extras(self, ids: NDArray[np.uint32], kind: Extras, most: int, /) -> Sequence[bytes]:
-        """Return a thumbnail, an original or a name for each id; empty where there is none, or none any more.
-
-        WireSizeError where images are more than `most` bytes: sizes are looked at before anything is read.
-        """
-        if kind == "names":
-            named = {item.id: item.name for item in self.index.items(ids, lenient=True, originals=False)}
-            return [name_bytes(named.get(number, "")) for number in ids.tolist()]
-        whole = kind == "originals"
-        held = self.index.stored_bytes(ids, "original" if whole else "thumbnail")
-        if held > most:
-            raise WireSizeError("the images are too large")
-        found = {item.id: item for item in self.index.items(ids, lenient=True, originals=whole)}
-        items = [found.get(number) for number in ids.tolist()]
-        if not whole:
-            return [b"" if item is None else item.thumbnail for item in items]
-        return _contents(items, most - held)
-
-
-def served(
-    index: "Index", name: str, *, extractor: str = "", offers: tuple[Extras, ...] = ("thumbnails",)
-) -> tuple[Served, ...]:
-    """Return the maps that an index keeps, newest first, ready for ``ServerProtocol(*served(index, name))``.
-
-    Parameters
-    ----------
-    index : Index
-    name : str
-        Of the gallery.
-    extractor : str, default=""
-        The name of what makes the features.
-    offers : tuple of {"thumbnails", "originals", "names"}, default=("thumbnails",)
-
-    Returns
-    -------
-    tuple of Served
-    """
-    maps = index.maps()
-    if not maps:
-        raise NotPublishedError(f"{name}: nothing was published yet: call publish(epsilon)")
-    return tuple(Served(index, published, name, extractor, offers) for published in maps)
-
-
-def _contents(items: Sequence[StoredItem | None], most: int) -> list[bytes]:
-    """Return originals; files among them may have `most` bytes together."""
-    sizes = [_size(item.original) for item in items if item is not None and isinstance(item.original, Path)]
-    if sum(sizes) > most or max(sizes, default=0) > LARGEST_ORIGINAL:
-        raise WireSizeError("the images are too large")
-    return [b"" if item is None else item.read_original() or b"" for item in items]
-
-
-def _size(path: Path) -> int:
-    return path.lstat().st_size if path.is_file() else 0

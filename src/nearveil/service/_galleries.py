@@ -1,25 +1,57 @@
-"""What a service answers from: galleries, and the kind whose candidates may be shown."""
+"""What a service answers from: galleries, and the kind whose candidates clients may see."""
 
 import logging
+import math
 import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, NoReturn, Protocol, cast, get_args, runtime_checkable
 
 from nearveil.frames import Kind
 from nearveil.gallery.answers import EXTRAS, Extras
+from nearveil.gallery.codes import ID_BYTES
 from nearveil.gallery.errors import IndexStoreError, UnknownItemError
 from nearveil.gallery.index import Index
 from nearveil.gallery.publishing import Stamp
-from nearveil.protocol.server import ServerProtocol, public_part
+from nearveil.protocol.server import ServedMap, ServerProtocol
 from nearveil.protocol.wire import MapChanged
 from nearveil.service._cache import ByteCache
 from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
 from nearveil.service._frames import FLAGS, KIND
 from nearveil.service._model import GALLERY_NAME, MOST_MAPS, GalleryInfo
-from nearveil.service._shown import Settled, Shown
+
+SMALL = 1 << 18  # bytes of an answer that is made at once rather than by a thread: under a millisecond
+_SAME = 1e-9  # of fractions
+
+
+@dataclass(frozen=True, eq=False)
+class GallerySnapshot:
+    """A gallery in one state of its index: its maps, newest first, and the answers that were made in it."""
+
+    stamp: Stamp
+    maps: tuple[ServedMap, ...]
+    protocol: ServerProtocol | None
+    answers: ByteCache
+    frames: dict[int, bytes]
+
+    @cached_property
+    def small(self) -> bool:
+        """Whether an answer without images is made in less than a millisecond."""
+        sizes = [one.published.map.set_size * (ID_BYTES + one.published.codes.shape[1]) for one in self.maps]
+        return bool(sizes) and max(sizes) <= SMALL
+
+    def find_map(self, candidates: float | None) -> int | None:
+        """Return which of the maps is the newest, or the newest for a fraction."""
+        for number, one in enumerate(self.maps):
+            if candidates is None or math.isclose(
+                one.published.release.candidates, candidates, rel_tol=0, abs_tol=_SAME
+            ):
+                return number
+        return None
+
 
 _LOG = logging.getLogger(__name__)
 Offer = Literal["names", "thumbnails", "originals"]
@@ -135,7 +167,7 @@ class OpenGallery:
         self._offers = tuple(word for word in OFFERS if word in offers)
         self._on_wire = cast("tuple[Extras, ...]", tuple(word for word in EXTRAS if word in offers))
         self._lock = threading.Lock()
-        self._shown = Shown(Stamp(-1, ()), (), None, ByteCache(0), {})
+        self._snapshot = GallerySnapshot(Stamp(-1, ()), (), None, ByteCache(0), {})
 
     @property
     def name(self) -> str:
@@ -150,13 +182,13 @@ class OpenGallery:
     @property
     def stale(self) -> bool:
         """Whether items were added or deleted after the newest map was learned, or none was."""
-        shown = self._now()
-        return not shown.maps or shown.maps[0].revision != shown.stamp.revision
+        snapshot = self._read_snapshot()
+        return not snapshot.maps or snapshot.maps[0].published.revision != snapshot.stamp.revision
 
     def info(self) -> GalleryInfo:
         """Return what a client may know before it asks."""
-        maps = self._now().maps
-        fractions = dict.fromkeys(float(one.release.candidates) for one in maps)
+        maps = self._read_snapshot().maps
+        fractions = dict.fromkeys(float(one.published.release.candidates) for one in maps)
         return GalleryInfo(
             name=self._name,
             kind="open",
@@ -165,7 +197,7 @@ class OpenGallery:
             extractor=self._extractor,
             fingerprint=self._index.extractor,
             dimension=self._index.dimension,
-            revision=maps[0].revision if maps else 0,
+            revision=maps[0].published.revision if maps else 0,
         )
 
     def map(self, candidates: float | None = None) -> bytes:
@@ -179,23 +211,23 @@ class OpenGallery:
         -------
         bytes
         """
-        shown = self._now()
-        number = shown.place(candidates)
+        snapshot = self._read_snapshot()
+        number = snapshot.find_map(candidates)
         if number is None:
-            if not shown.maps:
+            if not snapshot.maps:
                 raise UnknownError("nothing was published in this gallery yet")
             there = ", ".join(f"{fraction:g}" for fraction in self.info().candidates)
             raise UnknownError(f"candidates must be a fraction that this gallery has a map for: {there}")
-        frame = shown.frames.get(number)
+        frame = snapshot.frames.get(number)
         if frame is None:
-            frame = shown.frames[number] = public_part(shown.maps[number]).to_bytes()
+            frame = snapshot.frames[number] = snapshot.maps[number].make_public_part().to_bytes()
         return frame
 
     def known_map(self, candidates: float | None = None) -> bytes | None:
         """Return what `map` would have when `refresh` was last called, if that takes no waiting."""
-        shown = self._shown
-        number = shown.place(candidates)
-        return None if number is None else shown.frames.get(number)
+        snapshot = self._snapshot
+        number = snapshot.find_map(candidates)
+        return None if number is None else snapshot.frames.get(number)
 
     def query(self, data: bytes) -> bytes:
         """Answer the frame of a query, whatever it holds.
@@ -209,7 +241,7 @@ class OpenGallery:
         bytes
             The frame of an answer, of word that the map changed, or of a refusal.
         """
-        return self._reply(self._now(), data)
+        return self._reply(self._read_snapshot(), data)
 
     def known(self, data: bytes) -> bytes | None:
         """Return what `query` would have when `refresh` was last called, if that takes no waiting.
@@ -223,10 +255,10 @@ class OpenGallery:
         bytes or None
             An answer that was made before, or a small one.
         """
-        shown = self._shown
-        if shown.small and data[FLAGS : FLAGS + 1] == _NOTHING_ELSE:  # ids and codes lie in memory
-            return self._reply(shown, data)
-        return shown.answers.get(data)
+        snapshot = self._snapshot
+        if snapshot.small and data[FLAGS : FLAGS + 1] == _NOTHING_ELSE:  # ids and codes lie in memory
+            return self._reply(snapshot, data)
+        return snapshot.answers.get(data)
 
     def model(self) -> NoReturn:
         """Refuse: a client of an open gallery sees the candidates."""
@@ -259,48 +291,48 @@ class OpenGallery:
 
     def refresh(self) -> None:
         """Look whether something new was published."""
-        self._now()
+        self._read_snapshot()
 
     def close(self) -> None:
         """Close the index."""
         self._index.close()
 
-    def _reply(self, shown: Shown, data: bytes) -> bytes:
-        found = shown.answers.get(data)
+    def _reply(self, snapshot: GallerySnapshot, data: bytes) -> bytes:
+        found = snapshot.answers.get(data)
         if found is not None:
             return found
-        if shown.protocol is None:
+        if snapshot.protocol is None:
             return MapChanged(self._name, 0).to_bytes()
-        found = shown.protocol.answer(data)
+        found = snapshot.protocol.answer(data)
         # Originals may be files, which change without our knowing.
         if found[KIND] == Kind.ANSWER and found[FLAGS] != _ORIGINALS and len(data) <= _LONGEST_KEY:
-            shown.answers.put(data, found)
+            snapshot.answers.put(data, found)
         return found
 
-    def _now(self) -> Shown:
-        """Return what is shown now, after reading what has changed."""
+    def _read_snapshot(self) -> GallerySnapshot:
+        """Return the snapshot of now, after reading what has changed."""
         with _in_words():
             stamp = self._index.stamp()
-            if stamp == self._shown.stamp:
-                return self._shown
+            if stamp == self._snapshot.stamp:
+                return self._snapshot
             with self._lock:  # one thread reads, the others wait for it
                 stamp = self._index.stamp()
-                if stamp != self._shown.stamp:
-                    self._shown = self._changed(self._shown, stamp)
-                return self._shown
+                if stamp != self._snapshot.stamp:
+                    self._snapshot = self._take_snapshot(self._snapshot, stamp)
+                return self._snapshot
 
-    def _changed(self, old: Shown, stamp: Stamp) -> Shown:
-        """Return what is shown from now on; answers are kept where no item of a map was deleted."""
+    def _take_snapshot(self, old: GallerySnapshot, stamp: Stamp) -> GallerySnapshot:
+        """Return the next snapshot; answers are kept where no item of a map was deleted."""
         maps = tuple(
-            Settled(self._index, one, self._name, self._extractor, self._on_wire, self._index.alive(one))
+            ServedMap(self._index, one, self._name, self._extractor, self._on_wire, self._index.alive(one))
             for one in self._index.maps()
         )
         pairs = zip(maps, old.maps, strict=False)
         if len(maps) != len(old.maps) or any(new.published is not was.published for new, was in pairs):
-            return Shown(stamp, maps, ServerProtocol(*maps) if maps else None, ByteCache(self._cache), {})
-        if all(new.living is was.living for new, was in zip(maps, old.maps, strict=True)):
+            return GallerySnapshot(stamp, maps, ServerProtocol(*maps) if maps else None, ByteCache(self._cache), {})
+        if all(new.alive is was.alive for new, was in zip(maps, old.maps, strict=True)):
             return replace(old, stamp=stamp)
-        return Shown(stamp, maps, ServerProtocol(*maps), ByteCache(self._cache), old.frames)
+        return GallerySnapshot(stamp, maps, ServerProtocol(*maps), ByteCache(self._cache), old.frames)
 
 
 def check_name(name: str) -> None:

@@ -3,9 +3,8 @@
 import tempfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from nearveil.audit._experiment import DIMENSION, Experiment, Floats, Pair, draw
 from nearveil.gallery import Index, Item
 from nearveil.privacy.noise import Source
 from nearveil.protocol import ClientProtocol, Found, PublicPart, ServerProtocol
-from nearveil.protocol.server import served
+from nearveil.protocol.server import serve_maps
 
 Send = Callable[[bytes], bytes]
 Talk = Callable[[PublicPart, Floats, Send, Source], None]
@@ -103,30 +102,6 @@ def _find_pairs(public: PublicPart) -> tuple[Pair, ...]:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _FrozenGallery:
-    """A gallery as an index published it, without the index."""
-
-    name: str
-    revision: int
-    release: Any
-    ids: NDArray[np.uint32]
-    codes: NDArray[np.uint8]
-    table: Any
-    extractor: str
-    fingerprint: str
-    offers: tuple[()] = ()
-
-    def alive(self) -> NDArray[np.bool_]:
-        """Return that nothing was deleted."""
-        return np.ones(len(self.ids), dtype=np.bool_)
-
-    def extras(self, ids: NDArray[np.uint32], kind: Any, most: int, /) -> list[bytes]:
-        """Return nothing: it has no images."""
-        del kind, most
-        return [b""] * len(ids)
-
-
 @lru_cache(maxsize=1)
 def _serve_default_gallery() -> tuple[PublicPart, ServerProtocol]:
     """Return a server of the default gallery, and what it publishes."""
@@ -138,8 +113,8 @@ def _serve_default_gallery() -> tuple[PublicPart, ServerProtocol]:
     ):
         index.add(Item(row) for row in rows)
         index.publish(epsilon=_EPSILON, candidates=0.1)
-        now = served(index, "audit")[0]
-        kept = {one.name: getattr(now, one.name) for one in fields(_FrozenGallery) if one.name != "offers"}
-    server = ServerProtocol(_FrozenGallery(**kept))
+        newest = serve_maps(index, "audit", offers=())[0]
+        # Whoever is alive was read: the index is not needed any more.
+        server = ServerProtocol(replace(newest, alive=index.alive(newest.published)))
     client = ClientProtocol(_EPSILON)
     return client.take_public(server.reply(client.public_request())), server
