@@ -4,8 +4,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 from weakref import WeakValueDictionary
 
 import sqlalchemy as sa
@@ -14,6 +13,7 @@ from sqlalchemy.engine import URL
 from nearveil.ledger._spending import Clock, Core, LedgerDatabase, utc_now
 from nearveil.ledger._store import (
     Receipt,
+    Row,
     Witness,
     append_entry,
     find_entry,
@@ -31,7 +31,7 @@ from nearveil.ledger.account import Account, find_plan_cost, open_budget
 from nearveil.ledger.budget import Events, canonical_json, format_up
 from nearveil.ledger.errors import AccountError, LedgerError, OverBudgetError, RolledBackError
 from nearveil.ledger.history import Entry, export_rows, make_entry
-from nearveil.privacy.checks import check_text
+from nearveil.privacy.checks import check_choice, check_text
 from nearveil.privacy.guarantee import Protects, Relation
 from nearveil.storage import data_folder, describe_url, make_data_folder, parse_url, without_secrets
 
@@ -120,8 +120,7 @@ class Ledger:
 
         Parameters
         ----------
-        name : str
-        owner : str
+        name, owner : str
         protects : {"query", "database"}
             Whose record it is.
         unit : str
@@ -191,46 +190,29 @@ class Ledger:
     def verify(self, account: str | None = None, *, receipts: Sequence[Receipt | str] = ()) -> Verification:
         """Recompute everything: hashes, totals, budgets; compare with the witness and with receipts.
 
-        Parameters
-        ----------
-        account : str, optional
-            All accounts by default.
-        receipts : sequence of Receipt or str
-            As they are, or as they were written down.
-            Kept elsewhere, from :meth:`Account.receipt`.
-
-        Returns
-        -------
-        Verification
-            True in a condition if all is well; lists what is not.
+        Checks all accounts by default. `receipts` are those that :meth:`Account.receipt` gave and that were kept
+        elsewhere, as they are or as they were printed.
         """
         known = [Receipt.parse(one) if isinstance(one, str) else one for one in receipts]
         return verify(self._core, None if account is None else check_text(account, "account"), known)
 
     def history(self) -> list[Entry]:
         """Return the entries of all accounts, account by account."""
-        return self._core.read(
-            lambda connection: [
-                make_entry(*line) for name in list_accounts(connection) for line in read_entries(connection, name)
-            ]
-        )
+        return [make_entry(*line) for line in self._read_all()]
 
     def export(self, format: Literal["json", "csv"] = "json") -> str:  # noqa: A002
         """Return everything as text: all entries of all accounts, with their hashes."""
-        rows = self._core.read(
+        return export_rows(self._read_all(), format)
+
+    def _read_all(self) -> list[tuple[Row, str]]:
+        return self._core.read(
             lambda connection: [line for name in list_accounts(connection) for line in read_entries(connection, name)]
         )
-        return export_rows(rows, format)
 
     def backup(self, path: str | Path) -> None:
-        """Copy a SQLite ledger to a new file, consistently, while others spend.
+        """Copy a SQLite ledger to a new file, which must not exist, consistently, while others spend.
 
         A backup is for the day the disk dies. It is no second ledger: what is spent in one is not spent in the other.
-
-        Parameters
-        ----------
-        path : str or Path
-            Must not exist.
         """
         if not self._core.database.is_sqlite:
             raise LedgerError("PostgreSQL is backed up by its own tools: pg_dump; export() gives the entries as text")
@@ -308,9 +290,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property
@@ -348,9 +328,7 @@ def _reopened(where: URL, witness: Path | None, clock: Clock, timeout: float, re
 
 
 def _opening(owner: str, protects: Protects, unit: str, relation: Relation) -> dict[str, str]:
-    if protects not in get_args(Protects):
-        raise ValueError('protects must be "query" or "database"')
-    if relation not in get_args(Relation):
-        raise ValueError('relation must be "replace" or "add-remove"')
+    check_choice(protects, "protects", Protects)
+    check_choice(relation, "relation", Relation)
     owner, unit = check_text(owner, "owner"), check_text(unit, "unit")
     return {"owner": owner, "protects": protects, "unit": unit, "relation": relation}

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 
 import sqlalchemy as sa
@@ -241,12 +240,12 @@ class SpendRequest:
 class Debit:
     """A spend that stands. Use it as a context; run the mechanism inside, then `store` the message, then send it.
 
+    :meth:`Account.spend` returns one; the example of :class:`Ledger` shows it.
+
     Attributes
     ----------
     key : str
     client : str or None
-    events : tuple of (DpEvent, int)
-        The single mechanisms that were paid for.
     repeated : bool
         Whether the key was spent before. Then run nothing: `message` is what was released.
     message : bytes or None
@@ -274,10 +273,7 @@ class Debit:
     def store(self, message: bytes) -> None:
         """Keep the public message, durably, so that the same key returns it. Store first, then send.
 
-        Parameters
-        ----------
-        message : bytes
-            What is released, and nothing else: the ledger keeps it as it is, readable by whoever reads the ledger.
+        Give what is released, and nothing else: whoever reads the ledger reads it.
         """
         if not isinstance(message, bytes) or len(message) > LARGEST_MESSAGE:
             raise ValueError(f"message must be bytes, at most {LARGEST_MESSAGE} of them")
@@ -294,9 +290,7 @@ class Debit:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._open = False  # the debit stays, whatever happened inside
 
     def __reduce__(self) -> NoReturn:

@@ -127,8 +127,7 @@ class Witness:
     def check(self, account: str, sequence: int, head: str, find_hash: Callable[[int], str | None]) -> None:
         """Raise unless an account, at `sequence` with the hash `head`, continues what was witnessed.
 
-        `sequence`: 0 where the database has no such account.
-        `hash_at`: From an earlier sequence to its hash.
+        `sequence` is 0 where the database has no such account; `find_hash` goes from an earlier sequence to its hash.
         """
         with self._open(fcntl.LOCK_SH) as handle:
             found = self._find(handle, digest(account))
@@ -262,7 +261,8 @@ entries = sa.Table(
 
 @lru_cache(maxsize=1)
 def _scripts() -> ScriptDirectory:
-    return ScriptDirectory(Path(__file__).parent / "migrations")
+    folder = Path(__file__).parent / "migrations"
+    return ScriptDirectory(folder, version_locations=[folder])
 
 
 def _version(connection: sa.Connection) -> str | None:

@@ -42,18 +42,10 @@ Seen = Mapping[str, tuple[int, str]]
 
 @dataclass(frozen=True)
 class LedgerProblem:
-    """Something that does not fit.
-
-    Attributes
-    ----------
-    account : str
-    sequence : int or None
-        The entry, where it is about one.
-    text : str
-    """
+    """Something that does not fit."""
 
     account: str
-    sequence: int | None
+    sequence: int | None  #: the entry, where it is about one
     text: str
 
     def __str__(self) -> str:
@@ -63,18 +55,9 @@ class LedgerProblem:
 
 @dataclass(frozen=True)
 class Verification:
-    """What a check found; true in a condition if all is well.
+    """What :meth:`Ledger.verify` found; true in a condition if all is well."""
 
-    Attributes
-    ----------
-    accounts : int
-        How many were checked.
-    entries : int
-        Likewise.
-    problems : tuple of Problem
-    """
-
-    accounts: int
+    accounts: int  #: how many were checked
     entries: int
     problems: tuple[LedgerProblem, ...]
 

@@ -60,7 +60,7 @@ Parts: TypeAlias = Iterable[tuple[Guarantee, int]]
 
 
 class Account:
-    """A budget that lasts, and the way to spend it. Made by :class:`Ledger`, never directly.
+    """A budget that lasts, and the way to spend it. Made by :class:`Ledger`, whose example shows one; never directly.
 
     Copies, deep copies, pickles and scikit-learn clones are handles on the same account.
     """
@@ -133,34 +133,12 @@ class Account:
         return make_balance(self.name, client, self._held(client))
 
     def remaining(self, cap: str | None = None) -> tuple[tuple[DpEvent, int], ...]:
-        """Return what may still be taken of the account's plan, or of a cap. Counts are read, nothing is priced.
-
-        Parameters
-        ----------
-        cap : str, optional
-            As :meth:`open_cap` gave it; the account's own plan by default.
-
-        Returns
-        -------
-        tuple of (DpEvent, int)
-            Empty where all is taken, and for accounts without a plan.
-        """
+        """Return what may still be taken of the account's plan, or of a cap; empty for accounts without a plan."""
         held = self._held(cap)
         return read_charge(held.budget.left(held.totals)) if isinstance(held.budget, PlanBudget) else ()
 
     def assert_affordable(self, guarantee: Guarantee | Parts) -> None:
-        """Raise unless all of it could be paid now. Nothing is spent, and priced for a refusal alone.
-
-        Parameters
-        ----------
-        guarantee : Guarantee, or iterable of (Guarantee, int)
-            What may be released, and how often.
-
-        Raises
-        ------
-        OverBudgetError
-            With figures.
-        """
+        """Raise OverBudgetError, with figures, unless all of it could be paid now. Nothing is spent."""
         charge, held = self._charge(guarantee), self._held(None)
         if not is_affordable(held, charge):
             raise make_refusal(make_preview(self.name, None, held, charge))
@@ -168,12 +146,7 @@ class Account:
     def preview(self, guarantee: Guarantee | Parts, *, client: str | None = None) -> Preview:
         """Return what a spend would cost and leave, spending nothing.
 
-        Parameters
-        ----------
-        guarantee : Guarantee, or iterable of (Guarantee, int)
-            What may be released, and how often.
-        client : str, optional
-            Whose quota would pay, too. The figures are of whichever refuses, else of the quota.
+        With a `client`, whose quota would pay too, the figures are of whichever refuses, else of the quota.
         """
         charge = self._charge(guarantee)
         whole = make_preview(self.name, None, self._held(None), charge)
@@ -182,12 +155,7 @@ class Account:
         return make_preview(self.name, client, self._held(client), charge)
 
     def spend(
-        self,
-        guarantee: Guarantee,
-        key: str | None = None,
-        *,
-        client: str | None = None,
-        cap: str | None = None,
+        self, guarantee: Guarantee, key: str | None = None, *, client: str | None = None, cap: str | None = None
     ) -> Debit:
         """Pay, *before* the mechanism runs: when this returns, the debit is durable and stays.
 
@@ -226,56 +194,20 @@ class Account:
         return spend(self._core, request, self._book.held.terms)
 
     def take(self, guarantee: Guarantee, most: int, *, cap: str | None = None) -> int:
-        """Pay for a release as often as a cap, and the account's plan if it has one, still allow.
+        """Pay for a release as often as a cap, and the account's plan if it has one, still allow, at most `most` times.
 
-        Parameters
-        ----------
-        guarantee : Guarantee
-            Of one release.
-        most : int
-            At most so many.
-        cap : str, optional
-            The cap that counts it as well, in the same transaction; see :meth:`open_cap`.
-
-        Returns
-        -------
-        int
-            How many are paid for, and may happen.
-
-        Raises
-        ------
-        OverBudgetError
-            Where an account without a plan cannot pay for all that the cap allows; nothing is spent.
-        LedgerUnavailableError
-            Whether a debit stands is not known; release nothing.
+        Returns how many are paid for, and may happen. Raises as :meth:`spend`: an account without a plan pays for all
+        that the cap allows, or for nothing.
         """
         check_count(most, "most")
         return take(self._core, SpendRequest(self.name, self._charge_once(guarantee), new_key(), None, cap), most)
 
     def quota(
-        self,
-        client: str,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        plan: Events | None = None,
+        self, client: str, *, epsilon: float | None = None, delta: float | None = None, plan: Events | None = None
     ) -> Balance:
         """Give a client a part of the budget. Quotas may add up to more than the account: its own limit always holds.
 
-        Parameters
-        ----------
-        client : str
-        epsilon : float, optional
-            Of accounts without a plan.
-        delta : float, optional
-            Likewise; the account's by default.
-        plan : events, optional
-            Of accounts with a plan: a part of it.
-
-        Returns
-        -------
-        Balance
-            Of the quota.
+        Accounts without a plan need an `epsilon` (`delta` is the account's by default), accounts with one a part of it.
         """
         check_text(client, "client")
         part = self._part(epsilon, delta, plan)
@@ -287,19 +219,13 @@ class Account:
         """Open a cap: how often each mechanism may happen at all, for whoever knows its name.
 
         An estimator opens one when it is fitted. Its copies, its pickles and the processes that it forks take from the
-        same counts, so together they do what one estimator stated, whatever else the account could pay.
-
-        Returns
-        -------
-        str or None
-            Its name, for :meth:`spend` and :meth:`remaining`. None where the account has this very plan: then the
-            account caps it.
+        same counts, so together they do what one estimator stated, whatever else the account could pay. Returns its
+        name, for :meth:`spend` and :meth:`remaining`, or None where the account has this very plan and caps it itself.
         """
         if self.has_plan(plan):
             return None
-        cap = self._plan_budget(plan)
         name = f"cap {new_key()}"
-        self._give("cap", name, cap.terms())
+        self._give("cap", name, self._plan_budget(plan).terms())
         return name
 
     def has_plan(self, plan: Events) -> bool:
@@ -378,7 +304,7 @@ class Account:
         if isinstance(self._budget, PlanBudget):
             if plan is None or epsilon is not None or delta is not None:
                 raise ValueError("quota of an account with a plan must be a part of it: give plan, and nothing else")
-            return PlanBudget.open(self.epsilon, self.delta, make_charge(plan, self.relation))
+            return self._plan_budget(plan)
         if plan is not None or epsilon is None:
             raise ValueError("quota of an account without a plan must have an epsilon, and no plan")
         return open_budget(epsilon, self.delta if delta is None else delta, None, self.relation)
@@ -390,7 +316,7 @@ class Account:
         return self
 
     def __reduce__(self) -> tuple[Callable[..., "Account"], tuple[Any, ...]]:
-        return _reopened, (self._ledger, self.name)
+        return Account, (self._ledger, self.name)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Account) and (self.name, self._ledger) == (other.name, other._ledger)
@@ -400,10 +326,6 @@ class Account:
 
     def __repr__(self) -> str:
         return f"Account({self.name!r} of {self._ledger!r})"
-
-
-def _reopened(ledger: "Ledger", name: str) -> Account:
-    return Account(ledger, name)
 
 
 def open_budget(epsilon: float, delta: float, plan: Events | None, relation: Relation) -> Budget:

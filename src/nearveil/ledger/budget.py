@@ -8,6 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
@@ -19,7 +20,7 @@ from dp_accounting import DpEvent, UnsupportedEventError
 
 from nearveil.privacy import Guarantee
 from nearveil.privacy import events as own
-from nearveil.privacy.accounting import PldAccountant, RdpAccountant, RenyiFilter
+from nearveil.privacy.accounting import Accountant, PldAccountant, RdpAccountant, RenyiFilter
 from nearveil.privacy.checks import check_count, check_delta, check_epsilon, check_finite
 from nearveil.privacy.events import PureDp, SampledScreening, split_event
 from nearveil.privacy.guarantee import Protects, Relation, count_events, needs_add_remove
@@ -116,10 +117,7 @@ def parse_event(text: str) -> DpEvent:
 
 
 def make_charge(events: Events, relation: Relation) -> Charge:
-    """Return the single mechanisms of `events`, counted, equal ones together.
-
-    Compositions are unfolded, and nearveil's own events put in terms of known ones, as accountants do; so two ways to
-    say the same thing have one text.
+    """Return the single mechanisms of `events`, counted, equal ones together: two ways to say a thing have one text.
 
     `relation`: Of the account. Events that are priced for one record more or less are refused in the other.
 
@@ -163,10 +161,7 @@ def _checked(counts: Mapping[str, int]) -> Charge:
 
 
 def charge_guarantee(guarantee: Guarantee, protects: Protects, unit: str, relation: Relation, delta: float) -> Charge:
-    """Return what a guarantee costs an account, after checking that it is about what the account protects.
-
-    `delta`: All four of the account.
-    """
+    """Return what a guarantee costs an account, of which the other four are, after checking that they agree."""
     if not isinstance(guarantee, Guarantee):
         raise TypeError(
             "guarantee must be a Guarantee: the ledger pays for nothing else. Mechanisms have one (release.guarantee); "
@@ -190,11 +185,7 @@ def charge_guarantee(guarantee: Guarantee, protects: Protects, unit: str, relati
 
 
 def check_samplers(events: Iterable[DpEvent], extra_delta: float, delta: float) -> None:
-    """Refuse events whose samplers add more to an account's delta than docs/theory/ledger.md allows.
-
-    `extra_delta`: What their samplers cost; the events do not tell of it.
-    `delta`: Of the account.
-    """
+    """Refuse events whose samplers (`extra_delta`) add more to an account's delta than docs/theory/ledger.md allows."""
     mechanisms = sum(times for _, times in count_events(events))
     if extra_delta > mechanisms * max(_SHARE * delta, _LEAST_SHARE):
         raise ValueError(
@@ -253,7 +244,7 @@ def float_down(number: Fraction) -> float:
     return -float_up(-number)
 
 
-def format_up(number: float, digits: int = 4) -> str:
+def format_up(number: float, digits: int = 4, rounding: str = ROUND_CEILING) -> str:
     """Write what was spent, rounded up.
 
     Examples
@@ -261,7 +252,9 @@ def format_up(number: float, digits: int = 4) -> str:
     >>> format_up(0.30000000000000004), format_up(1.25), format_up(float("inf"))
     ('0.3001', '1.25', 'infinity')
     """
-    return _shown(number, Context(prec=digits, rounding=ROUND_CEILING))
+    if math.isinf(number):
+        return "infinity"
+    return f"{float(Context(prec=digits, rounding=rounding).plus(Decimal(repr(float(number))))):.12g}"
 
 
 def format_down(number: float, digits: int = 4) -> str:
@@ -272,13 +265,7 @@ def format_down(number: float, digits: int = 4) -> str:
     >>> format_down(0.69999), format_down(0.0)
     ('0.6999', '0')
     """
-    return _shown(number, Context(prec=digits, rounding=ROUND_FLOOR))
-
-
-def _shown(number: float, context: Context) -> str:
-    if math.isinf(number):
-        return "infinity"
-    return f"{float(context.plus(Decimal(repr(float(number))))):.12g}"
+    return format_up(number, digits, ROUND_FLOOR)
 
 
 class UnpricedError(ValueError):
@@ -312,16 +299,16 @@ class Budget(ABC):
         """Return totals as an epsilon: 0 for nothing, at most `epsilon` where they are allowed, None for infinity."""
 
     @abstractmethod
-    def shortage(self, totals: Amounts, price: Amounts) -> str:
-        """Say in figures why a price cannot be paid, or nothing where epsilons say it all."""
-
-    @abstractmethod
-    def terms(self) -> str:
-        """Return the canonical text of everything but the totals."""
-
-    @abstractmethod
     def holds(self, part: Self) -> bool:
         """Return whether another budget of the kind is a part of this one."""
+
+    def shortage(self, totals: Amounts, price: Amounts) -> str:  # noqa: ARG002
+        """Say in figures why a price cannot be paid, or nothing where epsilons say it all."""
+        return ""
+
+    def terms(self) -> str:
+        """Return the canonical text of everything but the totals."""
+        return canonical_json({"kind": self.kind, **vars(self)})
 
     def contains(self, part: "Budget") -> bool:
         """Return whether another budget is of this kind and a part of this one."""
@@ -362,9 +349,6 @@ class PureBudget(Budget):
     def spent(self, totals: Amounts) -> Fraction | None:
         return None if totals[0] is None else Fraction(totals[0], UNITS)
 
-    def shortage(self, totals: Amounts, price: Amounts) -> str:  # noqa: ARG002
-        return ""
-
     def terms(self) -> str:
         return canonical_json({"kind": self.kind, "epsilon": self.epsilon, "limits": self.limits})
 
@@ -395,10 +379,10 @@ class FilterBudget(Budget):
         return cls(gate.epsilon, gate.delta, tuple(map(units_down, gate.budgets)), gate.orders)
 
     def price(self, charge: Charge) -> Amounts:
-        prices = [tuple(None if a is None else a * times for a in _renyi(text, self.orders)) for text, times in charge]
         totals: Amounts = self.nothing
-        for one in prices:
-            totals = add_amounts(totals, one)
+        for text, times in charge:
+            price = tuple(None if a is None else a * times for a in _renyi(text, self.orders))
+            totals = add_amounts(totals, price)
         return totals
 
     def allows(self, totals: Amounts) -> bool:
@@ -412,13 +396,6 @@ class FilterBudget(Budget):
             if total is not None and limit > 0
         ]
         return min(shares) * exact_decimal(self.epsilon) if shares else None
-
-    def shortage(self, totals: Amounts, price: Amounts) -> str:  # noqa: ARG002
-        return ""
-
-    def terms(self) -> str:
-        fields = {"epsilon": self.epsilon, "delta": self.delta, "orders": self.orders, "limits": self.limits}
-        return canonical_json({"kind": self.kind, **fields})
 
     def holds(self, part: Self) -> bool:
         return part.epsilon <= self.epsilon and part.delta <= self.delta
@@ -472,10 +449,6 @@ class PlanBudget(Budget):
         gone = tuple(limit - (taken or 0) for limit, taken in zip(self.limits, totals, strict=True))
         return self._charge(gone)
 
-    def terms(self) -> str:
-        fields = {"epsilon": self.epsilon, "delta": self.delta, "plan": self.plan, "limits": self.limits}
-        return canonical_json({"kind": self.kind, **fields})
-
     def holds(self, part: Self) -> bool:
         planned = dict(zip(self.plan, self.limits, strict=True))
         return all(times <= planned.get(text, 0) for text, times in zip(part.plan, part.limits, strict=True))
@@ -489,30 +462,27 @@ def find_pld_epsilon(charge: Charge, delta: float) -> float:
     """Return the epsilon of mechanisms fixed beforehand at `delta`: by PLD, or added up where delta is 0."""
     if delta == 0:
         exact = [(exact_epsilon(event), times) for event, times in read_charge(charge)]
-        return (
-            math.inf if any(e is None for e, _ in exact) else float_up(sum((e * n for e, n in exact if e), Fraction(0)))
-        )
+        total = sum((epsilon * times for epsilon, times in exact if epsilon), Fraction(0))
+        return math.inf if any(epsilon is None for epsilon, _ in exact) else float_up(total)
     try:
-        accountant = PldAccountant()
-        for event, times in read_charge(charge):
-            accountant.compose(event, times)
-        return accountant.epsilon(delta)
+        return _compose(PldAccountant(), charge).epsilon(delta)
     except UnsupportedEventError as unknown:
         raise UnpricedError(f"events: no privacy loss distribution is known for one of them ({unknown})") from unknown
 
 
 def find_alone_epsilon(charge: Charge, delta: float) -> float:
     """Return what a charge costs by itself at `delta`: by PLD, else by RDP, else infinity: nobody knows."""
-    try:
+    with suppress(UnpricedError):
         return find_pld_epsilon(charge, delta)
-    except UnpricedError:
-        accountant = RdpAccountant()
-    try:
-        for event, times in read_charge(charge):
-            accountant.compose(event, times)
-        return accountant.epsilon(delta)
-    except UnsupportedEventError:
-        return math.inf
+    with suppress(UnsupportedEventError):
+        return _compose(RdpAccountant(), charge).epsilon(delta)
+    return math.inf
+
+
+def _compose(accountant: Accountant, charge: Charge) -> Accountant:
+    for event, times in read_charge(charge):
+        accountant.compose(event, times)
+    return accountant
 
 
 @lru_cache(maxsize=1024)
@@ -522,9 +492,10 @@ def parse_budget(terms: str) -> Budget:
     limits = tuple(map(int, fields["limits"]))
     if fields["kind"] == "pure":
         return PureBudget(fields["epsilon"], 0.0, limits)
+    common = fields["epsilon"], fields["delta"], limits
     if fields["kind"] == "filter":
-        return FilterBudget(fields["epsilon"], fields["delta"], limits, tuple(fields["orders"]))
-    return PlanBudget(fields["epsilon"], fields["delta"], limits, tuple(fields["plan"]))
+        return FilterBudget(*common, tuple(fields["orders"]))
+    return PlanBudget(*common, tuple(fields["plan"]))
 
 
 def _positive(epsilon: float) -> float:

@@ -1,4 +1,4 @@
-"""History, for people and for other programs."""
+"""Balances, previews and history, for people and for other programs."""
 
 import base64
 import csv
@@ -31,33 +31,18 @@ from nearveil.ledger.errors import CorruptLedgerError, OverBudgetError
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """What an account, or a client's quota, has and what is left of it.
-
-    Attributes
-    ----------
-    account : str
-    client : str or None
-    kind : {"plan", "filter", "pure"}
-    epsilon : float
-        The budget, which holds however it is spent.
-    delta : float
-    spent : float
-        Rounded up. Of a plan: the epsilon of what was taken, by PLD. Of a filter: the share of the budget that is used,
-        times epsilon; no promise by itself. Of pure epsilons: their sum.
-    left : float
-        ``epsilon - spent``, rounded down.
-    remaining : tuple of (DpEvent, int)
-        What may still be taken of a plan; empty for the other kinds.
-    """
+    """What an account, or a client's quota, has and what is left of it; :meth:`Account.balance` returns one."""
 
     account: str
     client: str | None
-    kind: str
-    epsilon: float
+    kind: str  #: "plan", "filter" or "pure"
+    epsilon: float  #: the budget, which holds however it is spent
     delta: float
+    #: Rounded up. Of a plan: the epsilon of what was taken, by PLD. Of a filter: the share of the budget that is used,
+    #: times epsilon; no guarantee by itself. Of pure epsilons: their sum.
     spent: float
-    left: float
-    remaining: tuple[tuple[DpEvent, int], ...]
+    left: float  #: ``epsilon - spent``, rounded down
+    remaining: tuple[tuple[DpEvent, int], ...]  #: what may still be taken of a plan; empty for the other kinds
 
     def __str__(self) -> str:
         whose = f"account {self.account}" if self.client is None else f"client {self.client} in account {self.account}"
@@ -69,31 +54,15 @@ class Balance:
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """What a spend would cost; nothing was spent.
-
-    Attributes
-    ----------
-    before : Balance
-    alone : float
-        The epsilon of the events by themselves at the budget's delta.
-    cost : float
-        What they would add to what is spent; infinity where they have no finite cost here.
-    total : float
-        What would then be spent.
-    left : float
-        What would then be left.
-    allowed : bool
-    reason : str
-        Why not, in figures; empty where it is allowed.
-    """
+    """What a spend would cost; nothing was spent."""
 
     before: Balance
-    alone: float
-    cost: float
-    total: float
-    left: float
+    alone: float  #: the epsilon of the events by themselves at the budget's delta
+    cost: float  #: what they would add to what is spent; infinity where they have no finite cost here
+    total: float  #: what would then be spent
+    left: float  #: what would then be left
     allowed: bool
-    reason: str
+    reason: str  #: why not, in figures; empty where it is allowed
 
     @property
     def spent(self) -> float:
@@ -142,9 +111,8 @@ def make_preview(account: str, client: str | None, held: Held, charge: Charge) -
         price = budget.price(charge)
     except UnpricedError as make_refusal:
         reason = _reason(before, math.inf, str(make_refusal))
-        return Preview(
-            before=before, alone=alone, cost=math.inf, total=math.inf, left=0.0, allowed=False, reason=reason
-        )
+        nothing = {"cost": math.inf, "total": math.inf, "left": 0.0}
+        return Preview(before=before, alone=alone, allowed=False, reason=reason, **nothing)
     totals = add_amounts(held.totals, price)
     allowed = budget.allows(totals)
     spent, total = budget.spent(held.totals), budget.spent(totals)
@@ -184,7 +152,7 @@ def _reason(before: Balance, cost: float, more: str) -> str:
     return f"{said} ({more})" if more else said
 
 
-_COLUMNS = (
+_COLUMNS = [
     "account",
     "sequence",
     "kind",
@@ -197,41 +165,22 @@ _COLUMNS = (
     "nonce",
     "slot",
     "hash",
-)
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One line of an account's history.
-
-    Attributes
-    ----------
-    account : str
-    sequence : int
-        The order of things; times are only informative.
-    kind : {"opened", "quota", "cap", "debit", "take", "message"}
-        A "take" says that the debit before it counts in a cap, too.
-    time : str
-        UTC, as the clock said.
-    key : str or None
-    client : str or None
-        Or the name of a cap.
-    events : tuple of (DpEvent, int)
-        What a debit paid for: single mechanisms, counted.
-    message : bytes or None
-    hash : str
-        Covers the entry and all before it.
-    """
+    """One line of an account's history; :meth:`Account.history` returns them."""
 
     account: str
-    sequence: int
-    kind: str
-    time: str
+    sequence: int  #: the order of things; times are only informative
+    kind: str  #: "opened", "quota", "cap", "debit", "take" (the debit before it counts in a cap, too) or "message"
+    time: str  #: UTC, as the clock said
     key: str | None
-    client: str | None
-    events: tuple[tuple[DpEvent, int], ...]
+    client: str | None  #: or the name of a cap
+    events: tuple[tuple[DpEvent, int], ...]  #: what a debit paid for: single mechanisms, counted
     message: bytes | None
-    hash: str
+    hash: str  #: covers the entry and all before it
 
 
 def make_entry(row: Row, kept_hash: str) -> Entry:

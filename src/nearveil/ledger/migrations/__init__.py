@@ -1,1 +1,1 @@
-"""The ledger's tables, version by version."""
+"""The ledger's tables, a file for each version; alembic reads them."""
