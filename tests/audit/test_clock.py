@@ -11,7 +11,7 @@ pytest.importorskip("httpx")
 
 from nearveil.audit import audit
 from nearveil.audit._experiment import Experiment
-from nearveil.audit._specimens import HeapMap, hasty_client, hasty_question, heap_search, with_heap
+from nearveil.audit._specimens import HeapMap, hasty_client, hasty_question, heap_search, use_heap
 from nearveil.audit.attacks import _hostile_server
 from nearveil.audit.attacks._clock import TimedQuestion, ask_through_client, make_clock_experiment, make_hostile_parts
 from nearveil.mechanisms import PublicMap
@@ -91,7 +91,7 @@ def test_a_client_that_keeps_its_slots_shows_one_moment(family: str) -> None:
 @pytest.mark.usefixtures("clock")
 def test_a_client_that_does_not_shows_its_work() -> None:
     near, far = ends(make_clock_experiment(), FAMILIES[0])
-    with hasty_client(with_heap(near.public)) as ask:
+    with hasty_client(use_heap(near.public)) as ask:
         assert [round(ask(feature), 9) for feature in (near.feature, far.feature)] == [0.001, 0.009]
 
 

@@ -54,8 +54,8 @@ class Reopening(planted.EndlessVotes):
 class Silent(planted.OnceExactVotes):
     """Adds no noise at all."""
 
-    def _spoiled(self, answers: Answers, X: Any) -> Answers:
-        return self._decided(self._exact(X), answers)
+    def _spoil(self, answers: Answers, X: Any) -> Answers:
+        return self._decide(self._vote_exactly(X), answers)
 
 
 def neighbors(answered: int = 1, screened: int = 0, **more: Any) -> PrivateKNeighborsClassifier:
@@ -217,8 +217,8 @@ def test_students_are_read_in_all_rounds() -> None:
         (pair,) = experiment.pairs
         seen = experiment.observe(pair, 0, 6, unsafe_seeded(4), watch)
         assert seen.numbers.shape == (6, 18)
-        assert watch.inconsistent() is None
-        verdicts.append((watch.misfit(1e-9), watch.repeated(1e-9)))
+        assert watch.find_contradictions() is None
+        verdicts.append((watch.find_misfit(1e-9), watch.find_repeats(1e-9)))
     assert verdicts[0] == (None, None)
     assert "has not the spread that is stated" in str(verdicts[1][0])
     assert "the same outcome came 48 times in 48 runs" in str(verdicts[1][1])

@@ -9,7 +9,15 @@ import pytest
 from scipy.stats import binom
 
 from nearveil.audit import Law
-from nearveil.audit._law import TESTS, Watch, _Coins, gaussian_uniforms, laplace_uniforms, repeat_chance, row_hashes
+from nearveil.audit._law import (
+    TESTS,
+    Watch,
+    _Coins,
+    bound_repeat_chance,
+    gaussian_uniforms,
+    hash_rows,
+    laplace_uniforms,
+)
 from nearveil.audit.attacks._scores import Slices
 
 MISTAKE = 1e-9
@@ -18,7 +26,7 @@ MISTAKE = 1e-9
 def judged(values: Any, look: Any = gaussian_uniforms) -> str | None:
     watch = Watch(Law(uniforms=lambda seen, given: [look(seen - given)]))
     watch.see("zero", values, 0.0)
-    return watch.misfit(MISTAKE)
+    return watch.find_misfit(MISTAKE)
 
 
 def normal(count: int = 4_000) -> Any:
@@ -54,9 +62,9 @@ def test_false_laws_are_found(values: Any) -> None:
 def test_a_true_coin_is_called_false_as_seldom_as_was_said(chance: float, mistake: float) -> None:
     """Over all counts, exactly; and a coin that is off by a fifth is found by enough tosses."""
     runs = 200
-    wrong = [k for k in range(runs + 1) if _Coins(chance, runs, k).misfit(mistake) is not None]
+    wrong = [k for k in range(runs + 1) if _Coins(chance, runs, k).find_misfit(mistake) is not None]
     assert binom.pmf(wrong, runs, chance).sum() <= mistake
-    assert _Coins(chance, 10_000, round(10_000 * chance**1.3)).misfit(mistake) is not None or chance > 0.9
+    assert _Coins(chance, 10_000, round(10_000 * chance**1.3)).find_misfit(mistake) is not None or chance > 0.9
 
 
 def test_a_true_law_is_called_false_as_seldom_as_was_said() -> None:
@@ -66,7 +74,7 @@ def test_a_true_law_is_called_false_as_seldom_as_was_said() -> None:
     for _ in range(300):
         watch = Watch(Law(uniforms=lambda seen, _: [seen[:, 0], seen[:, 1]]))
         watch.see("zero", generator.random((200, 2)), None)
-        found += watch.misfit(0.1) is not None
+        found += watch.find_misfit(0.1) is not None
     assert found <= 60
     assert TESTS == 93
 
@@ -81,7 +89,7 @@ def test_cells_of_a_grid_are_forgiven_where_they_are_stated() -> None:
     for largest, fits in ((0.004, True), (1e-7, False)):
         watch = Watch(law(largest))
         watch.see("zero", coarse[:, None], None)
-        assert (watch.misfit(MISTAKE) is None) is fits
+        assert (watch.find_misfit(MISTAKE) is None) is fits
 
 
 def test_repeats_are_as_rare_as_the_bound_says() -> None:
@@ -92,9 +100,9 @@ def test_repeats_are_as_rare_as_the_bound_says() -> None:
         most = max(np.bincount(draws))
         for times in worst:
             worst[times] += float(np.prod(chances[list(draws)])) * (most >= times)
-    assert all(worst[times] <= repeat_chance(times, 6, 0.4) + 1e-12 for times in worst)
-    assert repeat_chance(6, 6, 0.4) == pytest.approx(0.4**5)
-    assert repeat_chance(1, 6, 0.4) == 1.0
+    assert all(worst[times] <= bound_repeat_chance(times, 6, 0.4) + 1e-12 for times in worst)
+    assert bound_repeat_chance(6, 6, 0.4) == pytest.approx(0.4**5)
+    assert bound_repeat_chance(1, 6, 0.4) == 1.0
 
 
 def test_an_exact_outcome_in_one_of_2000_runs_repeats() -> None:
@@ -103,11 +111,11 @@ def test_an_exact_outcome_in_one_of_2000_runs_repeats() -> None:
     honest, slips = Watch(law), Watch(law)
     honest.see("zero", values, None)
     slips.see("zero", np.where(np.arange(20_000)[:, None] % 2000 == 0, 7.0, values), None)
-    assert honest.repeated(MISTAKE) is None
-    assert "the same outcome came 10 times in 20,000 runs" in str(slips.repeated(MISTAKE))
+    assert honest.find_repeats(MISTAKE) is None
+    assert "the same outcome came 10 times in 20,000 runs" in str(slips.find_repeats(MISTAKE))
     one = Watch(law)
     one.see("zero", np.where(np.arange(20_000)[:, None] % 500 == 0, [[7.0, math.nan]], values)[:, :1], None)
-    assert "the same" in str(one.repeated(MISTAKE))
+    assert "the same" in str(one.find_repeats(MISTAKE))
 
 
 def test_chunks_count_together() -> None:
@@ -115,23 +123,23 @@ def test_chunks_count_together() -> None:
     watch = Watch(law)
     for _ in range(4):
         watch.see("zero", np.array([[1.0], [2.0 + len(watch._rows.get("zero", []))]]), None)
-    assert "the same outcome came 4 times in 8 runs" in str(watch.repeated(MISTAKE))
+    assert "the same outcome came 4 times in 8 runs" in str(watch.find_repeats(MISTAKE))
 
 
 def test_hashes_tell_rows_apart() -> None:
     rows = np.array([[0.0, 1.0], [1.0, 0.0], [-0.0, 1.0], [0.0, 2.0]])
-    hashes = row_hashes(rows)
+    hashes = hash_rows(rows)
     assert hashes[0] == hashes[2]
     assert len(np.unique(hashes)) == 3
-    assert len(np.unique(row_hashes(np.arange(30_000).reshape(-1, 3)))) == 10_000
+    assert len(np.unique(hash_rows(np.arange(30_000).reshape(-1, 3)))) == 10_000
 
 
 def test_what_contradicts_itself_is_counted() -> None:
     watch = Watch(Law(consistent=lambda seen: seen > 0))
     watch.see("zero", np.array([1, 2, 3]), None)
-    assert watch.inconsistent() is None
+    assert watch.find_contradictions() is None
     watch.see("zero", np.array([1, 0]), None)
-    assert watch.inconsistent() == "1 of 5 outcomes contradict themselves"
+    assert watch.find_contradictions() == "1 of 5 outcomes contradict themselves"
 
 
 @pytest.mark.parametrize("mistake", [0.1, 0.5])

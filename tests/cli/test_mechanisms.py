@@ -126,7 +126,7 @@ def test_a_missing_library_leaves_the_row(monkeypatch: pytest.MonkeyPatch) -> No
     def missing(name: str) -> Any:
         raise ImportError(name)
 
-    (entry,) = (entry for entry in catalog._ENTRIES if entry.needs)
+    (entry,) = (entry for entry in catalog.REGISTRY if entry.needs)
     monkeypatch.setattr("nearveil.mechanisms.baselines._plain.importlib.import_module", missing)
     row = catalog._row(entry, np.random.default_rng(0).standard_normal((400, 64)), np.arange(200) % 4)
     assert (row.name, row.message_bytes, row.protects) == ("plain-tsne", None, "nothing")

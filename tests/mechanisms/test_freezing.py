@@ -29,7 +29,7 @@ from nearveil.mechanisms import (
     Unary,
     VonMisesFisher,
 )
-from nearveil.mechanisms.catalog import _ENTRIES
+from nearveil.mechanisms.catalog import REGISTRY
 from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, unsafe_seeded
@@ -39,18 +39,18 @@ ROWS = np.random.default_rng(0).standard_normal((400, 16))
 LABELS = np.arange(200) % 4
 
 
-@pytest.mark.parametrize("entry", _ENTRIES, ids=lambda entry: entry.variant or entry.source)
+@pytest.mark.parametrize("entry", REGISTRY, ids=lambda entry: entry.name)
 def test_no_parameter_of_any_mechanism_changes_after_fit(entry: Any) -> None:
     attack_parameters(_fitted(entry), ROWS[0], labels=0 if entry.labelled else None)
 
 
-@pytest.mark.parametrize("entry", _ENTRIES, ids=lambda entry: entry.variant or entry.source)
+@pytest.mark.parametrize("entry", REGISTRY, ids=lambda entry: entry.name)
 def test_no_attribute_of_any_mechanism_changes_after_fit(entry: Any) -> None:
     attack_attributes(_fitted(entry), ROWS[0], labels=0 if entry.labelled else None)
 
 
 def _fitted(entry: Any) -> Release:
-    release: Release = entry.make(ROWS[200:]).fit(ROWS[:200], LABELS)
+    release: Release = entry.make_release(ROWS[200:]).fit(ROWS[:200], LABELS)
     return release.index(ROWS[200:]) if isinstance(release, MappedRelease) else release
 
 

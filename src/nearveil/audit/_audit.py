@@ -151,10 +151,12 @@ def _judge_watches(watches: tuple[Watch, Watch], share: float) -> Iterator[Check
 
     law, half = watches[0].law, share / 2
     single = law.uniforms or law.coins
-    yield judge("the stated law", single, (one.misfit(half) for one in watches), "none is stated of single outcomes")
-    yield judge("repeated outcomes", law.values, (one.repeated(half) for one in watches), "outcomes may come twice")
+    yield judge(
+        "the stated law", single, (one.find_misfit(half) for one in watches), "none is stated of single outcomes"
+    )
+    yield judge("repeated outcomes", law.values, (one.find_repeats(half) for one in watches), "outcomes may come twice")
     if law.consistent is not None:
-        yield judge("labels", law.consistent, (one.inconsistent() for one in watches))
+        yield judge("labels", law.consistent, (one.find_contradictions() for one in watches))
 
 
 def _explore(

@@ -93,7 +93,7 @@ def _check_predict(reader: VoteReader, source: Source, mistake: float) -> str | 
             voter = make_twin(reader, source).fit(records.X, records.y)
             found = voter.predict(np.tile(reader.query, (_PREDICTED, 1)))
             watch.see(f"{pair.name} ({which} input)", found if reader.labelled else reader.read(found), records)
-    return watch.misfit(mistake)
+    return watch.find_misfit(mistake)
 
 
 def _check_price(reader: VoteReader) -> str | None:

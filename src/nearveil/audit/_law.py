@@ -57,9 +57,9 @@ class Law:
     >>> watch = Watch(law)
     >>> noise = np.random.default_rng(0).normal(size=(4_000, 1))
     >>> watch.see("zero", noise, 0.0)
-    >>> watch.misfit(1e-9)
+    >>> watch.find_misfit(1e-9)
     >>> watch.see("one", 1.0 + 0.8 * noise, 1.0)  # a fifth of the noise is missing
-    >>> print(watch.misfit(1e-9))
+    >>> print(watch.find_misfit(1e-9))
     one, number 1 has not the spread that is stated (probability below 1e-30)
     """
 
@@ -96,27 +96,29 @@ class _Counts:
             return
         inside = np.clip(uniforms, _LEAST_UNIFORM, _MOST_UNIFORM)
         bins = np.bincount((inside * _BINS).astype(np.int64), minlength=_BINS)
-        nested = [_levels(inside), _levels(1 - inside), _levels(np.abs(2 * inside - 1))]
+        nested = [_count_levels(inside), _count_levels(1 - inside), _count_levels(np.abs(2 * inside - 1))]
         self.hits += np.concatenate([bins, *nested])
         self.squares += float((ndtri(inside) ** 2).sum())
         self.runs += len(uniforms)
 
-    def misfit(self, mistake: float) -> str | None:
+    def find_misfit(self, mistake: float) -> str | None:
         """Say what does not fit, where something that improbable happened (Theorem 8)."""
         if not self.runs:
             return None
         share = mistake / TESTS / 2  # each test has two sides
         # A small set around the middle holds a cell of the grid more, or less, than stated; in tails cells are tiny.
-        rarest = _rarity(self.hits, self.runs, _SETS, np.where(_MIDDLE, 2 * self.cell, 0.0))
+        rarest = _compute_rarity(self.hits, self.runs, _SETS, np.where(_MIDDLE, 2 * self.cell, 0.0))
         worst = int(np.argmin(rarest))
         spread = min(
             float(chi2.sf(self.squares / (1 + _FORGIVEN), self.runs)),
             float(chi2.cdf(self.squares / (1 - _FORGIVEN), self.runs)),
         )
         if spread < share:
-            return f"has not the spread that is stated ({_words(2 * TESTS * spread)})"
+            return f"has not the spread that is stated ({_show_chance(2 * TESTS * spread)})"
         if rarest[worst] < share:
-            return _excess(int(self.hits[worst]), self.runs, float(_SETS[worst]), 2 * TESTS * float(rarest[worst]))
+            return _describe_excess(
+                int(self.hits[worst]), self.runs, float(_SETS[worst]), 2 * TESTS * float(rarest[worst])
+            )
         return None
 
 
@@ -128,24 +130,24 @@ class _Coins:
     runs: int = 0
     hits: int = 0
 
-    def misfit(self, mistake: float) -> str | None:
+    def find_misfit(self, mistake: float) -> str | None:
         """Say what does not fit, where something that improbable happened."""
-        rarity = 2 * float(_rarity(np.array(self.hits), self.runs, np.array(self.chance), np.array(0.0)))
-        return _excess(self.hits, self.runs, self.chance, rarity) if rarity < mistake else None
+        rarity = 2 * float(_compute_rarity(np.array(self.hits), self.runs, np.array(self.chance), np.array(0.0)))
+        return _describe_excess(self.hits, self.runs, self.chance, rarity) if rarity < mistake else None
 
 
-def _rarity(hits: NDArray[np.int64], runs: int, chances: Floats, doubt: Floats) -> Floats:
+def _compute_rarity(hits: NDArray[np.int64], runs: int, chances: Floats, doubt: Floats) -> Floats:
     """Return the probability of as many hits or more, or of as few or fewer, whichever is less."""
     above = binom.sf(hits - 1, runs, np.minimum(chances * (1 + _FORGIVEN) + doubt, 1.0))
     below = binom.cdf(hits, runs, np.maximum(chances * (1 - _FORGIVEN) - doubt, 0.0))
     return np.asarray(np.minimum(above, below))
 
 
-def _excess(hits: int, runs: int, chance: float, rarity: float) -> str:
-    return f"has {hits:,} of {runs:,} runs where {chance * runs:,.1f} are stated ({_words(rarity)})"
+def _describe_excess(hits: int, runs: int, chance: float, rarity: float) -> str:
+    return f"has {hits:,} of {runs:,} runs where {chance * runs:,.1f} are stated ({_show_chance(rarity)})"
 
 
-def _levels(distances: Floats) -> NDArray[np.int64]:
+def _count_levels(distances: Floats) -> NDArray[np.int64]:
     """Return how many distances are at most 1/2, 1/4, and so on."""
     depth = np.floor(-np.log2(np.maximum(distances, _LEAST_UNIFORM))).astype(np.int64)
     counts = np.bincount(np.clip(depth, 0, _LEVELS), minlength=_LEVELS + 1)
@@ -181,49 +183,49 @@ class Watch:
                 coins.runs, coins.hits = coins.runs + len(hits), coins.hits + int(hits.sum())
         if self.law.values is not None:
             values = self.law.values(seen)
-            self._rows.setdefault(name, []).append(row_hashes(values))
+            self._rows.setdefault(name, []).append(hash_rows(values))
             if name not in self._columns:  # of the first part alone: single columns are judged by fewer runs
                 self._first[name] = len(values)
-                self._columns[name] = [_most_repeated(row_hashes(column[:, None])) for column in values.T]
+                self._columns[name] = [_count_most_repeated(hash_rows(column[:, None])) for column in values.T]
         if self.law.consistent is not None:
             fine = self.law.consistent(seen)
             self._judged, self._wrong = self._judged + len(fine), self._wrong + int((~fine).sum())
 
-    def misfit(self, mistake: float) -> str | None:
+    def find_misfit(self, mistake: float) -> str | None:
         """Return what contradicts the stated law; a true one is called false with at most that probability."""
         every: list[tuple[str, _Counts | _Coins]] = [
             *((f"{name}, number {i}", one) for name, kept in self._counts.items() for i, one in enumerate(kept, 1)),
             *((f"{name}, coin {i}", one) for name, kept in self._coins.items() for i, one in enumerate(kept, 1)),
         ]
-        found = ((name, one.misfit(mistake / len(every))) for name, one in every)
+        found = ((name, one.find_misfit(mistake / len(every))) for name, one in every)
         return next((f"{name} {why}" for name, why in found if why is not None), None)
 
-    def repeated(self, mistake: float) -> str | None:
+    def find_repeats(self, mistake: float) -> str | None:
         """Return which outcome came too often, by Theorem 9; None where none did."""
         for name, parts in self._rows.items():
             hashes, columns = np.concatenate(parts), self._columns[name]
             share = mistake / len(self._rows) / (1 + len(columns))
-            looks = [(_most_repeated(hashes), len(hashes), self.law.largest_row + _HASHED, "outcome")]
+            looks = [(_count_most_repeated(hashes), len(hashes), self.law.largest_row + _HASHED, "outcome")]
             looks += [(times, self._first[name], self.law.largest_value + _HASHED, "value") for times in columns]
             for times, runs, largest, what in looks:
-                chance = repeat_chance(times, runs, largest)
+                chance = bound_repeat_chance(times, runs, largest)
                 if chance < share:
-                    return f"{name}: the same {what} came {times:,} times in {runs:,} runs ({_words(chance)})"
+                    return f"{name}: the same {what} came {times:,} times in {runs:,} runs ({_show_chance(chance)})"
         return None
 
-    def inconsistent(self) -> str | None:
+    def find_contradictions(self) -> str | None:
         """Return how many outcomes contradict themselves; None where none does."""
         return f"{self._wrong:,} of {self._judged:,} outcomes contradict themselves" if self._wrong else None
 
 
-def repeat_chance(times: int, runs: int, largest: float) -> float:
+def bound_repeat_chance(times: int, runs: int, largest: float) -> float:
     """Bound the probability that some outcome comes so many times, where none is more probable than `largest`.
 
     Theorem 9.
 
     Examples
     --------
-    >>> repeat_chance(2, 1000, 1e-9) < 1000**2 * 1e-9 / 2
+    >>> bound_repeat_chance(2, 1000, 1e-9) < 1000**2 * 1e-9 / 2
     True
     """
     if times < 2:
@@ -232,12 +234,12 @@ def repeat_chance(times: int, runs: int, largest: float) -> float:
     return math.exp(min(0.0, float(ways) + (times - 1) * math.log(min(largest, 1.0))))
 
 
-def _most_repeated(values: Words) -> int:
+def _count_most_repeated(values: Words) -> int:
     """Return how often the most frequent value comes."""
     return int(np.unique(values, return_counts=True)[1].max(initial=0))
 
 
-def row_hashes(rows: NDArray[Any]) -> Words:
+def hash_rows(rows: NDArray[Any]) -> Words:
     """Return a hash of each row of numbers (the mixing of SplitMix64)."""
     if rows.dtype.kind == "f":
         words = np.ascontiguousarray(rows.astype(np.float64) + 0.0).view(np.uint64)  # one zero, not two
@@ -252,5 +254,5 @@ def row_hashes(rows: NDArray[Any]) -> Words:
     return found
 
 
-def _words(chance: float) -> str:
+def _show_chance(chance: float) -> str:
     return "probability below 1e-30" if chance < 1e-30 else f"probability at most {chance:.0e}"

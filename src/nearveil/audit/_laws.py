@@ -120,18 +120,20 @@ def _(release: RandomProjection) -> Law:
 @state_law.register(Covers)
 @state_law.register(Cells)
 def _(release: Any) -> Law:
-    return Law(coins=lambda messages, row: _named_sets(release, messages, row))
+    return Law(coins=lambda messages, row: _toss_sets(release, messages, row))
 
 
 @state_law.register(Latent)
 @state_law.register(OME)
 def _(release: Any) -> Law:
-    return _bit_law(release, lambda row: release.encoding_.encode(release.projection_(release.features(row[None]))))
+    return _state_bit_law(
+        release, lambda row: release.encoding_.encode(release.projection_(release.features(row[None])))
+    )
 
 
 @state_law.register
 def _(release: Unary) -> Law:
-    return _bit_law(release, lambda row: _one_hot(release, row))
+    return _state_bit_law(release, lambda row: _encode_one_hot(release, row))
 
 
 @state_law.register
@@ -152,7 +154,7 @@ def _(release: VonMisesFisher) -> Law:
     return Law(values=stack_messages, largest_row=_RARE) if release.n_features_in_ >= _WIDE else Law()
 
 
-def _named_sets(release: Any, messages: Sequence[Message], row: Floats) -> list[Coin]:
+def _toss_sets(release: Any, messages: Sequence[Message], row: Floats) -> list[Coin]:
     """Return how often the good set is named, and each other set: odds of e^epsilon, and all others alike."""
     named, count = stack_messages(messages), release.map_.n_sets
     size, good = named.shape[1], int(release.map_.choose(release.features(row[None]))[0])
@@ -165,12 +167,12 @@ def _named_sets(release: Any, messages: Sequence[Message], row: Floats) -> list[
     return coins
 
 
-def _one_hot(release: Unary, row: Floats) -> NDArray[np.uint8]:
+def _encode_one_hot(release: Unary, row: Floats) -> NDArray[np.uint8]:
     near = 2 * release.features(row[None]) @ release.centroids_.T - (release.centroids_**2).sum(axis=1)
     return np.asarray(np.eye(release.string_.length, dtype=np.uint8)[near.argmax(axis=1)])
 
 
-def _bit_law(release: Any, bits: Callable[[Floats], NDArray[np.uint8]]) -> Law:
+def _state_bit_law(release: Any, bits: Callable[[Floats], NDArray[np.uint8]]) -> Law:
     """Return the law of a string of bits, each of which follows a law of its own."""
     laws, length = release.string_.laws, release.string_.length
 

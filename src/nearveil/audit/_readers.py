@@ -26,7 +26,7 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Records:
+class VotingRecords:
     """Private records, and what they say about the query, without noise."""
 
     X: Floats
@@ -92,7 +92,7 @@ class VoteReader(ABC):
         rate = self.plan.sampling_rate
         return rate * inside + (1 - rate) * outside
 
-    def compute_passing(self, records: Records) -> float:
+    def compute_passing(self, records: VotingRecords) -> float:
         """Return the chance that a screening passes."""
         screening = self.plan.screening
         if screening is None:
@@ -106,17 +106,17 @@ class VoteReader(ABC):
         rate, loss = self.plan.sampling_rate, outside - inside
         return loss if rate == 1 else np.logaddexp(np.log1p(-rate), np.log(rate) + loss)
 
-    def compute_uniforms(self, values: Floats, records: Records) -> list[Floats]:
+    def compute_uniforms(self, values: Floats, records: VotingRecords) -> list[Floats]:
         """Return numbers that are uniform if released numbers, of shape (n, k), follow the stated law."""
         off = ((values - sums) / self.plan.vote_noise for sums in (records.sums, records.without))
         return list(self._mix(*map(self._distribute, off)).T)
 
-    def list_coins(self, values: Floats, records: Records) -> list[Coin]:
+    def list_coins(self, values: Floats, records: VotingRecords) -> list[Coin]:
         """Return coins that released numbers toss."""
         del values, records
         return []
 
-    def list_label_coins(self, labels: NDArray[Any], records: Records) -> list[Coin]:
+    def list_label_coins(self, labels: NDArray[Any], records: VotingRecords) -> list[Coin]:
         """Return coins that labels toss, where nothing but labels is seen."""
         del labels, records
         return []
@@ -166,8 +166,8 @@ class VoteReader(ABC):
             sums = (k - against) * self.weigh(1) + against * self.weigh(0)
             moved = sums + self.weigh(1) - self.weigh(0)
             y = np.stack([self.vote(kind) for kind in (1, *kinds)])
-            more = Records(np.vstack([self.query, rows]), y, moved, sums)
-            pairs.append(Pair(name, more, Records(rows, y[1:], sums, sums)))
+            more = VotingRecords(np.vstack([self.query, rows]), y, moved, sums)
+            pairs.append(Pair(name, more, VotingRecords(rows, y[1:], sums, sums)))
         return tuple(pairs)
 
     def _list_tallies(self) -> dict[int, str]:
@@ -206,7 +206,7 @@ class ClassReader(VoteReader):
         expected = np.where(read.answered, read.values.argmax(axis=1), -1)
         return np.asarray(read.labels == expected)
 
-    def list_label_coins(self, labels: NDArray[Any], records: Records) -> list[Coin]:
+    def list_label_coins(self, labels: NDArray[Any], records: VotingRecords) -> list[Coin]:
         """Return how often each class wins."""
         passes = self.compute_passing(records)
         wins = (self._compute_win(float(sums[0] - sums[1])) for sums in (records.sums, records.without))
@@ -249,8 +249,8 @@ class ClassReader(VoteReader):
         rows, most = np.eye(DIMENSION)[:2], float(self.own.n_teachers)
         before, after = np.array([most, 0.0]), np.array([most - 1, 1.0])
         # Teachers without records name class 0.
-        without = Records(rows[1:], np.array([0]), before, before)
-        return (Pair("a record alone with its teacher", Records(rows, np.array([1, 0]), after, before), without),)
+        without = VotingRecords(rows[1:], np.array([0]), before, before)
+        return (Pair("a record alone with its teacher", VotingRecords(rows, np.array([1, 0]), after, before), without),)
 
     def _list_tallies(self) -> dict[int, str]:
         k, names = self.plan.n_neighbors, super()._list_tallies()
@@ -272,7 +272,7 @@ class LabelReader(VoteReader):
         expected = np.where(read.answered[:, None], read.values > self._least, -1)
         return np.asarray((read.labels == expected).all(axis=1))
 
-    def list_label_coins(self, labels: NDArray[Any], records: Records) -> list[Coin]:
+    def list_label_coins(self, labels: NDArray[Any], records: VotingRecords) -> list[Coin]:
         """Return how often each label is given."""
         chances = (ndtr((sums - self._least) / self.plan.vote_noise) for sums in (records.sums, records.without))
         return list(zip((labels == 1).T, self._mix(*chances), strict=True))
@@ -356,16 +356,16 @@ class MedianReader(MeanReader):
             np.where(values > 0, math.log(first / second), math.log((1 - first) / (1 - second))).sum(axis=-1)
         )
 
-    def compute_uniforms(self, values: Floats, records: Records) -> list[Floats]:
+    def compute_uniforms(self, values: Floats, records: VotingRecords) -> list[Floats]:
         """Return nothing: turns are coins."""
         del values, records
         return []
 
-    def list_coins(self, values: Floats, records: Records) -> list[Coin]:
+    def list_coins(self, values: Floats, records: VotingRecords) -> list[Coin]:
         """Return the turns."""
         return [(turn > 0, self._compute_up(records)) for turn in values.T]
 
-    def _compute_up(self, records: Records) -> float:
+    def _compute_up(self, records: VotingRecords) -> float:
         """Return the chance of a turn up: half the surplus of high voters, with noise, is above 0."""
         surplus = float(records.sums[0]) / self._reach
         return float(ndtr(surplus / 2 / self.plan.vote_noise))

@@ -102,7 +102,7 @@ def fixed_size_sample(n_records: int = 20, size: int = 4, noise: float = 1.0) ->
     weights = binom.logpmf(times, size, 1 / n_records)
 
     def run(present: bool, runs: int, source: Source) -> Floats:
-        generator = _generator(source)
+        generator = _make_generator(source)
         drawn = generator.binomial(size, 1 / n_records, runs) if present else np.zeros(runs, dtype=np.int64)
         return np.column_stack([drawn, size - drawn]) + generator.normal(0, noise, (runs, 2))
 
@@ -136,7 +136,7 @@ def shared_sample(
     )
 
     def run(present: bool, runs: int, source: Source) -> Floats:
-        generator = _generator(source)
+        generator = _make_generator(source)
         inside = (generator.random(runs) < rate) & present
         passed = inside + generator.normal(0, screening_noise, runs) >= threshold
         votes = np.column_stack([inside, np.zeros(runs)]) + generator.normal(0, noise, (runs, 2))
@@ -165,7 +165,7 @@ def float_laplace(epsilon: float = 1.0) -> Experiment:
     """Return a value plus NumPy's Laplace noise, in doubles: the textbook mechanism, as textbooks program it."""
 
     def run(value: float, runs: int, source: Source) -> Floats:
-        return value + _generator(source).laplace(scale=1 / epsilon, size=(runs, 1))
+        return value + _make_generator(source).laplace(scale=1 / epsilon, size=(runs, 1))
 
     return Experiment(
         name="numpy's Laplace noise",
@@ -213,7 +213,7 @@ def _charge(events: tuple[DpEvent, ...], delta: float) -> float:
     return float(accountant.epsilon(delta))
 
 
-def _generator(source: Source) -> np.random.Generator:
+def _make_generator(source: Source) -> np.random.Generator:
     """Return NumPy's generator: what is wrong with these mechanisms is not where their bits come from."""
     return np.random.default_rng(source.words(4).tolist())
 
@@ -229,24 +229,24 @@ class _Careless(PrivateKNeighborsClassifier):
 
     def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
         """Answer, and spoil what was answered."""
-        return self._spoiled(super().answer(X, progress=progress), np.asarray(X))
+        return self._spoil(super().answer(X, progress=progress), np.asarray(X))
 
-    def _spoiled(self, answers: Answers, X: NDArray[Any]) -> Answers:
+    def _spoil(self, answers: Answers, X: NDArray[Any]) -> Answers:
         """Return what leaves the estimator."""
         raise NotImplementedError
 
-    def _votes_with(self, noise: float, X: NDArray[Any]) -> NDArray[np.float64]:
+    def _vote_with(self, noise: float, X: NDArray[Any]) -> NDArray[np.float64]:
         """Return votes on the same queries with other noise, by an estimator that nobody pays."""
         same = {**self.get_params(deep=False), "epsilon": None, "ledger": None, "account": None}
         plain = {"n_neighbors": self.plan_.n_neighbors, "max_screened": 0, "screening_noise": None, "threshold": None}
         voter = PrivateKNeighborsClassifier(**{**same, **plain, "vote_noise": noise, "max_answered": len(X)})
         return np.asarray(voter.fit(*self._records).answer(X).votes)
 
-    def _exact(self, X: NDArray[Any]) -> NDArray[np.float64]:
+    def _vote_exactly(self, X: NDArray[Any]) -> NDArray[np.float64]:
         """Return votes without noise."""
-        return np.rint(self._votes_with(_HARDLY_ANY, X))
+        return np.rint(self._vote_with(_HARDLY_ANY, X))
 
-    def _decided(self, votes: NDArray[np.float64], answers: Answers) -> Answers:
+    def _decide(self, votes: NDArray[np.float64], answers: Answers) -> Answers:
         """Return answers with other votes and the labels that follow from them."""
         labels = np.where(answers.answered, self.classes_[np.argmax(np.nan_to_num(votes), axis=1)], self.abstain_label)
         return Answers(labels, answers.answered, votes)
@@ -259,24 +259,24 @@ class _Careless(PrivateKNeighborsClassifier):
 class QuietVotes(_Careless):
     """Votes with four fifths of the noise that is charged."""
 
-    def _spoiled(self, answers: Answers, X: NDArray[Any]) -> Answers:
-        votes = self._votes_with(0.8 * self.plan_.vote_noise, X)
-        return self._decided(np.where(answers.answered[:, None], votes, np.nan), answers)
+    def _spoil(self, answers: Answers, X: NDArray[Any]) -> Answers:
+        votes = self._vote_with(0.8 * self.plan_.vote_noise, X)
+        return self._decide(np.where(answers.answered[:, None], votes, np.nan), answers)
 
 
 class OnceExactVotes(_Careless):
     """Votes without any noise in one of 2,000 answers."""
 
-    def _spoiled(self, answers: Answers, X: NDArray[Any]) -> Answers:
+    def _spoil(self, answers: Answers, X: NDArray[Any]) -> Answers:
         slips = (self._coins.words(len(X)) % _ONE_IN == 0) & answers.answered
-        return self._decided(np.where(slips[:, None], self._exact(X), answers.votes), answers)
+        return self._decide(np.where(slips[:, None], self._vote_exactly(X), answers.votes), answers)
 
 
 class NoiselessLabels(_Careless):
     """Honest votes, and labels that were decided before the noise."""
 
-    def _spoiled(self, answers: Answers, X: NDArray[Any]) -> Answers:
-        return Answers(self._decided(self._exact(X), answers).labels, answers.answered, answers.votes)
+    def _spoil(self, answers: Answers, X: NDArray[Any]) -> Answers:
+        return Answers(self._decide(self._vote_exactly(X), answers).labels, answers.answered, answers.votes)
 
 
 class EndlessVotes(_Careless):
@@ -360,7 +360,7 @@ class HeapMap(PublicMap):
         return index
 
 
-def with_heap(public: PublicPart) -> PublicPart:
+def use_heap(public: PublicPart) -> PublicPart:
     """Return a public part whose map is searched by a heap."""
     held = public.map
     return replace(public, map=HeapMap(held.components, held.prototypes, held.coverage, held.n_items, held.set_size))
@@ -368,12 +368,12 @@ def with_heap(public: PublicPart) -> PublicPart:
 
 def heap_search() -> Experiment:
     """Return the time of a choice by a heap, on maps within the caps."""
-    return make_clock_experiment(lambda public: time_choice(with_heap(public)), name="a search by a heap", at_once=1)
+    return make_clock_experiment(lambda public: time_choice(use_heap(public)), name="a search by a heap", at_once=1)
 
 
 def hasty_question() -> Experiment:
     """Return the time of a client that sends its question as soon as it is made, and reads maps of any size."""
-    large = _uncapped(next(iter(make_hostile_parts().values())))
+    large = _remove_cap(next(iter(make_hostile_parts().values())))
     scale = np.zeros(DIMENSION)
     scale[: len(_SCALE)] = _SCALE
     pair = Pair(
@@ -388,16 +388,16 @@ def hasty_question() -> Experiment:
 @contextmanager
 def hasty_client(public: PublicPart) -> Iterator[Asking]:
     """Let a client ask that waits for nothing, and holds the map of a hostile server already."""
-    from nearveil.audit.attacks._hostile_server import ETAG, HostileServer, ask, hostile_client
+    from nearveil.audit.attacks._hostile_server import ETAG, HostileServer, ask, make_hostile_client
 
     server = HostileServer(public)
-    with hostile_client(server) as client:
+    with make_hostile_client(server) as client:
         client._asker._watched = False
         client._asker._maps["hostile", None] = (ETAG, public)
         yield lambda feature: ask(client, server, feature)
 
 
-def _uncapped(public: PublicPart) -> PublicPart:
+def _remove_cap(public: PublicPart) -> PublicPart:
     """Return a public part with a million prototypes: of each, the digits of its number, so that all are in order."""
     held, numbers = public.map, np.arange(_UNCAPPED)
     digits = np.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], axis=1) - 128

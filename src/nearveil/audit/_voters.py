@@ -19,7 +19,7 @@ from nearveil.audit._conduct import (
 )
 from nearveil.audit._experiment import DIMENSION, Coins, Experiment, Floats, Pair, count_trials
 from nearveil.audit._law import Coin, Law, gaussian_uniforms
-from nearveil.audit._readers import LARGEST_VALUE, ClassReader, Read, Records, VoteReader, make_reader, make_twin
+from nearveil.audit._readers import LARGEST_VALUE, ClassReader, Read, VoteReader, VotingRecords, make_reader, make_twin
 from nearveil.privacy.noise import Source
 from nearveil.votes import (
     Answers,
@@ -69,7 +69,7 @@ def make_membership_experiment(voter: Any) -> Experiment:
     """Return the experiment of a voting estimator, whose parameters count: its whole plan is asked at one record."""
     reader = make_reader(voter)
 
-    def run(records: Records, runs: int, source: Source) -> Answered:
+    def run(records: VotingRecords, runs: int, source: Source) -> Answered:
         queries = np.tile(reader.query, (runs * reader.queries, 1))
         return _cut(reader, make_twin(reader, source).fit(records.X, records.y).answer(queries), reader.queries)
 
@@ -114,7 +114,7 @@ def _state_law(reader: VoteReader) -> Law:
     def released(seen: Answered) -> Floats:
         return seen.values[seen.passed]
 
-    def coins(seen: Answered, records: Records) -> list[Coin]:
+    def coins(seen: Answered, records: VotingRecords) -> list[Coin]:
         unscreened = reader.plan.screening is None
         screened = [] if unscreened else [(seen.passed.ravel(), reader.compute_passing(records))]
         return [*screened, *reader.list_coins(released(seen), records)]
@@ -214,16 +214,16 @@ class _StudentGame:
         rows = np.random.default_rng(6).standard_normal((others + 1, DIMENSION))
         y = np.stack([reader.vote(1), *[reader.vote(0)] * others])
         sums = others * reader.weigh(0)
-        more = Records(rows, y, sums + reader.weigh(1), sums)
-        self.pair = Pair("one record more, against all others", more, Records(rows[1:], y[1:], sums, sums))
+        more = VotingRecords(rows, y, sums + reader.weigh(1), sums)
+        self.pair = Pair("one record more, against all others", more, VotingRecords(rows[1:], y[1:], sums, sums))
         # Then all records vote on every row, wherever it lies.
         self.known = not isinstance(reader.own, PateClassifier) and reader.plan.sampling_rate == 1
 
-    def fit(self, records: Records, voter: Any) -> Any:
+    def fit(self, records: VotingRecords, voter: Any) -> Any:
         """Fit a student to records."""
         return clone(self.student).set_params(voter=voter).fit(records.X, records.y, public=self.public)
 
-    def run(self, records: Records, runs: int, source: Source) -> Taught:
+    def run(self, records: VotingRecords, runs: int, source: Source) -> Taught:
         """Fit so many students, and keep what they show."""
         taught = [self.fit(records, clone(self.reader.own).set_params(source=source)) for _ in range(runs)]
         return Taught(
@@ -324,11 +324,11 @@ class _DiscriminantGame:
             for name, row in (("one record more", X[0]), ("one record more, far outside", 1e6 * X[1]))
         )
 
-    def fit(self, records: Records, **more: Any) -> Any:
+    def fit(self, records: VotingRecords, **more: Any) -> Any:
         """Fit a discriminant to records."""
         return clone(self.own).set_params(**more).fit(records.X, records.y)
 
-    def run(self, records: Records, runs: int, source: Source) -> Floats:
+    def run(self, records: VotingRecords, runs: int, source: Source) -> Floats:
         """Fit so many discriminants, and keep the noisy sums and counts."""
         found = (self.fit(records, source=source).statistics_ for _ in range(runs))
         return np.stack([np.concatenate([one.sums.ravel(), one.counts]) for one in found])
@@ -359,8 +359,8 @@ class _DiscriminantGame:
             held = self.fit(self.pairs[0].first, ledger=ledger, account=ACCOUNT).export().to_bytes()
         return find_private(held, self.pairs[0].first.X)
 
-    def _sum(self, rows: Any, labels: Any) -> Records:
+    def _sum(self, rows: Any, labels: Any) -> VotingRecords:
         X, y = np.array(rows), np.array(labels)
         exact = class_sums(self.projection.round(X), np.searchsorted(_CLASSES, y), len(_CLASSES))
         sums = np.concatenate([(exact[:, :-1] / LONGEST).ravel(), exact[:, -1] / COUNT_UNIT])
-        return Records(X, y, sums, sums)
+        return VotingRecords(X, y, sums, sums)

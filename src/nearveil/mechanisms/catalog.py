@@ -1,8 +1,10 @@
 """Every mechanism in one table, read off the mechanisms themselves."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,14 +12,13 @@ from threadpoolctl import threadpool_limits
 
 from nearveil.mechanisms.base import Floats, Release, checked_fraction
 from nearveil.mechanisms.baselines._dsne import DPdSNE
-from nearveil.mechanisms.baselines._pca import Method, PrivatePCA, PrivatePCARelease
+from nearveil.mechanisms.baselines._pca import PrivatePCA, PrivatePCARelease
 from nearveil.mechanisms.baselines._plain import PlainLDA, PlainManifold, PlainTSNE, RandomProjection, RawFeatures
 from nearveil.mechanisms.bits._latent import OME, Latent, Unary
 from nearveil.mechanisms.covers.channel import checked_epsilon
 from nearveil.mechanisms.covers.covers import Cells, Covers, MappedRelease
 from nearveil.mechanisms.message import Message
 from nearveil.mechanisms.privatemail._privatemail import PrivateMail
-from nearveil.mechanisms.privatemail.published import Version
 from nearveil.mechanisms.vectors._analytic import AnalyticGaussian
 from nearveil.mechanisms.vectors._fisher import VonMisesFisher
 from nearveil.mechanisms.vectors._privunit import PrivUnit
@@ -74,61 +75,79 @@ class Mechanism:
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """How to build a mechanism, and where it comes from."""
+class MechanismEntry:
+    """How to build a mechanism, and where it comes from. Catalog, audit and tests read :data:`REGISTRY`."""
 
-    make: Callable[[Floats], Release]
+    kind: type[Any]
     source: str
     variant: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # besides epsilon
     labelled: bool = False  # whether a release needs the target's own label
     needs: str = ""  # a library that may be missing, and what can be said without
 
+    @property
+    def name(self) -> str:
+        """What messages call it, and the variant."""
+        own = PrivatePCARelease.name if self.kind is PrivatePCA else self.kind.name
+        return f"{own} ({self.variant})" if self.variant else own
 
-def _published(version: Version) -> Callable[[Floats], Release]:
-    return lambda _: PrivateMail(EPSILON, as_published=version, allow_unsound=True)
+    def make(self, epsilon: float = EPSILON, **changes: Any) -> Any:
+        """Return it with some parameters changed, not fitted: a release, or a :class:`PrivatePCA`."""
+        bound = {"epsilon": epsilon} if "epsilon" in signature(self.kind).parameters else {}
+        return self.kind(**bound, **{**self.parameters, **changes})
 
-
-def _pca(method: Method) -> Callable[[Floats], Release]:
-    def make(private: Floats) -> Release:
-        # A seed would void the promise that the table states.
-        projector = PrivatePCA(EPSILON, n_components=8, method=method, n_sweeps=2, allow_unsound=True)
-        return PrivatePCARelease(projector.fit(private))
-
-    return make
+    def make_release(self, private: Floats) -> Release:
+        """Return a release, not fitted; a private PCA learns its directions from private rows."""
+        made = self.make()
+        # A seed would void the guarantee that the table states.
+        release: Release = PrivatePCARelease(made.fit(private)) if self.kind is PrivatePCA else made
+        return release
 
 
 _MAIL = "Vepakomma, Balla, Raskar"
-_ENTRIES = (
-    _Entry(lambda _: Covers(EPSILON, n_sets=10), "this library"),
-    _Entry(lambda _: Cells(EPSILON), "this library; Warner 1965", "randomized"),
-    _Entry(lambda _: Cells(EPSILON, response="subset"), "this library; Ye, Barg 2018", "subset"),
-    _Entry(lambda _: PrivUnit(EPSILON), "Bhowmick et al. 2018; Asi et al. 2022"),
-    _Entry(lambda _: PrivateMail(EPSILON), f"{_MAIL} 2022, made sound", "gaussian"),
-    _Entry(lambda _: PrivateMail(EPSILON, noise="laplace"), f"{_MAIL} 2021, made sound", "laplace"),
-    _Entry(_published("2022"), f"{_MAIL} 2022", "as published 2022", labelled=True),
-    _Entry(_published("2021"), f"{_MAIL} 2021", "as published 2021", labelled=True),
-    _Entry(_published("2022-code"), f"{_MAIL} 2022, program", "as published 2022-code", labelled=True),
-    _Entry(lambda _: Latent(EPSILON), "Arachchige et al. 2019"),
-    _Entry(lambda _: OME(EPSILON), "Lyu et al. 2020"),
-    _Entry(lambda _: Unary(EPSILON, "symmetric"), "Erlingsson et al. 2014", "symmetric"),
-    _Entry(lambda _: Unary(EPSILON, "optimised"), "Wang et al. 2017", "optimised"),
-    _Entry(lambda _: AnalyticGaussian(EPSILON), "Balle, Wang 2018"),
-    _Entry(lambda _: RandomProjection(EPSILON), "Kenthapadi et al. 2012, for a record"),
-    _Entry(
-        lambda _: RandomProjection(EPSILON, as_published=True, allow_unsound=True),
-        "Kenthapadi et al. 2012",
-        "as published",
+_UNSOUND = {"allow_unsound": True}
+_PCA = {"n_components": 8, "n_sweeps": 2, **_UNSOUND}
+
+REGISTRY = (
+    MechanismEntry(Covers, "this library", parameters={"n_sets": 10}),
+    MechanismEntry(Cells, "this library; Warner 1965", "randomized"),
+    MechanismEntry(Cells, "this library; Ye, Barg 2018", "subset", {"response": "subset"}),
+    MechanismEntry(PrivUnit, "Bhowmick et al. 2018; Asi et al. 2022"),
+    MechanismEntry(PrivateMail, f"{_MAIL} 2022, made sound", "gaussian"),
+    MechanismEntry(PrivateMail, f"{_MAIL} 2021, made sound", "laplace", {"noise": "laplace"}),
+    *(
+        MechanismEntry(
+            PrivateMail, source, f"as published {version}", {"as_published": version, **_UNSOUND}, labelled=True
+        )
+        for version, source in (
+            ("2022", f"{_MAIL} 2022"),
+            ("2021", f"{_MAIL} 2021"),
+            ("2022-code", f"{_MAIL} 2022, program"),
+        )
     ),
-    _Entry(lambda _: VonMisesFisher(EPSILON), "Weggenmann, Kerschbaum 2021"),
-    _Entry(lambda _: DPdSNE(EPSILON, n_anchors=60), "Saha et al. 2021"),
-    _Entry(_pca("gaussian"), "Dwork et al. 2014", "gaussian"),
-    _Entry(_pca("bingham"), "Chaudhuri, Sarwate, Sinha 2013; Kent et al. 2013", "bingham"),
-    _Entry(_pca("gibbs"), "Chaudhuri, Sarwate, Sinha 2013", "gibbs"),
-    _Entry(lambda _: RawFeatures(), "none"),
-    _Entry(lambda _: PlainManifold(), f"{_MAIL} 2022"),
-    _Entry(lambda _: PlainTSNE(), "van der Maaten, Hinton 2008; openTSNE", needs="openTSNE"),
-    _Entry(lambda _: PlainLDA(), "Fisher 1936"),
+    MechanismEntry(Latent, "Arachchige et al. 2019"),
+    MechanismEntry(OME, "Lyu et al. 2020"),
+    MechanismEntry(Unary, "Erlingsson et al. 2014", "symmetric", {"kind": "symmetric"}),
+    MechanismEntry(Unary, "Wang et al. 2017", "optimised", {"kind": "optimised"}),
+    MechanismEntry(AnalyticGaussian, "Balle, Wang 2018"),
+    MechanismEntry(RandomProjection, "Kenthapadi et al. 2012, for a record"),
+    MechanismEntry(RandomProjection, "Kenthapadi et al. 2012", "as published", {"as_published": True, **_UNSOUND}),
+    MechanismEntry(VonMisesFisher, "Weggenmann, Kerschbaum 2021"),
+    MechanismEntry(DPdSNE, "Saha et al. 2021", parameters={"n_anchors": 60}),
+    *(
+        MechanismEntry(PrivatePCA, source, method, {"method": method, **_PCA})
+        for method, source in (
+            ("gaussian", "Dwork et al. 2014"),
+            ("bingham", "Chaudhuri, Sarwate, Sinha 2013; Kent et al. 2013"),
+            ("gibbs", "Chaudhuri, Sarwate, Sinha 2013"),
+        )
+    ),
+    MechanismEntry(RawFeatures, "none"),
+    MechanismEntry(PlainManifold, f"{_MAIL} 2022"),
+    MechanismEntry(PlainTSNE, "van der Maaten, Hinton 2008; openTSNE", needs="openTSNE"),
+    MechanismEntry(PlainLDA, "Fisher 1936"),
 )
+"""Every mechanism of the library; those that protect nothing are for comparison."""
 
 
 def catalog() -> list[Mechanism]:
@@ -145,12 +164,12 @@ def catalog() -> list[Mechanism]:
     generator = np.random.default_rng(0)
     rows, labels = generator.standard_normal((2 * ROWS, DIMENSION)), np.arange(ROWS) % CLASSES
     with threadpool_limits(1):  # rows so few are slower on many threads
-        return [_row(entry, rows, labels) for entry in _ENTRIES]
+        return [_row(entry, rows, labels) for entry in REGISTRY]
 
 
-def _row(entry: _Entry, rows: Floats, labels: NDArray[np.int64]) -> Mechanism:
+def _row(entry: MechanismEntry, rows: Floats, labels: NDArray[np.int64]) -> Mechanism:
     public, gallery = rows[:ROWS], rows[ROWS:]
-    release = entry.make(gallery)
+    release = entry.make_release(gallery)
     size: int | None = None
     promise = None
     try:
@@ -163,7 +182,7 @@ def _row(entry: _Entry, rows: Floats, labels: NDArray[np.int64]) -> Mechanism:
             release.index(gallery)
         promise, size = release.guarantee, _message(release, entry, gallery[0]).nbytes
     return Mechanism(
-        name=f"{release.name} ({entry.variant})" if entry.variant else release.name,
+        name=entry.name,
         class_name=type(release).__name__,
         protects="nothing" if promise is None else _protects(promise),
         sound=promise is None or promise.sound,
@@ -174,7 +193,7 @@ def _row(entry: _Entry, rows: Floats, labels: NDArray[np.int64]) -> Mechanism:
     )
 
 
-def _message(release: Release, entry: _Entry, row: Floats) -> Message:
+def _message(release: Release, entry: MechanismEntry, row: Floats) -> Message:
     """Return a message: its noise plays no part, only its size."""
     source = unsafe_seeded(0)
     if entry.labelled:

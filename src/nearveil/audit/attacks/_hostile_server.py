@@ -48,14 +48,14 @@ class HostileServer(httpx.AsyncBaseTransport):
         """Reply, and look at the clock."""
         now, path = perf_counter(), request.url.path
         if path.endswith("/galleries"):
-            return _reply(200, _JSON, _LIST.model_dump_json().encode())
+            return _make_reply(200, _JSON, _LIST.model_dump_json().encode())
         if path.endswith("/map"):
             known = request.headers.get("If-None-Match") == ETAG
-            reply = _reply(304, FRAME, b"") if known else _reply(200, FRAME, self._map)
+            reply = _make_reply(304, FRAME, b"") if known else _make_reply(200, FRAME, self._map)
             self._told = perf_counter()
             return reply
         self.gap = now - self._told
-        return _reply(400, _JSON, b'{"code": "hostile", "message": "no answer"}')
+        return _make_reply(400, _JSON, b'{"code": "hostile", "message": "no answer"}')
 
 
 class _Body(httpx.AsyncByteStream):
@@ -66,7 +66,7 @@ class _Body(httpx.AsyncByteStream):
         yield self._data
 
 
-def _reply(status: int, kind: str, body: bytes) -> httpx.Response:
+def _make_reply(status: int, kind: str, body: bytes) -> httpx.Response:
     return httpx.Response(status, headers={"content-type": kind, "etag": ETAG}, stream=_Body(body))
 
 
@@ -79,7 +79,7 @@ class _Unbooked:
         return FreeDebit()
 
 
-def hostile_client(server: HostileServer) -> Client:
+def make_hostile_client(server: HostileServer) -> Client:
     """Return a client of a hostile server."""
     return Client(_URL, "token", account=_Unbooked(), retries=0, transport=server)
 
@@ -95,5 +95,5 @@ def ask(client: Client, server: HostileServer, feature: Floats) -> float:
 def open_asking_client(public: PublicPart) -> Iterator[Asking]:
     """Let a client ask a server that publishes `public`."""
     server = HostileServer(public)
-    with hostile_client(server) as client:
+    with make_hostile_client(server) as client:
         yield lambda feature: ask(client, server, feature)

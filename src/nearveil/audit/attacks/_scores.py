@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from nearveil.audit._bounds import Floats, HockeyStick, event_epsilon, ladder, one_run_epsilon, proportion
 from nearveil.audit._experiment import Experiment, Outcomes, Pair
-from nearveil.audit._law import row_hashes
+from nearveil.audit._law import hash_rows
 from nearveil.privacy.noise import Source
 
 Score = Callable[[Outcomes], Floats]
@@ -79,9 +79,7 @@ def _take_examples(*numbers: NDArray[Any]) -> tuple[Floats, NDArray[np.int64]]:
 
 def learn_table(first: Outcomes, second: Outcomes) -> Score | None:
     """Score an outcome by the ratio of how often the very same one came in training; None where none came twice."""
-    every, place = np.unique(
-        np.concatenate([row_hashes(first.numbers), row_hashes(second.numbers)]), return_inverse=True
-    )
+    every, place = np.unique(np.concatenate([hash_rows(first.numbers), hash_rows(second.numbers)]), return_inverse=True)
     counts = np.array([np.bincount(part, minlength=len(every)) for part in np.split(place, [len(first)])])
     often = np.argsort(-counts.sum(axis=0), kind="stable")[:_MOST_VALUES]
     often = np.sort(often[counts.sum(axis=0)[often] > 1])
@@ -91,7 +89,7 @@ def learn_table(first: Outcomes, second: Outcomes) -> Score | None:
     ratios = np.append(np.log(own / other), 0.0)
 
     def score(outcomes: Outcomes) -> Floats:
-        hashes = row_hashes(outcomes.numbers)
+        hashes = hash_rows(outcomes.numbers)
         at = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
         return np.asarray(ratios[np.where(known[at] == hashes, at, len(known))])
 
