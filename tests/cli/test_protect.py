@@ -20,7 +20,7 @@ import uvicorn
 
 from nearveil.ledger import Ledger
 from nearveil.service import Settings, TokenStore, create_app, open_galleries
-from tests.cli.galleries import fine, picture, refused, told
+from tests.cli.galleries import fine, picture, refused, run, told
 from tests.clocks import hurry
 
 KINDS = ("red", "green")
@@ -79,6 +79,8 @@ class Served:
 def served(indexed: Path) -> Iterator[Served]:
     text = fine("protect", "--config", config(indexed), "--publish")
     assert "Published: model 1 of colours" in text
+    assert text.strip().endswith("Publications left: 1.")  # as it is afterwards, and said once
+    assert text.count("Publications left") == 1
     settings = Settings.load(indexed / "nearveil.toml", log_file=indexed / "log", rate=None)
     held = open_galleries(settings)
     with TokenStore(settings.tokens) as tokens, socket.create_server(("127.0.0.1", 0)) as listening:
@@ -115,6 +117,27 @@ def test_images_are_classified_without_an_account(served: Served, tmp_path: Path
     text = fine(*words, "--gallery", "colours")
     assert "nothing was paid" in text
     assert "green" in text
+    assert found["caution"] == ""
+    assert found["failed"] == []
+    assert "much noise" not in text
+
+
+def test_files_that_are_no_images_are_named_and_the_others_are_classified(served: Served, tmp_path: Path) -> None:
+    images = sorted(photos(tmp_path, 2, labelled=True, seed=300).glob("*/*.png"))
+    (notes := tmp_path / "no\x1b[2Jtes.png").write_text("no image")
+    missing = tmp_path / "missing.png"
+    words = ("classify", images[0], notes, missing, images[1], "--server", served.url, "--token", served.token)
+    text = refused(*words)
+    assert "green" in text
+    assert "red" in text
+    assert "tes.png: not an image" in text
+    assert "missing.png: missing" in text
+    assert "\x1b" not in text
+    found = json.loads(run(*words, "--json").stdout)
+    assert [one["image"] for one in found["images"]] == list(map(str, images))
+    assert [one["image"] for one in found["failed"]] == [str(notes), str(missing)]
+    text = refused("classify", missing, "--server", served.url, "--token", served.token)
+    assert "missing.png: missing" in text
 
 
 def test_what_is_wrong_is_said_in_options(served: Served, tmp_path: Path) -> None:
@@ -132,7 +155,11 @@ def test_what_to_expect_is_told_before_anything_is_paid(indexed: Path, tmp_path:
     path = config(indexed, ledger=str(tmp_path / "other.db"), account="other")
     text = " ".join(fine("protect", "--config", path).split())
     assert "For you alone" in text
-    assert re.search(r"Expected accuracy: [01]\.\d\d; without noise [01]\.\d\d; by guessing 0\.50", text)
+    number = r"[01]\.\d\d"
+    expected = rf"Expected accuracy: {number}, and between {number} and {number} in 8 of 10 draws of the noise; "
+    assert re.search(rf"{expected}without noise {number}; by guessing 0\.50", text)
+    assert re.search(rf"green │ 20 │ ± \d\.\d │ {number}", text)
+    assert "too few to rely on" not in text
     assert "Publications left: 2" in text
     assert "20" in text
     with Ledger(tmp_path / "other.db") as ledger:
@@ -140,6 +167,9 @@ def test_what_to_expect_is_told_before_anything_is_paid(indexed: Path, tmp_path:
     assert "must be that of a protected gallery in the file; there are: colours" in refused(
         "protect", "birds", "--config", path
     )
+    path = config(indexed, ledger=str(tmp_path / "other.db"), account="other", epsilon=2.5)
+    text = " ".join(fine("protect", "--config", path).split())
+    assert "2 of 2 classes have fewer than five times as many records as there is noise on their count" in text
 
 
 def test_noise_alone_is_refused_unless_one_insists(tmp_path: Path) -> None:

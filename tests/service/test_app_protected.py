@@ -92,6 +92,40 @@ def test_everybody_is_given_the_model_and_nothing_else(hospital: Hospital, tmp_p
         assert private not in (tmp_path / "log.jsonl").read_text()
 
 
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [("{}", 304), ("W/{}", 304), ('"x", {}', 304), ("*", 304), ('"x"', 200), ("", 200), ("{}x", 200), ("\x7f", 200)],
+)
+def test_what_a_client_says_that_it_has(hospital: Hospital, header: str, status: int) -> None:
+    etag = hospital.get("/v1/galleries/scans/model").headers["etag"]
+    reply = hospital.get("/v1/galleries/scans/model", **{"if-none-match": header.format(etag)})
+    assert reply.status_code == status
+    assert reply.headers["etag"] == etag
+    assert bool(reply.content) == (status == 200)
+
+
+def test_two_servers_on_one_ledger_give_the_same_bytes(hospital: Hospital, tmp_path: Path) -> None:
+    """Each names the model that it gives, before and after it has seen a newer one."""
+    with asyncio.Runner() as runner:
+        other = Hospital(tmp_path, runner)
+        publisher = gallery(tmp_path)
+        for server in (hospital, other):
+            assert server.get("/v1/galleries/scans/model").content == publisher.model()
+        newer = publisher.publish()
+        publisher.close()
+        asyncio.run(other.client.app.state.desk.refresh())
+        seen = []
+        for server in (hospital, other):
+            (info,) = server.get("/v1/galleries").json()["galleries"]
+            model = server.get("/v1/galleries/scans/model").content
+            assert hashlib.sha256(model).hexdigest() == info["version"]
+            seen.append((info["revision"], model == newer.model))
+        assert seen == [(1, False), (2, True)]
+        asyncio.run(hospital.client.app.state.desk.refresh())
+        assert hospital.get("/v1/galleries/scans/model").content == newer.model
+        other.close()
+
+
 def test_a_new_model_is_served_when_the_operator_publishes_it(hospital: Hospital, tmp_path: Path) -> None:
     first = hospital.get("/v1/galleries/scans/model")
     other = gallery(tmp_path)  # `nearveil protect`, in another process

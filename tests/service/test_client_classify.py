@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -152,12 +153,54 @@ def test_what_is_wrong_is_named(here: Scene) -> None:
     for changed, words in cases:
         with pytest.raises(ValueError, match=words):
             client.classify(**({"image": ROWS[0]} | changed))
-    with pytest.raises(QuestionError, match="scans: it is protected, and shows no candidates"):
-        client.nearest(ROWS[0], gallery="scans")
-    for asks in (client.nearest, lambda _: client.map()):
-        with pytest.raises(QuestionError, match="none is open"):
-            asks(ROWS[0])
+    for one in (client, here.client(account=None)[0]):
+        with pytest.raises(QuestionError, match="scans: it is protected, and answers classify only"):
+            one.nearest(ROWS[0], gallery="scans")
+        for asks in (one.nearest, lambda _, one=one: one.map()):
+            with pytest.raises(QuestionError, match="none is open, and a protected one answers classify only"):
+                asks(ROWS[0])
     assert here.paid == 0
+
+
+def test_much_noise_is_said(made: Path, tmp_path: Path) -> None:
+    """By the model's own figures, and never by the image: 80 records a class against noise of 3 or 61 records."""
+    (tmp_path / "quiet").mkdir()
+    with protected(made, tmp_path / "quiet") as quiet:
+        found = quiet.client(account=None)[0].classify(ROWS[0])
+        assert found.caution == ""
+        assert found.caution not in str(found).splitlines()
+    (tmp_path / "anew").mkdir()
+    with protected(make(tmp_path / "anew"), tmp_path, epsilon=0.3, account="noisy") as noisy:
+        assert isinstance(noisy.gallery, ProtectedGallery)
+        noisy.gallery.publish(insist=True)
+        said = {noisy.client(account=None)[0].classify(row).caution for row in ROWS}
+    (words,) = said
+    assert words.startswith("The model has much noise: 3 of its 3 classes have fewer than five times as many records")
+
+
+def test_a_gallery_that_was_deleted_and_made_anew_gives_its_own_model(made: Path, tmp_path: Path) -> None:
+    """Under the same name and with the same number of publications: the version tells them apart."""
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    with protected(made, tmp_path / "first") as first, protected(made, tmp_path / "second") as second:
+        fresh = published(make(tmp_path), ledger=tmp_path / "fresh.db")
+        client, wire = first.client(account=None)
+        client._clock = clock = SetClock()
+        old = client.model()
+        before, after = first.gallery.info(), fresh.info()
+        assert (before.name, before.revision, before.dimension) == (after.name, after.revision, after.dimension)
+        wire.change = Listing(second, lambda request, _: _reply_of(request, fresh))
+        assert client.model() is old
+        clock.time += CHECK_AGAIN
+        assert client.model().to_bytes() == fresh.model() != old.to_bytes()
+        fresh.close()
+
+
+def _reply_of(request: httpx.Request, found: ProtectedGallery) -> httpx.Response:
+    if request.url.path.endswith("/model"):
+        return framed(found.model(), 200, "application/octet-stream")
+    listed = json.dumps({"galleries": [found.info().model_dump(mode="json")]}).encode()
+    return framed(listed, 200, "application/json")
 
 
 def named(model: bytes, listed: httpx.Response, **changed: Any) -> httpx.Response:
@@ -172,6 +215,19 @@ def spoiled(model: PublicDiscriminant, **changed: Any) -> bytes:
     for name, value in changed.items():
         object.__setattr__(model, name, value)
     return model.to_bytes()
+
+
+def lying(model: PublicDiscriminant) -> Any:
+    """Return the guarantee of a model, with a hundredth of its epsilon."""
+    stated = copy(model.guarantee)
+    object.__setattr__(stated, "epsilon", stated.epsilon / 100)
+    return stated
+
+
+def lied(good: bytes) -> bytes:
+    """Return a model whose words about itself were changed, in place: one byte of its epsilon."""
+    place = good.index(b'"epsilon": ') + len(b'"epsilon": ')
+    return good[:place] + b"1" + good[place + 1 :]
 
 
 def hostile_models(good: bytes) -> dict[str, tuple[bytes, str]]:
@@ -194,6 +250,10 @@ def hostile_models(good: bytes) -> dict[str, tuple[bytes, str]]:
         "more classes than weights": (spoiled(read(), classes=np.array(["a", "b", "c", "d"])), "cannot be used"),
         "classes that steer a terminal": (spoiled(read(), classes=np.array(["a", "b", "\x1b[2J"])), "that print"),
         "numbers for classes": (spoiled(read(), classes=np.array([1, 2, 3])), "no text"),
+        "counts that are none": (good.replace(read().counts.tobytes(), b"\xff" * 12), "cannot be used"),
+        "more counts than classes": (spoiled(read(), counts=np.zeros(9, np.float32)), "cannot be used"),
+        "a guarantee that its noise does not keep": (spoiled(read(), guarantee=lying(read())), "cannot be used"),
+        "another database's guarantee": (lied(good), "cannot be used"),
     }
 
 
@@ -209,6 +269,10 @@ KINDS = (
     "more classes than weights",
     "classes that steer a terminal",
     "numbers for classes",
+    "counts that are none",
+    "more counts than classes",
+    "a guarantee that its noise does not keep",
+    "another database's guarantee",
 )
 
 

@@ -557,6 +557,19 @@ def test_records_are_paid_for_from_one_account_alone(place: Path) -> None:
     again.close()
 
 
+def test_a_ledger_that_is_deleted_buys_no_second_budget(place: Path) -> None:
+    """The account of the same name, opened anew for the same terms, is another: the records are bound to the first."""
+    published(place).close()
+    for path in place.glob("ledger.db*"):
+        path.unlink()
+    found = gallery(place)
+    with pytest.raises(ValueError, match="paid for from another account"):
+        found.publish()
+    assert debits(found) == 0
+    assert not found.info().is_published
+    found.close()
+
+
 @pytest.mark.parametrize(
     ("second", "message"),
     [

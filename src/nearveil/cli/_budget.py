@@ -407,7 +407,7 @@ def _draw_balances(lines: "Sequence[Balance]") -> Table:
             Bar(line.epsilon, line.spent, line.spent),
             format_up(line.spent),
             format_down(line.left),
-            f"{line.epsilon:g}",
+            f"{line.epsilon:.4g}",
             f"{line.delta:g}",
         )
     return grid

@@ -25,6 +25,7 @@ from nearveil.cli._shared import (
 )
 
 if TYPE_CHECKING:
+    from nearveil.privacy import Guarantee
     from nearveil.service import Classified, Client
 
 _SHOWN = 3  # classes of an image
@@ -46,7 +47,7 @@ def classify(
     """Classify images by the model of a protected gallery. Nothing about them is sent, and nothing is paid.
 
     The model is fetched first; it is the same for everybody. Then the images are read, and the classes are found on
-    this machine.
+    this machine. Files that cannot be read as images are named, the others are classified, and the exit status is 1.
 
     [bold]Examples[/bold]
 
@@ -66,49 +67,61 @@ def classify(
         }
         try:
             with Client(server, read_token(token_file, token, server), **tls) as client:
-                client.model(gallery=gallery)  # before the first image is looked at
-                found = [_classified(client, image, gallery) for image in images]
+                guarantee = client.model(gallery=gallery).guarantee  # before the first image is looked at
+                tried = [(image, _classified(client, image, gallery)) for image in images]
         except QuestionError as error:
             raise ValueError(describe_question_error(error, (), local=False)) from None
+    found = [(image, one) for image, one in tried if not isinstance(one, str)]
+    bad = [(image, one) for image, one in tried if isinstance(one, str)]
     if as_json:
-        typer.echo(json.dumps(_as_json(images, found), allow_nan=False))
-    else:
-        _show(images, found)
+        typer.echo(json.dumps(_as_json(found, bad, guarantee), allow_nan=False))
+    elif found:
+        _show(found, guarantee)
+    for image, reason in bad:
+        typer.echo(clean(f"{image}: {reason}"), err=True)
+    if bad:
+        raise typer.Exit(1)
 
 
-def _classified(client: "Client", image: Path, gallery: str | None) -> "Classified":
+def _classified(client: "Client", image: Path, gallery: str | None) -> "Classified | str":
+    """Return what an image is, or why it is none."""
     from nearveil.features import ImageError
 
     try:
         return client.classify(image, gallery=gallery)
     except ImageError as error:
-        raise ValueError(f"{image}: {error.reason}") from None
+        return error.reason
 
 
-def _show(images: list[Path], found: list["Classified"]) -> None:
+def _show(found: "list[tuple[Path, Classified]]", guarantee: "Guarantee") -> None:
     grid = Table()
     for heading in ("image", "class", "probability", "and then"):
         grid.add_column(heading, overflow="fold", justify="right" if heading == "probability" else "left")
-    for image, one in zip(images, found, strict=True):
+    for image, one in found:
         (label, share), *others = sorted(one.probabilities.items(), key=lambda pair: -pair[1])[:_SHOWN]
         rest = ", ".join(f"{name} {chance:.3f}" for name, chance in others)
         grid.add_row(*(Text(clean(text)) for text in (str(image), label, f"{share:.3f}", rest)))
     console = Console(highlight=False)
     console.print(grid)
     for line in (
+        found[0][1].caution,
         "The other side saw nothing that depends on an image, and nothing was paid.",
-        f"It says about its records: {found[0].gallery_guarantee}",
+        f"It says about its records: {guarantee}",
     ):
-        console.print(Text(clean(line)), soft_wrap=True)
+        if line:
+            console.print(Text(clean(line)), soft_wrap=True)
 
 
-def _as_json(images: list[Path], found: list["Classified"]) -> dict[str, object]:
+def _as_json(
+    found: "list[tuple[Path, Classified]]", bad: list[tuple[Path, str]], guarantee: "Guarantee"
+) -> dict[str, object]:
     return {
         "images": [
-            {"image": str(image), "label": one.label, "probabilities": dict(one.probabilities)}
-            for image, one in zip(images, found, strict=True)
+            {"image": str(image), "label": one.label, "probabilities": dict(one.probabilities)} for image, one in found
         ],
-        "epsilon": found[0].query_guarantee.epsilon,
+        "failed": [{"image": str(image), "reason": reason} for image, reason in bad],
+        "caution": found[0][1].caution if found else "",
+        "epsilon": 0.0,
         "paid": 0.0,
-        "gallery_guarantee": str(found[0].gallery_guarantee),
+        "gallery_guarantee": str(guarantee),
     }

@@ -1,5 +1,6 @@
 """``nearveil protect``: what a model of private records would be worth, and its publication."""
 
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +14,6 @@ from nearveil.cli._serve import _INSTALL
 from nearveil.cli._shared import clean, report_errors
 
 if TYPE_CHECKING:
-    from nearveil.service import ProtectedGallery
     from nearveil.service._settings import GallerySettings
     from nearveil.votes import Forecast
 
@@ -53,10 +53,11 @@ def protect(
             closing(Index.open(told.index, timeout=wait)) as index,
             closing(open_protected(told, index, wait)) as found,
         ):
-            _show(found, told, found.forecast())
+            _show(found.forecast(), told)
             if publish:
                 done = found.publish(insist=insist or bool(told.insist))
                 typer.echo(f"Published: model {done.number} of {told.name}, version {done.version[:16]}.")
+            typer.echo(f"Publications left: {found.publications_left}.")
 
 
 def _chosen(galleries: "tuple[GallerySettings, ...]", name: str | None) -> "GallerySettings":
@@ -67,21 +68,35 @@ def _chosen(galleries: "tuple[GallerySettings, ...]", name: str | None) -> "Gall
     return protected[0]
 
 
-def _show(gallery: "ProtectedGallery", told: "GallerySettings", forecast: "Forecast") -> None:
+def _show(forecast: "Forecast", told: "GallerySettings") -> None:
     """Say what to expect, and why, on the terminal."""
     grid = Table(title="For you alone: computed from the records, without protection")
     grid.add_column("class", overflow="fold")
-    grid.add_column("records", justify="right")
-    grid.add_column("noise on the count", justify="right")
+    for heading in ("records", "noise on the count", "accuracy"):
+        grid.add_column(heading, justify="right")
     for label, count in forecast.records_per_class.items():
-        grid.add_row(Text(clean(str(label))), f"{count:,}", f"± {forecast.noise_per_class:,.1f}")
+        right = forecast.class_accuracy.get(label)
+        noise, share = f"± {forecast.noise_per_class:,.1f}", "" if right is None else f"{right:.2f}"
+        grid.add_row(Text(clean(str(label))), f"{count:,}", noise, share)
     console = Console(highlight=False)
     console.print(grid)
-    left = gallery.publications_left
-    for line in (
-        f"Expected accuracy: {forecast.accuracy:.2f}; without noise {forecast.without_noise:.2f}; by guessing "
-        f"{forecast.floor:.2f}. Each class counts the same.",
-        *(["This would be noise alone: the noise hides the records of each class."] if forecast.is_noise else []),
-        f"All models together: epsilon {told.epsilon:g}, delta {told.delta:g}. Publications left: {left}.",
-    ):
+    for line in _expectations(forecast):
         console.print(Text(clean(line)), soft_wrap=True)
+    console.print(f"All models together: epsilon {told.epsilon:g}, delta {told.delta:g}.")
+
+
+def _expectations(forecast: "Forecast") -> Iterator[str]:
+    low, high = forecast.accuracy_range
+    yield (
+        f"Expected accuracy: {forecast.accuracy:.2f}, and between {low:.2f} and {high:.2f} in 8 of 10 draws of the "
+        f"noise; without noise {forecast.without_noise:.2f}; by guessing {forecast.floor:.2f}. Each class counts the "
+        "same."
+    )
+    if forecast.is_noise:
+        yield "This would be noise alone: the noise hides the records of each class."
+    elif small := len(forecast.small_classes):
+        yield (
+            f"{small} of {len(forecast.records_per_class)} classes have fewer than five times as many records as there "
+            "is noise on their count. That is too few to rely on: gather more, join classes, or open the gallery with "
+            "a larger epsilon or fewer publications."
+        )

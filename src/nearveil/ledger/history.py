@@ -47,7 +47,7 @@ class Balance:
     def __str__(self) -> str:
         whose = f"account {self.account}" if self.client is None else f"client {self.client} in account {self.account}"
         return (
-            f"{whose}: budget epsilon {self.epsilon:g} at delta {self.delta:g}, spent {format_up(self.spent)}, "
+            f"{whose}: budget epsilon {self.epsilon:.4g} at delta {self.delta:g}, spent {format_up(self.spent)}, "
             f"left {format_down(self.left)}"
         )
 

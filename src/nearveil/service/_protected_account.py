@@ -53,7 +53,7 @@ class Terms:
             raise ValueError("account must have been opened for a protected gallery, with a plan: take another name")
         if not _CLOSE * self.epsilon <= account.epsilon <= self.epsilon / _CLOSE or account.delta != self.delta:
             raise ValueError(
-                f"epsilon and delta must be those of the account, {account.epsilon:g} and {account.delta:g}: they "
+                f"epsilon and delta must be those of the account, {account.epsilon:.4g} and {account.delta:.4g}: they "
                 "never change"
             )
         if self.unit != account.unit:

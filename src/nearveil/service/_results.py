@@ -88,12 +88,16 @@ class Classified:
         To the image: its epsilon is 0. Nothing was sent that depends on it, and nothing was paid.
     gallery_guarantee : Guarantee
         To the records, as the gallery states it.
+    caution : str
+        Says so where the model has much noise for the records of a class, by the model's own figures; else empty.
     """
 
     label: str
     probabilities: Mapping[str, float]
     query_guarantee: Guarantee
     gallery_guarantee: Guarantee
+    caution: str = ""
 
     def __str__(self) -> str:
-        return f"{self.label}\n{self.query_guarantee}\n{self.gallery_guarantee}"
+        said = (self.label, self.caution, str(self.query_guarantee), str(self.gallery_guarantee))
+        return "\n".join(filter(None, said))

@@ -42,8 +42,12 @@ _SAME = 1e-9  # of fractions
 _MOST_MAPS = 4  # that are kept
 _LEAST_REPLY = 1 << 16  # bytes: there must be room for words
 _KINDS: dict[GalleryKind, str] = {
-    "open": "it is protected, and shows no candidates: classify uses its model",
+    "open": "it is protected, and answers classify only: it shows no candidates",
     "protected": "it is open, and has no model: nearest asks it",
+}
+_NONE: dict[GalleryKind, str] = {
+    "open": "none is open, and a protected one answers classify only",
+    "protected": "none is protected, and only a protected one has a model",
 }
 
 
@@ -105,9 +109,10 @@ class Asker:
         request = Request("original", info.name, number=number, most=LARGEST_ORIGINAL)
         return bytes_of((yield from replied(request, self.patience, Tally())))
 
-    def payer(self) -> Payer:
-        """Return who pays, or say that there must be somebody."""
+    def payer(self, gallery: str | None) -> Steps[Payer]:
+        """Return who pays, or say that there must be somebody, unless the gallery cannot be asked at all."""
         if self.account is None:
+            yield from self.gallery(gallery, "open")
             raise QuestionError("account", "somebody must pay: give the client an account of a ledger")
         return self.account
 
@@ -124,7 +129,7 @@ class Asker:
         if name is None:
             fitting = [one for one in infos if one.kind == kind]
             if len(fitting) != 1:
-                many = "name one of them" if fitting else f"none is {kind}"
+                many = "name one of them" if fitting else _NONE[kind]
                 raise QuestionError("gallery", f"there are {_listed(infos)}: {many}")
             return _published(fitting[0])
         found = next((one for one in infos if one.name == name), None)

@@ -55,7 +55,8 @@ def classify(asker: Asker, image: Image, gallery: str | None) -> Steps[Classifie
     # Whatever the caller does next, such as hanging up, must not tell how long this took.
     yield from asker.end_slot(since, EXTRACTION_PERIOD if given[0].ndim > 1 else CLASSIFYING_PERIOD)
     found = dict(zip(kept.model.classes.tolist(), chances, strict=True))
-    return Classified(max(found, key=found.__getitem__), found, _NOTHING_TOLD, kept.model.guarantee)
+    label = max(found, key=found.__getitem__)
+    return Classified(label, found, _NOTHING_TOLD, kept.model.guarantee, _caution(kept.model))
 
 
 def current_model(asker: Asker, gallery: str | None) -> Steps[KeptModel]:
@@ -72,6 +73,17 @@ def current_model(asker: Asker, gallery: str | None) -> Steps[KeptModel]:
         model = kept.model
     asker.models[gallery] = found = KeptModel(info, model, now)
     return found
+
+
+def _caution(model: "PublicDiscriminant") -> str:
+    """Return a warning of much noise, or nothing. It depends on the model alone."""
+    noisy = len(model.noisy_classes)
+    if not noisy:
+        return ""
+    return (
+        f"The model has much noise: {noisy} of its {len(model.classes)} classes have fewer than five times as many "
+        f"records as there is noise on their count (± {model.noise_per_class:.2g}). Expect wrong answers."
+    )
 
 
 def _probabilities(model: "PublicDiscriminant", row: NDArray[Any]) -> list[float]:

@@ -56,7 +56,7 @@ class Asked:
 
 def nearest(asker: Asker, asked: Asked) -> Steps[Nearest]:
     """Find the nearest images."""
-    account, tally = asker.payer(), Tally()
+    account, tally = (yield from asker.payer(asked.gallery)), Tally()
     info, rows = yield from asker.prepared([asked.image, *asked.dummies], asked.gallery)
     public = yield from asker.public(info, asked.candidates, tally)
     client = yield from done(lambda: ClientProtocol(asked.epsilon, public=public))

@@ -68,6 +68,7 @@ def view_classified(found: Classified, balance: dict[str, Any]) -> dict[str, Any
         "label": found.label,
         "probabilities": sorted(found.probabilities.items(), key=lambda one: -one[1])[:MOST_CLASSES],
         "classes": len(found.probabilities),
+        "caution": found.caution,
         "gallery_guarantee": str(found.gallery_guarantee),
         "promise": str(found.query_guarantee),
         "balance": balance,

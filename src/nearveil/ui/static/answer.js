@@ -49,6 +49,7 @@ export function showGot(place, told) {
     put(
       place,
       make("p", { class: "big" }, told.label),
+      told.caution ? make("p", { class: "open" }, told.caution) : null,
       make("p", {}, "By the gallery’s model, on this machine. The gallery is protected: the model has noise, and no record is shown."),
       make("table", { class: "classes" }, make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "class"), make("th", { scope: "col", colspan: 2, class: "n" }, "probability"))), make("tbody", {}, ...rows)),
       more ? make("p", { class: "note" }, `Less probable classes that are not shown: ${more}.`) : null,
