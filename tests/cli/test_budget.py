@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from nearveil.cli import app
 from nearveil.cli._budget import Bar
-from nearveil.cli._shared import find_ledger
+from nearveil.cli._shared import place_ledger
 from nearveil.ledger import Ledger
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import analytic_gaussian_scale
@@ -77,7 +77,7 @@ def test_create_opens_the_three_kinds(here: Path) -> None:
     fine("create", "sums", "--owner", "me", "--epsilon", "2", "--delta", "0", "--unit", "person")
     shared = ("--protects", "database", "--relation", "add-remove")
     fine("create", "plan", "100x0.1", "2x0.5", "--owner", "the archive", "--epsilon", "9", *shared)
-    with Ledger(find_ledger(None, make=True)) as ledger:
+    with Ledger(place_ledger(None)) as ledger:
         kinds = {account.name: (account.kind, account.epsilon, account.delta) for account in ledger.accounts()}
         assert kinds == {"free": ("filter", 2.0, 1e-5), "sums": ("pure", 2.0, 0.0), "plan": ("plan", 9.0, 1e-5)}
         plan = ledger.account("plan")
@@ -97,7 +97,7 @@ def test_create_opens_the_three_kinds(here: Path) -> None:
 def test_a_plan_and_its_preview_mean_the_same_events(here: Path, mechanism: str, event: Any) -> None:
     words = ("10x0.1", "--mechanism", mechanism)
     fine("create", "plan", *words, "--owner", "me", "--epsilon", "3", "--delta", "1e-6")
-    with Ledger(find_ledger(None, make=True)) as ledger:
+    with Ledger(place_ledger(None)) as ledger:
         assert ledger.account("plan").balance().remaining == ((event, 10),)
     assert answer("preview", "plan", *words)["total"] <= 3
     assert run("preview", "plan", "11x0.1", "--mechanism", mechanism).exit_code == 1
@@ -318,7 +318,7 @@ def test_the_default_is_where_queries_pay(here: Path) -> None:
     fine("create", "holiday", "--owner", "me", "--epsilon", "1")
     place = here / "data" / "nearveil" / "ledger.db"
     assert place.parent.stat().st_mode & 0o777 == 0o700
-    assert find_ledger(None, make=True) == str(place)
+    assert place_ledger(None) == str(place)
     assert [account["account"] for account in answer("show", "--ledger", str(place))] == ["holiday"]
     assert [path.name for path in here.iterdir()] == ["data"]
 

@@ -12,19 +12,10 @@ from nearveil.mechanisms.covers.channel import RandomizedResponse
 from nearveil.protocol.wire import PublicPart
 from nearveil.search.ceiling import popular_floor
 from nearveil.search.evaluation import popularity, true_neighbors
+from nearveil.search.outlook import K, Outlook, find_share, make_outlook, project_rows, unit_prototypes
 from nearveil.service import Client
 from nearveil.ui._errors import Trouble
-from nearveil.ui._map_view import (
-    Candidate,
-    K,
-    Outlook,
-    Picture,
-    find_share,
-    make_outlook,
-    place_codes,
-    project_rows,
-    unit_prototypes,
-)
+from nearveil.ui._map_view import Candidate, Picture, place_codes
 from tests.search.standins import clustered
 
 COUNT, DIMENSION = 500, 16

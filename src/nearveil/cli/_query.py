@@ -28,6 +28,7 @@ from nearveil.cli._shared import (
     clean,
     find_account,
     find_ledger,
+    place_ledger,
     print_json,
     print_lines,
     print_table,
@@ -114,7 +115,7 @@ def query(
         _check_sheet(sheet, force=force, among_dummies=dummies is not None)
         others = list_public_images(dummies)
         tool = None if extractor == AUTO else make_extractor(extractor)
-    with report_errors(), payer, _name_options(number, payer, others, local=server is None):
+    with report_errors(epsilon="--epsilon"), payer, _name_options(number, payer, others, local=server is None):
         pixels = load_image(image)
         common: dict[str, Any] = {"account": payer, "extractor": tool}
         tls = {"ca": ca, "certificate": join_certificate(certificate, certificate_key), "insecure": insecure}
@@ -346,7 +347,7 @@ class PaidAnswer:
         balance = self.balance
         notes = []
         if self.opened:
-            where = "" if self.opened == find_ledger(None, make=True) else f" --ledger {shlex.quote(self.opened)}"
+            where = "" if self.opened == place_ledger(None) else f" --ledger {shlex.quote(self.opened)}"
             notes.append(
                 f"Opened the account {balance.account!r} in {self.opened}: epsilon {balance.epsilon:g} at delta "
                 f"{balance.delta:g} for all questions together. See `nearveil budget show{where}`."
@@ -414,11 +415,7 @@ def _check_sheet(path: Path | None, *, force: bool, among_dummies: bool) -> None
 
 
 def _write_sheet(answer: PaidAnswer, pixels: "Pixels", path: Path, *, force: bool) -> None:
-    """Draw the contact sheet and write it, readable by its owner alone: it shows the private image.
-
-    `pixels`: The private image.
-    `force`: Whether a file is replaced.
-    """
+    """Draw the contact sheet of an answer, and write it."""
     from nearveil.gallery.contact_sheet import ContactSheet
 
     pairs = zip(answer.names, answer.similarities, strict=True)
@@ -426,7 +423,7 @@ def _write_sheet(answer: PaidAnswer, pixels: "Pixels", path: Path, *, force: boo
         f"{clean(Path(name).stem)}\n{rank}: {similarity:.3f}" for rank, (name, similarity) in enumerate(pairs, 1)
     ]
     found, nearest = answer.nearest.found, answer.nearest
-    content = ContactSheet(
+    sheet = ContactSheet(
         query=pixels,
         named=nearest.sets[0],
         n_sets=nearest.n_sets,
@@ -434,11 +431,8 @@ def _write_sheet(answer: PaidAnswer, pixels: "Pixels", path: Path, *, force: boo
         found=found.images,
         captions=captions,
         epsilon=answer.guarantee.epsilon,
-    ).to_png()
-    if force:
-        path.unlink(missing_ok=True)  # so that the new one has its own rights, and a link is not written through
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:
-        out.write(content)
+    )
+    sheet.save(path, force=force)
 
 
 def _as_dict(answer: PaidAnswer, sheet: Path | None) -> dict[str, object]:

@@ -175,15 +175,19 @@ def show_bars() -> Iterator[Bars]:
         yield start
 
 
+def place_ledger(ledger: str | None) -> str:
+    """Return where the ledger is: as given, or the default of all commands."""
+    from nearveil.storage import data_folder
+
+    return str(data_folder() / "ledger.db") if ledger is None else ledger
+
+
 def find_ledger(ledger: str | None, *, make: bool = False) -> str:
-    """Return where the ledger is: as given, or the default of all commands.
-
-    `make`: Whether to make the default folder, for its owner alone. Otherwise a SQLite ledger must be there.
-    """
+    """Return where the ledger is; it must be there, unless it may be made: then its default folder is made."""
     from nearveil.ledger import LedgerError
-    from nearveil.storage import data_folder, make_data_folder, parse_url
+    from nearveil.storage import make_data_folder, parse_url
 
-    where = str(data_folder() / "ledger.db") if ledger is None else ledger
+    where = place_ledger(ledger)
     if make:
         if ledger is None:
             make_data_folder()

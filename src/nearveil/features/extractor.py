@@ -38,7 +38,7 @@ class Extractor(ABC):
     """Images to rows of norm one; every row is a function of its own image, up to rounding.
 
     A subclass says what it is (the parameters below) and defines ``_rows``; and ``_exact_row``, if it is not row-exact
-    but can be.
+    but can be. Its `fingerprint` is the SHA-256 of its identity.
 
     Parameters
     ----------
@@ -54,17 +54,7 @@ class Extractor(ABC):
         How many images ``_rows`` is given at most.
     row_exact : bool, default=False
         Whether a row of ``_rows`` is a function of its own image alone, to the last bit: whatever else is in the batch,
-        and however many threads there are.
-
-    Attributes
-    ----------
-    name : str
-    fingerprint : str
-        SHA-256 of the identity.
-    dimension : int
-    side : int
-    row_exact : bool
-        Whether all rows of this extractor are row-exact. If not, ``extract(images, row_exact=True)`` makes them so.
+        and however many threads there are. If not, ``extract(images, row_exact=True)`` makes such rows.
     """
 
     def __init__(
@@ -99,9 +89,7 @@ class Extractor(ABC):
         raise ValueError(f"row_exact: {self.name!r} has no row-exact way: use another extractor for private records")
 
     def extract(self, images: Sequence[Pixels], *, row_exact: bool = False, progress: Progress | None = None) -> Floats:
-        """Return the features of images.
-
-        Nothing is written to disk.
+        """Return the features of images. Nothing is written to disk.
 
         Parameters
         ----------
@@ -109,23 +97,14 @@ class Extractor(ABC):
             Of any sizes, as :func:`load_image` gives them.
         row_exact : bool, default=False
             Whether each row must be a function of its own image alone, to the last bit. Private records that vote need
-            that (``docs/theory/private-knn.md``); queries and open galleries do not. Networks then get one image at a
-            time, on one thread of the CPU.
+            that (``docs/theory/private-knn.md``). Networks then get one image at a time, on one thread of the CPU.
         progress : callable, optional
             Called with the number of images finished since it was called last.
 
         Returns
         -------
         ndarray of shape (n, dimension), float32
-            Rows of norm one.
-
-        Raises
-        ------
-        ValueError
-            If an image is not as described; if rows must be exact, and the extractor has no way to make them so, or
-            gives one image different rows.
-        FeatureError
-            If an image has no feature; its attribute `positions` says which.
+            Rows of norm one. Images without a feature raise a ValueError whose `positions` says which.
         """
         for image in images:
             _check(image)
@@ -198,16 +177,13 @@ def hog(
 ) -> NDArray[np.float32]:
     """Return the histograms of oriented gradients of images, by scikit-image (the extra `images`).
 
-    Nine orientations, 4 x 4 cells an image (a cell's side is that of the image divided by four, rounded down;
-    what is left over at the right and at the bottom has no cell), blocks of 2 x 2 cells, normalised by L2-Hys.
-    In colour, the channel with the strongest gradient counts at each pixel. A row depends on its own image
-    alone, bit for bit: neither on the other images nor on `n_jobs`.
+    Nine orientations, 4 x 4 cells, blocks of 2 x 2 cells, normalised by L2-Hys. In colour, the channel with the
+    strongest gradient counts at each pixel. A row depends on its own image alone, bit for bit.
 
     Parameters
     ----------
     images : array of shape (n, height, width) or (n, height, width, 3)
-        uint8, or floats from 0 to 1; both sides at least 8. Floats are multiplied by 255, so that an image has
-        the same histograms in either form.
+        uint8, or floats from 0 to 1; both sides at least 8.
     n_jobs : int, default=None
         Number of processes, as in joblib: None is one, -1 is one for each core.
     progress : callable, default=None
@@ -217,13 +193,6 @@ def hog(
     -------
     array of shape (n, 324), float32
         Between 0 and 1: nine blocks, four cells each, nine orientations each. Zeros for an image of one colour.
-
-    Raises
-    ------
-    ValueError
-        If the images are not as described.
-    ModuleNotFoundError
-        If scikit-image is not installed.
 
     Examples
     --------

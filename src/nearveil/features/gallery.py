@@ -26,19 +26,7 @@ _PROCESSOR = ("model name", "flags", "CPU part", "Features")  # lines of /proc/c
 
 @dataclass(frozen=True)
 class GalleryFeatures:
-    """The features of a gallery.
-
-    Attributes
-    ----------
-    features : ndarray of shape (n, dimension), float32
-        Rows of norm one.
-    paths : tuple of Path
-        The image of each row, in the order given.
-    skipped : tuple of (Path, str)
-        What was left out, and why.
-    row_exact : bool
-        Whether each row is a function of its own file alone, to the last bit.
-    """
+    """Rows of norm one, the image of each, what was skipped and why, and whether rows are row-exact."""
 
     features: Floats = field(repr=False)
     paths: tuple[Path, ...] = field(repr=False)
@@ -49,10 +37,9 @@ class GalleryFeatures:
 class FeatureCache:
     """Features of a gallery's images on disk, by the content of a file and the fingerprint of the extractor.
 
-    For galleries only: what it keeps tells of the images. A row takes 4 bytes for each dimension and 32 more in a
-    file of its own (5,152 bytes for 1,280 dimensions). A row is written beside its place and then renamed: a crash
-    leaves a whole row or none. A row that was damaged is not used: it is computed and written anew. Several processes
-    may share a cache. It never shrinks; to empty it, delete the folder.
+    For galleries only: it tells of the images. A row is 4 bytes for each dimension and 32 more, in a file of its own
+    that appears whole or not at all; a damaged row is computed anew. Several processes may share a cache. It never
+    shrinks; to empty it, delete the folder.
 
     Parameters
     ----------
@@ -78,16 +65,7 @@ class FeatureCache:
         return self.directory / fingerprint / content[:2] / content
 
     def get(self, content: str, fingerprint: str, dimension: int) -> Floats | None:
-        """Return the row of one image, or None if there is none that is whole.
-
-        Parameters
-        ----------
-        content : str
-            SHA-256 of the file.
-        fingerprint : str
-            Of the extractor, and of how it made the row.
-        dimension : int
-        """
+        """Return the row of an image by the SHA-256 of its file, or None if there is none that is whole."""
         try:
             stored = self._place(content, fingerprint).read_bytes()
         except OSError:
@@ -191,17 +169,22 @@ def gallery_features(
     paths : iterable of paths
     extractor : Extractor
     row_exact : bool, default=False
-        Whether each row must be a function of its own file alone, to the last bit, as private records need it. See
-        :meth:`Extractor.extract`.
+        Whether each row must be a function of its own file alone, as of :meth:`Extractor.extract`. Such rows are cached
+        apart from the others, and from those of other libraries or another processor.
     cache : FeatureCache, optional
-        Rows that must be exact are kept apart from the others, and from those that other libraries or another
-        processor made.
     progress : callable, optional
         Called with the number of files finished since it was called last.
 
     Returns
     -------
     GalleryFeatures
+        With the attributes `features`, `paths`, `skipped` and `row_exact`.
+
+    Examples
+    --------
+    >>> found = gallery_features(["a.jpg", "b.jpg"], HogColor())  # doctest: +SKIP
+    >>> found.features.shape  # doctest: +SKIP
+    (2, 436)
     """
     files = [Path(path) for path in paths]
     known = _Collection(extractor, cache, progress, row_exact=row_exact)

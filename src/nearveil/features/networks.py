@@ -34,13 +34,9 @@ class TorchExtractor(Extractor):
     """Features by any torch module that maps images to vectors or to maps of vectors.
 
     The module gets float32 of shape (n, 3, side, side), RGB, ``(grey level - mean) / std``, and gives (n, d), or
-    (n, d, height, width), which is averaged over its places. The extractor keeps a copy of its own in evaluation
-    mode: to train the module further changes nothing here. It runs where the parameters of the module are.
-
-    The rows of an image alone and of the same image within a batch agree up to the rounding of float32, not bit for
-    bit: the kernels of torch add in another order for another size of batch, or with another number of threads. This
-    takes a module whose evaluation mode treats images one by one, as all common ones do. With ``row_exact=True`` the
-    module sees one image at a time, on one thread of the CPU.
+    (n, d, height, width), which is averaged over its places. The extractor keeps a copy in evaluation mode, and runs
+    where the module's parameters are. Rows of an image alone and within a batch agree up to rounding; with
+    ``row_exact=True`` the module sees one image at a time, on one thread of the CPU.
 
     Parameters
     ----------
@@ -49,16 +45,9 @@ class TorchExtractor(Extractor):
     mean, std : three floats, default ImageNet's
         For the channels, in grey levels from 0 to 255.
     name : str, optional
-        By default that of the module's class. It enters the fingerprint beside the weights (names, shapes and
-        numbers): give modules of equal weights that compute something else another name.
+        By default that of the module's class. It enters the fingerprint beside the weights: give modules of equal
+        weights that compute something else another name.
     batch : int, default=8
-
-    Raises
-    ------
-    ValueError
-        If the module does not give vectors, or side, mean or std cannot be.
-    ModuleNotFoundError
-        If torch is not installed.
 
     Examples
     --------
@@ -189,15 +178,7 @@ _MOST_DIGITS = 10
 
 
 def is_whole(content: bytes) -> bool:
-    r"""Return whether no tensor of an ONNX file, at whatever depth, lies in another file.
-
-    Returns: False, too, if it is not sound protobuf.
-
-    Examples
-    --------
-    >>> is_whole(b"\x08\x08"), is_whole(b"no network")
-    (True, False)
-    """
+    """Return whether an ONNX file is sound protobuf, and no tensor of it, at whatever depth, lies in another file."""
     waiting = [("model", memoryview(content))]
     try:
         while waiting:
@@ -250,8 +231,7 @@ class OnnxExtractor(Extractor):
 
     Its one input is float32 of shape (n, 3, side, side) or (n, side, side, 3), RGB, ``(grey level - mean) / std``;
     n may be fixed. Its output has the shape (n, d), or is a map in the layout of the input, which is averaged over
-    its places. The rows of an image alone and within a batch agree up to the rounding of float32. With
-    ``row_exact=True`` the network sees one image at a time, on one thread; where n is fixed, the others are zeros.
+    its places. With ``row_exact=True`` the network sees one image at a time, on one thread.
 
     Parameters
     ----------
@@ -267,12 +247,9 @@ class OnnxExtractor(Extractor):
     batch : int, default=8
         Where the file does not fix it.
 
-    Raises
-    ------
-    ValueError
-        If the file is not such a network, or side, mean or std cannot be.
-    ModuleNotFoundError
-        If onnxruntime is not installed (the extra `onnx`).
+    Examples
+    --------
+    >>> extractor = OnnxExtractor("network.onnx", side=256)  # doctest: +SKIP
     """
 
     def __init__(

@@ -1,10 +1,12 @@
 """The contact sheet of one private search: what the server saw, and what came of it at home."""
 
 import math
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,6 +53,17 @@ class ContactSheet:
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
             figure.savefig(out, format="png")
         return out.getvalue()
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Draw the sheet, and write it readable by its owner alone: it shows the private image.
+
+        An existing file is replaced only with `force`.
+        """
+        content, place = self.to_png(), Path(path)
+        if force:
+            place.unlink(missing_ok=True)  # so that the new one has its own rights, and a link is not written through
+        with os.fdopen(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:
+            out.write(content)
 
 
 def right_set(epsilon: float, n_sets: int) -> float:

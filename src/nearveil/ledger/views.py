@@ -14,6 +14,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
 from nearveil.ledger.account import Account
 from nearveil.ledger.budget import format_event
 from nearveil.ledger.history import Balance, Entry, Preview
+from nearveil.privacy import Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import analytic_gaussian_scale
 
@@ -93,6 +94,18 @@ def list_quotas(account: Account) -> list[Balance]:
     """Return the balances of all clients that have a quota."""
     names = [entry.client for entry in account.history() if entry.kind == "quota"]
     return [account.balance(client=name) for name in names]
+
+
+def count_affordable(account: Account, guarantee: Guarantee, most: int) -> int:
+    """Return how many releases of a guarantee an account could pay for, up to `most`."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if account.preview([(guarantee, middle)]).allowed:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def balance_dict(balance: Balance) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from nearveil.ledger import Account, Entry, Ledger
 from nearveil.ledger.budget import format_down, format_up
+from nearveil.ledger.views import count_affordable
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.covers.channel import RandomizedResponse
 from nearveil.privacy import Basis, Guarantee, compose_events
@@ -215,25 +216,13 @@ def plan_questions(account: Account, count: int, epsilon: float) -> dict[str, An
         raise Trouble(422, "question", "A plan has 1 to a million questions, each at an epsilon from 0.000001 to 40.")
     about: Any = {"protects": account.protects, "unit": account.unit, "relation": account.relation}
     question = compose_events([PureDp(epsilon)], delta=0.0, basis=Basis("a question", "docs/theory/covers.md"), **about)
-    found, fits = preview_cost(account, question, count), _most(account, question, count)
+    found, fits = preview_cost(account, question, count), count_affordable(account, question, count)
     asks = f"{count:,} question{'s' * (count != 1)} at epsilon {epsilon:g}"
     if found["allowed"]:
         words = f"{asks} fit: they cost {found['cost']}, and {found['after']} would be left."
     else:
         words = f"{asks} do not fit: they cost {found['cost']}, and {found['before']} is left. {fits:,} would fit."
     return {**found, "fits": fits, "words": words}
-
-
-def _most(account: Account, question: Guarantee, most: int) -> int:
-    """Return how many questions fit, up to a number."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if account.preview([(question, middle)]).allowed:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _line(entry: Entry) -> dict[str, Any]:

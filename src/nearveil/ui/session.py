@@ -18,10 +18,11 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 from nearveil.protocol.client import ClientProtocol
 from nearveil.protocol.wire import PublicPart
+from nearveil.search.outlook import EPSILONS, K, Outlook, Singles, find_share, make_outlook
 from nearveil.service import Client, GalleryInfo, UnansweredError
 from nearveil.service._dummies import _unpacked
 from nearveil.ui._errors import Trouble, relisted, spoiled
-from nearveil.ui._map_view import EPSILONS, K, Last, Outlook, Picture, Singles, find_share, make_outlook
+from nearveil.ui._map_view import Last, Picture
 from nearveil.ui._views import describe_balance, image_address, preview_cost, view_classified, view_nearest
 
 

@@ -1,0 +1,109 @@
+"""What a public map can be expected to find, from the map alone: a line, its ceiling and its floor.
+
+A hostile server can make a map state anything; the guarantee of a message does not depend on the map.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.mechanisms import PublicMap
+from nearveil.mechanisms.covers.channel import DECAY, NEIGHBORS, RandomizedResponse
+from nearveil.protocol.wire import PublicPart
+from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line
+
+Singles = NDArray[np.float32]
+K = 8  # neighbours that are counted
+EPSILONS = tuple(round(0.25 * step, 2) for step in range(1, 49))  # up to 12
+_MOST_ROWS = 2048  # that act as queries where prototypes stand for many items
+_FULL = 255.0  # of a coverage
+
+
+@dataclass(frozen=True, eq=False)
+class Outlook:
+    """What a map can be expected to find.
+
+    `right, other`: The mean share of the nearest images that the good set holds, and that any other set holds.
+    `popularity`: How often each is among the nearest of another; None where prototypes stand for many items.
+    """
+
+    n_sets: int
+    right: float
+    other: float
+    whole: bool  # whether the map's prototypes are the gallery's items, so that their popularity is known
+    candidates: float
+    popularity: NDArray[np.int64] | None = field(repr=False)
+
+    def expected(self, epsilon: float) -> float:
+        """Return the share of the nearest images that an answer is expected to hold. An estimate."""
+        hit = RandomizedResponse(epsilon, self.n_sets).hit
+        return hit * self.right + (1 - hit) * self.other
+
+    def ceiling(self, epsilon: float) -> float:
+        """Return Theorem D for the popularity that the map shows; where it shows none, that of equal popularity."""
+        if self.popularity is None:
+            return reference_line(epsilon, self.candidates)
+        return neighbor_ceiling(epsilon, self.candidates, self.popularity)
+
+    @property
+    def floor(self) -> float:
+        """What an answer finds that is the same for everybody."""
+        return self.candidates if self.popularity is None else popular_floor(self.candidates, self.popularity)
+
+
+def make_outlook(public: PublicPart) -> Outlook:
+    """Look at a map: its prototypes act as queries, each left out of its own neighbours.
+
+    Where prototypes are centroids of many items, what lies around a centroid counts, by the coverage that the map
+    tells, and nothing is left out.
+    """
+    held = public.map
+    whole = held.n_items == len(held.prototypes)
+    rows = unit_prototypes(held)
+    some = np.arange(len(rows)) if whole else np.linspace(0, len(rows) - 1, min(_MOST_ROWS, len(rows))).astype(int)
+    near = _neighbors(held, rows[some], some if whole else None)
+    weights, counted = np.exp(-np.arange(near.shape[1]) / DECAY), K if whole else 1
+    right = other = 0.0
+    for one in near:  # a row at a time: a map may have thousands of sets
+        covered = held.coverage[one]
+        around = covered[:counted].mean(axis=0) / _FULL
+        good = around[(weights @ covered).argmax()]
+        right += good / len(near)
+        other += (around.sum() - good) / (held.n_sets - 1) / len(near)
+    popularity = np.bincount(near[:, :K].ravel(), minlength=len(rows)) if whole else None
+    return Outlook(held.n_sets, float(right), float(other), whole, public.candidates, popularity)
+
+
+def find_share(public: PublicPart, feature: Singles, sets: tuple[int, ...]) -> float:
+    """Return the share of the prototypes nearest to a feature that some sets hold, by the map. Never send it."""
+    near = _neighbors(public.map, project_rows(public, feature[None]), None)[0, :K]
+    return float(public.map.coverage[near][:, list(sets)].max(axis=1).mean() / _FULL)
+
+
+def project_rows(public: PublicPart, features: Singles) -> Singles:
+    """Return where features lie among a map's prototypes, shape (n, r)."""
+    with np.errstate(all="ignore"):
+        rows = features.astype(np.float64) - public.mean
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        return np.nan_to_num(rows @ public.map.components.astype(np.float64)).astype(np.float32)
+
+
+def unit_prototypes(held: PublicMap) -> Singles:
+    """Return the prototypes with norm one, or zero."""
+    rows = held.prototypes.astype(np.float32)
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    np.divide(rows, norms, out=rows, where=norms > 0)
+    return rows
+
+
+def _neighbors(held: PublicMap, rows: Singles, own: NDArray[np.intp] | None) -> NDArray[np.int64]:
+    """Return the prototypes nearest to rows, as many as the client's rule looks at; without their own, if told."""
+    count = min(NEIGHBORS + (own is not None), len(held.prototypes))
+    found = held.nearest(rows.astype(np.float64), count)
+    if own is None:
+        return found
+    # Of equal rows another may stand first; then the last one goes in place of the own.
+    keep = found != own[:, None]
+    keep[keep.all(axis=1), -1] = False
+    return np.asarray(found[keep].reshape(len(rows), count - 1))
