@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("PIL")
 pytest.importorskip("skimage")
 
-from nearveil.cli import _query
+from nearveil.cli import _asking
 from nearveil.features import HogColor, load_image
 from nearveil.gallery import Index, Item
 from nearveil.ledger import Ledger
@@ -54,9 +54,9 @@ def left(here: Path) -> float:
     """Return what is left of the default account; all of it if it is not there."""
     place = here / "data" / "nearveil" / "ledger.db"
     if not place.exists():
-        return _query.BUDGET
+        return _asking.BUDGET
     with Ledger(place, read_only=True) as book:
-        return next((one.balance().left for one in book.accounts()), _query.BUDGET)
+        return next((one.balance().left for one in book.accounts()), _asking.BUDGET)
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes, bytes], bytes] | None = None) -> list[bytes]:
@@ -271,11 +271,11 @@ def test_an_index_that_has_changed_says_so(image: Path, here: Path) -> None:
 
 
 def test_two_first_queries_open_one_account(image: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = _query._open_first
+    first = _asking._open_first
 
     def late(book: Ledger) -> Any:
         first(book)
         return first(book)
 
-    monkeypatch.setattr(_query, "_open_first", late)
+    monkeypatch.setattr(_asking, "_open_first", late)
     assert told("query", image)["left"] == 96.0

@@ -37,8 +37,8 @@ _COMMANDS = {
         "_protect",
         "Tell what accuracy the model of a protected gallery would have; with --publish, publish it.",
     ),
-    "serve": _Command("_serve", "Serve galleries to clients elsewhere, until Ctrl-C or SIGTERM."),
-    "token": _Command("_token", "Tokens: who may ask a server, and what. Only hashes are kept."),
+    "serve": _Command("_server", "Serve galleries to clients elsewhere, until Ctrl-C or SIGTERM."),
+    "token": _Command("_server", "Tokens: who may ask a server, and what. Only hashes are kept."),
     "ui": _Command("_ui", "Open a page on this machine: drop an image, see what the server saw and what you got."),
     "label": _Command("_label", "Label a public set from a private one: the nearest private records vote, with noise."),
     "train": _Command("_train", "Train features for your own images: those of one class come close to each other."),
@@ -72,10 +72,10 @@ def load_command(name: str) -> Any:
     """Import a command: a function of its name, or a group."""
     module = import_module(f"nearveil.cli.{_COMMANDS[name].module}")
     group = typer.Typer(rich_markup_mode="rich", add_completion=False)
-    if hasattr(module, "app"):
-        group = module.app
-    else:
+    if hasattr(module, name):
         group.command(name)(getattr(module, name))
+    else:
+        group = module.app
     command = typer.main.get_command(group)
     command.name = name
     return command

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nearveil.cli._query import describe_question_error, join_certificate, read_token
+from nearveil.cli._asking import describe_question_error, join_certificate, read_token
 from nearveil.cli._shared import (
     AUTO,
     Authorities,

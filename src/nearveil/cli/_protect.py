@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nearveil.cli._serve import _INSTALL
-from nearveil.cli._shared import clean, report_errors
+from nearveil.cli._shared import clean, name_extra, report_errors
 
 if TYPE_CHECKING:
     from nearveil.service._settings import GallerySettings
@@ -39,13 +38,11 @@ def protect(
     nearveil protect scans --config nearveil.toml --publish
     """
     with report_errors():
-        try:
+        with name_extra("service"):
             from nearveil.gallery import Index
             from nearveil.service import Settings
             from nearveil.service._protected_checks import check_apart
             from nearveil.service._serve import open_protected
-        except ModuleNotFoundError as missing:
-            raise ModuleNotFoundError(_INSTALL) from missing
         settings = Settings.load(config)
         check_apart(settings.galleries)
         told, wait = _chosen(settings.galleries, name), settings.database_timeout

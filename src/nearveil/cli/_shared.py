@@ -96,6 +96,15 @@ def report_errors(**options: str) -> Iterator[None]:
         fail(_name_options(str(error), options))
 
 
+@contextmanager
+def name_extra(extras: str) -> Iterator[None]:
+    """Say what to install where an import fails."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(f'this needs FastAPI and uvicorn: pip install "nearveil[{extras}]"') from missing
+
+
 def _name_options(text: str, options: dict[str, str]) -> str:
     for field, option in options.items():
         text = text.replace(f"`{field}`", option)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nearveil.cli._query import (
+from nearveil.cli._asking import (
     AccountName,
     describe_question_error,
     find_payer,
@@ -32,13 +32,13 @@ from nearveil.cli._shared import (
     TokenText,
     Witness,
     find_ledger,
+    name_extra,
     report_errors,
 )
 
 if TYPE_CHECKING:
     from nearveil.ledger import Account
 
-_INSTALL = 'the page needs FastAPI and uvicorn: pip install "nearveil[images,service]"'
 _TIMEOUT, _RETRIES = 20.0, 2  # somebody looks at the page and waits
 _END = 5.0  # seconds after Ctrl-C, before uvicorn cancels what is under way and says so at length
 
@@ -93,12 +93,10 @@ def ui(
         }
         if server is not None:
             tls |= {"timeout": _TIMEOUT, "retries": _RETRIES}
-        try:
+        with name_extra("images,service"):
             from nearveil.service import QuestionError
             from nearveil.ui import PageSession, serve_page
             from nearveil.ui.session import Purse
-        except ModuleNotFoundError as missing:
-            raise ModuleNotFoundError(_INSTALL) from missing
         purse = Purse()
         secret, common["account"] = read_token(token_file, token, server), purse
         try:

@@ -1,6 +1,5 @@
-"""``nearveil token``: who may ask a server."""
+"""``nearveil serve`` and ``nearveil token``: galleries for clients elsewhere, and who may ask them."""
 
-import json
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,10 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from nearveil.cli._shared import Json, clean, print_json, print_lines, print_table, report_errors
+from nearveil.cli._shared import Json, name_extra, print_json, print_lines, print_table, report_errors
 
 if TYPE_CHECKING:
     from nearveil.service import Token, TokenStore
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nearveil.service import Settings
+
 
 app = typer.Typer(
     help="Tokens: who may ask a server, and what. Only hashes are kept.",
@@ -19,7 +23,6 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
-_INSTALL = 'tokens need the service: pip install "nearveil[service]"'
 
 Where: TypeAlias = Annotated[
     str | None,
@@ -79,7 +82,7 @@ def list_tokens(tokens: Where = None, config: Config = None, as_json: Json = Fal
 
     nearveil token list
     """
-    with report_errors(), _known(_place(tokens, config)) as store:
+    with report_errors(), _open_tokens(_place(tokens, config)) as store:
         found = store.list()
     if as_json:
         print_json([_as_dict(token) for token in found])
@@ -114,14 +117,15 @@ def revoke(
 
     nearveil token revoke 0123456789abcdef
     """
-    with report_errors(), _known(_place(tokens, config)) as store:
+    with report_errors(), _open_tokens(_place(tokens, config)) as store:
         token = store.revoke(number)
-    typer.echo(
-        json.dumps(_as_dict(token)) if as_json else clean(f"Token {token.id} for {token.label} is good no more.")
-    )
+    if as_json:
+        print_json(_as_dict(token))
+    else:
+        print_lines(f"Token {token.id} for {token.label} is good no more.")
 
 
-def has_any(where: str) -> bool:
+def has_tokens(where: str) -> bool:
     """Return whether there is a token, whatever it is good for; nothing is made. A store that is wrong has some."""
     from nearveil.service._token_places import TokenError
 
@@ -134,7 +138,7 @@ def has_any(where: str) -> bool:
         return True  # whoever opens it to use it says what is wrong
 
 
-def command(where: str) -> str:
+def suggest_token(where: str) -> str:
     """Return the command that makes a token, in words for a terminal."""
     from nearveil.service._token_places import default_place, store_url
     from nearveil.storage import describe_url
@@ -145,11 +149,9 @@ def command(where: str) -> str:
 
 def _place(tokens: str | None, config: Path | None) -> str:
     """Return where tokens are: as given, as the file says that the server reads, or the default."""
-    try:
+    with name_extra("service"):
         from nearveil.service._settings import Settings, SettingsError, _read
         from nearveil.service._token_places import default_place
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(_INSTALL) from missing
     if tokens is not None:
         return tokens
     # Only this one setting: who makes tokens need not be able to read the keys that the others name.
@@ -162,10 +164,10 @@ def _place(tokens: str | None, config: Path | None) -> str:
     return where
 
 
-def _known(where: str) -> "TokenStore":
+def _open_tokens(where: str) -> "TokenStore":
     """Open a store that is there: to look at tokens makes none."""
     if _missing(where):
-        raise ValueError(f"there are no tokens at {Path(where).expanduser().absolute()}: {command(where)}")
+        raise ValueError(f"there are no tokens at {Path(where).expanduser().absolute()}: {suggest_token(where)}")
     return _store(where)
 
 
@@ -199,3 +201,115 @@ def _as_dict(token: "Token") -> dict[str, Any]:
 
 def _day(seconds: int | None) -> str | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def serve(
+    index: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[INDEX]", help="A folder or a PostgreSQL URL, as `nearveil index --into`: one open gallery."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(envvar="NEARVEIL_CONFIG", help="A TOML file; deploy/nearveil.toml is an example.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Of the gallery INDEX; that of its folder or database by default.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Where to listen; 127.0.0.1 by default.")] = None,
+    port: Annotated[int | None, typer.Option(help="Where to listen; 8321 by default, 0 takes a free one.")] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH_OR_URL", help="Where tokens are kept; ~/.local/share/nearveil/tokens.db by default."
+        ),
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="The certificate, in PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, in PEM.")] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help="Who must have signed the clients' certificates.")] = None,
+    insecure: Annotated[
+        bool | None,
+        typer.Option("--insecure", help="Listen beyond this machine without TLS: behind a proxy that does it."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that answer; limits are divided among them. 1 by default.")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_file: Annotated[
+        Path | None, typer.Option(help="Where lines of JSON go; the standard error by default.")
+    ] = None,
+) -> None:
+    """Serve galleries to clients elsewhere, until Ctrl-C or SIGTERM.
+
+    Clients need a token: `nearveil token create` makes one. All settings can stand in a file, and in variables
+    NEARVEIL_SERVER_*; what is said here wins.
+
+    [bold]Examples[/bold]
+
+    nearveil serve gallery/
+
+    nearveil serve --config nearveil.toml
+
+    nearveil serve gallery/ --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+    """
+    with report_errors():
+        given: dict[str, Any] = {
+            "host": host,
+            "port": port,
+            "tokens": tokens,
+            "tls_cert": tls_cert,
+            "tls_key": tls_key,
+            "tls_client_ca": tls_client_ca,
+            "insecure": insecure,
+            "workers": workers,
+            "log_level": log_level,
+            "log_file": log_file,
+        }
+        given = {key: value for key, value in given.items() if value is not None}
+        if index is not None:
+            given["galleries"] = [{"name": name or _name_gallery(index), "index": index}]
+        elif name is not None:
+            raise ValueError("--name: it is the name of INDEX, and there is none")
+        _run(config, given)
+
+
+def _run(config: Path | None, given: dict[str, Any]) -> None:
+    with name_extra("service"):
+        from nearveil.service import Settings
+        from nearveil.service import serve as run
+    settings = Settings.load(config, **given)
+    _check_log(settings)
+    if settings.galleries and not has_tokens(settings.tokens):
+        typer.echo(f"There is no token yet, and nobody can ask without: {suggest_token(settings.tokens)}", err=True)
+    run(settings, ready=_say)
+
+
+def _name_gallery(index: str) -> str:
+    """Return the name of a gallery: of its folder, or of its database, whose address may hold a password."""
+    with name_extra("service"):
+        from nearveil.service._settings import cleaned_name
+    if "://" not in index:
+        return cleaned_name(index)
+    import sqlalchemy as sa
+
+    try:
+        database = sa.make_url(index).database
+    except (sa.exc.ArgumentError, ValueError):
+        raise ValueError("INDEX: it must be a folder, or a URL such as postgresql://user@host/database") from None
+    return cleaned_name(Path("/", database or ""))
+
+
+def _check_log(settings: "Settings") -> None:
+    """Raise unless the log can be written: a server that runs would only count the lines that it drops."""
+    if settings.log_file is None:
+        return
+    try:
+        with settings.log_file.open("ab"):
+            pass
+    except OSError as error:
+        raise ValueError(f"log_file: {settings.log_file} cannot be written: {error.strerror}") from None
+
+
+def _say(address: str) -> None:
+    """Say that requests are answered from now on: for people, and for programs that wait for this line."""
+    typer.echo(f"nearveil serves at {address}")

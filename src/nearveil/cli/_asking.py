@@ -1,0 +1,175 @@
+"""What `query`, `classify` and `ui` share: who is asked, by which token, and who pays."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nearveil.cli._shared import PATIENCE, find_account, find_ledger
+
+if TYPE_CHECKING:
+    from nearveil.gallery import Index
+    from nearveil.ledger import Account, Debit, Ledger
+    from nearveil.privacy import Guarantee
+    from nearveil.service import Client, QuestionError
+
+ACCOUNT, BUDGET = "queries", 100.0
+AccountName = Annotated[
+    str | None, typer.Option(help=f"Who pays; {ACCOUNT!r} by default, opened with epsilon {BUDGET:g} on first use.")
+]
+_NO_INDEX = "`nearveil index DIR` makes one; --index or NEARVEIL_INDEX names another"
+_LONGEST_TOKEN = 1000
+_OPTIONS = {"k": "-k", "url": "--server"}  # where an option has another name than its field
+_DUMMY = re.compile(r"dummies\[(\d+)\]")
+_MORE = "`nearveil index DIR --candidates` makes them more"
+
+
+@contextmanager
+def open_client(
+    server: str | None,
+    index: str | None,
+    gallery: str | None,
+    token: str | None,
+    common: dict[str, Any],
+    tls: dict[str, Any],
+) -> Iterator[tuple["Client", "Index | None"]]:
+    """Yield who asks, and the index where it is here."""
+    from nearveil.service import Client
+
+    if server is not None:
+        if "://" not in server:
+            raise ValueError("--server: it must look like https://host:8321")
+        with Client(server, token, **tls, **common) as client:
+            yield client, None
+        return
+    if gallery is not None:
+        raise ValueError("--gallery: an index here has one gallery: leave it out, or name a --server")
+    with _open_index(index) as held, Client(held, **common) as client:
+        yield client, held
+
+
+@contextmanager
+def _open_index(index: str | None) -> Iterator["Index"]:
+    from nearveil.gallery.errors import NotAnIndexError, NotPublishedError
+    from nearveil.gallery.folder import describe_place, find_index
+    from nearveil.gallery.index import Index
+
+    where = find_index(index)
+    try:
+        held = Index.open(where)
+    except NotAnIndexError:
+        raise NotAnIndexError(f"there is no index at {describe_place(where)}: {_NO_INDEX}") from None
+    with held:
+        try:
+            held.current()
+        except NotPublishedError:
+            raise NotPublishedError(
+                f"the index at {describe_place(where)} has no map yet: run `nearveil index DIR` again"
+            ) from None
+        yield held
+
+
+def read_token(file: Path | None, given: str | None, server: str | None) -> str | None:
+    """Return the token: of the file if there is one, else as given."""
+    if server is None or file is None:
+        return given
+    if os.name == "posix" and file.stat().st_mode & 0o077:
+        typer.echo(f"Warning: others on this machine may read the token in {file}: chmod 600 it", err=True)
+    with file.open("rb") as content:
+        return content.read(_LONGEST_TOKEN).decode("ascii", "replace").strip()
+
+
+def join_certificate(file: Path | None, key: Path | None) -> Path | tuple[Path, Path] | None:
+    if file is None and key is not None:
+        raise ValueError("--certificate-key: it goes with --certificate")
+    return file if file is None or key is None else (file, key)
+
+
+def list_public_images(folder: Path | None) -> list[Path]:
+    """Return the dummies: all files of a folder."""
+    if folder is None:
+        return []
+    from nearveil.gallery.folder import list_files
+
+    if not folder.is_dir():
+        raise ValueError(f"--dummies: there is no folder at {folder}")
+    found, refused = list_files(folder)
+    if refused:  # one dummy less hides less: it is not left out in silence
+        raise ValueError(f"--dummies: {refused[0][0]}: {refused[0][1]}")
+    if not found:
+        raise ValueError(f"--dummies: there is no image below {folder}")
+    return found
+
+
+def describe_question_error(error: "QuestionError", dummies: Sequence[Path], *, local: bool) -> str:
+    text = error.words.replace("`insecure`", "--insecure")
+    if one := _DUMMY.fullmatch(error.field):
+        return f"--dummies: {dummies[int(one[1])]}: {text}"
+    more = f"; {_MORE}" if local and error.field == "k" else ""
+    return f"{_OPTIONS.get(error.field, f'--{error.field}')}: {text}{more}"
+
+
+class LazyAccount:
+    """Opens the ledger and the account when there is something to pay: what is refused before leaves no trace."""
+
+    def __init__(self, ledger: str | None, account: str | None, witness: Path | None) -> None:
+        self._where, self._name, self._witness = ledger, account, witness
+        self._book: Ledger | None = None
+        self.opened = ""
+        self.has_paid = False
+
+    def spend(self, guarantee: "Guarantee", key: str, /) -> "Debit":
+        """Debit the account."""
+        from nearveil.ledger import OverBudgetError
+
+        self.account = self._open()
+        try:
+            found = self.account.spend(guarantee, key)
+        except OverBudgetError as refused:
+            raise ValueError(
+                f"{refused}. Nothing was asked. Ask with a lower --epsilon, or open another account "
+                "(`nearveil budget create`) and name it with --account"
+            ) from None
+        self.has_paid = True
+        return found
+
+    def _open(self) -> "Account":
+        from nearveil.gallery.folder import describe_place
+        from nearveil.ledger import Ledger
+
+        where = find_ledger(self._where, make=self._name is None)
+        self._book = book = Ledger(where, witness=self._witness, timeout=PATIENCE)
+        found, opened = find_payer(book, self._name)
+        self.opened = describe_place(where) if opened else ""
+        return found
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *error: object) -> None:
+        if self._book is not None:
+            self._book.close()
+
+
+def find_payer(ledger: "Ledger", name: str | None) -> tuple["Account", bool]:
+    """Return the account that pays, and whether it was opened now: the one named, or the usual one."""
+    if name is not None:
+        return find_account(ledger, name), False
+    if any(one.name == ACCOUNT for one in ledger.accounts()):
+        return ledger.account(ACCOUNT), False
+    return _open_first(ledger), True
+
+
+def _open_first(ledger: "Ledger") -> "Account":
+    from nearveil.ledger import AccountError
+
+    try:
+        return ledger.open_account(
+            ACCOUNT, owner="me", protects="query", unit="image", relation="replace", epsilon=BUDGET, delta=0.0
+        )
+    except AccountError:  # another process was faster
+        return ledger.account(ACCOUNT)
