@@ -65,9 +65,10 @@ def publish(study: Study, folder: Path, docs: Path) -> None:
 
 
 def render(study: Study, frame: pd.DataFrame) -> str:
-    """Fill the template of a study with what its rows say."""
-    facts = {**study.facts(frame), "command": f"```sh\nnearveil study {study.name}\n```"}
-    return fill_template(study.page, facts)
+    """Fill the template of a study with what its rows say, and with the constants of its module."""
+    constants = {name: value for name, value in getattr(study.facts, "__globals__", {}).items() if name.isupper()}
+    command = {"command": f"```sh\nnearveil study {study.name}\n```"}
+    return fill_template(study.page, {**constants, **study.facts(frame), **command})
 
 
 def fill_template(text: str, facts: Mapping[str, Any]) -> str:

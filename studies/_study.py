@@ -37,7 +37,8 @@ class Study:
     figures : callable
         From the data frame of all rows to figures, by name.
     facts : callable
-        From the data frame of all rows to what the template says: numbers, and data frames for its tables.
+        From the data frame of all rows to what the template says: numbers, and data frames for its tables. The
+        template also sees the constants of the module that holds this function.
     data : tuple of str
         Files of real data, relative to the data folder, or words for what is made.
     parameters : mapping

@@ -236,7 +236,6 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     claims = {plan: f"{PLANS[plan].claimed:g}" for plan in ("MNIST", "SVHN")}
     theorems = select(rows, kind="theorem")
     return {
-        "plans": PLANS,
         "costs": pd.concat([pd.DataFrame([{"accounting": CLAIMED, **claims}]).reindex(columns=costs.columns), costs]),
         "times": {plan: found[plan, "all", BEST] / (PLANS[plan].claimed or math.nan) for plan in claims},
         "gap": (whole.loc[BEST] / whole.loc[BELOW] - 1).max(),

@@ -136,10 +136,7 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     tables = lost.groupby("bytes")["table_bytes"].first().map(lambda n: f"{n / 1e6:.1f} MB" if n > 1000 else "none")
     losses.insert(0, "public table", tables)
     return {
-        "queries": QUERIES,
         "one_seed": " and ".join(map(str, ONE_SEED)),
-        "most": MOST,
-        "popular_part": POPULAR,
         "losses": losses.sort_index()
         .rename(columns=NAMES, index="{:,}".format)
         .rename_axis("bytes a candidate")

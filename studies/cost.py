@@ -183,11 +183,9 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     missing = rows.dropna(subset=["left_out"]).set_index("way")["left_out"].to_dict() if "left_out" in rows else {}
     load, cores = sorted(rows["load"])[len(rows) // 2], os.cpu_count() or 1
     return {
-        "repeats": REPEATS,
         "graph": graph,
         "release": release,
         "votes": votes,
-        "gallery": GALLERY,
         "missing": missing,
         "load": load,
         "cores": cores,

@@ -139,14 +139,12 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     lines = pd.DataFrame(cells).reset_index()
     sets = rows.groupby("data", sort=False).agg(codes=("codes", "mean"), items=("items", "first"))
     return {
-        "queries": QUERIES,
         "near": int((shares["share"] >= NEAR).sum()),
         "total": len(shares),
         "rule": (rows["knowing"] - rows["share"]).max(),
         "gain": gains.max(),
         "gain_at": gains.idxmax(),
         "shares": lines.assign(f=lines["f"].map("{:g}".format), epsilon=lines["epsilon"].map("{:g}".format)),
-        "code_bytes": CODE_BYTES,
         "sets": sets.assign(kilobytes=(CODE_BYTES + 4) * sets["items"] / 1000).reset_index().to_dict("records"),
     }
 

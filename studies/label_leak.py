@@ -123,7 +123,6 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     ).reset_index()
     means = rows.groupby(keys, sort=False)["recall"].mean()
     return {
-        "epsilon": EPSILON,
         "sets": [
             {
                 "title": SETS[data].title,

@@ -161,9 +161,7 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     ratios = latent["correction"] / latent["exact"]
     default = select(budgets, mechanism=DEFAULT, alpha=100.0, claimed=10.0)
     return {
-        "fraction": FRACTION,
         "queries": QUERIES // len(SEEDS),
-        "seeds": len(SEEDS),
         "latent": {
             "holds": int(latent["claim_holds"].sum()),
             "total": len(latent),

@@ -28,17 +28,14 @@ Make = Callable[[Source], VotingEstimator]
 """From a source of noise to a voter."""
 
 CLASSES = range(10)
+_COMMON: dict[str, Any] = {"delta": DELTA, "classes": CLASSES}
 ANSWERS, PATE_ANSWERS = 500, 100  # PATE's are fewer, in its favour: its counts are smaller
 TEACHERS: dict[DigitSet, int] = {"mnist": 250, "svhn": 50}
 PLAN_OF: dict[DigitSet, str] = {"mnist": "MNIST", "svhn": "SVHN"}
-REPORTED: dict[DigitSet, float] = {
-    "mnist": 0.988,
-    "svhn": 0.916,
-}  # accuracy of the students of Private-kNN, as published
-PATE_PUBLISHED: dict[DigitSet, tuple[float, float, float, int, int]] = {
-    # Papernot et al. 2018, table 1: threshold, screening noise, vote noise, screened, answered
-    "mnist": (200.0, 150.0, 40.0, 640, 286),
-    "svhn": (300.0, 200.0, 40.0, 8500, 3098),
+REPORTED: dict[DigitSet, float] = {"mnist": 0.988, "svhn": 0.916}  # accuracy of Private-kNN's students, as published
+PATE_PUBLISHED: dict[DigitSet, dict[str, Any]] = {  # Papernot et al. 2018, table 1
+    "mnist": {"threshold": 200, "screening_noise": 150, "vote_noise": 40, "max_screened": 640, "max_answered": 286},
+    "svhn": {"threshold": 300, "screening_noise": 200, "vote_noise": 40, "max_screened": 8500, "max_answered": 3098},
 }
 EPSILONS: dict[DigitSet, tuple[float, ...]] = {
     "mnist": (0.01, 0.03, 0.1, 0.47, 2.0, 16.0),
@@ -107,61 +104,40 @@ def _teach(digits: Digits, make: Make, public: "np.ndarray", held: "np.ndarray",
 
 def make_ours(epsilon: float, source: Source) -> PrivateKNeighborsClassifier:
     """Return our voter: no sampling, no screening, few answers."""
-    return PrivateKNeighborsClassifier(epsilon, DELTA, ANSWERS, max_screened=0, classes=CLASSES, source=source)
+    return PrivateKNeighborsClassifier(epsilon, max_answered=ANSWERS, max_screened=0, **_COMMON, source=source)
 
 
 def make_private_knn(plan: Plan, source: Source) -> PrivateKNeighborsClassifier:
     """Return a voter with parameters as published."""
+    screening = plan.screening
     return PrivateKNeighborsClassifier(
-        delta=DELTA,
         max_answered=plan.answered,
-        n_neighbors=plan.screening.n_neighbors,
+        n_neighbors=screening.n_neighbors,
         sampling_rate=plan.sampling_rate,
-        screening_noise=plan.screening.noise,
-        threshold=plan.screening.threshold,
+        screening_noise=screening.noise,
+        threshold=screening.threshold,
         vote_noise=plan.vote_noise,
         max_screened=plan.screened,
-        classes=CLASSES,
+        **_COMMON,
         source=source,
     )
 
 
-def make_pate(teachers: int, epsilon: float, source: Source) -> PateClassifier:
-    """Return PATE with linear teachers."""
-    return PateClassifier(
-        teachers,
-        mechanism="gnmax",
-        epsilon=epsilon,
-        delta=DELTA,
-        max_answered=PATE_ANSWERS,
-        classes=CLASSES,
-        source=source,
-    )
-
-
-def make_published_pate(name: DigitSet, source: Source) -> PateClassifier:
-    """Return PATE with its published parameters, as far as teachers and public images go round."""
-    threshold, screening_noise, vote_noise, screened, answered = PATE_PUBLISHED[name]
-    return PateClassifier(
-        250,
-        delta=DELTA,
-        threshold=threshold,
-        screening_noise=screening_noise,
-        vote_noise=vote_noise,
-        max_screened=screened,
-        max_answered=answered,
-        classes=CLASSES,
-        source=source,
-    )
+def make_pate(teachers: int, source: Source, **given: Any) -> PateClassifier:
+    """Return PATE with linear teachers, as far as teachers and public images go round."""
+    return PateClassifier(teachers, **given, **_COMMON, source=source)
 
 
 def list_ways(name: DigitSet) -> dict[str, list[Make]]:
     """Return who teaches, a voter for each point of a curve."""
     found: dict[str, list[Make]] = {
         OURS: [partial(make_ours, epsilon) for epsilon in EPSILONS[name]],
-        PATE: [partial(make_pate, TEACHERS[name], epsilon) for epsilon in EPSILONS[name]],
+        PATE: [
+            partial(make_pate, TEACHERS[name], mechanism="gnmax", epsilon=epsilon, max_answered=PATE_ANSWERS)
+            for epsilon in EPSILONS[name]
+        ],
         GIVEN: [partial(make_private_knn, PLANS[PLAN_OF[name]])],
-        PATE_GIVEN: [partial(make_published_pate, name)],
+        PATE_GIVEN: [partial(make_pate, 250, **PATE_PUBLISHED[name])],
     }
     return found | _list_figure_4() if name == "mnist" else found
 
@@ -269,11 +245,6 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     ways = (NETWORK, OURS, PATE, GIVEN, PATE_GIVEN, COMMONEST, TRUE, NEAREST)
     figure_4 = pd.concat([_list_curve(rows, "mnist", way) for way in FIGURE_4])
     return {
-        "splits": len(SEEDS),
-        "answers": ANSWERS,
-        "pate_answers": PATE_ANSWERS,
-        "neighbours": NEIGHBOURS,
-        "teachers": TEACHERS,
         "sets": {
             name: {
                 "title": TITLES[name],
@@ -285,8 +256,6 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
         "missing": missing[:1],
         "claims": pd.DataFrame([line for name in NAMES for line in _list_claims(rows, name)]),
         "networks": list(find_curve(rows, "mnist", NETWORK).itertuples()),
-        "epochs": EPOCHS,
-        "reported": REPORTED["mnist"],
         "figure_4": figure_4[["way", "epsilon", "answered", ACCURACY]],
         "rates": ", ".join(f"{rate:g}" for rate in RATES),
         "screened": ", ".join(f"{count:,}" for count in SCREENED),

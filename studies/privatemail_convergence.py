@@ -112,7 +112,6 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     seventh = select(rows, step=7, k=COLUMNS[0]).groupby(["data", "method"], sort=False)["recall"].mean()
     reached = seventh.unstack(sort=False)[[PROGRAM, PROGRAM_HONEST]]
     return {
-        "steps": STEPS,
         "reached": list(reached.itertuples(name=None)),
         "raw": list(select(raw, k=COLUMNS[0]).groupby("data", sort=False)["recall"].mean()),
         "ends": lines.reset_index().rename(columns={"k": "columns"}),

@@ -152,7 +152,6 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     lines = cells.set_axis(["lowest, at", "highest, at"], axis=1).reset_index()
     return {
         "sets": {name: SETS[name].title for name in rows["data"].unique()},
-        "epsilon": EPSILON,
         "ceiling": round_up(rows["ceiling"].max()),
         "floor": rows["floor"].min(),
         "without_labels": select(rows, method=PROGRAM, parameter="label_weight", value=0.0)["recall"].mean(),

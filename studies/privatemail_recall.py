@@ -143,8 +143,6 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
         "recalls": pd.concat([_list_recalls(data, own) for data, own in second.groupby("data", sort=False)]),
         "first_ceiling": compute_ceiling(FIRST_EPSILONS[0], 98, FIRST_DELTAS[0]),
         "first_step": step_epsilon(FIRST_EPSILONS[0], 2, FIRST_DELTAS[0]),
-        "first_epsilon": FIRST_EPSILONS[0],
-        "delta": DELTA,
         "first_best": first.max(),
         "first_recalls": _list_first(ours),
     }

@@ -364,11 +364,8 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     """Return what the page says; every number is one of the rows."""
     found = select(rows, part="recall")
     return {
-        "queries": QUERIES,
         "queries_a_seed": QUERIES // len(SEEDS),
-        "n_seeds": len(SEEDS),
         "sets": " and ".join(NAMES.get(name, name) for name in found["data"].unique()),
-        "settings": SETTINGS,
         "slack": _SLACK,
         **compare_with_floor(found),
         "above": find_above(found),
@@ -473,7 +470,6 @@ def _compare_classes(found: pd.DataFrame) -> dict[str, Any]:
     worst = worst.groupby(["lacks", "method"], sort=False).min()
     return {
         "class_epsilon": epsilon,
-        "fraction": BUDGET_FRACTION,
         "known_and_lacking": lines.set_axis(head, axis=1),
         "gaps": {lacks: worst[lacks].to_dict() for lacks in LACKS},
     }
@@ -499,11 +495,8 @@ def _compare_budgets(rows: pd.DataFrame) -> dict[str, Any]:
     means = certain.groupby(["data", "way", "epsilon"], sort=False)["gain"].mean()
     tops = means.groupby(["data", "way"], sort=False).idxmax()
     return {
-        "budget": BUDGET,
-        "small": SMALL,
         "budget_data": NAMES.get(data, data),
         "budgets": lines,
-        "least_gaining": LEAST_GAINING,
         "best": [(NAMES.get(key[0], key[0]), WAYS[key[1]], key[2], means[key]) for key in tops],
     }
 

@@ -252,7 +252,6 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     branches = select(first, order=last)["votes"]
     end = max(SHOWN)
     return {
-        "threshold": THRESHOLD,
         "until": first.loc[first["order"] < elsewhere, "order"].max(),
         "last": last,
         "branches": (branches.min(), branches.max()),

@@ -424,12 +424,6 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     target = stated["released"].isin([RANDOM, *ANCHORS])
     tables = {bandwidth: _compare(rows, searched, bandwidth) for bandwidth in SIZE_BANDWIDTHS}
     return {
-        "columns": COLUMNS,
-        "label_weight": LABEL_WEIGHT,
-        "classes": CLASSES,
-        "features": FEATURES,
-        "most_searched": MOST_SEARCHED,
-        "table_size": TABLE_SIZE,
         "searches": len(searched),
         "broken": int((searched["ratio"] < 1 - 1e-9).sum()),
         "below": int((waste < 1).sum()),

@@ -45,7 +45,8 @@ def few_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]
     monkeypatch.setattr(private_knn, "RATES", (0.5, 0.8))
     monkeypatch.setattr(private_knn, "EPSILONS", {"mnist": (0.05, 40.0), "svhn": (40.0,)})
     monkeypatch.setattr(private_knn, "TEACHERS", {"mnist": 20, "svhn": 10})
-    monkeypatch.setattr(private_knn, "PATE_PUBLISHED", dict.fromkeys(("mnist", "svhn"), (120.0, 60.0, 20.0, 60, 40)))
+    pate = {"threshold": 120, "screening_noise": 60, "vote_noise": 20, "max_screened": 60, "max_answered": 40}
+    monkeypatch.setattr(private_knn, "PATE_PUBLISHED", dict.fromkeys(("mnist", "svhn"), pate))
     for name in ("MNIST", "SVHN"):
         plan = accounting.PLANS[name]
         easy = NoisyScreening(noise=5.0, threshold=10.0, n_neighbors=20)
