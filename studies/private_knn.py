@@ -16,8 +16,8 @@ from sklearn.svm import SVC
 
 from nearveil.privacy.noise import Source, unsafe_seeded
 from nearveil.votes import NetworkStudent, PateClassifier, PrivateKNeighborsClassifier, Student
-from nearveil.votes._base import VotingEstimator
-from nearveil.votes._propagation import HalfWhitening, unit
+from nearveil.votes.estimator import VotingEstimator
+from nearveil.votes.student import HalfWhitening, unit
 from studies import _figures as draw
 from studies._report import interval
 from studies._study import Case, Row, Study, summarise

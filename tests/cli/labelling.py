@@ -15,7 +15,7 @@ from nearveil.cli._label import label
 from nearveil.ledger import Account
 from nearveil.privacy import Basis, Guarantee
 from nearveil.votes import Answers, ExhaustedError
-from nearveil.votes._spending import inferred_unit
+from nearveil.votes.spending import inferred_unit
 
 RARE = "zanthoxylum"  # a label of PRIVATE
 HIDDEN = "quarantined-patient"  # part of the paths inside PRIVATE

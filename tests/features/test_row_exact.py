@@ -25,7 +25,7 @@ from nearveil.features import (
 from nearveil.features import bridge as bridge_module
 from nearveil.features.backbones import EXTRACTORS
 from nearveil.features.networks import aligned
-from nearveil.votes._search import NeighborSearch
+from nearveil.votes.neighbors import NeighborSearch
 from tests.features.files import picture
 from tests.features.test_extractors import _graph
 

@@ -23,7 +23,7 @@ from nearveil.privacy.events import VoteHistogram
 from nearveil.service import Client, OpenGallery, PublicationError, Settings, open_galleries
 from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
 from nearveil.service._protected import ProtectedGallery
-from nearveil.votes import PrivateDiscriminant, PublicDiscriminant, _discriminant, _plan
+from nearveil.votes import PrivateDiscriminant, PublicDiscriminant, _discriminant, plan
 from nearveil.votes._discriminant import class_sums
 from nearveil.votes._discriminant_model import SENSITIVITY
 from tests.service.protected import (
@@ -273,8 +273,8 @@ def test_the_model_has_the_noise_that_the_account_pays_for(scans: ProtectedGalle
 
 def test_another_last_digit_of_an_accountant_loses_no_publication(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     published(place).close()
-    calibrated = _plan._calibrated
-    monkeypatch.setattr(_plan, "_calibrated", lambda *given: calibrated(*given) * (1 + 1e-12))
+    calibrated = plan._calibrated
+    monkeypatch.setattr(plan, "_calibrated", lambda *given: calibrated(*given) * (1 + 1e-12))
     again = gallery(place)
     assert again.publish().number == 2
     again.close()

@@ -18,7 +18,7 @@ from nearveil.ledger import (
     OverBudgetError,
 )
 from nearveil.votes import ExhaustedError, PateClassifier, PrivateKNeighborsClassifier
-from nearveil.votes._base import Poll, votes_from_bytes, votes_to_bytes
+from nearveil.votes.estimator import Poll, votes_from_bytes, votes_to_bytes
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 X, Y = DIGITS[:300], LABELS[:300]

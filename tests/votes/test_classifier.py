@@ -24,11 +24,9 @@ from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import Answers, ExhaustedError, PrivateKNeighborsClassifier
 from nearveil.votes._ballots import hard_votes, label_votes, soft_votes
-from nearveil.votes._coins import PoissonSample
-from nearveil.votes._mechanisms import UNIT
-from nearveil.votes._search import NeighborSearch
-from nearveil.votes._spending import MemorySpending
-from nearveil.votes._voters import NOBODY, draw_voters
+from nearveil.votes.mechanisms import UNIT, PoissonSample
+from nearveil.votes.neighbors import NOBODY, NeighborSearch, draw_voters
+from nearveil.votes.spending import MemorySpending
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 QUIET: dict[str, Any] = {"n_neighbors": 5, "vote_noise": 0.01, "max_answered": 10**6}  # next to no noise, no promise
@@ -369,7 +367,7 @@ def test_threads_share_the_caps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_forked_process_may_not_answer_without_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
     voter = quiet(max_answered=50).fit(DIGITS[:100], LABELS[:100])
-    monkeypatch.setattr("nearveil.votes._spending.os.getpid", lambda: -7)
+    monkeypatch.setattr("nearveil.votes.spending.os.getpid", lambda: -7)
     with pytest.raises(ExhaustedError, match="forked"):
         voter.predict(DIGITS[:1])
 

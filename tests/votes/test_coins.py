@@ -11,9 +11,8 @@ from scipy.stats import chisquare
 
 from nearveil.privacy.events import VoteHistogram
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.votes._coins import PoissonSample
-from nearveil.votes._search import NeighborSearch
-from nearveil.votes._voters import NOBODY, draw_voters
+from nearveil.votes.mechanisms import PoissonSample
+from nearveil.votes.neighbors import NOBODY, NeighborSearch, draw_voters
 
 RATE, K, N = 0.4, 2, 6
 LEAST_P = 1e-6  # a right sampler fails one run in a million; seeds are fixed

@@ -15,8 +15,8 @@ from sklearn.datasets import load_digits
 from nearveil.ledger import Account, KeySpentError, Ledger, LedgerUnavailableError, OverBudgetError
 from nearveil.privacy.events import PureDp
 from nearveil.votes import ExhaustedError, PateClassifier, PrivateKNeighborsClassifier, PrivateKNeighborsRegressor
-from nearveil.votes._base import Poll
-from nearveil.votes._spending import AccountSpending
+from nearveil.votes.estimator import Poll
+from nearveil.votes.spending import AccountSpending
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 X, Y, QUERIES = DIGITS[:300], LABELS[:300], DIGITS[400:440]
@@ -265,7 +265,7 @@ def test_an_answer_reads_counts_and_composes_nothing(
     def composed(*_: Any) -> None:
         raise AssertionError("an answer was priced")
 
-    monkeypatch.setattr("nearveil.ledger.budget.pld_epsilon", composed)
+    monkeypatch.setattr("nearveil.ledger.budget.find_pld_epsilon", composed)
     for number in range(1, 5):
         assert asked.answer(QUERIES[:1]).answered.all()
         assert asked.answer(QUERIES[:number]).answered.sum() <= number

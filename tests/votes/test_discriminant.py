@@ -28,7 +28,7 @@ from nearveil.votes import ExhaustedError, PrivateDiscriminant, PublicDiscrimina
 from nearveil.votes._class_projection import Projection, Rows
 from nearveil.votes._discriminant import class_sums
 from nearveil.votes._discriminant_model import COUNT_UNIT, SENSITIVITY, SHRINKAGE, estimate_means, fit_discriminant
-from nearveil.votes._integers import LONGEST
+from nearveil.votes.neighbors import LONGEST
 
 DIGITS, LABELS = shuffle(*load_digits(return_X_y=True), random_state=0)
 PRIVATE, PRIVATE_Y, PUBLIC = DIGITS[:1000], LABELS[:1000], DIGITS[1000:1500]

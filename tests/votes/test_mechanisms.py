@@ -11,8 +11,7 @@ from scipy.stats import kstest
 
 from nearveil.privacy.events import LaplaceNoisyMax, NoisyScreening, VoteHistogram
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.votes._coins import PoissonSample
-from nearveil.votes._mechanisms import UNIT, NoisySums, Screening
+from nearveil.votes.mechanisms import UNIT, NoisySums, PoissonSample, Screening
 
 ALL = PoissonSample(1.0)
 

@@ -11,8 +11,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import ExhaustedError, PrivateKNeighborsRegressor
-from nearveil.votes._regressor import _Asked, balance
-from nearveil.votes._voters import NOBODY
+from nearveil.votes._regressor import ValueQuestion, balance
+from nearveil.votes.neighbors import NOBODY
 
 QUIET: dict[str, Any] = {"vote_noise": 0.01, "max_answered": 10**6}
 COPIED = "a pickle carries no allowance: two copies would answer twice what was promised"
@@ -83,7 +83,7 @@ def test_what_is_charged() -> None:
 def test_one_record_in_and_one_out_changes_the_sum_by_the_range() -> None:
     rng = np.random.default_rng(0)
     for low, high in [(-1.3, 2.9), *np.sort(rng.normal(size=(200, 2)) * 10.0 ** rng.integers(-3, 4, (200, 1)))]:
-        asked = _Asked.of(low, high, "mean", 8)
+        asked = ValueQuestion.make(low, high, "mean", 8)
         units = asked.votes(np.array([low - 5, low, high, high + 5])).units[:-1, 0] * asked.unit
         assert units.max() - units.min() <= high - low
         assert units.max() - units.min() > (high - low) - 3 * asked.unit

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from nearveil.votes import _search
-from nearveil.votes._integers import LONGEST, MOST_FEATURES, IntegerRows
-from nearveil.votes._search import NeighborSearch
+from nearveil.votes import neighbors
+from nearveil.votes.neighbors import LONGEST, MOST_FEATURES, IntegerRows, NeighborSearch
 
 ENGINES = ("numpy", "faiss", "torch")
 everywhere = pytest.mark.parametrize("engine", ENGINES)
@@ -93,22 +92,22 @@ def test_no_sample_misleads_the_selection(data: st.DataObject) -> None:
     # The worst sample sees the nearest records alone and guesses a threshold far too high.
     order = np.argsort(-scores, axis=1, kind="stable")
     sample = np.sort(data.draw(st.sampled_from([order[0, : data.draw(st.integers(1, n))], np.arange(n)])))
-    assert np.array_equal(_search._largest(scores.astype(np.float32), length, sample), order[:, :length])
+    assert np.array_equal(neighbors._largest(scores.astype(np.float32), length, sample), order[:, :length])
 
 
 def test_a_guess_that_fails_for_one_query_alone_is_mended() -> None:
     rng = np.random.default_rng(0)
     scores = np.stack([rng.permutation(2000), rng.permutation(2000)])
     sample = np.sort(np.argsort(-scores[0])[:100])  # the nearest of the first query: its guess is far too high
-    assert (scores[0] >= _search._guessed(scores[:1].astype(np.float32), 200, sample)).sum() < 200
-    found = _search._largest(scores.astype(np.float32), 200, sample)
+    assert (scores[0] >= neighbors._guessed(scores[:1].astype(np.float32), 200, sample)).sum() < 200
+    found = neighbors._largest(scores.astype(np.float32), 200, sample)
     assert np.array_equal(found, np.argsort(-scores, axis=1)[:, :200])
 
 
 def test_as_many_rows_as_fit_into_a_key_are_selected_at_once() -> None:
     scores = np.random.default_rng(0).integers(-3 * LONGEST**2, LONGEST**2 + 1, (128, 500))
     scores[5:9, ::3] = scores[5:9, :1]
-    found = _search._largest(scores.astype(np.float32), 333, np.arange(500))
+    found = neighbors._largest(scores.astype(np.float32), 333, np.arange(500))
     assert np.array_equal(found, np.argsort(-scores, axis=1, kind="stable")[:, :333])
 
 
@@ -156,7 +155,7 @@ def test_batching_changes_nothing(engine: Any, size: int, rows: Any, queries: An
 def test_memory_is_bounded_by_smaller_batches(
     engine: Any, rows: Any, queries: Any, truth: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_search, "SCORE_BYTES", 4 * len(rows) * 8)
+    monkeypatch.setattr(neighbors, "SCORE_BYTES", 4 * len(rows) * 8)
     batches = list(NeighborSearch(rows, engine=engine).batches(queries, 700))
     assert [part.start for part, _ in batches] == list(range(0, 150, 8))
     assert batches[-1][0].stop == 150
@@ -249,7 +248,7 @@ def test_reduced_precision_of_torch_changes_nothing(rows: Any, queries: Any, tru
 def test_a_product_in_fewer_bits_is_refused(rows: Any, queries: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
     search = NeighborSearch(rows, engine="torch")
-    monkeypatch.setattr(_search, "_true_float32", lambda _: nullcontext())
+    monkeypatch.setattr(neighbors, "_true_float32", lambda _: nullcontext())
     with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RuntimeError, match="less exact than float32"):
         search.nearest(queries, 700)
 
@@ -432,7 +431,7 @@ def test_engines_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ValueError, match="no CUDA device"):
         NeighborSearch(np.eye(3), engine="cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert _search._chosen("auto") == "cuda"
+    assert neighbors._chosen("auto") == "cuda"
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert NeighborSearch(np.eye(3)).engine == "numpy"
     for engine in ("torch", "cuda"):

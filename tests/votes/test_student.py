@@ -20,7 +20,7 @@ from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy import compose
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import ExhaustedError, PateClassifier, PrivateKNeighborsClassifier, Student
-from nearveil.votes._propagation import HalfWhitening, graph, regress, spread, typical, unit
+from nearveil.votes.student import HalfWhitening, graph, regress, spread, typical, unit
 
 X, Y = load_digits(return_X_y=True)
 PRIVATE, PRIVATE_Y, PUBLIC, PUBLIC_Y = X[:800], Y[:800], X[800:1400], Y[800:1400]

@@ -38,7 +38,7 @@ from nearveil.privacy.noise import (
 from nearveil.privacy.noise.calibration import classical_gaussian_scale
 from nearveil.protocol import PublicPart
 from nearveil.votes import Answers, PrivateDiscriminant, PrivateKNeighborsClassifier
-from nearveil.votes._base import Progress
+from nearveil.votes.estimator import Progress
 
 DELTA = 1e-5
 _HARDLY_ANY = 1e-9  # noise

@@ -32,7 +32,7 @@ from nearveil.votes import (
 )
 from nearveil.votes._discriminant import class_sums
 from nearveil.votes._discriminant_model import COUNT_UNIT, SENSITIVITY
-from nearveil.votes._integers import LONGEST
+from nearveil.votes.neighbors import LONGEST
 
 _NEAR = 0.05  # of a cluster around its canary
 _LARGEST_CLUSTER = 128

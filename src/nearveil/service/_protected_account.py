@@ -14,8 +14,8 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import secure_source
 from nearveil.service._model import Promise
 from nearveil.votes._discriminant import plan_publications
-from nearveil.votes._plan import VotePlan
-from nearveil.votes._spending import find_account
+from nearveil.votes.plan import VotePlan
+from nearveil.votes.spending import find_account
 
 _KEY = re.compile(r"model:([0-9]{1,9})")
 _CLOSE = 0.99  # of the epsilon that was asked for: what a calibrated plan costs at least, and more

@@ -9,23 +9,20 @@
   :class:`NetworkStudent` is a network for it.
 """
 
-from nearveil.votes._base import Answers
 from nearveil.votes._classifier import PrivateKNeighborsClassifier
 from nearveil.votes._discriminant import Forecast, PrivateDiscriminant, plan_publications
 from nearveil.votes._networks import NetworkStudent
 from nearveil.votes._pate import PateClassifier
-from nearveil.votes._plan import VotePlan
-from nearveil.votes._public_discriminant import ModelError, PublicDiscriminant
+from nearveil.votes._public_discriminant import PublicDiscriminant
 from nearveil.votes._regressor import PrivateKNeighborsRegressor
-from nearveil.votes._spending import ExhaustedError
-from nearveil.votes._student import Asked, PublicStudent, Student
+from nearveil.votes.estimator import Answers
+from nearveil.votes.spending import ExhaustedError
+from nearveil.votes.student import PublicStudent, Student
 
 __all__ = [
     "Answers",
-    "Asked",
     "ExhaustedError",
     "Forecast",
-    "ModelError",
     "NetworkStudent",
     "PateClassifier",
     "PrivateDiscriminant",
@@ -34,6 +31,5 @@ __all__ = [
     "PublicDiscriminant",
     "PublicStudent",
     "Student",
-    "VotePlan",
     "plan_publications",
 ]

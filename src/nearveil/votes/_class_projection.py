@@ -11,7 +11,7 @@ from sklearn.decomposition import PCA
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 
-from nearveil.votes._integers import LONGEST, IntegerRows
+from nearveil.votes.neighbors import LONGEST, IntegerRows
 
 Rows = NDArray[np.float64]
 

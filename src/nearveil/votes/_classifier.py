@@ -13,12 +13,17 @@ from sklearn.utils.validation import validate_data
 
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy.noise import Source
-from nearveil.votes._ballots import MULTILABEL, Labels, Votes, Weights, hard_votes, label_votes, soft_votes
-from nearveil.votes._base import PROMISE, SCREENING, ClassPoll, Progress, Tally, VotingClassifier
-from nearveil.votes._plan import Ballot, Wish
-from nearveil.votes._private import shielded
-from nearveil.votes._search import Engine, NeighborSearch
-from nearveil.votes._voters import NEIGHBORS, draw_voters
+from nearveil.votes._ballots import MULTILABEL, Labels, Votes, Weights, hard_votes, label_votes, shielded, soft_votes
+from nearveil.votes.estimator import (
+    GUARANTEE_CONSTRAINTS,
+    SCREENING_CONSTRAINTS,
+    ClassPoll,
+    Progress,
+    VoteTally,
+    VotingClassifier,
+)
+from nearveil.votes.neighbors import NEIGHBOR_CONSTRAINTS, NeighborSearch, SearchEngine, draw_voters
+from nearveil.votes.plan import Ballot, Wish
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -29,7 +34,7 @@ class NeighborPoll(ClassPoll):
     search: NeighborSearch
     votes: Votes
 
-    def tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[Tally]:
+    def tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[VoteTally]:
         plan, source = self.terms.plan, self.terms.source
         screens = plan.screening is not None
         voters = draw_voters(
@@ -37,7 +42,7 @@ class NeighborPoll(ClassPoll):
         )
         for rows, drawn in voters:
             largest = self.ballots.count(drawn[1]).max(axis=1) * plan.votes.unit if screens else None
-            yield Tally(rows, self.ballots.count(drawn[0]), largest)
+            yield VoteTally(rows, self.ballots.count(drawn[0]), largest)
             if progress is not None:
                 progress(rows.stop - rows.start)
 
@@ -139,9 +144,9 @@ class PrivateKNeighborsClassifier(VotingClassifier):
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **PROMISE,
-        **SCREENING,
-        **NEIGHBORS,
+        **GUARANTEE_CONSTRAINTS,
+        **SCREENING_CONSTRAINTS,
+        **NEIGHBOR_CONSTRAINTS,
         "votes": [StrOptions({"classes", "soft", *MULTILABEL})],
         "clip": [Interval(Real, 0, None, closed="neither"), None],
     }
@@ -166,7 +171,7 @@ class PrivateKNeighborsClassifier(VotingClassifier):
         unit: str = "record",
         ledger: Ledger | str | None = None,
         account: Account | str | None = None,
-        engine: Engine = "auto",
+        engine: SearchEngine = "auto",
         source: Source | None = None,
     ) -> None:
         self.epsilon = epsilon

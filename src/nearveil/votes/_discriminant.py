@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
-from nearveil.votes._ballots import hard_votes
+from nearveil.votes._ballots import hard_votes, shielded
 from nearveil.votes._class_projection import MOST_COMPONENTS, Projection, Rows
 from nearveil.votes._discriminant_model import (
     COUNT_UNIT,
@@ -31,9 +31,6 @@ from nearveil.votes._discriminant_model import (
     estimate_means,
     fit_discriminant,
 )
-from nearveil.votes._integers import LONGEST
-from nearveil.votes._plan import Ballot, GaussianSums, VotePlan, Wish, make_plan
-from nearveil.votes._private import shielded
 from nearveil.votes._public_discriminant import (
     CLEAR,
     MOST_CLASSES,
@@ -42,7 +39,9 @@ from nearveil.votes._public_discriminant import (
     check_publishable,
     discriminant_guarantee,
 )
-from nearveil.votes._spending import (
+from nearveil.votes.neighbors import LONGEST
+from nearveil.votes.plan import Ballot, GaussianSums, VotePlan, Wish, make_plan
+from nearveil.votes.spending import (
     AccountSpending,
     ExhaustedError,
     MemorySpending,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
-from nearveil.votes._integers import LONGEST
+from nearveil.votes.neighbors import LONGEST
 
 Rows = NDArray[np.float64]
 

@@ -14,12 +14,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy.noise import Source
-from nearveil.votes._ballots import Weights
-from nearveil.votes._base import PROMISE, Poll, Progress, Tally, VotingEstimator
-from nearveil.votes._plan import Ballot, GaussianSums, Wish
-from nearveil.votes._private import shielded
-from nearveil.votes._search import Engine, NeighborSearch
-from nearveil.votes._voters import NEIGHBORS, NOBODY, draw_voters
+from nearveil.votes._ballots import Weights, shielded
+from nearveil.votes.estimator import GUARANTEE_CONSTRAINTS, Poll, Progress, VoteTally, VotingEstimator
+from nearveil.votes.neighbors import NEIGHBOR_CONSTRAINTS, NOBODY, NeighborSearch, SearchEngine, draw_voters
+from nearveil.votes.plan import Ballot, GaussianSums, Wish
 
 _STEPS = 2**20  # values are rounded to this part of their range, or finer
 _MEAN_NEIGHBORS = 32.0  # voters for each unit of noise over the range: the mean's noise is a 32nd of the range
@@ -28,7 +26,7 @@ _MEDIAN_NEIGHBORS = 8.0  # the bisection's noise is an eighth of the voters
 
 
 @dataclass(frozen=True)
-class _Asked:
+class ValueQuestion:
     """What is asked of the voters' values: settled when the plan is, whatever becomes of the parameters later."""
 
     low: float
@@ -37,7 +35,7 @@ class _Asked:
     depth: int
 
     @classmethod
-    def of(cls, low: float, high: float, method: str, depth: int) -> Self:
+    def make(cls, low: float, high: float, method: str, depth: int) -> Self:
         """Check the bounds."""
         if not (max(abs(low), abs(high)) <= _FARTHEST and high - low >= 1 / _FARTHEST):  # also if one is NaN
             raise ValueError(f"low must be below high, both within {_FARTHEST:g} of 0")
@@ -93,14 +91,14 @@ def balance(cells: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.i
 class ValuePoll(Poll):
     """The nearest records give their values."""
 
-    asked: _Asked
+    asked: ValueQuestion
     values: Weights  # of each record
     search: NeighborSearch
 
-    def tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[Tally]:
+    def tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[VoteTally]:
         plan, source, mean = self.terms.plan, self.terms.source, self.asked.method == "mean"
         for rows, (voters,) in draw_voters(self.search, queries, plan.votes.sample, plan.n_neighbors, source, draws=1):
-            yield Tally(rows, self.values.count(voters) if mean else self.values.units[voters, 0], None)
+            yield VoteTally(rows, self.values.count(voters) if mean else self.values.units[voters, 0], None)
             if progress is not None:
                 progress(rows.stop - rows.start)
 
@@ -181,8 +179,8 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
 
     _poll: ValuePoll
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **PROMISE,
-        **NEIGHBORS,
+        **GUARANTEE_CONSTRAINTS,
+        **NEIGHBOR_CONSTRAINTS,
         "low": [Real],
         "high": [Real],
         "method": [StrOptions({"mean", "median"})],
@@ -206,7 +204,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
         unit: str = "record",
         ledger: Ledger | str | None = None,
         account: Account | str | None = None,
-        engine: Engine = "auto",
+        engine: SearchEngine = "auto",
         source: Source | None = None,
     ) -> None:
         self.low = low
@@ -244,7 +242,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
         """
         columns = self._columns()
         X, y = shielded(validate_data, columns, X, y, dtype=np.float64, y_numeric=True)
-        asked = _Asked.of(float(self.low), float(self.high), self.method, self.depth)
+        asked = ValueQuestion.make(float(self.low), float(self.high), self.method, self.depth)
         wish = Wish(
             epsilon=self.epsilon,
             delta=self.delta,

@@ -15,8 +15,8 @@ import numpy as np
 from nearveil.ledger import Account
 from nearveil.privacy import Guarantee
 from nearveil.votes._classifier import PrivateKNeighborsClassifier
-from nearveil.votes._spending import ExhaustedError
 from nearveil.votes.label_data import ImageFeatures, LabelTask, Progress, Tick, prepare_labelling
+from nearveil.votes.spending import ExhaustedError
 
 _AT_ONCE = 1024  # queries: what was answered is kept if the rest fails
 

@@ -13,8 +13,7 @@ from nearveil.privacy.checks import check_count, check_delta, check_finite, chec
 from nearveil.privacy.events import ClippedVotes, split_event
 from nearveil.privacy.guarantee import count_events, find_epsilon
 from nearveil.privacy.noise import Source, analytic_gaussian_scale
-from nearveil.votes._coins import PoissonSample
-from nearveil.votes._mechanisms import NoisySums, Screening
+from nearveil.votes.mechanisms import NoisySums, PoissonSample, Screening
 
 DEFAULT_EPSILON = 1.0
 _THRESHOLD = 0.6  # of the voters, as published

@@ -1,26 +1,112 @@
-"""The nearest private records of a query, in an order that query and record alone decide.
+"""The nearest private records of a query, in an order that query and record alone decide, and who of them votes.
 
-The order is by integer squared distance, then by row number: see :mod:`nearveil.votes._integers`. Since
+The order is by integer squared distance, then by row number: see :class:`IntegerRows`. Since
 ``|x - y|^2 = |x|^2 - (2 x.y - |y|^2)``, the nearest records of x are those of the largest score ``2 x.y - |y|^2``,
 and with one more column a score is one entry of a matrix product. All its partial sums are exact in float32, so
-the engines below cannot differ, whatever their blocks, threads and devices. What differs is their speed
+the engines cannot differ, whatever their blocks, threads and devices. What differs is their speed
 (``docs/results/votes-speed.md``).
 """
 
 import importlib.util
+import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Final, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from sklearn.utils._param_validation import Interval, StrOptions
 from threadpoolctl import ThreadpoolController
 
-from nearveil.votes._integers import LONGEST, IntegerRows
+from nearveil.privacy.noise import Source
+from nearveil.votes.mechanisms import PoissonSample
 
-Engine = Literal["auto", "numpy", "faiss", "torch", "cuda"]
+LONGEST = 2364
+"""No rounded row is longer. ``3 * LONGEST**2`` is 16,765,488, below ``2**24`` by 11,728."""
+MOST_FEATURES = 2**20
+_GRID = 2.0**16
+_CHUNK = 2**15  # numbers at a time: they stay in the cache
+
+
+@dataclass(frozen=True)
+class IntegerRows:
+    r"""Rounding of rows to integers, one row at a time.
+
+    A row is first scaled: to norm one if `feature_norm` is None (zero rows stay zero), else by ``1 / feature_norm``,
+    and rows longer than `feature_norm` to norm one. It is then multiplied by ``LONGEST - sqrt(n_features) / 2`` and
+    rounded to the nearest integers.
+
+    What comes out depends on the row and on the two parameters, which are public, and on nothing else: not on the
+    other rows, on memory layout, on threads, on the machine. Every step is either element by element in IEEE
+    arithmetic, or a maximum, or a sum of integers, and none of these knows an order.
+
+    Every partial sum of 2 x.y - |y|^2 of rounded rows is a whole number below 2^24 in magnitude, so float32 holds it
+    exactly, in any blocking and on any device: Theorem 3 of ``docs/theory/private-knn.md``, attacked by
+    ``tests/votes/test_search.py::test_no_rounded_row_is_too_long``.
+
+    Examples
+    --------
+    >>> IntegerRows(2).round([[3.0, 4.0], [0.0, 0.0], [3e300, 4e300]])
+    array([[1418, 1891],
+           [   0,    0],
+           [1418, 1891]], dtype=int16)
+    """
+
+    n_features: int
+    feature_norm: float | None = None  # a public bound, never taken from the private rows
+
+    def __post_init__(self) -> None:
+        """Refuse parameters that no row can be rounded with."""
+        if not 1 <= self.n_features <= MOST_FEATURES:
+            raise ValueError(f"rows must have 1 to {MOST_FEATURES:,} features; reduce their number before the search")
+        if self.feature_norm is not None and not (self.feature_norm > 0 and math.isfinite(self.feature_norm)):
+            raise ValueError("feature_norm must be a positive, finite number, or None for rows of norm one")
+
+    def round(self, rows: ArrayLike, *, name: str = "rows") -> NDArray[np.int16]:
+        """Round rows.
+
+        `rows`: Finite numbers of any real type and any magnitude.
+        `name`: What errors call them.
+        Returns: In C order.
+        """
+        given = _checked(rows, self.n_features, name)
+        rounded = np.empty(given.shape, dtype=np.int16)
+        step = max(1, _CHUNK // self.n_features)
+        for start in range(0, len(given), step):
+            chunk = slice(start, start + step)
+            with np.errstate(over="ignore", under="ignore"):  # wide types may overflow here, tiny rows below
+                rounded[chunk] = self._rounded(given[chunk].astype(np.float64), name)
+        return rounded
+
+    def _rounded(self, rows: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+        peaks = np.maximum(rows.max(axis=1, keepdims=True), -rows.min(axis=1, keepdims=True))
+        if not np.isfinite(peaks).all():
+            raise ValueError(f"{name} must be finite: they hold NaN or infinity")
+        peaks[peaks == 0] = 1
+        grid = np.rint(rows / peaks * _GRID)
+        # A sum of at most 2^20 integers of at most 2^32 each is exact in float64, in any order.
+        lengths = np.maximum(np.sqrt(np.vecdot(grid, grid)), 1)[:, None]
+        if self.feature_norm is not None:
+            lengths = np.maximum(lengths, self.feature_norm / peaks * _GRID)
+        radius = LONGEST - math.sqrt(self.n_features) / 2
+        rounded: NDArray[np.float64] = np.rint(grid * (radius / lengths))
+        return rounded
+
+
+def _checked(rows: ArrayLike, n_features: int, name: str) -> NDArray[np.generic]:
+    given = np.asarray(rows)
+    if given.ndim != 2 or given.shape[1] != n_features:
+        raise ValueError(f"{name} must have shape (n, {n_features}), one row each; got shape {given.shape}")
+    if not (np.issubdtype(given.dtype, np.floating) or np.issubdtype(given.dtype, np.integer) or given.dtype == bool):
+        raise ValueError(f"{name} must be real numbers; got {given.dtype}")
+    return given
+
+
+SearchEngine = Literal["auto", "numpy", "faiss", "torch", "cuda"]
 Ids = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
@@ -50,7 +136,7 @@ class NeighborSearch:
     array([[0, 2, 1]], dtype=int32)
     """
 
-    def __init__(self, rows: ArrayLike, *, feature_norm: float | None = None, engine: Engine = "auto") -> None:
+    def __init__(self, rows: ArrayLike, *, feature_norm: float | None = None, engine: SearchEngine = "auto") -> None:
         given = np.asarray(rows)
         if given.ndim != 2:
             raise ValueError(f"rows must have shape (n, d), one record each; got {given.ndim} dimensions")
@@ -204,8 +290,8 @@ _ENGINES: Final[dict[str, Callable[[Floats], _Engine]]] = {
 
 def _chosen(engine: str) -> str:
     """Return the engine to take, or say why it cannot be taken."""
-    if engine not in get_args(Engine):
-        raise ValueError(f"engine must be one of {', '.join(get_args(Engine))}")
+    if engine not in get_args(SearchEngine):
+        raise ValueError(f"engine must be one of {', '.join(get_args(SearchEngine))}")
     if engine in {"numpy", "faiss"}:
         return engine
     has_torch = importlib.util.find_spec("torch") is not None
@@ -286,3 +372,56 @@ def _true_float32(device: str) -> Iterator[None]:
             stack.callback(setattr, backend, "fp32_precision", precision)
             backend.fp32_precision = "ieee"
         yield
+
+
+Voters = NDArray[np.int32]
+
+NOBODY = -1
+"""Stands where a sample holds fewer records than may vote."""
+
+NEIGHBOR_CONSTRAINTS: dict[str, list[Any]] = {
+    "n_neighbors": [Interval(Integral, 1, None, closed="left"), None],
+    "sampling_rate": [Interval(Real, 0, 1, closed="right")],
+    "feature_norm": [Interval(Real, 0, None, closed="neither"), None],
+    "engine": [StrOptions({"auto", "numpy", "faiss", "torch", "cuda"})],
+}
+"""What the parameters of estimators that search may be."""
+
+
+def draw_voters(
+    search: NeighborSearch,
+    queries: NDArray[np.float64],
+    sample: PoissonSample,
+    n_neighbors: int,
+    source: Source,
+    *,
+    draws: int,
+) -> Iterator[tuple[slice, list[Voters]]]:
+    """Draw the voters of each query, a batch of queries at a time.
+
+    The coins do not depend on the records, so "sample, then search" is the same as drawing the kept ranks of the
+    full order (``docs/theory/private-knn.md``; attacked by ``tests/votes/test_coins.py``). Where a list is too short
+    for its coins it is lengthened; the coins stay.
+
+    `draws`: How many independent samples are drawn for each query.
+    Yields which queries, and for each draw the row numbers of the voters, nearest first, then `NOBODY`.
+    """
+    most = min(n_neighbors, search.n_rows)  # no sample keeps more
+    for rows, ids in search.batches(queries, sample.list_length(most)):
+        coins = [sample.ranks(len(ids), most, source) for _ in range(draws if sample.rate < 1 else 1)]
+        voters = [_look_up(search, queries[rows], ids, ranks) for ranks in coins]
+        yield rows, voters if len(voters) == draws else voters * draws  # all records are kept: no coins, one look
+
+
+def _look_up(search: NeighborSearch, queries: NDArray[np.float64], ids: Voters, ranks: NDArray[np.int64]) -> Voters:
+    listed, n_rows = ids.shape[1], search.n_rows
+    voters = np.full(ranks.shape, NOBODY, dtype=np.int32)
+    there = ranks < listed
+    voters[there] = np.take_along_axis(ids, np.where(there, ranks, 0), axis=1)[there] if listed else NOBODY
+    wanted = np.minimum(ranks[:, -1] + 1, n_rows)
+    short = np.flatnonzero(wanted > listed)
+    if len(short):
+        voters[short] = _look_up(
+            search, queries[short], search.nearest(queries[short], int(wanted[short].max())), ranks[short]
+        )
+    return voters

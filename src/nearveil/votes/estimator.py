@@ -16,13 +16,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
-from nearveil.votes._plan import Ballot, VotePlan, Wish, make_plan
-from nearveil.votes._spending import AccountSpending, MemorySpending, Spending, TakesLedger, find_account, inferred_unit
+from nearveil.votes.plan import Ballot, VotePlan, Wish, make_plan
+from nearveil.votes.spending import AccountSpending, MemorySpending, Spending, TakesLedger, find_account, inferred_unit
 
 Progress = Callable[[int], None]
 """Called with how many queries were finished since the last call."""
 
-PROMISE: dict[str, list[Any]] = {
+GUARANTEE_CONSTRAINTS: dict[str, list[Any]] = {
     "epsilon": [Interval(Real, 0, None, closed="neither"), None],
     "delta": [Interval(Real, 0, 1, closed="neither")],
     "max_answered": [Interval(Integral, 1, None, closed="left")],
@@ -34,7 +34,7 @@ PROMISE: dict[str, list[Any]] = {
 }
 """What every voting estimator's parameters may be."""
 
-SCREENING: dict[str, list[Any]] = {
+SCREENING_CONSTRAINTS: dict[str, list[Any]] = {
     "screening_noise": [Interval(Real, 0, None, closed="neither"), None],
     "threshold": [Real, None],
     "max_screened": [Interval(Integral, 0, None, closed="left"), None],
@@ -45,7 +45,7 @@ SCREENING: dict[str, list[Any]] = {
 
 
 @dataclass(frozen=True)
-class Tally:
+class VoteTally:
     """What the private records say about a batch of queries. Never leaves the estimator."""
 
     rows: slice  # which queries
@@ -53,11 +53,11 @@ class Tally:
     largest: NDArray[np.float64] | None  # the max-vote of another sample, where there is a screening
 
     def __repr__(self) -> str:
-        return "Tally(private)"
+        return "VoteTally(private)"
 
 
 @dataclass(frozen=True)
-class Terms:
+class PollTerms:
     """What a fit settles before it looks at who votes.
 
     `columns`: Empty but for the number, and perhaps the names, of the columns that queries must have.
@@ -78,10 +78,10 @@ class Poll(ABC):
     labels, noise and caps of two fits never meet. Subclasses say how votes are counted.
     """
 
-    terms: Terms
+    terms: PollTerms
 
     @abstractmethod
-    def tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[Tally]:
+    def tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[VoteTally]:
         """Count the votes on each query, a batch at a time."""
 
     def release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -148,12 +148,12 @@ class VotingEstimator(TakesLedger, BaseEstimator, ABC):  # type: ignore[misc]
         plan, unit = make_plan(wish, ballot), inferred_unit(self.unit) if inferred else self.unit
         return plan, plan.guarantee(wish.delta, unit=unit, source=self._source)
 
-    def _terms(self, columns: Self, plan: VotePlan, promise: Guarantee) -> Terms:
+    def _terms(self, columns: Self, plan: VotePlan, promise: Guarantee) -> PollTerms:
         """Find who pays, and open the caps there: the last thing of a fit that may fail."""
         given: dict[str, Any] = self.get_params(deep=False)
         account = find_account(given["ledger"], given["account"], plan, promise)
         spending = MemorySpending(plan) if account is None else AccountSpending.open(account, plan, promise)
-        return Terms(columns, plan, promise, self._source, spending)
+        return PollTerms(columns, plan, promise, self._source, spending)
 
     def _settle(self, poll: Poll, **shown: Any) -> Self:
         """Take what was fitted, all at once; then show people what is public about it."""

@@ -16,7 +16,7 @@ from nearveil.ledger.budget import UnpricedError, check_samplers
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import split_event
 from nearveil.storage import parse_url, without_secrets
-from nearveil.votes._plan import Part, VotePlan
+from nearveil.votes.plan import Part, VotePlan
 
 
 class ExhaustedError(NearveilError, RuntimeError):
