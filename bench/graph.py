@@ -41,11 +41,11 @@ def device_tiles(X: Any) -> Product:
     """Multiply 32-bit tiles on the GPU with library products, weights through memory."""
     import torch
 
-    from nearveil.graph import _gaussian
+    from nearveil.graph import gaussian
 
     def product(Z: Any) -> tuple[Any, Any]:
         both = torch.cat([torch.ones_like(Z[:, :1]), Z], dim=1)
-        sums = _gaussian._symmetric(X, both, BANDWIDTH**-2, _gaussian.DEVICE_TILE)
+        sums = gaussian._symmetric(X, both, BANDWIDTH**-2, gaussian.DEVICE_TILE)
         return sums[:, :1] * Z - sums[:, 1:], sums[:, :1]
 
     return product
@@ -135,9 +135,9 @@ def label_seconds() -> float:
 
 def rates() -> tuple[float, float]:
     """Return what this machine can do at most: 32-bit tile products (FLOP/s) and exponentials (1/s)."""
-    from nearveil.graph import _gaussian
+    from nearveil.graph import gaussian
 
-    cores, tile, repeats = _gaussian._cores(), _gaussian.HOST_TILE, 300
+    cores, tile, repeats = gaussian._cores(), gaussian.HOST_TILE, 300
     rows = np.full((tile, FEATURES), 0.1, dtype=np.float32)
 
     def products(_: int) -> None:
@@ -152,7 +152,7 @@ def rates() -> tuple[float, float]:
             np.exp(exponents, out=out)
 
     seconds = []
-    with _gaussian._BLAS.limit(limits=1, user_api="blas"), ThreadPoolExecutor(cores) as pool:
+    with gaussian._BLAS.limit(limits=1, user_api="blas"), ThreadPoolExecutor(cores) as pool:
         for work in (products, exponentials):
             list(pool.map(work, range(cores)))
             start = time.perf_counter()

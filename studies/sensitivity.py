@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from nearveil.graph import Encoding
+from nearveil.graph.labels import Encoding
 from nearveil.privacy.sensitivity import bounds, published_2022
 from nearveil.privacy.sensitivity.bounds import Norm, checked_start, label_floor
 from studies import _figures as draw

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearveil.graph import _gaussian, _series, gaussian_graph
+from nearveil.graph import _series, gaussian, gaussian_graph
 from studies.data import FeatureSet
 from tests.reference import dense_weights, laplacian, unit_rows
 
@@ -43,8 +43,8 @@ def test_exact_equals_dense(convert: Convert, dtype: type, bandwidth: float, n: 
 def test_tiles_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
     X, Z = unit_rows(103, 4), unit_rows(103, 2, seed=1)
     weights = dense_weights(X, 0.7)
-    monkeypatch.setattr(_gaussian, "HOST_TILE", 7)
-    monkeypatch.setattr(_gaussian, "_cores", lambda: cores)
+    monkeypatch.setattr(gaussian, "HOST_TILE", 7)
+    monkeypatch.setattr(gaussian, "_cores", lambda: cores)
     graph = gaussian_graph(X, 0.7, method="exact")
     np.testing.assert_allclose(graph.matmul(Z), weights @ Z, atol=1e-13)
     np.testing.assert_allclose(graph.interpolate(X, Z), (weights + np.eye(103)) @ Z / (weights.sum(1) + 1)[:, None])
@@ -52,7 +52,7 @@ def test_tiles_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch, cores
 
 def test_exact_on_a_device_uses_the_same_tiles() -> None:
     X, Z = unit_rows(50, 4), unit_rows(50, 2, seed=1)
-    total = _gaussian._symmetric(X, Z, 1.0, tile=8)
+    total = gaussian._symmetric(X, Z, 1.0, tile=8)
     np.testing.assert_allclose(total, dense_weights(X, 1.0) @ Z, atol=1e-14)
 
 
@@ -91,7 +91,7 @@ def test_a_sum_over_many_rows_keeps_its_digits_in_float32(convert: Convert) -> N
 
 
 def test_an_exact_sum_over_many_tiles_keeps_its_digits_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_gaussian, "HOST_TILE", 16)
+    monkeypatch.setattr(gaussian, "HOST_TILE", 16)
     X = np.repeat(unit_rows(2, 3), 3000, axis=0).astype(np.float32)
     graph = gaussian_graph(X, 6.0, method="exact")
     weight = np.exp((float(X[0].astype(float) @ X[-1].astype(float)) - 1) / 36)
@@ -302,9 +302,9 @@ def test_numpy_integers_count_neighbours() -> None:
 def test_faiss_and_scikit_learn_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("faiss", reason="FAISS is not installed")
     X = unit_rows(400, 16).astype(np.float32)
-    found = _gaussian.nearest(X, X, 6)
+    found = gaussian.nearest(X, X, 6)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    np.testing.assert_array_equal(found, _gaussian.nearest(X, X, 6))
+    np.testing.assert_array_equal(found, gaussian.nearest(X, X, 6))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearveil.graph import _labels, label_graph
+from nearveil.graph import label_graph, labels
 from tests.reference import dense_label_weights, laplacian, unit_rows
 
 Convert = Callable[[Any], Any]
@@ -51,7 +51,7 @@ def test_labels_of_numpy_serve_values_of_torch(convert: Convert) -> None:
 def test_many_classes_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     y, Z = np.arange(30), unit_rows(30, 2)
     whole = label_graph(y, 3.0).matmul(Z)
-    monkeypatch.setattr(_labels, "_KERNEL_BLOCK", 7)
+    monkeypatch.setattr(labels, "_KERNEL_BLOCK", 7)
     np.testing.assert_allclose(label_graph(y, 3.0).matmul(Z), whole, rtol=1e-13)
 
 

@@ -1,7 +1,7 @@
 """Gaussian-kernel and label graphs as linear operators, in linear time where the kernel allows it."""
 
-from nearveil.graph._base import GaussianGraph, Graph
-from nearveil.graph._gaussian import Method, gaussian_graph
-from nearveil.graph._labels import UNLABELLED, Encoding, LabelGraph, label_graph
+from nearveil.graph._base import GaussianGraph
+from nearveil.graph.gaussian import gaussian_graph
+from nearveil.graph.labels import LabelGraph, label_graph
 
-__all__ = ["UNLABELLED", "Encoding", "GaussianGraph", "Graph", "LabelGraph", "Method", "gaussian_graph", "label_graph"]
+__all__ = ["GaussianGraph", "LabelGraph", "gaussian_graph", "label_graph"]

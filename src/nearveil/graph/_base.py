@@ -1,4 +1,8 @@
-"""What every graph of this room can be asked."""
+"""What all graphs have in common: NumPy arrays and torch tensors behind one namespace, checks, and linear operators.
+
+Everything in this room is written against the array API standard. NumPy 2 follows it by itself, so
+``array_api_compat`` is imported only when something other than a NumPy array comes in.
+"""
 
 from abc import ABC, abstractmethod
 from numbers import Real
@@ -10,11 +14,7 @@ Array: TypeAlias = Any  # a NumPy array or a torch tensor; the standard has no s
 
 
 def namespace(*arrays: Array) -> Any:
-    """Return the array API namespace that all `arrays` share.
-
-    `*arrays`: NumPy arrays, or tensors of one library.
-    Returns: ``numpy`` itself, or the ``array_api_compat`` wrapper of the other library.
-    """
+    """Return the array API namespace that all `arrays` share: NumPy, or array_api_compat's of another library."""
     if all(isinstance(array, np.ndarray | np.generic) for array in arrays):
         return np
     from array_api_compat import array_namespace
@@ -71,12 +71,7 @@ def column_of_ones(model: Array) -> Array:
 
 
 def segment_sum(values: Array, codes: Array, n_segments: int) -> Array:
-    """Sum the rows of `values` that share a code.
-
-    The one operation here that the array API standard lacks.
-
-    `codes`: Integers from 0 to ``n_segments - 1``.
-    """
+    """Sum the rows of `values` that share a code from 0 to ``n_segments - 1``; the array API has no such thing."""
     if isinstance(values, np.ndarray):
         sums = [np.bincount(codes, weights=column, minlength=n_segments) for column in values.T]
         return np.stack(sums, axis=1).astype(values.dtype, copy=False)
@@ -85,12 +80,9 @@ def segment_sum(values: Array, codes: Array, n_segments: int) -> Array:
 
 
 def check_unit_rows(X: Array, name: str = "X", least: int = 2) -> Array:
-    """Check that the rows of `X` are finite and of norm one up to rounding, and take the rounding out.
+    """Return a copy of `X`, each row divided by its norm, or raise unless they are of norm one up to rounding.
 
-    `name`: What the caller calls it, for the error.
-    `least`: The fewest rows that make sense.
-    Returns: A copy, each row divided by its norm: what is made of one row depends on no other.
-    Names `name`, the row (never its values) and what to do.
+    What is made of one row depends on no other. Errors name the row, never its values.
     """
     X = as_array(X)
     xp = namespace(X)
@@ -125,11 +117,7 @@ def check_unit_rows(X: Array, name: str = "X", least: int = 2) -> Array:
 
 
 def check_columns(Z: Array, n: int, model: Array, name: str = "Z") -> Array:
-    """Check that `Z` is a finite (n, k) array and bring it to the dtype of `model`.
-
-    `n`: The rows of the graph.
-    `model`: A floating-point array of the graph's own: its library and dtype are what `Z` must have.
-    """
+    """Check that `Z` is a finite (n, k) array of the library of `model`, and bring it to its dtype."""
     Z = as_array(Z)
     check_same_library(Z, model, name)
     xp = namespace(Z)
@@ -208,11 +196,11 @@ class Graph(ABC):
         return self._degree
 
     def matmul(self, Z: Array) -> Array:
-        """Multiply the weight matrix, whose diagonal is zero, with `Z`."""
+        """Multiply the weight matrix, whose diagonal is zero, with `Z` of shape (n, k)."""
         return self._apply(check_columns(Z, self._n, self._model))
 
     def laplacian_matmul(self, Z: Array) -> Array:
-        """Multiply the Laplacian, degree minus weights, with `Z`."""
+        """Multiply the Laplacian, degree minus weights, with `Z` of shape (n, k)."""
         Z = check_columns(Z, self._n, self._model)
         product, degree = self._product_and_degree(Z)
         return degree[:, None] * Z - product
@@ -246,15 +234,7 @@ class Graph(ABC):
 class GaussianGraph(Graph):
     """Gaussian weights ``exp(-|x_i - x_j|^2 / (2 bandwidth^2))`` between unit rows.
 
-    Built by :func:`nearveil.graph.gaussian_graph`.
-
-    Attributes
-    ----------
-    method : str
-        How the weights are applied: "exact", "series" or "neighbors".
-    bandwidth : float
-    error_bound : float
-        See :class:`Graph`.
+    Built by :func:`nearveil.graph.gaussian_graph`; `method` is "exact", "series" or "neighbors".
     """
 
     method: str
@@ -271,21 +251,13 @@ class GaussianGraph(Graph):
         return self.bandwidth**-2
 
     def interpolate(self, X: Array, Z: Array) -> Array:
-        """Average the rows of `Z` with the weights between new rows and those of the graph.
+        """Average the rows of `Z`, of shape (n, k), with the weights between new unit rows `X` and those of the graph.
 
-        This is the fixed point of the manifold's step for a new, unlabelled row: it rests where the
-        kernel average of all other rows lies.
-
-        Parameters
-        ----------
-        X : array of shape (m, d)
-            New unit rows.
-        Z : array of shape (n, k)
-            A value for each row of the graph.
+        This is the fixed point of the manifold's step for a new, unlabelled row: it rests where the kernel average of
+        all other rows lies.
 
         Examples
         --------
-        >>> import numpy as np
         >>> from nearveil.graph import gaussian_graph
         >>> graph = gaussian_graph(np.eye(3), bandwidth=0.5)
         >>> graph.interpolate(np.eye(3)[:1], np.array([[1.0], [0.0], [0.0]])).round(3)

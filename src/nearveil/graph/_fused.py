@@ -25,12 +25,10 @@ _SPLIT_SCALE = 64.0  # keeps the second 16-bit part of an entry of a unit row ou
 
 
 def product(A: Any, B: Any, Z: Any, sharpness: float, *, skip_diagonal: bool) -> Any:
-    """Multiply the (m, n) Gaussian weights between unit rows with `Z`.
+    """Multiply the (m, n) Gaussian weights ``exp(sharpness (a.b - 1))`` between unit rows with `Z`.
 
-    `A`: On a CUDA device, float32, float16 or bfloat16, with d at most 128.
-    `B`: Of the dtype of `A`.
-    `sharpness`: The u of ``exp(u (a.b - 1))``.
-    `skip_diagonal`: Leave out the weight of row i with row i.
+    The rows are on a CUDA device, float32, float16 or bfloat16 alike, with d at most 128. `skip_diagonal` leaves out
+    the weight of row i with row i.
     """
     rows = _parts(A)
     columns = rows if B is A else _parts(B)

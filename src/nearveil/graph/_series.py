@@ -38,10 +38,10 @@ class KernelPolynomial:
 
 
 def best_polynomial(sharpness: float, degree: int) -> KernelPolynomial:
-    """Return the polynomial of least relative error to ``exp(sharpness * (t - 1))`` on [-1, 1].
+    """Return the polynomial of least relative error to ``exp(sharpness * (t - 1))`` on [-1, 1], of degree 0 to 3.
 
-    `sharpness`: The u of the kernel, 1 / bandwidth^2.
-    `degree`: From 0 to 3.
+    Minimising ``max |r|``, r = p / w - 1, is a linear Chebyshev problem, which Remez' exchange solves. The extrema of r
+    are the roots of ``p' - u p``, so the largest error is evaluated, not estimated on a grid: that is the certificate.
 
     Examples
     --------
@@ -86,10 +86,7 @@ def _extrema(polynomial: Polynomial, sharpness: float, end: float) -> NDArray[np
 
 
 def least_polynomial(sharpness: float, tolerance: float) -> KernelPolynomial | None:
-    """Return the polynomial of least degree whose certified error is at most `tolerance`.
-
-    Returns: None where no degree up to 3 is good enough.
-    """
+    """Return the polynomial of least degree, up to 3, whose certified error is at most `tolerance`, or None."""
     for degree in range(MAX_DEGREE + 1):
         polynomial = best_polynomial(sharpness, degree)
         if polynomial.error_bound <= tolerance:

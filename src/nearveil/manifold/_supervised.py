@@ -1,4 +1,8 @@
-"""The supervised manifold as a scikit-learn estimator."""
+"""The supervised manifold learning query: its step, three solvers, and a scikit-learn estimator.
+
+A solver takes the query and a start of shape (n, k) and returns the embedding and the objective
+``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)`` of every iterate, the start included where there is one.
+"""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +17,9 @@ from sklearn.utils._array_api import get_namespace
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from nearveil.graph import Encoding, GaussianGraph, LabelGraph, Method, gaussian_graph, label_graph
+from nearveil.graph import GaussianGraph, LabelGraph, gaussian_graph, label_graph
+from nearveil.graph.gaussian import Method
+from nearveil.graph.labels import Encoding
 
 Array = Any  # a NumPy array or a torch tensor, whichever the graph was built of
 
@@ -51,7 +57,7 @@ class ManifoldQuery:
 def smlq_step(
     Z: Array, graph: GaussianGraph, labels: LabelGraph | None = None, label_weight: float = 1.0
 ) -> tuple[Array, float]:
-    """Take one step of the supervised manifold learning query.
+    """Take one step of the supervised manifold learning query; return where the rows are then, and v(Z) before.
 
     In matrices, eq. 4 of the 2022 paper: ``Z + 1/2 Diag(L_X)^-1 (alpha L_Y - L_X) Z``. It never
     raises ``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)``, and it leaves the mean of the rows, weighted
@@ -68,25 +74,14 @@ def smlq_step(
     label_weight : float, default=1.0
         The alpha of the paper, at least 0.
 
-    Returns
-    -------
-    moved : array of shape (n, k)
-        Where the rows are after the step.
-    objective : float
-        v(Z), before the step.
-
     Examples
     --------
     Two rows that attract each other meet half-way:
 
-    >>> import numpy as np
     >>> from nearveil.graph import gaussian_graph
     >>> moved, objective = smlq_step(np.array([[0.0], [1.0]]), gaussian_graph(np.eye(2), bandwidth=1.0))
-    >>> moved
-    array([[0.5],
-           [0.5]])
-    >>> round(objective, 4)
-    0.3679
+    >>> moved.ravel(), round(objective, 4)
+    (array([0.5, 0.5]), 0.3679)
     """
     if not label_weight >= 0:
         raise ValueError(f"label_weight must be at least 0; got {label_weight!r}")

@@ -222,19 +222,7 @@ class Guarantee(_CheckedAgain):
         return math.isinf(self.epsilon) or self.delta == 1
 
     def with_source(self, source: Source) -> "Guarantee":
-        """Return the guarantee of the same release with the randomness of `source`: not sound if a seed foretells it.
-
-        Examples
-        --------
-        >>> from nearveil.privacy.events import PureDp
-        >>> from nearveil.privacy.noise import secure_source, unsafe_seeded
-        >>> once = Guarantee(
-        ...     epsilon=2.0, delta=0.0, protects="query", unit="image", relation="replace", basis=Basis("PrivUnit"),
-        ...     events=(PureDp(2.0),),
-        ... )
-        >>> once.with_source(secure_source()) is once, once.with_source(unsafe_seeded(7)).sound
-        (True, False)
-        """
+        """Return the guarantee of this release with the randomness of `source`: not sound if a seed foretells it."""
         return self if getattr(source, "sound", False) is True else self.as_seeded()
 
     def as_seeded(self) -> "Guarantee":
@@ -245,13 +233,7 @@ class Guarantee(_CheckedAgain):
         return replace(self, sound=False, reason=reason, source="seeded")
 
     def part(self, event: DpEvent, count: int = 1) -> "Guarantee":
-        """Return the guarantee of `count` repetitions of one of the events: a part of all, to be paid for by itself.
-
-        Returns
-        -------
-        Guarantee
-            With the figures of the whole, which hold for a part too.
-        """
+        """Return the guarantee of `count` repetitions of one event: a part, which the figures of the whole cover."""
         events = (SelfComposedDpEvent(event, check_count(count, "count", least=1)),)
         return replace(self, events=events, whole=self if self.whole is None else self.whole)
 
@@ -391,27 +373,19 @@ def compose(
     delta: float | None = None,
     within: RenyiFilter | None = None,
 ) -> Guarantee:
-    """Return what several releases about the same record promise together.
+    """Return the guarantee of several releases about the same record together; unsound if one of them is.
 
     Parameters
     ----------
     guarantees : sequence of Guarantee
-        Of one record: they must protect the same thing, in the same unit and relation, and say what
-        happened (`events`). What their samplers cost (`extra_delta`) is added up. Those of a filter
-        (`within`) compose within a filter of all their events alone, and that of an account without a plan
-        not at all. With `delta`, parts (:meth:`Guarantee.part`) are refused: compose their wholes. So is what
-        promises nothing: an infinite epsilon, or a delta of 1.
+        They must protect the same thing, in the same unit and relation, and say what happened (`events`). What
+        guarantees nothing is refused: an infinite epsilon, or a delta of 1.
     delta : float, optional
-        The delta of the whole, where the parameters of all releases were fixed before the first; they
-        are composed by privacy loss distributions.
+        The delta of the whole, where the parameters of all releases were fixed before the first; they are composed by
+        privacy loss distributions. Parts (:meth:`Guarantee.part`) are refused: compose their wholes.
     within : RenyiFilter, optional
-        The filter that let the releases pass, where parameters were chosen along the way. Its own
-        epsilon and delta are then the promise; an epsilon computed afterwards would not be one.
-
-    Returns
-    -------
-    Guarantee
-        Unsound if one of them is, for the same reasons.
+        The filter that let the releases pass, where parameters were chosen along the way. Its own epsilon and delta are
+        then the guarantee; an epsilon computed afterwards would not be one.
 
     Examples
     --------
@@ -459,18 +433,8 @@ def compose_events(
 ) -> Guarantee:
     """Return the guarantee of events whose parameters are fixed beforehand, with the least epsilon at `delta`.
 
-    Parameters
-    ----------
-    events : iterable of DpEvent
-        ``SelfComposedDpEvent(event, count)`` for repetitions.
-    delta : float
-        From 0 to 1; at 0 only pure mechanisms have a finite epsilon.
-    protects : {"query", "database"}
-    unit : str
-    relation : {"replace", "add-remove"}
-    basis : Basis
-    extra_delta : float, default=0.0
-        The part of `delta` that samplers cost.
+    At delta 0 only pure mechanisms have a finite epsilon. `extra_delta` is the part of `delta` that samplers cost; the
+    other parameters are those of :class:`Guarantee`.
 
     Examples
     --------
@@ -539,29 +503,18 @@ def noise_guarantee(
     relation: Relation,
     source: Source,
 ) -> Guarantee:
-    """Return what a release of values with `noise` promises.
+    """Return the guarantee of a release of values with `noise`; what its grid and tables cost is charged.
 
-    Parameters
-    ----------
-    noise : GaussianNoise or LaplaceNoise
-        The specification; what its grid and tables cost is charged.
-    delta : float
-        Between ``noise.extra_delta`` and 1.
-    protects : {"query", "database"}
-    unit : str
-    relation : {"replace", "add-remove"}
-        That of the sensitivity.
-    source : Source
-        Where the randomness of the release came from: the one that `add_noise` was given. One that
-        is not sound makes a guarantee that is not.
+    `relation` is that of the sensitivity, `source` the one that `add_noise` was given: one that is not sound makes a
+    guarantee that is not. `delta` lies between ``noise.extra_delta`` and 1.
 
     Examples
     --------
     >>> from nearveil.privacy.noise import calibrate_gaussian, secure_source, unsafe_seeded
     >>> noise = calibrate_gaussian(1.0, 1e-5, sensitivity=2.0, size=64)
     >>> stated = {"delta": 1e-5, "protects": "query", "unit": "image", "relation": "replace"}
-    >>> promise = noise_guarantee(noise, source=secure_source(), **stated)
-    >>> f"{promise.epsilon:.3f}", promise.sound
+    >>> guarantee = noise_guarantee(noise, source=secure_source(), **stated)
+    >>> f"{guarantee.epsilon:.3f}", guarantee.sound
     ('1.000', True)
     >>> print(noise_guarantee(noise, source=unsafe_seeded(7), **stated))
     No promise about which image was asked for: the noise came from a seed, so whoever knows the seed can take it away.

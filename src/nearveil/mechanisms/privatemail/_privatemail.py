@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils._param_validation import Interval, StrOptions
 
-from nearveil.graph import Encoding
+from nearveil.graph.labels import Encoding
 from nearveil.mechanisms.base import Floats, checked_labels, checked_numbers, checked_source
 from nearveil.mechanisms.message import Message
 from nearveil.mechanisms.privatemail._sides import EmbeddingServer, Parameters, build

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nearveil.graph import Encoding
+from nearveil.graph.labels import Encoding
 from nearveil.mechanisms.base import Floats, Release, checked_labels
 from nearveil.mechanisms.message import Message, MessageError
 from nearveil.mechanisms.privatemail._steps import (

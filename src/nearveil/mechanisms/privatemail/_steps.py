@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 from scipy.special import softmax
 
-from nearveil.graph import Encoding, LabelGraph, gaussian_graph, label_graph
+from nearveil.graph import LabelGraph, gaussian_graph, label_graph
+from nearveil.graph.labels import Encoding
 from nearveil.manifold import smlq_step, umeyama
 from nearveil.mechanisms.message import Message, MessageError
 from nearveil.privacy import Guarantee

@@ -59,15 +59,7 @@ class Moves:
 
     @classmethod
     def between(cls, p: NDArray[np.float64], q: NDArray[np.float64]) -> "Moves":
-        """Return the moves of pairs of Bernoulli distributions.
-
-        `p, q`: The probability of a yes without and with the record.
-
-        Examples
-        --------
-        >>> Moves.between(np.array([0.5, 0.5]), np.array([0.75, 0.25])).gain
-        array([0.25, 0.25])
-        """
+        """Return the moves of Bernoulli pairs, the probability of a yes without and with the record."""
         return cls(np.where(q > p, p, 1 - p), np.where(q > p, 1 - p, p), np.abs(q - p))
 
 
@@ -75,14 +67,8 @@ class Moves:
 class PrivacyCurve:
     """An upper bound on delta as a function of epsilon, for both directions.
 
-    Attributes
-    ----------
-    spacing : float
-        Distance of the grid in ``log a``.
-    first : int
-        The grid is ``a = exp(spacing * (first + i))``.
-    excess : ndarray of shape (n_points,)
-        ``V(a) - max(1 - a, 0)`` on the grid; between its points V is linear in a.
+    The grid is ``a = exp(spacing * (first + i))``; `excess` holds ``V(a) - max(1 - a, 0)`` on it, and V is linear in a
+    between its points.
     """
 
     spacing: float
@@ -97,11 +83,7 @@ class PrivacyCurve:
     def epsilon(self, delta: float, direction: Literal["add", "remove"] | None = None) -> float:
         """Return the least epsilon whose delta is at most the one given; infinity where none is.
 
-        Parameters
-        ----------
-        delta : float
-        direction : {"add", "remove"}, optional
-            P (without the record) against Q, or Q against P. The larger of both by default.
+        `direction`: "add", P (without the record) against Q, or "remove", Q against P; the larger of both by default.
         """
         check_delta(delta)
         curves = {"add": self, "remove": self.reversed()}
@@ -115,23 +97,11 @@ class PrivacyCurve:
         return PrivacyCurve(self.spacing, -last, (np.exp(-self._logs) * self.excess)[::-1])
 
     def forward(self, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return V at ``exp(epsilons)``, P against Q.
-
-        Parameters
-        ----------
-        epsilons : ndarray of shape (n_epsilons,)
-            May be negative.
-        """
+        """Return V at ``exp(epsilons)``, which may be negative, P against Q."""
         return np.asarray(_hinge(epsilons) + self.excess_at(epsilons))
 
     def excess_at(self, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return how far V is above ``max(1 - a, 0)``: a curve to compose with others.
-
-        Parameters
-        ----------
-        epsilons : ndarray of shape (n_epsilons,)
-            May be negative.
-        """
+        """Return how far V is above ``max(1 - a, 0)``: a curve to compose with others."""
         logs, last = self._logs, len(self.excess) - 1
         epsilons = epsilons * (1 - ROUNDING)  # the excess is largest at a = 1
         at = np.clip(np.searchsorted(logs, epsilons, side="right") - 1, 0, last - 1)

@@ -187,6 +187,9 @@ def calibrate_gaussian(
 ) -> GaussianNoise:
     """Return the least Gaussian noise that is (epsilon, delta)-DP, every cost of the grid included.
 
+    By Theorems 1 and 3 and Balle and Wang (2018); attacked by
+    `test_exact_divergence_of_gaussian_noise_keeps_the_promise`.
+
     Parameters
     ----------
     epsilon : float
@@ -199,12 +202,6 @@ def calibrate_gaussian(
         How many values are released together.
     grid : float, optional
         A power of two; `gaussian_grid` by default.
-
-    Returns
-    -------
-    GaussianNoise
-        (epsilon, delta)-DP by Theorems 1 and 3 and Balle and Wang (2018); attacked by
-        `test_exact_divergence_of_gaussian_noise_keeps_the_promise`.
 
     Examples
     --------
@@ -225,24 +222,10 @@ def calibrate_gaussian(
 
 
 def calibrate_laplace(epsilon: float, *, sensitivity: float, size: int, grid: float | None = None) -> LaplaceNoise:
-    """Return the least Laplace noise that is epsilon-DP, every cost of the grid included.
+    """Return the least Laplace noise that is (epsilon, extra_delta)-DP, every cost of the grid included.
 
-    Parameters
-    ----------
-    epsilon : float
-        From 1e-6 to 64.
-    sensitivity : float
-        L1.
-    size : int
-        How many values are released together.
-    grid : float, optional
-        A power of two; `laplace_grid` by default.
-
-    Returns
-    -------
-    LaplaceNoise
-        (epsilon, extra_delta)-DP by Theorems 1 and 4; attacked by
-        `test_exact_likelihood_ratios_of_laplace_noise_keep_the_promise`.
+    The parameters are those of :func:`calibrate_gaussian`; the sensitivity is L1. By Theorems 1 and 4; attacked by
+    `test_exact_likelihood_ratios_of_laplace_noise_keep_the_promise`.
 
     Examples
     --------
@@ -267,13 +250,7 @@ def add_noise(
         As many as ``noise.size``, finite, within 2^61 grid steps of zero. Their shape is kept.
     noise : GaussianNoise or LaplaceNoise
     source : Source, optional
-        The operating system's cryptographic generator by default. Whether the guarantee holds is
-        ``source.sound``.
-
-    Returns
-    -------
-    ndarray of float64
-        Integers times the grid, where they pass 2^53 rounded to 53 bits (post-processing).
+        The operating system's cryptographic generator by default. The guarantee holds only if ``source.sound``.
 
     Examples
     --------

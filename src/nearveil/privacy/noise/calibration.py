@@ -63,18 +63,9 @@ def gaussian_deltas(noise_multiplier: float, epsilons: NDArray[np.float64]) -> N
 def analytic_gaussian_scale(sensitivity: float, epsilon: float, delta: float) -> float:
     """Return the least standard deviation of continuous Gaussian noise that is (epsilon, delta)-DP.
 
-    dp-accounting finds the root; what is returned is raised until `gaussian_delta` certifies it, by
-    less than 1e-6 of its value for any epsilon and delta that are allowed.
-    Attacked by `test_the_analytic_scale_is_sufficient_and_necessary`.
-
-    Parameters
-    ----------
-    sensitivity : float
-        L2.
-    epsilon : float
-        From 1e-6 to 64.
-    delta : float
-        From 1e-18 to 0.999.
+    dp-accounting finds the root; what is returned is raised until `gaussian_delta` certifies it, by less than 1e-6 of
+    its value. Attacked by `test_the_analytic_scale_is_sufficient_and_necessary`. The sensitivity is L2; epsilon is from
+    1e-6 to 64, delta from 1e-18 to 0.999.
 
     Examples
     --------

@@ -17,10 +17,7 @@ from numpy.typing import NDArray
 class Source(Protocol):
     """A stream of uniform, independent 64-bit words.
 
-    Attributes
-    ----------
-    sound : bool
-        Whether nobody can foresee the words. A promise made with a source that is not sound is void.
+    A guarantee made with a source that is not `sound` is void.
     """
 
     @property
@@ -60,15 +57,12 @@ class _UnsafeSeeded:
 def secure_source() -> Source:
     """Return the operating system's cryptographic generator; the default everywhere.
 
-    Returns
-    -------
-    Source
-        With ``sound`` true. It has no state of its own, so a forked process repeats nothing.
+    It has no state of its own, so a forked process repeats nothing.
 
     Examples
     --------
-    >>> secure_source().words(3).shape
-    (3,)
+    >>> secure_source().words(3).shape, secure_source().sound
+    ((3,), True)
     """
     return _Secure()
 
@@ -76,25 +70,13 @@ def secure_source() -> Source:
 def unsafe_seeded(seed: int) -> Source:
     """Return words that the seed foretells: for tests and for studies that must repeat.
 
-    Whoever knows or guesses the seed subtracts the noise. ``sound`` is false, and a guarantee for
-    what was released with it must say so.
-
-    Parameters
-    ----------
-    seed : int
-        At least 0.
-
-    Returns
-    -------
-    Source
-        With ``sound`` false, and independent of NumPy's global state.
+    Whoever knows or guesses the seed subtracts the noise. ``sound`` is false, and a guarantee for what was released
+    with it says so. It is independent of NumPy's global state.
 
     Examples
     --------
-    >>> unsafe_seeded(7).sound
-    False
-    >>> bool((unsafe_seeded(7).words(5) == unsafe_seeded(7).words(5)).all())
-    True
+    >>> bool((unsafe_seeded(7).words(5) == unsafe_seeded(7).words(5)).all()), unsafe_seeded(7).sound
+    (True, False)
     """
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
         raise ValueError("seed must be an integer of at least 0")
@@ -128,11 +110,9 @@ class Table:
 
 
 def alias_table(weights: Sequence[int]) -> Table:
-    """Return the table with probabilities of ``weights[k] / sum(weights)``.
+    """Return the table with probabilities of ``weights[k] / sum(weights)``; none is negative, and not all are zero.
 
     All but the first are rounded down; the first takes what that leaves, fewer units than there are weights.
-
-    `weights`: None negative, not all zero.
     """
     bits, total = max(1, (len(weights) - 1).bit_length()), sum(weights)
     shares = [(weight << TOTAL_BITS) // total for weight in weights]
@@ -162,9 +142,9 @@ def alias_table(weights: Sequence[int]) -> Table:
 
 
 def look_up(table: Table, words: NDArray[np.uint64], source: Source) -> NDArray[np.int64]:
-    """Return a draw from the table for each word; its top bit is not used.
+    """Return a draw from the table for each word, whose top bit is not used.
 
-    `source`: Asked only where a coin ties, with probability 2^(bits - 63) for each word.
+    The source is asked only where a coin ties, with probability 2^(bits - 63) for each word.
     """
     coin_bits = _FIRST_BITS - table.bits
     cells = (words >> np.uint64(coin_bits)).view(np.int64) & ((1 << table.bits) - 1)
@@ -187,14 +167,12 @@ class Layer:
 
 
 def gaussian_integers(ratio: Fraction, count: int, source: Source) -> NDArray[np.int64]:
-    """Draw from the discrete Gaussian: P(k) proportional to exp(-k^2 / (2 ratio^2)).
+    """Draw from the discrete Gaussian, P(k) proportional to exp(-k^2 / (2 ratio^2)), for a ratio of at least 4.
 
-    `ratio`: The scale, in steps of the grid; at least 4.
-    Returns: Within 2^-204 of that distribution each (Theorem 3 of docs/theory/noise.md).
+    Each is within 2^-204 of that distribution (Theorem 3 of docs/theory/noise.md).
 
     Examples
     --------
-    >>> from nearveil.privacy.noise import unsafe_seeded
     >>> gaussian_integers(Fraction(1000), 4, unsafe_seeded(0)).shape
     (4,)
     """
@@ -211,11 +189,9 @@ def gaussian_integers(ratio: Fraction, count: int, source: Source) -> NDArray[np
 def laplace_integers(ratio: Fraction, count: int, source: Source) -> NDArray[np.int64]:
     """Draw the continuous Laplace distribution of scale `ratio`, rounded to the nearest integer.
 
-    Let E be exponential with mean 2 ratio: D = floor(E) has independent binary digits, and
-    ``floor((D + 1) / 2)`` is E / 2 rounded to the nearest integer. A fair sign makes it Laplace.
-
-    `ratio`: The scale, in steps of the grid.
-    Returns: Within 2^-200 of that distribution each (Theorem 4 of docs/theory/noise.md).
+    Let E be exponential with mean 2 ratio: D = floor(E) has independent binary digits, and ``floor((D + 1) / 2)`` is
+    E / 2 rounded to the nearest integer. A fair sign makes it Laplace. Each is within 2^-200 of that distribution
+    (Theorem 4 of docs/theory/noise.md).
     """
     layers, out = exponential_layers(2 * ratio), np.zeros(count, dtype=np.int64)
     for start in range(0, count, _CHUNK):
@@ -230,13 +206,10 @@ def laplace_integers(ratio: Fraction, count: int, source: Source) -> NDArray[np.
 
 @lru_cache(maxsize=16)
 def gaussian_layers(ratio: Fraction) -> tuple[Layer, ...]:
-    """Split a discrete Gaussian into layers: variances add up to ratio^2, exactly.
+    """Split a discrete Gaussian into layers, the coarsest first: variances add up to ratio^2, exactly.
 
-    The coarsest has steps of 2^e and a scale of at least 8 of them. Each finer one has a scale of three
-    steps of the next coarser.
-
-    `ratio`: At least 4.
-    Returns: From the coarsest to the finest.
+    The coarsest has steps of 2^e and a scale of at least 8 of them. Each finer one has a scale of three steps of the
+    next coarser.
     """
     variance, shift = ratio**2, 0
     while _top_variance(variance, shift + 1) >= _TOP**2:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nearveil.graph import Encoding
+from nearveil.graph.labels import Encoding
 from nearveil.privacy.checks import check_choice, check_count, check_nonnegative, check_positive
 from nearveil.privacy.sensitivity import _published as published
 from nearveil.privacy.sensitivity import bounds
@@ -179,14 +179,7 @@ def published_2022(start: Any, *, bandwidth: float, label_weight: float, n_class
 
     ``M sqrt(n + 1) / 2 |Q|_F`` with n the rows of `start`. Lemma 1 bounds ``|M_i|^2`` and uses it as
     ``|M_i|``: ``test_the_bound_of_2022_is_passed`` shows a pair of data sets that it does not cover.
-
-    Parameters
-    ----------
-    start : array-like of shape (n, k)
-    bandwidth : float
-    label_weight : float
-    n_classes : int
-        Labels are 0 to ``n_classes - 1``; the paper's c is ``n_classes - 1``.
+    Labels are 0 to ``n_classes - 1``; the paper's c is ``n_classes - 1``.
 
     Examples
     --------

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
-from nearveil.graph import Encoding
+from nearveil.graph.labels import Encoding
 
 Variant = Literal["printed", "derived"]
 

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from nearveil.graph import Encoding, gaussian_graph, label_graph
+from nearveil.graph import gaussian_graph, label_graph
+from nearveil.graph.labels import Encoding
 from nearveil.privacy.checks import check_nonnegative
 
 Norm = Literal["l2", "l1"]

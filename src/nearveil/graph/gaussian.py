@@ -42,7 +42,13 @@ _BLAS = ThreadpoolController()
 
 
 class ExactGraph(GaussianGraph):
-    """All weights, exact to rounding, in O(n) memory."""
+    """All weights, exact to rounding, in O(n) memory.
+
+    A tile of weights lives in cache for the time of two small matrix products. Each tile above the diagonal serves both
+    its rows and its columns, which halves the work. The diagonal is masked in the tile, so that nothing cancels at
+    small bandwidths. On the host this beats PyTorch's fused attention (``docs/results/graph.md``); on a GPU with Triton
+    the tiles are those of :mod:`nearveil.graph._fused`.
+    """
 
     method = "exact"
 
@@ -148,8 +154,7 @@ _BLOCK = 1 << 22  # numbers in a block of differences
 class NeighborsGraph(GaussianGraph):
     """Exact weights between rows of which one is among the nearest of the other; no other edges.
 
-    `error_bound`: 1 where an edge of the full graph is missing (its weight became zero), else 0. The weights of the
-    edges that are there are exact.
+    `error_bound` is 1 where an edge of the full graph is missing (its weight became zero), else 0.
     """
 
     method = "neighbors"
@@ -194,14 +199,9 @@ class NeighborsGraph(GaussianGraph):
 
 
 def nearest(queries: Any, rows: Any, k: int) -> Any:
-    """Find the k nearest of `rows` for each of `queries`, exactly, by the largest inner product.
+    """Return the positions of the k nearest unit `rows` of each unit query, nearest first, by the inner product.
 
-    FAISS searches where it is installed and the rows are of single precision (it knows no other);
-    scikit-learn elsewhere.
-
-    `queries`: Unit rows.
-    `rows`: Unit rows.
-    Returns: Positions in `rows`, nearest first.
+    FAISS searches where it is installed and the rows are of single precision; scikit-learn elsewhere.
     """
     if rows.dtype == np.float32 and importlib.util.find_spec("faiss"):
         import faiss
@@ -285,11 +285,9 @@ def gaussian_graph(
 
 
 def _precise_enough(X: Array, bandwidth: float, tolerance: float) -> Array:
-    """Return the rows in a dtype in which rounding stays below `tolerance`.
+    """Return the rows in a dtype in which rounding stays below `tolerance`; results have the rows' own dtype.
 
-    An inner product is rounded by about one epsilon of the dtype, and the weight multiplies that by
-    ``1 / bandwidth^2``. Where 32 bits would not do, the arithmetic is done in 64; results have the
-    dtype of the rows all the same.
+    An inner product is rounded by about one epsilon of the dtype, which the weight multiplies by ``1 / bandwidth^2``.
     """
     X = as_array(X)
     xp = namespace(X)

@@ -26,18 +26,11 @@ Encoding = Literal["integer", "one-hot"]
 
 
 class LabelGraph(Graph):
-    """Gaussian weights between labels; built by :func:`label_graph`.
+    """Gaussian weights between labels; built by :func:`label_graph`. `classes` are the distinct labels, sorted.
 
     Every weight depends on two classes alone, so a product with n rows is: sum the rows of each
     class, multiply the C sums with the C x C kernel, hand each row the result of its class, and
     take out the row itself.
-
-    Attributes
-    ----------
-    classes : ndarray of shape (C,)
-        The distinct labels, sorted.
-    error_bound : float
-        0: the weights are exact.
     """
 
     def __init__(self, y: Array, codes: NDArray[np.int64], classes: NDArray[Any], bandwidth: float, encoding: Encoding):
