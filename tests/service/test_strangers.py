@@ -2,6 +2,7 @@
 
 import json
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -154,3 +155,18 @@ def test_lines_of_strangers_are_bounded(process: Process, path: str | None) -> N
         with socket.create_connection(("127.0.0.1", process.port), timeout=10) as connection:
             connection.sendall(request)
     assert len(log_of(process)) - before < 200 * 300
+
+
+@pytest.mark.parametrize("count", [2, 6, 100])
+def test_strangers_who_leave_while_their_requests_wait_are_no_error(process: Process, count: int) -> None:
+    one = PIPELINED[: len(PIPELINED) // 3000]
+    for _ in range(130):  # from then on each refusal takes a second
+        with process.connect() as connection:
+            connection.sendall(one)
+    for pause in (0.0, 0.02, 0.1) * 4:
+        with process.connect() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.sendall(one * count)
+            time.sleep(pause)
+    time.sleep(1.5)
+    assert "Exception" not in log_of(process)

@@ -8,7 +8,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, ClassVar
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from nearveil.service._addresses import network_of
 from nearveil.service._errors import RateError
@@ -141,6 +141,7 @@ class Connection(HttpToolsProtocol):
         self._rest = self._framing = self._body = 0  # bytes; framing: since the last piece of a body
         self._held = False  # whether nothing more is read before it is closed
         self._keep = True  # whether the connection stays open if the whole request is read
+        self._unanswered: list[RequestResponseCycle] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for headers."""
@@ -153,6 +154,9 @@ class Connection(HttpToolsProtocol):
         self.slots.drop(self)
         self._stop_reading()
         self._stop_send()
+        for cycle in self._unanswered:  # uvicorn tells the last alone; the others would write to what is closed
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -194,6 +198,7 @@ class Connection(HttpToolsProtocol):
             self._hold(self.abort)
             raise RefusedHeadError  # the parser stops: what else was read is not looked at
         super().on_headers_complete()  # raises where the URL has no path, as that of CONNECT
+        self._unanswered = [*(cycle for cycle in self._unanswered if not cycle.response_complete), self.cycle]
         self._stop_reading()
         self._place, self._turned = Place.REST, True
         self._rest = self._framing = self._body = 0
