@@ -187,6 +187,7 @@ def serve_bare(answer: str, workers: str) -> None:
 
     settings = Settings(port=0)
     sock = _bound(settings)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # uvicorn raises it again: then the others end, too
     others = [PROCESSES.Process(target=_bare, args=(sock, answer), daemon=True) for _ in range(int(workers) - 1)]
     for process in others:
         process.start()

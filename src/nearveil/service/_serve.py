@@ -156,7 +156,7 @@ def run_workers(sock: socket.socket, settings: Settings, *, ready: Callable[[str
     """
     open_galleries(settings.model_copy(update={"cache": 0}), close=True)  # what is wrong is told once, here
     context = get_context("spawn")
-    part, started = settings.of_one_worker(), context.Event()
+    part, running = settings.of_one_worker(), False
     stopping: list[int] = []  # not an event: two signals at once would wait for each other
     with ExitStack() as stack:
         # Read when prometheus_client is imported: so it must stand there before a process begins.
@@ -165,7 +165,7 @@ def run_workers(sock: socket.socket, settings: Settings, *, ready: Callable[[str
 
         def start() -> Worker:
             beat = context.Value("d", lock=False)
-            process = context.Process(target=_work, args=(sock, part, started, beat), daemon=True)
+            process = context.Process(target=_work, args=(sock, part, beat), daemon=True)
             # Ctrl-C reaches all processes of a terminal. These end when this one says so, and inherit what is blocked.
             signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
             try:
@@ -180,15 +180,17 @@ def run_workers(sock: socket.socket, settings: Settings, *, ready: Callable[[str
         stack.callback(_end, workers, settings.shutdown_grace)
         told = -math.inf
         while not stopping:
-            if ready is not None and started.is_set():
-                ready(address(settings, sock))
-                ready = None
+            if not running and all(worker.is_living() for worker in workers):
+                # Not with the first: the others take its processors while they start.
+                running = True
+                if ready is not None:
+                    ready(address(settings, sock))
             if time.monotonic() - told > BEAT and any(worker.is_living() for worker in workers):
                 tell_alive()
                 told = time.monotonic()
             if not (dead := _find_dead(workers)):
                 continue
-            if not started.is_set():
+            if not running:
                 raise SettingsError("workers: a process ended before it could answer: see the log")
             time.sleep(_PAUSE)  # one that cannot start must not be started without end
             workers[:] = [start() if worker in dead else worker for worker in workers]
@@ -206,14 +208,14 @@ def _find_dead(workers: list[Worker]) -> list[Worker]:
     return dead
 
 
-def _work(sock: socket.socket, settings: Settings, started: Any, beat: "Synchronized[float]") -> None:
+def _work(sock: socket.socket, settings: Settings, beat: "Synchronized[float]") -> None:
     """Serve in a process of its own, as long as the one that started it lives."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def tell_parent() -> None:
         beat.value = time.monotonic()  # which all processes of a machine share
 
-    serve_on(sock, settings, ready=lambda _: started.set(), tell_alive=tell_parent)
+    serve_on(sock, settings, tell_alive=tell_parent)
 
 
 def _end_with_parent() -> None:
