@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nearveil.service._schedule import Clock
+from nearveil.service.client.session import Clock
 
 
 @dataclass
@@ -17,11 +17,8 @@ class SetClock(Clock):
     def now(self) -> float:
         return self.time
 
-    def until(self, moment: float) -> None:
+    async def until(self, moment: float) -> None:
         self.time = max(self.time, moment)
-
-    async def until_async(self, moment: float) -> None:
-        self.until(moment)
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,8 +27,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     async def at_once(self: Clock, moment: float) -> None:
         del self, moment
 
-    monkeypatch.setattr(Clock, "until", lambda self, moment: None)  # noqa: ARG005
-    monkeypatch.setattr(Clock, "until_async", at_once)
+    monkeypatch.setattr(Clock, "until", at_once)
 
 
 _REPLY = 0.03125  # seconds that a server takes
@@ -78,7 +74,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     from nearveil.ledger import Account
     from nearveil.mechanisms import PublicMap
     from nearveil.protocol import client as ranking
-    from nearveil.service import _async_client, _client, _http, _private_image
+    from nearveil.service.client import http, images, session
 
     seen = Watched()
 
@@ -91,7 +87,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
 
         monkeypatch.setattr(owner, name, worked)
 
-    send = _http.HttpTransport.send
+    send = http.HttpTransport.send
 
     async def seen_send(self: Any, request: Any) -> Any:
         seen.sent.append((request.what, seen.clock.time))
@@ -101,11 +97,10 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
             seen.clock.time += _REPLY
             seen.heard.append((request.what, seen.clock.time))
 
-    monkeypatch.setattr(_http.HttpTransport, "send", seen_send)
-    for client in (_client, _async_client):
-        monkeypatch.setattr(client, "Clock", lambda: seen.clock)
-    slow(_private_image, "load_image", "decoding")
-    slow(_private_image.Features, "_extractor", "extracting")  # which only pixels need
+    monkeypatch.setattr(http.HttpTransport, "send", seen_send)
+    monkeypatch.setattr(session, "Clock", lambda: seen.clock)
+    slow(images, "load_image", "decoding")
+    slow(images.FeatureMaker, "_extractor", "extracting")  # which only pixels need
     slow(Account, "spend", "paying")
     slow(PublicMap, "choose", "choosing")
     slow(ranking, "rank_candidates", "ranking")

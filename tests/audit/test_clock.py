@@ -19,7 +19,7 @@ from nearveil.mechanisms.covers.channel import NEIGHBORS
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.protocol import PublicPart
 from nearveil.protocol.client import question_period
-from nearveil.service import _client
+from nearveil.service.client import session
 from tests.audit.mechanisms import SURE
 from tests.clocks import SetClock
 
@@ -74,7 +74,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
 
     slow(PublicMap)
     slow(HeapMap)
-    monkeypatch.setattr(_client, "Clock", lambda: found)
+    monkeypatch.setattr(session, "Clock", lambda: found)
     monkeypatch.setattr(_hostile_server, "perf_counter", found.now)
     return found
 

@@ -21,7 +21,8 @@ from nearveil.gallery import Index
 from nearveil.ledger import Ledger
 from nearveil.service import Client, OpenGallery, Settings, TokenStore, create_app
 from nearveil.service._errors import UnavailableError
-from nearveil.service._schedule import EXTRACTION_PERIOD
+from nearveil.service.client.replies import Patience
+from nearveil.service.client.session import EXTRACTION_PERIOD
 from tests.cli.galleries import colour, fine, gallery, picture, refused, run, told
 from tests.clocks import Watched, hurry, watched
 
@@ -171,7 +172,7 @@ def test_what_is_refused_costs_nothing(image: Path, served: Served, words: tuple
 
 
 def test_nobody_listens(image: Path, words: tuple[Any, ...], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(Patience, "pause", lambda *_: 0.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     text = refused("query", image, *words[2:], "--server", f"http://127.0.0.1:{port}")
@@ -182,7 +183,7 @@ def test_nobody_listens(image: Path, words: tuple[Any, ...], here: Path, monkeyp
 def test_what_was_paid_for_can_be_asked_again(
     image: Path, served: Served, words: tuple[Any, ...], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(Patience, "pause", lambda *_: 0.0)
 
     def gone(self: OpenGallery, data: bytes) -> bytes:
         raise UnavailableError("the gallery cannot be read now")

@@ -25,9 +25,9 @@ from nearveil.protocol.wire import PublicPart, read
 from nearveil.service import Client
 from nearveil.service._app import create_app
 from nearveil.service._galleries import Gallery, OpenGallery
-from nearveil.service._model import FRAME
 from nearveil.service._settings import Settings
 from nearveil.service._tokens import TokenStore
+from nearveil.service.schema import FRAME
 from tests.search.standins import clustered
 
 DIMENSION, COUNT, FRACTION, SETS = 8, 120, 0.1, 6

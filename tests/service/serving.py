@@ -18,7 +18,7 @@ from nearveil.mechanisms import Message
 from nearveil.protocol import Answer
 from nearveil.protocol.wire import Query
 from nearveil.service import OpenGallery, Settings, TokenStore, create_app
-from nearveil.service._model import FRAME, KEY_HEADER
+from nearveil.service.schema import FRAME, KEY_HEADER
 
 from ..gallery.index_places import WEBP, unit_rows
 

@@ -15,8 +15,8 @@ from nearveil.mechanisms import Message
 from nearveil.protocol import Answer, PublicPart
 from nearveil.protocol.wire import MapChanged, PublicRequest, Query, Refusal, RefusalCode, read
 from nearveil.service import Galleries, TokenStore
-from nearveil.service._model import FRAME, KEY_HEADER
 from nearveil.service._visit import Visit
+from nearveil.service.schema import FRAME, KEY_HEADER
 
 from ..gallery.index_places import index_server, index_url, one_thread, plain_items, unit_rows
 from .serving import COUNT, EPSILON, SETS, F, Server, index_of, lines, serving

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from nearveil.service import Settings, TokenStore, create_app, open_galleries
-from nearveil.service._model import FRAME, KEY_HEADER
+from nearveil.service.schema import FRAME, KEY_HEADER
 from nearveil.votes import PublicDiscriminant
 
 from ..gallery.index_places import one_thread

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,16 @@ from nearveil.privacy.noise import unsafe_seeded
 from nearveil.protocol import ClientProtocol
 from nearveil.protocol.wire import MapChanged, Query, Refusal, RefusalCode, read
 from nearveil.service import Client
-from nearveil.service._client_errors import (
+from nearveil.service._galleries import OpenGallery
+from nearveil.service.client.errors import (
     DeclinedError,
     QuestionError,
     ReplyError,
     UnansweredError,
     UnreachableError,
 )
-from nearveil.service._galleries import OpenGallery
-from nearveil.service._steps_nearest import USUAL
+from nearveil.service.client.questions import USUAL
+from nearveil.service.client.session import Clock
 from tests.service.asking import (
     CANDIDATES,
     QUERIES,
@@ -67,7 +67,12 @@ def here(made: Path, tmp_path: Path) -> Iterator[Scene]:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return how long the client waits; it does not."""
     found: list[float] = []
-    monkeypatch.setattr(time, "sleep", found.append)
+
+    async def pause(self: Clock, seconds: float) -> None:
+        del self
+        found.append(seconds)
+
+    monkeypatch.setattr(Clock, "pause", pause)
     return found
 
 
@@ -501,7 +506,7 @@ def test_a_gallery_with_other_features_than_it_was_listed_with(made: Path, tmp_p
     with scene(place, tmp_path) as moving:
         client, wire = moving.client()
         listed = client.galleries()[0]
-        client._asker._infos = (listed.model_copy(update={"fingerprint": "another"}),)
+        client._client._session._infos = (listed.model_copy(update={"fingerprint": "another"}),)
         with pytest.raises(ReplyError, match="other features than when it was listed: ask again"):
             client.nearest(PRIVATE)
         assert moving.paid == 0
@@ -576,8 +581,8 @@ def test_all_forms_of_an_image_are_one_image(tmp_path: Path) -> None:
     pillow = pytest.importorskip("PIL.Image")
     pytest.importorskip("skimage")
     from nearveil.features import HogColor
-    from nearveil.service._model import GalleryInfo
-    from nearveil.service._private_image import Features
+    from nearveil.service.client.images import FeatureMaker
+    from nearveil.service.schema import GalleryInfo
 
     pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
     picture = pillow.fromarray(pixels)
@@ -595,15 +600,15 @@ def test_all_forms_of_an_image_are_one_image(tmp_path: Path) -> None:
     )
     forms = [tmp_path / "me.png", str(tmp_path / "me.png"), (tmp_path / "me.png").read_bytes(), picture, pixels]
     expected = tool.extract([pixels])[0]
-    rows = Features(None).rows([*forms, expected], info)
+    rows = FeatureMaker(None).rows([*forms, expected], info)
     assert all((row == expected).all() for row in rows)
     clear = pillow.fromarray(np.zeros((40, 50, 4), np.uint8))  # transparent: white, as in a file
     white = tool.extract([np.full((40, 50, 3), 255, np.uint8)])[0]
-    assert (Features(tool).rows([clear], info)[0] == white).all()
+    assert (FeatureMaker(tool).rows([clear], info)[0] == white).all()
     with pytest.raises(ValueError, match="neither RGB nor grey"):
-        Features(tool).rows([picture.convert("CMYK")], info)
+        FeatureMaker(tool).rows([picture.convert("CMYK")], info)
     with pytest.raises(QuestionError, match="another extractor than HOG"):
-        Features(tool).rows([pixels], info.model_copy(update={"fingerprint": "other"}))
+        FeatureMaker(tool).rows([pixels], info.model_copy(update={"fingerprint": "other"}))
 
 
 def test_random_keys_are_made_where_none_is_given(here: Scene) -> None:

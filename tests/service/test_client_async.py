@@ -1,6 +1,8 @@
 """The client for event loops: the loop goes on, and a question that is cancelled says how to go on."""
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +16,10 @@ from nearveil.gallery import Index
 from nearveil.ledger import Debit, Ledger, OverBudgetError
 from nearveil.privacy import Guarantee
 from nearveil.protocol import client as _client
-from nearveil.service import AsyncClient, Client, _private_image
-from nearveil.service._client_errors import QuestionError, UnansweredError
+from nearveil.service import AsyncClient, Client
+from nearveil.service.client import images
+from nearveil.service.client.errors import QuestionError, UnansweredError
+from nearveil.service.client.transport import Request, Response
 from tests.service.asking import (
     QUERIES,
     URL,
@@ -101,7 +105,7 @@ def test_features_debits_and_rankings_are_made_in_threads(
         return running
 
     monkeypatch.setattr(_client, "rank_candidates", watched("ranking", _client.rank_candidates))
-    monkeypatch.setattr(_private_image, "_given", watched("feature", _private_image._given))
+    monkeypatch.setattr(images, "_decode", watched("feature", images._decode))
 
     async def ask() -> None:
         for where, token, wire in ((URL, here.server.token, here.server.wire()), (made, None, None)):
@@ -185,19 +189,41 @@ def test_a_debit_that_has_begun_is_finished_before_a_cancellation(here: Scene) -
 
 
 def test_who_interrupts_is_told_the_key(here: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupt comes in the thread that waits, while the question is under way in another."""
+    client, wire = here.client()
+    client.galleries()
+    send = client._client._transport.send
+
+    async def interrupted(request: Request) -> Response:
+        if request.what != "query":
+            return await send(request)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    with monkeypatch.context() as only:
+        only.setattr(client._client._transport, "send", interrupted)
+        with pytest.raises(KeyboardInterrupt) as raised:
+            client.nearest(PRIVATE, key="mine")
+    assert raised.value.__notes__ == ["key='mine' asks the same again: it is paid for at most once"]
+    assert [entry.kind for entry in here.account.history()] == ["opened", "debit", "message"]
+    assert client.nearest(PRIVATE, key="mine").repeated
+    assert wire.posts
+
+
+def test_a_forked_process_has_no_client(here: Scene) -> None:
     client, _ = here.client()
     client.galleries()
-    send = client._transport.send
-
-    def interrupted(request: object) -> object:
-        if getattr(request, "what", "") == "query":
-            raise KeyboardInterrupt
-        return send(request)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(client._transport, "send", interrupted)
-    with pytest.raises(KeyboardInterrupt) as raised:
-        client.nearest(PRIVATE, key="mine")
-    assert raised.value.__notes__ == ["key='mine' asks the same again: it is paid for at most once"]
+    child = os.fork()
+    if not child:
+        try:
+            client.galleries()
+        except RuntimeError:
+            client.close()  # does nothing, and waits for nobody
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert client.galleries()
 
 
 def test_questions_at_once(here: Scene) -> None:

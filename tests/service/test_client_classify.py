@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from nearveil.service import AsyncClient, Client, DeclinedError, QuestionError, ReplyError
-from nearveil.service._model import MOST_MODEL
 from nearveil.service._protected import ProtectedGallery
-from nearveil.service._steps_classify import CHECK_AGAIN
+from nearveil.service.client.session import CHECK_AGAIN
+from nearveil.service.schema import MOST_MODEL
 from nearveil.votes import PublicDiscriminant
 from tests.clocks import SetClock
 from tests.service.asking import URL, Endless, Scene, Server, framed, new_account
@@ -103,7 +103,7 @@ def test_the_image_is_looked_at_after_the_last_request(here: Scene, monkeypatch:
         order.append("image")
         return list(images)
 
-    monkeypatch.setattr("nearveil.service._steps_classify.decoded", decoded)
+    monkeypatch.setattr("nearveil.service.client.questions.decode_images", decoded)
     wire = here.server.wire()
     wire.before = lambda request: order.append(request.url.path.rsplit("/", 1)[1])
     client, _ = here.client(wire=wire)
@@ -114,7 +114,7 @@ def test_the_image_is_looked_at_after_the_last_request(here: Scene, monkeypatch:
 
 def test_a_newer_model_is_looked_for_once_an_hour(here: Scene) -> None:
     client, wire = here.client()
-    client._clock = clock = SetClock()
+    client._client._session.clock = clock = SetClock()
     first = client.model()
     assert isinstance(here.gallery, ProtectedGallery)
     newer = here.gallery.publish()
@@ -185,7 +185,7 @@ def test_a_gallery_that_was_deleted_and_made_anew_gives_its_own_model(made: Path
     with protected(made, tmp_path / "first") as first, protected(made, tmp_path / "second") as second:
         fresh = published(make(tmp_path), ledger=tmp_path / "fresh.db")
         client, wire = first.client(account=None)
-        client._clock = clock = SetClock()
+        client._client._session.clock = clock = SetClock()
         old = client.model()
         before, after = first.gallery.info(), fresh.info()
         assert (before.name, before.revision, before.dimension) == (after.name, after.revision, after.dimension)

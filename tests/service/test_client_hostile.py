@@ -22,10 +22,10 @@ from nearveil.gallery import codes as _wire_codes
 from nearveil.mechanisms.covers import map as _map
 from nearveil.protocol import Answer
 from nearveil.protocol.wire import MapChanged, PublicRequest, Refusal, RefusalCode
-from nearveil.service import AsyncClient, Client, _model
-from nearveil.service._client_errors import ReplyError, UnansweredError, UnreachableError
-from nearveil.service._model import FRAME
-from nearveil.service._transport import Request
+from nearveil.service import AsyncClient, Client, schema
+from nearveil.service.client.errors import ReplyError, UnansweredError, UnreachableError
+from nearveil.service.client.transport import Request
+from nearveil.service.schema import FRAME
 from nearveil.votes import _public_discriminant
 from tests.service.asking import (
     CANDIDATES,
@@ -350,8 +350,8 @@ def test_the_documented_caps_are_those_of_the_code() -> None:
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
     stated = {name: int(most.split()[0]) for name, most in rows}
     assert stated == {
-        "galleries in the list": _model.MOST_GALLERIES,
-        "maps of a gallery in the list": _model.MOST_MAPS,
+        "galleries in the list": schema.MOST_GALLERIES,
+        "maps of a gallery in the list": schema.MOST_MAPS,
         "text: names, extractors, labels, reasons": _wire.LONGEST_TEXT,
         "name of an item": _answer.LONGEST_NAME,
         "dimensions of a feature": _map.MOST_FEATURES,
@@ -363,7 +363,7 @@ def test_the_documented_caps_are_those_of_the_code() -> None:
         "dimensions for a byte of a product code": _wire_codes._MOST_DIMENSIONS,
         "classes of a model": _public_discriminant.MOST_CLASSES,
         "bytes of the list": Request("galleries").most,
-        "bytes of a model": _model.MOST_MODEL,
+        "bytes of a model": schema.MOST_MODEL,
         "bytes of a public part": _wire.DEFAULT_LIMITS.public_part,
         "bytes of an answer": _wire.DEFAULT_LIMITS.answer,
     }

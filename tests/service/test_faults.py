@@ -19,8 +19,8 @@ import pytest
 from nearveil.gallery import Index, Item
 from nearveil.ledger import Account, Ledger, new_key
 from nearveil.service import Client, TokenStore
-from nearveil.service._client_errors import UnansweredError
-from nearveil.service._results import Nearest
+from nearveil.service.client.errors import UnansweredError
+from nearveil.service.client.results import Nearest
 
 from ..gallery.index_places import WEBP, index_server, index_url, unit_rows
 from .protected import CLASSES, make, published, rows
@@ -245,12 +245,12 @@ def test_the_client_killed_between_debit_and_answer(tmp_path: Path) -> None:
     index_of(tmp_path / "birds").close()
     program = (
         "import os, signal, sys; import numpy as np; from nearveil.ledger import Ledger\n"
-        "from nearveil.service import Client; from nearveil.service._http import LoopTransport\n"
-        "send = LoopTransport.send\n"
-        "def dying(self, request):\n"
+        "from nearveil.service import Client; from nearveil.service.client.http import HttpTransport\n"
+        "send = HttpTransport.send\n"
+        "async def dying(self, request):\n"
         "    if 'query' in str(request): os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return send(self, request)\n"
-        "LoopTransport.send = dying\n"
+        "    return await send(self, request)\n"
+        "HttpTransport.send = dying\n"
         "with Ledger(sys.argv[3]) as ledger, Client(*sys.argv[1:3], account=ledger.account('me')) as client:\n"
         "    client.nearest(np.load(sys.argv[4]), 4, 2.0, key='the one question')\n"
     )

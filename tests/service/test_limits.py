@@ -15,8 +15,8 @@ from nearveil.service._cache import ByteCache
 from nearveil.service._errors import BusyError, LengthError, RateError, SlowError, TooLargeError
 from nearveil.service._limits import Buckets, Workers, read_body
 from nearveil.service._look import Look
-from nearveil.service._model import FRAME, KEY_HEADER
 from nearveil.service._visit import GONE
+from nearveil.service.schema import FRAME, KEY_HEADER
 
 from ..gallery.index_places import one_thread
 from .serving import Server, lines, serving

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from nearveil.service import _logs
-from nearveil.service._connect import Options
 from nearveil.service._logs import LOGGERS, LineWriter, install
+from nearveil.service.client.clients import _hide_password
 
 from ..gallery.index_places import one_thread
 from .serving import lines, serving
@@ -112,11 +112,18 @@ def test_the_event_loop_logs_nothing_of_what_failed(tmp_path: Path) -> None:
     assert "private" not in (tmp_path / "log").read_text()
 
 
-def test_what_a_client_is_made_with_shows_no_secret() -> None:
-    where, ledger = "postgresql://me:hunter2@host/index", "postgresql://me:hunter3@host/ledger"
-    options = Options(where, "nv_0_secret", "ann", ledger, None, 3, 1.0, False, None, None, False, None)
-    assert "account='ann'" in repr(options)
-    assert not any(word in repr(options) for word in ("secret", "hunter2", "hunter3"))
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("postgresql://me:hunter2@host:5/index?password=hunter2", "postgresql://me:***@host:5/index"),
+        ("https://me:hunter2@host/a", "https://me:***@host/a"),
+        ("https://host:8321", "https://host:8321"),
+        ("https://me:hunter2@host:hunter2/", "a URL that cannot be read"),
+        ("birds", "birds"),
+    ],
+)
+def test_a_client_shows_where_it_asks_without_a_password(where: str, said: str) -> None:
+    assert _hide_password(where) == said
 
 
 def test_libraries_log_to_the_same_lines_without_what_errors_say(tmp_path: Path) -> None:

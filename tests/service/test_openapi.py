@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from nearveil.service import _edge
-from nearveil.service._model import FRAME, KEY_HEADER
+from nearveil.service.schema import FRAME, KEY_HEADER
 
 from ..gallery.index_places import one_thread
 from .serving import Server, serving

@@ -18,7 +18,7 @@ import pytest
 
 from nearveil.gallery import Item
 from nearveil.service import _app, _galleries
-from nearveil.service._model import FRAME, KEY_HEADER
+from nearveil.service.schema import FRAME, KEY_HEADER
 
 from ..gallery.index_places import WEBP, unit_rows
 from .protected import CLASSES, make, published

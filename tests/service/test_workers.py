@@ -15,8 +15,8 @@ import pytest
 
 from nearveil.ledger import Ledger
 from nearveil.service import Client, TokenStore
-from nearveil.service._model import FRAME, KEY_HEADER
 from nearveil.service._replays import ReplayStore
+from nearveil.service.schema import FRAME, KEY_HEADER
 
 from ..gallery.index_places import index_server, index_url, unit_rows
 from .serving import EPSILON, index_of

@@ -14,7 +14,7 @@ from nearveil.features import FeatureCache, HogColor, load_image
 from nearveil.gallery.contact_sheet import ContactSheet
 from nearveil.ledger import Ledger
 from nearveil.protocol import ClientProtocol, Found
-from nearveil.service._results import Match, Nearest
+from nearveil.service.client.results import Match, Nearest
 from studies import photos
 from studies.photos import serve_on_loopback
 

@@ -24,7 +24,7 @@ from nearveil.gallery import Index, Item
 from nearveil.ledger import LedgerError
 from nearveil.mechanisms import Message
 from nearveil.service import OpenGallery
-from nearveil.service._schedule import EXTRACTION_PERIOD
+from nearveil.service.client.session import EXTRACTION_PERIOD
 from nearveil.ui import _app
 from nearveil.ui._app import bind_port, make_config, read_assets
 from nearveil.ui._door import PAGE_HEADER, POLICY

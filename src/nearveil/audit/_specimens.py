@@ -392,8 +392,8 @@ def hasty_client(public: PublicPart) -> Iterator[Asking]:
 
     server = HostileServer(public)
     with make_hostile_client(server) as client:
-        client._asker._watched = False
-        client._asker._maps["hostile", None] = (ETAG, public)
+        client._client._session._watched = False
+        client._client._session._maps["hostile", None] = (ETAG, public)
         yield lambda feature: ask(client, server, feature)
 
 

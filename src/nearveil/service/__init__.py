@@ -6,25 +6,24 @@ from nearveil.lazy import import_later
 
 if TYPE_CHECKING:
     from nearveil.service._app import create_app
-    from nearveil.service._async_client import AsyncClient
-    from nearveil.service._client import Client
-    from nearveil.service._client_errors import (
+    from nearveil.service._errors import ServiceError
+    from nearveil.service._galleries import Gallery, OpenGallery
+    from nearveil.service._protected import ProtectedGallery, PublicationError
+    from nearveil.service._protected_account import Publication
+    from nearveil.service._serve import open_galleries, serve
+    from nearveil.service._settings import GallerySettings, Settings
+    from nearveil.service._token import Token
+    from nearveil.service._tokens import TokenStore
+    from nearveil.service.client.clients import AsyncClient, Client
+    from nearveil.service.client.errors import (
         DeclinedError,
         QuestionError,
         ReplyError,
         UnansweredError,
         UnreachableError,
     )
-    from nearveil.service._errors import ServiceError
-    from nearveil.service._galleries import Gallery, OpenGallery
-    from nearveil.service._model import Galleries, GalleryInfo, Problem, Promise
-    from nearveil.service._protected import ProtectedGallery, PublicationError
-    from nearveil.service._protected_account import Publication
-    from nearveil.service._results import Classified, Match, Nearest
-    from nearveil.service._serve import open_galleries, serve
-    from nearveil.service._settings import GallerySettings, Settings
-    from nearveil.service._token import Token
-    from nearveil.service._tokens import TokenStore
+    from nearveil.service.client.results import Classified, Match, Nearest
+    from nearveil.service.schema import Galleries, GalleryInfo, Problem, Promise
 
 __all__ = [
     "AsyncClient",
@@ -60,36 +59,16 @@ __getattr__ = import_later(
     __name__,
     {
         "_app": ("create_app",),
-        "_async_client": ("AsyncClient",),
-        "_client": ("Client",),
-        "_client_errors": (
-            "DeclinedError",
-            "QuestionError",
-            "ReplyError",
-            "UnansweredError",
-            "UnreachableError",
-        ),
         "_errors": ("ServiceError",),
         "_galleries": (
             "Gallery",
             "OpenGallery",
-        ),
-        "_model": (
-            "Galleries",
-            "GalleryInfo",
-            "Problem",
-            "Promise",
         ),
         "_protected": (
             "ProtectedGallery",
             "PublicationError",
         ),
         "_protected_account": ("Publication",),
-        "_results": (
-            "Classified",
-            "Match",
-            "Nearest",
-        ),
         "_serve": (
             "open_galleries",
             "serve",
@@ -100,5 +79,27 @@ __getattr__ = import_later(
         ),
         "_token": ("Token",),
         "_tokens": ("TokenStore",),
+        "client.clients": (
+            "AsyncClient",
+            "Client",
+        ),
+        "client.errors": (
+            "DeclinedError",
+            "QuestionError",
+            "ReplyError",
+            "UnansweredError",
+            "UnreachableError",
+        ),
+        "client.results": (
+            "Classified",
+            "Match",
+            "Nearest",
+        ),
+        "schema": (
+            "Galleries",
+            "GalleryInfo",
+            "Problem",
+            "Promise",
+        ),
     },
 )

@@ -17,9 +17,9 @@ from nearveil.service._desk import Desk, visit_of
 from nearveil.service._edge import ASKED, Edge, problem
 from nearveil.service._errors import FieldError, ServiceError, UnknownError
 from nearveil.service._galleries import Gallery
-from nearveil.service._model import FRAME, GALLERY_NAME, Galleries, Health
 from nearveil.service._settings import Settings
 from nearveil.service._tokens import TokenStore
+from nearveil.service.schema import FRAME, GALLERY_NAME, Galleries, Health
 
 _POLL = 5.0  # seconds between two looks for new maps; a request looks by itself, too
 BEAT = 5.0  # seconds between two signs of life

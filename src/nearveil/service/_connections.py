@@ -13,8 +13,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from nearveil.service._addresses import network_of
 from nearveil.service._errors import RateError
 from nearveil.service._limits import STRANGERS, STRANGERS_WAIT, Buckets
-from nearveil.service._model import Problem
 from nearveil.service._visit import GONE, OWNER
+from nearveil.service.schema import Problem
 
 _LARGEST_HEAD = 32 << 10  # bytes of the request line and the headers
 _MOST_PER_OWNER = 64  # connections of one token, or of strangers at one address

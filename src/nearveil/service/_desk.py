@@ -22,13 +22,13 @@ from nearveil.service._limits import Buckets, Sending, UnderWay, Workers, read_b
 from nearveil.service._logs import LineWriter
 from nearveil.service._look import Look
 from nearveil.service._metrics import GalleryFigures, Metrics
-from nearveil.service._model import FRAME, KEY, KEY_HEADER, MOST_GALLERIES, GalleryInfo
 from nearveil.service._replays import Replays, ReplayStore
 from nearveil.service._settings import Settings
 from nearveil.service._systemd import tell_alive
 from nearveil.service._token_places import TokenError
 from nearveil.service._tokens import TokenStore
 from nearveil.service._visit import VISIT, Visit
+from nearveil.service.schema import FRAME, KEY, KEY_HEADER, MOST_GALLERIES, GalleryInfo
 
 T = TypeVar("T")
 

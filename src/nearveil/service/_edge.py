@@ -18,11 +18,11 @@ from nearveil.service._limits import STRANGERS, STRANGERS_WAIT, Buckets, Sending
 from nearveil.service._logs import LineWriter, described
 from nearveil.service._look import Look
 from nearveil.service._metrics import Metrics
-from nearveil.service._model import KEY_HEADER, Problem
 from nearveil.service._token import Token
 from nearveil.service._token_places import TokenStoreError
 from nearveil.service._tokens import TokenStore
 from nearveil.service._visit import GONE, OWNER, VISIT, Visit, unauthorized
+from nearveil.service.schema import KEY_HEADER, Problem
 
 ASKED = "/v1/galleries/{gallery}/"  # where private questions are asked: of the rest, one word is left
 UNMATCHED = "unmatched"

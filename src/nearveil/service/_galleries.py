@@ -21,7 +21,7 @@ from nearveil.protocol.wire import MapChanged
 from nearveil.service._cache import ByteCache
 from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
 from nearveil.service._frames import FLAGS, KIND
-from nearveil.service._model import GALLERY_NAME, MOST_MAPS, GalleryInfo
+from nearveil.service.schema import GALLERY_NAME, MOST_MAPS, GalleryInfo
 
 SMALL = 1 << 18  # bytes of an answer that is made at once rather than by a thread: under a millisecond
 _SAME = 1e-9  # of fractions

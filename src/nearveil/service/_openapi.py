@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nearveil.service._model import FRAME, GALLERY_NAME, KEY, KEY_HEADER, Problem
+from nearveil.service.schema import FRAME, GALLERY_NAME, KEY, KEY_HEADER, Problem
 
 _FRAME_SCHEMA = {"type": "string", "format": "binary"}
 _RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 0}}}

@@ -13,7 +13,6 @@ from nearveil.gallery import Index
 from nearveil.ledger import Account, KeySpentError, Ledger, LedgerError, OverBudgetError
 from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
 from nearveil.service._galleries import check_name
-from nearveil.service._model import GalleryInfo
 from nearveil.service._protected_account import (
     Publication,
     Publications,
@@ -24,6 +23,7 @@ from nearveil.service._protected_account import (
 )
 from nearveil.service._protected_checks import check_binding, check_classes, check_indexes, check_records
 from nearveil.service._protected_records import Records, read_records
+from nearveil.service.schema import GalleryInfo
 from nearveil.votes import Forecast, PrivateDiscriminant
 
 _PATIENCE = 30.0  # seconds that another process has to store the model that it paid for

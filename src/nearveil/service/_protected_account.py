@@ -12,7 +12,7 @@ from nearveil.ledger import Account, AccountError, Ledger
 from nearveil.ledger.budget import PlanBudget
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import secure_source
-from nearveil.service._model import Promise
+from nearveil.service.schema import Promise
 from nearveil.votes._discriminant import plan_publications
 from nearveil.votes.plan import VotePlan
 from nearveil.votes.spending import find_account

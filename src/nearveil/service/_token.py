@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from nearveil.service._model import GALLERY_NAME
 from nearveil.service._token_places import TokenError
+from nearveil.service.schema import GALLERY_NAME
 
 Scope = Literal["query", "originals", "metrics"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)

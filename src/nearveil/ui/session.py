@@ -20,7 +20,7 @@ from nearveil.protocol.client import ClientProtocol
 from nearveil.protocol.wire import PublicPart
 from nearveil.search.outlook import EPSILONS, K, Outlook, Singles, find_share, make_outlook
 from nearveil.service import Client, GalleryInfo, UnansweredError
-from nearveil.service._dummies import _unpacked
+from nearveil.service.client.payment import unpack_messages
 from nearveil.ui._errors import Trouble, relisted, spoiled
 from nearveil.ui._map_view import Last, Picture
 from nearveil.ui._views import describe_balance, image_address, preview_cost, view_classified, view_nearest
@@ -273,7 +273,7 @@ class PageSession:
     def _messages(self) -> tuple[Message, ...]:
         """Return what was sent, as the ledger keeps it."""
         debit = self.purse.debit
-        return () if debit is None or debit.message is None else _unpacked(debit.message)
+        return () if debit is None or debit.message is None else unpack_messages(debit.message)
 
     def _outlook(self, public: PublicPart) -> Outlook:
         name = public.map.map_id
@@ -287,7 +287,7 @@ class PageSession:
     def _prepared(self, image: bytes, name: str) -> tuple[GalleryInfo, Singles]:
         """Return a gallery and the feature of an image for it. What is sent next goes out at the end of a slot."""
         self._check_gallery(name)
-        info, (row,) = self.client._driven(self.client._asker.prepared([image], name))
+        info, (row,) = self.client.prepare([image], gallery=name)
         return info, row
 
     def _check_gallery(self, name: str) -> None:
@@ -304,7 +304,7 @@ class PageSession:
     def _hiding(self, info: GalleryInfo) -> list[Singles]:
         """Return the features of the dummies, made once."""
         if info.fingerprint not in self._rows:
-            self._rows[info.fingerprint] = list(self.client._asker.features.rows(self._dummies, info))
+            self._rows[info.fingerprint] = self.client.prepare(self._dummies, gallery=info.name)[1]
         return self._rows[info.fingerprint]
 
     @contextmanager

@@ -13,7 +13,7 @@ from nearveil.audit.attacks._wire import FreeDebit
 from nearveil.privacy import Guarantee
 from nearveil.protocol import PublicPart
 from nearveil.service import Client, GalleryInfo, UnansweredError
-from nearveil.service._model import FRAME, Galleries
+from nearveil.service.schema import FRAME, Galleries
 
 ETAG = '"map"'
 _URL = "https://hostile.example"

@@ -3,19 +3,21 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from nearveil.frames import Reader, WireError, Writer
-from nearveil.ledger import Debit
 from nearveil.mechanisms import Message
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.protocol.client import ClientProtocol
 from nearveil.protocol.wire import ProtocolError, PublicPart, Query, read
-from nearveil.service._client_errors import QuestionError, UnansweredError
+from nearveil.service.client.errors import QuestionError, UnansweredError
+
+if TYPE_CHECKING:
+    from nearveil.ledger import Debit
 
 MOST = 4096  # dummies of one question
 _MESSAGE = b"NVM"  # what the bytes of one message begin with
@@ -24,7 +26,7 @@ _MESSAGE = b"NVM"  # what the bytes of one message begin with
 class Payer(Protocol):
     """Who pays: an account, or what opens one when there is something to pay."""
 
-    def spend(self, promise: Guarantee, key: str, /) -> Debit:
+    def spend(self, promise: Guarantee, key: str, /) -> "Debit":
         """Debit a promise under a key, durably, or find the debit of that key."""
         ...
 
@@ -40,14 +42,14 @@ class _Free:
         """Keep nothing."""
 
 
-def dummy_messages(
+def make_dummy_messages(
     rows: Sequence[ArrayLike], public: PublicPart, epsilon: float, rng: Source | None
 ) -> tuple[Message, ...]:
     """Return the messages of public images, each through the channel that the private one goes through."""
-    return tuple(_dummy_message(row, number, public, epsilon, rng) for number, row in enumerate(rows))
+    return tuple(_make_dummy(row, number, public, epsilon, rng) for number, row in enumerate(rows))
 
 
-def _dummy_message(row: ArrayLike, number: int, public: PublicPart, epsilon: float, rng: Source | None) -> Message:
+def _make_dummy(row: ArrayLike, number: int, public: PublicPart, epsilon: float, rng: Source | None) -> Message:
     client = ClientProtocol(epsilon, public=public)
     try:
         question = client.ask(row, spend=lambda _: nullcontext(_Free()), rng=rng)
@@ -57,7 +59,7 @@ def _dummy_message(row: ArrayLike, number: int, public: PublicPart, epsilon: flo
     return found.message
 
 
-class Hidden:
+class PaidMessages:
     """Spends once for a message and puts it at a random place among others. What is stored is what is sent.
 
     Were the dummies drawn anew for a retry, the one message that comes twice would be the paid one. Which of them it
@@ -81,12 +83,12 @@ class Hidden:
                 raise
         raise UnansweredError("the gallery has another map than when this key was paid for", self._key, again=False)
 
-    def spend(self, promise: Guarantee) -> AbstractContextManager["Hidden"]:
+    def spend(self, promise: Guarantee) -> AbstractContextManager["PaidMessages"]:
         """Debit the account, or find the debit of this key."""
-        self._debit: Debit = self._account.spend(promise, self._key)
+        self._debit = self._account.spend(promise, self._key)
         if self.repeated:
             assert self._debit.message is not None
-            self.messages = _unpacked(self._debit.message)
+            self.messages = unpack_messages(self._debit.message)
         return self
 
     @property
@@ -107,10 +109,10 @@ class Hidden:
     def store(self, message: bytes, /) -> None:
         """Keep all messages, in the order in which they will be sent."""
         found = [Message.from_bytes(message), *self._dummies]
-        self.messages = tuple(found[place] for place in _order(len(found), self._rng))
-        self._debit.store(_packed(self.messages))
+        self.messages = tuple(found[place] for place in _shuffle(len(found), self._rng))
+        self._debit.store(_pack(self.messages))
 
-    def __enter__(self) -> "Hidden":
+    def __enter__(self) -> "PaidMessages":
         self._debit.__enter__()
         return self
 
@@ -118,7 +120,7 @@ class Hidden:
         self._debit.__exit__(None, None, None)
 
 
-def _order(count: int, source: Source) -> list[int]:
+def _shuffle(count: int, source: Source) -> list[int]:
     """Return a uniformly random order: by random words, drawn anew should two be equal."""
     while True:
         words = source.words(count)
@@ -126,7 +128,7 @@ def _order(count: int, source: Source) -> list[int]:
             return [int(place) for place in np.argsort(words)]
 
 
-def _packed(messages: Sequence[Message]) -> bytes:
+def _pack(messages: Sequence[Message]) -> bytes:
     if len(messages) == 1:
         return messages[0].to_bytes()
     out = Writer()
@@ -136,7 +138,8 @@ def _packed(messages: Sequence[Message]) -> bytes:
     return out.done()
 
 
-def _unpacked(data: bytes) -> tuple[Message, ...]:
+def unpack_messages(data: bytes) -> tuple[Message, ...]:
+    """Return the messages that were stored with a debit."""
     try:
         if data.startswith(_MESSAGE):
             return (Message.from_bytes(data),)

@@ -1,52 +1,20 @@
-"""Steps that a client goes through, whoever drives them; requests that are sent again; replies that are read."""
+"""Replies of a server: when a request is sent again, and how a reply is read. Nothing in it is trusted."""
 
 import re
-from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from nearveil.service._client_errors import DeclinedError, ReplyError, UnreachableError
-from nearveil.service._model import FRAME, Model, Problem
-from nearveil.service._transport import BYTES, JSON, Request, Response
+from nearveil.service.client.errors import DeclinedError, ReplyError
+from nearveil.service.client.transport import BYTES, JSON, Response
+from nearveil.service.schema import FRAME, Model, Problem
 
-T = TypeVar("T")
 M = TypeVar("M", bound=Model)
 
-_AGAIN = (429, 502, 503, 504)
+AGAIN = (429, 502, 503, 504)
 _LONGEST = 500  # characters of a server's words
 _ETAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e]{1,200}"')
-
-
-@dataclass(frozen=True)
-class Work:
-    """Something to be done here that takes time: a feature, a debit, a ranking."""
-
-    run: Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class Pause:
-    """Wait before the next request."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Now:
-    """Ask for the time."""
-
-
-@dataclass(frozen=True)
-class Until:
-    """Wait for a moment."""
-
-    moment: float
-
-
-Step = Request | Work | Pause | Now | Until
-Steps = Generator[Step, Any, T]
 
 
 @dataclass(frozen=True)
@@ -57,10 +25,10 @@ class Patience:
     first: float = 0.5  # seconds before the first retry; twice as long before each further one
     longest: float = 20.0  # seconds, also where the server asks for more
 
-    def pause(self, attempt: int, retry_after: float | None) -> Pause:
-        """Return how long to wait after an attempt, counted from 0."""
+    def pause(self, attempt: int, retry_after: float | None) -> float:
+        """Return the seconds to wait after an attempt, counted from 0."""
         wanted = self.first * 2**attempt if retry_after is None else retry_after
-        return Pause(min(max(wanted, 0.0), self.longest))
+        return min(max(wanted, 0.0), self.longest)
 
 
 @dataclass
@@ -72,43 +40,17 @@ class Tally:
     heard: float = 0.0
 
 
-def done(run: Callable[[], T]) -> Steps[T]:
-    """Do work."""
-    found: T = yield Work(run)
-    return found
-
-
-def replied(request: Request, patience: Patience, tally: Tally) -> Steps[Response]:
-    """Send a request until there is a reply that another attempt would not better. Every attempt is the same."""
-    for attempt in range(patience.retries + 1):
-        last = attempt == patience.retries
-        tally.sent += len(request.body)
-        try:
-            response: Response = yield request
-        except UnreachableError as error:
-            if last or not error.again:
-                raise
-            yield patience.pause(attempt, None)
-            continue
-        tally.heard = yield Now()
-        tally.received += len(response.body)
-        if last or response.status not in _AGAIN:
-            return response
-        yield patience.pause(attempt, response.retry_after)
-    raise AssertionError("the last attempt returns or raises")
-
-
-def frame_of(response: Response) -> bytes:
+def read_frame(response: Response) -> bytes:
     """Return the frame that a reply holds, of whatever status: it says by itself what it is."""
     if response.kind != FRAME or 300 <= response.status < 400:
-        raise refusal(response)
+        raise make_refusal(response)
     return response.body
 
 
-def json_of(response: Response, form: type[M]) -> M:
+def read_json(response: Response, form: type[M]) -> M:
     """Return the JSON of a reply, checked."""
     if response.status != 200 or response.kind != JSON:
-        raise refusal(response)
+        raise make_refusal(response)
     try:
         found = form.model_validate_json(response.body)
     except ValidationError:
@@ -117,19 +59,19 @@ def json_of(response: Response, form: type[M]) -> M:
     return found
 
 
-def bytes_of(response: Response) -> bytes:
+def read_bytes(response: Response) -> bytes:
     """Return the bytes of a reply."""
     if response.status != 200 or response.kind != BYTES:
-        raise refusal(response)
+        raise make_refusal(response)
     return response.body
 
 
-def etag_of(response: Response) -> str:
+def read_etag(response: Response) -> str:
     """Return the tag of a reply if it can stand in a header, else nothing."""
     return response.etag if _ETAG.fullmatch(response.etag) else ""
 
 
-def refusal(response: Response) -> ReplyError:
+def make_refusal(response: Response) -> ReplyError:
     """Return why a reply is of no use, in words that print."""
     if response.status >= 400 and response.kind == JSON:
         try:
@@ -138,13 +80,13 @@ def refusal(response: Response) -> ReplyError:
             return ReplyError(
                 f"the server declined ({response.status}), and does not say why as a nearveil server does"
             )
-        return DeclinedError(response.status, printed(said.code), printed(said.message).rstrip("."))
+        return DeclinedError(response.status, make_printable(said.code), make_printable(said.message).rstrip("."))
     if 300 <= response.status < 400:
         return ReplyError(f"the server sends the client elsewhere ({response.status}), where it does not go")
     return ReplyError(f"the reply ({response.status}) is not what a nearveil server sends: is this the right address?")
 
 
-def printed(text: str) -> str:
+def make_printable(text: str) -> str:
     """Return text of the other side without what would steer a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:_LONGEST])
 

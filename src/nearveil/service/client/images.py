@@ -12,8 +12,8 @@ from nearveil.features import Extractor, ImageError, load_image
 from nearveil.features.backbones import find_extractor
 from nearveil.features.images import COLOURS, Pixels
 from nearveil.protocol.wire import OUT_OF_RANGE, in_range
-from nearveil.service._client_errors import QuestionError
-from nearveil.service._model import GalleryInfo
+from nearveil.service.client.errors import QuestionError
+from nearveil.service.schema import GalleryInfo
 
 Image: TypeAlias = "str | os.PathLike[str] | bytes | NDArray[Any] | Any"
 """A path, the bytes of a file, an image of Pillow, pixels (height, width, 3) in uint8; or a feature, shape (d,)."""
@@ -21,7 +21,7 @@ Images: TypeAlias = "Sequence[Image] | NDArray[Any]"
 """Several of them; the rows of a matrix are features."""
 
 
-class Features:
+class FeatureMaker:
     """Makes features with the extractor of a gallery, and keeps that extractor.
 
     `extractor`: Found by the gallery's fingerprint where it is not given.
@@ -36,8 +36,8 @@ class Features:
 
         `images`: The private one, then dummies: errors name the one that they are about.
         """
-        given = decoded(images)
-        found = self.extracted(given, info)
+        given = decode_images(images)
+        found = self.extract(given, info)
         self.check(given, found, info)
         return found
 
@@ -45,14 +45,14 @@ class Features:
         """Return whether only the gallery says which extractor makes features of what was given."""
         return self._given is None and any(image.ndim == 3 for image in given)
 
-    def extracted(self, given: Sequence[NDArray[Any]], info: GalleryInfo | None = None) -> list[NDArray[Any]]:
+    def extract(self, given: Sequence[NDArray[Any]], info: GalleryInfo | None = None) -> list[NDArray[Any]]:
         """Return features of pixels, by the extractor that was given or by that of the gallery."""
         pixels = [image for image in given if image.ndim == 3]
         made = iter(self._extractor(info).extract(pixels) if pixels else ())
         rows = [image if image.ndim == 1 else next(made) for image in given]
         for number, row in enumerate(rows):
             if not in_range(row):
-                raise QuestionError(_named(number), f"its feature {OUT_OF_RANGE}")
+                raise QuestionError(_argument(number), f"its feature {OUT_OF_RANGE}")
         return rows
 
     def check(self, given: Sequence[NDArray[Any]], rows: Sequence[NDArray[Any]], info: GalleryInfo) -> None:
@@ -67,7 +67,7 @@ class Features:
         for number, row in enumerate(rows):
             if len(row) != info.dimension:
                 words = f"a feature must have {info.dimension} numbers, as those of the gallery"
-                raise QuestionError(_named(number), words)
+                raise QuestionError(_argument(number), words)
 
     def _extractor(self, info: GalleryInfo | None) -> Extractor:
         if self._given is not None:
@@ -81,26 +81,26 @@ class Features:
         return self._found[info.fingerprint]
 
 
-def decoded(images: Images) -> list[NDArray[Any]]:
+def decode_images(images: Images) -> list[NDArray[Any]]:
     """Return features as they are, and the pixels of everything else."""
-    return [_given(image, _named(number)) for number, image in enumerate(images)]
+    return [_decode(image, _argument(number)) for number, image in enumerate(images)]
 
 
-def _named(number: int) -> str:
+def _argument(number: int) -> str:
     return "image" if number == 0 else f"dummies[{number - 1}]"
 
 
-def _given(image: Image, name: str) -> NDArray[Any]:
+def _decode(image: Image, name: str) -> NDArray[Any]:
     """Return a feature as it is, and the pixels of everything else."""
     try:
-        return _taken(image, name)
+        return _read_image(image, name)
     except ImageError as error:
         if name == "image":
             raise
         raise QuestionError(name, error.reason) from None
 
 
-def _taken(image: Image, name: str) -> NDArray[Any]:
+def _read_image(image: Image, name: str) -> NDArray[Any]:
     if isinstance(image, np.ndarray):
         if image.ndim == 1 and image.dtype.kind == "f":
             if not in_range(image):

@@ -1,13 +1,9 @@
-"""The way to a server. The token goes to one origin, bodies are bounded, no redirect is followed, time is limited."""
+"""HTTP transport. The token goes to one origin, bodies are bounded, no redirect is followed, time is limited."""
 
 import asyncio
 import ipaddress
-import os
 import re
 import ssl
-import threading
-import weakref
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -15,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from nearveil.service._client_errors import QuestionError, ReplyError, UnreachableError
-from nearveil.service._model import FRAME, KEY_HEADER
-from nearveil.service._replies import printed
-from nearveil.service._transport import BYTES, JSON, Request, Response
+from nearveil.service.client.errors import QuestionError, ReplyError, UnreachableError
+from nearveil.service.client.replies import make_printable
+from nearveil.service.client.transport import BYTES, JSON, Request, Response
+from nearveil.service.schema import FRAME, KEY_HEADER
 
 if TYPE_CHECKING:
     import httpx
@@ -27,11 +23,10 @@ _TOKEN = re.compile(r"[\x21-\x7e]{1,500}")
 _HOST = re.compile(rb"[a-z0-9._-]{1,253}|[0-9a-f:.]{2,45}")  # a name, or an address
 _SECONDS = re.compile(r"[0-9]{1,9}")
 _ACCEPTS = {"galleries": JSON, "map": FRAME, "query": FRAME, "model": BYTES, "original": BYTES}
-_CLOSING = 5.0  # seconds that are given to connections to close
 
 
 @dataclass(frozen=True)
-class Address:
+class ServerAddress:
     """Where the server is, and how it is talked to. The token is in no representation of it.
 
     `insecure`: Whether plain HTTP beyond this machine is wanted. Everybody on the way then sees the token and the
@@ -56,7 +51,7 @@ class Address:
             raise QuestionError("timeout", "it must be a positive number of seconds")
         object.__setattr__(self, "url", _checked_url(self.url, insecure=self.insecure))
 
-    def context(self) -> ssl.SSLContext | bool:
+    def make_context(self) -> ssl.SSLContext | bool:
         """Return what TLS trusts."""
         if self.ca is None and self.certificate is None:
             return True
@@ -91,14 +86,14 @@ def _checked_url(url: str, *, insecure: bool) -> str:
         raise QuestionError("url", "it must look like https://host:8321")
     if found.userinfo or found.query or found.fragment:
         raise QuestionError("url", "it must have no user, password, query or fragment: the token is given apart")
-    if found.scheme == "http" and not (insecure or _is_here(found.host)):
+    if found.scheme == "http" and not (insecure or _is_loopback(found.host)):
         raise QuestionError(
             "url", "it must begin with https: plain HTTP shows the token to all on the way, unless `insecure` allows it"
         )
     return str(found).rstrip("/")
 
 
-def _is_here(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     with suppress(ValueError):
@@ -109,7 +104,7 @@ def _is_here(host: str) -> bool:
 class HttpTransport:
     """Carries requests to a server, on an event loop."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ServerAddress) -> None:
         import httpx
 
         import nearveil
@@ -122,7 +117,7 @@ class HttpTransport:
                 "User-Agent": f"nearveil/{nearveil.__version__}",
             },
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none is taken, none is sent
-            verify=address.context(),
+            verify=address.make_context(),
             follow_redirects=False,
             timeout=httpx.Timeout(address.timeout),
             trust_env=address.proxies,
@@ -135,7 +130,7 @@ class HttpTransport:
 
         try:
             async with asyncio.timeout(self._address.timeout):
-                return await self._sent(request)
+                return await self._exchange(request)
         except (TimeoutError, httpx.TimeoutException):
             words, again = f"no whole reply came within {self._address.timeout:g} s", True
         except httpx.InvalidURL:
@@ -143,7 +138,7 @@ class HttpTransport:
         except (httpx.HTTPError, OSError) as error:
             trusted = "CERTIFICATE_VERIFY_FAILED" not in str(error)
             words, again = (
-                f"the server cannot be reached, or broke off: {printed(str(error))}{self._hint(error)}",
+                f"the server cannot be reached, or broke off: {make_printable(str(error))}{self._hint(error)}",
                 trusted,
             )
         # Raised here, with no other error behind it: those of httpx hold the request, and that the token.
@@ -161,8 +156,8 @@ class HttpTransport:
         """Close all connections."""
         await self._client.aclose()
 
-    async def _sent(self, request: Request) -> Response:
-        async with self._client.stream(**self._spoken(request)) as reply:
+    async def _exchange(self, request: Request) -> Response:
+        async with self._client.stream(**self._to_http(request)) as reply:
             headers = reply.headers
             if headers.get("content-encoding", "identity") != "identity":
                 raise ReplyError("the reply is packed, which was not asked for")
@@ -185,7 +180,7 @@ class HttpTransport:
                 float(pause) if _SECONDS.fullmatch(pause) else None,
             )
 
-    def _spoken(self, request: Request) -> dict[str, Any]:
+    def _to_http(self, request: Request) -> dict[str, Any]:
         """Return the method, the address, the headers and the body of a request."""
         headers = {"Accept": _ACCEPTS[request.what]}
         path = f"{self._address.url}/v1/galleries"
@@ -203,60 +198,3 @@ class HttpTransport:
             headers["If-None-Match"] = request.etag
         params = {} if request.candidates is None else {"candidates": repr(float(request.candidates))}
         return {"method": "GET", "url": f"{path}/map", "headers": headers, "params": params}
-
-
-class LoopTransport:
-    """The same for programs that wait: an event loop in a thread of its own, so that time is limited there, too."""
-
-    def __init__(self, address: Address) -> None:
-        self._address, self._process = address, os.getpid()
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._inner: HttpTransport | None = None
-
-    def send(self, request: Request) -> Response:
-        """Send one request and return its reply."""
-        loop, inner = self._started()
-        under_way = asyncio.run_coroutine_threadsafe(inner.send(request), loop)
-        try:
-            return under_way.result()
-        except BaseException:
-            under_way.cancel()  # an interrupt here does not reach the other thread by itself
-            raise
-
-    def close(self) -> None:
-        """Close all connections, and end the thread."""
-        with self._lock:
-            loop, inner, self._loop, self._inner = self._loop, self._inner, None, None
-        if loop is None or inner is None or os.getpid() != self._process:
-            return
-        closing: Future[None] = asyncio.run_coroutine_threadsafe(inner.close(), loop)
-        with suppress(Exception):
-            closing.result(_CLOSING)
-        self._end()
-
-    def _started(self) -> tuple[asyncio.AbstractEventLoop, HttpTransport]:
-        if os.getpid() != self._process:
-            raise RuntimeError("a client belongs to the process that made it: make another one here")
-        with self._lock:
-            if self._loop is None or self._inner is None:
-                self._inner, self._loop = HttpTransport(self._address), asyncio.new_event_loop()
-                thread = threading.Thread(target=_turn, args=(self._loop,), name="nearveil", daemon=True)
-                self._end = weakref.finalize(self, _stop, self._loop, thread)
-                thread.start()
-            return self._loop, self._inner
-
-
-def _turn(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
-
-
-def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    loop.call_soon_threadsafe(loop.stop)
-    if thread is not threading.current_thread():  # garbage is collected in any thread
-        thread.join(_CLOSING)

@@ -1,0 +1,1 @@
+"""Clients of galleries: one asynchronous core, and a blocking client over it."""

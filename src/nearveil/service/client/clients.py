@@ -1,0 +1,506 @@
+"""Clients of galleries: the asynchronous one, which does the work, and the blocking one, which waits for it."""
+
+import asyncio
+import os
+import re
+import threading
+import weakref
+from collections.abc import Awaitable, Callable
+from concurrent.futures import wait
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from numpy.typing import NDArray
+
+from nearveil.features.extractor import Extractor
+from nearveil.privacy.noise import Source
+from nearveil.protocol.wire import PublicPart
+from nearveil.service.client.errors import QuestionError
+from nearveil.service.client.images import FeatureMaker, Image, Images
+from nearveil.service.client.payment import Payer
+from nearveil.service.client.questions import Question, ask_nearest, classify_image
+from nearveil.service.client.replies import Patience, Tally
+from nearveil.service.client.results import Classified, Nearest
+from nearveil.service.client.session import Session
+from nearveil.service.client.transport import Transport
+from nearveil.service.schema import GalleryInfo
+
+if TYPE_CHECKING:
+    import httpx
+
+    from nearveil.gallery import Index
+    from nearveil.ledger import Ledger
+    from nearveil.service._galleries import Gallery
+    from nearveil.votes import PublicDiscriminant
+
+T = TypeVar("T")
+Where: TypeAlias = "str | os.PathLike[str] | Index | Gallery"
+_URL = re.compile(r"https?://", re.IGNORECASE)
+
+
+class AsyncClient:
+    """As :class:`nearveil.Client`, to be awaited; the same requests, in the same order.
+
+    Features, debits and rankings are made in threads. A question that is cancelled after it began to pay finishes its
+    debit first; the error then has a note with the key that asks again.
+
+    Parameters
+    ----------
+    where, token, account, ledger, extractor, retries, timeout, insecure, ca, certificate, proxies, transport
+        As of :class:`nearveil.Client`.
+    """
+
+    def __init__(
+        self,
+        where: Where,
+        token: str | None = None,
+        *,
+        account: Payer | str | None = None,
+        ledger: "str | Path | Ledger | None" = None,
+        extractor: Extractor | None = None,
+        retries: int = 3,
+        timeout: float = 60.0,
+        insecure: bool = False,
+        ca: str | Path | None = None,
+        certificate: str | Path | tuple[str | Path, str | Path] | None = None,
+        proxies: bool = False,
+        transport: "httpx.AsyncBaseTransport | None" = None,
+    ) -> None:
+        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+            raise QuestionError("retries", "it must be a whole number from 0 upwards")
+        self._shown, remote = _hide_password(where), _is_url(where)
+        payer, self._ledger = _open_account(account, ledger)
+        try:
+            self._transport: Transport
+            if remote:
+                self._transport = _open_http(str(where), token, insecure, timeout, ca, certificate, proxies, transport)
+            else:
+                from nearveil.service.client.local import LocalTransport
+
+                self._transport = LocalTransport.open(where)
+        except BaseException:
+            if self._ledger is not None:
+                self._ledger.close()
+            raise
+        patience = Patience(retries if remote else 0)
+        self._session = Session(self._transport, payer, FeatureMaker(extractor), patience, token or "", watched=remote)
+
+    async def nearest(
+        self,
+        image: Image,
+        k: int | None = 8,
+        epsilon: float = 4.0,
+        candidates: float | None = None,
+        *,
+        gallery: str | None = None,
+        thumbnails: bool = False,
+        originals: bool = False,
+        dummies: Images = (),
+        key: str | None = None,
+        rng: Source | None = None,
+    ) -> Nearest:
+        """Find the nearest images of an open gallery: :meth:`nearveil.Client.nearest`."""
+        question = Question(image, k, epsilon, candidates, gallery, thumbnails, originals, dummies, key, rng)
+        return await ask_nearest(self._session, question)
+
+    async def classify(self, image: Image, *, gallery: str | None = None) -> Classified:
+        """Classify an image by the model of a protected gallery: :meth:`nearveil.Client.classify`."""
+        return await classify_image(self._session, image, gallery)
+
+    async def prepare(self, images: Images, *, gallery: str | None = None) -> tuple[GalleryInfo, list[NDArray[Any]]]:
+        """Return an open gallery and the features of images for it: :meth:`nearveil.Client.prepare`."""
+        return await self._session.prepare_features(images, gallery)
+
+    async def original_not_private(self, id: int, *, gallery: str | None = None) -> bytes:  # noqa: A002
+        """Fetch one original by its id. NOT PRIVATE: see :meth:`nearveil.Client.original_not_private`."""
+        return await self._session.fetch_original(id, gallery)
+
+    async def galleries(self) -> tuple[GalleryInfo, ...]:
+        """Return what there is to ask."""
+        return await self._session.fetch_galleries()
+
+    async def map(self, candidates: float | None = None, *, gallery: str | None = None) -> PublicPart:
+        """Return the public map of a gallery as it is now: :meth:`nearveil.Client.map`."""
+        info = await self._session.find_gallery(gallery, "open")
+        return await self._session.fetch_map(info, candidates, Tally())
+
+    async def model(self, *, gallery: str | None = None) -> "PublicDiscriminant":
+        """Return the model of a protected gallery: :meth:`nearveil.Client.model`."""
+        return (await self._session.fetch_model(gallery)).model
+
+    async def close(self) -> None:
+        """Close connections, and what the client itself has opened."""
+        await self._transport.close()
+        if self._ledger is not None:
+            await asyncio.to_thread(self._ledger.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self._shown!r})"
+
+
+class Client:
+    """Asks galleries, privately: it pays first, says one thing, and chooses at home.
+
+    What a server, or whoever listens, learns is proved in ``docs/theory/service.md``. That you ask, when, how often and
+    from where is not hidden.
+
+    Parameters
+    ----------
+    where : str, Path, Index or Gallery
+        The URL of a server (``https://host:8321``), or an index here: its folder, its PostgreSQL URL, or itself.
+    token : str, optional
+        For a server. It goes to that server alone and stands in no text that the client makes.
+    account : Account, str or any object with `spend`, optional
+        Who pays; a name needs `ledger`. Without, only what costs nothing can be asked.
+    ledger : str, Path or Ledger, optional
+        Where the account of that name is.
+    extractor : Extractor, optional
+        What makes features of images; found by the gallery's fingerprint where it is not given.
+    retries : int, default=3
+        How often a request is sent again where no reply came, or one that says "later". Each time the same bytes.
+    timeout : float, default=60.0
+        Seconds for one request with its reply.
+    insecure : bool, default=False
+        Whether plain HTTP to other machines is allowed.
+    ca : str or Path, optional
+        A PEM file of certificates to trust in place of the usual ones.
+    certificate : str, Path or pair of them, optional
+        The client's own certificate, with its key.
+    proxies : bool, default=False
+        Whether the proxies of the environment are used.
+    transport : httpx.AsyncBaseTransport, optional
+        In place of the network, for tests.
+
+    Examples
+    --------
+    ``docs/howto/client.md`` asks an index and a server.
+    """
+
+    def __init__(
+        self,
+        where: Where,
+        token: str | None = None,
+        *,
+        account: Payer | str | None = None,
+        ledger: "str | Path | Ledger | None" = None,
+        extractor: Extractor | None = None,
+        retries: int = 3,
+        timeout: float = 60.0,
+        insecure: bool = False,
+        ca: str | Path | None = None,
+        certificate: str | Path | tuple[str | Path, str | Path] | None = None,
+        proxies: bool = False,
+        transport: "httpx.AsyncBaseTransport | None" = None,
+    ) -> None:
+        self._client = AsyncClient(
+            where,
+            token,
+            account=account,
+            ledger=ledger,
+            extractor=extractor,
+            retries=retries,
+            timeout=timeout,
+            insecure=insecure,
+            ca=ca,
+            certificate=certificate,
+            proxies=proxies,
+            transport=transport,
+        )
+        self._process, self._lock = os.getpid(), threading.Lock()
+        self._portal: BlockingPortal | None = None
+
+    def nearest(
+        self,
+        image: Image,
+        k: int | None = 8,
+        epsilon: float = 4.0,
+        candidates: float | None = None,
+        *,
+        gallery: str | None = None,
+        thumbnails: bool = False,
+        originals: bool = False,
+        dummies: Images = (),
+        key: str | None = None,
+        rng: Source | None = None,
+    ) -> Nearest:
+        """Find the nearest images of an open gallery.
+
+        The account pays before the message exists. The message names one of a few sets of the gallery; all images of
+        that set come back, and the choice is made here. Nothing is sent after it.
+
+        Parameters
+        ----------
+        image : path, bytes, image of Pillow, or ndarray
+            Private. An array is pixels, shape (height, width, 3), uint8; or a feature, shape (d,), floats.
+        k : int or None, default=8
+            How many; None for 8, or as many as an answer holds.
+        epsilon : float, default=4.0
+            Of the message, from 1e-6 to 40.
+        candidates : float, optional
+            The part of the gallery that an answer holds; there must be a map for it. The newest map otherwise.
+        gallery : str, optional
+            Its name; needed where there are several.
+        thumbnails, originals : bool, default=False
+            Whether all candidates come with their images. Never choose it by the image.
+        dummies : sequence of images
+            Public images, such as one of every class: their messages go with yours, in random order.
+        key : str, optional
+            Names this question. The same image with the same key sends the same again and pays nothing. Never derive
+            it from the image: the ledger keeps it.
+        rng : Source, optional
+            For tests and studies; see :meth:`nearveil.mechanisms.Release.release`. No account pays for what is made
+            with a seed.
+
+        Returns
+        -------
+        Nearest
+
+        Raises
+        ------
+        QuestionError, ReplyError, UnreachableError, ImageError, ValueError
+            Nothing was paid. The last is about `epsilon`, `key` or a feature.
+        OverBudgetError, LedgerError
+            Of the account. Nothing was asked.
+        UnansweredError
+            It is paid for. Where its `again` is true, its `key` asks again, for nothing; else no answer will come.
+        """
+        return self._run(
+            lambda client: client.nearest(
+                image,
+                k,
+                epsilon,
+                candidates,
+                gallery=gallery,
+                thumbnails=thumbnails,
+                originals=originals,
+                dummies=dummies,
+                key=key,
+                rng=rng,
+            )
+        )
+
+    def classify(self, image: Image, *, gallery: str | None = None) -> Classified:
+        """Classify an image by the model of a protected gallery. Nothing is told about the image, and nothing is paid.
+
+        The model is fetched once and kept; at most once an hour the gallery is asked whether it has a newer one. Both
+        happen before the image is looked at, and nothing is sent afterwards.
+
+        Parameters
+        ----------
+        image : path, bytes, image of Pillow, or ndarray
+            Private; as of :meth:`nearest`.
+        gallery : str, optional
+            Its name; needed where there are several protected ones.
+
+        Returns
+        -------
+        Classified
+
+        Raises
+        ------
+        QuestionError, ReplyError, UnreachableError, ImageError
+            The last is about the image; the others, but for a feature that does not fit, come before it is looked at.
+        """
+        return self._run(lambda client: client.classify(image, gallery=gallery))
+
+    def prepare(self, images: Images, *, gallery: str | None = None) -> tuple[GalleryInfo, list[NDArray[Any]]]:
+        """Make features of images, as :meth:`nearest` does before it asks. Nothing private is sent, nothing is paid.
+
+        Parameters
+        ----------
+        images : sequence of images
+        gallery : str, optional
+            Its name; needed where there are several open ones.
+
+        Returns
+        -------
+        info : GalleryInfo
+        features : list of ndarray of shape (d,)
+        """
+        return self._run(lambda client: client.prepare(images, gallery=gallery))
+
+    def original_not_private(self, id: int, *, gallery: str | None = None) -> bytes:  # noqa: A002
+        """Fetch one original by its id. NOT PRIVATE: the request tells the server which image you chose.
+
+        No promise covers this call, and after it the promise of the question that found the id is worth nothing in
+        practice: who knows the choice knows what was looked for. To see originals and stay private, ask with
+        ``nearest(..., originals=True)``, which fetches those of all candidates alike.
+
+        Parameters
+        ----------
+        id : int
+        gallery : str, optional
+
+        Returns
+        -------
+        bytes
+            The file.
+        """
+        return self._run(lambda client: client.original_not_private(id, gallery=gallery))
+
+    def galleries(self) -> tuple[GalleryInfo, ...]:
+        """Return what there is to ask.
+
+        Returns
+        -------
+        tuple of GalleryInfo
+        """
+        return self._run(lambda client: client.galleries())
+
+    def map(self, candidates: float | None = None, *, gallery: str | None = None) -> PublicPart:
+        """Return the public map of a gallery as it is now. Nothing private plays a part, and nothing is paid.
+
+        Parameters
+        ----------
+        candidates : float, optional
+            The part of the gallery that an answer holds; the newest map otherwise.
+        gallery : str, optional
+            Its name; needed where there are several.
+
+        Returns
+        -------
+        PublicPart
+        """
+        return self._run(lambda client: client.map(candidates, gallery=gallery))
+
+    def model(self, *, gallery: str | None = None) -> "PublicDiscriminant":
+        """Return the model of a protected gallery, as :meth:`classify` uses it. Nothing private plays a part.
+
+        Parameters
+        ----------
+        gallery : str, optional
+            Its name; needed where there are several protected ones.
+
+        Returns
+        -------
+        PublicDiscriminant
+            It classifies any number of rows at once, and can be saved.
+        """
+        return self._run(lambda client: client.model(gallery=gallery))
+
+    def close(self) -> None:
+        """Close connections, and what the client itself has opened."""
+        if os.getpid() == self._process:
+            self._run(lambda client: client.close())
+            self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self._client._shown!r})"
+
+    def _run(self, ask: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """Run a question on the event loop, and wait for it.
+
+        An interrupt here cancels it there, which finishes its debit first; its notes go with the interrupt.
+        """
+        tasks: list[asyncio.Task[object]] = []
+        notes: list[str] = []
+
+        async def run() -> T:
+            task = asyncio.current_task()
+            assert task is not None
+            tasks.append(task)
+            try:
+                return await ask(self._client)
+            except asyncio.CancelledError as stopped:
+                notes.extend(getattr(stopped, "__notes__", ()))
+                raise
+
+        portal = self._start()
+        answer = portal.start_task_soon(run)
+        try:
+            return answer.result()
+        except BaseException as error:
+            if not answer.done():  # the interrupt came here, not from there
+                portal.call(lambda: [task.cancel() for task in tasks])
+                wait([answer])
+                for note in notes:
+                    error.add_note(note)
+            raise
+
+    def _start(self) -> BlockingPortal:
+        """Return the way to an event loop in a thread of its own; it is started by the first question."""
+        if os.getpid() != self._process:
+            raise RuntimeError("a client belongs to the process that made it: make another one here")
+        with self._lock:
+            if self._portal is None:
+                stack = ExitStack()
+                self._portal = stack.enter_context(start_blocking_portal(name="nearveil"))
+                self._end = weakref.finalize(self, stack.close)
+            return self._portal
+
+    def _stop(self) -> None:
+        """End the thread."""
+        with self._lock:
+            self._portal = None
+            self._end()
+
+
+def _is_url(where: Where) -> bool:
+    """Return whether a place is a server's."""
+    return isinstance(where, str) and _URL.match(where) is not None
+
+
+def _hide_password(where: Where) -> str:
+    """Return a place as text without its password."""
+    text = str(where)
+    if not isinstance(where, str) or "://" not in text:
+        return text
+    try:
+        parts = urlsplit(text)
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        return "a URL that cannot be read"
+    user = f"{parts.username}:***@" if parts.password else f"{parts.username}@" if parts.username else ""
+    return parts._replace(netloc=f"{user}{parts.hostname or ''}{port}", query="").geturl()
+
+
+def _open_http(url: str, token: str | None, *options: Any) -> Transport:
+    try:
+        import httpx  # noqa: F401
+
+        from nearveil.service.client.http import HttpTransport, ServerAddress
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError('a server is asked with httpx: pip install "nearveil[client]"') from missing
+    if token is None:
+        raise QuestionError("token", "a server needs one: `nearveil token create` makes it there")
+    return HttpTransport(ServerAddress(url, token, *options))
+
+
+def _open_account(
+    account: Payer | str | None, ledger: "str | Path | Ledger | None"
+) -> "tuple[Payer | None, Ledger | None]":
+    """Return who pays, and the ledger that was opened for that, if one was."""
+    if not isinstance(account, str):
+        if ledger is not None:
+            raise QuestionError("ledger", "it goes with the name of an account in it")
+        return account, None
+    if ledger is None:
+        raise QuestionError("account", "a name needs the ledger that it is in: give ledger, or an Account")
+    from nearveil.ledger import Ledger
+
+    if isinstance(ledger, Ledger):
+        return ledger.account(account), None
+    opened = Ledger(ledger)
+    try:
+        return opened.account(account), opened
+    except BaseException:
+        opened.close()
+        raise
