@@ -315,7 +315,15 @@ def measure(trial: Trial, method: str, epsilon: float, repeats: int) -> dict[str
     }
 
 
-def check_forecasts(trial: Trial, records: int, epsilon: float, repeats: int) -> str:
+def draw_small(trial: Trial, rng: np.random.Generator) -> Trial:
+    """Return four classes of a trial and 40 public rows."""
+    classes, public = rng.permutation(trial.classes)[:4], rng.permutation(trial.public)[:40]
+    own, asked = np.isin(trial.private_y, classes), np.isin(trial.query_y, classes)
+    private, queries = (trial.private[own], trial.private_y[own]), (trial.queries[asked], trial.query_y[asked])
+    return Trial(trial.data, classes, public, *private, *queries)
+
+
+def check_forecasts(whole: Trial, records: int, epsilon: float, repeats: int, *, small: bool = False) -> str:
     """Return a line: forecasts for draws of the records, and how often models of them are right about queries."""
     from nearveil.privacy.noise import unsafe_seeded
     from nearveil.votes import PrivateDiscriminant
@@ -323,6 +331,7 @@ def check_forecasts(trial: Trial, records: int, epsilon: float, repeats: int) ->
     told, right_ones, inside = [], [], []
     for seed in range(repeats):
         rng = np.random.default_rng(seed)
+        trial = draw_small(whole, rng) if small else whole
         drawn = [rng.permutation(np.flatnonzero(trial.private_y == one))[:records] for one in trial.classes]
         rows, labels = trial.private[np.concatenate(drawn)], trial.private_y[np.concatenate(drawn)]
         forecast = PrivateDiscriminant(epsilon, DELTA, classes=trial.classes).forecast(rows, labels, trial.public)
@@ -337,7 +346,7 @@ def check_forecasts(trial: Trial, records: int, epsilon: float, repeats: int) ->
     low, high = np.mean([one.accuracy_range for one in told], axis=0)
     error = np.std(means - seen, ddof=1) / math.sqrt(repeats)
     return (
-        f"| {trial.data} | {records} | {epsilon:g} | {means.mean():.3f} ({low:.2f} to {high:.2f}) | "
+        f"| {whole.data} | {records}{', small' * small} | {epsilon:g} | {means.mean():.3f} ({low:.2f} to {high:.2f}) | "
         f"{seen.mean():.3f} | {(means - seen).mean():+.3f} ± {error:.3f} | {np.mean(inside):.0%} | "
         f"{np.mean([one.without_noise for one in told]):.3f} |"
     )
@@ -365,6 +374,7 @@ def check(trial: Trial, repeats: int) -> None:
     for records in RECORDS:
         for epsilon in FORECAST_EPSILONS:
             print(check_forecasts(trial, records, epsilon, repeats), flush=True)
+    print(check_forecasts(trial, RECORDS[0], FORECAST_EPSILONS[-1], 2 * repeats, small=True), flush=True)
     print("| data | epsilon | accuracy | mean probability | calibration error |")
     for epsilon in EPSILONS[:3]:
         print(check_probabilities(trial, epsilon, repeats), flush=True)
