@@ -37,8 +37,7 @@ from nearveil.mechanisms import Covers
 from nearveil.protocol.server import serve_maps
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor
 from nearveil.search.evaluation import Copies, Estimate, _interval, popularity, true_neighbors
-from nearveil.service import Client, TokenStore
-from nearveil.service.client.results import Nearest
+from nearveil.service import Client, Nearest, TokenStore
 from studies.data import DataMissingError, find
 
 _GRACE = 30.0  # seconds to stop

@@ -12,19 +12,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from sklearn.neighbors import KNeighborsClassifier
+from sklearn.preprocessing import normalize
 from sklearn.svm import SVC
 
 from nearveil.privacy.noise import Source, unsafe_seeded
 from nearveil.votes import NetworkStudent, PateClassifier, PrivateKNeighborsClassifier, Student
-from nearveil.votes.estimator import VotingEstimator
-from nearveil.votes.student import HalfWhitening, unit
+from nearveil.votes.student import HalfWhitening
 from studies import _figures as draw
 from studies._report import interval
 from studies._study import Case, Row, Study, summarise
 from studies.accounting import DELTA, PLANS, Plan
 from studies.data import FOLDERS, Digits, DigitSet, load_digit_images
 
-Make = Callable[[Source], VotingEstimator]
+Make = Callable[[Source], PrivateKNeighborsClassifier | PateClassifier]
 """From a source of noise to a voter."""
 
 CLASSES = range(10)
@@ -160,7 +160,7 @@ def score_references(digits: Digits, public: NDArray[np.int64], held: NDArray[np
     components = min(max(len(public) // 40, 8), 64)  # as many as a student takes by default
     space = HalfWhitening(components).fit(digits.features(digits.test[public]).astype(np.float64))
     rows = {
-        part: unit(space.transform(digits.features(images).astype(np.float64)))
+        part: normalize(space.transform(digits.features(images).astype(np.float64)))
         for part, images in (
             ("private", digits.private),
             ("public", digits.test[public]),

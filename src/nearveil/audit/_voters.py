@@ -1,5 +1,6 @@
 """Voting estimators, students and discriminants: is a record among those that answered? One record more or less."""
 
+import math
 import pickle
 from dataclasses import dataclass
 from typing import Any
@@ -30,15 +31,13 @@ from nearveil.votes import (
     PrivateKNeighborsRegressor,
     Student,
 )
-from nearveil.votes._discriminant import class_sums
-from nearveil.votes._discriminant_model import COUNT_UNIT, SENSITIVITY
-from nearveil.votes.neighbors import LONGEST
 
 _NEAR = 0.05  # of a cluster around its canary
 _LARGEST_CLUSTER = 128
 _PUBLIC = 16  # rows that a student learns from
 _FEATURES, _OTHERS = 3, 4  # of a discriminant: features, and records of each class
 _CLASSES = ("in", "out")
+_ROW, _COUNT = 2364, 591  # integers that a row of norm one and the count of a record are, as its page states
 _FITS = 400  # trials, where every run is a fit
 
 
@@ -318,7 +317,7 @@ class _DiscriminantGame:
         # What the guarantee states: noise for one record more or less, in units of a record.
         multiplier = fitted.guarantee.events[0].event.noise_multiplier
         values = 2 * self.projection.n_directions
-        self.noise = multiplier * SENSITIVITY / np.repeat([LONGEST, COUNT_UNIT], [values, 2]).astype(np.float64)
+        self.noise = multiplier * math.hypot(_ROW, _COUNT) / np.repeat([_ROW, _COUNT], [values, 2])
         self.pairs = tuple(
             Pair(name, self._sum([row, *X], ["in", *y]), self._sum(X, y))
             for name, row in (("one record more", X[0]), ("one record more, far outside", 1e6 * X[1]))
@@ -361,6 +360,7 @@ class _DiscriminantGame:
 
     def _sum(self, rows: Any, labels: Any) -> VotingRecords:
         X, y = np.array(rows), np.array(labels)
-        exact = class_sums(self.projection.round(X), np.searchsorted(_CLASSES, y), len(_CLASSES))
-        sums = np.concatenate([(exact[:, :-1] / LONGEST).ravel(), exact[:, -1] / COUNT_UNIT])
+        rounded = self.projection.round(X) / _ROW
+        members = [y == one for one in _CLASSES]
+        sums = np.concatenate([*(rounded[own].sum(axis=0) for own in members), [own.sum() for own in members]])
         return VotingRecords(X, y, sums, sums)
