@@ -45,8 +45,7 @@ def promise(**changes: Any) -> Guarantee:
     [
         (
             {},
-            "Whoever sees the message can change their odds about which image was asked for"
-            + " by at most a factor of 7.4.",
+            "Seeing this message changes the odds between any two images by at most a factor of 7.4.",
         ),
         (
             {"epsilon": 0.5, "delta": 1e-5, "protects": "database", "relation": "add-remove", "unit": "person"},
@@ -58,11 +57,19 @@ def promise(**changes: Any) -> Guarantee:
             "Whoever sees the message comes to any conclusion about which image was asked for with at most 1 times the"
             + " probability that it would have otherwise, plus 0.5.",
         ),
+        (
+            {"unit": "person with all images"},
+            "Seeing this message changes the odds between any two persons with all images by at most a factor of 7.4.",
+        ),
+        (
+            {"protects": "database", "relation": "add-remove"},
+            "Seeing the answers changes the odds about whether any one image is in the database"
+            + " by at most a factor of 7.4.",
+        ),
         ({"epsilon": 0.0}, "Whoever sees the message learns nothing about which image was asked for."),
         (
             {"epsilon": 0.001},
-            "Whoever sees the message can change their odds about which image was asked for"
-            + " by at most a factor of 1.0011.",
+            "Seeing this message changes the odds between any two images by at most a factor of 1.0011.",
         ),
         (
             {"epsilon": 20.0},

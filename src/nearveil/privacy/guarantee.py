@@ -175,7 +175,7 @@ class Guarantee(_CheckedAgain):
     ...     events=(PureDp(2.0),),
     ... )
     >>> print(promise)
-    Whoever sees the message can change their odds about which image was asked for by at most a factor of 7.4.
+    Seeing this message changes the odds between any two images by at most a factor of 7.4.
     >>> replace(promise, epsilon=1.0)
     Traceback (most recent call last):
     ValueError: epsilon must be at least what the events cost: epsilon 2.0 at delta 0
@@ -316,11 +316,20 @@ class Guarantee(_CheckedAgain):
         if self.delta == 0:
             if self.epsilon == 0:
                 return f"{observer} learns nothing about {self._secret}."
-            return f"{observer} can change their odds about {self._secret} by at most a factor of {odds}."
+            return f"{self._odds} by at most a factor of {odds}."
         return (
             f"{observer} comes to any conclusion about {self._secret} with at most {odds} times the "
             f"probability that it would have otherwise, plus {format_rounded_up(self.delta)}."
         )
+
+    @property
+    def _odds(self) -> str:
+        """What the factor of a pure guarantee is about."""
+        if (self.protects, self.relation) == ("query", "replace"):
+            first, *rest = self.unit.split(" ", 1)
+            return f"Seeing this message changes the odds between any two {' '.join([f'{first}s', *rest])}"
+        seeing = "Seeing this message" if self.protects == "query" else "Seeing the answers"
+        return f"{seeing} changes the odds about {self._secret}"
 
     @property
     def _secret(self) -> str:

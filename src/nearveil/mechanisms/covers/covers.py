@@ -316,7 +316,7 @@ class Covers(MappedRelease):
     >>> int(server.rank(message, X[300:1700]).sum())
     280
     >>> print(client.guarantee)
-    Whoever sees the message can change their odds about which record was asked for by at most a factor of 55.
+    Seeing this message changes the odds between any two records by at most a factor of 55.
     """
 
     name = "covers"
