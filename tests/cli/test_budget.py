@@ -355,6 +355,29 @@ def test_a_mistake_is_told_in_words(words: tuple[str, ...], code: int, why: str,
     assert isinstance(result.exception, SystemExit | None)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("show",),
+        ("show", "camera"),
+        ("preview", "camera", "1x1"),
+        ("quota", "camera", "ann", "--epsilon", "1"),
+        ("history",),
+        ("export", "entries.json"),
+        ("verify",),
+        ("backup", "copy.db"),
+        ("create", "camera", "--owner", "me", "--epsilon", "-1"),
+    ],
+)
+def test_nothing_is_made_for_a_misspelt_ledger_or_a_bad_epsilon(words: tuple[str, ...], here: Path) -> None:
+    result = run(*words, "--ledger", "misspelt.db")
+    assert result.exit_code == 1
+    assert "must be positive" in result.output or "`nearveil budget create` makes one" in " ".join(
+        result.output.split()
+    )
+    assert not list(here.rglob("*"))
+
+
 def test_names_cannot_steer_the_terminal(here: Path) -> None:
     fine("create", "[red]name[/red]", "--owner", "me [/]", "--epsilon", "1", "--delta", "0")
     assert "[red]name[/red]" in fine("show")

@@ -18,7 +18,7 @@ def _built(kind: Any) -> Extractor:
 
 
 @pytest.fixture(scope="package", autouse=True)
-def one_thread() -> Iterator[None]:
+def use_one_thread() -> Iterator[None]:
     """Many small networks: threads that wait for each other take longer than one alone, above all beside others."""
     try:
         import torch

@@ -124,7 +124,7 @@ def test_the_classifier_of_mobilenet_fits_its_map() -> None:
     torch = pytest.importorskip("torch")
     data: Any = pytest.importorskip("skimage.data")
 
-    from nearveil.features.backbones import BackboneName, weights_file
+    from nearveil.features.backbones import BackboneName, find_weights
 
     names: tuple[BackboneName, ...] = ("MobileNetV2", "EfficientNet-Lite0")
     try:
@@ -134,7 +134,7 @@ def test_the_classifier_of_mobilenet_fits_its_map() -> None:
     # Photographs that scikit-image carries, and classes of ImageNet (tabby or Egyptian cat; espresso or cup).
     shown = {"chelsea": (data.chelsea(), {281, 282, 285}), "coffee": (data.coffee(), {967, 968, 504})}
     for name, network in networks.items():
-        head = list(torch.load(weights_file(name), weights_only=True).values())[-2:]
+        head = list(torch.load(find_weights(name), weights_only=True).values())[-2:]
         mean, std = (
             ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
             if name == "MobileNetV2"
@@ -185,7 +185,7 @@ def test_weights_that_were_changed_are_refused(monkeypatch: pytest.MonkeyPatch, 
     for digits in ("57934424", hashlib.sha256(content).hexdigest()[:8]):
         false = tmp_path / f"efficientnet-lite0-{digits}.pth"
         false.write_bytes(content)
-        monkeypatch.setattr(backbones, "weights_file", lambda _, path=false: path)
+        monkeypatch.setattr(backbones, "find_weights", lambda _, path=false: path)
         with pytest.raises(ValueError, match="not the ones published"):
             EfficientNetLite0()
 

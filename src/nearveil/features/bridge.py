@@ -36,10 +36,10 @@ class Bridge:
         with np.errstate(all="ignore"):  # what is not finite is seen to here, however the caller set numpy
             centred = rows - self.source_mean
             if row_exact:
-                return np.concatenate([self._carried(_exact_product(row, self.matrix)) for row in centred])
-            return self._carried(centred @ self.matrix)
+                return np.concatenate([self._carry(_exact_product(row, self.matrix)) for row in centred])
+            return self._carry(centred @ self.matrix)
 
-    def _carried(self, ways: Floats) -> NDArray[np.float32]:
+    def _carry(self, ways: Floats) -> NDArray[np.float32]:
         """Return the unit features that lie in some directions from the mean."""
         lengths = np.linalg.norm(ways, axis=1)
         told = np.isfinite(lengths) & (lengths > _SHORT)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from nearveil.features.extractor import Extractor, FeatureError, Floats, Progress
-from nearveil.features.images import ImageError, Pixels, content_hash, load_image, read_file
+from nearveil.features.images import ImageError, Pixels, hash_content, load_image, read_file
 
 NO_FEATURE = "without a feature: the extractor gave zeros, NaN or infinity"
 
@@ -111,7 +111,7 @@ class _Collection:
         self, extractor: Extractor, cache: FeatureCache | None, progress: Progress | None, *, row_exact: bool
     ) -> None:
         self.extractor, self.cache, self.progress, self.row_exact = extractor, cache, progress, row_exact
-        self.key = exact_key(extractor.fingerprint) if row_exact else extractor.fingerprint
+        self.key = make_exact_key(extractor.fingerprint) if row_exact else extractor.fingerprint
         self.rows: dict[int, Floats] = {}
         self.skipped: dict[int, str] = {}
 
@@ -128,7 +128,7 @@ class _Collection:
         """Return an image that has to be extracted; None if its row is in the cache or it is left out."""
         try:
             content = read_file(path)
-            name = content_hash(content)
+            name = hash_content(content)
             if (row := self._kept(name)) is None:
                 return _Waiting(position, name, load_image(content))
             self.rows[position] = row
@@ -203,7 +203,7 @@ def gallery_features(
     )
 
 
-def exact_key(fingerprint: str) -> str:
+def make_exact_key(fingerprint: str) -> str:
     """Return what a cache keeps row-exact rows under.
 
     A row from the cache must be the row that this process would make. Otherwise the row of a file would depend on

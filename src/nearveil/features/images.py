@@ -26,7 +26,7 @@ _TILE_SIDES, _SAMPLES = (322, 323), 277
 _BIG = 43  # the version of a BigTIFF
 
 
-def many_scans(content: bytes) -> bool:
+def has_many_scans(content: bytes) -> bool:
     """Return whether a JPEG has more than 100 scans before its end: each is a pass over all of its pixels."""
     place = scans = segments = 0
     while (found := _MARKER.search(content, place)) and found[0][1] != _END:
@@ -38,7 +38,7 @@ def many_scans(content: bytes) -> bool:
     return False
 
 
-def tile_size(image: Any, content: bytes) -> int:
+def find_tile_size(image: Any, content: bytes) -> int:
     """Return how many numbers a tile of a TIFF holds; 0 if it has none. Tiles may be larger than the picture.
 
     If another reader could see another size: of a tag that is there twice, one takes the first, one the last.
@@ -165,7 +165,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     raise ImageError(MISSING, f"there is no file at {os.fspath(path)}") if missing else ImageError(UNREADABLE)
 
 
-def content_hash(content: bytes) -> str:
+def hash_content(content: bytes) -> str:
     """Return the SHA-256 of a file's content."""
     return hashlib.sha256(content).hexdigest()
 
@@ -190,12 +190,12 @@ def _decode(content: bytes) -> Pixels | str:
     from PIL import UnidentifiedImageError
 
     try:
-        with _warnings_raised(), pillow.open(BytesIO(content), formats=_FORMATS) as image:
+        with _raise_warnings(), pillow.open(BytesIO(content), formats=_FORMATS) as image:
             image.verify()  # decoding alone would not look at lengths and checksums of a PNG; needs a fresh start
-        with _warnings_raised():
+        with _raise_warnings():
             image = pillow.open(BytesIO(content), formats=_FORMATS)
         with image:
-            return _refused(image, content) or _pixels(image)
+            return _find_fault(image, content) or _pixels(image)
     except (pillow.DecompressionBombWarning, pillow.DecompressionBombError):
         return TOO_LARGE
     except UnidentifiedImageError:
@@ -207,7 +207,7 @@ def _decode(content: bytes) -> Pixels | str:
 
 
 @contextlib.contextmanager
-def _warnings_raised() -> Iterator[None]:
+def _raise_warnings() -> Iterator[None]:
     """Make Pillow's warnings errors, and nobody else's; for headers only, as other threads wait for it."""
     with _FILTERS, warnings.catch_warnings():
         warnings.filterwarnings("error", module=r"PIL\.")
@@ -216,20 +216,20 @@ def _warnings_raised() -> Iterator[None]:
         yield
 
 
-def _refused(image: Any, content: bytes) -> str:
+def _find_fault(image: Any, content: bytes) -> str:
     """Say why an image is not wanted, before it is decoded; empty if it is."""
-    if image.format in ("JPEG", "MPO") and many_scans(content):
+    if image.format in ("JPEG", "MPO") and has_many_scans(content):
         return SCANS
-    with _warnings_raised():
-        reason = _objection(image, content)
+    with _raise_warnings():
+        reason = _find_header_fault(image, content)
         if not reason and image.format != "PNG":  # a PNG may have it at its end, and would be decoded here
             image.getexif()
     return reason
 
 
-def _objection(image: Any, content: bytes) -> str:
+def _find_header_fault(image: Any, content: bytes) -> str:
     """Say why an image is not wanted, from its header alone; empty if it is."""
-    tile = tile_size(image, content) if image.format == "TIFF" else 0
+    tile = find_tile_size(image, content) if image.format == "TIFF" else 0
     if image.width * image.height > MOST_PIXELS or tile > _MOST_CHANNELS * MOST_PIXELS:
         return TOO_LARGE
     # An MPO is the photograph of a camera, with others behind it that are not shown.
@@ -256,7 +256,7 @@ def _pixels(image: Any) -> Pixels:
     from PIL import ImageOps
 
     image.load()
-    with _warnings_raised():
+    with _raise_warnings():
         image.getexif()
     ImageOps.exif_transpose(image, in_place=True)
     width, height = image.size
@@ -264,11 +264,11 @@ def _pixels(image: Any) -> Pixels:
     step = max(1, _BAND // width)
     for top in range(0, height, step):
         band = image.crop((0, top, width, min(top + step, height)))
-        out[top : top + step] = np.asarray(_on_white(band) if image.has_transparency_data else band.convert("RGB"))
+        out[top : top + step] = np.asarray(_put_on_white(band) if image.has_transparency_data else band.convert("RGB"))
     return out
 
 
-def _on_white(image: Any) -> Any:
+def _put_on_white(image: Any) -> Any:
     layer = image.convert("RGBA")
     white = _pillow().new("RGB", layer.size, "white")
     white.paste(layer, mask=layer)

@@ -85,8 +85,8 @@ class TorchExtractor(Extractor):
         return self._run(self._module, scaled)
 
     def _exact_row(self, image: NDArray[np.uint8]) -> NDArray[Any]:
-        with one_thread():
-            return self._run(self._on_host, aligned(scale_pixels(image, self._scale).transpose(0, 3, 1, 2)))
+        with use_one_thread():
+            return self._run(self._on_host, align(scale_pixels(image, self._scale).transpose(0, 3, 1, 2)))
 
     @cached_property
     def _on_host(self) -> Any:
@@ -109,7 +109,7 @@ class TorchExtractor(Extractor):
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def use_one_thread() -> Iterator[None]:
     """Let torch compute on one thread; afterwards on as many as before."""
     torch = need_torch()
     with _ALONE:
@@ -121,7 +121,7 @@ def one_thread() -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def aligned(array: NDArray[np.float32]) -> NDArray[np.float32]:
+def align(array: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return a copy that begins at a multiple of 64 bytes: where an array happens to lie must not change a sum."""
     room = np.empty(array.nbytes + _LINE, dtype=np.uint8)
     start = -room.ctypes.data % _LINE
@@ -298,7 +298,7 @@ class OnnxExtractor(Extractor):
         if not self._channels_last:
             scaled = scaled.transpose(0, 3, 1, 2)
         empty = np.zeros((max(0, (self._fixed or 0) - len(scaled)), *scaled.shape[1:]), np.float32)
-        out = session.run([self._output], {self._input: aligned(np.concatenate([scaled, empty]))})[0]
+        out = session.run([self._output], {self._input: align(np.concatenate([scaled, empty]))})[0]
         if out.ndim == 4:
             out = out.mean(axis=(1, 2) if self._channels_last else (2, 3), dtype=np.float64)
         found: NDArray[Any] = out[: len(images)]

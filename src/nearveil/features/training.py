@@ -134,12 +134,12 @@ def _head_class() -> Any:
             if "G" in descriptors:  # by its logarithm, so that no step of training makes it negative
                 self.log_p = nn.Parameter(torch.tensor(_FIRST_P).log())
 
-        def pooled(self, letter: str, maps: Any) -> Any:
+        def pool(self, letter: str, maps: Any) -> Any:
             return gem(maps, self.log_p.exp()) if letter == "G" else {"S": spoc, "M": mac}[letter](maps)
 
         def branches(self, maps: Any) -> list[Any]:
             pairs = zip(self.reductions, self.descriptors, strict=True)
-            reduced = [reduce(self.pooled(letter, maps)) for reduce, letter in pairs]
+            reduced = [reduce(self.pool(letter, maps)) for reduce, letter in pairs]
             return [nn.functional.normalize(rows, dim=1) for rows in reduced]
 
         def forward(self, maps: Any) -> Any:
@@ -265,7 +265,7 @@ def _parse(content: bytes) -> tuple[dict[str, Any], Any, Any]:
     """Return what a file says of itself, and its weights."""
     torch = need_torch()
     try:
-        stored = torch.load(_unpacked(content), map_location="cpu", weights_only=True)
+        stored = torch.load(_unpack(content), map_location="cpu", weights_only=True)
         about = json.loads(stored["about"])
         head, body = stored["head"], stored["body"]
         known = about["format"] == _FORMAT
@@ -278,7 +278,7 @@ def _parse(content: bytes) -> tuple[dict[str, Any], Any, Any]:
     return about, head, body
 
 
-def _unpacked(content: bytes) -> io.BytesIO:
+def _unpack(content: bytes) -> io.BytesIO:
     """Return the archive that a model is, written anew, so that torch reads what was looked at here and no more.
 
     It was written without compression. A file that says it unpacks to more than itself gets no memory.
@@ -323,7 +323,7 @@ def backbone_maps(images: Sequence[Pixels], backbone: TorchExtractor, *, progres
     torch = need_torch()
     found: list[Maps] = []
     for start in range(0, len(images), backbone._batch):
-        some = _scaled(images[start : start + backbone._batch], backbone)
+        some = _scale_images(images[start : start + backbone._batch], backbone)
         with torch.inference_mode():
             maps = backbone._module(some)
         if maps.ndim != 4:
@@ -400,7 +400,7 @@ def train_head(
     codes = _codes(labels, len(images))
     _check_numbers(epochs, learning_rate)
     rng = np.random.default_rng(random_state)
-    maps = _given_maps(images, backbone)
+    maps = _check_maps(images, backbone)
     if maps is None:
         maps = backbone_maps(cast("Sequence[Pixels]", images), backbone)
     elif not freeze_backbone:
@@ -411,7 +411,7 @@ def train_head(
     def inputs(batch: NDArray[np.int64]) -> Any:
         if body is None:
             return need_torch().from_numpy(maps[batch]).to(backbone.device).float()
-        return body(_scaled([images[place] for place in batch], backbone))
+        return body(_scale_images([images[place] for place in batch], backbone))
 
     step = _stepper(head, body, int(codes.max()) + 1, learning_rate)
     batches = balanced_batches(codes, rng)
@@ -481,7 +481,7 @@ def _turns(rows: NDArray[np.int64], rng: np.random.Generator) -> Iterator[int]:
         yield from rng.permutation(rows).tolist()
 
 
-def _scaled(images: Sequence[Pixels], backbone: TorchExtractor) -> Any:
+def _scale_images(images: Sequence[Pixels], backbone: TorchExtractor) -> Any:
     some = np.stack([resize(image, backbone.side) for image in images])
     scaled = np.ascontiguousarray(scale_pixels(some, backbone._scale).transpose(0, 3, 1, 2))
     return need_torch().from_numpy(scaled).to(backbone.device)
@@ -495,8 +495,7 @@ def _means(head: Any, maps: Maps, device: Any) -> list[Any]:
         for start in range(0, len(maps), _AT_ONCE):
             some = torch.from_numpy(maps[start : start + _AT_ONCE]).to(device).float()
             sums = [
-                total + head.pooled(letter, some).sum(dim=0)
-                for total, letter in zip(sums, head.descriptors, strict=True)
+                total + head.pool(letter, some).sum(dim=0) for total, letter in zip(sums, head.descriptors, strict=True)
             ]
     return [total / len(maps) for total in sums]
 
@@ -518,7 +517,7 @@ def _check_numbers(epochs: int, learning_rate: float) -> None:
         raise ValueError("learning_rate must be above 0 and at most 1")
 
 
-def _given_maps(images: object, backbone: TorchExtractor) -> Maps | None:
+def _check_maps(images: object, backbone: TorchExtractor) -> Maps | None:
     """Return maps if these are maps, checked; None if they are images."""
     if not (isinstance(images, np.ndarray) and np.issubdtype(images.dtype, np.floating)):
         return None

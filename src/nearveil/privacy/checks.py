@@ -56,7 +56,7 @@ def check_delta(value: float, name: str = "delta") -> float:
 
 def check_epsilon(value: float, name: str = "epsilon") -> float:
     """Return a number in [0, 500] as a float, or raise."""
-    wanted = f"lie in [0, {MAX_EPSILON:g}]: beyond that nothing is guaranteed"
+    wanted = f"be from 0 to {MAX_EPSILON:g}; smaller protects more"
     return _check(value, name, wanted, lambda number: 0 <= number <= MAX_EPSILON)
 
 

@@ -38,11 +38,11 @@ def create_app(session: PageSession, entry: PageEntry, port: int, *, auditor: Au
         await run_in_threadpool(auditor.close)
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
-    _pages(app, entry, port)
-    _questions(app, session)
-    _budgets(app, session)
-    _audits(app, auditor)
-    _troubles(app)
+    _add_pages(app, entry, port)
+    _add_questions(app, session)
+    _add_budgets(app, session)
+    _add_audits(app, auditor)
+    _add_error_handlers(app)
     return PageGuard(app, entry, port)
 
 
@@ -51,13 +51,13 @@ def read_assets() -> dict[str, bytes]:
     return {one.name: one.read_bytes() for one in files("nearveil.ui").joinpath("static").iterdir() if one.is_file()}
 
 
-def _pages(app: FastAPI, entry: PageEntry, port: int) -> None:
+def _add_pages(app: FastAPI, entry: PageEntry, port: int) -> None:
     held = read_assets()
 
     @app.get("/")
     def page(request: Request, t: str | None = None) -> Response:
         if t is not None:
-            return _arrived(request, entry, port, t, held)
+            return _let_in(request, entry, port, t, held)
         known = request.state.known
         return HTMLResponse(held["index.html" if known else "closed.html"], 200 if known else 401)
 
@@ -69,7 +69,7 @@ def _pages(app: FastAPI, entry: PageEntry, port: int) -> None:
         return Response(held[name], headers={"content-type": kind})
 
 
-def _arrived(request: Request, entry: PageEntry, port: int, token: str, held: dict[str, bytes]) -> Response:
+def _let_in(request: Request, entry: PageEntry, port: int, token: str, held: dict[str, bytes]) -> Response:
     if "prefetch" in request.headers.get("sec-purpose", ""):  # a browser that guesses must not use the token up
         raise Trouble(503, "prefetch", "Open the address itself.")
     if request.state.known:
@@ -84,66 +84,68 @@ def _arrived(request: Request, entry: PageEntry, port: int, token: str, held: di
     return reply
 
 
-def _questions(app: FastAPI, session: PageSession) -> None:
+def _add_questions(app: FastAPI, session: PageSession) -> None:
     @app.get("/api/galleries")
     def galleries() -> dict[str, Any]:
-        return _plainly(session.galleries)
+        return _run_plainly(session.galleries)
 
     @app.get("/api/map")
     def public_map(gallery: str, candidates: float | None = None) -> dict[str, Any]:
-        return _plainly(lambda: session.map(gallery, candidates))
+        return _run_plainly(lambda: session.map(gallery, candidates))
 
     @app.get("/api/preview")
     def preview(epsilon: float) -> dict[str, Any]:
-        return _plainly(lambda: session.preview(epsilon))
+        return _run_plainly(lambda: session.preview(epsilon))
 
     @app.get("/api/about")
     def about() -> dict[str, Any]:
-        return _plainly(session.about)
+        return _run_plainly(session.about)
 
     @app.get("/api/picture")
     def picture(gallery: str, candidates: float | None = None) -> dict[str, Any]:
-        return _plainly(lambda: session.picture(gallery, candidates))
+        return _run_plainly(lambda: session.picture(gallery, candidates))
 
     @app.post("/api/ask")
     async def ask(
         request: Request, gallery: str, epsilon: float, candidates: float | None = None, hide: bool = False
     ) -> dict[str, Any]:
-        image = await _body(request, MOST_BYTES)
+        image = await _read_body(request, MOST_BYTES)
         question = Question(epsilon, gallery, candidates, hide)
-        return await run_in_threadpool(_plainly, lambda: session.ask(image, question, lambda: _listens(request)))
+        return await run_in_threadpool(
+            _run_plainly, lambda: session.ask(image, question, lambda: _is_listening(request))
+        )
 
     @app.post("/api/classify")
     async def classify(request: Request, gallery: str) -> dict[str, Any]:
-        image = await _body(request, MOST_BYTES)
-        return await run_in_threadpool(_plainly, lambda: session.classify(image, gallery))
+        image = await _read_body(request, MOST_BYTES)
+        return await run_in_threadpool(_run_plainly, lambda: session.classify(image, gallery))
 
     @app.post("/api/again")
     async def again(request: Request, key: str) -> dict[str, Any]:
-        await _body(request, _NO_MORE)
-        return await run_in_threadpool(_plainly, lambda: session.again(key, lambda: _listens(request)))
+        await _read_body(request, _NO_MORE)
+        return await run_in_threadpool(_run_plainly, lambda: session.again(key, lambda: _is_listening(request)))
 
 
-def _budgets(app: FastAPI, session: PageSession) -> None:
+def _add_budgets(app: FastAPI, session: PageSession) -> None:
     @app.get("/api/budget")
     def budget() -> dict[str, Any]:
         paying = session.purse.account.name
-        return _plainly(lambda: {"accounts": list_accounts(session.ledger, paying), "paying": paying})
+        return _run_plainly(lambda: {"accounts": list_accounts(session.ledger, paying), "paying": paying})
 
     @app.get("/api/history")
     def history(account: str) -> dict[str, Any]:
-        return _plainly(lambda: list_history(session.ledger, account))
+        return _run_plainly(lambda: list_history(session.ledger, account))
 
     @app.get("/api/plan")
     def plan(account: str, count: int, epsilon: float) -> dict[str, Any]:
-        return _plainly(lambda: plan_questions(session.ledger.account(account), count, epsilon))
+        return _run_plainly(lambda: plan_questions(session.ledger.account(account), count, epsilon))
 
     @app.get("/api/verify")
     def verify() -> dict[str, Any]:
-        return _plainly(lambda: verify_ledger(session.ledger))
+        return _run_plainly(lambda: verify_ledger(session.ledger))
 
 
-def _audits(app: FastAPI, auditor: Auditor) -> None:
+def _add_audits(app: FastAPI, auditor: Auditor) -> None:
     @app.get("/api/mechanisms")
     def names() -> dict[str, Any]:
         return dict(auditor.names())
@@ -154,18 +156,18 @@ def _audits(app: FastAPI, auditor: Auditor) -> None:
 
     @app.post("/api/audit")
     async def start(request: Request, name: str, epsilon: float) -> dict[str, Any]:
-        await _body(request, _NO_MORE)
+        await _read_body(request, _NO_MORE)
         await run_in_threadpool(auditor.start, name, epsilon)
         return auditor.status()
 
     @app.post("/api/audit/stop")
     async def stop(request: Request) -> dict[str, Any]:
-        await _body(request, _NO_MORE)
+        await _read_body(request, _NO_MORE)
         auditor.stop()
         return auditor.status()
 
 
-def _troubles(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(Trouble)
     def trouble(_: Request, error: Trouble) -> JSONResponse:
         return JSONResponse(error_dict(error), error.status)
@@ -184,7 +186,7 @@ def _troubles(app: FastAPI) -> None:
         return JSONResponse(error_dict(Trouble(error.status_code, "path", "There is nothing here.")), error.status_code)
 
 
-def _plainly(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _run_plainly(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Do something, and say in words why it cannot be done."""
     try:
         return work()
@@ -194,12 +196,12 @@ def _plainly(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     raise trouble
 
 
-def _listens(request: Request) -> bool:
+def _is_listening(request: Request) -> bool:
     """Return whether the browser still waits: it may have lost its patience, or loaded the page anew."""
     return not from_thread.run(request.is_disconnected)
 
 
-async def _body(request: Request, most: int) -> bytes:
+async def _read_body(request: Request, most: int) -> bytes:
     """Read a body, up to a size; beyond it nothing is kept."""
     length = request.headers.get("content-length", "0")
     parts, size = [], int(length) if length.isdigit() and len(length) < 16 else most + 1

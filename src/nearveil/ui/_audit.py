@@ -97,7 +97,7 @@ class Auditor:
                 {"trials": one.trials, "shown": one.as_dict()["shown_epsilon"], "verdict": one.verdict}
                 for one in reports
             ],
-            "report": None if not reports else _report(reports[-1]),
+            "report": None if not reports else _report_dict(reports[-1]),
         }
 
     def _run(self, job: Job, entry: AuditEntry, stop: threading.Event) -> None:
@@ -117,11 +117,11 @@ class Auditor:
         while runs <= _MOST and time.monotonic() + _GROWTH * took < ends:
             began = time.monotonic()
             job.runs, job.wanted = 0, 2 * runs
-            job.reports.append(audit(experiment, trials=runs, progress=_ticking(job, stop, ends)))
+            job.reports.append(audit(experiment, trials=runs, progress=_make_tick(job, stop, ends)))
             took, runs = time.monotonic() - began, runs * _GROWTH
 
 
-def _ticking(job: Job, stop: threading.Event, ends: float) -> Callable[[int], None]:
+def _make_tick(job: Job, stop: threading.Event, ends: float) -> Callable[[int], None]:
     def tick(runs: int) -> None:
         job.runs += runs
         if stop.is_set() or time.monotonic() > ends:
@@ -130,12 +130,12 @@ def _ticking(job: Job, stop: threading.Event, ends: float) -> Callable[[int], No
     return tick
 
 
-def _report(report: Report) -> dict[str, Any]:
+def _report_dict(report: Report) -> dict[str, Any]:
     plain = report.as_dict()
-    return {**plain, "words": _words(report), "verdict_words": report.verdict_words}
+    return {**plain, "words": _describe(report), "verdict_words": report.verdict_words}
 
 
-def _words(report: Report) -> str:
+def _describe(report: Report) -> str:
     shown, promised = f"{report.shown_epsilon:.3g}", f"{report.promised_epsilon:.3g}"
     if report.verdict == "broken":
         return f"Broken: it promises epsilon {promised}, and {'; '.join(report.reasons)}."

@@ -48,21 +48,21 @@ class PageEntry:
     def exchange(self, token: str) -> Pass | None:
         """Return a new pass for the token, the first time; None for another token, and ever after."""
         with self._lock:
-            if self._pass is not None or not _same(token, self.token):
+            if self._pass is not None or not _is_same(token, self.token):
                 return None
             self._pass = Pass(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
             return self._pass
 
     def knows(self, cookie: str) -> bool:
         """Return whether a cookie is the one that was given out."""
-        return self._pass is not None and _same(cookie, self._pass.cookie)
+        return self._pass is not None and _is_same(cookie, self._pass.cookie)
 
     def lets_in(self, cookie: str, secret: str) -> bool:
         """Return whether a cookie and a secret are those that were given out."""
-        return self.knows(cookie) and self._pass is not None and _same(secret, self._pass.secret)
+        return self.knows(cookie) and self._pass is not None and _is_same(secret, self._pass.secret)
 
 
-def _same(one: str, other: str) -> bool:
+def _is_same(one: str, other: str) -> bool:
     """Compare in a time that tells nothing, whatever letters and lengths there are."""
     digests = (hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (one, other))
     return hmac.compare_digest(*digests)
@@ -121,22 +121,22 @@ class PageGuard:
             self._check(scope)
             await self._app(scope, receive, sending)
         except Trouble as trouble:
-            await _say(sending, trouble)
+            await _send_error(sending, trouble)
         except Exception as error:
             # Of an error its type is written down, and not its text: that may hold what is private.
             _LOG.error("a request failed: %s", type(error).__name__)
             if not begun:
-                await _say(sending, failure())
+                await _send_error(sending, failure())
 
     def _check(self, scope: Scope) -> None:
-        headers = _single(scope["headers"])
+        headers = _read_headers(scope["headers"])
         host = headers.get("host", "")
         if host not in self._hosts:
             raise Trouble(421, "host", "This page answers at the address that was printed, and at no other name.")
         self._check_origin(scope, headers, host)
         open_to_all = scope["path"] == "/" or scope["path"].startswith("/static/")
         # One of the cookies must be the right one; other servers of this machine set what they like.
-        cookies, secret = _cookies(headers, self._cookie), headers.get(PAGE_HEADER, "")
+        cookies, secret = _find_cookies(headers, self._cookie), headers.get(PAGE_HEADER, "")
         scope["state"] = {**scope.get("state", {}), "known": any(map(self._entry.knows, cookies))}
         if not (open_to_all or any(self._entry.lets_in(cookie, secret) for cookie in cookies)):
             words = "This page is not open in this tab. Use the address that `nearveil ui` printed."
@@ -156,7 +156,7 @@ def name_cookie(port: int) -> str:
     return f"nearveil-{port}"
 
 
-def _single(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
+def _read_headers(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
     """Return headers by name; what comes twice and decides something is refused."""
     found: dict[str, str] = {}
     for raw, value in headers:
@@ -167,13 +167,13 @@ def _single(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
     return found
 
 
-def _cookies(headers: dict[str, str], name: str) -> list[str]:
+def _find_cookies(headers: dict[str, str], name: str) -> list[str]:
     """Return all values of a cookie. Those of other names may look like anything: they come along from every port."""
     crumbs = (one.strip().partition("=") for one in headers.get("cookie", "").split(";"))
     return [value for key, _, value in crumbs if key == name]
 
 
-async def _say(send: Any, trouble: Trouble) -> None:
+async def _send_error(send: Any, trouble: Trouble) -> None:
     body = json.dumps(error_dict(trouble)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": trouble.status, "headers": headers})

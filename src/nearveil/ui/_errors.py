@@ -43,17 +43,17 @@ def describe_error(error: Exception) -> Trouble:
 
 
 @describe_error.register
-def _told(error: Trouble) -> Trouble:
+def _describe_trouble(error: Trouble) -> Trouble:
     return error
 
 
 @describe_error.register
-def _value(error: ValueError) -> Trouble:
-    return Trouble(422, "question", f"{_sentence(str(error))} {_NOTHING}")
+def _describe_value(error: ValueError) -> Trouble:
+    return Trouble(422, "question", f"{_end_sentence(str(error))} {_NOTHING}")
 
 
 @describe_error.register
-def _image(error: ImageError) -> Trouble:
+def _describe_image(error: ImageError) -> Trouble:
     if error.reason == TOO_LARGE:
         return too_large()
     words = f"This file cannot be used as an image. It is {error.reason.rstrip('.')}. {_NOTHING}"
@@ -87,13 +87,13 @@ def spoiled() -> Trouble:
 
 
 @describe_error.register
-def _no_feature(_: FeatureError) -> Trouble:
+def _describe_blank(_: FeatureError) -> Trouble:
     words = f"Nothing can be recognised in this image: it looks like a blank page. Take another. {_NOTHING}"
     return Trouble(422, "image", words)
 
 
 @describe_error.register
-def _spent(error: OverBudgetError) -> Trouble:
+def _describe_spent(error: OverBudgetError) -> Trouble:
     words = (
         f"The budget does not allow this: it would cost {format_up(error.cost)}, and {format_down(error.left)} of "
         f"{error.epsilon:g} is left. Ask with a smaller epsilon, or end here: what is spent cannot be taken back. "
@@ -103,31 +103,31 @@ def _spent(error: OverBudgetError) -> Trouble:
 
 
 @describe_error.register
-def _unreachable(_: UnreachableError) -> Trouble:
+def _describe_unreachable(_: UnreachableError) -> Trouble:
     return Trouble(
         502, "unreachable", f"The server does not answer. Is it running, and reachable from here? {_NOTHING}"
     )
 
 
 @describe_error.register
-def _declined(error: DeclinedError) -> Trouble:
+def _describe_declined(error: DeclinedError) -> Trouble:
     if error.status in (401, 403):
         words = f"The server refused the token. Ask its operator for a new one, and start again. {_NOTHING}"
         return Trouble(502, "token", words)
-    return Trouble(502, "declined", f"The server says no: {_sentence(error.words)} {_NOTHING}")
+    return Trouble(502, "declined", f"The server says no: {_end_sentence(error.words)} {_NOTHING}")
 
 
 @describe_error.register
-def _reply(_: ReplyError) -> Trouble:
+def _describe_reply(_: ReplyError) -> Trouble:
     words = f"What answers at the server's address does not speak as a nearveil server does. {_NOTHING}"
     return Trouble(502, "reply", words)
 
 
 @describe_error.register
-def _unanswered(error: UnansweredError) -> Trouble:
+def _describe_unanswered(error: UnansweredError) -> Trouble:
     if error.again:
         words = (
-            f"The question is paid for, and has no answer yet: {_sentence(error.reason)} It waits below: asking it "
+            f"The question is paid for, and has no answer yet: {_end_sentence(error.reason)} It waits below: asking it "
             "again sends the same message and costs nothing. A new question pays anew."
         )
         return Trouble(502, "unanswered", words, paid=True, again=True)
@@ -139,22 +139,22 @@ def _unanswered(error: UnansweredError) -> Trouble:
 
 
 @describe_error.register
-def _question(error: QuestionError) -> Trouble:
+def _describe_question(error: QuestionError) -> Trouble:
     if error.field == "extractor":
-        words = f"The features of this gallery cannot be made here: {_sentence(error.words)} {_NOTHING}"
+        words = f"The features of this gallery cannot be made here: {_end_sentence(error.words)} {_NOTHING}"
         return Trouble(422, "extractor", words)
-    return Trouble(422, "question", f"{_sentence(str(error))} {_NOTHING}")
+    return Trouble(422, "question", f"{_end_sentence(str(error))} {_NOTHING}")
 
 
 @describe_error.register
-def _ledger(error: LedgerError) -> Trouble:
-    return Trouble(503, "ledger", f"The ledger says: {_sentence(str(error))} No message was sent.")
+def _describe_ledger(error: LedgerError) -> Trouble:
+    return Trouble(503, "ledger", f"The ledger says: {_end_sentence(str(error))} No message was sent.")
 
 
 @describe_error.register
-def _missing(error: ModuleNotFoundError) -> Trouble:
-    return Trouble(503, "missing", f"Something is not installed here: {_sentence(str(error))} {_NOTHING}")
+def _describe_missing(error: ModuleNotFoundError) -> Trouble:
+    return Trouble(503, "missing", f"Something is not installed here: {_end_sentence(str(error))} {_NOTHING}")
 
 
-def _sentence(text: str) -> str:
+def _end_sentence(text: str) -> str:
     return f"{text.rstrip('.')}."

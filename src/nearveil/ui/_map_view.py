@@ -57,7 +57,7 @@ class Picture:
             label_weight=_LABEL_WEIGHT,
             label_encoding="one-hot",
             n_iter=_STEPS,
-            init=_plane(rows[some]),
+            init=_find_plane(rows[some]),
         )
         try:
             self._manifold = manifold.fit(rows[some], labels if several else None)
@@ -68,19 +68,19 @@ class Picture:
         # As new rows are place_codes, so that an image lies where its own prototype does.
         found = np.asarray(manifold.transform(rows[some]))
         self._low, self._span = found.min(axis=0), np.maximum(np.ptp(found, axis=0), 1e-12)
-        self.points = self._scaled(found)
+        self.points = self._scale(found)
 
     def place(self, rows: Singles) -> NDArray[np.float64]:
         """Return where project_rows rows lie in the picture, from 0 to 1 in both directions."""
         wide = rows.astype(np.float64)
         wide[np.abs(wide).max(axis=1) == 0, 0] = 1.0  # a row of zeros has no direction: any will do
-        return self._scaled(np.asarray(self._manifold.transform(wide)))
+        return self._scale(np.asarray(self._manifold.transform(wide)))
 
     def inside(self, sets: Sequence[int]) -> NDArray[np.bool_]:
         """Return which points some sets cover."""
         return np.asarray((self._coverage[:, list(sets)] >= _HALF).any(axis=1))
 
-    def drawn(
+    def draw(
         self, seen: Mapping[int, Candidate], feature: Singles | None, sets: Sequence[int], image: Any
     ) -> dict[str, Any]:
         """Return all that the page draws, as plain values.
@@ -93,31 +93,31 @@ class Picture:
         where = self.place(np.stack([one.row for _, one in shown])) if shown else ()
         inside = self.inside(sets)
         middle = self.points[inside].mean(axis=0) if inside.any() else None
-        you = None if feature is None else _pair(self.place(project_rows(self._public, feature[None]))[0])
+        you = None if feature is None else _round_pair(self.place(project_rows(self._public, feature[None]))[0])
         return {
-            "points": [[*_pair(place), int(within)] for place, within in zip(self.points, inside, strict=True)],
+            "points": [[*_round_pair(place), int(within)] for place, within in zip(self.points, inside, strict=True)],
             "items": self._public.map.n_items,
             "seen": [
                 {
                     "id": number,
                     "name": one.name,
                     "image": image(one.image),
-                    "place": _pair(place),
+                    "place": _round_pair(place),
                     "named": not one.sets.isdisjoint(sets),
                 }
                 for (number, one), place in zip(shown, where, strict=True)
             ],
             "you": you,
-            "reported": None if middle is None else _pair(middle),
+            "reported": None if middle is None else _round_pair(middle),
             "sets": list(sets),
             "n_sets": self._public.map.n_sets,
         }
 
-    def _scaled(self, places: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _scale(self, places: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray(np.clip((places - self._low) / self._span, 0.0, 1.0))
 
 
-def _plane(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+def _find_plane(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return rows in their principal plane, each direction with a spread of one."""
     centred = rows - rows.mean(axis=0)
     directions = np.linalg.svd(centred, full_matrices=False)[2][:2]
@@ -126,7 +126,7 @@ def _plane(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(found / np.maximum(found.std(axis=0), 1e-12))
 
 
-def _pair(place: NDArray[np.float64]) -> list[float]:
+def _round_pair(place: NDArray[np.float64]) -> list[float]:
     return [round(float(one), 4) for one in place]
 
 
@@ -142,7 +142,7 @@ class Last:
     seen: dict[int, Candidate] = field(default_factory=dict, repr=False)  # by id, the latest last
     map_id: str = ""  # of the map that all this is about
 
-    def after(self, nearest: Nearest, public: PublicPart, row: Singles, *, images: bool) -> "Last":
+    def update(self, nearest: Nearest, public: PublicPart, row: Singles, *, images: bool) -> "Last":
         """Return what is known after one more answer.
 
         `public`: The map that it was asked with; on another one nothing that was seen before has a place.

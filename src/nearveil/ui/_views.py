@@ -37,7 +37,7 @@ def view_nearest(
     return {
         "kind": "nearest",
         "saw": {
-            **_message_view(messages, nearest.sets, nearest.n_sets),
+            **_view_messages(messages, nearest.sets, nearest.n_sets),
             "candidates": [
                 {"id": number, "name": nearest.names.get(number, ""), "image": image_address(image)}
                 for number, image in shown
@@ -55,7 +55,7 @@ def view_nearest(
             }
             for match in nearest.matches
         ],
-        **_paid_view(nearest.guarantee, nearest.n_sets, balance, repeated=nearest.repeated),
+        **_view_cost(nearest.guarantee, nearest.n_sets, balance, repeated=nearest.repeated),
     }
 
 
@@ -81,7 +81,7 @@ def image_address(content: bytes) -> str:
 
     A few bytes of WebP can hold a gigabyte of pixels, and a browser would make room for all of them.
     """
-    if not 0 < max(_size(content)) <= _SIDE or len(content) > _LARGEST:
+    if not 0 < max(_read_size(content)) <= _SIDE or len(content) > _LARGEST:
         return ""
     return f"data:image/webp;base64,{b64encode(content).decode()}"
 
@@ -99,7 +99,7 @@ def shorten_hex(content: bytes) -> str:
     return f"{content[:_HEX].hex(' ')} … {content[-_HEX:].hex(' ')}"
 
 
-def _size(content: bytes) -> tuple[int, int]:
+def _read_size(content: bytes) -> tuple[int, int]:
     """Return width and height as the head of a WebP file tells them (RFC 9649); zeros where there is none."""
     kind, body = content[12:16], content[20:30]
     if content[:4] != b"RIFF" or content[8:12] != b"WEBP" or len(body) < 10:
@@ -114,7 +114,7 @@ def _size(content: bytes) -> tuple[int, int]:
     return 0, 0
 
 
-def _message_view(messages: Sequence[Message], sets: tuple[int, ...], n_sets: int) -> dict[str, Any]:
+def _view_messages(messages: Sequence[Message], sets: tuple[int, ...], n_sets: int) -> dict[str, Any]:
     sent = [message.to_bytes() for message in messages]
     return {
         "messages": [{"bytes": len(one), "hex": shorten_hex(one)} for one in sent],
@@ -123,12 +123,12 @@ def _message_view(messages: Sequence[Message], sets: tuple[int, ...], n_sets: in
     }
 
 
-def _paid_view(promise: Guarantee, n_sets: int, balance: dict[str, Any], *, repeated: bool) -> dict[str, Any]:
+def _view_cost(promise: Guarantee, n_sets: int, balance: dict[str, Any], *, repeated: bool) -> dict[str, Any]:
     epsilon = promise.epsilon
     return {
         "epsilon": epsilon,
         "promise": str(promise),
-        "odds": odds(epsilon),
+        "odds": format_odds(epsilon),
         "right": round(RandomizedResponse(epsilon, n_sets).hit, 4),
         "repeated": repeated,
         "balance": balance,
@@ -140,12 +140,12 @@ _MOST_QUESTIONS = 10**6
 _FAR = 14  # an epsilon whose odds are beyond a million
 
 
-def odds(epsilon: float) -> str:
+def format_odds(epsilon: float) -> str:
     """Return by which factor odds can change at most, rounded up.
 
     Examples
     --------
-    >>> odds(4.0), odds(40.0)
+    >>> format_odds(4.0), format_odds(40.0)
     ('55', 'more than a million')
     """
     return format_factor(epsilon) if epsilon < _FAR else "more than a million"
@@ -160,7 +160,7 @@ def describe_balance(account: Account) -> dict[str, Any]:
         "delta": held.delta,
         "spent": held.spent if math.isfinite(held.spent) else held.epsilon,
         "left": held.left,
-        "odds": odds(held.spent) if held.delta == 0 and held.spent > 0 else None,  # a delta has no such factor
+        "odds": format_odds(held.spent) if held.delta == 0 and held.spent > 0 else None,  # a delta has no such factor
         "spent_words": format_up(held.spent),
         "left_words": format_down(held.left),
     }
@@ -200,7 +200,7 @@ def list_history(ledger: Ledger, name: str) -> dict[str, Any]:
     return {
         "account": name,
         "total": len(entries),
-        "entries": [_line(entry) for entry in reversed(entries[-LAST:])],
+        "entries": [_describe_entry(entry) for entry in reversed(entries[-LAST:])],
     }
 
 
@@ -225,7 +225,7 @@ def plan_questions(account: Account, count: int, epsilon: float) -> dict[str, An
     return {**found, "fits": fits, "words": words}
 
 
-def _line(entry: Entry) -> dict[str, Any]:
+def _describe_entry(entry: Entry) -> dict[str, Any]:
     what = {
         "opened": "Account opened",
         "quota": "Quota given",
@@ -234,7 +234,10 @@ def _line(entry: Entry) -> dict[str, Any]:
         "take": "Counted in a cap",
         "message": "Message stored",
     }
-    paid = ", ".join(f"{count} times {_event(event)}" if count > 1 else _event(event) for event, count in entry.events)
+    paid = ", ".join(
+        f"{count} times {_describe_event(event)}" if count > 1 else _describe_event(event)
+        for event, count in entry.events
+    )
     size = "" if entry.message is None else f"{len(entry.message):,} bytes"
     return {
         "sequence": entry.sequence,
@@ -245,5 +248,5 @@ def _line(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _event(event: Any) -> str:
+def _describe_event(event: Any) -> str:
     return f"epsilon {event.epsilon:g}" if isinstance(event, PureDp) else type(event).__name__

@@ -154,7 +154,7 @@ class PageSession:
     def map(self, gallery: str, candidates: float | None) -> dict[str, Any]:
         """Return what the public map of a gallery says, and what can be expected of it."""
         public = self.client.map(candidates, gallery=gallery)
-        found = self._outlook(public)
+        found = self._find_outlook(public)
         return {
             "map": public.map.map_id,
             "gallery": gallery,
@@ -185,24 +185,24 @@ class PageSession:
         somebody still waits; an answer that nobody hears waits for :meth:`again`.
         """
         checked_epsilon(question.epsilon)
-        with self._alone():
-            info, row = self._prepared(image, question.gallery)
-            cost = self._checked_cost(question.epsilon)
+        with self._take_turn():
+            info, row = self._prepare(image, question.gallery)
+            cost = self._check_cost(question.epsilon)
             asked = WaitingQuestion(question, info, row, int(time.time()))
-            return {**self._answered(new_key(), asked, listens), "cost": cost}
+            return {**self._answer(new_key(), asked, listens), "cost": cost}
 
     def classify(self, image: bytes, gallery: str) -> dict[str, Any]:
         """Classify an image file by the model of a protected gallery. Nothing is paid, and nothing waits."""
-        with self._alone():
+        with self._take_turn():
             self._check_gallery(gallery)
             return view_classified(self.client.classify(image, gallery=gallery), self.balance())
 
     def again(self, key: str, listens: Callable[[], bool] = lambda: True) -> dict[str, Any]:
         """Ask a paid question without an answer again: the same message, for nothing. :meth:`about` lists keys."""
-        with self._alone():
+        with self._take_turn():
             if key not in self._waiting:
                 raise Trouble(404, "question", "This question waits for no answer here. Load the page anew.")
-            return {**self._answered(key, self._waiting[key], listens), "cost": "0"}
+            return {**self._answer(key, self._waiting[key], listens), "cost": "0"}
 
     def picture(self, gallery: str, candidates: float | None) -> dict[str, Any]:
         """Return the map as a picture, with what the last answer showed. Nothing is asked but for the map."""
@@ -213,17 +213,17 @@ class PageSession:
                 self._pictures = {name: Picture(public)}
             picture, last = self._pictures[name], self._last
         known = last if last.map_id == name else Last()
-        return picture.drawn(dict(known.seen), known.feature, known.sets, image_address)
+        return picture.draw(dict(known.seen), known.feature, known.sets, image_address)
 
-    def _answered(self, key: str, asked: WaitingQuestion, listens: Callable[[], bool]) -> dict[str, Any]:
+    def _answer(self, key: str, asked: WaitingQuestion, listens: Callable[[], bool]) -> dict[str, Any]:
         """Return the answer to a question. It waits if it is paid for and nobody has heard the answer."""
         trouble: Exception | None = None
         self.purse.begin()
         try:
-            found = self._asked(asked.row, asked.info, asked.question, key)
+            found = self._send(asked.row, asked.info, asked.question, key)
             waits = not listens()
         except Exception as error:
-            trouble, waits = self._failed(error, waits=key in self._waiting)
+            trouble, waits = self._judge_failure(error, waits=key in self._waiting)
         self._waiting.pop(key, None)
         if waits:
             self._waiting[key] = asked
@@ -233,7 +233,7 @@ class PageSession:
             raise trouble
         return found
 
-    def _asked(self, row: Singles, info: GalleryInfo, question: Question, key: str) -> dict[str, Any]:
+    def _send(self, row: Singles, info: GalleryInfo, question: Question, key: str) -> dict[str, Any]:
         public = self.client.map(question.candidates, gallery=info.name)
         if public.fingerprint != info.fingerprint:  # the row is of no use there, and its width need not show it
             self.galleries()
@@ -247,7 +247,7 @@ class PageSession:
             question.candidates,
             gallery=info.name,
             thumbnails=images,
-            dummies=self._hiding(info) if question.hide else (),
+            dummies=self._find_dummies(info) if question.hide else (),
             key=key,
             rng=self._rng,
         )
@@ -255,11 +255,11 @@ class PageSession:
         same = (nearest.n_sets, nearest.found.codes.shape[1]) == (public.map.n_sets, public.table.width)
         share = round(find_share(public, row, nearest.sets), 4) if same else None
         if same:
-            self._last = self._last.after(nearest, public, row, images=images)
-        view = view_nearest(nearest, self._messages(), self.balance(), images=images)
+            self._last = self._last.update(nearest, public, row, images=images)
+        view = view_nearest(nearest, self._read_messages(), self.balance(), images=images)
         return {**view, "map": public.map.map_id, "share": share}
 
-    def _failed(self, error: Exception, *, waits: bool) -> tuple[Exception, bool]:
+    def _judge_failure(self, error: Exception, *, waits: bool) -> tuple[Exception, bool]:
         """Return what is told of a question that failed, and whether it waits: it is paid for, and asking can help."""
         if isinstance(error, (KeySpentError, KeyConflictError)):
             return error, False
@@ -270,12 +270,12 @@ class PageSession:
         _LOG.error("a question failed: %s", type(error).__name__)
         return spoiled(), True
 
-    def _messages(self) -> tuple[Message, ...]:
+    def _read_messages(self) -> tuple[Message, ...]:
         """Return what was sent, as the ledger keeps it."""
         debit = self.purse.debit
         return () if debit is None or debit.message is None else unpack_messages(debit.message)
 
-    def _outlook(self, public: PublicPart) -> Outlook:
+    def _find_outlook(self, public: PublicPart) -> Outlook:
         name = public.map.map_id
         with self._looking:
             if name not in self._outlooks:
@@ -284,7 +284,7 @@ class PageSession:
                     del self._outlooks[old]
             return self._outlooks[name]
 
-    def _prepared(self, image: bytes, name: str) -> tuple[GalleryInfo, Singles]:
+    def _prepare(self, image: bytes, name: str) -> tuple[GalleryInfo, Singles]:
         """Return a gallery and the feature of an image for it. What is sent next goes out at the end of a slot."""
         self._check_gallery(name)
         info, (row,) = self.client.prepare([image], gallery=name)
@@ -294,21 +294,21 @@ class PageSession:
         if self._gallery not in (None, name):
             raise Trouble(404, "question", "There is no gallery of this name here. Load the page anew.")
 
-    def _checked_cost(self, epsilon: float) -> str:
+    def _check_cost(self, epsilon: float) -> str:
         """Return what the account will pay, or refuse before anything is sent; the debit itself looks again."""
         found = self.purse.account.preview(ClientProtocol(epsilon).guarantee)
         if not found.allowed:
             raise make_refusal(found)
         return format_up(found.cost)
 
-    def _hiding(self, info: GalleryInfo) -> list[Singles]:
+    def _find_dummies(self, info: GalleryInfo) -> list[Singles]:
         """Return the features of the dummies, made once."""
         if info.fingerprint not in self._rows:
             self._rows[info.fingerprint] = self.client.prepare(self._dummies, gallery=info.name)[1]
         return self._rows[info.fingerprint]
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _take_turn(self) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
             raise Trouble(409, "busy", "A question is under way. Wait for its answer, or a minute.", again=True)
         try:
