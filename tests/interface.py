@@ -6,6 +6,7 @@
 import importlib
 import inspect
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -45,7 +46,9 @@ def _lines(name: str, found: Any) -> Iterator[str]:
 
 
 def _is_ours(kind: type, word: str) -> bool:
-    """Whether a class of this project defines a member."""
+    """Whether a class of this project defines a member that is no parameter."""
+    if is_dataclass(kind) and word in (field.name for field in fields(kind) if field.init):
+        return False
     return any(word in vars(one) and one.__module__.startswith("nearveil") for one in kind.__mro__)
 
 

@@ -12,8 +12,6 @@ from scipy.integrate import quad
 from scipy.special import ive, logsumexp
 
 from nearveil.mechanisms import Message, PrivUnit, Release
-from nearveil.mechanisms.baselines._plain import RandomProjection, published_noise, record_sensitivity
-from nearveil.mechanisms.vectors._analytic import AnalyticGaussian, computed_norm
 from nearveil.mechanisms.vectors._fisher import (
     BLUR,
     FINE_BITS,
@@ -27,6 +25,13 @@ from nearveil.mechanisms.vectors._fisher import (
     heights,
     log_height,
     pieces,
+)
+from nearveil.mechanisms.vectors._gaussian import (
+    AnalyticGaussian,
+    RandomProjection,
+    computed_norm,
+    published_noise,
+    record_sensitivity,
 )
 from nearveil.privacy.noise import analytic_gaussian_scale, unsafe_seeded
 from nearveil.privacy.noise.calibration import gaussian_delta

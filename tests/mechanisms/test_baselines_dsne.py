@@ -10,11 +10,18 @@ from scipy.optimize import approx_fprime
 from scipy.spatial.distance import cdist
 
 from nearveil.mechanisms import Message, Release
-from nearveil.mechanisms.baselines._dsne import DPdSNE, affinities, clipped, gradient
+from nearveil.mechanisms.baselines._embeddings import (
+    DPdSNE,
+    PlainLDA,
+    PlainManifold,
+    RawFeatures,
+    affinities,
+    clipped,
+    gradient,
+)
 from nearveil.mechanisms.baselines._pca import PrivatePCA, PrivatePCARelease
-from nearveil.mechanisms.baselines._plain import PlainLDA, PlainManifold, RandomProjection, RawFeatures
-from nearveil.mechanisms.vectors._analytic import AnalyticGaussian
 from nearveil.mechanisms.vectors._fisher import VonMisesFisher
+from nearveil.mechanisms.vectors._gaussian import AnalyticGaussian, RandomProjection
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.search import Retriever, evaluate
@@ -40,7 +47,7 @@ class TestOneStep(Contract):
         return [(release.mean_ + x, release.mean_ - x)]
 
     def statistic(self, release: Any, messages: list[Message], x: Floats, other: Floats) -> Floats:
-        exact = release._embed(release.features(np.stack([x, other])))
+        exact = release._prepare(release.features(np.stack([x, other])))
         return np.asarray(np.array([message["embedding"] for message in messages]) @ (exact[0] - exact[1]))
 
 
@@ -106,7 +113,7 @@ def test_without_noise_rows_come_to_their_own_heap() -> None:
     labels = np.arange(90) % 3
     X = 6 * np.eye(5)[labels] + rows(90)
     release = DPdSNE(64.0, n_steps=40).fit(X[:60])
-    places = release._embed(release.features(X))
+    places = release._prepare(release.features(X))
     nearest = cdist(places[60:], places[:60]).argmin(axis=1)
     assert np.mean(labels[:60][nearest] == labels[60:]) > 0.9
 

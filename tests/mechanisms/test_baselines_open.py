@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sklearn.frozen import FrozenEstimator
 
 from nearveil.mechanisms import Message, Release
+from nearveil.mechanisms.baselines._embeddings import PlainLDA, PlainManifold, PlainTSNE, RawFeatures
 from nearveil.mechanisms.baselines._pca import (
     PrivatePCA,
     PrivatePCARelease,
@@ -22,7 +23,6 @@ from nearveil.mechanisms.baselines._pca import (
     noisy_covariance,
     sequential_directions,
 )
-from nearveil.mechanisms.baselines._plain import PlainLDA, PlainManifold, PlainTSNE, RawFeatures
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Contract, Floats
 
@@ -298,7 +298,7 @@ def test_tsne_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr("nearveil.mechanisms.baselines._plain.importlib.import_module", missing)
+    monkeypatch.setattr("nearveil.mechanisms.baselines._embeddings.importlib.import_module", missing)
     with pytest.raises(ImportError, match="pip install openTSNE"):
         PlainTSNE().fit(data(30))
 

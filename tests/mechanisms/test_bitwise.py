@@ -12,9 +12,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nearveil.mechanisms import Message, Release
-from nearveil.mechanisms.bits._budget import code_word_epsilon, epsilon_at, exact_prices, largest_nominal, pure_epsilon
-from nearveil.mechanisms.bits._code import WORD, BitLaw, BitString, Encoding
-from nearveil.mechanisms.bits._latent import Unary, unary_law
+from nearveil.mechanisms.bits._bitwise import Unary, unary_law
+from nearveil.mechanisms.bits._laws import (
+    WORD,
+    BitLaw,
+    BitString,
+    Encoding,
+    code_word_epsilon,
+    epsilon_at,
+    exact_prices,
+    largest_nominal,
+    pure_epsilon,
+)
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Contract, Floats
 from tests.mechanisms.test_channel import Words
@@ -25,7 +34,7 @@ shares = st.integers(_PARTS // 10**6, _PARTS - _PARTS // 10**6)
 
 def laws(count: int, seed: int) -> tuple[BitLaw, ...]:
     odds = np.random.default_rng(seed).uniform(0.05, 0.95, (count, 2))
-    return tuple(BitLaw.of(Decimal(float(p)), Decimal(float(q))) for p, q in odds)
+    return tuple(BitLaw.nearest_to(Decimal(float(p)), Decimal(float(q))) for p, q in odds)
 
 
 # --- a bit ---
@@ -34,7 +43,7 @@ def laws(count: int, seed: int) -> tuple[BitLaw, ...]:
 @given(shares, shares)
 @example(_PARTS // 3, _PARTS // 7)
 def test_thresholds_lose_no_more_than_the_odds_they_stand_for(p: int, q: int) -> None:
-    law = BitLaw.of(Decimal(p) / _PARTS, Decimal(q) / _PARTS)  # 28 digits: no whole number of words
+    law = BitLaw.nearest_to(Decimal(p) / _PARTS, Decimal(q) / _PARTS)  # 28 digits: no whole number of words
     assert abs(law.if_one - p * WORD // _PARTS) <= 1
     assert abs(law.if_zero - q * WORD // _PARTS) <= 1
     with mpmath.workprec(300):
@@ -61,7 +70,7 @@ def test_every_word_makes_the_bit_that_the_thresholds_count() -> None:
 
 
 def test_odds_nearer_than_a_word_tell_nothing() -> None:
-    law = BitLaw.of(Decimal("0.5"), Decimal("0.5"))
+    law = BitLaw.nearest_to(Decimal("0.5"), Decimal("0.5"))
     assert law.epsilon == 0
     assert BitString((law,), 1).unbiased(np.array([[1]], dtype=np.uint8)).tolist() == [[0.0]]
 
@@ -122,7 +131,7 @@ def test_at_delta_against_all_pairs_of_strings(count: int, length: int, seed: in
 
 
 def test_more_bits_than_are_listed_fall_back_to_an_upper_bound() -> None:
-    law = BitLaw.of(Decimal("0.51"), Decimal("0.5"))
+    law = BitLaw.nearest_to(Decimal("0.51"), Decimal("0.5"))
     listed, bounded = (epsilon_at((law,), (count,), 1e-5) for count in (1024, 1025))
     assert listed < bounded < 1.02 * listed
     assert bounded < 0.3 * 1025 * law.epsilon

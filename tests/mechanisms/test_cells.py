@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from sklearn.exceptions import NotFittedError
 
-from nearveil.mechanisms import Cells, MapError, Message, Release
+from nearveil.mechanisms import Cells, Message, Release
 from nearveil.mechanisms.covers.covers import balanced
+from nearveil.mechanisms.covers.map import MapError
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Contract, Floats
 

@@ -5,8 +5,9 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
 
-from nearveil.mechanisms import Cells, Covers, MapError, Message, MessageError, PublicMap, Release, default
+from nearveil.mechanisms import Cells, Covers, Message, MessageError, PublicMap, Release, default
 from nearveil.mechanisms.covers import learning
+from nearveil.mechanisms.covers.map import MapError
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Floats
 from tests.mechanisms.test_cells import MappedContract

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from nearveil.mechanisms import Message, MessageError, Release
-from nearveil.mechanisms.bits._bitwise import BitwiseRelease
-from nearveil.mechanisms.bits._latent import Latent
+from nearveil.mechanisms.bits._bitwise import BitwiseRelease, Latent
 from nearveil.privacy import compose
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Contract, Floats, shown_epsilon
@@ -173,10 +172,10 @@ def test_messages_compose_bit_by_bit(rows: Floats) -> None:
 
 
 def test_clipping_is_told(rows: Floats) -> None:
-    assert Latent(1.0, integer_bits=1).fit(rows).clipped(rows) == 0.0
+    assert Latent(1.0, integer_bits=1).fit(rows).measure_clipping(rows) == 0.0
     release = Latent(1.0, fraction_bits=3, scale=8.0).fit(rows)
     expected = float((np.abs(release.features(rows)) * 8 >= 1).mean())
-    assert 0.1 < release.clipped(rows) == expected
+    assert 0.1 < release.measure_clipping(rows) == expected
     highest = release.encoding_.encode(np.array([[0.9]]))
     assert highest.tolist() == release.encoding_.encode(np.array([[0.2]])).tolist() == [[0, 1, 1, 1]]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearveil.mechanisms.bits._latent import OME
+from nearveil.mechanisms.bits._bitwise import OME
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Floats, shown_epsilon
 from tests.mechanisms.test_latent import BitwiseContract, evidence, worst_pair
@@ -127,6 +127,6 @@ def test_a_code_needs_a_magnitude(rows: Floats) -> None:
 
 def test_nothing_is_clipped_by_eleven_bits(rows: Floats) -> None:
     release = OME(nominal_epsilon=10.0, alpha=100.0).fit(rows)
-    assert release.clipped(rows) == 0.0
-    assert OME(1.0, integer_bits=0).fit(np.eye(3)).clipped(np.eye(3)) == 0.0
-    assert OME(1.0, integer_bits=0, scale=3.0).fit(rows[:, :2]).clipped(rows[:, :2]) > 0.5
+    assert release.measure_clipping(rows) == 0.0
+    assert OME(1.0, integer_bits=0).fit(np.eye(3)).measure_clipping(np.eye(3)) == 0.0
+    assert OME(1.0, integer_bits=0, scale=3.0).fit(rows[:, :2]).measure_clipping(rows[:, :2]) > 0.5

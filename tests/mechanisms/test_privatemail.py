@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from nearveil.mechanisms import Message, MessageError
 from nearveil.mechanisms.base import CODE_BYTES
 from nearveil.mechanisms.privatemail._privatemail import PrivateMail
-from nearveil.mechanisms.privatemail._steps import averages, exact_steps, sensitivities
+from nearveil.mechanisms.privatemail._sound import averages, exact_steps, sensitivities
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.noise import gaussian_grid, unsafe_seeded
 from nearveil.privacy.sensitivity import target_only
@@ -108,7 +108,7 @@ def test_the_row_is_the_querys(seed, bandwidth, weight, steps, k):  # type: igno
     setting: Any = {"bandwidth": bandwidth, "label_weight": weight, "n_private_steps": steps, "n_components": k}
     mail = PrivateMail(1.0, **setting).fit(X, y)
     x = X[:1] + 1
-    public = mail._engine.public  # type: ignore[attr-defined]
+    public = mail._engine.public  # type: ignore[union-attr]
     Z = np.vstack([public.start, public.embeddings[0]])
     features, labels = np.vstack([mail.features(x), mail.features(X)]), np.concatenate([[-1], y])
     weights, label_weights = dense_weights(features, bandwidth), dense_label_weights(labels, bandwidth)
@@ -125,7 +125,7 @@ def test_the_row_is_the_querys(seed, bandwidth, weight, steps, k):  # type: igno
 def test_noise_is_that_of_the_smallest_bound_and_of_public_things_alone(noise, norm):  # type: ignore[no-untyped-def]
     X, y = rows_and_labels()
     mail = PrivateMail(2.0, noise=noise, bandwidth=2.0).fit(X, y)
-    public, (spec,) = mail._engine.public, mail.noises_  # type: ignore[attr-defined]
+    public, (spec,) = mail._engine.public, mail.noises_  # type: ignore[union-attr]
     start = np.vstack([public.start, public.embeddings[0]])
     setting: Any = {"bandwidth": 2.0, "label_weight": 0.6, "norm": norm}
     bound = target_only(mail.features(X), y, start, released="target", **setting)
@@ -156,7 +156,7 @@ def test_private_steps_cost_what_the_accountant_says(epsilon, steps):  # type: i
 
 def test_the_bound_does_not_depend_on_where_the_noisy_row_is():  # type: ignore[no-untyped-def]
     mail = PrivateMail(1.0, n_private_steps=3, bandwidth=1.0).fit(*rows_and_labels())
-    public = mail._engine.public  # type: ignore[attr-defined]
+    public = mail._engine.public  # type: ignore[union-attr]
     known = [noise.sensitivity for noise in mail.noises_]
     elsewhere = sensitivities(replace(public, start=public.start + np.array([1e3, -50])), "gaussian")
     assert np.allclose(elsewhere, known, rtol=1e-7)
@@ -168,7 +168,7 @@ def test_the_bound_does_not_depend_on_where_the_noisy_row_is():  # type: ignore[
 def test_rounding_stays_within_what_is_paid_for_it(bandwidth, norm):  # type: ignore[no-untyped-def]
     X, y = rows_and_labels(300)
     mail = PrivateMail(1.0, bandwidth=bandwidth, noise="gaussian" if norm == "l2" else "laplace").fit(X, y)
-    public: Any = mail._engine.public  # type: ignore[attr-defined]
+    public: Any = mail._engine.public  # type: ignore[union-attr]
     start = np.vstack([public.start, public.embeddings[0]])
     setting: Any = {"released": "target", "bandwidth": bandwidth, "label_weight": 0.6, "norm": norm}
     paid = (mail.noises_[0].sensitivity - target_only(public.anchors, y, start, **setting)) / 2
@@ -196,7 +196,7 @@ def test_public_steps_are_the_querys_on_the_released_embedding(dummies):  # type
     mail = PrivateMail(1.0, bandwidth=1.5).fit(X, y)
     client = mail.with_dummies(*rows_and_labels(seed=3)) if dummies else mail
     message = client.release(X[0] + 1, rng=unsafe_seeded(0))
-    released, anchors = message["released"], mail._engine.public.embeddings[-1]  # type: ignore[attr-defined]
+    released, anchors = message["released"], mail._engine.public.embeddings[-1]  # type: ignore[union-attr]
     assert released.shape == (5 if dummies else 1, 2)
     continued = mail.continue_embedding(message, 4)
     assert np.array_equal(continued["released"], released)
@@ -304,14 +304,14 @@ def test_public_rows_without_direction_are_left_out():  # type: ignore[no-untype
     X, y = np.vstack([X, X.mean(axis=0)]), np.append(y, 0)
     mail = PrivateMail(1.0).fit(X, y)
     left_out = ~mail.features(X, lenient=True).any(axis=1)
-    assert len(mail._engine.public.anchors) == 11 - left_out.sum()  # type: ignore[attr-defined]
+    assert len(mail._engine.public.anchors) == 11 - left_out.sum()  # type: ignore[union-attr]
     assert np.isfinite(mail.rank(mail.release(X[0]), X)).all()
 
 
 def test_anchors_are_drawn_by_the_public_seed():  # type: ignore[no-untyped-def]
     X, y = rows_and_labels()
     first, again, other = (PrivateMail(1.0, n_anchors=9, public_seed=seed).fit(X, y) for seed in (1, 1, 2))
-    anchors = [mail._engine.public.anchors for mail in (first, again, other)]  # type: ignore[attr-defined]
+    anchors = [mail._engine.public.anchors for mail in (first, again, other)]  # type: ignore[union-attr]
     assert anchors[0].shape == (9, 5)
     assert np.array_equal(anchors[0], anchors[1])
     assert not np.array_equal(anchors[0], anchors[2])

@@ -18,8 +18,9 @@ from nearveil.frames import Kind, WireError, frame, unframe
 from nearveil.gallery.answers import Answer
 from nearveil.gallery.codes import ProductCodes, ScalarCodes, make_codes
 from nearveil.ledger import Ledger, OverBudgetError
-from nearveil.mechanisms import MapError, Message
+from nearveil.mechanisms import Message
 from nearveil.mechanisms.covers.channel import RandomizedResponse
+from nearveil.mechanisms.covers.map import MapError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.protocol.client import ClientProtocol
 from nearveil.protocol.server import ServerProtocol

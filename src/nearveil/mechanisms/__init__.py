@@ -1,4 +1,4 @@
-"""The query's side: mechanisms that tell a server about a private record no more than they promise."""
+"""The query's side: mechanisms that tell a server about a private record no more than their guarantee says."""
 
 from typing import TYPE_CHECKING
 
@@ -6,37 +6,30 @@ from nearveil.lazy import import_later
 
 if TYPE_CHECKING:
     from nearveil.mechanisms.base import Release
-    from nearveil.mechanisms.baselines._dsne import DPdSNE
+    from nearveil.mechanisms.baselines._embeddings import DPdSNE, PlainLDA, PlainManifold, PlainTSNE, RawFeatures
     from nearveil.mechanisms.baselines._pca import PrivatePCA, PrivatePCARelease
-    from nearveil.mechanisms.baselines._plain import PlainLDA, PlainManifold, PlainTSNE, RandomProjection, RawFeatures
-    from nearveil.mechanisms.bits._budget import Budgets, Price
-    from nearveil.mechanisms.bits._latent import OME, Latent, Unary
+    from nearveil.mechanisms.bits._bitwise import OME, Latent, Unary
     from nearveil.mechanisms.catalog import default
     from nearveil.mechanisms.covers.covers import Cells, Covers
-    from nearveil.mechanisms.covers.map import MapError, PublicMap
+    from nearveil.mechanisms.covers.map import PublicMap
     from nearveil.mechanisms.message import Message, MessageError
     from nearveil.mechanisms.privatemail._privatemail import PrivateMail
-    from nearveil.mechanisms.privatemail._steps import GalleryEmbedding
-    from nearveil.mechanisms.vectors._analytic import AnalyticGaussian
     from nearveil.mechanisms.vectors._fisher import VonMisesFisher
+    from nearveil.mechanisms.vectors._gaussian import AnalyticGaussian, RandomProjection
     from nearveil.mechanisms.vectors._privunit import PrivUnit
 
 __all__ = [
     "OME",
     "AnalyticGaussian",
-    "Budgets",
     "Cells",
     "Covers",
     "DPdSNE",
-    "GalleryEmbedding",
     "Latent",
-    "MapError",
     "Message",
     "MessageError",
     "PlainLDA",
     "PlainManifold",
     "PlainTSNE",
-    "Price",
     "PrivUnit",
     "PrivateMail",
     "PrivatePCA",
@@ -53,45 +46,17 @@ __all__ = [
 __getattr__ = import_later(
     __name__,
     {
-        "base": ("Release",),
-        "baselines._dsne": ("DPdSNE",),
-        "baselines._pca": (
-            "PrivatePCA",
-            "PrivatePCARelease",
-        ),
-        "baselines._plain": (
-            "PlainLDA",
-            "PlainManifold",
-            "PlainTSNE",
-            "RandomProjection",
-            "RawFeatures",
-        ),
-        "bits._budget": (
-            "Budgets",
-            "Price",
-        ),
-        "bits._latent": (
-            "OME",
-            "Latent",
-            "Unary",
-        ),
-        "catalog": ("default",),
-        "covers.covers": (
-            "Cells",
-            "Covers",
-        ),
-        "covers.map": (
-            "MapError",
-            "PublicMap",
-        ),
-        "message": (
-            "Message",
-            "MessageError",
-        ),
-        "privatemail._privatemail": ("PrivateMail",),
-        "privatemail._steps": ("GalleryEmbedding",),
-        "vectors._analytic": ("AnalyticGaussian",),
-        "vectors._fisher": ("VonMisesFisher",),
-        "vectors._privunit": ("PrivUnit",),
+        "base": ["Release"],
+        "baselines._embeddings": ["DPdSNE", "PlainLDA", "PlainManifold", "PlainTSNE", "RawFeatures"],
+        "baselines._pca": ["PrivatePCA", "PrivatePCARelease"],
+        "bits._bitwise": ["OME", "Latent", "Unary"],
+        "catalog": ["default"],
+        "covers.covers": ["Cells", "Covers"],
+        "covers.map": ["PublicMap"],
+        "message": ["Message", "MessageError"],
+        "privatemail._privatemail": ["PrivateMail"],
+        "vectors._fisher": ["VonMisesFisher"],
+        "vectors._gaussian": ["AnalyticGaussian", "RandomProjection"],
+        "vectors._privunit": ["PrivUnit"],
     },
 )

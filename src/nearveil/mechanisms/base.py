@@ -5,10 +5,13 @@ import dataclasses
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy.sparse
+from dp_accounting import DpEvent
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
@@ -26,16 +29,21 @@ _ROUNDING = 1e-9  # 0.29 of 100 items is 29 of them, though the product of the f
 class Release(BaseEstimator, ABC):  # type: ignore[misc]
     """A mechanism that tells a server about a private record no more than its guarantee says.
 
-    Both sides fit the same public rows, so that both have the same features, anchors and map. The client
-    calls :meth:`release` and sends the message; the server calls :meth:`rank`. Features are centred by the
-    public mean and brought to norm one before anything else happens to them.
+    Both sides fit the same public rows. The client calls :meth:`release` and sends the message; the server calls
+    :meth:`rank`. Features are centred by the public mean and brought to norm one first.
 
-    Fitting freezes the parameters and the guarantee together. Whoever changes a parameter afterwards gets an
-    error from everything that needs a fit, until it is fitted again; what was learned cannot be assigned
-    (``docs/theory/guarantee.md``).
+    Fitting freezes parameters and guarantee together (``docs/theory/guarantee.md``): after a parameter is changed,
+    everything that needs a fit raises an error until `fit` is called again, and what was learned cannot be assigned.
 
-    Subclasses implement :meth:`_fit`, :meth:`_release`, :meth:`_rank` and :meth:`_make_guarantee`; all of
-    them pass the conformance suite of ``tests/mechanisms/conformance.py``.
+    Subclasses implement the abstract methods and pass the suite of ``tests/mechanisms/conformance.py``.
+
+    Examples
+    --------
+    >>> from nearveil.mechanisms import PrivUnit
+    >>> rows = np.random.default_rng(0).standard_normal((50, 8))
+    >>> mechanism = PrivUnit(4.0).fit(rows[:20])
+    >>> mechanism.rank(mechanism.release(rows[20]), rows[21:]).shape
+    (29,)
     """
 
     name: ClassVar[str]
@@ -51,9 +59,7 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         Parameters
         ----------
         public_X : array-like of shape (n, d)
-            Public rows.
         public_y : array-like of shape (n,), optional
-            Their labels.
 
         Returns
         -------
@@ -119,8 +125,7 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         name : str, default="X"
             What an error calls them.
         lenient : bool, default=False
-            Whether a row that equals the public mean, which has no direction, becomes a row of zeros
-            instead of an error. For public rows alone.
+            Whether a row that equals the public mean becomes zeros instead of an error. For public rows alone.
 
         Returns
         -------
@@ -147,22 +152,18 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         return rows
 
     def release(self, X: ArrayLike, *, rng: Source | None = None) -> Any:
-        """Make a message of a private row, or one of each row of a batch.
-
-        Each call spends the guarantee once more for every row.
+        """Make a message of a private row, or of each row of a batch. Spends the guarantee once for every row.
 
         Parameters
         ----------
         X : array-like of shape (d,) or (n, d)
             Private.
         rng : Source, optional
-            Where randomness comes from: the operating system, unless a test or a study asks for
-            :func:`nearveil.privacy.noise.unsafe_seeded`, which voids the promise.
+            The operating system's by default. :func:`nearveil.privacy.noise.unsafe_seeded` voids the guarantee.
 
         Returns
         -------
         Message or list of Message
-            One for a single row, a list for a batch.
         """
         fitted = self._frozen()
         source = secure_source() if rng is None else checked_source(rng)
@@ -190,9 +191,7 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         return fitted._rank(message, fitted._prepare(fitted.features(gallery, "gallery", lenient=True)))
 
     def answer_bytes(self, n: int) -> int:
-        """Return the size of an answer with compact codes that holds `n` candidates for each target of a message.
-
-        A candidate takes 128 bytes then, its id included. Whole features take more; an evaluation says how much.
+        """Return the bytes of an answer with compact codes that holds `n` candidates for each target of a message.
 
         Parameters
         ----------
@@ -212,7 +211,7 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         return self._frozen()._guarantee
 
     def guarantee_of(self, message: Message) -> Guarantee:
-        """Return what a message of this mechanism really promises: nothing, where its noise came from a seed.
+        """Return the guarantee of a message of this mechanism: none where its noise came from a seed.
 
         Parameters
         ----------
@@ -228,13 +227,8 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
     @property
     def gallery_guarantee(self) -> Guarantee:
         """What the server's items are promised: nothing. Answers, and the public map, are made of them."""
-        return Guarantee(
-            epsilon=math.inf,
-            delta=0.0,
-            protects="database",
-            unit="item",
-            relation="replace",
-            basis=Basis("an open gallery", "docs/theory/covers.md"),
+        return replace(
+            make_guarantee(math.inf, 0.0, "an open gallery", "docs/theory/covers.md"), protects="database", unit="item"
         )
 
     @property
@@ -303,6 +297,59 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
             raise NotFittedError(f"parameters changed after fit ({', '.join(changed)}): call fit again")
 
 
+class TractableRelease(Release):
+    """A release whose messages have a density that can be computed."""
+
+    def log_density(self, messages: Message | Sequence[Message], X: ArrayLike) -> Floats:
+        """Return the log-density of messages for each row that may have caused them, up to a constant.
+
+        The difference between two rows is the evidence that a message holds for one against the other.
+
+        Parameters
+        ----------
+        messages : Message or sequence of Message
+        X : array-like of shape (n_rows, d)
+
+        Returns
+        -------
+        ndarray of shape (n_messages, n_rows)
+        """
+        given = [messages] if isinstance(messages, Message) else list(messages)
+        features = self.features(X)
+        for message in given:
+            self._check_message(message)
+        return self._log_density(given, features)
+
+    @abstractmethod
+    def _log_density(self, messages: list[Message], features: Floats) -> Floats:
+        """Return the log-density of messages that were checked, for features of norm one."""
+
+
+def make_guarantee(
+    epsilon: float,
+    delta: float,
+    theorem: str,
+    link: str,
+    *,
+    events: tuple[DpEvent, ...] = (),
+    extra_delta: float = 0.0,
+    reason: str = "",
+) -> Guarantee:
+    """Return what a message promises about the record it is made of; `reason` says why it is not sound."""
+    return Guarantee(
+        epsilon=epsilon,
+        delta=delta,
+        protects="query",
+        unit="record",
+        relation="replace",
+        basis=Basis(theorem, link),
+        sound=not reason,
+        reason=reason,
+        events=events,
+        extra_delta=extra_delta,
+    )
+
+
 def _copied(value: Any) -> Any:
     """Return a parameter to compare with: arrays and lists as copies, anything else as itself."""
     if isinstance(value, np.ndarray):
@@ -341,11 +388,7 @@ def _make_read_only(value: Any) -> None:
 
 
 def candidate_count(candidates: float, items: int) -> int:
-    """Return floor(f N): how many candidates an answer holds.
-
-    `candidates`: The fraction f, above 0 and at most 1.
-    `items`: The size N of the gallery.
-    Returns: At least 1; it is an error if f is too small for that.
+    """Return floor(f N), how many candidates an answer holds, or say that f is too small for one.
 
     Examples
     --------
@@ -365,11 +408,23 @@ def checked_fraction(candidates: float) -> float:
     return float(candidates)
 
 
-def checked_rows(X: ArrayLike, name: str) -> Floats:
-    """Return rows as floats, or say what is wrong with them without showing a value.
+def checked_number(value: float, name: str) -> float:
+    """Return a real number as a float, or say that it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise ValueError(f"{name} must be a number")
+    return float(value)
 
-    `name`: What an error calls them.
-    """
+
+def checked_positive(value: float, name: str) -> float:
+    """Return a positive, finite number, or say what is wrong with it."""
+    number = checked_number(value, name)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{name} must be positive and finite")
+    return number
+
+
+def checked_rows(X: ArrayLike, name: str) -> Floats:
+    """Return rows as floats, or say what is wrong with them without showing a value."""
     rows = checked_numbers(X, name)
     if rows.ndim != 2:
         raise ValueError(f"{name} must have rows and columns; it has {rows.ndim} dimensions")
@@ -381,10 +436,7 @@ def checked_rows(X: ArrayLike, name: str) -> Floats:
 
 
 def checked_numbers(X: ArrayLike, name: str) -> Floats:
-    """Return an array of floats of any shape, or say that it is none.
-
-    `name`: What an error calls it.
-    """
+    """Return an array of floats of any shape, or say that it is none."""
     try:
         given = np.asarray(X)
         if given.dtype.kind in "biuf":
@@ -395,10 +447,7 @@ def checked_numbers(X: ArrayLike, name: str) -> Floats:
 
 
 def checked_labels(y: ArrayLike, n_rows: int, name: str) -> NDArray[np.int64]:
-    """Return integer labels, one a row.
-
-    `name`: What an error calls them.
-    """
+    """Return integer labels, one a row."""
     labels = np.asarray(y)
     if labels.shape != (n_rows,):
         raise ValueError(f"{name} must hold one label for each of the {n_rows} rows")

@@ -11,16 +11,15 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from nearveil.mechanisms.base import Floats, Release, checked_fraction
-from nearveil.mechanisms.baselines._dsne import DPdSNE
+from nearveil.mechanisms.baselines._embeddings import DPdSNE, PlainLDA, PlainManifold, PlainTSNE, RawFeatures
 from nearveil.mechanisms.baselines._pca import PrivatePCA, PrivatePCARelease
-from nearveil.mechanisms.baselines._plain import PlainLDA, PlainManifold, PlainTSNE, RandomProjection, RawFeatures
-from nearveil.mechanisms.bits._latent import OME, Latent, Unary
+from nearveil.mechanisms.bits._bitwise import OME, Latent, Unary
 from nearveil.mechanisms.covers.channel import checked_epsilon
 from nearveil.mechanisms.covers.covers import Cells, Covers, MappedRelease
 from nearveil.mechanisms.message import Message
 from nearveil.mechanisms.privatemail._privatemail import PrivateMail
-from nearveil.mechanisms.vectors._analytic import AnalyticGaussian
 from nearveil.mechanisms.vectors._fisher import VonMisesFisher
+from nearveil.mechanisms.vectors._gaussian import AnalyticGaussian, RandomProjection
 from nearveil.mechanisms.vectors._privunit import PrivUnit
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded

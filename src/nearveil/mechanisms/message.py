@@ -5,7 +5,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,7 @@ class MessageError(NearveilError, ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """What a release sends: all that the server gets, and nothing private beyond the promise.
-
-    Two messages are equal if all their fields are.
+    """What a release sends: all that the server gets. Two messages are equal if all their fields are.
 
     Parameters
     ----------
@@ -42,7 +40,7 @@ class Message:
     arrays : mapping of str to ndarray
         The numbers, kept as read-only copies. Integers or floats, all finite.
     seeded : bool, default=False
-        Whether the noise came from a seed. Such a message keeps no promise.
+        Whether the noise came from a seed. Such a message has no guarantee.
 
     Examples
     --------
@@ -130,6 +128,15 @@ class Message:
             arrays=_split(_checked_forms(top["arrays"], largest), data[_HEADER.size + length :]),
             seeded=top["seeded"],
         )
+
+
+def read_vector(message: Message, name: str, kind: Literal["int8", "float32"], size: int) -> NDArray[np.float64]:
+    """Return a vector of a message as doubles, or refuse one of another type or length."""
+    vector = message[name]
+    if vector.dtype != np.dtype(kind) or vector.shape != (size,):
+        words = {"int8": "integers of 8 bits", "float32": "floats of 32 bits"}[kind]
+        raise MessageError(f"arrays: {name!r} must hold {size} {words}")
+    return vector.astype(np.float64)
 
 
 def check_shape(name: str, shape: Sequence[int], largest: Shapes) -> None:

@@ -1,11 +1,6 @@
-"""Public projections: from features of norm one to fewer dimensions, and to norm one again.
+"""Public projections: from features of norm one to fewer dimensions, and to norm one again. They cost no privacy."""
 
-A projection is learned from public rows, or given. Both sides apply the same one, the client to its private
-row and the server to its gallery. It costs no privacy: what it makes of a private row is protected like the
-row itself.
-"""
-
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, get_args
 
 import joblib
@@ -16,7 +11,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
 from nearveil.manifold import SupervisedManifold
-from nearveil.mechanisms.base import Floats, checked_rows, fingerprint
+from nearveil.mechanisms.base import Floats, TractableRelease, checked_rows, fingerprint
 
 Kind = Literal["pca", "random", "manifold"]
 
@@ -26,8 +21,6 @@ _COMPONENTS = 64  # by default, where there are as many
 @dataclass(frozen=True, eq=False)
 class Projection:
     """A public map of features, followed by a division by the norm.
-
-    `transformer`: With a method ``transform``; of any other map. Neither of the two: the features stay as they are.
 
     Examples
     --------
@@ -40,13 +33,12 @@ class Projection:
     n_components: int  # columns of what it returns
     public_id: str  # A fingerprint of what it was made from, besides the public rows
     matrix: Floats | None = None  # of a linear map
-    transformer: Any = None
+    transformer: Any = None  # of any other map; without either, features stay as they are
 
     def __call__(self, features: Floats) -> Floats:
         """Project rows and bring them to norm one.
 
-        A row that the map takes to zero, or to no finite place, becomes the first axis: an error would
-        tell something about it.
+        A row that is mapped to zero, or to no finite place, becomes the first axis: an error would tell about it.
         """
         return _unit_rows(self._mapped(features))
 
@@ -62,6 +54,25 @@ class Projection:
         return mapped
 
 
+@dataclass(eq=False, repr=False)
+class ProjectedRelease(TractableRelease):
+    """A release of a row that a public projection has mapped to fewer dimensions first."""
+
+    _: KW_ONLY
+    projection: Any = None
+    n_components: int | None = None
+    projection_seed: int = 0
+
+    def _fit_projection(self, features: Floats, labels: NDArray[np.int64] | None) -> Projection:
+        return fit_projection(
+            self.projection, features, labels, n_components=self.n_components, seed=self.projection_seed
+        )
+
+    def _prepare(self, features: Floats) -> Floats:
+        projected: Floats = self.projection_(features)
+        return projected
+
+
 def fit_projection(
     projection: object,
     features: Floats,
@@ -70,17 +81,7 @@ def fit_projection(
     n_components: int | None = None,
     seed: int = 0,
 ) -> Projection:
-    """Learn a projection from public features, or take the one that is given.
-
-    `projection`: None keeps the features. "pca": the directions of largest variance. "random": orthonormal
-    directions, drawn from `seed`. "manifold": the out-of-sample map of a
-    :class:`~nearveil.manifold.SupervisedManifold`. A matrix has shape (d, n_components) and multiplies from the
-    right. A transformer is fitted, and maps each row by itself.
-    `features`: Public, of norm one (or zero).
-    `labels`: Public; for "manifold".
-    `n_components`: For "pca", "random" and "manifold"; 64 by default, or as many as there can be.
-    `seed`: Public; for "random" and "manifold".
-    """
+    """Learn a projection from public features of norm one (or zero), or take the one that is given."""
     if isinstance(projection, str):
         return _learned(projection, features, labels, n_components, seed)
     if n_components is not None:

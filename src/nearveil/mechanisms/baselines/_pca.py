@@ -1,7 +1,7 @@
-"""Exact draws from the Bingham distribution, and the Gibbs chain for several directions at once."""
+"""Private principal components: noisy covariances, and the exponential mechanism by Bingham draws."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from numbers import Integral
 from typing import Any, ClassVar, Literal, Self
@@ -14,8 +14,8 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils._param_validation import Interval, StrOptions
 
 from nearveil.mechanisms.base import Floats, Release, checked_rows, checked_source
-from nearveil.mechanisms.message import Message, MessageError
-from nearveil.mechanisms.vectors._analytic import DELTA, EPSILON, LINK, computed_norm
+from nearveil.mechanisms.message import Message, read_vector
+from nearveil.mechanisms.vectors._gaussian import DELTA, EPSILON, LINK, computed_norm
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import GaussianNoise, Source, add_noise, calibrate_gaussian, secure_source
@@ -29,18 +29,8 @@ def bingham(scores: Floats, source: Source) -> Floats:
     """Draw a unit vector of density proportional to ``exp(v' scores v)``.
 
     By rejection from an angular central Gaussian distribution (Kent, Ganeiber and Mardia 2013): exact, but for
-    doubles. With A = (largest eigenvalue) - scores, q dimensions and any b from 1 to q, the density
-    ``exp(-u)``, u = v'Av, is at most ``exp((b - q) / 2) (q / b)^(q/2)`` times ``(1 + 2u / b)^(-q/2)``; b is chosen
-    where fewest are rejected.
-
-    `scores`: Symmetric.
-
-    Examples
-    --------
-    >>> from nearveil.privacy.noise import unsafe_seeded
-    >>> drawn = bingham(np.diag([1000.0, 0.0, 0.0]), unsafe_seeded(0))
-    >>> bool(abs(drawn[0]) > 0.99)
-    True
+    doubles. With A = (largest eigenvalue) - scores, q dimensions and any b from 1 to q, the density ``exp(-u)``,
+    u = v'Av, is at most ``exp((b - q) / 2) (q / b)^(q/2)`` times ``(1 + 2u / b)^(-q/2)``; b rejects fewest.
     """
     values, vectors = np.linalg.eigh(scores)
     gaps = values[-1] - values
@@ -62,7 +52,7 @@ def matrix_bingham_chain(scores: Floats, n_components: int, n_sweeps: int, sourc
     """Run the Gibbs chain whose limit has the density ``exp(tr(V' scores V))`` on orthonormal columns (Hoff 2009).
 
     Each column in turn is drawn anew, from the Bingham distribution across the others. How near the limit is after
-    so many sweeps, nobody has proved. One column needs no chain and is exact.
+    some sweeps is not proved. One column needs no chain and is exact.
     """
     d = len(scores)
     gauss = gaussian_integers(Fraction(1 << _GAUSS_BITS), d * n_components, source).reshape(d, n_components)
@@ -110,11 +100,12 @@ class _Learned:
     extra_delta: float = 0.0
 
 
+@dataclass(eq=False, repr=False)
 class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Learn principal directions from a private set, so that none of its records shows.
 
-    Rows are centred by a mean that must be public, and brought to norm one. What is protected is a record of the
-    set `fit` was given, and nothing else: rows that are transformed later are not.
+    Rows are centred by a public mean and brought to norm one. Only a record of the set that `fit` was given is
+    protected: rows that are transformed later are not.
 
     Parameters
     ----------
@@ -124,9 +115,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     method : {"gaussian", "bingham", "gibbs"}, default="gaussian"
         "gaussian": the covariance with symmetric Gaussian noise (Dwork et al. 2014, "Analyze Gauss"). "bingham": the
         exponential mechanism (Chaudhuri, Sarwate and Sinha 2013), one direction after the other, each with an equal
-        part of epsilon; the draw is exact in real numbers, and what floating-point numbers make of it is not proved.
-        "gibbs": all directions at once for one epsilon, by the Gibbs chain that the paper runs, whose promise is
-        not proved either.
+        part of epsilon. "gibbs": all directions at once, by the Gibbs chain that the paper runs. The guarantees of
+        the last two are not proved.
     delta : float, default=1e-5
         For "gaussian"; the others have none.
     mean : array-like of shape (d,), optional
@@ -164,24 +154,14 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         "allow_unsound": ["boolean"],
     }
 
-    def __init__(
-        self,
-        epsilon: float,
-        *,
-        n_components: int = 8,
-        method: Method = "gaussian",
-        delta: float = 1e-5,
-        mean: ArrayLike | None = None,
-        n_sweeps: int = 50,
-        allow_unsound: bool = False,
-    ) -> None:
-        self.epsilon = epsilon
-        self.n_components = n_components
-        self.method = method
-        self.delta = delta
-        self.mean = mean
-        self.n_sweeps = n_sweeps
-        self.allow_unsound = allow_unsound
+    epsilon: float
+    _: KW_ONLY
+    n_components: int = 8
+    method: Method = "gaussian"
+    delta: float = 1e-5
+    mean: ArrayLike | None = None
+    n_sweeps: int = 50
+    allow_unsound: bool = False
 
     def fit(self, X: ArrayLike, y: object = None, *, rng: Source | None = None) -> Self:
         """Learn the directions. Spends the guarantee once.
@@ -189,11 +169,10 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         Parameters
         ----------
         X : array-like of shape (n, d)
-            Private. How many rows there are is public.
+            Private; the number of rows is public.
         y : None
-            Not used.
         rng : Source, optional
-            The operating system's, unless a test or a study asks for a seed, which voids the promise.
+            The operating system's by default; a seed voids the guarantee.
 
         Returns
         -------
@@ -285,11 +264,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 def covariance_noise(n: int, d: int, epsilon: float, delta: float) -> GaussianNoise:
     """Return the noise of a sum of n outer products xx', replace one: sqrt(2) in Frobenius norm.
 
-    ``|xx' - yy'|^2 = |x|^4 + |y|^4 - 2 <x, y>^2 <= 2``, attained where x and y are orthogonal (Theorem 5 of
-    docs/theory/baselines.md; `test_the_covariance_moves_as_far_as_the_bound_and_no_farther`). The sums of
-    doubles are off by n roundings, of terms whose Frobenius norms add up to n.
-
-    Returns: For the d (d + 1) / 2 entries of the diagonal and, times sqrt(2), above it.
+    Theorem 5 of docs/theory/baselines.md; `test_the_covariance_moves_as_far_as_the_bound_and_no_farther`. The sums of
+    doubles are off by n roundings, of terms whose Frobenius norms add up to n. The noise is for the d (d + 1) / 2
+    entries of the diagonal and, times sqrt(2), above it.
     """
     change = math.sqrt(2) * computed_norm(d) ** 2 + 2 * (n + 8) * n * 2.0**-52
     return calibrate_gaussian(epsilon, delta, sensitivity=change, size=d * (d + 1) // 2)
@@ -311,8 +288,6 @@ def sequential_directions(moments: Floats, k: int, epsilon: float, source: Sourc
     """Draw k directions, each across those before it, each by the exponential mechanism with epsilon / k.
 
     Replacing a record changes ``v' moments v`` by at most one for every v (Theorem 6).
-
-    Returns: Orthonormal.
     """
     d = len(moments)
     columns = np.zeros((d, 0))
@@ -329,11 +304,11 @@ def _told(columns: Floats) -> Floats:
     return np.asarray(np.linalg.qr(np.rint(columns * _COARSE) / _COARSE)[0])
 
 
+@dataclass(eq=False, repr=False)
 class PrivatePCARelease(Release):
     """Send a query's projection on private principal directions, in the clear.
 
-    The guarantee is that of the set which the directions were learned from. **The query is not protected**: at
-    the same epsilon this promises something else than a release that hides its query.
+    The guarantee is about the set that the directions were learned from. **The query is not protected.**
 
     Parameters
     ----------
@@ -353,13 +328,11 @@ class PrivatePCARelease(Release):
 
     name = "private-pca"
 
-    def __init__(self, projector: PrivatePCA) -> None:
-        self.projector = projector
+    projector: PrivatePCA
 
     def _make_guarantee(self) -> Guarantee:
         """Return what a record of the projector's set is promised. Nothing is promised about the query."""
-        promise: Guarantee = self.projector.guarantee
-        return promise
+        return self.projector.guarantee
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
         del labels
@@ -376,10 +349,7 @@ class PrivatePCARelease(Release):
         return np.asarray(features @ self.components_.T, dtype=np.float64)
 
     def _rank(self, message: Message, prepared: Floats) -> Floats:
-        vector = message["vector"]
-        if vector.dtype != np.float32 or vector.shape != (prepared.shape[1],):
-            raise MessageError(f"arrays: 'vector' must hold {prepared.shape[1]} floats of 32 bits")
-        return np.asarray(prepared @ vector.astype(np.float64), dtype=np.float64)
+        return np.asarray(prepared @ read_vector(message, "vector", "float32", prepared.shape[1]), dtype=np.float64)
 
     def _public_parts(self) -> tuple[object, ...]:
         return (self.components_,)

@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.mechanisms.base import checked_number
 from nearveil.privacy.noise import Source
 
 _WORD = 1 << 64
@@ -131,9 +132,7 @@ def _check_good(good: Indices, n_sets: int) -> None:
 
 def checked_epsilon(epsilon: float) -> float:
     """Return the epsilon of a channel, or say what is wrong with it."""
-    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float, np.integer, np.floating)):
-        raise ValueError("epsilon must be a number")
-    if not _LEAST_EPSILON <= epsilon <= _LARGEST_EPSILON:
+    if not _LEAST_EPSILON <= checked_number(epsilon, "epsilon") <= _LARGEST_EPSILON:
         raise ValueError(f"epsilon must be from {_LEAST_EPSILON:g} to {_LARGEST_EPSILON:g}; smaller protects more")
     return float(epsilon)
 

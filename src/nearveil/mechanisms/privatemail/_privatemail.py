@@ -1,6 +1,7 @@
 """PrivateMail: a target's row of the supervised manifold learning query, with noise."""
 
 import copy
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -9,22 +10,34 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils._param_validation import Interval, StrOptions
 
 from nearveil.graph.labels import Encoding
-from nearveil.mechanisms.base import Floats, checked_labels, checked_numbers, checked_source
-from nearveil.mechanisms.message import Message
-from nearveil.mechanisms.privatemail._sides import EmbeddingServer, Parameters, build
-from nearveil.mechanisms.privatemail._steps import MOST_STEPS, Dummies, Kind
-from nearveil.mechanisms.privatemail.published import EXPERIMENTS, REASONS, Experiment, Version
+from nearveil.mechanisms.base import Floats, Release, checked_labels, checked_numbers, checked_source
+from nearveil.mechanisms.message import Message, MessageError
+from nearveil.mechanisms.privatemail._sound import (
+    MOST_STEPS,
+    Dummies,
+    GalleryEmbedding,
+    Kind,
+    Labels,
+    SoundEngine,
+    aligned_distances,
+    calibrate_steps,
+    checked_count,
+    choose_anchors,
+    prepare_anchors,
+    sensitivities,
+)
+from nearveil.mechanisms.privatemail.published import EXPERIMENTS, REASONS, Experiment, PublishedEngine, Recipe, Version
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import LARGEST_EPSILON, Source, secure_source
 
 
-class PrivateMail(EmbeddingServer):
+@dataclass(eq=False, repr=False)
+class PrivateMail(Release):
     """Release where the supervised manifold learning query puts a target among public anchors.
 
-    The target's row of one step of the query, from a public start, plus the noise that its proved
-    sensitivity needs; after that, steps that use the release and public labels alone. The server embeds
-    its gallery alike and looks who lies nearest. The method is that of Vepakomma, Balla and Raskar
-    (2021, 2022), made sound; ``docs/theory/privatemail.md`` says what was changed and what it is worth.
+    The target's row of one step of the query, from a public start, plus the noise that its proved sensitivity needs;
+    after that, steps that use the release and public labels alone. The server embeds its gallery alike and ranks by
+    distance. The method of Vepakomma, Balla and Raskar (2021, 2022), made sound: ``docs/theory/privatemail.md``.
 
     Parameters
     ----------
@@ -38,8 +51,7 @@ class PrivateMail(EmbeddingServer):
     bandwidth : float, default=6.0
         The s of the weights ``exp(-|x_i - x_j|^2 / (2 s^2))``.
     label_weight : float, default=0.6
-        How strongly the anchors' labels repel. Labels play a part from the second step on, private or public: with
-        the defaults there is none, and they change nothing.
+        How strongly the anchors' labels repel, from the second step on: with the defaults there is none.
     n_private_steps : int, default=1
         Steps that look at the target, all paid for by `epsilon`.
     n_public_steps : int, default=0
@@ -52,8 +64,8 @@ class PrivateMail(EmbeddingServer):
     public_seed : int, default=0
         Of the start and of that draw: public, the same on both sides, no source of noise.
     as_published : {"2022", "2021", "2022-code"}, optional
-        Do what a paper or the authors' program does instead. Unsound, each of them: `release` then takes
-        the target's label, and the server needs the labels of its gallery. :meth:`published` has their parameters.
+        Do what a paper or the authors' program does instead. All are unsound: `release` then takes the target's
+        label, and the server needs the labels of its gallery. :meth:`published` has their parameters.
     allow_unsound : bool, default=False
         Must be set for `as_published`.
 
@@ -93,45 +105,27 @@ class PrivateMail(EmbeddingServer):
         "allow_unsound": ["boolean"],
     }
 
-    def __init__(
-        self,
-        epsilon: float,
-        *,
-        delta: float = 1e-5,
-        noise: Kind = "gaussian",
-        n_components: int = 2,
-        bandwidth: float = 6.0,
-        label_weight: float = 0.6,
-        n_private_steps: int = 1,
-        n_public_steps: int = 0,
-        start_scale: float = 1.0,
-        label_encoding: Encoding = "integer",
-        n_anchors: int | None = None,
-        public_seed: int = 0,
-        as_published: Version | None = None,
-        allow_unsound: bool = False,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.noise = noise
-        self.n_components = n_components
-        self.bandwidth = bandwidth
-        self.label_weight = label_weight
-        self.n_private_steps = n_private_steps
-        self.n_public_steps = n_public_steps
-        self.start_scale = start_scale
-        self.label_encoding = label_encoding
-        self.n_anchors = n_anchors
-        self.public_seed = public_seed
-        self.as_published = as_published
-        self.allow_unsound = allow_unsound
+    epsilon: float
+    _: KW_ONLY
+    delta: float = 1e-5
+    noise: Kind = "gaussian"
+    n_components: int = 2
+    bandwidth: float = 6.0
+    label_weight: float = 0.6
+    n_private_steps: int = 1
+    n_public_steps: int = 0
+    start_scale: float = 1.0
+    label_encoding: Encoding = "integer"
+    n_anchors: int | None = None
+    public_seed: int = 0
+    as_published: Version | None = None
+    allow_unsound: bool = False
 
     @classmethod
     def published(cls, version: Version, data: Experiment = "cars196", *, epsilon: float = 0.1, **changes: Any) -> Self:
         """Return a published version with the parameters of its experiments: Table 2 of the 2022 paper.
 
-        The 2021 paper has no such table; its two private and two further iterations are taken from its section 6.2,
-        the rest from Table 2.
+        The 2021 paper has no such table; its two private and two further iterations are from its section 6.2.
 
         Parameters
         ----------
@@ -184,9 +178,9 @@ class PrivateMail(EmbeddingServer):
     def with_dummies(self, rows: ArrayLike, labels: ArrayLike) -> Self:
         """Return a client that hides each target among dummies, one of every class, drawn for each message.
 
-        They add nothing to the promise (``docs/theory/privatemail.md``). Take rows that the server does not
-        hold: it would recognise its own. And take rows that nobody needs to protect, never the target's own image:
-        each message tells as much about the dummies in it as about the target, and nobody is charged for that.
+        They add nothing to the guarantee (``docs/theory/privatemail.md``). Take rows that the server does not hold,
+        since it would recognise its own, and that nobody needs to protect: each message tells as much about its
+        dummies as about the target, and nobody is charged for that.
 
         Parameters
         ----------
@@ -211,7 +205,7 @@ class PrivateMail(EmbeddingServer):
         X : array-like of shape (d,) or (n, d)
             Private.
         rng : Source, optional
-            The operating system's, unless a test or a study asks for a seed, which voids the promise.
+            The operating system's by default; a seed voids the guarantee.
         labels : int or array-like of shape (n,), optional
             The targets' own labels, for `as_published` alone.
 
@@ -246,6 +240,73 @@ class PrivateMail(EmbeddingServer):
         messages, positions = fitted._make(features, own, source)
         return (messages[0], int(positions[0])) if single else (messages, positions)
 
+    def continue_embedding(self, message: Message, steps: int) -> Message:
+        """Take further public steps: anybody who fitted the same public rows can, and nothing private is needed.
+
+        Parameters
+        ----------
+        message : Message
+        steps : int
+
+        Returns
+        -------
+        Message
+            As if the client had taken them.
+        """
+        self._check_fitted()
+        self._check_message(message)
+        further = checked_count(steps)
+        if self._engine.read(message)[2] + further > MOST_STEPS:
+            raise ValueError(f"steps must not take the message beyond {MOST_STEPS} in all")
+        return Message(self.name, message.public_id, self._engine.take_steps(message, further), message.seeded)
+
+    def embed_gallery(
+        self, gallery: ArrayLike, gallery_labels: ArrayLike | None = None, *, steps: int | None = None
+    ) -> GalleryEmbedding:
+        """Embed the server's items with the anchors, once for many messages.
+
+        Parameters
+        ----------
+        gallery : array-like of shape (n, d)
+        gallery_labels : array-like of shape (n,), optional
+            For `as_published` alone.
+        steps : int, optional
+            Public steps of the messages to come; `n_public_steps` unless given.
+
+        Returns
+        -------
+        GalleryEmbedding
+        """
+        features = self.features(gallery, "gallery", lenient=True)
+        labels = None if gallery_labels is None else checked_labels(gallery_labels, len(features), "gallery_labels")
+        return self._engine.embed_gallery(
+            features, labels, self.n_public_steps if steps is None else checked_count(steps)
+        )
+
+    def rank_each(
+        self, message: Message, gallery: ArrayLike | GalleryEmbedding, gallery_labels: ArrayLike | None = None
+    ) -> Floats:
+        """Score the server's items for every target of a message, dummies and all; `rank` takes the best of them.
+
+        Parameters
+        ----------
+        message : Message
+        gallery : array-like of shape (n, d) or GalleryEmbedding
+            Rows, or what :meth:`embed_gallery` made of them.
+        gallery_labels : array-like of shape (n,), optional
+            For `as_published` alone.
+
+        Returns
+        -------
+        ndarray of shape (targets, n)
+            The higher, the nearer: minus the distance after Umeyama alignment on the anchors.
+        """
+        self._check_fitted()
+        self._check_message(message)
+        if not isinstance(gallery, GalleryEmbedding):
+            gallery = self.embed_gallery(gallery, gallery_labels, steps=self._engine.read(message)[2])
+        return self._scores(message, gallery)
+
     def answer_bytes(self, n: int) -> int:
         """Return the size of an answer that holds `n` candidates for each target, dummies included."""
         self._check_fitted()
@@ -258,10 +319,50 @@ class PrivateMail(EmbeddingServer):
     def _make_guarantee(self) -> Guarantee:
         return self._engine.guarantee()
 
-    def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
+    def _fit(self, features: Floats, labels: Labels | None) -> None:
+        if labels is not None and (labels < -1).any():
+            raise ValueError("public_y must hold labels from 0, or -1 for a row without")
+        kept = choose_anchors(features, self.n_anchors, self.public_seed)
+        if len(kept) <= self.n_components:
+            raise ValueError(
+                f"public_X must have more than n_components={self.n_components} rows that differ from their mean"
+            )
+        build = self._build_sound if self.as_published is None else self._build_published
         self._dummies: Dummies | None = None
-        self._engine = build(Parameters(**self.get_params()), features, labels)
+        self._engine = build(features[kept], None if labels is None else labels[kept])
         self.noises_ = self._engine.noises
+
+    def _build_sound(self, anchors: Floats, labels: Labels | None) -> SoundEngine:
+        generator = np.random.default_rng([self.public_seed, 0])
+        public = prepare_anchors(
+            anchors,
+            labels,
+            generator.normal(scale=self.start_scale, size=(len(anchors) + 1, self.n_components)),
+            bandwidth=self.bandwidth,
+            label_weight=self.label_weight,
+            label_encoding=self.label_encoding,
+            steps=self.n_private_steps,
+        )
+        delta = self.delta if self.noise == "gaussian" else 0.0
+        noises = calibrate_steps(self.noise, self.epsilon, delta, sensitivities(public, self.noise), self.n_components)
+        return SoundEngine(public, noises, self.epsilon, delta, self.n_public_steps)
+
+    def _build_published(self, anchors: Floats, labels: Labels | None) -> PublishedEngine:
+        if labels is None or (labels < 0).any():
+            raise ValueError("public_y must label every row, from 0, where as_published is set")
+        assert self.as_published is not None
+        recipe = Recipe(
+            self.as_published,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            sigma=self.bandwidth,
+            label_weight=self.label_weight,
+            start_scale=self.start_scale,
+            n_classes=int(labels.max()) + 1,
+            private_steps=self.n_private_steps,
+            public_steps=self.n_public_steps,
+        )
+        return PublishedEngine(recipe, anchors, labels, self.n_components, self.public_seed)
 
     def _public_parts(self) -> tuple[object, ...]:
         # How much noise there is changes nothing for the server, nor, but as published, how many steps the client took.
@@ -274,9 +375,26 @@ class PrivateMail(EmbeddingServer):
         )
 
     def _make(self, features: Floats, labels: NDArray[np.int64] | None, source: Source) -> tuple[list[Message], Any]:
-        found = self._engine.release(features, labels, self._dummies, source)
+        found, positions = self._engine.release(features, labels, self._dummies, source)
         public_id, seeded = self.public_id, not source.sound
-        return [Message(self.name, public_id, arrays, seeded) for arrays in found.arrays], found.positions
+        return [Message(self.name, public_id, arrays, seeded) for arrays in found], positions
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
         return self._make(features, None, source)[0]
+
+    def _prepare(self, features: Floats) -> tuple[Floats, GalleryEmbedding]:
+        return features, self._engine.embed_gallery(features, None, self.n_public_steps)
+
+    def _rank(self, message: Message, prepared: tuple[Floats, GalleryEmbedding]) -> Floats:
+        features, embedded = prepared
+        steps = self._engine.read(message)[2]
+        if embedded.steps != steps:  # somebody continued the message
+            embedded = self._engine.embed_gallery(features, None, steps)
+        scores: Floats = self._scores(message, embedded).max(axis=0)
+        return scores
+
+    def _scores(self, message: Message, server: GalleryEmbedding) -> Floats:
+        targets, anchors, steps = self._engine.read(message)
+        if server.steps != steps:
+            raise MessageError(f"message has taken {steps} public steps: embed the gallery with as many")
+        return -aligned_distances(targets, anchors, server)

@@ -1,86 +1,57 @@
-"""The steps after the release: they use public labels and what was released, and cost nothing."""
+"""PrivateMail as it was published in 2021 and 2022, and as the authors' program does it. None of it is sound."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.spatial.distance import cdist
 from sklearn.metrics.pairwise import rbf_kernel
 
-from nearveil.graph import gaussian_graph, label_graph
-from nearveil.mechanisms.privatemail._steps import Floats, Public
+from nearveil.graph import LabelGraph, gaussian_graph, label_graph
+from nearveil.mechanisms.base import Floats, make_guarantee
+from nearveil.mechanisms.message import Message
+from nearveil.mechanisms.privatemail._sound import (
+    Arrays,
+    Dummies,
+    GalleryEmbedding,
+    Labels,
+    checked_array,
+    secret_order,
+)
+from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, add_noise, gaussian_grid, laplace_grid
 from nearveil.privacy.noise.calibration import classical_gaussian_scale
 from nearveil.privacy.sensitivity import published_2021, published_2022
 
-_OUT_OF_REACH = 1e-9  # a row of smaller degree has no neighbour worth the name, and stays
+Version = Literal["2022", "2021", "2022-code"]
+Experiment = Literal["cars196", "cub200", "cifar100"]
 
+_NO_DIVISION_BY_ZERO = 1e-9  # the program adds it to every degree
 
-@dataclass(frozen=True, eq=False)
-class Path:
-    """Where the anchors go in T public steps."""
+EXPERIMENTS: dict[Experiment, dict[str, float]] = {  # what differs between the columns of Table 2 (2022)
+    "cars196": {"bandwidth": 6.0, "label_weight": 0.6},
+    "cub200": {"bandwidth": 5.0, "label_weight": 0.5},
+    "cifar100": {"bandwidth": 6.0, "label_weight": 0.6},
+}
 
-    anchors: Floats
-    factors: Floats  # what each step was rescaled by, to bring the anchors to Frobenius norm sqrt(m)
-
-
-def anchor_path(public: Public, steps: int) -> Path:
-    """Move the anchors by the query, its graph rebuilt once from where the private steps left them."""
-    rows = [public.embeddings[-1]]
-    factors: list[float] = []
-    if steps:
-        weights = _weights(rows[0], rows[0], public.bandwidth)
-        np.fill_diagonal(weights, 0)
-    for _ in range(steps):
-        drawn = weights @ rows[-1]
-        if (labels := public.label_graph) is not None:
-            drawn = drawn + public.label_weight * labels.laplacian_matmul(rows[-1])
-        moved = _moved(rows[-1], drawn, weights.sum(axis=1))
-        factors.append(float(np.sqrt(len(moved)) / np.linalg.norm(moved)))
-        rows.append(moved * factors[-1])
-    return Path(np.stack(rows), np.array(factors))
-
-
-def public_steps(public: Public, released: Floats, rows: Floats, path: Path, first: int = 0) -> Floats:
-    """Move unlabelled rows along with the anchors, to the end of the path.
-
-    They follow the anchors with weights of the embedding as it was released, and pull at nobody. Rows of
-    any number of messages, or of a gallery, move at once.
-
-    `released`: As the private steps left them: what the graph is rebuilt from.
-    `rows`: Where they are now.
-    `first`: Steps that they have made already.
-    """
-    if first == len(path.factors):
-        return rows
-    weights = _weights(released, public.embeddings[-1], public.bandwidth)
-    for anchors, factor in zip(path.anchors[first:], path.factors[first:], strict=False):
-        rows = factor * _moved(rows, weights @ anchors, weights.sum(axis=1))
-    return rows
-
-
-def _weights(rows: Floats, others: Floats, bandwidth: float) -> Floats:
-    """Return Gaussian weights between embedded rows, which are of any norm."""
-    found: Floats = np.exp(-cdist(rows, others, "sqeuclidean") / (2 * bandwidth**2))
-    return found
-
-
-def _moved(rows: Floats, drawn: Floats, degree: Floats) -> Floats:
-    """Return eq. 4, ``z_i / 2 + (W Z + alpha L_Y Z)_i / (2 D_i)``; a row out of reach stays."""
-    reached = degree[:, None] > _OUT_OF_REACH
-    return np.where(reached, (rows + drawn / np.where(reached, degree[:, None], 1)) / 2, rows)
+REASONS: dict[Version, str] = {
+    "2022": "its sensitivity bound is false (Lemma 1 bounds a square and is used as its root) and the target's own "
+    "label is used after the noise, which is not post-processing",
+    "2021": "its sensitivity bound holds with a probability that is vacuous, feeds an L2 bound to Laplace noise, is "
+    "reused for later iterations that it does not cover, and the target's own label is used after the noise",
+    "2022-code": "the program adds noise with a variance for its deviation and uses the target's true label in every "
+    "iteration after it: the label is what comes out",
+}
 
 
 class CentredDistances:
     """The program's label "Laplacian": of double-centred distances between integer labels.
 
-    Its kernel is ``K = -1/2 J |y_i - y_j| J`` with ``J = I - 11'/n``. The rows of K sum to zero, so the
-    "Laplacian", degree minus kernel, is -K: what should repel within a class pulls the embedding to
-    an order of the labels. Products take the sums of each class; no n x n matrix is formed.
+    Its kernel is ``K = -1/2 J |y_i - y_j| J`` with ``J = I - 11'/n``, whose rows sum to zero, so the "Laplacian" is
+    -K: what should repel within a class pulls the embedding to an order of the labels. Products take class sums.
 
     Examples
     --------
@@ -103,14 +74,7 @@ class CentredDistances:
 
 
 def code_sensitivity(start: Floats, *, bandwidth: float, label_weight: float, n_classes: int) -> float:
-    """Return the program's bound: Lemma 1 with c where the paper has c^2, in one of its places. Not sound.
-
-    Examples
-    --------
-    >>> start = np.random.default_rng(0).normal(size=(1001, 2))
-    >>> round(code_sensitivity(start, bandwidth=6.0, label_weight=0.6, n_classes=98))
-    538
-    """
+    """Return the program's bound: Lemma 1 with c where the paper has c^2, in one of its places. Not sound."""
     n, s2, alpha, c = len(start), bandwidth**2, label_weight, n_classes - 1
     low = n * math.exp(-2 / s2) + math.exp(-1 / (2 * s2)) - 1
     high = n + math.exp(-1 / (2 * s2)) - 1
@@ -130,52 +94,13 @@ def code_sensitivity(start: Floats, *, bandwidth: float, label_weight: float, n_
 
 
 def code_scale(sensitivity: float, epsilon: float, delta: float) -> float:
-    """Return the program's standard deviation, which is what the paper calls the variance.
-
-    Examples
-    --------
-    >>> f"{code_scale(1.0, 1.0, 1e-5):.3f}"
-    '23.472'
-    """
+    """Return the program's standard deviation, which is what the paper calls the variance."""
     return 2 * math.log(1.25 / delta) * (sensitivity / epsilon) ** 2
-
-
-Labels = NDArray[np.int64]
-Version = Literal["2022", "2021", "2022-code"]
-Experiment = Literal["cars196", "cub200", "cifar100"]
-
-_NO_DIVISION_BY_ZERO = 1e-9  # the program adds it to every degree
-
-EXPERIMENTS: dict[Experiment, dict[str, float]] = {  # what differs between the columns of Table 2 (2022)
-    "cars196": {"bandwidth": 6.0, "label_weight": 0.6},
-    "cub200": {"bandwidth": 5.0, "label_weight": 0.5},
-    "cifar100": {"bandwidth": 6.0, "label_weight": 0.6},
-}
-
-REASONS: dict[Version, str] = {
-    "2022": "its sensitivity bound is false (Lemma 1 bounds a square and is used as its root) and the target's own "
-    "label is used after the noise, which is not post-processing",
-    "2021": "its sensitivity bound holds with a probability that is vacuous, feeds an L2 bound to Laplace noise, is "
-    "reused for later iterations that it does not cover, and the target's own label is used after the noise",
-    "2022-code": "the program adds noise with a variance for its deviation and uses the target's true label in every "
-    "iteration after it: the label is what comes out",
-}
-
-
-class LabelLaplacian(Protocol):
-    """What repels: a Laplacian of labels."""
-
-    def laplacian_matmul(self, Z: Floats) -> Floats:
-        """Multiply with `Z` of shape (n, k)."""
-        ...
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a publication does, in its own words.
-
-    `epsilon, delta`: As it states them for the whole.
-    """
+    """What a publication does, in its own words; epsilon and delta are what it states for the whole."""
 
     version: Version
     epsilon: float
@@ -202,7 +127,7 @@ class Recipe:
         """Steps of the server, from its own start: as many as the client's in 2021, T in 2022 (Algorithm 1)."""
         return self.public_steps + (self.private_steps if self.version == "2021" else 0)
 
-    def labels(self, labels: Labels) -> LabelLaplacian:
+    def labels(self, labels: Labels) -> LabelGraph | CentredDistances:
         """Return the Laplacian of labels: integers in 2022, one-hot in 2021 (Corollary 1.1)."""
         if self.version == "2022-code":
             return CentredDistances(labels)
@@ -240,13 +165,7 @@ class Recipe:
 def strong_composition(epsilon: float, steps: int, delta: float) -> float:
     """Return the budget that the 2021 paper states for `steps` iterations of `epsilon` each.
 
-    ``epsilon sqrt(2 k ln(1/delta')) + k epsilon (e^epsilon - 1)/(e^epsilon + 1)``, delta' being the whole
-    delta, because Laplace noise has none of its own.
-
-    Examples
-    --------
-    >>> round(strong_composition(0.1, 2, 1e-5), 4)
-    0.6886
+    Its delta' is the whole delta, because Laplace noise has none of its own.
     """
     return epsilon * math.sqrt(2 * steps * math.log(1 / delta)) + steps * epsilon * math.tanh(epsilon / 2)
 
@@ -261,9 +180,8 @@ def client_embedding(
 ) -> Floats:
     """Embed the client's rows, targets before anchors, and add the publication's noise.
 
-    `among`: Feature weights between anchors, without diagonal.
-    `border`: Feature weights from the targets to all rows, without diagonal.
-    `labels`: The targets' own included: that is what leaks.
+    `among` are feature weights between anchors, `border` those from the targets to all rows, both without diagonal.
+    The targets' own `labels` are included: that is what leaks.
     """
     t = len(border)
     weights = np.empty((len(start), len(start)))
@@ -296,7 +214,7 @@ def kernel(rows: Floats, others: Floats, bandwidth: float) -> Floats:
     return found
 
 
-def _step(recipe: Recipe, weights: Floats, degree: Floats, repel: LabelLaplacian, Z: Floats) -> Floats:
+def _step(recipe: Recipe, weights: Floats, degree: Floats, repel: LabelGraph | CentredDistances, Z: Floats) -> Floats:
     pull = recipe.label_weight * repel.laplacian_matmul(Z) - (degree[:, None] * Z - weights @ Z)
     moved: Floats = Z + pull / (2 * (degree[:, None] + _NO_DIVISION_BY_ZERO))
     return moved
@@ -304,3 +222,93 @@ def _step(recipe: Recipe, weights: Floats, degree: Floats, repel: LabelLaplacian
 
 def _rescaled(recipe: Recipe, Z: Floats) -> Floats:
     return Z * (math.sqrt(len(Z)) / np.linalg.norm(Z)) if recipe.rescales else Z
+
+
+@dataclass(frozen=True, eq=False)
+class PublishedEngine:
+    """The recipe of a publication, the anchors, and the seed of both starts."""
+
+    recipe: Recipe
+    anchors: Floats
+    labels: Labels
+    n_components: int
+    public_seed: int
+    noises: tuple[()] = ()
+
+    def guarantee(self) -> Guarantee:
+        """State what was published, and that it does not hold."""
+        return replace(
+            make_guarantee(
+                self.recipe.epsilon,
+                self.recipe.delta,
+                f"as published ({self.recipe.version})",
+                "docs/theory/privatemail.md",
+                reason=REASONS[self.recipe.version],
+            ),
+            unit="image",
+        )
+
+    def release(
+        self, features: Floats, labels: Labels | None, dummies: Dummies | None, source: Source
+    ) -> tuple[list[Arrays], NDArray[np.intp]]:
+        """Embed and noise the anchors and one target, with its own label, for each row."""
+        if labels is None:
+            raise ValueError("labels must be given: as published, the target's own label is used after the noise")
+        if (labels < 0).any():
+            raise ValueError("labels must be numbered from 0")
+        if dummies is not None and self.recipe.version != "2022":
+            raise ValueError(f'dummies are no part of as_published="{self.recipe.version}"')
+        among = kernel(self.anchors, self.anchors, self.recipe.bandwidth)
+        np.fill_diagonal(among, 0)
+        found = [self._one(among, row, label, dummies, source) for row, label in zip(features, labels, strict=True)]
+        return [arrays for arrays, _ in found], np.array([position for _, position in found], dtype=np.intp)
+
+    def read(self, message: Message) -> tuple[Floats, Floats, int]:
+        """Return targets, anchors and steps."""
+        m = len(self.anchors)
+        rows = checked_array(message, "embedding", self.n_components, m + 1)
+        return rows[:-m], rows[-m:], self.recipe.public_steps
+
+    def take_steps(self, message: Message, steps: int) -> Arrays:
+        """Refuse: what was published is no post-processing."""
+        del message, steps
+        raise ValueError("as published, further steps need the target's own label, which no message may hold")
+
+    def embed_gallery(self, features: Floats, labels: Labels | None, steps: int) -> GalleryEmbedding:
+        """Embed the gallery and the anchors together, with all their labels, from the server's own start."""
+        if labels is None:
+            raise ValueError(
+                "gallery_labels must be given (to rank_each): as published, the server embeds with its labels"
+            )
+        if (labels < 0).any():
+            raise ValueError("gallery_labels must be numbered from 0")
+        if not np.any(features, axis=1).all():
+            raise ValueError("gallery must not hold a row that equals the public mean: it has no direction")
+        generator = np.random.default_rng([self.public_seed, 1])
+        start = generator.normal(
+            scale=self.recipe.start_scale, size=(len(features) + len(self.anchors), self.n_components)
+        )
+        rows = np.vstack([features, self.anchors])
+        Z = server_embedding(self.recipe, rows, np.concatenate([labels, self.labels]), start)
+        return GalleryEmbedding(Z[: len(features)], Z[len(features) :], steps)
+
+    def _one(
+        self, among: Floats, row: Floats, label: np.int64, dummies: Dummies | None, source: Source
+    ) -> tuple[Arrays, int]:
+        """Return the arrays of one message, and where in it the target is."""
+        targets, labels, position = row[None], np.array([label]), 0
+        if dummies is not None:
+            # One of every class but the target's own, as Algorithm 1 has it.
+            others = Dummies(dummies.features[dummies.labels != label], dummies.labels[dummies.labels != label])
+            drawn = others.draw(1, source)[0]
+            order = secret_order(1, len(drawn) + 1, source)[0]
+            targets = np.vstack([targets, others.features[drawn]])[order]
+            labels, position = np.concatenate([labels, others.labels[drawn]])[order], int(np.argmin(order))
+        t, m = len(targets), len(self.anchors)
+        border = kernel(targets, np.vstack([targets, self.anchors]), self.recipe.bandwidth)
+        np.fill_diagonal(border, 0)
+        generator = np.random.default_rng([self.public_seed, 0])
+        # Anchors first, so that they start from the same place however many targets there are.
+        start = np.roll(generator.normal(scale=self.recipe.start_scale, size=(m + t, self.n_components)), t, axis=0)
+        all_labels = np.concatenate([labels, self.labels])
+        return {"embedding": client_embedding(self.recipe, among, border, all_labels, start, source)}, position

@@ -7,22 +7,20 @@ lines between knots; each piece is a truncated exponential distribution, which i
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from nearveil.mechanisms.base import Floats, Release
-from nearveil.mechanisms.message import Message, MessageError
-from nearveil.mechanisms.projection import fit_projection
-from nearveil.mechanisms.vectors._analytic import LINK
+from nearveil.mechanisms.base import Floats, make_guarantee
+from nearveil.mechanisms.message import Message, read_vector
+from nearveil.mechanisms.projection import ProjectedRelease
+from nearveil.mechanisms.vectors._gaussian import LINK
 from nearveil.mechanisms.vectors._privunit import CELL, in_cells
-from nearveil.privacy import Basis, Guarantee
+from nearveil.privacy import Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
 from nearveil.privacy.noise.calibration import as_double, round_down
@@ -97,10 +95,9 @@ def log_height(heights: Floats, kappa: float, dimension: int) -> Floats:
 
 
 def calibrate(epsilon: float, dimension: int) -> FisherChannel:
-    """Return the channel of the largest concentration that keeps the promise.
+    """Return the channel of the largest concentration: 2 kappa and what the arithmetic costs make epsilon.
 
-    `epsilon`: From 0.01 to 64: the LDP epsilon over the whole sphere, 2 kappa and what the arithmetic costs.
-    Returns: (epsilon, extra_delta)-DP by Theorem 4 of docs/theory/baselines.md; attacked by
+    (epsilon, extra_delta)-DP by Theorem 4 of docs/theory/baselines.md; attacked by
     `test_the_heights_are_those_of_the_density` and `test_what_the_fisher_channel_costs`.
     """
     value = as_double(epsilon)
@@ -115,13 +112,7 @@ def calibrate(epsilon: float, dimension: int) -> FisherChannel:
 
 
 def arithmetic_cost(dimension: int, reach: float) -> float:
-    """Return what doubles cost on either side of a comparison (Theorem 4 of docs/theory/privunit.md).
-
-    The computed vector lies within v of the true one, and the blur hides that but for a factor of
-    ``exp(17 v / s + v^2 / (2 s^2))``.
-
-    `dimension`: Of the sphere.
-    """
+    """Return what doubles cost on either side of a comparison (Theorem 4 of docs/theory/privunit.md)."""
     shift = displacement(dimension, reach) / BLUR
     return _TAIL * shift + shift**2 / 2
 
@@ -154,28 +145,23 @@ def _reach(kappa: float, dimension: int) -> float:
 _CHUNK = 1 << 17  # coordinates at a time
 
 
-class VonMisesFisher(Release):
+@dataclass(eq=False, repr=False)
+class VonMisesFisher(ProjectedRelease):
     """Tell a direction by a random one around it, of density ``exp(kappa <g, x>)`` (Weggenmann and Kerschbaum 2021).
 
     Two rows at a Euclidean distance r are told apart by a factor of at most ``exp(kappa r)``: metric privacy, with
     `metric_epsilon` = kappa for each unit of distance. On the sphere r is at most 2, so it is also a pure local
-    promise of epsilon = 2 kappa, which is what `epsilon` and the guarantee state. At equal epsilon PrivUnit hides
-    all pairs of rows alike and tells far more; this one hides near rows better.
-
-    The message is the direction times sqrt(D), in cells of 1/8, one byte a coordinate. No draw is rejected; what the
-    arithmetic costs is taken off epsilon beforehand.
+    guarantee of epsilon = 2 kappa, which is what `epsilon` and the guarantee state. At equal epsilon PrivUnit hides
+    all pairs of rows alike and tells far more; this one hides near rows better. The message is the direction times
+    sqrt(D), in cells of 1/8, one byte a coordinate.
 
     Parameters
     ----------
     epsilon : float
         From 0.01 to 64: for the whole sphere.
-    projection : None, "pca", "random", "manifold", array-like or fitted transformer, default=None
+    projection, n_components, projection_seed
         A public map to fewer dimensions, as for :class:`~nearveil.mechanisms.PrivUnit`. Distances of the
-        metric promise are those after it.
-    n_components : int, optional
-        For "pca", "random" and "manifold"; 64 by default, or as many as there can be.
-    projection_seed : int, default=0
-        Public.
+        metric guarantee are those after it.
 
     Attributes
     ----------
@@ -188,34 +174,19 @@ class VonMisesFisher(Release):
     >>> release = VonMisesFisher(8.0).fit(rows[:100])
     >>> f"{release.guarantee.epsilon}, {release.metric_epsilon:.3f} for each unit of distance"
     '8.0, 4.000 for each unit of distance'
-    >>> release.release(rows[100])["vector"].dtype
-    dtype('int8')
     """
 
     name = "von-mises-fisher"
 
-    def __init__(
-        self,
-        epsilon: float,
-        *,
-        projection: Any = None,
-        n_components: int | None = None,
-        projection_seed: int = 0,
-    ) -> None:
-        self.epsilon = epsilon
-        self.projection = projection
-        self.n_components = n_components
-        self.projection_seed = projection_seed
+    epsilon: float
 
     def _make_guarantee(self) -> Guarantee:
         """For any two rows (Theorem 4 of docs/theory/baselines.md)."""
-        return Guarantee(
-            epsilon=self.channel_.epsilon,
-            delta=self.channel_.extra_delta,
-            protects="query",
-            unit="record",
-            relation="replace",
-            basis=Basis("von Mises-Fisher: metric privacy, at the largest distance", LINK),
+        return make_guarantee(
+            self.channel_.epsilon,
+            self.channel_.extra_delta,
+            "von Mises-Fisher: metric privacy, at the largest distance",
+            LINK,
             events=(PureDp(self.channel_.epsilon),),
             extra_delta=self.channel_.extra_delta,
         )
@@ -232,31 +203,15 @@ class VonMisesFisher(Release):
         self._check_fitted()
         return self.channel_.cost
 
-    def log_density(self, messages: Message | Sequence[Message], X: ArrayLike) -> Floats:
-        """Return the log-density of messages for each row that may have caused them, up to a constant.
-
-        The blur and the cells are left out: that touches an attack's quality alone.
-
-        Parameters
-        ----------
-        messages : Message or sequence of Message
-        X : array-like of shape (n_rows, d)
-
-        Returns
-        -------
-        ndarray of shape (n_messages, n_rows)
-        """
-        given = [messages] if isinstance(messages, Message) else list(messages)
-        rows = self.projection_(self.features(X))
-        vectors = np.array([self._vector(message) for message in given]).reshape(-1, rows.shape[1])
+    def _log_density(self, messages: list[Message], features: Floats) -> Floats:
+        """Leave out the blur and the cells: that touches an attack's quality alone."""
+        rows = self.projection_(features)
+        vectors = np.array([self._vector(message) for message in messages]).reshape(-1, rows.shape[1])
         return np.asarray(self.channel_.kappa / np.sqrt(self.channel_.dimension) * vectors @ rows.T)
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
-        projection = fit_projection(
-            self.projection, features, labels, n_components=self.n_components, seed=self.projection_seed
-        )
-        self.channel_: FisherChannel = calibrate(self.epsilon, projection.n_components)
-        self.projection_ = projection
+        self.projection_ = self._fit_projection(features, labels)
+        self.channel_: FisherChannel = calibrate(self.epsilon, self.projection_.n_components)
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
         rows = self.projection_(features)
@@ -264,28 +219,20 @@ class VonMisesFisher(Release):
         cells = [in_cells(draw(self.channel_, rows[i : i + step], source)) for i in range(0, len(rows), step)]
         return self._messages(source, vector=np.concatenate(cells))
 
-    def _prepare(self, features: Floats) -> Floats:
-        return self.projection_(features)
-
     def _rank(self, message: Message, prepared: Floats) -> Floats:
         return np.asarray(prepared @ self._vector(message))
 
     def _vector(self, message: Message) -> Floats:
-        self._check_message(message)
-        cells, size = message["vector"], self.projection_.n_components
-        if cells.dtype != np.int8 or cells.shape != (size,):
-            raise MessageError(f"arrays: 'vector' must hold {size} integers of 8 bits")
-        return cells * CELL
+        return read_vector(message, "vector", "int8", self.projection_.n_components) * CELL
 
     def _public_parts(self) -> tuple[object, ...]:
         return self.projection_.n_components, self.projection_.public_id
 
 
 def draw(channel: FisherChannel, rows: Floats, source: Source) -> NDArray[np.int64]:
-    """Draw a direction around each row, times sqrt(D), with the blur that hides what doubles do.
+    """Draw a direction around each row of norm one, times sqrt(D) and blurred to hide what doubles do.
 
-    `rows`: Of norm one.
-    Returns: On the grid of 2^-36. Coordinates that rows were padded with are not told.
+    On the grid of 2^-36. Coordinates that rows were padded with are not told.
     """
     n, d = rows.shape
     axes = np.zeros((n, channel.dimension))

@@ -8,21 +8,19 @@ floating point. ``docs/theory/privunit.md`` has the proofs.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from nearveil.mechanisms.base import Floats, Release
-from nearveil.mechanisms.message import Message, MessageError
-from nearveil.mechanisms.projection import fit_projection
-from nearveil.privacy import Basis, Guarantee
+from nearveil.mechanisms.base import Floats, make_guarantee
+from nearveil.mechanisms.message import Message, read_vector
+from nearveil.mechanisms.projection import ProjectedRelease
+from nearveil.privacy import Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
 from nearveil.privacy.noise.calibration import as_double, round_down
@@ -46,7 +44,7 @@ _DELTA_PER_COORDINATE = 2.0**-100
 
 
 @dataclass(frozen=True)
-class Channel:
+class PrivUnitChannel:
     """The law of a message.
 
     Examples
@@ -89,12 +87,9 @@ class Channel:
         return self.dimension * _DELTA_PER_COORDINATE
 
     def log_likelihood(self, projections: Floats) -> Floats:
-        """Return the log-density of a message at a vector with projection <g, x>, relative to a plain Gaussian.
+        """Return the log-density of a message with projection <g, x>, relative to a Gaussian of variance 1 + `_NOISE`.
 
-        The plain Gaussian has the variance ``1 + 3^2/128^2 + 1/768`` in every direction. That a message
-        is rounded to cells is counted as noise of the same variance, and the cut at +-15.9 is left out.
-
-        Returns: In a range of width `tilt`.
+        Cells count as noise of their variance, and the cut at +-15.9 is left out. The range has the width `tilt`.
         """
         # Of a, given <g, x>: Gaussian again, with this mean and deviation, before the tilt.
         mean, deviation = projections / (1 + _NOISE), math.sqrt(_NOISE / (1 + _NOISE))
@@ -103,19 +98,16 @@ class Channel:
         return np.asarray(np.log(inside + low * (1 - inside)) - math.log(self.cap_share + low * (1 - self.cap_share)))
 
     def log_density(self, projections: Floats, squares: Floats) -> Floats:
-        """Return the log-density of a message, by its projection <g, x> and its square |g|^2."""
+        """Return the log-density of a message by its projection <g, x> and its square |g|^2."""
         variance = 1 + _NOISE
         gaussian = -0.5 * (squares / variance + self.dimension * math.log(2 * math.pi * variance))
         return np.asarray(gaussian + self.log_likelihood(projections))
 
 
-def calibrate(epsilon: float, dimension: int) -> Channel:
-    """Return the channel of the largest signal that keeps the promise.
+def calibrate(epsilon: float, dimension: int) -> PrivUnitChannel:
+    """Return the channel of the largest signal, (epsilon, extra_delta)-DP by Theorem 5 of docs/theory/privunit.md.
 
-    `epsilon`: From 1e-3 to 64.
-    `dimension`: Of the vectors, after the projection.
-    Returns: (epsilon, extra_delta)-DP by Theorem 5 of docs/theory/privunit.md; attacked by
-    `test_exact_likelihood_ratios_reach_epsilon_and_never_pass_it`.
+    Attacked by `test_exact_likelihood_ratios_reach_epsilon_and_never_pass_it`.
     """
     value = as_double(epsilon)
     if isinstance(epsilon, bool) or not isinstance(value, float) or not EPSILONS[0] <= value <= EPSILONS[1]:
@@ -123,15 +115,13 @@ def calibrate(epsilon: float, dimension: int) -> Channel:
     if not 1 <= dimension <= LARGEST_DIMENSION:
         raise ValueError(f"X must have 1 to {LARGEST_DIMENSION} columns after the projection")
     tilt = round_down(value - arithmetic_cost(dimension))
-    return Channel(value, dimension, tilt, int(np.argmax(_heights(tilt))))
+    return PrivUnitChannel(value, dimension, tilt, int(np.argmax(_heights(tilt))))
 
 
 def arithmetic_cost(dimension: int) -> float:
     """Return what rounding to the fine grid, in floating point, costs of epsilon (Theorem 4).
 
-    The computed vector lies within v of the true one. Noise z of scale s hides that but for a factor of
-    ``exp(17 v / s + v^2 / (2 s^2))``, on either side of a comparison. Attacked by
-    `test_what_the_arithmetic_and_the_tables_cost`.
+    Attacked by `test_what_the_arithmetic_and_the_tables_cost`.
 
     Examples
     --------
@@ -166,12 +156,8 @@ _DECIMAL = Context(prec=120)  # exp() is correctly rounded by the standard; 120 
 _CHUNK = 1 << 17  # coordinates at a time
 
 
-def draw(channel: Channel, rows: Floats, source: Source) -> NDArray[np.int8]:
-    """Draw the cells of a message for each row.
-
-    `rows`: Finite. Their norms play no part; a row of zeros counts as the first axis.
-    Returns: In cells of 1/8.
-    """
+def draw(channel: PrivUnitChannel, rows: Floats, source: Source) -> NDArray[np.int8]:
+    """Draw the cells of a message for each row; norms play no part, and a row of zeros counts as the first axis."""
     if rows.shape[1] != channel.dimension:
         raise ValueError(f"rows must have {channel.dimension} columns, as the channel has")
     step = max(1, _CHUNK // channel.dimension)
@@ -179,11 +165,8 @@ def draw(channel: Channel, rows: Floats, source: Source) -> NDArray[np.int8]:
     return np.concatenate(chunks)
 
 
-def fine_vectors(channel: Channel, rows: Floats, source: Source) -> Integers:
-    """Draw the vectors that messages are made of, on the grid of 2^-36.
-
-    Returns: In grid steps. Low bits are uniform, whatever the rows are.
-    """
+def fine_vectors(channel: PrivUnitChannel, rows: Floats, source: Source) -> Integers:
+    """Draw the vectors that messages are made of, in steps of 2^-36; their low bits are uniform for all rows."""
     heights = look_up(lattice_table(channel.tilt, channel.threshold), source.words(len(rows)), source) - REACH
     plain = look_up(lattice_table(0.0, 0), source.words(rows.size), source).reshape(rows.shape) - REACH
     blur = gaussian_integers(Fraction(BLUR_STEPS << FINE_BITS), rows.size, source).reshape(rows.shape)
@@ -197,12 +180,7 @@ def in_cells(found: Integers) -> NDArray[np.int8]:
 
 
 def directions(rows: Floats) -> Floats:
-    """Return each row's direction as a vector of integers of length about 2^26.
-
-    The x of the proofs is this vector divided by its own length: of norm one, whatever came in.
-
-    Returns: Integers, none of the rows zero.
-    """
+    """Return each row's direction in integers, of length about 2^26; divided by its length, it is the proofs' x."""
     largest = np.abs(rows).max(axis=1, keepdims=True)
     scaled = np.divide(rows, largest, out=np.zeros_like(rows), where=largest > 0)
     scaled[:, 0] = np.where(largest[:, 0] > 0, scaled[:, 0], 1.0)
@@ -214,11 +192,7 @@ def turned(heights: Integers, plain: Integers, axes: Floats) -> Integers:
     """Return ``a x + (h - <h, x> x)`` on the fine grid, x being an axis divided by its length.
 
     Within ``0.51 sqrt(d)`` grid steps of the true vector (Theorem 3 of docs/theory/privunit.md; attacked by
-    `test_computed_vectors_lie_within_the_bound`).
-
-    `heights`: a, in lattice steps.
-    `plain`: h, in lattice steps.
-    `axes`: From `directions`.
+    `test_computed_vectors_lie_within_the_bound`). `heights` (a) and `plain` (h) are in lattice steps.
     """
     # Both sums are exact: they add up integers below 2^53, in whatever order.
     squares = np.einsum("ij,ij->i", axes, axes)
@@ -232,9 +206,8 @@ def turned(heights: Integers, plain: Integers, axes: Floats) -> Integers:
 def lattice_table(tilt: float, threshold: int) -> Table:
     """Return the table of k + `REACH`: k is Gaussian of scale `STEPS`, and likelier by a tilt from `threshold` on.
 
-    `tilt`: The logarithm of how much likelier. What the table has is a fraction over 2^128, rounded down.
-    Returns: Within 2^-240 of that distribution (Lemma 2 of docs/theory/privunit.md; attacked by
-    `test_tables_are_what_the_proof_says`).
+    The odds e^tilt are a fraction over 2^128, rounded down. Within 2^-240 of that distribution (Lemma 2 of
+    docs/theory/privunit.md; attacked by `test_tables_are_what_the_proof_says`).
     """
     half, even = _half_weights(), 1 << _ODDS_BITS
     odds = int(_DECIMAL.multiply(_DECIMAL.exp(Decimal(tilt)), Decimal(even)))
@@ -253,16 +226,15 @@ def _half_weights() -> tuple[int, ...]:
 _FORMAT = 1  # of the vector in a message
 
 
-class PrivUnit(Release):
+@dataclass(eq=False, repr=False)
+class PrivUnit(ProjectedRelease):
     """Tell the direction of a private row by a Gaussian vector (Bhowmick et al. 2018, Asi et al. 2022).
 
     A Gaussian vector g is drawn from the cap ``<g, x> >= t`` with probability p and from the rest of space
-    otherwise. Where the cap holds q of all Gaussian vectors, ``p/(1-p) (1-q)/q = e^epsilon``, and t is where
-    the signal is largest. The mean of g along x, in units of the noise along any other direction, is 0.397
-    at epsilon 1, 0.786 at 2, 1.516 at 4 and 2.743 at 8, in every dimension.
-
-    The message is g rounded to 1/8, one byte a coordinate. The sampler rejects nothing, and what its arithmetic
-    costs is taken off epsilon beforehand: ``docs/theory/privunit.md``.
+    otherwise. Where the cap holds q of all Gaussian vectors, ``p/(1-p) (1-q)/q = e^epsilon``, and t is where the
+    signal is largest. The signal, the mean of g along x in units of the noise across it, is 0.397 at epsilon 1,
+    0.786 at 2, 1.516 at 4 and 2.743 at 8, in every dimension. The message is g rounded to 1/8, one byte a
+    coordinate. What the arithmetic costs is taken off epsilon first: ``docs/theory/privunit.md``.
 
     Parameters
     ----------
@@ -280,7 +252,7 @@ class PrivUnit(Release):
 
     Attributes
     ----------
-    channel_ : Channel
+    channel_ : PrivUnitChannel
         The law of a message; its ``signal`` is what the server gets.
     projection_ : Projection
 
@@ -289,11 +261,12 @@ class PrivUnit(Release):
     >>> rows = np.random.default_rng(0).standard_normal((500, 32))
     >>> client = PrivUnit(4.0, projection="pca", n_components=8).fit(rows[:100])
     >>> message = client.release(rows[100])
-    >>> message["vector"].shape
-    (8,)
     >>> server = PrivUnit(4.0, projection="pca", n_components=8).fit(rows[:100])
     >>> server.rank(message, rows[101:]).shape
     (399,)
+    >>> density = client.log_density(message, rows)
+    >>> bool(np.ptp(density) <= 4.0)
+    True
     >>> print(client.guarantee)
     Whoever sees the message comes to any conclusion about which record was asked for with at most 55 times the
     probability that it would have otherwise, plus 6.4e-30.
@@ -301,87 +274,38 @@ class PrivUnit(Release):
 
     name = "privunit"
 
-    def __init__(
-        self,
-        epsilon: float,
-        *,
-        projection: Any = None,
-        n_components: int | None = None,
-        projection_seed: int = 0,
-    ) -> None:
-        self.epsilon = epsilon
-        self.projection = projection
-        self.n_components = n_components
-        self.projection_seed = projection_seed
+    epsilon: float
 
     def _make_guarantee(self) -> Guarantee:
         """Theorem 5 of docs/theory/privunit.md."""
-        return Guarantee(
-            epsilon=self.channel_.epsilon,
-            delta=self.channel_.extra_delta,
-            protects="query",
-            unit="record",
-            relation="replace",
-            basis=Basis("PrivUnit", "docs/theory/privunit.md"),
+        return make_guarantee(
+            self.channel_.epsilon,
+            self.channel_.extra_delta,
+            "PrivUnit",
+            "docs/theory/privunit.md",
             events=(PureDp(self.channel_.epsilon),),
             extra_delta=self.channel_.extra_delta,
         )
 
-    def log_density(self, messages: Message | Sequence[Message], X: ArrayLike) -> Floats:
-        """Return the log-density of messages, for each row that may have caused them.
-
-        By the middle of a message's cells; that they are cells is counted as noise. The difference
-        between two rows is the evidence that a message holds for one against the other.
-
-        Parameters
-        ----------
-        messages : Message or sequence of Message
-        X : array-like of shape (n_rows, d)
-
-        Returns
-        -------
-        ndarray of shape (n_messages, n_rows)
-
-        Examples
-        --------
-        >>> rows = np.random.default_rng(0).standard_normal((50, 4))
-        >>> release = PrivUnit(2.0).fit(rows)
-        >>> density = release.log_density(release.release(rows[:5]), rows)
-        >>> density.shape, bool(np.ptp(density, axis=1).max() <= 2.0)
-        ((5, 50), True)
-        """
-        self._check_fitted()
-        given = [messages] if isinstance(messages, Message) else list(messages)
-        vectors = np.array([self._vector(message) for message in given]).reshape(-1, self.channel_.dimension)
-        candidates = self.projection_(self.features(X))
+    def _log_density(self, messages: list[Message], features: Floats) -> Floats:
+        """By the middle of a message's cells; that they are cells is counted as noise."""
+        vectors = np.array([self._vector(message) for message in messages]).reshape(-1, self.channel_.dimension)
         squares = np.einsum("ij,ij->i", vectors, vectors)
-        return self.channel_.log_density(vectors @ candidates.T, squares[:, None])
+        return self.channel_.log_density(vectors @ self.projection_(features).T, squares[:, None])
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
-        projection = fit_projection(
-            self.projection, features, labels, n_components=self.n_components, seed=self.projection_seed
-        )
-        self.channel_: Channel = calibrate(self.epsilon, projection.n_components)
-        self.projection_ = projection
+        self.projection_ = self._fit_projection(features, labels)
+        self.channel_: PrivUnitChannel = calibrate(self.epsilon, self.projection_.n_components)
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
-        cells = draw(self.channel_, self.projection_(features), source)
-        public_id = self.public_id
-        return [Message(self.name, public_id, {"vector": row}, seeded=not source.sound) for row in cells]
-
-    def _prepare(self, features: Floats) -> Floats:
-        return self.projection_(features)
+        return self._messages(source, vector=draw(self.channel_, self.projection_(features), source))
 
     def _rank(self, message: Message, prepared: Floats) -> Floats:
         return np.asarray(prepared @ self._vector(message))
 
     def _vector(self, message: Message) -> Floats:
         """Return the middle of a message's cells."""
-        self._check_message(message)
-        cells = message["vector"]
-        if cells.dtype != np.int8 or cells.shape != (self.channel_.dimension,):
-            raise MessageError(f"arrays: 'vector' must hold {self.channel_.dimension} integers of 8 bits")
-        return cells * CELL
+        return read_vector(message, "vector", "int8", self.channel_.dimension) * CELL
 
     def _public_parts(self) -> tuple[object, ...]:
         return _FORMAT, self.channel_.epsilon, self.projection_.n_components, self.projection_.public_id

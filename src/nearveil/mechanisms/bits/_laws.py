@@ -1,0 +1,482 @@
+"""Randomised bits: codes of values, the laws by which bits flip, and their exact prices."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Context, Decimal, localcontext
+from fractions import Fraction
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq, minimize_scalar
+from scipy.stats import binom
+
+from nearveil.mechanisms.base import Floats
+from nearveil.mechanisms.message import Message, MessageError
+from nearveil.privacy.accounting.binary import Moves, compose_binary
+from nearveil.privacy.checks import check_delta
+from nearveil.privacy.noise import Source
+from nearveil.privacy.noise.calibration import round_up
+
+Bits = NDArray[np.uint8]
+
+WORD = 1 << 64
+PRECISE = Context(prec=80)
+_DOUBT = Decimal("1e-40")  # of a threshold: far above the error of 80 digits, far below one word
+_CHUNK = 1 << 22  # words drawn at a time
+
+
+@dataclass(frozen=True)
+class BitLaw:
+    """The odds of one randomised bit: out of 2^64 words, how many make it a 1."""
+
+    if_one: int  # where the true bit is 1
+    if_zero: int
+
+    @classmethod
+    def nearest_to(cls, p: Decimal, q: Decimal) -> Self:
+        """Return the law nearest to P(1 | 1) = p, P(1 | 0) = q whose losses are not above theirs."""
+        with localcontext(PRECISE):  # Python's own 28 digits would round a threshold to the next word
+            high = math.floor(max(p, q) * WORD - _DOUBT)
+            low = math.ceil(min(p, q) * WORD + _DOUBT)
+        high = max(high, low)  # nearer to each other than a word: the bit tells nothing
+        return cls(high, low) if p > q else cls(low, high)
+
+    @property
+    def one(self) -> float:
+        """The largest log-likelihood ratio of a 1 against a 0; rounded up."""
+        if self.if_one >= self.if_zero:
+            return _log_ratio(self.if_one, self.if_zero)
+        return _log_ratio(WORD - self.if_one, WORD - self.if_zero)
+
+    @property
+    def zero(self) -> float:
+        """The largest log-likelihood ratio of a 0 against a 1; rounded up."""
+        return BitLaw(self.if_zero, self.if_one).one
+
+    @property
+    def epsilon(self) -> float:
+        """The exact epsilon of the bit."""
+        return max(self.one, self.zero)
+
+    @property
+    def p(self) -> float:
+        """P(1 | 1)."""
+        return self.if_one / WORD
+
+    @property
+    def q(self) -> float:
+        """P(1 | 0)."""
+        return self.if_zero / WORD
+
+
+@dataclass(frozen=True)
+class BitString:
+    """A string of randomised bits; bit j follows law j modulo the number of laws."""
+
+    laws: tuple[BitLaw, ...]
+    length: int
+
+    def counts(self) -> tuple[int, ...]:
+        """Return how many bits follow each law."""
+        return tuple(len(range(i, self.length, len(self.laws))) for i in range(len(self.laws)))
+
+    def sample(self, bits: Bits, source: Source) -> Bits:
+        """Randomise every bit of every row."""
+        ones, zeros = (self._each([getattr(law, name) for law in self.laws]) for name in ("if_one", "if_zero"))
+        step = max(1, _CHUNK // self.length)
+        drawn = [
+            source.words(part.size).reshape(part.shape) < np.where(part, ones, zeros)
+            for part in (bits[start : start + step] for start in range(0, len(bits), step))
+        ]
+        return np.concatenate(drawn).astype(np.uint8)
+
+    def evidence(self, seen: Bits) -> Floats:
+        """Return the log-likelihood ratio of a true 1 against a true 0, bit by bit."""
+        return self._log(seen, "if_one") - self.log_if_zero(seen)
+
+    def log_if_zero(self, seen: Bits) -> Floats:
+        """Return the log-probability of what is seen of each bit if all true bits are 0, shape (..., length)."""
+        return self._log(seen, "if_zero")
+
+    def unbiased(self, seen: Bits) -> Floats:
+        """Return estimates of the true bits whose mean is the true bit; zeros where a law tells nothing."""
+        q = self._each([law.q for law in self.laws])
+        gap = self._each([(law.if_one - law.if_zero) / WORD for law in self.laws])
+        return np.asarray(np.divide(seen - q, gap, out=np.zeros(seen.shape), where=gap != 0))
+
+    def _log(self, seen: Bits, name: str) -> Floats:
+        counts = [getattr(law, name) for law in self.laws]
+        yes, no = (self._each([math.log(part(n) / WORD) for n in counts]) for part in (int, lambda n: WORD - n))
+        return np.where(seen, yes, no)
+
+    def _each(self, values: list[int] | list[float]) -> NDArray[Any]:
+        """Return the value of each bit's law, shape (length,)."""
+        kind = np.uint64 if isinstance(values[0], int) else np.float64
+        return np.resize(np.array(values, dtype=kind), self.length)
+
+
+def odds_to_probability(yes: Decimal, no: Decimal) -> Decimal:
+    """Return yes / (yes + no), to 79 digits: a probability from odds."""
+    return PRECISE.divide(yes, PRECISE.add(yes, no))
+
+
+def exp_of_part(epsilon: float, parts: int) -> Decimal:
+    """Return e^(epsilon / parts), to 79 digits."""
+    return PRECISE.divide(as_decimal(epsilon), Decimal(parts)).exp(PRECISE)
+
+
+def as_decimal(number: float) -> Decimal:
+    """Return the decimal number that is written, as the ledger reads it."""
+    return Decimal(repr(float(number)))
+
+
+def read_bits(message: Message, length: int) -> Bits:
+    """Return the `length` bits of a message, or refuse it."""
+    packed: NDArray[Any] = message["bits"]
+    if packed.dtype != np.uint8 or packed.shape != (-(-length // 8),) or np.unpackbits(packed)[length:].any():
+        raise MessageError(f"arrays: 'bits' must hold {length} bits in whole bytes, and zeros after them")
+    return np.unpackbits(packed, count=length)
+
+
+def _log_ratio(larger: int, smaller: int) -> float:
+    """Return the logarithm of a ratio of integers, with all its digits near 1; rounded up."""
+    return round_up(math.log1p(Fraction(larger - smaller, smaller)))
+
+
+MOST_BITS = 12  # integer and fraction bits of a value: tables of pairs stay small
+_SLACK = 1e-9  # by which the norm of a computed unit row may pass one, generously
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """One sign bit, then the magnitude's integer and fraction bits, highest first; larger magnitudes are cut off.
+
+    Rounding "down" cuts further digits off, and a value below one step keeps its sign; by "nearest" zero has none.
+
+    Examples
+    --------
+    >>> Encoding(1, 2, 1.0, "down").encode(np.array([[-0.8, 1.5]]))
+    array([[1, 0, 1, 1, 0, 1, 1, 0]], dtype=uint8)
+    """
+
+    integer_bits: int
+    fraction_bits: int
+    scale: float  # values are multiplied by it first
+    rounding: Literal["down", "nearest"]
+
+    @property
+    def word_bits(self) -> int:
+        """Bits of a value."""
+        return 1 + self.integer_bits + self.fraction_bits
+
+    @property
+    def steps(self) -> float:
+        """How many steps of the code the number one has."""
+        return self.scale * 2.0**self.fraction_bits
+
+    @property
+    def largest(self) -> int:
+        """The largest magnitude, in steps."""
+        return (1 << (self.integer_bits + self.fraction_bits)) - 1
+
+    def magnitudes(self, rows: Floats) -> Floats:
+        """Return magnitudes in whole steps, before they are cut off; of the shape of the rows."""
+        steps = np.abs(rows) * self.steps
+        return np.floor(steps) if self.rounding == "down" else np.rint(steps)
+
+    def encode(self, rows: Floats) -> Bits:
+        """Return the code words of rows, concatenated."""
+        kept = np.minimum(self.magnitudes(rows), self.largest).astype(np.int64)
+        negative = (rows < 0) & (kept >= self._first_signed)
+        words = np.concatenate([negative[..., None], self._digits(kept)], axis=2)
+        return words.reshape(len(rows), -1).astype(np.uint8)
+
+    def words(self) -> tuple[Bits, Floats]:
+        """Return all code words that values from -1 to 1 can have, and the values they stand for."""
+        steps = self._reachable()
+        digits = self._digits(steps)
+        middle = (steps + (0.5 if self.rounding == "down" else 0.0)) / self.steps
+        signed = steps >= self._first_signed
+        plus = np.concatenate([np.zeros((len(steps), 1), dtype=np.int64), digits], axis=1)
+        minus = np.concatenate([np.ones((len(steps), 1), dtype=np.int64), digits], axis=1)[signed]
+        return np.concatenate([plus, minus]).astype(np.uint8), np.concatenate([middle, -middle[signed]])
+
+    def losses(self, one: Floats, zero: Floats) -> Floats:
+        """Return the largest loss of each pair of magnitudes, the best signs included.
+
+        `one` and `zero` are the losses of each bit that is 1 in the first word and 0 in the second, and the reverse.
+        """
+        steps = self._reachable()
+        digits = self._digits(steps).astype(np.float64)
+        rising, falling = (digits * one[1:]) @ (1 - digits).T, ((1 - digits) * zero[1:]) @ digits.T
+        signed = (steps >= self._first_signed).astype(np.float64)  # a sign costs where the word can have either
+        signs = np.maximum(one[0] * signed[:, None], zero[0] * signed[None, :])
+        return np.asarray(rising + falling + signs)
+
+    def worst(self, one: Floats, zero: Floats, n_values: int) -> float:
+        """Bound the loss between two unit rows of `n_values` values from above.
+
+        Theorem 5 of docs/theory/latent-ome.md: squares of a unit row sum to at most one. For every price of a unit
+        of squares, what is left of the best pair of each value, plus the price, is a bound; the least is taken.
+        Attacked by `test_no_two_unit_rows_pass_the_bound`.
+        """
+        squares = self._least(self._reachable()) ** 2
+        spent = squares[:, None] + squares[None, :]
+        kinds, counts = np.unique(
+            np.concatenate([one.reshape(n_values, -1), zero.reshape(n_values, -1)], axis=1), axis=0, return_counts=True
+        )
+        tables = [self.losses(*np.split(kind, 2)) for kind in kinds]
+
+        def bound(price: float) -> float:
+            parts = [count * float((table - price * spent).max()) for table, count in zip(tables, counts, strict=True)]
+            return float(sum(parts) + 2 * price * (1 + _SLACK))
+
+        free = bound(0.0)
+        if free == 0:
+            return 0.0
+        least = minimize_scalar(bound, bounds=(0.0, free), method="bounded", options={"xatol": 1e-9 * free})
+        return min(free, float(least.fun)) * (1 + 1e-12)
+
+    def _reachable(self) -> NDArray[np.int64]:
+        """Return the magnitudes that values from -1 to 1 have."""
+        most = min(int(self.magnitudes(np.array(1 + _SLACK))), self.largest)
+        return np.arange(most + 1)
+
+    def _least(self, steps: NDArray[np.int64]) -> Floats:
+        """Return the least value of each magnitude."""
+        return np.asarray(np.maximum(steps - (0.0 if self.rounding == "down" else 0.5), 0.0) / self.steps)
+
+    @property
+    def _first_signed(self) -> int:
+        """The least magnitude that has a sign."""
+        return 0 if self.rounding == "down" else 1
+
+    def _digits(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the binary digits of magnitudes, highest first, in a new last axis."""
+        places = np.arange(self.word_bits - 2, -1, -1)
+        return np.asarray((steps[..., None] >> places) & 1)
+
+
+LEAST, MOST = 1e-9, 40.0  # of the nominal epsilon of a bit: below, thresholds are too coarse; above, nothing is hidden
+
+
+def largest_nominal(
+    price: Callable[[float], float], epsilon: float, turn: float, length: int, name: str = "the mechanism"
+) -> float:
+    """Return the largest nominal epsilon found whose exact price, rising from `turn` on, is at most `epsilon`."""
+    least, most = LEAST * length, MOST * length
+    starts = [start for start in (max(turn, least), least) if price(start) <= epsilon]
+    if not starts:
+        floor = min(price(max(turn, least)), price(least))
+        raise ValueError(
+            f"epsilon must be at least {floor:.6g} for {name} with this alpha and {length} bits: "
+            "no nominal_epsilon reaches less. Take alpha nearer to 1, fewer bits or fewer n_components"
+        )
+    low = starts[0]
+    high = min(2 * max(low, epsilon), most)
+    while price(high) <= epsilon and high < most:
+        low, high = high, min(2 * high, most)
+    if price(high) <= epsilon:
+        return high
+    found = float(brentq(lambda nominal: price(nominal) - epsilon, low, high, rtol=1e-15, xtol=1e-300))
+    step = 2.0**-50
+    while found > low and price(found) > epsilon:  # rounding, or a bound that is minimised to a few digits
+        found, step = max(found * (1 - step), low), 2 * step
+    return found
+
+
+_MOST_EXACT = 1024  # bits of one law whose mixtures of directions are all tried
+_GRID = 1 << 14
+_DELTA_DOUBT = 1e-13  # what rounding may hide of a delta
+
+
+@dataclass(frozen=True)
+class Price:
+    """Exact local epsilons: of one value's bits and of the whole message, at delta 0 and at that of the budgets."""
+
+    per_value: float
+    per_vector: float
+    per_value_at_delta: float
+    per_vector_at_delta: float
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """A mechanism's budget for a whole vector, by whoever states it.
+
+    Attributes
+    ----------
+    claimed : float
+        The epsilon of the mechanism's own paper.
+    published_correction : float
+        That of "Corrected privacy budget bounds in LATENT and OME". It divides by an expected distance, so it is not
+        a bound on a likelihood ratio: ``published_label`` says so.
+    exact, exact_code_words : Price
+        Over all pairs of bit strings; and over the pairs of code words that rows of norm one can have, from above.
+    delta : float
+    n_bits, n_values : int
+    """
+
+    published_label: ClassVar[str] = "not an LDP bound"
+
+    claimed: float
+    published_correction: float
+    exact: Price
+    exact_code_words: Price
+    delta: float
+    n_bits: int
+    n_values: int
+
+    @property
+    def claim_holds(self) -> bool:
+        """Whether the claim is at least the exact epsilon over all strings."""
+        return self.claimed >= self.exact.per_vector
+
+    def __str__(self) -> str:
+        verdict = "holds" if self.claim_holds else "false"
+        rows = [
+            ("claimed", f"{self.claimed:.6g} ({verdict})"),
+            ("published correction", f"{self.published_correction:.6g} ({self.published_label})"),
+            ("exact, all strings", self._line(self.exact)),
+            ("exact, code words", self._line(self.exact_code_words)),
+        ]
+        title = f"epsilon of a vector (of a value), {self.n_values} values, {self.n_bits} bits"
+        return "\n".join([title, *(f"{name:<22}{text}" for name, text in rows)])
+
+    def _line(self, price: Price) -> str:
+        pure = f"{price.per_vector:.6g} ({price.per_value:.4g})"
+        return f"{pure}, at delta {self.delta:g} {price.per_vector_at_delta:.6g} ({price.per_value_at_delta:.4g})"
+
+
+def exact_prices(string: BitString, encoding: Encoding, delta: float) -> tuple[Price, Price]:
+    """Return the exact epsilons over all strings, and over the code words that can occur."""
+    check_delta(delta)
+    n_values = string.length // encoding.word_bits
+    words = [_string_of_value(string.laws, start, encoding.word_bits) for start in range(len(string.laws))]
+    strings = Price(
+        max(pure_epsilon(word) for word in words),
+        pure_epsilon(string),
+        max(epsilon_at(word.laws, word.counts(), delta) for word in words),
+        epsilon_at(string.laws, string.counts(), delta),
+    )
+    value, vector = (
+        max(code_word_epsilon(word, encoding, 1) for word in words),
+        code_word_epsilon(string, encoding, n_values),
+    )
+    value_at = max(epsilon_at(word.laws, _count_differing(word, encoding, 1), delta) for word in words)
+    vector_at = epsilon_at(string.laws, _count_differing(string, encoding, n_values), delta)
+    code_words = Price(value, vector, min(value, value_at), min(vector, vector_at))
+    return strings, code_words
+
+
+def pure_epsilon(string: BitString) -> float:
+    """Return the exact epsilon over all strings: that of every bit, summed (Theorem 2 of docs/theory/latent-ome.md)."""
+    return sum(law.epsilon * count for law, count in zip(string.laws, string.counts(), strict=True))
+
+
+def code_word_epsilon(string: BitString, encoding: Encoding, n_values: int) -> float:
+    """Return an upper bound on epsilon over the code words of unit rows (Theorem 5); never above that of strings."""
+    one, zero = (np.resize([getattr(law, side) for law in string.laws], string.length) for side in ("one", "zero"))
+    return min(encoding.worst(one, zero, n_values), pure_epsilon(string))
+
+
+def epsilon_at(laws: tuple[BitLaw, ...], counts: tuple[int, ...], delta: float) -> float:
+    """Return an epsilon at a delta for strings that differ in `counts` bits of each law.
+
+    Exact for one law; for two, from above by at most one cell of a grid of 16,384 (Theorem 4 of
+    docs/theory/latent-ome.md). Attacked by `test_at_delta_against_all_pairs_of_strings`.
+    """
+    groups = [(law, n) for law, n in zip(laws, counts, strict=True) if n > 0 and law.epsilon > 0]
+    pure = sum(law.epsilon * n for law, n in groups)
+    if not groups or pure == 0:
+        return 0.0
+    if max(n for _, n in groups) > _MOST_EXACT:
+        p, q = (np.array([getattr(law, side) for law, _ in groups]) for side in ("p", "q"))
+        moves = Moves.between(np.concatenate([p, q]), np.concatenate([q, p]))
+        return min(compose_binary(moves, sum(n for _, n in groups)).epsilon(delta), pure)
+    curve = _join_curves([Mixtures.count(law, n) for law, n in groups])
+    if curve(pure) >= delta:
+        return pure
+    if curve(0.0) <= delta:
+        return 0.0
+    found = float(brentq(lambda epsilon: curve(epsilon) - delta, 0.0, pure, xtol=1e-13, rtol=1e-14))
+    return min(found * (1 + 1e-12), pure)
+
+
+@dataclass(frozen=True, eq=False)
+class Mixtures:
+    """Losses of n bits of one law that differ, k of them 1 in the first string and n - k in the second.
+
+    Probabilities are of every mixture and loss under the first string; their last column is zero.
+    """
+
+    lowest: Floats  # the least loss of every mixture k; the others follow in steps of `gap`
+    gap: float
+    masses: Floats
+    tails: Floats  # of the loss and all greater ones
+    discounted: Floats  # the same, each greater loss discounted by what it is greater
+
+    @classmethod
+    def count(cls, law: BitLaw, n: int) -> "Mixtures":
+        p, q = (law.p, law.q) if law.p >= law.q else (1 - law.p, 1 - law.q)
+        k = np.arange(n + 1)
+        masses = np.zeros((n + 1, n + 2))
+        for count in k:
+            first = binom.pmf(np.arange(count + 1), count, p)
+            second = binom.pmf(np.arange(n - count + 1), n - count, q)[::-1]
+            masses[count, :-1] = np.convolve(first, second)
+        gap = law.one + law.zero
+        discounted = np.zeros_like(masses)
+        for column in range(n, -1, -1):
+            discounted[:, column] = masses[:, column] + math.exp(-gap) * discounted[:, column + 1]
+        tails = np.cumsum(masses[:, ::-1], axis=1)[:, ::-1]
+        return cls((n - 2 * k) * law.zero - (n - k) * gap, gap, masses, tails, discounted)
+
+    def losses(self) -> Floats:
+        """Return the losses of every mixture, shape (n + 1, n + 1)."""
+        return np.asarray(self.lowest[:, None] + self.gap * np.arange(len(self.lowest)))
+
+    def delta(self, epsilons: Floats) -> Floats:
+        """Return the largest delta of all mixtures at each epsilon, which may be negative; shape (m,)."""
+        at = np.floor((epsilons[:, None] - self.lowest) / self.gap).astype(np.int64) + 1
+        at = np.clip(at, 0, len(self.lowest))
+        rows = np.arange(len(self.lowest))
+        above = np.minimum(epsilons[:, None] - self.lowest - self.gap * at, 0.0)
+        deltas = self.tails[rows, at] - np.exp(above) * self.discounted[rows, at]
+        return np.asarray(np.maximum(deltas.max(axis=1), 0.0))
+
+
+def _join_curves(groups: list[Mixtures]) -> Callable[[float], float]:
+    """Return delta as a function of epsilon, for one or two groups of bits."""
+    if len(groups) == 1:
+        return lambda epsilon: float(groups[0].delta(np.array([epsilon]))[0]) + _DELTA_DOUBT
+    first, second = groups
+    losses, masses = first.losses(), first.masses[:, :-1]
+    reach = float(np.abs(second.losses()).max())
+    grid = np.linspace(-reach, reach, _GRID)
+    known = second.delta(grid)
+
+    def curve(epsilon: float) -> float:
+        rest = epsilon - losses
+        # Delta falls with epsilon: the grid's point to the left is from above. Below all losses it is 1 - e^rest.
+        left = known[np.maximum(np.searchsorted(grid, rest, side="right") - 1, 0)]
+        deltas = np.where(rest < -reach, -np.expm1(np.minimum(rest, 0.0)), left)
+        return float((masses * deltas).sum(axis=1).max()) + _DELTA_DOUBT
+
+    return curve
+
+
+def _string_of_value(laws: tuple[BitLaw, ...], start: int, length: int) -> BitString:
+    """Return the string of a value whose first bit follows law `start`."""
+    return BitString(laws[start:] + laws[:start], length)
+
+
+def _count_differing(string: BitString, encoding: Encoding, n_values: int) -> tuple[int, ...]:
+    """Return in how many bits of each law two code words of unit rows can differ; an upper bound."""
+    found = []
+    for number, count in enumerate(string.counts()):
+        marks = (np.arange(string.length) % len(string.laws) == number).astype(np.float64)
+        found.append(min(count, math.floor(encoding.worst(marks, marks, n_values) + 1e-6)))
+    return tuple(found)

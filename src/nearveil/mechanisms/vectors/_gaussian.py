@@ -1,0 +1,241 @@
+"""Gaussian noise on vectors: the analytic Gaussian mechanism, and random projection."""
+
+import math
+from abc import abstractmethod
+from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Integral, Real
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils._param_validation import Interval
+
+from nearveil.mechanisms.base import Floats, TractableRelease, make_guarantee
+from nearveil.mechanisms.message import Message, read_vector
+from nearveil.mechanisms.projection import ProjectedRelease
+from nearveil.privacy import Guarantee
+from nearveil.privacy.noise import LARGEST_EPSILON, GaussianNoise, Source, add_noise, calibrate_gaussian, gaussian_grid
+
+EPSILON = Interval(Real, 1e-6, LARGEST_EPSILON, closed="both")
+DELTA = Interval(Real, 1e-18, 0.999, closed="both")
+SEED = Interval(Integral, 0, (1 << 32) - 1, closed="both")
+COMPONENTS = Interval(Integral, 1, 4096, closed="both")
+LINK = "docs/theory/baselines.md"
+REASON = (
+    "its noise is for a change of one attribute by at most one, and another record differs in all attributes at once"
+)
+
+
+class NoisyVector(TractableRelease):
+    """A vector that the row is mapped to, plus Gaussian noise; the server ranks by inner products with it."""
+
+    epsilon: float
+    delta: float
+    noise_: GaussianNoise
+
+    def _make_guarantee(self) -> Guarantee:
+        """Theorems 1 and 2 of docs/theory/baselines.md."""
+        return make_guarantee(
+            float(self.epsilon),
+            float(self.delta),
+            "analytic Gaussian mechanism",
+            LINK,
+            events=(self.noise_.event,),
+            extra_delta=self.noise_.extra_delta,
+        )
+
+    @abstractmethod
+    def _fit_map(self, features: Floats, labels: NDArray[np.int64] | None) -> GaussianNoise:
+        """Learn the map and return the noise of one row."""
+
+    @abstractmethod
+    def _prepare(self, features: Floats) -> Floats:
+        """Map features of norm one (or zero), without noise."""
+
+    def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
+        self._validate_params()
+        self.noise_ = self._fit_map(features, labels)
+
+    def _release(self, features: Floats, source: Source) -> list[Message]:
+        values = self._prepare(features)
+        # The calibration is for one row; a batch is many of them. Single precision is post-processing.
+        noisy = add_noise(values, replace(self.noise_, size=values.size), source=source)
+        return self._messages(source, vector=noisy.astype(np.float32))
+
+    def _log_density(self, messages: list[Message], features: Floats) -> Floats:
+        rows = self._prepare(features)
+        vectors = np.array([self._vector(message) for message in messages]).reshape(-1, self.noise_.size)
+        half = vectors @ rows.T - np.einsum("ij,ij->i", rows, rows) / 2
+        return np.asarray(half / self.noise_.scale**2)
+
+    def _rank(self, message: Message, prepared: Floats) -> Floats:
+        return np.asarray(prepared @ self._vector(message), dtype=np.float64)
+
+    def _vector(self, message: Message) -> Floats:
+        return read_vector(message, "vector", "float32", self.noise_.size)
+
+
+@dataclass(eq=False, repr=False)
+class AnalyticGaussian(ProjectedRelease, NoisyVector):
+    """Send the feature itself with the least Gaussian noise that keeps the guarantee (Balle and Wang 2018).
+
+    Two rows of norm one are at most 2 apart, so the noise is that of sensitivity 2 on every coordinate. The message
+    is of the same kind as PrivUnit's, with three times the noise.
+
+    Parameters
+    ----------
+    epsilon : float
+        From 1e-6 to 64.
+    delta : float, default=1e-5
+    projection, n_components, projection_seed
+        A public map to fewer dimensions, as for :class:`~nearveil.mechanisms.PrivUnit`.
+
+    Attributes
+    ----------
+    noise_ : GaussianNoise
+        Of one row.
+    projection_ : Projection
+
+    Examples
+    --------
+    >>> rows = np.random.default_rng(0).standard_normal((200, 32))
+    >>> release = AnalyticGaussian(4.0).fit(rows[:100])
+    >>> release.release(rows[100])["vector"].shape
+    (32,)
+    >>> f"{release.noise_.scale:.2f}"
+    '2.16'
+    """
+
+    name = "analytic-gaussian"
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        "epsilon": [EPSILON],
+        "delta": [DELTA],
+        "projection": "no_validation",
+        "n_components": "no_validation",
+        "projection_seed": [SEED],
+    }
+
+    epsilon: float
+    _: KW_ONLY
+    delta: float = 1e-5
+
+    def _fit_map(self, features: Floats, labels: NDArray[np.int64] | None) -> GaussianNoise:
+        self.projection_ = self._fit_projection(features, labels)
+        size = self.projection_.n_components
+        return calibrate_gaussian(self.epsilon, self.delta, sensitivity=2 * computed_norm(size), size=size)
+
+    def _public_parts(self) -> tuple[object, ...]:
+        return self.noise_.size, self.projection_.public_id
+
+
+def computed_norm(dimension: int) -> float:
+    """Bound the norm of a row that was divided by its norm in doubles.
+
+    A sum of d squares is off by d roundings at most, its root by half of that, the quotient by one more.
+    """
+    return 1 + (dimension + 8) * 2.0**-52
+
+
+@dataclass(eq=False, repr=False)
+class RandomProjection(NoisyVector):
+    """Project to fewer dimensions by a public random matrix and add noise (Kenthapadi et al. 2012).
+
+    The matrix has independent entries of variance ``1 / n_components``, drawn from a public seed. The noise is for
+    twice its largest singular value: replacing a row of norm one moves the projection by no more. The paper protects
+    less, one attribute that changes by at most one; `as_published` has its noise, which is smaller.
+
+    Parameters
+    ----------
+    epsilon : float
+        From 1e-6 to 64.
+    delta : float, default=1e-5
+        Below 1/2 as published.
+    n_components : int, default=64
+        May exceed the number of features.
+    projection_seed : int, default=0
+        Public: the server needs it too.
+    as_published : bool, default=False
+        Calibrate as the paper does. Unsound for a record.
+    allow_unsound : bool, default=False
+        Must be set for `as_published`.
+
+    Attributes
+    ----------
+    matrix_ : ndarray of shape (d, n_components)
+    noise_ : GaussianNoise
+        Of one row.
+
+    Examples
+    --------
+    >>> rows = np.random.default_rng(0).standard_normal((200, 32))
+    >>> release = RandomProjection(4.0, n_components=16).fit(rows[:100])
+    >>> release.release(rows[100])["vector"].shape
+    (16,)
+    >>> largest = np.linalg.norm(release.matrix_, 2)
+    >>> f"{release.noise_.sensitivity / largest:.4f}"
+    '2.0000'
+    """
+
+    name = "random-projection"
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        "epsilon": [EPSILON],
+        "delta": [DELTA],
+        "n_components": [COMPONENTS],
+        "projection_seed": [SEED],
+        "as_published": ["boolean"],
+        "allow_unsound": ["boolean"],
+    }
+
+    epsilon: float
+    _: KW_ONLY
+    delta: float = 1e-5
+    n_components: int = 64
+    projection_seed: int = 0
+    as_published: bool = False
+    allow_unsound: bool = False
+
+    def _make_guarantee(self) -> Guarantee:
+        if not self.as_published:
+            return super()._make_guarantee()
+        return make_guarantee(float(self.epsilon), float(self.delta), "as published (2012)", LINK, reason=REASON)
+
+    def _fit_map(self, features: Floats, labels: NDArray[np.int64] | None) -> GaussianNoise:
+        del labels
+        if self.as_published and not self.allow_unsound:
+            raise ValueError(f"as_published keeps no promise: {REASON}. Set allow_unsound=True to run it all the same")
+        d, k = features.shape[1], int(self.n_components)
+        self.matrix_ = np.random.default_rng(self.projection_seed).standard_normal((d, k)) / math.sqrt(k)
+        if self.as_published:
+            return published_noise(self.matrix_, self.epsilon, self.delta)
+        return calibrate_gaussian(self.epsilon, self.delta, sensitivity=record_sensitivity(self.matrix_), size=k)
+
+    def _prepare(self, features: Floats) -> Floats:
+        return np.asarray(features @ self.matrix_)
+
+    def _public_parts(self) -> tuple[object, ...]:
+        return int(self.n_components), int(self.projection_seed)
+
+
+def record_sensitivity(matrix: Floats) -> float:
+    """Bound how far apart the projections of two rows of norm one lie: ``2 |P|``, in the spectral norm.
+
+    Theorem 2 of docs/theory/baselines.md; `test_the_projection_moves_as_far_as_the_bound_and_no_farther`. Added is
+    what doubles may add: d roundings in each inner product, and as many in the singular value.
+    """
+    d, k = matrix.shape
+    rounding = 4 * (d + k) * 2.0**-52 * float(np.linalg.norm(matrix))
+    return float(2 * (np.linalg.norm(matrix, 2) * computed_norm(d) + rounding))
+
+
+def published_noise(matrix: Floats, epsilon: float, delta: float) -> GaussianNoise:
+    """Return the paper's noise: ``w sqrt(2 (ln(1 / (2 delta)) + epsilon)) / epsilon``, w the largest row's norm.
+
+    It suffices for a change of one attribute by one (docs/theory/baselines.md, Theorem 3).
+    """
+    if not delta < 0.5:
+        raise ValueError("delta must be below 1/2 for the published calibration")
+    change, size = float(np.linalg.norm(matrix, axis=1).max()), matrix.shape[1]
+    scale = change * math.sqrt(2 * (math.log(1 / (2 * delta)) + epsilon)) / epsilon
+    return GaussianNoise(sensitivity=change, scale=scale, size=size, grid=gaussian_grid(min(change, scale), size))
