@@ -7,13 +7,14 @@ beat is a dotted black line.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from studies._study import Mean, summarise
+from studies._study import Mean, select, summarise
 
 STYLE: Any = {
     "font.size": 9.5,
@@ -109,6 +110,23 @@ def make_panels(lines: int, columns: int, size: tuple[float, float], **shared: A
     """Return a figure, and its axes as an array of shape (lines, columns)."""
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(lines, columns, squeeze=False, **shared)
+
+
+def make_grid(
+    frame: pd.DataFrame, size: tuple[float, float], *, column: str, line: str | None = None, **shared: Any
+) -> tuple[Figure, Any, list[tuple[Axes, Any, pd.DataFrame]]]:
+    """Return a figure with a panel for each value of `column`, and of `line` where that is given.
+
+    Besides the axes, each panel comes with its values, those of the line first, and with the rows that have them.
+    """
+    names = [column] if line is None else [line, column]
+    values = [frame[name].unique() for name in names]
+    figure, panels = make_panels(len(values[0]) if line else 1, len(values[-1]), size, **shared)
+    cells = []
+    for axes, keys in zip(panels.flat, product(*values), strict=True):
+        own = select(frame, **dict(zip(names, keys, strict=True)))
+        cells.append((axes, keys if line else keys[0], own))
+    return figure, panels, cells
 
 
 def curve(

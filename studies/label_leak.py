@@ -73,8 +73,8 @@ def measure(case: Case) -> list[Row]:
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw four bars a set, under the ceiling."""
-    figure, panels = draw.make_panels(1, rows["data"].nunique(), (9.6, 4.6), sharey=True)
-    for axes, (data, own) in zip(panels[0], rows.groupby("data", sort=False), strict=True):
+    figure, panels, cells = draw.make_grid(rows, (9.6, 4.6), column="data", sharey=True)
+    for axes, data, own in cells:
         _draw_bars(axes, own)
         axes.set_title(f"{SETS[data].title}: {own['classes'].iloc[0]} classes, nominal epsilon {EPSILON:g}")
     panels[0, 0].set_ylabel("Recall@8")

@@ -55,9 +55,8 @@ def measure(case: Case) -> list[Row]:
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw accuracy over label weight, a curve a bandwidth."""
-    sets = rows["data"].nunique()
-    figure, panels = draw.make_panels(1, sets, (5 * sets, 4.4), sharey=True)
-    for axes, (data, own) in zip(panels[0], rows.groupby("data", sort=False), strict=True):
+    figure, panels, cells = draw.make_grid(rows, (5 * rows["data"].nunique(), 4.4), column="data", sharey=True)
+    for axes, data, own in cells:
         weights = list(own["label_weight"].unique())
         axes.axhline(own["raw"].iloc[0], color="black", linestyle="-.", linewidth=1.4, label="raw features")
         labels = {bandwidth: f"bandwidth {bandwidth:g}" for bandwidth in own["bandwidth"].unique()}

@@ -83,19 +83,17 @@ def _compute_chance(gallery_labels: Labels, query_labels: Labels) -> float:
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw a column a set and a line a number of columns of the embedding."""
-    data, columns = rows["data"].unique(), rows["k"].unique()
-    size = (10.5, 3.1 * len(columns) + 0.9)
-    figure, panels = draw.make_panels(len(columns), len(data), size, sharex=True, sharey=True)
-    for line, k in zip(panels, columns, strict=True):
-        for axes, name in zip(line, data, strict=True):
-            own = select(rows, data=name, k=k)
-            raw = select(own, method=RAW)["recall"].mean()
-            axes.axhline(raw, color="black", linestyle="-.", linewidth=1.4, label="raw features, no label")
-            draw.curves(axes, own, "recall", "step", only=METHODS)
-            draw.floor(axes, own["chance"].iloc[0], label="chance: eight random items")
-            axes.set_title(f"{SETS[name].title}, {k} columns")
-            axes.set(ylim=(0, 1.03), xticks=range(0, STEPS + 1, 2))
-        line[0].set_ylabel("Recall@8")
+    size = (10.5, 3.1 * rows["k"].nunique() + 0.9)
+    figure, panels, cells = draw.make_grid(rows, size, line="k", column="data", sharex=True, sharey=True)
+    for axes, (k, name), own in cells:
+        raw = select(own, method=RAW)["recall"].mean()
+        axes.axhline(raw, color="black", linestyle="-.", linewidth=1.4, label="raw features, no label")
+        draw.curves(axes, own, "recall", "step", only=METHODS)
+        draw.floor(axes, own["chance"].iloc[0], label="chance: eight random items")
+        axes.set_title(f"{SETS[name].title}, {k} columns")
+        axes.set(ylim=(0, 1.03), xticks=range(0, STEPS + 1, 2))
+    for axes in panels[:, 0]:
+        axes.set_ylabel("Recall@8")
     for axes in panels[-1]:
         axes.set_xlabel("iterations of the query")
     draw.legend_below(figure, panels[0, :1])

@@ -165,15 +165,15 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
 
 def _draw_iterations(points: pd.DataFrame, spread: pd.DataFrame) -> Figure:
     """Draw a line of panels a method and a column an iteration."""
-    methods, steps = points["method"].unique(), points["step"].unique()
     within = spread.groupby(["method", "step"])["within"].mean()
-    figure, panels = draw.make_panels(len(methods), len(steps), (10.8, 2.35 * len(methods) + 0.7))
-    for line, method in zip(panels, methods, strict=True):
-        for axes, step in zip(line, steps, strict=True):
-            _draw_classes(axes, points[(points["method"] == method) & (points["step"] == step)])
-            axes.set_title(f"iteration {step}", fontsize=9.5)
-            axes.set_xlabel(f"within classes: {within[method, step]:.0%}", fontsize=8.5)
-        line[0].set_ylabel("the authors' program" if method == PROGRAM else "as published, eq. 4")
+    size = (10.8, 2.35 * points["method"].nunique() + 0.7)
+    figure, panels, cells = draw.make_grid(points, size, line="method", column="step")
+    for axes, (method, step), own in cells:
+        _draw_classes(axes, own)
+        axes.set_title(f"iteration {step}", fontsize=9.5)
+        axes.set_xlabel(f"within classes: {within[method, step]:.0%}", fontsize=8.5)
+        if axes in panels[:, 0]:
+            axes.set_ylabel("the authors' program" if method == PROGRAM else "as published, eq. 4")
     draw.legend_below(figure, panels[0, :1], ncols=9)
     return figure
 

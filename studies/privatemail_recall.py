@@ -109,8 +109,8 @@ def _draw_limits(axes: Axes, n_classes: int, epsilons: Sequence[float]) -> None:
 
 def _draw_first(rows: pd.DataFrame) -> Figure:
     ours = select(rows, method=FIRST)
-    figure, (panels,) = draw.make_panels(1, ours["data"].nunique(), (9.6, 4.6), sharey=True)
-    for axes, (data, own) in zip(panels, ours.groupby("data", sort=False), strict=True):
+    figure, (panels,), cells = draw.make_grid(ours, (9.6, 4.6), column="data", sharey=True)
+    for axes, data, own in cells:
         _draw_limits(axes, own["classes"].iloc[0], FIRST_EPSILONS)
         for place, (delta, group) in enumerate(own.groupby("delta", sort=False)):
             label = f"{FIRST}, delta {delta:g}"

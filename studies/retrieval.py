@@ -252,18 +252,22 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
 
 def _draw_grid(found: pd.DataFrame, draw_panel: Callable[[Axes, pd.DataFrame], None], label: str) -> Figure:
     """Draw a line of panels for each set, a column for each f."""
-    sets, fractions = sorted(found["data"].unique(), reverse=True), sorted(found["f"].unique())
-    size = (10.5, 0.9 + 2.75 * len(sets))
-    figure, panels = draw.make_panels(len(sets), len(fractions), size, sharex=True, sharey=True)
-    for line, data in zip(panels, sets, strict=True):
-        for axes, fraction in zip(line, fractions, strict=True):
-            here = select(found, data=data, f=fraction)
-            draw_panel(axes, here)
-            axes.set(title=f"{NAMES.get(data, data)}, answers of {fraction:.0%}", ylim=(0, 1.005))
-            draw.epsilon_axis(axes, here["epsilon"].unique(), label="epsilon of one query" if data == sets[-1] else "")
-        line[0].set_ylabel(label)
+    found = found.sort_values(["data", "f"], ascending=[False, True], kind="stable")
+    size = (10.5, 0.9 + 2.75 * found["data"].nunique())
+    figure, panels, cells = draw.make_grid(found, size, line="data", column="f", sharex=True, sharey=True)
+    for axes, (data, fraction), here in cells:
+        draw_panel(axes, here)
+        axes.set(title=f"{NAMES.get(data, data)}, answers of {fraction:.0%}", ylim=(0, 1.005))
+        _label_axes(axes, here, panels, label)
     draw.legend_below(figure, panels.ravel(), ncols=5)
     return figure
+
+
+def _label_axes(axes: Axes, here: pd.DataFrame, panels: Any, label: str) -> None:
+    """Name x below the last line of panels, and y beside the first column."""
+    draw.epsilon_axis(axes, here["epsilon"].unique(), label="epsilon of one query" if axes in panels[-1] else "")
+    if axes in panels[:, 0]:
+        axes.set_ylabel(label)
 
 
 def _draw_neighbours(axes: Axes, here: pd.DataFrame, methods: Sequence[str]) -> None:
@@ -282,17 +286,14 @@ def _draw_same_class(axes: Axes, here: pd.DataFrame) -> None:
 
 def _draw_classes(rows: pd.DataFrame) -> Figure:
     """Draw what queries of classes that are lacking find less, as a difference for each seed."""
-    found = compute_differences(rows)
-    sets = sorted(found["data"].unique(), reverse=True)
-    figure, panels = draw.make_panels(len(sets), len(LACKS), (9.0, 0.8 + 2.7 * len(sets)), sharey=True, sharex=True)
-    for line, data in zip(panels, sets, strict=True):
-        for axes, lacks in zip(line, LACKS, strict=True):
-            here = select(found, data=data, lacks=lacks)
-            axes.axhline(0, color="black", linewidth=1.0)
-            draw.curves(axes, here, "difference", "epsilon")
-            axes.set_title(f"{NAMES.get(data, data)}: {lacks} lack the class")
-            draw.epsilon_axis(axes, here["epsilon"].unique(), label="epsilon of one query" if data == sets[-1] else "")
-        line[0].set_ylabel("NN-recall@8, lacking less known")
+    found = compute_differences(rows).sort_values("data", ascending=False, kind="stable")
+    size = (9.0, 0.8 + 2.7 * found["data"].nunique())
+    figure, panels, cells = draw.make_grid(found, size, line="data", column="lacks", sharey=True, sharex=True)
+    for axes, (data, lacks), here in cells:
+        axes.axhline(0, color="black", linewidth=1.0)
+        draw.curves(axes, here, "difference", "epsilon")
+        axes.set_title(f"{NAMES.get(data, data)}: {lacks} lack the class")
+        _label_axes(axes, here, panels, "NN-recall@8, lacking less known")
     draw.legend_below(figure, panels.ravel(), ncols=5)
     return figure
 

@@ -384,22 +384,24 @@ def _make_anchors(n: int, rng: np.random.Generator) -> dict[str, Floats]:
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw the bounds over n and over the bandwidth."""
-    over_n, panels = draw.make_panels(len(SIZE_BANDWIDTHS), len(SHOWN), (10.8, 5.9), sharex=True, sharey="row")
-    for line, bandwidth in zip(panels, SIZE_BANDWIDTHS, strict=True):
-        for axes, released in zip(line, SHOWN, strict=True):
-            _draw_panel(axes, select(rows, released=released, bandwidth=bandwidth), "rows")
-            axes.set_title(f"{released}\nbandwidth {bandwidth:g}", fontsize=9.5)
-            axes.set_xlabel("rows n" if bandwidth == SIZE_BANDWIDTHS[-1] else "")
-        line[0].set_ylabel("L2 sensitivity of the first step")
-    draw.legend_below(over_n, panels.ravel(), ncols=4)
-    over_bandwidth, (line,) = draw.make_panels(1, len(SHOWN), (10.8, 3.6), sharey=True)
-    for axes, released in zip(line, SHOWN, strict=True):
-        here = select(rows, released=released, rows=BANDWIDTH_SIZE)
+    shown = rows[rows["released"].isin(SHOWN)]
+    some = shown[shown["bandwidth"].isin(SIZE_BANDWIDTHS)]
+    grid: Any = {"line": "bandwidth", "column": "released", "sharex": True, "sharey": "row"}
+    over_n, panels, cells = draw.make_grid(some, (10.8, 5.9), **grid)
+    for axes, (bandwidth, released), here in cells:
+        _draw_panel(axes, here, "rows")
+        axes.set_title(f"{released}\nbandwidth {bandwidth:g}", fontsize=9.5)
+        axes.set_xlabel("rows n" if axes in panels[-1] else "")
+    some = select(shown, rows=BANDWIDTH_SIZE)
+    over_bandwidth, line, cells = draw.make_grid(some, (10.8, 3.6), column="released", sharey=True)
+    for axes, released, here in cells:
         _draw_panel(axes, here, "bandwidth")
         axes.set_title(f"{released}\n{BANDWIDTH_SIZE:,} rows", fontsize=9.5)
         draw.epsilon_axis(axes, here["bandwidth"].unique(), label="bandwidth s")
-    line[0].set_ylabel("L2 sensitivity of the first step")
-    draw.legend_below(over_bandwidth, line, ncols=4)
+    for figure, drawn in ((over_n, panels), (over_bandwidth, line)):
+        for axes in drawn[:, 0]:
+            axes.set_ylabel("L2 sensitivity of the first step")
+        draw.legend_below(figure, drawn.ravel(), ncols=4)
     return {"over-n": over_n, "over-bandwidth": over_bandwidth}
 
 
