@@ -30,7 +30,7 @@ from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.mechanisms.projection import fit_projection
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
-from nearveil.search.evaluation import Copies, popularity, true_neighbors
+from nearveil.search.evaluation import Copies, count_popularity, true_neighbors
 from nearveil.search.retriever import select_first
 from studies.data import load_features
 
@@ -191,7 +191,7 @@ def build_search(trial: Trial) -> Search:
     centred = Cells(1.0).fit(trial.public)  # any release: all centre alike
     gallery = centred.features(trial.gallery, lenient=True).astype(np.float32)
     queries = centred.features(trial.queries).astype(np.float32)
-    truth, counts = true_neighbors(queries, gallery, K), popularity(gallery, K)
+    truth, counts = true_neighbors(queries, gallery, K), count_popularity(gallery, K)
     return Search(trial, queries, gallery, queries @ gallery.T, truth, Copies(gallery), counts)
 
 

@@ -12,7 +12,7 @@ from nearveil.gallery.codes import Codes, Singles, make_codes
 from nearveil.mechanisms import Covers
 from nearveil.mechanisms.base import candidate_count
 from nearveil.search.ceiling import popular_floor
-from nearveil.search.evaluation import Copies, popularity, true_neighbors
+from nearveil.search.evaluation import Copies, count_popularity, true_neighbors
 from studies import _figures as draw
 from studies._report import interval
 from studies._search import FILES, NAMES, QUERIES, SETS, Trial, split
@@ -93,7 +93,7 @@ def measure(case: Case) -> list[Row]:
         size = case["bytes"] or 4 + codes.width
         return [{**case, "bytes": size, "table_bytes": codes.nbytes, "loss": measure_loss(gallery, queries, codes)}]
     noise, rate = estimate_needs(gallery, queries, seed=case["seed"])
-    counts = popularity(gallery, K)
+    counts = count_popularity(gallery, K)
     asked = np.bincount(true_neighbors(queries, gallery, K).ravel(), minlength=len(gallery))
     top = np.argsort(-counts, kind="stable")[: candidate_count(POPULAR, len(gallery))]
     return [

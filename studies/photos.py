@@ -36,7 +36,7 @@ from nearveil.ledger import Account, Ledger
 from nearveil.mechanisms import Covers
 from nearveil.protocol.server import serve_maps
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor
-from nearveil.search.evaluation import Copies, Estimate, _interval, popularity, true_neighbors
+from nearveil.search.evaluation import Copies, Estimate, count_popularity, estimate_mean, true_neighbors
 from nearveil.service import Client, Nearest, TokenStore
 from studies.data import DataMissingError, find
 
@@ -209,10 +209,10 @@ def measure(data: Photos, published: Published, asked: Sequence[Nearest], public
     chosen = np.array([[match.id for match in one.matches] for one in asked])
     hits = (data.gallery_y[chosen] == data.query_y[:, None]).any(axis=1)
     fraction = published.map.set_size / len(gallery)
-    counts = popularity(gallery, K)
+    counts = count_popularity(gallery, K)
     return Figures(
-        recall=_interval(hits.astype(np.float64), 0.95),
-        nn_recall=_interval(Copies(gallery).recall(truth, chosen), 0.95),
+        recall=estimate_mean(hits.astype(np.float64), 0.95),
+        nn_recall=estimate_mean(Copies(gallery).recall(truth, chosen), 0.95),
         fraction=fraction,
         floor=popular_floor(fraction, counts),
         ceiling=neighbor_ceiling(release.epsilon, fraction, counts),

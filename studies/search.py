@@ -20,8 +20,8 @@ from sklearn.datasets import load_digits
 
 from nearveil.ledger import Ledger, OverBudgetError, new_key
 from nearveil.mechanisms import default
-from nearveil.search import Evaluation, Retriever, evaluate
-from nearveil.search.evaluation import Copies, true_neighbors
+from nearveil.search import Retriever, evaluate
+from nearveil.search.evaluation import Copies, Evaluation, true_neighbors
 
 EPSILON, CANDIDATES, BUDGET = 4.0, 0.1, 18.0
 EPSILONS = (1.0, 2.0, 4.0, 6.0)

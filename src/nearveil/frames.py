@@ -58,7 +58,7 @@ class Limits:
 
     Examples
     --------
-    >>> Limits(answer=1 << 20).of(Kind.ANSWER)
+    >>> Limits(answer=1 << 20).get(Kind.ANSWER)
     1048576
     """
 
@@ -75,7 +75,7 @@ class Limits:
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
                 raise ValueError(f"{each.name} must be a number of bytes from 0 to 2^32 - 1")
 
-    def of(self, kind: Kind) -> int:
+    def get(self, kind: Kind) -> int:
         """Return the limit of a kind."""
         return int(getattr(self, kind.name.lower()))
 
@@ -98,7 +98,7 @@ def frame(kind: Kind, body: bytes, flags: int = 0) -> bytes:
     return head + struct.pack("<I", zlib.crc32(body, zlib.crc32(head))) + body
 
 
-def frame_bytes(head: bytes, limits: Limits = DEFAULT_LIMITS) -> int:
+def read_frame_size(head: bytes, limits: Limits = DEFAULT_LIMITS) -> int:
     """Return how long the frame is that begins so, for a transport that must know how much to read.
 
     Parameters
@@ -143,8 +143,8 @@ def _header(data: bytes, limits: Limits) -> tuple[Kind, int, int]:
         kind = Kind(number)
     except ValueError:
         raise WireError(f"data is of kind {number}, which is not known") from None
-    if length > limits.of(kind):
-        raise WireSizeError(f"data must be at most {limits.of(kind)} bytes for its kind; it is {length}")
+    if length > limits.get(kind):
+        raise WireSizeError(f"data must be at most {limits.get(kind)} bytes for its kind; it is {length}")
     return kind, flags, length
 
 
@@ -154,23 +154,23 @@ class Writer:
     def __init__(self) -> None:
         self._parts: list[bytes] = []
 
-    def whole(self, value: int) -> None:
+    def write_int(self, value: int) -> None:
         """Write a whole number from 0 to 2^64 - 1."""
         self._parts.append(struct.pack("<Q", value))
 
-    def real(self, value: float) -> None:
+    def write_float(self, value: float) -> None:
         """Write a float."""
         self._parts.append(struct.pack("<d", value))
 
-    def blob(self, value: bytes) -> None:
+    def write_bytes(self, value: bytes) -> None:
         """Write bytes after their length."""
         self._parts += [struct.pack("<I", len(value)), value]
 
-    def text(self, value: str) -> None:
+    def write_text(self, value: str) -> None:
         """Write text in UTF-8 after its length."""
-        self.blob(value.encode())
+        self.write_bytes(value.encode())
 
-    def done(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return all that was written."""
         return b"".join(self._parts)
 
@@ -190,22 +190,22 @@ class Reader:
         self._at = end
         return found
 
-    def whole(self) -> int:
+    def read_int(self) -> int:
         """Return a whole number from 0 to 2^64 - 1."""
         return int.from_bytes(self.take(8), "little")
 
-    def real(self) -> float:
+    def read_float(self) -> float:
         """Return a finite float."""
         (value,) = struct.unpack("<d", self.take(8))
         if not math.isfinite(value):
             raise WireError("data holds a number that is not finite")
         return float(value)
 
-    def blob(self) -> bytes:
+    def read_bytes(self) -> bytes:
         """Return bytes that stand after their length."""
         return self.take(int.from_bytes(self.take(4), "little"))
 
-    def text(self) -> str:
+    def read_text(self) -> str:
         """Return text."""
         length = int.from_bytes(self.take(4), "little")
         if length > _UTF8 * LONGEST_TEXT:
@@ -215,13 +215,13 @@ class Reader:
         except UnicodeDecodeError:
             raise WireError("data holds text that is not UTF-8") from None
 
-    def end(self) -> None:
+    def check_end(self) -> None:
         """Check that nothing is left."""
         if self._at != len(self._body):
             raise WireError("data has bytes after its end")
 
 
-def checked_text(value: object, name: str, *, least: int = 1) -> str:
+def check_text(value: object, name: str, *, least: int = 1) -> str:
     """Return text that is short and prints, or say that it does not: a terminal obeys what it is shown.
 
     `name`: What an error calls it.
@@ -232,14 +232,14 @@ def checked_text(value: object, name: str, *, least: int = 1) -> str:
     return value
 
 
-def checked_whole(value: object, name: str, below: int = 1 << 64) -> int:
+def check_whole(value: object, name: str, below: int = 1 << 64) -> int:
     """Return a whole number from 0 up, or say that it is none."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < below:
         raise WireError(f"{name} must be a whole number from 0 to {below - 1}")
     return value
 
 
-def checked_flag(flags: int, known: Sequence[str]) -> str:
+def read_flag(flags: int, known: Sequence[str]) -> str:
     """Return the word that flags stand for, or refuse them."""
     if flags >= len(known):
         raise WireError(f"data has flags {flags}, which are not known")

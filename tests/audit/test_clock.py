@@ -17,8 +17,8 @@ from nearveil.audit.attacks._clock import TimedQuestion, ask_through_client, mak
 from nearveil.mechanisms import PublicMap
 from nearveil.mechanisms.covers.channel import NEIGHBORS
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.protocol import PublicPart
 from nearveil.protocol.client import question_period
+from nearveil.protocol.wire import PublicPart
 from nearveil.service.client import session
 from tests.audit.mechanisms import SURE
 from tests.clocks import SetClock

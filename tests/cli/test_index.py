@@ -12,8 +12,9 @@ pytest.importorskip("skimage")
 
 from nearveil.features import HogColor, OnnxExtractor, load_image
 from nearveil.features.backbones import EXTRACTORS
-from nearveil.gallery import Index, PrivateIndexError
+from nearveil.gallery import Index
 from nearveil.gallery import folder as folders
+from nearveil.gallery.errors import PrivateIndexError
 from nearveil.storage import data_folder
 from tests.cli.galleries import COUNT, fine, gallery, picture, refused, run, told
 

@@ -16,7 +16,7 @@ from nearveil.features import HogColor, load_image
 from nearveil.gallery import Index, Item
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Covers
-from nearveil.protocol.wire import PublicRequest, Query, Refusal, RefusalCode, read
+from nearveil.protocol.wire import PublicRequest, Query, Refusal, RefusalCode, decode_frame
 from nearveil.service._galleries import OpenGallery
 from tests.cli.galleries import COUNT, colour, fine, gallery, picture, refused, told
 
@@ -128,7 +128,7 @@ def test_the_other_half_sees_one_message(image: Path, monkeypatch: pytest.Monkey
     found = told("query", image, "-k", 2)
     assert sent[0] == PublicRequest().to_bytes()
     assert len(sent) == 2
-    message = read(sent[1], Query).message
+    message = decode_frame(sent[1], Query).message
     assert {name: values.shape for name, values in message.arrays.items()} == {"sets": (1,)}
     assert found["server_saw"]["set"] == int(message["sets"][0]) + 1
     assert not message.seeded

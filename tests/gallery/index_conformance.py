@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from nearveil.features import HogColor
 from nearveil.gallery import _directory as _index_matrix
 from nearveil.gallery import index as _index
-from nearveil.gallery._tables import Head, bindings, crc
+from nearveil.gallery._tables import Head, bindings, checksum
 from nearveil.gallery.errors import (
     DamagedIndexError,
-    IndexExistsError,
+    IndexStoreError,
     InexactRowsError,
-    NewerIndexError,
     NotAnIndexError,
     PrivateIndexError,
     UnknownItemError,
@@ -164,7 +163,7 @@ class IndexConformance:
         """An earlier version bound indexes and kept their maps."""
         index.publish(4.0, 0.25, n_sets=4)
         with index._database.begin_write() as connection:
-            connection.execute(sa.insert(bindings).values(name="account", crc=crc("account")))
+            connection.execute(sa.insert(bindings).values(name="account", crc=checksum("account")))
         with Index.open(place) as again, pytest.raises(PrivateIndexError):
             again.maps()
 
@@ -423,14 +422,14 @@ class IndexConformance:
         with pytest.raises(ValueError, match="extractor must be"):
             Index.create(place, dimension=3, extractor="\0")
         Index.create(place, dimension=3).close()
-        with pytest.raises(IndexExistsError, match=r"Index\.open"):
+        with pytest.raises(IndexStoreError, match=r"Index\.open"):
             Index.create(place, dimension=3)
 
     def test_a_newer_format_is_left_alone(self, index: Index, place: str) -> None:
         self.set_format(place, Head(2, DIMENSION, 1, 40, 40, "tests"))
-        with pytest.raises(NewerIndexError, match="install a newer nearveil"):
+        with pytest.raises(IndexStoreError, match="install a newer nearveil"):
             Index.open(place)
-        with pytest.raises(NewerIndexError):
+        with pytest.raises(IndexStoreError):
             index.add(plain_items(unit_rows(1)))
 
     @pytest.mark.parametrize("table", ["nearveil_index", "nearveil_item", "nearveil_feature", "nearveil_deleted"])

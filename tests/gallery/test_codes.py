@@ -6,7 +6,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nearveil.frames import Kind, WireError, frame
-from nearveil.gallery.answers import Answer, AnswerError
+from nearveil.gallery.answers import Answer
 from nearveil.gallery.codes import (
     CANDIDATE_BYTES,
     ID_BYTES,
@@ -190,16 +190,16 @@ def test_images_survive_the_wire_and_may_be_missing() -> None:
 
 
 def test_answers_are_checked_when_made() -> None:
-    with pytest.raises(AnswerError, match="codes must hold"):
+    with pytest.raises(WireError, match="codes must hold"):
         Answer(np.array([1, 2], np.uint32), np.zeros((3, 4), np.uint8))
-    with pytest.raises(AnswerError, match="ids must be"):
+    with pytest.raises(WireError, match="ids must be"):
         Answer(np.array([1, 2]), np.zeros((2, 4), np.uint8))
     two = np.array([1, 2], np.uint32), np.zeros((2, 4), np.uint8)
-    with pytest.raises(AnswerError, match="one for each id"):
+    with pytest.raises(WireError, match="one for each id"):
         Answer(*two, "thumbnails", (b"",))
-    with pytest.raises(AnswerError, match="one for each id"):
+    with pytest.raises(WireError, match="one for each id"):
         Answer(*two, "none", (b"", b""))
-    with pytest.raises(AnswerError, match="extras must be"):
+    with pytest.raises(WireError, match="extras must be"):
         Answer(*two, "all", (b"", b""))  # type: ignore[arg-type]
 
 

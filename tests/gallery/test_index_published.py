@@ -21,7 +21,7 @@ from nearveil.privacy.noise import unsafe_seeded
 from nearveil.protocol import server as _server
 from nearveil.protocol.client import ClientProtocol
 from nearveil.protocol.server import ServerProtocol, serve_maps
-from nearveil.protocol.wire import MapChanged, Query, Refusal, RefusalCode, read
+from nearveil.protocol.wire import MapChanged, Query, Refusal, RefusalCode, decode_frame
 
 from ..protocol.wiring import Purse
 from .index_places import (
@@ -240,10 +240,10 @@ def test_the_protocol_serves_an_index(where: str, tmp_path: Path) -> None:
         query = client.ask(rows[0], spend=Purse(), extras="none")
         index.republish()
         server = ServerProtocol(*serve_maps(index, "birds"))
-        assert isinstance(read(server.reply(query), Answer, MapChanged), Answer)  # the one before is still kept
+        assert isinstance(decode_frame(server.reply(query), Answer, MapChanged), Answer)  # the one before is still kept
         index.publish(EPSILON, F, n_sets=4, keep=1)
         server = ServerProtocol(*serve_maps(index, "birds"))
-        assert read(server.reply(query), Answer, MapChanged) == MapChanged("birds", 2)
+        assert decode_frame(server.reply(query), Answer, MapChanged) == MapChanged("birds", 2)
 
 
 def test_names_come_for_all_candidates(where: str) -> None:
@@ -264,7 +264,7 @@ def test_names_come_for_all_candidates(where: str) -> None:
         index.delete([7])
         assert gallery[0].read_extras(np.array([7, 8], np.uint32), "names", 100) == [b"", b"bird 8"]
         refusal = ServerProtocol(*serve_maps(index, "birds")).reply(Query(naming(published, 0), "names").to_bytes())
-        assert read(refusal, Refusal).code == RefusalCode.NOT_OFFERED
+        assert decode_frame(refusal, Refusal).code == RefusalCode.NOT_OFFERED
 
 
 def test_codes_are_never_read_by_another_table(where: str) -> None:
@@ -284,7 +284,7 @@ def test_codes_are_never_read_by_another_table(where: str) -> None:
         assert (answer.codes == first.codes[np.searchsorted(first.ids, answer.ids)]).all()
         index.publish(EPSILON, F, n_sets=4, code_bytes=None, keep=1)
         assert isinstance(
-            read(ServerProtocol(*serve_maps(index, "birds")).reply(asked), Answer, MapChanged), MapChanged
+            decode_frame(ServerProtocol(*serve_maps(index, "birds")).reply(asked), Answer, MapChanged), MapChanged
         )
 
 
@@ -336,7 +336,7 @@ def test_images_that_are_too_many_are_not_read(where: str, tmp_path: Path, monke
 
         def ask(extras: Extras, limit: int) -> Answer | Refusal:
             query = Query(naming(published, 0), extras).to_bytes()
-            found: Answer | Refusal = read(
+            found: Answer | Refusal = decode_frame(
                 ServerProtocol(*gallery, limits=Limits(answer=limit)).reply(query), Answer, Refusal
             )
             return found

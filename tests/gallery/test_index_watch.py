@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearveil.gallery import publishing as _index_publishing
-from nearveil.gallery.errors import IndexUnavailableError, StaleMapError
+from nearveil.gallery.errors import IndexStoreError, StaleMapError
 from nearveil.gallery.index import Index
 from nearveil.gallery.published import Published
 from nearveil.mechanisms import Message
@@ -57,7 +57,7 @@ def test_what_is_alive_is_read_once(where: str, monkeypatch: pytest.MonkeyPatch)
         alive = index.alive(published)
         assert alive.all()
         with monkeypatch.context() as patch:
-            patch.setattr(_index_publishing, "deleted_since", None)
+            patch.setattr(_index_publishing, "find_deleted_since", None)
             assert index.alive(published) is alive
         other.add(plain_items(unit_rows(2, seed=4)))
         assert index.alive(published) is alive  # nothing of this map was deleted
@@ -79,7 +79,7 @@ def test_a_directory_that_is_moved_or_replaced(tmp_path: Path) -> None:
         assert np.flatnonzero(~index.alive(published)).tolist() == [1]
         stamp = index.stamp()
         (tmp_path / "one").rename(tmp_path / "away")
-        with pytest.raises(IndexUnavailableError, match="its file is gone"):
+        with pytest.raises(IndexStoreError, match="its file is gone"):
             index.stamp()
         (tmp_path / "away").rename(tmp_path / "one")
         assert index.stamp() == stamp

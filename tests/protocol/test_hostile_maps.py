@@ -24,7 +24,7 @@ from nearveil.mechanisms.covers.map import MapError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.protocol.client import ClientProtocol
 from nearveil.protocol.server import ServerProtocol
-from nearveil.protocol.wire import ProtocolError, PublicPart, PublicRequest, Query, read
+from nearveil.protocol.wire import ProtocolError, PublicPart, PublicRequest, Query, decode_frame
 from tests.mechanisms.conformance import Floats, shown_epsilon
 from tests.protocol.wiring import DIMENSION, EPSILON, GALLERY, PUBLIC, QUERIES, Purse, crafted, part, published, ready
 
@@ -105,7 +105,7 @@ def test_every_row_is_asked_about_at_the_same_price_and_in_the_same_form(name: s
     public, sizes, purse = CRAFTED[name](), set(), Purse()
     for row in ROWS:
         sent = ready(public=public).ask(row, spend=purse)
-        query = read(sent, Query)
+        query = decode_frame(sent, Query)
         assert 0 <= int(query.message["sets"][0]) < public.map.n_sets
         sizes.add(len(sent))
     assert len(sizes) == 1
@@ -121,7 +121,7 @@ def test_messages_that_were_sampled_keep_the_promise(name: str) -> None:
     ratio = np.log(chances[:, 0] / chances[:, other])
 
     def drawn(row: Floats) -> Floats:
-        sent = [read(ready(public=public).ask(row, spend=Purse(), rng=source), Query) for _ in range(2000)]
+        sent = [decode_frame(ready(public=public).ask(row, spend=Purse(), rng=source), Query) for _ in range(2000)]
         return np.array([ratio[int(query.message["sets"][0])] for query in sent])
 
     shown = shown_epsilon(drawn(VICTIM), drawn(rows[other]), 0.0)
@@ -159,7 +159,7 @@ def test_maps_that_change_between_questions_add_up_and_no_more(tmp_path: Path) -
                 coverage=np.array([[255, 0], [0, 255]], np.uint8),
             )
             sent = ready(epsilon, public).ask(VICTIM, spend=account.spend)
-            total += np.log(client_chances(public, QUERIES, epsilon)[int(read(sent, Query).message["sets"][0])])
+            total += np.log(client_chances(public, QUERIES, epsilon)[int(decode_frame(sent, Query).message["sets"][0])])
             if account.balance().left < epsilon:
                 break
         assert total.max() - total.min() <= questions * epsilon + 1e-9
@@ -253,7 +253,7 @@ def test_sizes_that_lie_are_refused_before_anything_is_paid(changed: dict[str, A
 
 
 def honest_answer() -> Answer:
-    return read(ServerProtocol(published()).reply(ready().ask(VICTIM, spend=Purse())), Answer)  # type: ignore[no-any-return]
+    return decode_frame(ServerProtocol(published()).reply(ready().ask(VICTIM, spend=Purse())), Answer)  # type: ignore[no-any-return]
 
 
 def outcome(data: bytes, feature: Floats, public: PublicPart | None = None, **options: Any) -> str:
@@ -367,7 +367,7 @@ def test_tables_of_tiny_numbers_are_read_in_wide_arithmetic(monkeypatch: pytest.
 def test_tables_that_overflow_scores_stop_no_client(place: int) -> None:
     """An error for the rows whose scores are no numbers, and none for others, would tell them apart."""
     table = _tables()[place]
-    public = read(replace(part(), table=table).to_bytes(), PublicPart)
+    public = decode_frame(replace(part(), table=table).to_bytes(), PublicPart)
     codes = np.random.default_rng(0).integers(0, 256, (40, table.width), np.uint8)
     assert {outcome(Answer(IDS, codes).to_bytes(), row, public) for row in ROWS} == {"chosen"}
     for row in ROWS:

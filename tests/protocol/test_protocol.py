@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import nearveil.gallery
 import nearveil.protocol
 from nearveil.frames import HEADER_BYTES, Limits, WireError
-from nearveil.gallery.answers import EXTRAS, Answer, AnswerError, Extras
+from nearveil.gallery.answers import EXTRAS, Answer, Extras
 from nearveil.ledger import KeySpentError, Ledger, OverBudgetError
 from nearveil.mechanisms import Covers, Message
 from nearveil.privacy.noise import unsafe_seeded
@@ -28,7 +28,7 @@ from nearveil.protocol.wire import (
     Refusal,
     RefusalCode,
     RefusedError,
-    read,
+    decode_frame,
 )
 from tests.protocol.wiring import (
     DIMENSION,
@@ -52,7 +52,7 @@ def conversation(
     client.take_public(server.reply(client.public_request()))
     asked = client.ask(feature, spend=Purse(), extras=extras, rng=unsafe_seeded(1))
     assert not client.guarantee.sound
-    return client.take_answer(server.reply(asked), k), read(asked, Query)
+    return client.take_answer(server.reply(asked), k), decode_frame(asked, Query)
 
 
 @pytest.mark.parametrize("code_bytes", [None, 12, 16])
@@ -109,7 +109,7 @@ def test_every_answer_has_one_form() -> None:
     server, release = ServerProtocol(published()), published().published.release
     for extras in EXTRAS:
         answers = [
-            read(
+            decode_frame(
                 server.reply(
                     Query(Message("covers", release.public_id, {"sets": np.array([one], np.int32)}), extras).to_bytes()
                 ),
@@ -185,8 +185,8 @@ def test_a_retry_sends_the_same_bytes_and_pays_nothing() -> None:
     first = client.ask(QUERIES[0], spend=purse)
     assert {client.ask(QUERIES[0].tolist(), spend=purse) for _ in range(20)} == {first}
     assert len(purse.paid) == 1
-    richer = read(client.ask(QUERIES[0], spend=purse, extras="thumbnails"), Query)
-    assert (richer.message, richer.extras) == (read(first, Query).message, "thumbnails")
+    richer = decode_frame(client.ask(QUERIES[0], spend=purse, extras="thumbnails"), Query)
+    assert (richer.message, richer.extras) == (decode_frame(first, Query).message, "thumbnails")
     with pytest.raises(ProtocolError, match="another feature"):
         client.ask(QUERIES[1], spend=purse)
     assert len(purse.paid) == 1
@@ -263,7 +263,7 @@ def test_a_map_that_changed_is_told_and_an_old_one_is_answered_with_its_old_sets
     new = replace(new, published=replace(new.published, revision=9))
     asked = ready().ask(QUERIES[0], spend=Purse(), rng=unsafe_seeded(3))
     moved = ServerProtocol(new).reply(asked)
-    assert read(moved, MapChanged) == MapChanged("birds", 9)
+    assert decode_frame(moved, MapChanged) == MapChanged("birds", 9)
     client = ready()
     client.ask(QUERIES[0], spend=Purse())
     with pytest.raises(OutdatedMapError, match="revision 9") as caught:
@@ -271,7 +271,7 @@ def test_a_map_that_changed_is_told_and_an_old_one_is_answered_with_its_old_sets
     assert (caught.value.revision, client.state) == (9, "answered")
     grace = ServerProtocol(new, old)
     assert grace.reply(asked) == ServerProtocol(old).reply(asked)
-    assert read(grace.reply(ClientProtocol(1.0).public_request()), PublicPart).revision == 9
+    assert decode_frame(grace.reply(ClientProtocol(1.0).public_request()), PublicPart).revision == 9
 
 
 @pytest.mark.parametrize(
@@ -343,11 +343,11 @@ def test_refusals() -> None:
     )
 
     def refusal(data: bytes) -> Refusal:
-        found: Refusal = read(server.reply(data), Refusal)
+        found: Refusal = decode_frame(server.reply(data), Refusal)
         return found
 
     asked = ready().ask(QUERIES[0], spend=Purse())
-    assert isinstance(read(server.reply(asked), Answer), Answer)
+    assert isinstance(decode_frame(server.reply(asked), Answer), Answer)
     images = ready().ask(QUERIES[0], spend=Purse(), extras="originals")
     assert refusal(images) == Refusal(RefusalCode.FAILED, "the server could not make an answer")
     assert refusal(asked[:-1]).code == RefusalCode.MALFORMED
@@ -355,12 +355,12 @@ def test_refusals() -> None:
     assert refusal(asked[:6] + b"\xff\xff\xff\xff" + asked[10:]).code == RefusalCode.TOO_LARGE
     long = Message("a\x1b" * 90, published().published.release.public_id, {"sets": np.array([1], np.int32)})
     assert refusal(Query(long).to_bytes()).code == RefusalCode.MALFORMED
-    assert refusal(read(asked, Query).message.to_bytes()).code == RefusalCode.MALFORMED
-    assert read(_refusal(RefusalCode.MALFORMED, "a\x1b[2J\n" * 400), Refusal).words == ("a?[2J?" * 400)[:500]
+    assert refusal(decode_frame(asked, Query).message.to_bytes()).code == RefusalCode.MALFORMED
+    assert decode_frame(_refusal(RefusalCode.MALFORMED, "a\x1b[2J\n" * 400), Refusal).words == ("a?[2J?" * 400)[:500]
     poor = ServerProtocol(replace(published(), offers=()))
-    assert read(poor.reply(images), Refusal).code == RefusalCode.NOT_OFFERED
+    assert decode_frame(poor.reply(images), Refusal).code == RefusalCode.NOT_OFFERED
     narrow = ServerProtocol(published(), limits=Limits(answer=8 + 40 * 16))
-    assert read(narrow.reply(images), Refusal).code == RefusalCode.TOO_LARGE
+    assert decode_frame(narrow.reply(images), Refusal).code == RefusalCode.TOO_LARGE
     client = ready()
     client.ask(QUERIES[0], spend=Purse())
     with pytest.raises(RefusedError, match=r"refused \(too_large\)") as caught:
@@ -374,7 +374,7 @@ def test_refusals() -> None:
 def test_a_thumbnail_that_is_none_is_the_servers_fault() -> None:
     asked = ready().ask(QUERIES[0], spend=Purse(), extras="thumbnails")
     for images in ([b"GIF89a"] * 40, [b""] * 39):
-        assert read(ServerProtocol(showing(images)).reply(asked), Refusal).code == RefusalCode.FAILED
+        assert decode_frame(ServerProtocol(showing(images)).reply(asked), Refusal).code == RefusalCode.FAILED
 
 
 def test_the_answer_does_not_depend_on_what_was_asked_before() -> None:
@@ -425,7 +425,9 @@ def test_a_debit_whose_message_was_lost_is_told_so() -> None:
 
 def test_bytes_of_a_thumbnail_answer_are_what_they_should_be() -> None:
     client = ready()
-    answer = read(ServerProtocol(published()).reply(client.ask(QUERIES[0], spend=Purse(), extras="thumbnails")), Answer)
+    answer = decode_frame(
+        ServerProtocol(published()).reply(client.ask(QUERIES[0], spend=Purse(), extras="thumbnails")), Answer
+    )
     assert answer.nbytes == HEADER_BYTES + 8 + 40 * (4 + 2 * DIMENSION + 4 + len(THUMBNAIL) + 4)
 
 
@@ -434,7 +436,7 @@ def test_answers_to_another_question_are_refused() -> None:
     plain = server.reply(ready().ask(QUERIES[0], spend=Purse()))
     client = ready()
     client.ask(QUERIES[0], spend=Purse(), extras="thumbnails")
-    with pytest.raises(AnswerError, match="must have thumbnails as extras; it has none"):
+    with pytest.raises(WireError, match="must have thumbnails as extras; it has none"):
         client.take_answer(plain)
     with pytest.raises(WireError, match="no place here"):
         client.take_answer(client.ask(QUERIES[0], spend=Purse()))
@@ -446,7 +448,7 @@ def test_answers_may_be_read_before_one_chooses() -> None:
     first = client.ask(QUERIES[0], spend=purse, extras="thumbnails")
     second = client.ask(QUERIES[0], spend=purse, extras="names")
     pictures, names = server.reply(first), server.reply(second)
-    with pytest.raises(AnswerError, match="must have names as extras; it has thumbnails"):
+    with pytest.raises(WireError, match="must have names as extras; it has thumbnails"):
         client.read_answer(pictures)
     shown, named = client.read_answer(pictures, "thumbnails"), client.read_answer(names)
     assert (shown.ids == named.ids).all()

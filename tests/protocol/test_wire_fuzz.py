@@ -23,7 +23,7 @@ from nearveil.protocol.wire import (
     PublicRequest,
     Query,
     Refusal,
-    read,
+    decode_frame,
 )
 from tests.protocol.test_wire import ALL, spoken
 from tests.protocol.wiring import QUERIES, Purse, published, ready
@@ -97,7 +97,7 @@ def peak(work: Any, *arguments: Any) -> int:
 @given(ANY)
 def test_bytes_are_refused_or_are_the_only_way_to_write_what_was_read(data: bytes) -> None:
     try:
-        found = read(data, *ALL)
+        found = decode_frame(data, *ALL)
     except WireError as refused:
         assert str(refused)
         return
@@ -107,7 +107,7 @@ def test_bytes_are_refused_or_are_the_only_way_to_write_what_was_read(data: byte
 @FUZZ
 @given(ANY)
 def test_memory_is_bounded_by_what_was_given(data: bytes) -> None:
-    assert peak(lambda: read(data, *ALL)) <= MULTIPLE * len(data) + CONSTANT
+    assert peak(lambda: decode_frame(data, *ALL)) <= MULTIPLE * len(data) + CONSTANT
 
 
 @pytest.mark.parametrize("count", [1 << 20, (1 << 32) - 1])
@@ -117,7 +117,7 @@ def test_sizes_that_lie_cost_nothing(count: int, flags: int) -> None:
     assert peak(Answer.from_bytes, data) <= MULTIPLE * len(data) + CONSTANT
     top = b'{"arrays":{"x":["<f8",[%d,%d]]},"mechanism":"covers","public_id":"a","seeded":false}' % (count % 9**8, 9**7)
     data = frame(Kind.QUERY, struct.pack("<3sBI", b"NVM", 1, len(top)) + top + bytes(1000))
-    assert peak(lambda: read(data, Query)) <= MULTIPLE * len(data) + CONSTANT
+    assert peak(lambda: decode_frame(data, Query)) <= MULTIPLE * len(data) + CONSTANT
 
 
 def test_large_answers_take_a_small_multiple_of_themselves() -> None:
@@ -154,7 +154,7 @@ SERVER = ServerProtocol(published(), limits=Limits(query=1000))
 @FUZZ
 @given(ANY)
 def test_a_server_replies_to_anything(data: bytes) -> None:
-    reply = read(SERVER.reply(data), PublicPart, Answer, MapChanged, Refusal)
+    reply = decode_frame(SERVER.reply(data), PublicPart, Answer, MapChanged, Refusal)
     if isinstance(reply, PublicPart):
         assert data == PublicRequest().to_bytes()
     assert not isinstance(reply, Answer)  # no message here is for its map
@@ -164,7 +164,7 @@ def test_a_server_replies_to_anything(data: bytes) -> None:
 @given(st.integers(-3, 9), st.sampled_from(["<i4", "<i8", "<f8"]), st.sampled_from([(1,), (2,), (), (1, 1), (0,)]))
 def test_a_server_answers_messages_of_the_right_form_alone(named: int, kind: str, shape: tuple[int, ...]) -> None:
     message = Message("covers", published().published.release.public_id, {"sets": np.full(shape, named, kind)})
-    reply = read(SERVER.reply(Query(message).to_bytes()), Answer, Refusal)
+    reply = decode_frame(SERVER.reply(Query(message).to_bytes()), Answer, Refusal)
     good = 0 <= named < 6 and kind == "<i4" and shape == (1,)
     assert isinstance(reply, Answer) == good
     if good:

@@ -11,7 +11,7 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, unsafe_seeded
 from nearveil.search import Retriever, evaluate
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor
-from nearveil.search.evaluation import Estimate, _interval, popularity, true_neighbors
+from nearveil.search.evaluation import Estimate, count_popularity, estimate_mean, true_neighbors
 from tests.search.standins import Floats, Plain, RandomCells, clustered, promise
 
 PUBLIC, _ = clustered(1, 80)
@@ -103,7 +103,7 @@ def test_ceiling_interval_brackets_the_populations() -> None:
 
 def test_popularity_counts_every_place_once() -> None:
     rows = np.random.default_rng(0).standard_normal((50, 5)).astype(np.float32)
-    counts = popularity(rows, 3)
+    counts = count_popularity(rows, 3)
     assert counts.sum() == 150
     assert counts.max() <= 49
 
@@ -113,13 +113,13 @@ def test_intervals_cover_as_often_as_they_say(chance: float) -> None:
     generator = np.random.default_rng(0)
     covered = 0
     for _ in range(2000):
-        found = _interval(generator.binomial(4, chance, 80) / 4, 0.9)
+        found = estimate_mean(generator.binomial(4, chance, 80) / 4, 0.9)
         covered += found.low <= chance <= found.high
     assert 0.88 <= covered / 2000 <= 0.97
 
 
 def test_intervals_of_agreeing_queries_have_a_width() -> None:
-    found = _interval(np.ones(20), 0.95)
+    found = estimate_mean(np.ones(20), 0.95)
     assert found.value == found.high == 1
     assert 0.75 < found.low < 0.9
     assert str(Estimate(0.5, 0.25, 0.75)) == "0.500 (0.250 to 0.750)"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 
-from nearveil.gallery.answers import AnswerError
+from nearveil.frames import WireError
 from nearveil.mechanisms import Cells, Message, MessageError, PrivateMail
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.protocol.client import rank_candidates
@@ -93,9 +93,9 @@ def test_first_takes_the_highest_and_breaks_ties_by_position(scores: list[int], 
 def test_client_checks_what_comes_back() -> None:
     narrow, wide = plain(code_bytes=8), plain(code_bytes=128)
     _, _, answers = narrow.search(QUERIES[:1], 2)
-    with pytest.raises(AnswerError, match="fetch the public table"):
+    with pytest.raises(WireError, match="fetch the public table"):
         rank_candidates(wide.mechanism, wide.codes, QUERIES[:1], answers, 2)
-    with pytest.raises(AnswerError, match="at least k"):
+    with pytest.raises(WireError, match="at least k"):
         rank_candidates(narrow.mechanism, narrow.codes, QUERIES[:1], answers, 101)
     with pytest.raises(ValueError, match="answers must be 2"):
         rank_candidates(wide.mechanism, wide.codes, QUERIES[:2], answers, 2)

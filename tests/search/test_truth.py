@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor
-from nearveil.search.evaluation import Copies, popularity, true_neighbors
+from nearveil.search.evaluation import Copies, count_popularity, true_neighbors
 from tests.search.test_ceiling import best_of_all_channels
 
 Singles = NDArray[np.float32]
@@ -47,7 +47,7 @@ def test_every_query_has_k_true_neighbours_that_a_plain_sort_finds(drawn: tuple[
             own = place if leave_out else None
             assert len(set(found.tolist())) == k
             assert Counter(map(tuple, gallery[found].tolist())) == by_hand(rows[place], gallery, k, own)
-    assert popularity(gallery, k).sum() == len(gallery) * k
+    assert count_popularity(gallery, k).sum() == len(gallery) * k
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

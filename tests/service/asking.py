@@ -21,7 +21,7 @@ import httpx
 from nearveil.gallery import Index, Item
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy.noise import Source, unsafe_seeded
-from nearveil.protocol.wire import PublicPart, read
+from nearveil.protocol.wire import PublicPart, decode_frame
 from nearveil.service import Client
 from nearveil.service._app import create_app
 from nearveil.service._galleries import Gallery, OpenGallery
@@ -186,7 +186,7 @@ class Endless(httpx.AsyncByteStream):
 
 
 def public_of(gallery: Gallery) -> PublicPart:
-    found: PublicPart = read(gallery.map(), PublicPart)
+    found: PublicPart = decode_frame(gallery.map(), PublicPart)
     return found
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from nearveil.gallery import Index, IndexStoreError
+from nearveil.gallery.answers import Answer
 from nearveil.mechanisms import Message
-from nearveil.protocol import Answer, PublicPart
-from nearveil.protocol.wire import MapChanged, PublicRequest, Query, Refusal, RefusalCode, read
+from nearveil.protocol.wire import MapChanged, PublicPart, PublicRequest, Query, Refusal, RefusalCode, decode_frame
 from nearveil.service import Galleries, TokenStore
 from nearveil.service._visit import Visit
 from nearveil.service.schema import FRAME, KEY_HEADER
@@ -49,7 +49,7 @@ def test_a_client_finds_galleries_a_map_and_candidates(shared: Server) -> None:
     assert listed[0].offers == ("names", "thumbnails", "originals")
     reply = shared.get("/v1/galleries/birds/map")
     assert reply.headers["content-type"] == FRAME
-    part = read(reply.content, PublicPart)
+    part = decode_frame(reply.content, PublicPart)
     assert (part.gallery, part.map.n_sets, part.map.set_size) == ("birds", SETS, COUNT * F)
     for number in range(SETS):
         message = Message("covers", shared.index.current().published.public_id, {"sets": np.array([number], np.int32)})
@@ -69,7 +69,7 @@ def test_a_map_is_sent_once(shared: Server) -> None:
 def test_a_map_for_a_fraction(server: Server) -> None:
     server.index.publish(EPSILON, 0.5, n_sets=2)
     of = {f: server.get(f"/v1/galleries/birds/map?candidates={f}") for f in ("0.25", "0.5", "0.2500000000001")}
-    assert [read(reply.content, PublicPart).candidates for reply in of.values()] == [0.25, 0.5, 0.25]
+    assert [decode_frame(reply.content, PublicPart).candidates for reply in of.values()] == [0.25, 0.5, 0.25]
     assert of["0.25"].headers["etag"] != of["0.5"].headers["etag"]
     assert server.get("/v1/galleries/birds/map").content == of["0.5"].content  # the newest
     assert server.get("/v1/galleries").json()["galleries"][0]["candidates"] == [0.5, 0.25]
@@ -192,9 +192,9 @@ def test_messages_that_make_no_sense(shared: Server) -> None:
     for data, code in refusals.items():
         reply = shared.ask(data)
         assert (reply.status_code, reply.headers["content-type"]) == (400, FRAME)
-        assert read(reply.content, Refusal).code == code
+        assert decode_frame(reply.content, Refusal).code == code
     changed = shared.ask(other)
-    assert (changed.status_code, read(changed.content, MapChanged)) == (409, MapChanged("birds", 1))
+    assert (changed.status_code, decode_frame(changed.content, MapChanged)) == (409, MapChanged("birds", 1))
 
 
 def test_bodies_of_other_kinds_and_sizes(shared: Server) -> None:
@@ -341,11 +341,11 @@ def test_a_new_map_is_served_at_once_and_the_old_one_answered(server: Server, tm
         other.add(plain_items(unit_rows(20, seed=5)))
         other.publish(EPSILON, F, n_sets=3)
     reply = server.get("/v1/galleries/birds/map", **{"if-none-match": etag})
-    assert (reply.status_code, read(reply.content, PublicPart).revision) == (200, 2)
+    assert (reply.status_code, decode_frame(reply.content, PublicPart).revision) == (200, 2)
     assert len(server.answer(old).ids) == COUNT * F
     assert len(server.answer(server.query(2)).ids) == (COUNT + 20) * F
     server.index.publish(EPSILON, F, n_sets=2, keep=1)
-    assert read(server.ask(old).content, MapChanged) == MapChanged("birds", 2)
+    assert decode_frame(server.ask(old).content, MapChanged) == MapChanged("birds", 2)
 
 
 def test_a_gallery_that_is_gone_and_comes_back(server: Server, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from nearveil.mechanisms import Message
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.protocol import ClientProtocol
-from nearveil.protocol.wire import MapChanged, Query, Refusal, RefusalCode, read
+from nearveil.protocol.wire import MapChanged, Query, Refusal, RefusalCode, decode_frame
 from nearveil.service import Client
 from nearveil.service._galleries import OpenGallery
 from nearveil.service.client.errors import (
@@ -176,7 +176,7 @@ def test_images_come_for_all_candidates_alike(here: Scene) -> None:
         assert [match.name for match in found.matches] == [f"bird {match.id}.png" for match in found.matches]
         assert found.found.answer.images == tuple(image(n) for n in found.found.answer.ids.tolist())
     # For each question: its images, then its names, with one message.
-    queries = [read(body, Query) for *_, body in wire.posts]
+    queries = [decode_frame(body, Query) for *_, body in wire.posts]
     assert [query.extras for query in queries] == ["thumbnails", "names", "originals", "names"]
     assert queries[0].message == queries[1].message
 
@@ -185,7 +185,7 @@ def test_names_that_are_not_offered_are_left_out(made: Path, tmp_path: Path) -> 
     with scene(made, tmp_path, offers=()) as quiet:
         client, wire = quiet.client()
         assert {match.name for match in client.nearest(PRIVATE).matches} == {""}
-        assert [read(body, Query).extras for *_, body in wire.posts] == ["none"]
+        assert [decode_frame(body, Query).extras for *_, body in wire.posts] == ["none"]
 
 
 def test_it_is_paid_and_stored_before_it_is_sent(here: Scene) -> None:
@@ -201,7 +201,7 @@ def test_it_is_paid_and_stored_before_it_is_sent(here: Scene) -> None:
     assert histories == [["opened", "debit", "message"]]
     with here.account.spend(found.guarantee, found.key) as debit:
         assert debit.message is not None
-        assert read(wire.posts[0][3], Query).message == Message.from_bytes(debit.message)
+        assert decode_frame(wire.posts[0][3], Query).message == Message.from_bytes(debit.message)
 
 
 def test_a_retry_is_the_same_to_the_byte_and_free(here: Scene, pauses: list[float]) -> None:
@@ -623,7 +623,7 @@ def test_which_of_the_messages_is_paid_is_kept_nowhere(here: Scene) -> None:
     found = client.nearest(PRIVATE, 5, dummies=QUERIES[1:6])
     assert found.set is None
     assert len(found.sets) == 6
-    sent = [int(read(body, Query).message["sets"][0]) for *_, body in wire.posts]
+    sent = [int(decode_frame(body, Query).message["sets"][0]) for *_, body in wire.posts]
     assert tuple(sent) == found.sets
     assert found.candidates > CANDIDATES  # of all sets that were named
     with here.account.spend(found.guarantee, found.key) as debit:

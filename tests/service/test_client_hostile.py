@@ -19,8 +19,8 @@ from nearveil import frames as _wire
 from nearveil.frames import Kind, frame
 from nearveil.gallery import answers as _answer
 from nearveil.gallery import codes as _wire_codes
+from nearveil.gallery.answers import Answer
 from nearveil.mechanisms.covers import map as _map
-from nearveil.protocol import Answer
 from nearveil.protocol.wire import MapChanged, PublicRequest, Refusal, RefusalCode
 from nearveil.service import AsyncClient, Client, schema
 from nearveil.service.client.errors import ReplyError, UnansweredError, UnreachableError

@@ -20,7 +20,7 @@ import pytest
 
 from nearveil.ledger import Ledger
 from nearveil.protocol.client import ClientProtocol
-from nearveil.protocol.wire import Query, read
+from nearveil.protocol.wire import Query, decode_frame
 from nearveil.service import AsyncClient, Client
 from nearveil.service.client.errors import QuestionError, ReplyError, UnansweredError, UnreachableError
 from nearveil.service.client.http import ServerAddress
@@ -171,7 +171,7 @@ def test_neither_image_nor_feature_is_in_any_request(here: Scene) -> None:
 def test_the_body_is_the_message_that_was_paid(here: Scene) -> None:
     client, wire = here.client()
     found = client.nearest(QUERIES[0], thumbnails=True)
-    queries = [read(body, Query) for *_, body in wire.posts]
+    queries = [decode_frame(body, Query) for *_, body in wire.posts]
     assert {query.message for query in queries} == {queries[0].message}
     assert queries[0].message.arrays.keys() == {"sets"}
     assert not queries[0].message.seeded
@@ -187,7 +187,7 @@ def test_all_requests_are_there_before_the_first_answer_is_looked_at(here: Scene
     client, wire = here.client(damaged)
     with pytest.raises(UnansweredError):
         client.nearest(QUERIES[0], thumbnails=True, dummies=QUERIES[1:3])
-    assert [read(body, Query).extras for *_, body in wire.posts] == ["thumbnails", "names"] * 3
+    assert [decode_frame(body, Query).extras for *_, body in wire.posts] == ["thumbnails", "names"] * 3
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -210,7 +210,7 @@ def test_dummies_go_at_any_place(here: Scene) -> None:
     places = set()
     for seed in range(8):
         sent = [
-            [int(read(body, Query).message["sets"][0]) for *_, body in requests if body]
+            [int(decode_frame(body, Query).message["sets"][0]) for *_, body in requests if body]
             for requests in (
                 requests_of(here, one, f"{seed} {name}", seed=seed, dummies=QUERIES[30:33])
                 for name, one in (("row", row), ("other", -row))

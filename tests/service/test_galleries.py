@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from nearveil.gallery import Index
+from nearveil.gallery.answers import Answer
 from nearveil.mechanisms import Message
-from nearveil.protocol import Answer, PublicPart
 from nearveil.protocol.server import ServedMap
-from nearveil.protocol.wire import MapChanged, Query, Refusal, RefusalCode, read
+from nearveil.protocol.wire import MapChanged, PublicPart, Query, Refusal, RefusalCode, decode_frame
 from nearveil.service import OpenGallery, _galleries
 from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
 from nearveil.service._galleries import QuickGallery
@@ -38,7 +38,7 @@ def asking(gallery: OpenGallery, number: int, extras: Any = "none") -> bytes:
 def test_answers_are_those_of_the_index_and_remembered(gallery: OpenGallery, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(gallery, QuickGallery)
     queries = [asking(gallery, number) for number in range(SETS)]
-    expected = [gallery.index.answer(read(data, Query).message).to_bytes() for data in queries]
+    expected = [gallery.index.answer(decode_frame(data, Query).message).to_bytes() for data in queries]
     assert [gallery.query(data) for data in queries] == expected
     named = gallery.query(asking(gallery, 0, "names"))
     monkeypatch.setattr(ServedMap, "read_extras", None)
@@ -94,8 +94,8 @@ def test_originals_are_not_remembered(tmp_path: Path) -> None:
 
 def test_what_is_offered_and_what_is_not(gallery: OpenGallery) -> None:
     assert gallery.info().offers == ("names", "thumbnails")
-    assert read(gallery.map(), PublicPart).offers == ("thumbnails", "names")
-    assert read(gallery.query(asking(gallery, 0, "originals")), Refusal).code == RefusalCode.NOT_OFFERED
+    assert decode_frame(gallery.map(), PublicPart).offers == ("thumbnails", "names")
+    assert decode_frame(gallery.query(asking(gallery, 0, "originals")), Refusal).code == RefusalCode.NOT_OFFERED
     with pytest.raises(NotOfferedError, match="originals"):
         gallery.original(1)
     with pytest.raises(NotOfferedError, match="open"):
@@ -115,7 +115,7 @@ def test_a_query_is_answered_by_the_map_that_it_names(gallery: OpenGallery) -> N
     assert len(Answer.from_bytes(gallery.query(asking(gallery, 0))).ids) == COUNT * 0.5
     assert gallery.info().candidates == (0.5, F)
     gallery.index.publish(EPSILON, 0.5, n_sets=3, keep=1)
-    assert read(gallery.query(old), MapChanged) == MapChanged("birds", 1)
+    assert decode_frame(gallery.query(old), MapChanged) == MapChanged("birds", 1)
 
 
 def test_deletions_under_load(tmp_path: Path) -> None:

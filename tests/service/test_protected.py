@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from nearveil.features import TorchExtractor
-from nearveil.gallery import Index, IndexStoreError, Item, PrivateIndexError
-from nearveil.gallery.errors import InexactRowsError
+from nearveil.gallery import Index, IndexStoreError, Item
+from nearveil.gallery.errors import InexactRowsError, PrivateIndexError
 from nearveil.ledger import Account, Debit, Ledger, LedgerUnavailableError
 from nearveil.privacy.events import VoteHistogram
 from nearveil.service import Client, OpenGallery, PublicationError, Settings, open_galleries

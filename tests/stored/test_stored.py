@@ -12,7 +12,7 @@ from nearveil.gallery import Index
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Message
 from nearveil.privacy.events import PureDp
-from nearveil.protocol.wire import read
+from nearveil.protocol.wire import decode_frame
 from nearveil.service import TokenStore
 from tests.ledger.stating import stated
 from tests.protocol.test_wire import ALL, spoken
@@ -51,7 +51,7 @@ def name(request: pytest.FixtureRequest) -> str:
 def test_frames(name: str) -> None:
     kept = json.loads((HERE / f"frames-{name}.json").read_text())
     for text in kept.values():
-        assert read(bytes.fromhex(text), *ALL).to_bytes().hex() == text
+        assert decode_frame(bytes.fromhex(text), *ALL).to_bytes().hex() == text
     if name == NAMES[-1]:  # today's version writes them so
         assert [one.to_bytes().hex() for one in spoken()] == list(kept.values())
 

@@ -13,7 +13,8 @@ from rich.console import Console
 from nearveil.features import FeatureCache, HogColor, load_image
 from nearveil.gallery.contact_sheet import ContactSheet
 from nearveil.ledger import Ledger
-from nearveil.protocol import ClientProtocol, Found
+from nearveil.protocol import ClientProtocol
+from nearveil.protocol.client import Found
 from nearveil.service.client.results import Match, Nearest
 from studies import photos
 from studies.photos import serve_on_loopback

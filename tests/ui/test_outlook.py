@@ -11,7 +11,7 @@ from nearveil.mechanisms import Covers, PublicMap
 from nearveil.mechanisms.covers.channel import RandomizedResponse
 from nearveil.protocol.wire import PublicPart
 from nearveil.search.ceiling import popular_floor
-from nearveil.search.evaluation import popularity, true_neighbors
+from nearveil.search.evaluation import count_popularity, true_neighbors
 from nearveil.search.outlook import K, Outlook, find_share, make_outlook, project_rows, unit_prototypes
 from nearveil.service import Client
 from nearveil.ui._errors import Trouble
@@ -63,7 +63,7 @@ def test_what_is_expected_is_found(public: PublicPart, rows: np.ndarray, epsilon
 def test_no_point_is_a_neighbour_of_its_own(public: PublicPart) -> None:
     found = make_outlook(public)
     assert found.popularity is not None
-    by_hand = popularity(unit_prototypes(public.map), K)
+    by_hand = count_popularity(unit_prototypes(public.map), K)
     assert np.abs(found.popularity - by_hand).sum() <= 0.005 * K * COUNT  # where the rule's whole numbers are equal
 
 

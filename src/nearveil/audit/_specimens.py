@@ -36,7 +36,7 @@ from nearveil.privacy.noise import (
     secure_source,
 )
 from nearveil.privacy.noise.calibration import classical_gaussian_scale
-from nearveil.protocol import PublicPart
+from nearveil.protocol.wire import PublicPart
 from nearveil.votes import Answers, PrivateDiscriminant, PrivateKNeighborsClassifier
 from nearveil.votes.estimator import Progress
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from nearveil.lazy import import_later
 
 if TYPE_CHECKING:
-    from nearveil.gallery.errors import IndexStoreError, NotPublishedError, PrivateIndexError, UnknownItemError
+    from nearveil.gallery.errors import IndexStoreError
     from nearveil.gallery.folder import sync_folder
     from nearveil.gallery.index import Index
     from nearveil.gallery.items import Item, StoredItem
@@ -15,29 +15,18 @@ __all__ = [
     "Index",
     "IndexStoreError",
     "Item",
-    "NotPublishedError",
-    "PrivateIndexError",
     "Published",
     "StoredItem",
-    "UnknownItemError",
     "sync_folder",
 ]
 
 __getattr__ = import_later(
     __name__,
     {
-        "errors": (
-            "IndexStoreError",
-            "NotPublishedError",
-            "PrivateIndexError",
-            "UnknownItemError",
-        ),
+        "errors": ("IndexStoreError",),
         "folder": ("sync_folder",),
         "index": ("Index",),
-        "items": (
-            "Item",
-            "StoredItem",
-        ),
+        "items": ("Item", "StoredItem"),
         "published": ("Published",),
     },
 )

@@ -22,27 +22,25 @@ from nearveil.gallery._tables import (
     FEATURE_TABLE,
     FEATURES,
     Head,
-    damaged,
-    decoded,
-    deleted_count,
-    deleted_since,
-    feature_rows,
+    count_deleted,
+    decode_features,
+    encode_features,
+    encode_items,
+    find_deleted_since,
     heads,
-    item_rows,
     load_head,
+    make_damaged_error,
     metadata,
 )
 from nearveil.gallery.codes import Singles
 from nearveil.gallery.errors import (
     DamagedIndexError,
-    IndexExistsError,
     IndexStoreError,
-    IndexUnavailableError,
     NotAnIndexError,
     UnknownItemError,
     explain,
 )
-from nearveil.gallery.items import Batch, Ids, Snapshot, checked_count, checked_ids
+from nearveil.gallery.items import Batch, Ids, Snapshot, check_ids, check_k
 from nearveil.gallery.publishing import Stamp
 from nearveil.storage import Database, FileWatch, Mark, prepare_durable
 
@@ -57,11 +55,11 @@ _WIDER = 4  # candidates of short codes for each neighbour that is asked for, ra
 _GOAL = 0.95  # recall at which lists are enough
 _SAMPLE, _TOP = 200, 10  # rows that recall is measured on, and their neighbours
 _OUTDATED = 0.2  # part of the rows that may have come since before lists are built anew
-_BLOCK = 1 << 24  # numbers gathered at once
+_GATHERED = 1 << 24  # numbers gathered at once
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class RowView:
     """Rows as they are at one moment; rows that come later are written behind them."""
 
     ids: Ids  # rising
@@ -88,28 +86,28 @@ class View:
 
     def nearest(self, queries: Singles, k: int) -> Found:
         """Return positions and inner products of the k nearest, best first: exact."""
-        found = exact(self.rows, queries, k + len(self.dead))
-        return best(found, self.dead, k)
+        found = search_rows(self.rows, queries, k + len(self.dead))
+        return select_best(found, self.dead, k)
 
 
-class Matrix:
+class RowMatrix:
     """The one who changes rows; readers hold views."""
 
     def __init__(self, dimension: int) -> None:
         self._ids, self._rows = np.empty(0, np.uint32), np.empty((0, dimension), np.float32)
-        self.view = View(self._ids, self._rows, np.empty(0, np.int64), 0)
+        self.view = RowView(self._ids, self._rows, np.empty(0, np.int64), 0)
 
-    def change(self, ids: Ids, rows: Singles, gone: NDArray[np.int64]) -> View:
+    def change(self, ids: Ids, rows: Singles, gone: NDArray[np.int64]) -> RowView:
         """Add rows of rising ids and take out others; return the view after it."""
         size = len(self.view.ids) + len(ids)
         if size > len(self._ids):
             self.reserve(max(size, int(_GROWTH * len(self._ids))))
         start = len(self.view.ids)
         self._ids[start:size], self._rows[start:size] = ids, rows
-        grown = View(self._ids[:size], self._rows[:size], self.view.dead, self.view.packing)
+        grown = RowView(self._ids[:size], self._rows[:size], self.view.dead, self.view.packing)
         positions = grown.positions(gone)
         dead = np.union1d(grown.dead, positions[positions >= 0])
-        self.view = View(grown.ids, grown.rows, dead, grown.packing)
+        self.view = RowView(grown.ids, grown.rows, dead, grown.packing)
         if len(dead) > _MOST_DEAD:
             self._pack()
         return self.view
@@ -122,10 +120,10 @@ class Matrix:
 
     def _pack(self) -> None:
         self._ids, self._rows = self.view.alive()
-        self.view = View(self._ids, self._rows, np.empty(0, np.int64), self.view.packing + 1)
+        self.view = RowView(self._ids, self._rows, np.empty(0, np.int64), self.view.packing + 1)
 
 
-def exact(rows: Singles, queries: Singles, k: int) -> Found:
+def search_rows(rows: Singles, queries: Singles, k: int) -> Found:
     """Return positions and inner products of the k nearest rows; -1 where there are fewer."""
     if not len(rows):
         return np.full((len(queries), k), -1, np.int64), np.full((len(queries), k), -np.inf, np.float32)
@@ -133,7 +131,7 @@ def exact(rows: Singles, queries: Singles, k: int) -> Found:
     return positions, scores
 
 
-def best(found: Found, dead: Positions, k: int) -> Found:
+def select_best(found: Found, dead: Positions, k: int) -> Found:
     """Return the k best that are alive, of equal scores the earliest; -1 where there are fewer."""
     positions, scores = found
     scores = np.where((positions < 0) | np.isin(positions, dead), -np.inf, scores)
@@ -142,7 +140,7 @@ def best(found: Found, dead: Positions, k: int) -> Found:
     return np.where(np.isneginf(scores), -1, np.take_along_axis(positions, order, axis=1)), scores
 
 
-class Lists:
+class InvertedLists:
     """Approximate search: inverted lists of 8-bit rows, whose candidates are ranked again by full rows.
 
     Built from a view. Rows that came after it are searched exactly, rows that were deleted are skipped; what
@@ -151,7 +149,7 @@ class Lists:
     `recall`: The part of the true nearest 10 that is found, measured on 200 rows of the gallery.
     """
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: RowView) -> None:
         size, dimension = view.rows.shape
         n_lists = max(1, round(_CELLS * size**0.5))
         self._size, self._packing = size, view.packing
@@ -165,25 +163,25 @@ class Lists:
         self._lists.add(view.rows)
         self.recall = self._tune(view)
 
-    def fits(self, view: View) -> bool:
+    def fits(self, view: RowView) -> bool:
         """Return whether not too much has changed since."""
         return view.packing == self._packing and len(view.ids) - self._size <= _OUTDATED * self._size
 
-    def nearest(self, view: View, queries: Singles, k: int) -> Found:
+    def nearest(self, view: RowView, queries: Singles, k: int) -> Found:
         """Return positions and inner products of (nearly) the k nearest, best first."""
         count = min(self._size, _WIDER * k + len(view.dead))
         rough = self._lists.search(queries, count)[1]
-        late, late_scores = exact(view.rows[self._size :], queries, k + len(view.dead))
+        late, late_scores = search_rows(view.rows[self._size :], queries, k + len(view.dead))
         late = np.where(late < 0, -1, late + self._size)
         positions = np.concatenate([rough, late], axis=1)
-        scores = np.concatenate([_products(view.rows, queries, rough), late_scores], axis=1)
-        positions, scores = best((positions, scores), view.dead, k)
+        scores = np.concatenate([_multiply_candidates(view.rows, queries, rough), late_scores], axis=1)
+        positions, scores = select_best((positions, scores), view.dead, k)
         short = positions[:, -1] < 0  # lists ran out: those queries are answered exactly
         if short.any():
             positions[short], scores[short] = view.nearest(queries[short], k)
         return positions, scores
 
-    def _tune(self, view: View) -> float:
+    def _tune(self, view: RowView) -> float:
         """Look into more lists until recall is good; return it."""
         sample = np.unique(np.linspace(0, self._size - 1, _SAMPLE).astype(np.int64))
         queries, top = view.rows[sample], min(_TOP + 1, len(view))
@@ -191,23 +189,23 @@ class Lists:
         looked = 4
         while True:
             self._lists.nprobe = min(looked, self._lists.nlist)
-            found = _overlap(true, self.nearest(view, queries, top)[0], sample)
+            found = _measure_overlap(true, self.nearest(view, queries, top)[0], sample)
             if found >= _GOAL or looked >= self._lists.nlist:
                 return found
             looked *= 2
 
 
-def _overlap(true: Positions, found: Positions, own: Positions) -> float:
+def _measure_overlap(true: Positions, found: Positions, own: Positions) -> float:
     """Return the part of true neighbours that was found; a row is not its own neighbour."""
     wanted = true != own[:, None]
     hit = np.array([np.isin(one, other) for one, other in zip(true, found, strict=True)])
     return float((hit & wanted).sum() / max(1, wanted.sum()))
 
 
-def _products(rows: Singles, queries: Singles, positions: Positions) -> Singles:
+def _multiply_candidates(rows: Singles, queries: Singles, positions: Positions) -> Singles:
     """Return inner products of each query with its own candidates."""
     products = np.empty(positions.shape, np.float32)
-    step = max(1, _BLOCK // max(1, positions.shape[1] * rows.shape[1]))
+    step = max(1, _GATHERED // max(1, positions.shape[1] * rows.shape[1]))
     for start in range(0, len(queries), step):
         some = slice(start, start + step)
         gathered: Any = rows[np.maximum(positions[some], 0)]
@@ -219,7 +217,7 @@ _FILE = "index.db"
 _APPLICATION = 0x4E567831  # "NVx1", in the header of the file: what tells it from other SQLite files
 _SQLITE = b"SQLite format 3\0"
 _LOG_BYTES = 64 << 20  # of the log that stay on the disk after a large addition
-_BLOCK = 4096  # rows read at once
+_READ = 4096  # rows read at once
 _INSERT_FEATURE = f"INSERT INTO {FEATURES} (id, crc, feature) VALUES (?, ?, ?)"  # noqa: S608
 _INSERT_ITEM = (
     "INSERT INTO nearveil_item (id, crc, name, thumbnail, original, path, original_crc) VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -238,8 +236,8 @@ class DirectoryIndex(_index.Index):
     def __init__(self, database: Database, where: str) -> None:
         super().__init__(database, where)
         self._lock = threading.Lock()
-        self._matrix, self._revision, self._next_id = _nothing(self.dimension)
-        self._lists: Lists | None = None
+        self._matrix, self._revision, self._next_id = _start_empty(self.dimension)
+        self._lists: InvertedLists | None = None
         self._building = threading.Lock()
         self._watch = FileWatch(Path(where) / _FILE)
         self._stamped: tuple[Mark, Stamp] | None = None
@@ -254,20 +252,20 @@ class DirectoryIndex(_index.Index):
         except OSError as error:
             raise IndexStoreError(f"index {folder}: the directory cannot be made: {error.strerror}") from error
         if others:
-            raise IndexExistsError(f"index {folder}: the directory must be new or empty; it holds other files")
+            raise IndexStoreError(f"index {folder}: the directory must be new or empty; it holds other files")
         url = URL.create("sqlite", database=str(folder / _FILE))
         try:
-            _make(folder / _FILE, first, timeout)
+            _write_empty(folder / _FILE, first, timeout)
         except sqlite3.Error as error:
             raise explain(error, url) from error
-        _flush(folder.parent)
-        return cls(_database(folder / _FILE, timeout), str(folder))
+        _flush_folder(folder.parent)
+        return cls(_open_database(folder / _FILE, timeout), str(folder))
 
     @classmethod
     def _open(cls, where: str, timeout: float) -> "DirectoryIndex":
         folder = Path(where).expanduser().resolve()
         _check_header(folder / _FILE, str(folder))
-        database = _database(folder / _FILE, timeout)
+        database = _open_database(folder / _FILE, timeout)
         try:
             with database.begin_read() as connection:
                 if not sa.inspect(connection).has_table(heads.name):
@@ -279,7 +277,7 @@ class DirectoryIndex(_index.Index):
 
     def features(self, ids: ArrayLike) -> Singles:
         """Return features, in the order of the ids."""
-        numbers = checked_ids(ids)
+        numbers = check_ids(ids)
         _, view = self._view()
         positions = view.positions(numbers)
         if (positions < 0).any():
@@ -296,7 +294,7 @@ class DirectoryIndex(_index.Index):
         try:
             mark = self._watch.mark()
         except OSError:
-            raise IndexUnavailableError(f"index {self._where}: its file is gone: put it back") from None
+            raise IndexStoreError(f"index {self._where}: its file is gone: put it back") from None
         known = self._stamped
         if known is not None and mark is not None and known[0] == mark:
             return known[1]
@@ -315,12 +313,12 @@ class DirectoryIndex(_index.Index):
 
     def _search(self, queries: Singles, k: int, *, exact: bool) -> tuple[Ids, Singles]:
         _, view = self._view()
-        k = checked_count(k, len(view))
+        k = check_k(k, len(view))
         lists = None if exact or len(view) <= _index.SMALL else self._fitting_lists(view)
         positions, scores = view.nearest(queries, k) if lists is None else lists.nearest(view, queries, k)
         return view.ids[positions], scores
 
-    def _fitting_lists(self, view: View) -> Lists | None:
+    def _fitting_lists(self, view: RowView) -> InvertedLists | None:
         """Return lists for approximate search; None while another thread builds them."""
         lists = self._lists
         if lists is not None and lists.fits(view):
@@ -329,12 +327,12 @@ class DirectoryIndex(_index.Index):
             return None
         try:
             if self._lists is None or not self._lists.fits(view):
-                self._lists = Lists(view)
+                self._lists = InvertedLists(view)
             return self._lists
         finally:
             self._building.release()
 
-    def _view(self) -> tuple[int, View]:
+    def _view(self) -> tuple[int, RowView]:
         """Return the revision and the rows, after reading what changed since."""
         with self._lock, self._database.begin_read() as connection:
             head = load_head(connection, self._where)
@@ -349,14 +347,14 @@ class DirectoryIndex(_index.Index):
     def _catch_up(self, connection: sa.Connection, head: Head) -> None:
         if head.revision < self._revision:  # a backup was put back
             self._forget()
-        gone = deleted_since(connection, self._revision, self._where)
+        gone = find_deleted_since(connection, self._revision, self._where)
         if self._revision < 0:
             self._matrix.reserve(head.count)
         for ids, rows in self._stored(connection, self._next_id):
             self._matrix.change(ids, rows, np.empty(0, np.int64))
         view = self._matrix.change(np.empty(0, np.uint32), np.empty((0, self.dimension), np.float32), gone)
-        if len(view) != head.count or deleted_count(connection) != head.next_id - head.count:
-            raise damaged(self._where, "the list of items")
+        if len(view) != head.count or count_deleted(connection) != head.next_id - head.count:
+            raise make_damaged_error(self._where, "the list of items")
         self._revision, self._next_id = head.revision, head.next_id
 
     def _reset(self) -> None:
@@ -367,20 +365,20 @@ class DirectoryIndex(_index.Index):
             self._forget()
 
     def _forget(self) -> None:
-        self._matrix, self._revision, self._next_id = _nothing(self.dimension)
+        self._matrix, self._revision, self._next_id = _start_empty(self.dimension)
 
     def _insert(self, connection: sa.Connection, ids: NDArray[np.int64], batch: Batch) -> None:
-        connection.exec_driver_sql(_INSERT_FEATURE, feature_rows(ids, batch.features))
-        connection.exec_driver_sql(_INSERT_ITEM, item_rows(ids, batch))
+        connection.exec_driver_sql(_INSERT_FEATURE, encode_features(ids, batch.features))
+        connection.exec_driver_sql(_INSERT_ITEM, encode_items(ids, batch))
 
     def _stored(self, connection: sa.Connection, first: int) -> Iterator[tuple[Ids, Singles]]:
         cursor = connection.connection.cursor()
         cursor.execute(_SELECT, (first,))
         last = first - 1
-        while rows := cursor.fetchmany(_BLOCK):
-            ids, features = decoded(rows, self.dimension, self._where)
+        while rows := cursor.fetchmany(_READ):
+            ids, features = decode_features(rows, self.dimension, self._where)
             if ids[0] <= last or (np.diff(ids.astype(np.int64)) <= 0).any():
-                raise damaged(self._where, "the order of features")
+                raise make_damaged_error(self._where, "the order of features")
             last = int(ids[-1])
             yield ids, features
 
@@ -393,15 +391,15 @@ class DirectoryIndex(_index.Index):
     def _check_pages(self, connection: sa.Connection) -> None:
         found = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
         if found != "ok":
-            raise damaged(self._where, "the file")
+            raise make_damaged_error(self._where, "the file")
 
 
-def _nothing(dimension: int) -> tuple[Matrix, int, int]:
+def _start_empty(dimension: int) -> tuple[RowMatrix, int, int]:
     """Return what is known before anything was read: no rows, no revision, no id."""
-    return Matrix(dimension), -1, 0
+    return RowMatrix(dimension), -1, 0
 
 
-def _database(path: Path, timeout: float) -> Database:
+def _open_database(path: Path, timeout: float) -> Database:
     return Database(URL.create("sqlite", database=str(path)), timeout, prepare=_prepare, explain=explain)
 
 
@@ -412,7 +410,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA cell_size_check = ON")  # a damaged page is told, not read
 
 
-def _make(path: Path, first: Head, timeout: float) -> None:
+def _write_empty(path: Path, first: Head, timeout: float) -> None:
     """Write an empty index in one transaction. Not yet with a log: the header must be in the file itself."""
     with suppress(OSError):  # SQLite says what is wrong, and would make the file for all to read
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
@@ -423,7 +421,7 @@ def _make(path: Path, first: Head, timeout: float) -> None:
             connection.exec_driver_sql("PRAGMA synchronous = FULL")
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             if sa.inspect(connection).get_table_names():
-                raise IndexExistsError(f"index {path.parent}: there is one already: Index.open opens it")
+                raise IndexStoreError(f"index {path.parent}: there is one already: Index.open opens it")
             metadata.create_all(connection)
             connection.exec_driver_sql(FEATURE_TABLE.format(id="INTEGER", feature="BLOB"))
             connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION}")
@@ -458,7 +456,7 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # of a pipe, too, which nobody may write to
 
 
-def _flush(folder: Path) -> None:
+def _flush_folder(folder: Path) -> None:
     """See to it that a new name in a directory survives a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

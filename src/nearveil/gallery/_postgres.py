@@ -13,23 +13,22 @@ from nearveil.gallery._tables import (
     FEATURE_TABLE,
     FEATURES,
     Head,
-    damaged,
-    decoded,
-    feature_rows,
+    decode_features,
+    encode_features,
+    encode_items,
     heads,
-    item_rows,
     load_head,
+    make_damaged_error,
     metadata,
 )
 from nearveil.gallery.codes import Singles
 from nearveil.gallery.errors import (
-    IndexExistsError,
     IndexStoreError,
     NotAnIndexError,
     UnknownItemError,
     explain,
 )
-from nearveil.gallery.items import Batch, Ids, Snapshot, checked_count, checked_ids
+from nearveil.gallery.items import Batch, Ids, Snapshot, check_ids, check_k
 from nearveil.storage import Database, describe_url
 
 _LOCK = 0x6E76_696E_6465_78  # "nvindex": of those who make or prepare an index, among all that lock in one server
@@ -78,7 +77,7 @@ class PostgresIndex(_index.Index):
             with database.begin_write() as connection:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
                 if _has(connection, heads.name):
-                    raise IndexExistsError(f"index {where}: there is one already: Index.open opens it")
+                    raise IndexStoreError(f"index {where}: there is one already: Index.open opens it")
                 metadata.create_all(connection)
                 connection.exec_driver_sql(FEATURE_TABLE.format(id="BIGINT", feature=f"vector({first.dimension})"))
                 if first.dimension <= _PLAIN:
@@ -104,10 +103,10 @@ class PostgresIndex(_index.Index):
 
     def features(self, ids: ArrayLike) -> Singles:
         """Return features, in the order of the ids."""
-        numbers = checked_ids(ids)
+        numbers = check_ids(ids)
         with self._database.begin_read() as connection:
             rows = self._rows(connection, "WHERE id = ANY(%s)", (np.unique(numbers).tolist(),))
-            blocks = [decoded(some, self.dimension, self._where) for some in rows]
+            blocks = [decode_features(some, self.dimension, self._where) for some in rows]
         held = np.concatenate([block[0] for block in blocks] or [np.empty(0, np.uint32)])
         found = np.concatenate([block[1] for block in blocks] or [np.empty((0, self.dimension), np.float32)])
         missing = ~np.isin(numbers, held)
@@ -127,7 +126,7 @@ class PostgresIndex(_index.Index):
                     break
                 ids[start:end], features[start:end] = some, rows
         if end != head.count:
-            raise damaged(self._where, "the list of items")
+            raise make_damaged_error(self._where, "the list of items")
         return Snapshot(head.revision, ids, features)
 
     def _search(self, queries: Singles, k: int, *, exact: bool) -> tuple[Ids, Singles]:
@@ -146,7 +145,7 @@ class PostgresIndex(_index.Index):
         # Plans are made for the k that is asked for: the fewer rows, the better a graph looks.
         every = ("jit = off", "plan_cache_mode = force_custom_plan", *settings)
         with self._database.begin_read() as connection:
-            k = checked_count(k, load_head(connection, self._where).count)
+            k = check_k(k, load_head(connection, self._where).count)
             connection.exec_driver_sql("; ".join(f"SET LOCAL {setting}" for setting in every))
             return [
                 list(connection.exec_driver_sql(statement, {"q": Vector(row), "k": k, "more": 2 * k}).all())
@@ -194,16 +193,16 @@ class PostgresIndex(_index.Index):
 
         features = [
             (number, told, Vector(row))
-            for (number, told, _), row in zip(feature_rows(ids, batch.features), batch.features, strict=True)
+            for (number, told, _), row in zip(encode_features(ids, batch.features), batch.features, strict=True)
         ]
         _copy(connection, f"{FEATURES} (id, crc, feature)", ("int8", "int8", "vector"), features)
         columns = "nearveil_item (id, crc, name, thumbnail, original, path, original_crc)"
         types = ("int8", "int8", "text", "bytea", "bytea", "text", "int8")
-        _copy(connection, columns, types, item_rows(ids, batch))
+        _copy(connection, columns, types, encode_items(ids, batch))
 
     def _stored(self, connection: sa.Connection, first: int) -> Iterator[tuple[Ids, Singles]]:
         for rows in self._rows(connection, "WHERE id >= %s", (first,)):
-            yield decoded(rows, self.dimension, self._where)
+            yield decode_features(rows, self.dimension, self._where)
 
     def _rows(
         self, connection: sa.Connection, condition: str, values: tuple[Any, ...]

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from nearveil.gallery.codes import Singles
 from nearveil.gallery.errors import (
     DamagedIndexError,
-    IndexFullError,
+    IndexStoreError,
     InexactRowsError,
-    NewerIndexError,
     NotAnIndexError,
     PrivateIndexError,
 )
@@ -87,12 +86,12 @@ exact_ranges = sa.Table(
 )
 
 
-def crc(*values: int | str | bytes | None) -> int:
+def checksum(*values: int | str | bytes | None) -> int:
     """Return a checksum of values, their types and their lengths.
 
     Examples
     --------
-    >>> crc(1, "a") != crc(1, b"a") != crc(1, "a", None)
+    >>> checksum(1, "a") != checksum(1, b"a") != checksum(1, "a", None)
     True
     """
     total = 0
@@ -121,7 +120,7 @@ class Head:
     def row(self) -> dict[str, Any]:
         """Return it as it is kept."""
         values = asdict(self)
-        return {**values, "crc": crc(*values.values())}
+        return {**values, "crc": checksum(*values.values())}
 
 
 def load_head(connection: sa.Connection, where: str, *, lock: bool = False) -> Head:
@@ -132,11 +131,11 @@ def load_head(connection: sa.Connection, where: str, *, lock: bool = False) -> H
         raise NotAnIndexError(f"index {where}: there is none here: Index.create makes one")
     values = dict(rows[0]._mapping)
     told = values.pop("crc")
-    if len(rows) > 1 or crc(*values.values()) != told:
-        raise damaged(where, "its first row")
+    if len(rows) > 1 or checksum(*values.values()) != told:
+        raise make_damaged_error(where, "its first row")
     head = Head(**values)
     if head.format > FORMAT:
-        raise NewerIndexError(
+        raise IndexStoreError(
             f"index {where}: it has version {head.format} of the format; this nearveil reads version {FORMAT}: "
             "install a newer nearveil"
         )
@@ -148,14 +147,14 @@ def save_head(connection: sa.Connection, head: Head) -> None:
     connection.execute(sa.update(heads).values(head.row()))
 
 
-def next_ids(head: Head, count: int) -> NDArray[np.int64]:
+def take_ids(head: Head, count: int) -> NDArray[np.int64]:
     """Return ids that nobody had."""
     if head.next_id + count > MOST_ITEMS:
-        raise IndexFullError("all ids of 32 bits are used up; nothing was changed: make a new index")
+        raise IndexStoreError("all ids of 32 bits are used up; nothing was changed: make a new index")
     return np.arange(head.next_id, head.next_id + count, dtype=np.int64)
 
 
-def feature_rows(ids: NDArray[np.int64], features: Singles) -> list[tuple[int, int, bytes]]:
+def encode_features(ids: NDArray[np.int64], features: Singles) -> list[tuple[int, int, bytes]]:
     """Return rows of id, checksum and feature as bytes."""
     width, whole = 4 * features.shape[1], features.astype("<f4", copy=False).tobytes()
     cut = [whole[start : start + width] for start in range(0, len(whole), width)]
@@ -163,16 +162,24 @@ def feature_rows(ids: NDArray[np.int64], features: Singles) -> list[tuple[int, i
     return list(zip(numbers, feature_crcs(numbers, cut), cut, strict=True))
 
 
-def item_rows(ids: NDArray[np.int64], batch: Batch) -> list[tuple[Any, ...]]:
+def encode_items(ids: NDArray[np.int64], batch: Batch) -> list[tuple[Any, ...]]:
     """Return rows of the items' table."""
     columns = zip(ids.tolist(), batch.names, batch.thumbnails, batch.originals, batch.paths, strict=True)
     return [
-        (number, crc(number, name, small, path, crc(original)), name, small, original, path, crc(original))
+        (
+            number,
+            checksum(number, name, small, path, checksum(original)),
+            name,
+            small,
+            original,
+            path,
+            checksum(original),
+        )
         for number, name, small, original, path in columns
     ]
 
 
-def decoded(rows: Sequence[tuple[int, int, bytes]], dimension: int, where: str) -> tuple[Ids, Singles]:
+def decode_features(rows: Sequence[tuple[int, int, bytes]], dimension: int, where: str) -> tuple[Ids, Singles]:
     """Return ids and features of rows, checked."""
     if not rows:
         return np.empty(0, np.uint32), np.empty((0, dimension), np.float32)
@@ -182,7 +189,7 @@ def decoded(rows: Sequence[tuple[int, int, bytes]], dimension: int, where: str) 
     except (TypeError, OverflowError):  # a number or bytes that are none
         fits = False
     if not fits or not 0 <= min(ids) <= max(ids) < MOST_ITEMS:
-        raise damaged(where, "a feature")
+        raise make_damaged_error(where, "a feature")
     joined = np.frombuffer(b"".join(features), "<f4").reshape(-1, dimension)
     return np.array(ids, np.uint32), joined.astype(np.float32, copy=False)
 
@@ -197,8 +204,8 @@ def load_items(
     for some in _chunks(ids):
         for *values, told, original in connection.execute(query.where(items.c.id.in_(some))):
             number, name, thumbnail, path, original_crc = values
-            if crc(*values) != told or (originals and crc(original) != original_crc):
-                raise damaged(where, "an item")
+            if checksum(*values) != told or (originals and checksum(original) != original_crc):
+                raise make_damaged_error(where, "an item")
             if path is None:
                 found[number] = StoredItem(number, name, thumbnail, original)
             else:
@@ -206,7 +213,7 @@ def load_items(
     return found
 
 
-def stored_sizes(connection: sa.Connection, ids: NDArray[np.int64], kind: Literal["thumbnail", "original"]) -> int:
+def sum_sizes(connection: sa.Connection, ids: NDArray[np.int64], kind: Literal["thumbnail", "original"]) -> int:
     """Return how many bytes a column holds of items, without reading them."""
     total = sa.select(sa.func.coalesce(sa.func.sum(sa.func.length(items.c[kind])), 0))
     return sum(int(connection.execute(total.where(items.c.id.in_(some))).scalar_one()) for some in _chunks(ids))
@@ -219,12 +226,12 @@ def delete_rows(connection: sa.Connection, ids: NDArray[np.int64], revision: int
         connection.execute(sa.delete(items).where(items.c.id.in_(some)))
         gone = sa.text(f"DELETE FROM {FEATURES} WHERE id IN :some").bindparams(sa.bindparam("some", expanding=True))  # noqa: S608
         count += connection.execute(gone, {"some": some}).rowcount
-        rows = [{"id": number, "revision": revision, "crc": crc(number, revision)} for number in some]
+        rows = [{"id": number, "revision": revision, "crc": checksum(number, revision)} for number in some]
         connection.execute(sa.insert(deleted), rows)
     return count
 
 
-def present(connection: sa.Connection, ids: NDArray[np.int64]) -> set[int]:
+def find_present(connection: sa.Connection, ids: NDArray[np.int64]) -> set[int]:
     """Return those of the ids that the index holds."""
     found: set[int] = set()
     for some in _chunks(ids):
@@ -240,18 +247,18 @@ def check_unknown(connection: sa.Connection, missing: list[int], where: str) -> 
             sa.select(sa.func.count()).select_from(deleted).where(deleted.c.id.in_(some))
         ).scalar_one()
         if known != len(some):
-            raise damaged(where, "the list of items")
+            raise make_damaged_error(where, "the list of items")
 
 
-def deleted_since(connection: sa.Connection, revision: int, where: str) -> NDArray[np.int64]:
+def find_deleted_since(connection: sa.Connection, revision: int, where: str) -> NDArray[np.int64]:
     """Return ids that were deleted after a revision, rising."""
     rows = connection.execute(sa.select(deleted).where(deleted.c.revision > revision).order_by(deleted.c.id)).all()
-    if any(crc(number, when) != told for number, when, told in rows):
-        raise damaged(where, "a deletion")
+    if any(checksum(number, when) != told for number, when, told in rows):
+        raise make_damaged_error(where, "a deletion")
     return np.array([row.id for row in rows], np.int64)
 
 
-def deleted_count(connection: sa.Connection) -> int:
+def count_deleted(connection: sa.Connection) -> int:
     """Return how many items were ever deleted."""
     return connection.execute(sa.select(sa.func.count()).select_from(deleted)).scalar_one()
 
@@ -261,8 +268,8 @@ def load_binding(connection: sa.Connection, where: str) -> str | None:
     if not _exists(connection, bindings):  # an index that was made earlier
         return None
     held = connection.execute(sa.select(bindings)).all()
-    if len(held) > 1 or any(crc(row.name) != row.crc for row in held):
-        raise damaged(where, "what it is bound to")
+    if len(held) > 1 or any(checksum(row.name) != row.crc for row in held):
+        raise make_damaged_error(where, "what it is bound to")
     return str(held[0].name) if held else None
 
 
@@ -271,7 +278,7 @@ def save_binding(connection: sa.Connection, name: str | None) -> None:
     bindings.create(connection, checkfirst=True)
     connection.execute(sa.delete(bindings))
     if name is not None:
-        connection.execute(sa.insert(bindings).values(name=name, crc=crc(name)))
+        connection.execute(sa.insert(bindings).values(name=name, crc=checksum(name)))
 
 
 def check_open(connection: sa.Connection, where: str) -> None:
@@ -297,12 +304,12 @@ def mark_exact(connection: sa.Connection, ids: NDArray[np.int64]) -> None:
     if before is not None:
         first = before
         connection.execute(sa.delete(exact_ranges).where(exact_ranges.c.first == first))
-    connection.execute(sa.insert(exact_ranges).values(first=first, last=last, crc=crc(first, last)))
+    connection.execute(sa.insert(exact_ranges).values(first=first, last=last, crc=checksum(first, last)))
 
 
 def check_exact(connection: sa.Connection, where: str) -> None:
     """Raise unless all rows are row-exact."""
-    if inexact_count(connection, where):
+    if count_inexact(connection, where):
         raise InexactRowsError(
             f"index {where}: it holds rows that are not row-exact, so removing one record may change others, and no "
             "promise to records holds. Index the images again: `nearveil index DIR --private` into a new place; or "
@@ -310,13 +317,13 @@ def check_exact(connection: sa.Connection, where: str) -> None:
         )
 
 
-def inexact_count(connection: sa.Connection, where: str) -> int:
+def count_inexact(connection: sa.Connection, where: str) -> int:
     """Return how many rows are not row-exact."""
     total = sa.select(sa.func.count()).select_from(items)
     if not _exists(connection, exact_ranges):
         return connection.execute(total).scalar_one()
-    if any(crc(row.first, row.last) != row.crc for row in connection.execute(sa.select(exact_ranges))):
-        raise damaged(where, "the list of rows that are row-exact")
+    if any(checksum(row.first, row.last) != row.crc for row in connection.execute(sa.select(exact_ranges))):
+        raise make_damaged_error(where, "the list of rows that are row-exact")
     inside = sa.exists().where(items.c.id.between(exact_ranges.c.first, exact_ranges.c.last))
     return connection.execute(total.where(~inside)).scalar_one()
 
@@ -325,7 +332,7 @@ def _exists(connection: sa.Connection, table: sa.Table) -> bool:
     return bool(sa.inspect(connection).has_table(table.name))
 
 
-def damaged(where: str, what: str) -> DamagedIndexError:
+def make_damaged_error(where: str, what: str) -> DamagedIndexError:
     """Return an error that says what does not fit its checksum."""
     return DamagedIndexError(f"index {where}: {what} is damaged: put a backup back")
 

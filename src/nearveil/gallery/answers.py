@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Self, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, Kind, Limits, WireError, checked_flag, frame, unframe
+from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, Kind, Limits, WireError, frame, read_flag, unframe
 from nearveil.gallery.codes import Bytes
 
 Extras = Literal["none", "thumbnails", "originals", "names"]
@@ -20,10 +20,6 @@ IMAGE_HEADER_BYTES = 4  # of an image: its length
 LONGEST_NAME = 4096  # characters, as an index holds them
 # What breaks a line, steers a terminal, or turns the direction of the text round it.
 _STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-
-
-class AnswerError(WireError):
-    """Bytes are not an answer, or an answer does not fit the public table that shall read it."""
 
 
 @dataclass(frozen=True)
@@ -62,24 +58,24 @@ class Answer:
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 1 or self.ids.dtype != np.uint32 or not len(self.ids):
-            raise AnswerError("ids must be at least one number of 32 bits")
+            raise WireError("ids must be at least one number of 32 bits")
         if self.codes.dtype != np.uint8 or self.codes.ndim != 2 or len(self.codes) != len(self.ids):
-            raise AnswerError("codes must hold a row of bytes for each id")
+            raise WireError("codes must hold a row of bytes for each id")
         if not self.codes.shape[1]:
-            raise AnswerError("codes must be of at least one byte")
+            raise WireError("codes must be of at least one byte")
         _check_rising(self.ids)
         self._check_images()
 
     def _check_images(self) -> None:
         if self.extras not in EXTRAS:
-            raise AnswerError(f"extras must be one of {', '.join(EXTRAS)}")
+            raise WireError(f"extras must be one of {', '.join(EXTRAS)}")
         if len(self.images) != (0 if self.extras == "none" else len(self.ids)):
-            raise AnswerError("images must be one for each id, or none at all")
+            raise WireError("images must be one for each id, or none at all")
         # The whole answer is refused, whichever of them will be chosen.
         if self.extras == "thumbnails" and not all(map(is_thumbnail, self.images)):
-            raise AnswerError("images must be WebP, or empty, as thumbnails")
+            raise WireError("images must be WebP, or empty, as thumbnails")
         if self.extras == "names" and not all(map(_is_name, self.images)):
-            raise AnswerError(
+            raise WireError(
                 f"images must be text in UTF-8, of at most {LONGEST_NAME} characters and without control characters, "
                 "as names"
             )
@@ -111,23 +107,23 @@ class Answer:
         """
         kind, flags, body = unframe(data, limits)
         if kind != Kind.ANSWER:
-            raise AnswerError(f"data is no answer but of kind {kind.name}")
+            raise WireError(f"data is no answer but of kind {kind.name}")
         return cls.from_body(flags, body)
 
     @classmethod
     def from_body(cls, flags: int, body: bytes) -> Self:
         """Read what stands in the frame of an answer."""
-        extras = cast("Extras", checked_flag(flags, EXTRAS))
+        extras = cast("Extras", read_flag(flags, EXTRAS))
         if len(body) < _SIZES.size:
-            raise AnswerError("data is truncated")
+            raise WireError("data is truncated")
         count, width = _SIZES.unpack_from(body)
         if not count or not width:
-            raise AnswerError("ids must be at least one, with codes of at least one byte")
+            raise WireError("ids must be at least one, with codes of at least one byte")
         middle = _SIZES.size + 4 * count
         end = middle + count * width
         lengths = 0 if extras == "none" else IMAGE_HEADER_BYTES * count
         if len(body) < end + lengths or (extras == "none" and len(body) != end):
-            raise AnswerError("data is truncated, or has bytes after its end")
+            raise WireError("data is truncated, or has bytes after its end")
         ids = np.frombuffer(body, "<u4", count, _SIZES.size).astype(np.uint32)
         _check_rising(ids)  # before anything is cut
         codes = np.frombuffer(body, np.uint8, count * width, middle).reshape(count, width)
@@ -138,7 +134,7 @@ class Answer:
 def _cut(body: bytes, start: int, sizes: NDArray[np.uint32]) -> tuple[bytes, ...]:
     """Return the images at the end of an answer; they must fill it to its last byte."""
     if len(sizes) and start + int(sizes.sum(dtype=np.int64)) != len(body):
-        raise AnswerError("data is truncated, or has bytes after its end")
+        raise WireError("data is truncated, or has bytes after its end")
     images = []
     for size in map(int, sizes):  # one by one: lists of numbers would be many times what was sent
         images.append(body[start : start + size])
@@ -148,21 +144,21 @@ def _cut(body: bytes, start: int, sizes: NDArray[np.uint32]) -> tuple[bytes, ...
 
 def _check_rising(ids: NDArray[np.uint32]) -> None:
     if (ids[1:] <= ids[:-1]).any():
-        raise AnswerError("ids must rise, each once")
+        raise WireError("ids must rise, each once")
 
 
-def name_bytes(name: str) -> bytes:
+def encode_name(name: str) -> bytes:
     """Return a name as an answer holds it; what would steer a terminal is replaced.
 
     Examples
     --------
-    >>> name_bytes("a tab" + chr(9) + ".png").decode()
+    >>> encode_name("a tab" + chr(9) + ".png").decode()
     'a tab�.png'
     """
     return _STEERING.sub("\N{REPLACEMENT CHARACTER}", name[:LONGEST_NAME]).encode()
 
 
-def merged(answers: Sequence[Answer]) -> Answer:
+def merge_answers(answers: Sequence[Answer]) -> Answer:
     """Return one answer that holds the candidates of several, each once; of several copies the first.
 
     `answers`: At least one. All with the same extras, and with codes of one width.
@@ -170,7 +166,7 @@ def merged(answers: Sequence[Answer]) -> Answer:
     Examples
     --------
     >>> one, two = (Answer(np.array(ids, np.uint32), np.zeros((2, 5), np.uint8)) for ids in ([3, 7], [1, 3]))
-    >>> merged([one, two]).ids.tolist()
+    >>> merge_answers([one, two]).ids.tolist()
     [1, 3, 7]
     """
     ids, places = np.unique(np.concatenate([answer.ids for answer in answers]), return_index=True)

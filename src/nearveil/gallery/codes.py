@@ -96,7 +96,7 @@ class ScalarCodes:
         """Learn codes of at most `width` bytes, which must be no less than the dimensions of `features`."""
         dimension = features.shape[1]
         double = min(dimension, width - dimension)
-        projection = _directions(_spread(features, _ROWS), dimension)
+        projection = _find_directions(_sample_rows(features, _ROWS), dimension)
         turned = features @ projection
         lowest, highest = turned.min(axis=0), turned.max(axis=0)
         levels = np.where(np.arange(dimension) < double, 65535, 255)
@@ -148,14 +148,14 @@ class ProductCodes:
     @classmethod
     def fit(cls, features: Singles, width: int) -> Self:
         """Learn codes of `width` bytes, at least 3."""
-        rows = _spread(features, _ROWS)
+        rows = _sample_rows(features, _ROWS)
         groups = width - _FACTOR_BYTES
         size = min(_DIMENSIONS, -(-rows.shape[1] // groups))
-        projection = _directions(rows, min(groups * size, rows.shape[1]))
+        projection = _find_directions(rows, min(groups * size, rows.shape[1]))
         # Groups are of one size: what is missing is filled up by directions of no variance.
         projection = np.pad(projection, ((0, 0), (0, groups * size - projection.shape[1])))
         turned = rows @ projection
-        projection = projection[:, _balanced(turned.var(axis=0) * np.mean(turned**2, axis=0), groups)]
+        projection = projection[:, _order_dimensions(turned.var(axis=0) * np.mean(turned**2, axis=0), groups)]
         turned = rows @ projection
         spread = np.sqrt(np.mean(turned**2, axis=0))
         weights = np.maximum(spread, max(float(spread.max()), 1e-30) * 1e-4).astype(np.float32)
@@ -167,7 +167,7 @@ class ProductCodes:
         weighted = np.resize((turned - mean) * weights, (max(len(rows), 256), groups * size))
         with threadpool_limits(1, user_api="openmp"):  # threads cost more than they help at a few dimensions each
             quantiser.train(np.ascontiguousarray(weighted))
-        return cls(projection, weights, mean, quantiser, _spread(features, _SAMPLE))
+        return cls(projection, weights, mean, quantiser, _sample_rows(features, _SAMPLE))
 
     @property
     def width(self) -> int:
@@ -233,14 +233,14 @@ def make_codes(features: Singles, code_bytes: int | Literal["auto"] | None) -> C
     return (ScalarCodes if features.shape[1] <= width else ProductCodes).fit(features, width)
 
 
-def _spread(rows: Singles, most: int) -> Singles:
+def _sample_rows(rows: Singles, most: int) -> Singles:
     """Return at most so many rows, from all over the gallery, without a dice."""
     if len(rows) <= most:
         return rows
     return rows[np.linspace(0, len(rows) - 1, most).astype(np.intp)]
 
 
-def _directions(rows: Singles, kept: int) -> Singles:
+def _find_directions(rows: Singles, kept: int) -> Singles:
     """Return principal directions, shape (d, kept), completed by others where there are fewer rows than that."""
     if len(rows) > kept:
         return np.asarray(PCA(kept, svd_solver="covariance_eigh").fit(rows).components_.T, dtype=np.float32)
@@ -248,7 +248,7 @@ def _directions(rows: Singles, kept: int) -> Singles:
     return np.asarray(basis[:, :kept], dtype=np.float32)
 
 
-def _balanced(variances: Singles, groups: int) -> NDArray[np.intp]:
+def _order_dimensions(variances: Singles, groups: int) -> NDArray[np.intp]:
     """Return an order of dimensions in which consecutive groups have about equal products of variances."""
     size = len(variances) // groups
     members: list[list[int]] = [[] for _ in range(groups)]
@@ -291,7 +291,7 @@ def codes_to_bytes(codes: Codes) -> bytes:
     for name, kind, arrays_of, _ in _FORMS:
         if isinstance(codes, kind):
             arrays = arrays_of(codes)
-            return Message(name, _identity(arrays), arrays).to_bytes()
+            return Message(name, _hash_arrays(arrays), arrays).to_bytes()
     raise WireError("codes must be of a kind that has a wire form")
 
 
@@ -319,11 +319,11 @@ def code_dimension(codes: Codes) -> int:
     return codes.dimension if isinstance(codes, WholeCodes) else len(codes.projection)  # type: ignore[attr-defined]
 
 
-def _identity(arrays: Any) -> str:
+def _hash_arrays(arrays: Any) -> str:
     return fingerprint(*(part for name in sorted(arrays) for part in (name, arrays[name])))
 
 
-def _array(message: Message, name: str, kind: str, dimensions: int) -> NDArray[Any]:
+def _get_array(message: Message, name: str, kind: str, dimensions: int) -> NDArray[Any]:
     """Return a named array of a type, checked; a message without it is a WireError too."""
     values = message.arrays.get(name)
     if values is None or values.dtype != np.dtype(kind) or values.ndim != dimensions or 0 in values.shape:
@@ -335,8 +335,8 @@ def _whole_arrays(codes: WholeCodes) -> dict[str, NDArray[Any]]:
     return {"dimension": np.array(codes.dimension, dtype="<i8")}
 
 
-def _whole(message: Message) -> WholeCodes:
-    dimension = int(_array(message, "dimension", "<i8", 0))
+def _read_whole(message: Message) -> WholeCodes:
+    dimension = int(_get_array(message, "dimension", "<i8", 0))
     if not 1 <= dimension <= MOST_FEATURES:
         raise WireError(f"the table of codes must be of 1 to {MOST_FEATURES} dimensions")
     return WholeCodes(dimension)
@@ -347,9 +347,9 @@ def _scalar_arrays(codes: ScalarCodes) -> dict[str, NDArray[Any]]:
     return {"projection": codes.projection, "lowest": codes.lowest, "steps": codes.steps, "double": double}
 
 
-def _scalar(message: Message) -> ScalarCodes:
-    projection, double = _array(message, "projection", "<f4", 2), int(_array(message, "double", "<i8", 0))
-    lowest, steps = _array(message, "lowest", "<f4", 1), _array(message, "steps", "<f4", 1)
+def _read_scalar(message: Message) -> ScalarCodes:
+    projection, double = _get_array(message, "projection", "<f4", 2), int(_get_array(message, "double", "<i8", 0))
+    lowest, steps = _get_array(message, "lowest", "<f4", 1), _get_array(message, "steps", "<f4", 1)
     if not projection.shape[1] == len(lowest) == len(steps) or not 0 <= double <= len(steps):
         raise WireError("the table of codes has arrays that do not fit each other")
     return ScalarCodes(projection, lowest, steps, double)
@@ -361,9 +361,9 @@ def _product_arrays(codes: ProductCodes) -> dict[str, NDArray[Any]]:
     return {"projection": codes.projection, "weights": codes.weights, "mean": codes.mean, "centroids": centroids}
 
 
-def _product(message: Message) -> ProductCodes:
-    projection, centroids = _array(message, "projection", "<f4", 2), _array(message, "centroids", "<f4", 3)
-    weights, mean = _array(message, "weights", "<f4", 1), _array(message, "mean", "<f4", 1)
+def _read_product(message: Message) -> ProductCodes:
+    projection, centroids = _get_array(message, "projection", "<f4", 2), _get_array(message, "centroids", "<f4", 3)
+    weights, mean = _get_array(message, "weights", "<f4", 1), _get_array(message, "mean", "<f4", 1)
     groups, levels, size = centroids.shape
     if levels != _CENTROIDS:
         raise WireError(f"the table of codes must have {_CENTROIDS} centroids for each byte")
@@ -376,7 +376,7 @@ def _product(message: Message) -> ProductCodes:
 
 
 _FORMS: tuple[tuple[str, type, Any, Any], ...] = (
-    ("codes-whole", WholeCodes, _whole_arrays, _whole),
-    ("codes-scalar", ScalarCodes, _scalar_arrays, _scalar),
-    ("codes-product", ProductCodes, _product_arrays, _product),
+    ("codes-whole", WholeCodes, _whole_arrays, _read_whole),
+    ("codes-scalar", ScalarCodes, _scalar_arrays, _read_scalar),
+    ("codes-product", ProductCodes, _product_arrays, _read_product),
 )

@@ -18,24 +18,8 @@ class NotAnIndexError(IndexStoreError, ValueError):
     """There is no index at this place."""
 
 
-class IndexExistsError(IndexStoreError, ValueError):
-    """There is an index, or something else, at this place already."""
-
-
 class DamagedIndexError(IndexStoreError):
     """A checksum does not fit, or the file cannot be read: put a backup back."""
-
-
-class NewerIndexError(IndexStoreError):
-    """A newer version of nearveil wrote this index."""
-
-
-class IndexFullError(IndexStoreError):
-    """The disk is full, or all ids are used up; nothing was changed."""
-
-
-class IndexUnavailableError(IndexStoreError):
-    """The database did not answer in time, or others held its lock."""
 
 
 class UnknownItemError(IndexStoreError, ValueError):
@@ -100,7 +84,7 @@ class MapChangedError(MessageError):
 
 _DAMAGED = "its file is damaged: put a backup back"
 _ERRORS: dict[int | str, tuple[type[IndexStoreError], str]] = {
-    sqlite3.SQLITE_FULL: (IndexFullError, "the disk is full; nothing was changed: make room, then try again"),
+    sqlite3.SQLITE_FULL: (IndexStoreError, "the disk is full; nothing was changed: make room, then try again"),
     sqlite3.SQLITE_READONLY: (IndexStoreError, "it is read-only: give this user the right to write"),
     sqlite3.SQLITE_CANTOPEN: (IndexStoreError, "it cannot be opened: the directory must be writable"),
     sqlite3.SQLITE_PERM: (IndexStoreError, "this user may not open it"),
@@ -108,10 +92,10 @@ _ERRORS: dict[int | str, tuple[type[IndexStoreError], str]] = {
     sqlite3.SQLITE_CORRUPT: (DamagedIndexError, _DAMAGED),
     sqlite3.SQLITE_MISMATCH: (DamagedIndexError, _DAMAGED),
     sqlite3.SQLITE_ERROR: (DamagedIndexError, "its tables are not those of an index: put a backup back"),
-    sqlite3.SQLITE_IOERR: (IndexUnavailableError, "the disk does not answer; a change may stand or not: see to it"),
-    sqlite3.SQLITE_BUSY: (IndexUnavailableError, "others held its lock all the time; nothing was changed: try again"),
-    "53100": (IndexFullError, "the server's disk is full; nothing was changed: make room, then try again"),
-    "55P03": (IndexUnavailableError, "others held its lock all the time; nothing was changed: try again"),
+    sqlite3.SQLITE_IOERR: (IndexStoreError, "the disk does not answer; a change may stand or not: see to it"),
+    sqlite3.SQLITE_BUSY: (IndexStoreError, "others held its lock all the time; nothing was changed: try again"),
+    "53100": (IndexStoreError, "the server's disk is full; nothing was changed: make room, then try again"),
+    "55P03": (IndexStoreError, "others held its lock all the time; nothing was changed: try again"),
     "42P01": (NotAnIndexError, "there is no index in this database: Index.create makes one"),
     "42501": (IndexStoreError, "this role may not do that: grant it the right"),
     "0A000": (IndexStoreError, "the server has no pgvector: install the extension `vector` there"),
@@ -137,7 +121,7 @@ def explain(error: BaseException, url: URL) -> IndexStoreError:
         found = (DamagedIndexError, _DAMAGED)
     if found is not None:
         return found[0](f"{where}: {found[1]}")
-    return IndexUnavailableError(
+    return IndexStoreError(
         f"{where}: the database did not answer as it should ({type(error).__name__}); a change that was under way may "
         "stand or not: look at the revision"
     )

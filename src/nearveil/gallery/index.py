@@ -16,21 +16,21 @@ from nearveil.gallery._tables import (
     Head,
     check_exact,
     check_unknown,
-    damaged,
+    count_deleted,
+    count_inexact,
     delete_maps,
     delete_rows,
-    deleted_count,
-    deleted_since,
-    inexact_count,
+    find_deleted_since,
+    find_present,
     load_binding,
     load_head,
     load_items,
+    make_damaged_error,
     mark_exact,
-    next_ids,
-    present,
     save_binding,
     save_head,
-    stored_sizes,
+    sum_sizes,
+    take_ids,
 )
 from nearveil.gallery.codes import Singles
 from nearveil.gallery.errors import InexactRowsError, UnknownItemError
@@ -40,20 +40,20 @@ from nearveil.gallery.items import (
     Item,
     Snapshot,
     StoredItem,
-    checked_count,
-    checked_dimension,
-    checked_extractor,
-    checked_ids,
-    checked_items,
-    checked_queries,
+    check_dimension,
+    check_extractor,
+    check_ids,
+    check_items,
+    check_k,
+    check_queries,
 )
-from nearveil.gallery.publishing import Publishing
+from nearveil.gallery.publishing import MapPublisher
 from nearveil.storage import Database
 
 SMALL = 10_000  # items up to which approximate search is exact: it would gain nothing
 
 
-class Index(Publishing):
+class Index(MapPublisher):
     """Features of a gallery, with names, thumbnails and originals; and the public map that is learned on them.
 
     Made by :meth:`create`, found again by :meth:`open`. What `add`, `delete` or `publish` did is on the disk when they
@@ -100,7 +100,7 @@ class Index(Publishing):
         -------
         Index
         """
-        first = Head(1, checked_dimension(dimension), 0, 0, 0, checked_extractor(extractor))
+        first = Head(1, check_dimension(dimension), 0, 0, 0, check_extractor(extractor))
         return _store(where)._create(str(where), first, timeout)
 
     @staticmethod
@@ -152,7 +152,7 @@ class Index(Publishing):
         if self._extractor_is_exact:
             return True
         with self._database.begin_read() as connection:
-            return inexact_count(connection, self._where) == 0
+            return count_inexact(connection, self._where) == 0
 
     def assert_row_exact(self) -> None:
         """Raise InexactRowsError, which says what to do, unless all rows are row-exact."""
@@ -179,12 +179,12 @@ class Index(Publishing):
         InexactRowsError
             If the rows of this index are private, and these are not row-exact.
         """
-        batch = checked_items(items, self.dimension)
+        batch = check_items(items, self.dimension)
         if not len(batch):
             return np.empty(0, np.uint32)
         with self._database.begin_write() as connection:
             head = load_head(connection, self._where, lock=True)
-            ids = next_ids(head, len(batch))
+            ids = take_ids(head, len(batch))
             self._insert(connection, ids, batch)
             if row_exact or self._extractor_is_exact:
                 mark_exact(connection, ids)
@@ -204,18 +204,18 @@ class Index(Publishing):
         ----------
         ids : array-like of int
         """
-        numbers = np.unique(checked_ids(ids))
+        numbers = np.unique(check_ids(ids))
         if not len(numbers):
             return
         with self._database.begin_write() as connection:
             head = load_head(connection, self._where, lock=True)
-            missing = sorted(set(numbers.tolist()) - present(connection, numbers))
+            missing = sorted(set(numbers.tolist()) - find_present(connection, numbers))
             if missing:
                 check_unknown(connection, missing, self._where)
                 raise UnknownItemError(missing)
             count = delete_rows(connection, numbers, head.revision + 1)
             if count != len(numbers):
-                raise damaged(self._where, "the list of features")
+                raise make_damaged_error(self._where, "the list of features")
             save_head(connection, replace(head, revision=head.revision + 1, count=head.count - count))
         self._wipe()
 
@@ -239,7 +239,7 @@ class Index(Publishing):
         -------
         list of StoredItem
         """
-        numbers = checked_ids(ids)
+        numbers = check_ids(ids)
         with self._database.begin_read() as connection:
             found = load_items(connection, np.unique(numbers), self._where, originals=originals)
             missing = sorted(set(numbers.tolist()) - set(found))
@@ -261,7 +261,7 @@ class Index(Publishing):
         int
         """
         with self._database.begin_read() as connection:
-            return stored_sizes(connection, np.unique(checked_ids(ids)), kind)
+            return sum_sizes(connection, np.unique(check_ids(ids)), kind)
 
     @abstractmethod
     def features(self, ids: ArrayLike) -> Singles:
@@ -298,7 +298,7 @@ class Index(Publishing):
             Best first; of equal scores the smallest id, but any of those that tie for the last place.
         scores : ndarray of shape (q, k), float32
         """
-        return self._search(checked_queries(queries, self.dimension), k, exact=exact)
+        return self._search(check_queries(queries, self.dimension), k, exact=exact)
 
     def recall(self, k: int = 10, sample: int = 200) -> float:
         """Measure approximate search: the part of the true nearest k that it finds, on items of the gallery.
@@ -314,7 +314,7 @@ class Index(Publishing):
         float
         """
         snapshot = self.snapshot()
-        checked_count(k, len(snapshot) - 1)
+        check_k(k, len(snapshot) - 1)
         chosen = np.unique(np.linspace(0, len(snapshot) - 1, sample).astype(np.intp))
         rows, own = snapshot.features[chosen], snapshot.ids[chosen]
         true, found = (self.search(rows, k + 1, exact=exact)[0] for exact in (True, False))
@@ -383,11 +383,11 @@ class Index(Publishing):
             held = 0
             for ids, _ in self._stored(connection, 0):
                 held += len(load_items(connection, ids.astype(np.int64), self._where))
-            if held != head.count or deleted_count(connection) != head.next_id - head.count:
-                raise damaged(self._where, "the list of items")
-            deleted_since(connection, -1, self._where)
+            if held != head.count or count_deleted(connection) != head.next_id - head.count:
+                raise make_damaged_error(self._where, "the list of items")
+            find_deleted_since(connection, -1, self._where)
             load_binding(connection, self._where)
-            inexact_count(connection, self._where)
+            count_inexact(connection, self._where)
 
     def close(self) -> None:
         """Close all connections."""

@@ -20,7 +20,7 @@ _FOLDER = os.O_RDONLY | _FLAGS["O_PATH"] | _FLAGS["O_DIRECTORY"] | _FLAGS["O_NOF
 _FILE = os.O_RDONLY | _FLAGS["O_NOFOLLOW"] | _FLAGS["O_NONBLOCK"] | _FLAGS["O_CLOEXEC"]
 
 
-def digest_of(path: Path) -> bytes | None:
+def hash_file(path: Path) -> bytes | None:
     """Return the SHA-256 of a file that may be served; None where there is none."""
     data = read_regular(path, LARGEST_ORIGINAL)
     return None if data is None else hashlib.sha256(data).digest()
@@ -36,7 +36,7 @@ def read_regular(path: Path, most: int) -> bytes | None:
     `most`: Bytes; None is returned for a larger file.
     """
     try:
-        with os.fdopen(_opened(path), "rb") as file:
+        with os.fdopen(_open_without_links(path), "rb") as file:
             about = os.fstat(file.fileno())
             if not stat.S_ISREG(about.st_mode) or about.st_size > most:
                 return None
@@ -46,7 +46,7 @@ def read_regular(path: Path, most: int) -> bytes | None:
     return data if len(data) <= most else None
 
 
-def _opened(path: Path) -> int:
+def _open_without_links(path: Path) -> int:
     """Return a file descriptor, after a walk through the folders that follows no link."""
     anchor, *folders, name = path.parts
     place = os.open(anchor, _FOLDER)
@@ -169,7 +169,7 @@ class Batch:
         return len(self.features)
 
 
-def checked_items(items: Iterable[Item], dimension: int) -> Batch:
+def check_items(items: Iterable[Item], dimension: int) -> Batch:
     """Return items in columns, or say what is wrong with the first wrong one."""
     given = list(items)
     for position, item in enumerate(given):
@@ -192,7 +192,7 @@ def checked_items(items: Iterable[Item], dimension: int) -> Batch:
 
 def _held(original: bytes | Path | None) -> bytes | None:
     """Return what an index holds of an original: its bytes, or the digest of its file."""
-    return digest_of(original.resolve()) if isinstance(original, Path) else original
+    return hash_file(original.resolve()) if isinstance(original, Path) else original
 
 
 def _check_feature_shape(feature: object, dimension: int, position: int) -> None:
@@ -246,7 +246,7 @@ def _check_rows(features: Singles) -> None:
     raise ValueError(f"items: the feature of number {position} must have norm one: divide it by its norm")
 
 
-def checked_queries(queries: ArrayLike, dimension: int) -> Singles:
+def check_queries(queries: ArrayLike, dimension: int) -> Singles:
     """Return rows to search for, shape (q, d), without showing a value where they are wrong."""
     try:
         rows = np.atleast_2d(np.asarray(queries, dtype=np.float32))
@@ -259,7 +259,7 @@ def checked_queries(queries: ArrayLike, dimension: int) -> Singles:
     return np.ascontiguousarray(rows)
 
 
-def checked_ids(ids: ArrayLike) -> NDArray[np.int64]:
+def check_ids(ids: ArrayLike) -> NDArray[np.int64]:
     """Return ids as whole numbers, shape (n,), or say that they are none."""
     given = np.asarray(ids)
     if given.size == 0:
@@ -269,7 +269,7 @@ def checked_ids(ids: ArrayLike) -> NDArray[np.int64]:
     return given.astype(np.int64)
 
 
-def checked_count(k: int, held: int) -> int:
+def check_k(k: int, held: int) -> int:
     """Return how many neighbours to find, at most as many as there are."""
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
         raise ValueError("k must be a whole number of at least 1")
@@ -278,7 +278,7 @@ def checked_count(k: int, held: int) -> int:
     return int(k)
 
 
-def checked_dimension(dimension: int) -> int:
+def check_dimension(dimension: int) -> int:
     """Return a number of dimensions that both stores can hold."""
     if isinstance(dimension, bool) or not isinstance(dimension, (int, np.integer)):
         raise ValueError("dimension must be a whole number")
@@ -287,7 +287,7 @@ def checked_dimension(dimension: int) -> int:
     return int(dimension)
 
 
-def checked_extractor(extractor: str) -> str:
+def check_extractor(extractor: str) -> str:
     """Return a fingerprint that can be kept."""
     if not _is_text(extractor) or len(extractor) > _LONGEST_NAME:
         raise ValueError("extractor must be a fingerprint: short text")

@@ -80,11 +80,11 @@ class Published:
         """
         if len(snapshot) < 2:
             raise ValueError("the index must hold at least two items before a map can be learned")
-        mean = _mean(snapshot.features if public is None else public, snapshot.features.shape[1])
+        mean = _find_mean(snapshot.features if public is None else public, snapshot.features.shape[1])
         release = Covers(epsilon, candidates, n_sets=n_sets).fit_mean(mean)
         features = release.features(snapshot.features, "gallery", lenient=True).astype(np.float32)
         table = make_codes(features, code_bytes)
-        release.fit_mean(mean, _digest(mean, table)).index(snapshot.features)
+        release.fit_mean(mean, _hash_public(mean, table)).index(snapshot.features)
         return cls(snapshot.revision, release, table, table.encode(features), snapshot.ids, code_bytes)
 
     @property
@@ -143,7 +143,7 @@ class Published:
     def to_bytes(self) -> bytes:
         """Return all of it as bytes: for the server's own keeping, not for the wire."""
         release = self.release
-        told = {
+        about = {
             "revision": self.revision,
             "epsilon": float(release.epsilon),
             "candidates": float(release.candidates),
@@ -152,10 +152,10 @@ class Published:
             "code_bytes": self.code_bytes,
         }
         arrays: dict[str, NDArray[Any]] = {
-            "told": _bytes(json.dumps(told).encode()),
+            "told": _to_array(json.dumps(about).encode()),
             "mean": self.mean,
-            "map": _bytes(self.map.to_bytes()),
-            "table": _bytes(codes_to_bytes(self.table)),
+            "map": _to_array(self.map.to_bytes()),
+            "table": _to_array(codes_to_bytes(self.table)),
             "set_items": release.members_.indices,
             "set_starts": release.members_.indptr,
             "codes": self.codes,
@@ -178,19 +178,19 @@ class Published:
         Published
         """
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            told = json.loads(arrays["told"].tobytes())
+            about = json.loads(arrays["told"].tobytes())
             table, mean = codes_from_bytes(arrays["table"].tobytes()), arrays["mean"]
-            release = Covers(told["epsilon"], told["candidates"], n_sets=told["n_sets"])
-            release.fit_mean(mean, _digest(mean, table)).use_map(PublicMap.from_bytes(arrays["map"].tobytes()))
+            release = Covers(about["epsilon"], about["candidates"], n_sets=about["n_sets"])
+            release.fit_mean(mean, _hash_public(mean, table)).use_map(PublicMap.from_bytes(arrays["map"].tobytes()))
             items, starts = arrays["set_items"], arrays["set_starts"]
             members = scipy.sparse.csr_array(
                 (np.ones(len(items), np.uint8), items, starts), shape=(len(starts) - 1, len(arrays["ids"]))
             )
-            release._store(members_=members, _gallery_digest=told["gallery"])
-            return cls(told["revision"], release, table, arrays["codes"], arrays["ids"], told["code_bytes"])
+            release._store(members_=members, _gallery_digest=about["gallery"])
+            return cls(about["revision"], release, table, arrays["codes"], arrays["ids"], about["code_bytes"])
 
 
-def _mean(public: ArrayLike, dimension: int) -> Singles:
+def _find_mean(public: ArrayLike, dimension: int) -> Singles:
     """Return the mean of rows, or the mean that was given, in 32 bits: as it goes over the wire."""
     given = np.asarray(public)
     rows = checked_rows(given[None] if given.ndim == 1 else given, "public")
@@ -199,14 +199,14 @@ def _mean(public: ArrayLike, dimension: int) -> Singles:
     return np.asarray(rows.mean(axis=0), dtype=np.float32)
 
 
-def _digest(mean: Singles, table: Codes) -> str:
+def _hash_public(mean: Singles, table: Codes) -> str:
     """Return the fingerprint of what is public besides the map.
 
     Messages carry it. Without the table in it, a gallery that is published again with other codes would answer old
     clients with codes that they read by the old table.
     """
-    return fingerprint(mean, _bytes(codes_to_bytes(table)))
+    return fingerprint(mean, _to_array(codes_to_bytes(table)))
 
 
-def _bytes(data: bytes) -> Bytes:
+def _to_array(data: bytes) -> Bytes:
     return np.frombuffer(data, np.uint8)

@@ -8,7 +8,15 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.gallery._tables import check_open, crc, damaged, deleted_since, load_head, parts, published
+from nearveil.gallery._tables import (
+    check_open,
+    checksum,
+    find_deleted_since,
+    load_head,
+    make_damaged_error,
+    parts,
+    published,
+)
 from nearveil.gallery.answers import Answer
 from nearveil.gallery.errors import MapChangedError, NotPublishedError, StaleMapError
 from nearveil.gallery.items import Snapshot
@@ -26,7 +34,7 @@ class Current(NamedTuple):
     stale: bool
 
 
-class Shelf:
+class MapStore:
     """Maps of one index, newest last; those that were read stay in memory.
 
     `where`: What errors call the index.
@@ -37,7 +45,7 @@ class Shelf:
         self._read: dict[int, Published] = {}
         self._lock = threading.Lock()
 
-    def put(self, new: Published, keep: int) -> None:
+    def save(self, new: Published, keep: int) -> None:
         """Keep a map, and of the older ones as many as shall still be answered."""
         data = new.to_bytes()
         cut = [data[start : start + _PART] for start in range(0, len(data), _PART)]
@@ -50,49 +58,49 @@ class Shelf:
             numbers = sorted(row.number for row in kept)
             number = numbers[-1] + 1 if numbers else 1
             values = {"number": number, "revision": new.revision, "public_id": new.public_id, "parts": len(cut)}
-            connection.execute(sa.insert(published).values(**values, crc=crc(*values.values())))
+            connection.execute(sa.insert(published).values(**values, crc=checksum(*values.values())))
             for part, some in enumerate(cut):
-                row = {"number": number, "part": part, "data": some, "crc": crc(number, part, some)}
+                row = {"number": number, "part": part, "data": some, "crc": checksum(number, part, some)}
                 connection.execute(sa.insert(parts).values(row))
             old = [*numbers, number][:-keep]
             connection.execute(sa.delete(parts).where(parts.c.number.in_(old)))
             connection.execute(sa.delete(published).where(published.c.number.in_(old)))
 
-    def newest(self, connection: sa.Connection) -> Published:
+    def load_newest(self, connection: sa.Connection) -> Published:
         """Return the newest map."""
-        listed = self._listed(connection)
+        listed = self._list_maps(connection)
         if not listed:
             raise NotPublishedError(f"index {self._where}: nothing was published yet: call publish(epsilon)")
         return self._load(connection, max(listed))
 
-    def all(self, connection: sa.Connection) -> list[Published]:
+    def load_all(self, connection: sa.Connection) -> list[Published]:
         """Return all maps, the newest first."""
-        return [self._load(connection, number) for number in sorted(self._listed(connection), reverse=True)]
+        return [self._load(connection, number) for number in sorted(self._list_maps(connection), reverse=True)]
 
-    def numbers(self, connection: sa.Connection) -> set[int]:
+    def list_numbers(self, connection: sa.Connection) -> set[int]:
         """Return the numbers of all maps."""
-        return set(self._listed(connection))
+        return set(self._list_maps(connection))
 
     def reset(self) -> None:
         """Forget what was read."""
         with self._lock:
             self._read = {}
 
-    def find(self, connection: sa.Connection, public_id: str) -> Published:
+    def find_map(self, connection: sa.Connection, public_id: str) -> Published:
         """Return the map that a message names."""
-        fitting = [number for number, name in self._listed(connection).items() if name == public_id]
+        fitting = [number for number, name in self._list_maps(connection).items() if name == public_id]
         if fitting:
             return self._load(connection, max(fitting))
-        newest = self.newest(connection)
+        newest = self.load_newest(connection)
         raise MapChangedError(public_id, newest.public_id, newest.revision)
 
-    def _listed(self, connection: sa.Connection) -> dict[int, str]:
+    def _list_maps(self, connection: sa.Connection) -> dict[int, str]:
         """Return the fingerprints of all maps by number, and forget those that are kept no more. None is private."""
         check_open(connection, self._where)
         rows = connection.execute(sa.select(published)).all()
         for number, revision, public_id, count, told in rows:
-            if crc(number, revision, public_id, count) != told:
-                raise damaged(self._where, "what was published")
+            if checksum(number, revision, public_id, count) != told:
+                raise make_damaged_error(self._where, "what was published")
         listed = {row.number: row.public_id for row in rows}
         with self._lock:
             self._read = {number: kept for number, kept in self._read.items() if number in listed}
@@ -104,8 +112,8 @@ class Shelf:
             return known
         count = connection.execute(sa.select(published.c.parts).where(published.c.number == number)).scalar_one()
         rows = connection.execute(sa.select(parts).where(parts.c.number == number).order_by(parts.c.part)).all()
-        if len(rows) != count or any(crc(number, row.part, row.data) != row.crc for row in rows):
-            raise damaged(self._where, "what was published")
+        if len(rows) != count or any(checksum(number, row.part, row.data) != row.crc for row in rows):
+            raise make_damaged_error(self._where, "what was published")
         found = Published.from_bytes(b"".join(row.data for row in rows))
         with self._lock:
             self._read[number] = found
@@ -123,12 +131,12 @@ class Stamp(NamedTuple):
     replaced: int = 0  # how often another database was found in its place: its numbers may be the same
 
 
-class Publishing(ABC):
+class MapPublisher(ABC):
     """What an index publishes, and how it answers. Part of :class:`nearveil.gallery.Index`."""
 
     def __init__(self, database: Database, where: str) -> None:
         self._database, self._where = database, where
-        self._shelf = Shelf(database, where)
+        self._store = MapStore(database, where)
         self._replaced = 0
         self._gone: dict[int, tuple[int, NDArray[np.int64]]] = {}
         self._alive: dict[tuple[str, int], tuple[int, NDArray[np.bool_]]] = {}
@@ -173,7 +181,7 @@ class Publishing(ABC):
             raise ValueError("keep must be a whole number of at least 1")
         now = self.snapshot()
         found = Published.learn(now, epsilon, candidates, public=public, n_sets=n_sets, code_bytes=code_bytes)
-        self._shelf.put(found, keep)
+        self._store.save(found, keep)
         return found
 
     def assert_open(self) -> None:
@@ -222,7 +230,7 @@ class Publishing(ABC):
             A tuple (published, stale).
         """
         with self._database.begin_read() as connection:
-            newest = self._shelf.newest(connection)
+            newest = self._store.load_newest(connection)
             return Current(newest, load_head(connection, self._where).revision != newest.revision)
 
     def answer(self, message: Message) -> Answer:
@@ -245,7 +253,7 @@ class Publishing(ABC):
         if not isinstance(message, Message):
             raise MessageError("message must be a Message; Message.from_bytes reads one")
         with self._database.begin_read() as connection:
-            found = self._shelf.find(connection, message.public_id)
+            found = self._store.find_map(connection, message.public_id)
             gone = self._deleted_since(connection, found.revision)
         return found.answer(message, ~np.isin(found.ids, gone))
 
@@ -288,14 +296,14 @@ class Publishing(ABC):
     def maps(self) -> list[Published]:
         """Return all maps that are kept, the newest first."""
         with self._database.begin_read() as connection:
-            return self._shelf.all(connection)
+            return self._store.load_all(connection)
 
     def _deleted_since(self, connection: sa.Connection, revision: int) -> NDArray[np.int64]:
         """Return what was deleted after a revision; read anew only when something has changed."""
         now = load_head(connection, self._where).revision
         until, gone = self._gone.get(revision, (-1, np.empty(0, np.int64)))
         if until != now:
-            gone = deleted_since(connection, revision, self._where)
+            gone = find_deleted_since(connection, revision, self._where)
             self._gone = {**self._gone, revision: (now, gone)}
         return gone
 
@@ -303,10 +311,10 @@ class Publishing(ABC):
         """Ask the database, on one view of it."""
         with self._database.begin_read() as connection:
             revision = load_head(connection, self._where).revision
-            return Stamp(revision, tuple(sorted(self._shelf.numbers(connection))), self._replaced)
+            return Stamp(revision, tuple(sorted(self._store.list_numbers(connection))), self._replaced)
 
     def _reset(self) -> None:
         """Forget what was read: another database stands in the place of the one that was known."""
         self._replaced += 1
         self._gone, self._alive = {}, {}
-        self._shelf.reset()
+        self._store.reset()

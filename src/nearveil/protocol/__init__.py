@@ -2,26 +2,21 @@
 
 from typing import TYPE_CHECKING
 
-from nearveil.frames import Limits, WireError
-from nearveil.gallery.answers import Answer
+from nearveil.frames import WireError
 from nearveil.lazy import import_later
-from nearveil.protocol.client import ClientProtocol, Found
-from nearveil.protocol.wire import OutdatedMapError, ProtocolError, PublicPart, RefusedError
+from nearveil.protocol.client import ClientProtocol
+from nearveil.protocol.wire import OutdatedMapError, ProtocolError
 
 if TYPE_CHECKING:
-    from nearveil.protocol.server import ServerProtocol
+    from nearveil.protocol.server import ServerProtocol, serve_maps
 
 __all__ = [
-    "Answer",
     "ClientProtocol",
-    "Found",
-    "Limits",
     "OutdatedMapError",
     "ProtocolError",
-    "PublicPart",
-    "RefusedError",
     "ServerProtocol",
     "WireError",
+    "serve_maps",
 ]
 
-__getattr__ = import_later(__name__, {"server": ("ServerProtocol",)})
+__getattr__ = import_later(__name__, {"server": ("ServerProtocol", "serve_maps")})

@@ -8,8 +8,8 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, Limits
-from nearveil.gallery.answers import EXTRAS, Answer, AnswerError, Extras, merged
+from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, Limits, WireError
+from nearveil.gallery.answers import EXTRAS, Answer, Extras, merge_answers
 from nearveil.gallery.codes import ID_BYTES, Bytes, Codes, Singles, code_dimension
 from nearveil.mechanisms import Covers, Message, Release
 from nearveil.mechanisms.base import checked_numbers
@@ -27,8 +27,8 @@ from nearveil.protocol.wire import (
     Query,
     Refusal,
     RefusedError,
-    in_range,
-    read,
+    decode_frame,
+    is_in_range,
 )
 
 _BLOCK = 1 << 13  # candidates whose codes are read at once: an answer is larger in memory than on the wire
@@ -140,9 +140,9 @@ def _rank_answer(
 ) -> tuple[NDArray[np.int64], Singles]:
     """Rank the candidates of one answer by their codes."""
     if answer.codes.shape[1] != codes.width:
-        raise AnswerError(f"answer must have codes of {codes.width} bytes: fetch the public table anew")
+        raise WireError(f"answer must have codes of {codes.width} bytes: fetch the public table anew")
     if len(answer.ids) < k:
-        raise AnswerError(f"answer must hold at least k = {k} candidates; it holds {len(answer.ids)}")
+        raise WireError(f"answer must hold at least k = {k} candidates; it holds {len(answer.ids)}")
     # A hostile table may make scores overflow for some queries and not for others. To stop there would tell which.
     with np.errstate(all="ignore"):
         parts = [
@@ -280,7 +280,7 @@ class ClientProtocol:
             Nothing was paid.
         """
         self._turn("start")
-        found: PublicPart | Refusal = read(data, PublicPart, Refusal, limits=self._limits)
+        found: PublicPart | Refusal = decode_frame(data, PublicPart, Refusal, limits=self._limits)
         if isinstance(found, Refusal):
             raise RefusedError(found)
         self._accept(found)
@@ -369,7 +369,7 @@ class ClientProtocol:
             As of :meth:`take_answer`.
         """
         self._turn("asked")
-        found: Answer | MapChanged | Refusal = read(data, Answer, MapChanged, Refusal, limits=self._limits)
+        found: Answer | MapChanged | Refusal = decode_frame(data, Answer, MapChanged, Refusal, limits=self._limits)
         if isinstance(found, Refusal):
             raise RefusedError(found)
         if isinstance(found, MapChanged):
@@ -395,7 +395,7 @@ class ClientProtocol:
         self._turn("asked")
         self._check_count(k)
         assert self._row is not None
-        whole = answers[0] if len(answers) == 1 else merged(answers)
+        whole = answers[0] if len(answers) == 1 else merge_answers(answers)
         ids, scores = (
             best[0] for best in rank_candidates(self._release, self._public.table, self._row[None], [whole], k)
         )
@@ -439,7 +439,7 @@ class ClientProtocol:
         row, mean = checked_numbers(feature, "feature"), self._public.mean
         if row.shape != mean.shape:
             raise ValueError(f"feature must be one row of {len(mean)} numbers")
-        if not in_range(row):
+        if not is_in_range(row):
             raise ValueError(f"feature {OUT_OF_RANGE}")
         row = row.copy()
         # A server may send a suspect's feature as its mean. Were that row refused, silence would tell it.
@@ -471,8 +471,8 @@ class ClientProtocol:
 
     def _check_answer(self, answer: Answer, extras: Extras) -> None:
         if answer.extras != extras:
-            raise AnswerError(f"answer must have {extras} as extras; it has {answer.extras}")
+            raise WireError(f"answer must have {extras} as extras; it has {answer.extras}")
         if len(answer.ids) != self.candidates:
-            raise AnswerError(f"answer must hold {self.candidates} candidates; it holds {len(answer.ids)}")
+            raise WireError(f"answer must hold {self.candidates} candidates; it holds {len(answer.ids)}")
         if answer.codes.shape[1] != self._public.table.width:
-            raise AnswerError(f"answer must have codes of {self._public.table.width} bytes, as the public table has")
+            raise WireError(f"answer must have codes of {self._public.table.width} bytes, as the public table has")

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, Limits, WireError, WireSizeError, WireVersionError
-from nearveil.gallery.answers import IMAGE_HEADER_BYTES, Answer, Extras, name_bytes
+from nearveil.gallery.answers import IMAGE_HEADER_BYTES, Answer, Extras, encode_name
 from nearveil.gallery.errors import NotPublishedError
 from nearveil.gallery.items import LARGEST_ORIGINAL, StoredItem
 from nearveil.gallery.published import Published
 from nearveil.mechanisms import MessageError
-from nearveil.protocol.wire import MapChanged, PublicPart, PublicRequest, Query, Refusal, RefusalCode, read
+from nearveil.protocol.wire import MapChanged, PublicPart, PublicRequest, Query, Refusal, RefusalCode, decode_frame
 
 if TYPE_CHECKING:
     from nearveil.gallery.index import Index
@@ -80,7 +80,7 @@ class ServedMap:
         """
         if kind == "names":
             named = {item.id: item.name for item in self.index.items(ids, lenient=True, originals=False)}
-            return [name_bytes(named.get(number, "")) for number in ids.tolist()]
+            return [encode_name(named.get(number, "")) for number in ids.tolist()]
         whole = kind == "originals"
         held = self.index.stored_bytes(ids, "original" if whole else "thumbnail")
         if held > most:
@@ -175,7 +175,7 @@ class ServerProtocol:
     def _read(self, data: bytes, *expected: type[PublicRequest | Query]) -> Any:
         """Return what was asked, or the bytes of a refusal."""
         try:
-            return read(data, *expected, limits=self._limits)
+            return decode_frame(data, *expected, limits=self._limits)
         except WireError as error:
             return _refusal(_CODES.get(type(error), RefusalCode.MALFORMED), error)
 

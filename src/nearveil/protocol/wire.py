@@ -16,10 +16,10 @@ from nearveil.frames import (
     Reader,
     WireError,
     Writer,
-    checked_flag,
-    checked_text,
-    checked_whole,
+    check_text,
+    check_whole,
     frame,
+    read_flag,
     unframe,
 )
 from nearveil.gallery.answers import EXTRAS, Answer, Extras
@@ -34,7 +34,7 @@ OUT_OF_RANGE = f"must be finite, with no number beyond {LARGEST_FEATURE:g}"
 _OFFERS = 1 << (len(EXTRAS) - 1)  # choices of what a gallery may offer, one bit each
 
 
-def in_range(row: NDArray[Any]) -> bool:
+def is_in_range(row: NDArray[Any]) -> bool:
     """Return whether a feature or a mean holds finite numbers alone, none too large to compare."""
     with np.errstate(all="ignore"):  # in 64 bits: the limit itself is infinite in 16
         return bool((np.abs(row.astype(np.float64)) <= LARGEST_FEATURE).all())
@@ -86,14 +86,14 @@ class PublicPart:
 
     def __post_init__(self) -> None:
         for name, least in (("gallery", 1), ("mechanism", 1), ("extractor", 0), ("fingerprint", 0)):
-            checked_text(getattr(self, name), name, least=least)
-        checked_whole(self.revision, "revision")
+            check_text(getattr(self, name), name, least=least)
+        check_whole(self.revision, "revision")
         if not 0 < self.epsilon < np.inf:
             raise WireError("epsilon must be a positive number")
         if not _DIGEST.fullmatch(self.public_digest):
             raise WireError("public_digest must be 32 hexadecimal digits")
         mean = np.array(self.mean, dtype=np.float64)
-        if mean.ndim != 1 or not len(mean) or not in_range(mean):
+        if mean.ndim != 1 or not len(mean) or not is_in_range(mean):
             raise WireError(f"mean must be a row of finite numbers, none beyond {LARGEST_FEATURE:g}")
         mean.setflags(write=False)
         object.__setattr__(self, "mean", mean)
@@ -115,16 +115,16 @@ class PublicPart:
     def to_bytes(self) -> bytes:
         """Return the public part as bytes."""
         out = Writer()
-        out.text(self.gallery)
-        out.whole(self.revision)
-        out.text(self.mechanism)
-        out.real(self.epsilon)
-        out.real(self.candidates)
+        out.write_text(self.gallery)
+        out.write_int(self.revision)
+        out.write_text(self.mechanism)
+        out.write_float(self.epsilon)
+        out.write_float(self.candidates)
         for text in (self.public_digest, self.extractor, self.fingerprint):
-            out.text(text)
+            out.write_text(text)
         for part in (self.mean.astype("<f8").tobytes(), self.map.to_bytes(), codes_to_bytes(self.table)):
-            out.blob(part)
-        return frame(self.kind, out.done(), sum(1 << EXTRAS.index(word) >> 1 for word in self.offers))
+            out.write_bytes(part)
+        return frame(self.kind, out.to_bytes(), sum(1 << EXTRAS.index(word) >> 1 for word in self.offers))
 
     @classmethod
     def from_body(cls, flags: int, body: bytes) -> Self:
@@ -132,11 +132,11 @@ class PublicPart:
         if flags >= _OFFERS:
             raise WireError(f"data has flags {flags}, which are not known")
         taken = Reader(body)
-        gallery, revision, mechanism = taken.text(), taken.whole(), taken.text()
-        epsilon, candidates = taken.real(), taken.real()
-        digest, extractor, fingerprint = taken.text(), taken.text(), taken.text()
-        mean, public_map, table = taken.blob(), taken.blob(), taken.blob()
-        taken.end()
+        gallery, revision, mechanism = taken.read_text(), taken.read_int(), taken.read_text()
+        epsilon, candidates = taken.read_float(), taken.read_float()
+        digest, extractor, fingerprint = taken.read_text(), taken.read_text(), taken.read_text()
+        mean, public_map, table = taken.read_bytes(), taken.read_bytes(), taken.read_bytes()
+        taken.check_end()
         if len(mean) % 8 or len(mean) > 8 * MOST_FEATURES:
             raise WireError(f"mean must be a row of at most {MOST_FEATURES} finite numbers of 64 bits")
         return cls(
@@ -189,8 +189,8 @@ class PublicRequest:
     @classmethod
     def from_body(cls, flags: int, body: bytes) -> Self:
         """Read what stands in its frame."""
-        checked_flag(flags, ("",))
-        Reader(body).end()
+        read_flag(flags, ("",))
+        Reader(body).check_end()
         return cls()
 
 
@@ -223,7 +223,7 @@ class Query:
     @classmethod
     def from_body(cls, flags: int, body: bytes) -> Self:
         """Read what stands in its frame."""
-        extras = cast("Extras", checked_flag(flags, EXTRAS))
+        extras = cast("Extras", read_flag(flags, EXTRAS))
         return cls(read_part(Message, body, "the message"), extras)
 
 
@@ -244,23 +244,23 @@ class MapChanged:
     revision: int
 
     def __post_init__(self) -> None:
-        checked_text(self.gallery, "gallery")
-        checked_whole(self.revision, "revision")
+        check_text(self.gallery, "gallery")
+        check_whole(self.revision, "revision")
 
     def to_bytes(self) -> bytes:
         """Return it as bytes."""
         out = Writer()
-        out.text(self.gallery)
-        out.whole(self.revision)
-        return frame(self.kind, out.done())
+        out.write_text(self.gallery)
+        out.write_int(self.revision)
+        return frame(self.kind, out.to_bytes())
 
     @classmethod
     def from_body(cls, flags: int, body: bytes) -> Self:
         """Read what stands in its frame."""
-        checked_flag(flags, ("",))
+        read_flag(flags, ("",))
         taken = Reader(body)
-        gallery, revision = taken.text(), taken.whole()
-        taken.end()
+        gallery, revision = taken.read_text(), taken.read_int()
+        taken.check_end()
         return cls(gallery, revision)
 
 
@@ -290,41 +290,41 @@ class Refusal:
     words: str
 
     def __post_init__(self) -> None:
-        checked_text(self.words, "words", least=0)
+        check_text(self.words, "words", least=0)
 
     def to_bytes(self) -> bytes:
         """Return it as bytes."""
         out = Writer()
-        out.whole(int(self.code))
-        out.text(self.words)
-        return frame(self.kind, out.done())
+        out.write_int(int(self.code))
+        out.write_text(self.words)
+        return frame(self.kind, out.to_bytes())
 
     @classmethod
     def from_body(cls, flags: int, body: bytes) -> Self:
         """Read what stands in its frame."""
-        checked_flag(flags, ("",))
+        read_flag(flags, ("",))
         taken = Reader(body)
-        code, words = taken.whole(), taken.text()
-        taken.end()
+        code, words = taken.read_int(), taken.read_text()
+        taken.check_end()
         if code not in {int(one) for one in RefusalCode}:
             raise WireError(f"data has code {code} of a refusal, which is not known")
         return cls(RefusalCode(code), words)
 
 
-Spoken = PublicRequest | PublicPart | Query | Answer | MapChanged | Refusal
-_SCHEMA: dict[Kind, type[Spoken]] = {
+WireMessage = PublicRequest | PublicPart | Query | Answer | MapChanged | Refusal
+_SCHEMA: dict[Kind, type[WireMessage]] = {
     one.kind: one for one in (PublicRequest, PublicPart, Query, Answer, MapChanged, Refusal)
 }
 
 
-def read(data: bytes, *expected: type[Spoken], limits: Limits = DEFAULT_LIMITS) -> Any:
+def decode_frame(data: bytes, *expected: type[WireMessage], limits: Limits = DEFAULT_LIMITS) -> Any:
     """Read one frame of a kind that is expected. Nothing in it is trusted.
 
     `*expected`: All others are refused, unread.
 
     Examples
     --------
-    >>> read(MapChanged("birds", 7).to_bytes(), MapChanged, Refusal)
+    >>> decode_frame(MapChanged("birds", 7).to_bytes(), MapChanged, Refusal)
     MapChanged(gallery='birds', revision=7)
     """
     kind, flags, body = unframe(data, limits)

@@ -1,7 +1,7 @@
 """Private search on one machine, how good it is, and how good it can be."""
 
-from nearveil.search.evaluation import Evaluation, evaluate
-from nearveil.search.planning import Plan, plan
+from nearveil.search.evaluation import evaluate
+from nearveil.search.planning import plan
 from nearveil.search.retriever import Retriever
 
-__all__ = ["Evaluation", "Plan", "Retriever", "evaluate", "plan"]
+__all__ = ["Retriever", "evaluate", "plan"]

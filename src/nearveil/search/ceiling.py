@@ -42,7 +42,7 @@ def class_ceiling(epsilon: float, n_classes: int, k: int, delta: float = 0.0) ->
     >>> round(class_ceiling(0.01, 98, 8), 3)
     0.082
     """
-    _check_promise(epsilon, delta)
+    _check_guarantee(epsilon, delta)
     for name, value in (("n_classes", n_classes), ("k", k)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
             raise ValueError(f"{name} must be a whole number of at least 1")
@@ -73,7 +73,7 @@ def utility_ceiling(epsilon: float, delta: float, floor: float) -> float:
     >>> round(utility_ceiling(2.0, 0.0, 0.2), 3)
     0.649
     """
-    _check_promise(epsilon, delta)
+    _check_guarantee(epsilon, delta)
     if not 0 <= floor <= 1:
         raise ValueError("floor must be a utility from 0 to 1")
     # Numerator and denominator divided by e^epsilon, which may be infinite.
@@ -153,14 +153,14 @@ def neighbor_ceiling(epsilon: float, candidates: float, popularity: ArrayLike, d
     >>> round(neighbor_ceiling(1.0, 0.2, np.arange(100)), 4)
     0.4867
     """
-    _check_promise(epsilon, delta)
+    _check_guarantee(epsilon, delta)
     pure = best_channel(epsilon, candidates, popularity).ceiling
     raised = pure + (np.size(popularity) - 1) * delta
     return min(raised, utility_ceiling(epsilon, delta, popular_floor(candidates, popularity))) if delta else pure
 
 
 @dataclass(frozen=True)
-class Channel:
+class BestChannel:
     """The optimum of Theorem D.
 
     Attributes
@@ -176,7 +176,7 @@ class Channel:
     chances: Floats
 
 
-def best_channel(epsilon: float, candidates: float, popularity: ArrayLike) -> Channel:
+def best_channel(epsilon: float, candidates: float, popularity: ArrayLike) -> BestChannel:
     """Solve Theorem D's linear programme and its dual.
 
     Parameters
@@ -189,11 +189,11 @@ def best_channel(epsilon: float, candidates: float, popularity: ArrayLike) -> Ch
     -------
     Channel
     """
-    _check_promise(epsilon, 0.0)
+    _check_guarantee(epsilon, 0.0)
     shares = check_popularity(popularity)
     count = candidate_count(candidates, len(shares))
     if epsilon > _HUGE or count == len(shares):
-        return Channel(1.0, np.ones(len(shares)))
+        return BestChannel(1.0, np.ones(len(shares)))
     falling = np.sort(shares)[::-1]
     sums = np.concatenate([[0.0], np.cumsum(falling)])
 
@@ -204,12 +204,12 @@ def best_channel(epsilon: float, candidates: float, popularity: ArrayLike) -> Ch
     ratio = math.exp(epsilon)
     last = float(falling[count - 1])
     # At `last` the left end of the bracket is the higher of the two, at `ratio * last` the right one.
-    price = last if last == 0 or ratio == 1 else _balance(bound, last, ratio)
+    price = last if last == 0 or ratio == 1 else _find_price(bound, last, ratio)
     ceiling = max(bound(price), bound(price / ratio))  # weak duality: valid at whatever price the search ended
-    return Channel(min(1.0, ceiling), _chances(shares, count, price, ratio))
+    return BestChannel(min(1.0, ceiling), _find_chances(shares, count, price, ratio))
 
 
-def _balance(bound: Callable[[float], float], last: float, ratio: float) -> float:
+def _find_price(bound: Callable[[float], float], last: float, ratio: float) -> float:
     """Return the price at which both ends of the dual are equal."""
 
     def difference(price: float) -> float:
@@ -222,7 +222,7 @@ def _balance(bound: Callable[[float], float], last: float, ratio: float) -> floa
     return float(brentq(difference, last, ratio * last, xtol=last * 1e-15, rtol=1e-15))
 
 
-def _chances(shares: Floats, count: int, price: float, ratio: float) -> Floats:
+def _find_chances(shares: Floats, count: int, price: float, ratio: float) -> Floats:
     """Return a primal optimum: sure for popular items, one chance for the middle, none for the rest."""
     sure = shares > price
     middle = (shares > price / ratio) & ~sure
@@ -252,7 +252,7 @@ def check_popularity(popularity: ArrayLike) -> Floats:
     return shares
 
 
-def _check_promise(epsilon: float, delta: float) -> None:
+def _check_guarantee(epsilon: float, delta: float) -> None:
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float, np.number)) or not epsilon >= 0:
         raise ValueError("epsilon must be a number from 0 upwards, or infinity")
     if isinstance(delta, bool) or not isinstance(delta, (int, float, np.number)) or not 0 <= delta <= 1:

@@ -64,7 +64,7 @@ class Copies:
         held, found = self.canonical(items), np.empty(len(truth))
         if held.ndim == 1:
             return np.asarray(np.isin(np.arange(len(self.point)), held)[truth].mean(axis=1))
-        for some in _blocks(len(truth), len(self.point)):
+        for some in _cut_blocks(len(truth), len(self.point)):
             inside = np.zeros((len(truth[some]), len(self.point)), dtype=bool)
             np.put_along_axis(inside, held[some], values=True, axis=1)
             found[some] = np.take_along_axis(inside, truth[some], axis=1).mean(axis=1)
@@ -89,17 +89,17 @@ def true_neighbors(queries: Singles, gallery: Singles, k: int, *, leave_out: boo
     """
     copies, found = Copies(gallery), np.empty((len(queries), k), np.intp)
     points = gallery[copies.first]
-    for some in _blocks(len(queries), len(points)):
+    for some in _cut_blocks(len(queries), len(points)):
         scores = queries[some] @ points.T
         own = copies.point[some] if leave_out else np.full(len(scores), -1)
         alone = np.flatnonzero(leave_out & (copies.sizes[own] == 1))
         scores[alone, own[alone]] = -np.inf
-        near = _highest(scores, min(k, len(points)))
+        near = _find_highest(scores, min(k, len(points)))
         found[some] = copies._filled(near, copies.sizes[near] - (near == own[:, None]), k)
     return found
 
 
-def popularity(gallery: Singles, k: int) -> NDArray[np.int64]:
+def count_popularity(gallery: Singles, k: int) -> NDArray[np.int64]:
     """Return how often each item is among the k nearest of another item of the gallery.
 
     `gallery`: Features of norm one.
@@ -107,7 +107,7 @@ def popularity(gallery: Singles, k: int) -> NDArray[np.int64]:
     return np.bincount(true_neighbors(gallery, gallery, k, leave_out=True).ravel(), minlength=len(gallery))
 
 
-def _highest(scores: Singles, count: int) -> Items:
+def _find_highest(scores: Singles, count: int) -> Items:
     """Return the places of the highest scores of each row, highest first, and of equal ones the first."""
     least = np.partition(scores, -count, axis=1)[:, -count, None]
     above, level = scores > least, scores == least
@@ -118,7 +118,7 @@ def _highest(scores: Singles, count: int) -> Items:
     return np.take_along_axis(near, order, axis=1)
 
 
-def _blocks(rows: int, width: int) -> list[slice]:
+def _cut_blocks(rows: int, width: int) -> list[slice]:
     step = max(1, _CELLS // width)
     return [slice(start, start + step) for start in range(0, rows, step)]
 
@@ -242,7 +242,7 @@ def evaluate(
         raise ValueError("repeats must be a whole number of at least 1")
     gallery = retriever.features
     wanted = retriever.mechanism.features(queries, "queries").astype(np.float32)
-    labels = _labels(retriever, query_labels, len(wanted))
+    labels = _check_labels(retriever, query_labels, len(wanted))
     if len(gallery) <= k:
         raise ValueError("k must be below the number of items of the gallery")
     copies, truth = Copies(gallery), true_neighbors(wanted, gallery, k)
@@ -251,20 +251,20 @@ def evaluate(
     for _ in range(repeats):
         chosen, sent, answers = retriever.search(queries, k, rng=rng)
         found += copies.recall(truth, chosen) / repeats
-        covered += _covered(copies, truth, answers) / repeats
+        covered += _measure_covered(copies, truth, answers) / repeats
         if labels is not None:
             hits += (labels[0][chosen] == labels[1][:, None]).any(axis=1) / repeats
         message_bytes = max(message_bytes, *sent)
         answer_bytes = max(answer_bytes, *(answer.nbytes for answer in answers))
         most = max(most, *(len(answer.ids) for answer in answers))
     fraction = most / len(gallery)
-    ceiling, floor = _limits(retriever, truth, fraction, confidence)
-    recall = _interval(found, confidence)
+    ceiling, floor = _find_limits(retriever, truth, fraction, confidence)
+    recall = estimate_mean(found, confidence)
     top = max(ceiling.value, 1e-300)
     return Evaluation(
         nn_recall=recall,
-        covered=_interval(covered, confidence),
-        recall=None if labels is None else _interval(hits, confidence),
+        covered=estimate_mean(covered, confidence),
+        recall=None if labels is None else estimate_mean(hits, confidence),
         candidates=fraction,
         message_bytes=message_bytes,
         answer_bytes=answer_bytes,
@@ -278,7 +278,7 @@ def evaluate(
     )
 
 
-def _limits(retriever: Retriever, truth: Items, fraction: float, confidence: float) -> tuple[Estimate, Estimate]:
+def _find_limits(retriever: Retriever, truth: Items, fraction: float, confidence: float) -> tuple[Estimate, Estimate]:
     """Return ceiling and floor."""
     gallery, promise = retriever.features, retriever.guarantee
     # A promise to somebody else says nothing about the query.
@@ -286,10 +286,10 @@ def _limits(retriever: Retriever, truth: Items, fraction: float, confidence: flo
     size = len(gallery)
 
     def top(neighbors: Items) -> float:
-        return neighbor_ceiling(epsilon, fraction, _counts(neighbors, size), promise.delta)
+        return neighbor_ceiling(epsilon, fraction, _count_neighbors(neighbors, size), promise.delta)
 
     def chances(neighbors: Items) -> Floats:
-        return best_channel(epsilon, fraction, _counts(neighbors, size)).chances
+        return best_channel(epsilon, fraction, _count_neighbors(neighbors, size)).chances
 
     own = true_neighbors(gallery, gallery, truth.shape[1], leave_out=True)
     # What is best for half of the queries is possible for the others: on them it is not too high, whatever they are.
@@ -298,20 +298,20 @@ def _limits(retriever: Retriever, truth: Items, fraction: float, confidence: flo
     value = max(top(own), crossed)
     # So is what is best for the gallery. On itself, which it was fitted to, it is not too low; nor are the queries'.
     best = chances(own)
-    low = _interval(best[truth].mean(axis=1), confidence).low
-    above = _interval(best[own].mean(axis=1), confidence)
+    low = estimate_mean(best[truth].mean(axis=1), confidence).low
+    above = estimate_mean(best[own].mean(axis=1), confidence)
     high = min(1.0, max(value + above.high - above.value, top(truth)))
-    popular = np.argsort(-_counts(own, size), kind="stable")[: candidate_count(fraction, size)]
-    floor = _interval(np.isin(truth, popular).mean(axis=1), confidence)
+    popular = np.argsort(-_count_neighbors(own, size), kind="stable")[: candidate_count(fraction, size)]
+    floor = estimate_mean(np.isin(truth, popular).mean(axis=1), confidence)
     return Estimate(value, min(low, value), high), floor
 
 
-def _counts(neighbors: Items, size: int) -> NDArray[np.int64]:
+def _count_neighbors(neighbors: Items, size: int) -> NDArray[np.int64]:
     """Return how often each item is a neighbour."""
     return np.bincount(neighbors.ravel(), minlength=size)
 
 
-def _labels(
+def _check_labels(
     retriever: Retriever, query_labels: ArrayLike | None, n: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
     if query_labels is None:
@@ -321,7 +321,7 @@ def _labels(
     return retriever.labels, checked_labels(query_labels, n, "query_labels")
 
 
-def _covered(copies: Copies, truth: Items, answers: list[Answer]) -> Floats:
+def _measure_covered(copies: Copies, truth: Items, answers: list[Answer]) -> Floats:
     """Return the part of the true neighbours that each answer holds; equal answers are looked at together."""
     groups: dict[int, list[int]] = {}
     for row, answer in enumerate(answers):
@@ -332,7 +332,7 @@ def _covered(copies: Copies, truth: Items, answers: list[Answer]) -> Floats:
     return found
 
 
-def _interval(values: Floats, confidence: float) -> Estimate:
+def estimate_mean(values: Floats, confidence: float) -> Estimate:
     """Return the mean of one value in [0, 1] for each query, with an interval after Agresti and Coull.
 
     z^2 / 2 imagined queries of value 0 and as many of value 1 join the sample, so that queries that all

@@ -21,7 +21,7 @@ _WORTH = 0.5  # e^eps f below this: the message moves the odds by less than the 
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """What :func:`plan` advises. ``str`` gives sentences.
 
     Attributes
@@ -65,9 +65,10 @@ class Plan:
     def __str__(self) -> str:
         if self.release == WHOLE:
             return (
-                f"Send the codes of all {self.items:,} items ({_size(self.answer_whole)}) to everybody. Nothing is "
-                "asked, so nothing is told: epsilon is 0, and every neighbour is among them. What codes of this size "
-                f"lose when the client ranks by them is up to {CODE_LOSS:.0%} on image features of 1280 dimensions."
+                f"Send the codes of all {self.items:,} items ({_write_bytes(self.answer_whole)}) to everybody. Nothing "
+                "is asked, so nothing is told: epsilon is 0, and every neighbour is among them. What codes of this "
+                f"size lose when the client ranks by them is up to {CODE_LOSS:.0%} on image features of 1280 "
+                "dimensions."
             )
         if self.release == NONE:
             return self._refusal()
@@ -76,7 +77,7 @@ class Plan:
             f"{CANDIDATE_BYTES} bytes, at epsilon {self.epsilon:g}. Expect {self.expected[0]:.0%} to "
             f"{self.expected[1]:.0%} of the true nearest neighbours, as on image features. "
             f"{self._most(0).capitalize()}; the same answer for everybody finds {self.floor:.0%}. "
-            f"The whole gallery's codes would take {_size(self.answer_whole)}, at epsilon 0."
+            f"The whole gallery's codes would take {_write_bytes(self.answer_whole)}, at epsilon 0."
         )
 
     def _most(self, digits: int) -> str:
@@ -85,10 +86,10 @@ class Plan:
         return bound if self.popularity_known else f"{bound} where all items are equally popular"
 
     def _refusal(self) -> str:
-        ways = [f"an answer of {_size(self.answer_needed)} at this epsilon"]
+        ways = [f"an answer of {_write_bytes(self.answer_needed)} at this epsilon"]
         if self.candidates:
             ways.append(f"epsilon {self.epsilon_needed:.1f} with this answer")
-        ways.append(f"the whole gallery's codes, {_size(self.answer_whole)}, at epsilon 0")
+        ways.append(f"the whole gallery's codes, {_write_bytes(self.answer_whole)}, at epsilon 0")
         hope = f"What would work: {'; '.join(ways)}."
         if not self.candidates:
             return f"No release can work here: the answer has no room for even one item. {hope}"
@@ -101,7 +102,7 @@ class Plan:
 
 def plan(
     items: int, epsilon: float, answer_bytes: int, *, delta: float = 0.0, popularity: ArrayLike | None = None
-) -> Plan:
+) -> SearchPlan:
     """Say which release to use, and what to expect of it.
 
     The ceiling is Theorem D's. Where popularity is not known all items count as equally popular, which makes
@@ -141,39 +142,39 @@ def plan(
     utility_ceiling(epsilon, delta, 0.5)  # refuses an absurd epsilon or delta
     if popularity is not None and np.shape(popularity) != (items,):
         raise ValueError(f"popularity must hold one number for each of the {items} items")
-    whole = _answer(items)
+    whole = _count_answer_bytes(items)
     count = min(items, max(0, answer_bytes - Answer.header_bytes) // CANDIDATE_BYTES)
     count = items if answer_bytes >= CANDIDATE_BYTES * items else count  # nobody shall ask for want of a header
     fraction = count / items
-    floor, ceiling = _limits(epsilon, delta, fraction, popularity)
+    floor, ceiling = _find_limits(epsilon, delta, fraction, popularity)
     works = math.log(fraction) + epsilon >= math.log(_WORTH) if count else False
     release = WHOLE if count == items else RELEASE if works else NONE
     # Covers are pure: no delta helps them. And an answer of fewer than eight items cannot hold eight.
-    reachable = _limits(min(epsilon, _LARGEST_EPSILON), 0.0, fraction, popularity)[1]
-    return Plan(
+    reachable = _find_limits(min(epsilon, _LARGEST_EPSILON), 0.0, fraction, popularity)[1]
+    return SearchPlan(
         release=release,
         items=int(items),
         epsilon=0.0 if release == WHOLE else float(epsilon),
         delta=0.0 if release == WHOLE else float(delta),
         candidates=fraction,
-        expected=_expected(release, floor, reachable, count),
+        expected=_estimate_recall(release, floor, reachable, count),
         floor=floor,
         ceiling=ceiling,
         epsilon_needed=math.log(1 / fraction) if count else math.inf,
-        answer_needed=min(whole, _answer(max(1, math.ceil(items * math.exp(-epsilon))))),
+        answer_needed=min(whole, _count_answer_bytes(max(1, math.ceil(items * math.exp(-epsilon))))),
         answer_whole=whole,
         popularity_known=popularity is not None,
     )
 
 
-def _expected(release: str, floor: float, ceiling: float, count: int) -> tuple[float, float]:
+def _estimate_recall(release: str, floor: float, ceiling: float, count: int) -> tuple[float, float]:
     """Return NN-recall@8 from (with what codes lose) and to (without)."""
     low, high = (1.0, 1.0) if release == WHOLE else (max(floor, share * ceiling) for share in SHARES)
     room = min(1.0, count / _TOP)
     return min(room, (1 - CODE_LOSS) * low), min(room, high)
 
 
-def _limits(epsilon: float, delta: float, fraction: float, popularity: ArrayLike | None) -> tuple[float, float]:
+def _find_limits(epsilon: float, delta: float, fraction: float, popularity: ArrayLike | None) -> tuple[float, float]:
     """Return floor and ceiling of an answer that holds a fraction of the gallery."""
     if fraction == 0:
         return 0.0, 0.0
@@ -183,12 +184,12 @@ def _limits(epsilon: float, delta: float, fraction: float, popularity: ArrayLike
     return fraction, line
 
 
-def _answer(count: int) -> int:
+def _count_answer_bytes(count: int) -> int:
     """Return the bytes of an answer of so many candidates."""
     return Answer.header_bytes + CANDIDATE_BYTES * count
 
 
-def _size(size: int) -> str:
+def _write_bytes(size: int) -> str:
     """Write bytes for people."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:

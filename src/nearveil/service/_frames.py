@@ -1,7 +1,7 @@
 """What a frame of the protocol is called in HTTP."""
 
 from nearveil.frames import Kind
-from nearveil.protocol.wire import Refusal, RefusalCode, read
+from nearveil.protocol.wire import Refusal, RefusalCode, decode_frame
 
 KIND, FLAGS = 4, 5  # where a frame says what it holds
 _REFUSALS = {
@@ -25,4 +25,4 @@ def frame_status(reply: bytes) -> int:
     """
     if reply[KIND] == Kind.ANSWER:
         return 200
-    return 409 if reply[KIND] == Kind.MAP_CHANGED else _REFUSALS[read(reply, Refusal).code]
+    return 409 if reply[KIND] == Kind.MAP_CHANGED else _REFUSALS[decode_frame(reply, Refusal).code]

@@ -23,7 +23,8 @@ from nearveil.gallery.codes import WholeCodes
 from nearveil.mechanisms import PublicMap, Release
 from nearveil.mechanisms.covers.map import MOST_DIMENSIONS, MOST_PROTOTYPES
 from nearveil.privacy.noise import Source
-from nearveil.protocol import ClientProtocol, PublicPart
+from nearveil.protocol import ClientProtocol
+from nearveil.protocol.wire import PublicPart
 
 Asking = Callable[[Floats], float]
 Observer = Callable[[PublicPart], AbstractContextManager[Asking]]

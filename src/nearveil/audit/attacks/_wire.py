@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from nearveil.audit._experiment import DIMENSION, Experiment, Floats, Pair, draw_gallery
 from nearveil.gallery import Index, Item
 from nearveil.privacy.noise import Source
-from nearveil.protocol import ClientProtocol, Found, PublicPart, ServerProtocol
+from nearveil.protocol import ClientProtocol, ServerProtocol
+from nearveil.protocol.client import Found
 from nearveil.protocol.server import serve_maps
+from nearveil.protocol.wire import PublicPart
 
 Send = Callable[[bytes], bytes]
 Talk = Callable[[PublicPart, Floats, Send, Source], None]

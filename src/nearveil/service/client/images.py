@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nearveil.features import Extractor, ImageError, load_image
 from nearveil.features.backbones import find_extractor
 from nearveil.features.images import COLOURS, Pixels
-from nearveil.protocol.wire import OUT_OF_RANGE, in_range
+from nearveil.protocol.wire import OUT_OF_RANGE, is_in_range
 from nearveil.service.client.errors import QuestionError
 from nearveil.service.schema import GalleryInfo
 
@@ -51,7 +51,7 @@ class FeatureMaker:
         made = iter(self._extractor(info).extract(pixels) if pixels else ())
         rows = [image if image.ndim == 1 else next(made) for image in given]
         for number, row in enumerate(rows):
-            if not in_range(row):
+            if not is_in_range(row):
                 raise QuestionError(_argument(number), f"its feature {OUT_OF_RANGE}")
         return rows
 
@@ -103,7 +103,7 @@ def _decode(image: Image, name: str) -> NDArray[Any]:
 def _read_image(image: Image, name: str) -> NDArray[Any]:
     if isinstance(image, np.ndarray):
         if image.ndim == 1 and image.dtype.kind == "f":
-            if not in_range(image):
+            if not is_in_range(image):
                 raise QuestionError(name, f"feature {OUT_OF_RANGE}")
             return image
         if image.ndim == 3 and image.dtype == np.uint8:

@@ -13,7 +13,7 @@ from nearveil.mechanisms import Message
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.protocol.client import ClientProtocol
-from nearveil.protocol.wire import ProtocolError, PublicPart, Query, read
+from nearveil.protocol.wire import ProtocolError, PublicPart, Query, decode_frame
 from nearveil.service.client.errors import QuestionError, UnansweredError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _make_dummy(row: ArrayLike, number: int, public: PublicPart, epsilon: float,
         question = client.ask(row, spend=lambda _: nullcontext(_Free()), rng=rng)
     except ValueError as error:
         raise QuestionError(f"dummies[{number}]", str(error)) from None
-    found: Query = read(question, Query)
+    found: Query = decode_frame(question, Query)
     return found.message
 
 
@@ -132,10 +132,10 @@ def _pack(messages: Sequence[Message]) -> bytes:
     if len(messages) == 1:
         return messages[0].to_bytes()
     out = Writer()
-    out.whole(len(messages))
+    out.write_int(len(messages))
     for message in messages:
-        out.blob(message.to_bytes())
-    return out.done()
+        out.write_bytes(message.to_bytes())
+    return out.to_bytes()
 
 
 def unpack_messages(data: bytes) -> tuple[Message, ...]:
@@ -144,8 +144,8 @@ def unpack_messages(data: bytes) -> tuple[Message, ...]:
         if data.startswith(_MESSAGE):
             return (Message.from_bytes(data),)
         taken = Reader(data)
-        messages = tuple(Message.from_bytes(taken.blob()) for _ in range(min(taken.whole(), MOST + 1)))
-        taken.end()
+        messages = tuple(Message.from_bytes(taken.read_bytes()) for _ in range(min(taken.read_int(), MOST + 1)))
+        taken.check_end()
     except (WireError, ValueError):
         messages = ()
     if not messages:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES
 from nearveil.gallery.items import LARGEST_ORIGINAL
 from nearveil.mechanisms.message import MessageError
-from nearveil.protocol.wire import PublicPart, read
+from nearveil.protocol.wire import PublicPart, decode_frame
 from nearveil.service.client.errors import QuestionError, ReplyError, UnreachableError
 from nearveil.service.client.images import FeatureMaker, Images, decode_images
 from nearveil.service.client.payment import Payer
@@ -211,7 +211,7 @@ class Session:
             if response.status != 200:
                 raise make_refusal(response)
             data = read_frame(response)
-            public: PublicPart = await run_in_thread(lambda: read(data, PublicPart))
+            public: PublicPart = await run_in_thread(lambda: decode_frame(data, PublicPart))
             if candidates is not None and abs(public.candidates - candidates) > _SAME:
                 raise ReplyError("the server sent the map of another fraction than candidates asks for")
             if public.fingerprint != info.fingerprint or len(public.mean) != info.dimension:
