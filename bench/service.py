@@ -182,8 +182,8 @@ def serve_ours(place: str, tokens: str, log: str, workers: str) -> None:
 
 def serve_bare(answer: str, workers: str) -> None:
     """Be the bare endpoint, with the same uvicorn settings, in as many processes."""
-    from nearveil.service._serve import _bound, address
-    from nearveil.service._settings import Settings
+    from nearveil.service.server.serving import _bound, address
+    from nearveil.service.server.settings import Settings
 
     settings = Settings(port=0)
     sock = _bound(settings)
@@ -198,9 +198,9 @@ def serve_bare(answer: str, workers: str) -> None:
 def _bare(sock: socket.socket, answer: str) -> None:
     from fastapi import FastAPI, Request, Response
 
-    from nearveil.service._serve import _config
-    from nearveil.service._server import Server
-    from nearveil.service._settings import Settings
+    from nearveil.service.server.connections import Server
+    from nearveil.service.server.serving import _config
+    from nearveil.service.server.settings import Settings
 
     constant = Path(answer).read_bytes()
     app = FastAPI()

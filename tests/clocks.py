@@ -74,7 +74,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     from nearveil.ledger import Account
     from nearveil.mechanisms import PublicMap
     from nearveil.protocol import client as ranking
-    from nearveil.service.client import http, images, session
+    from nearveil.service.client import images, session, transport
 
     seen = Watched()
 
@@ -87,7 +87,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
 
         monkeypatch.setattr(owner, name, worked)
 
-    send = http.HttpTransport.send
+    send = transport.HttpTransport.send
 
     async def seen_send(self: Any, request: Any) -> Any:
         seen.sent.append((request.what, seen.clock.time))
@@ -97,7 +97,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
             seen.clock.time += _REPLY
             seen.heard.append((request.what, seen.clock.time))
 
-    monkeypatch.setattr(http.HttpTransport, "send", seen_send)
+    monkeypatch.setattr(transport.HttpTransport, "send", seen_send)
     monkeypatch.setattr(session, "Clock", lambda: seen.clock)
     slow(images, "load_image", "decoding")
     slow(images.FeatureMaker, "_extractor", "extracting")  # which only pixels need

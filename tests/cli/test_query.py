@@ -17,7 +17,7 @@ from nearveil.gallery import Index, Item
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Covers
 from nearveil.protocol.wire import PublicRequest, Query, Refusal, RefusalCode, decode_frame
-from nearveil.service._galleries import OpenGallery
+from nearveil.service.server.galleries import OpenGallery
 from tests.cli.galleries import COUNT, colour, fine, gallery, picture, refused, told
 
 MAGENTA = (255, 0, 255)

@@ -20,9 +20,9 @@ import uvicorn
 from nearveil.gallery import Index
 from nearveil.ledger import Ledger
 from nearveil.service import Client, OpenGallery, Settings, TokenStore, create_app
-from nearveil.service._errors import UnavailableError
-from nearveil.service.client.replies import Patience
 from nearveil.service.client.session import EXTRACTION_PERIOD
+from nearveil.service.client.transport import Patience
+from nearveil.service.server.errors import UnavailableError
 from tests.cli.galleries import colour, fine, gallery, picture, refused, run, told
 from tests.clocks import Watched, hurry, watched
 

@@ -7,7 +7,7 @@ import pytest
 
 import nearveil.service
 from nearveil.service import Settings, TokenStore
-from nearveil.service._token_places import default_place
+from nearveil.service.server.tokens import default_place
 
 from .galleries import fine, refused, run
 

@@ -23,11 +23,11 @@ from nearveil.ledger import Account, Ledger
 from nearveil.privacy.noise import Source, unsafe_seeded
 from nearveil.protocol.wire import PublicPart, decode_frame
 from nearveil.service import Client
-from nearveil.service._app import create_app
-from nearveil.service._galleries import Gallery, OpenGallery
-from nearveil.service._settings import Settings
-from nearveil.service._tokens import TokenStore
 from nearveil.service.schema import FRAME
+from nearveil.service.server.app import create_app
+from nearveil.service.server.galleries import Gallery, OpenGallery
+from nearveil.service.server.settings import Settings
+from nearveil.service.server.tokens import TokenStore
 from tests.search.standins import clustered
 
 DIMENSION, COUNT, FRACTION, SETS = 8, 120, 0.1, 6

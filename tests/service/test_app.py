@@ -15,8 +15,8 @@ from nearveil.gallery.answers import Answer
 from nearveil.mechanisms import Message
 from nearveil.protocol.wire import MapChanged, PublicPart, PublicRequest, Query, Refusal, RefusalCode, decode_frame
 from nearveil.service import Galleries, TokenStore
-from nearveil.service._visit import Visit
 from nearveil.service.schema import FRAME, KEY_HEADER
+from nearveil.service.server.requests import RequestContext
 
 from ..gallery.index_places import index_server, index_url, one_thread, plain_items, unit_rows
 from .serving import COUNT, EPSILON, SETS, F, Server, index_of, lines, serving
@@ -312,8 +312,8 @@ def test_a_look_serves_those_who_came_before_it_and_nobody_later(
     server.ask(data)
     looks.clear()
 
-    def visit() -> Visit:
-        return Visit(lambda: False)
+    def visit() -> RequestContext:
+        return RequestContext(lambda: False)
 
     async def many(count: int) -> list[bytes]:
         asked = [desk.query(visit(), server.gallery, data) for _ in range(count)]

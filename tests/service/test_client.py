@@ -21,7 +21,6 @@ from nearveil.privacy.noise import unsafe_seeded
 from nearveil.protocol import ClientProtocol
 from nearveil.protocol.wire import MapChanged, Query, Refusal, RefusalCode, decode_frame
 from nearveil.service import Client
-from nearveil.service._galleries import OpenGallery
 from nearveil.service.client.errors import (
     DeclinedError,
     QuestionError,
@@ -31,6 +30,7 @@ from nearveil.service.client.errors import (
 )
 from nearveil.service.client.questions import USUAL
 from nearveil.service.client.session import Clock
+from nearveil.service.server.galleries import OpenGallery
 from tests.service.asking import (
     CANDIDATES,
     QUERIES,
@@ -265,7 +265,7 @@ for name in ("fastapi", "starlette", "uvicorn", "httpx", "prometheus_client", "p
     sys.modules[name] = None  # an index here needs none of them
 import numpy as np
 from nearveil import AsyncClient, Client
-from nearveil.service._galleries import OpenGallery
+from nearveil.service.server.galleries import OpenGallery
 
 place, ledger, log, dies = sys.argv[1:]
 ask = OpenGallery.query

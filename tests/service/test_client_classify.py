@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from nearveil.service import AsyncClient, Client, DeclinedError, QuestionError, ReplyError
-from nearveil.service._protected import ProtectedGallery
 from nearveil.service.client.session import CHECK_AGAIN
 from nearveil.service.schema import MOST_MODEL
+from nearveil.service.server.protected import ProtectedGallery
 from nearveil.votes import PublicDiscriminant
 from tests.clocks import SetClock
 from tests.service.asking import URL, Endless, Scene, Server, framed, new_account

@@ -23,8 +23,7 @@ from nearveil.protocol.client import ClientProtocol
 from nearveil.protocol.wire import Query, decode_frame
 from nearveil.service import AsyncClient, Client
 from nearveil.service.client.errors import QuestionError, ReplyError, UnansweredError, UnreachableError
-from nearveil.service.client.http import ServerAddress
-from nearveil.service.client.replies import Patience
+from nearveil.service.client.transport import Patience, ServerAddress
 from tests.service.asking import (
     CANDIDATES,
     QUERIES,

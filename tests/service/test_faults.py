@@ -245,7 +245,7 @@ def test_the_client_killed_between_debit_and_answer(tmp_path: Path) -> None:
     index_of(tmp_path / "birds").close()
     program = (
         "import os, signal, sys; import numpy as np; from nearveil.ledger import Ledger\n"
-        "from nearveil.service import Client; from nearveil.service.client.http import HttpTransport\n"
+        "from nearveil.service import Client; from nearveil.service.client.transport import HttpTransport\n"
         "send = HttpTransport.send\n"
         "async def dying(self, request):\n"
         "    if 'query' in str(request): os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -13,9 +13,10 @@ from nearveil.gallery.answers import Answer
 from nearveil.mechanisms import Message
 from nearveil.protocol.server import ServedMap
 from nearveil.protocol.wire import MapChanged, PublicPart, Query, Refusal, RefusalCode, decode_frame
-from nearveil.service import OpenGallery, _galleries
-from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
-from nearveil.service._galleries import QuickGallery
+from nearveil.service import OpenGallery
+from nearveil.service.server import galleries
+from nearveil.service.server.errors import NotOfferedError, UnavailableError, UnknownError
+from nearveil.service.server.galleries import QuickGallery
 
 from ..gallery.index_places import index_server, index_url, one_thread, plain_items, unit_rows, where
 from .serving import COUNT, EPSILON, SETS, F, index_of
@@ -63,7 +64,7 @@ def test_what_is_known_is_told_without_waiting(tmp_path: Path, monkeypatch: pyte
         gallery.refresh()
         assert gallery.known(data) == gallery.query(data)
         assert gallery.known(named) is None
-        monkeypatch.setattr(_galleries, "SMALL", 10)
+        monkeypatch.setattr(galleries, "SMALL", 10)
         other.add(plain_items(unit_rows(1, seed=3)))
         other.publish(EPSILON, F, n_sets=SETS)
         gallery.refresh()

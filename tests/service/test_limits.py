@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from nearveil.service import _desk, _edge, _logs
-from nearveil.service._cache import ByteCache
-from nearveil.service._errors import BusyError, LengthError, RateError, SlowError, TooLargeError
-from nearveil.service._limits import Buckets, Workers, read_body
-from nearveil.service._look import Look
-from nearveil.service._visit import GONE
 from nearveil.service.schema import FRAME, KEY_HEADER
+from nearveil.service.server import logs, middleware, requests
+from nearveil.service.server.errors import BusyError, LengthError, RateError, SlowError, TooLargeError
+from nearveil.service.server.galleries import ByteCache
+from nearveil.service.server.limits import Buckets, Workers, read_body
+from nearveil.service.server.requests import GONE, Look
 
 from ..gallery.index_places import one_thread
 from .serving import Server, lines, serving
@@ -74,9 +73,9 @@ def test_buckets_are_forgotten_beyond_a_number() -> None:
 
 
 def test_those_without_a_good_token_may_not_ask_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_edge, "STRANGERS", (1.0, 5, 10))
-    monkeypatch.setattr(_edge, "STRANGERS_WAIT", 0.0)
-    monkeypatch.setattr(_logs, "_STRANGERS", (1.0, 7))
+    monkeypatch.setattr(middleware, "STRANGERS", (1.0, 5, 10))
+    monkeypatch.setattr(middleware, "STRANGERS_WAIT", 0.0)
+    monkeypatch.setattr(logs, "_STRANGERS", (1.0, 7))
     with serving(tmp_path) as server:
         bad = "nv_" + "0" * 16 + "_" + "a" * 43
         replies = [server.get("/v1/galleries", bad if number % 2 else None) for number in range(40)]
@@ -184,7 +183,7 @@ class Reader:
 def test_answers_that_nobody_reads_stop_others_before_memory_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_desk, "_SMALL", 100)
+    monkeypatch.setattr(requests, "_SMALL", 100)
     with serving(tmp_path, sending=1000) as server:
         data = server.query(1, "names")
         size = len(server.ask(data).content)
@@ -210,7 +209,7 @@ def test_answers_that_nobody_reads_stop_others_before_memory_ends(
 
 
 def test_the_only_answer_may_always_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_desk, "_SMALL", 100)
+    monkeypatch.setattr(requests, "_SMALL", 100)
     with serving(tmp_path, sending=1) as server:
         for _ in range(3):
             assert server.ask(server.query(1, "names")).status_code == 200
@@ -218,7 +217,7 @@ def test_the_only_answer_may_always_go(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_memory_is_asked_for_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the size of an answer is known from the one before, no thread makes it in vain."""
-    monkeypatch.setattr(_desk, "_SMALL", 100)
+    monkeypatch.setattr(requests, "_SMALL", 100)
     with serving(tmp_path, sending=1000, cache=0) as server:
         made = []
         query = server.gallery.query
@@ -244,7 +243,7 @@ def test_memory_is_asked_for_before_the_work(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_token_may_have_so_many_requests_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_desk, "_SMALL", 100)
+    monkeypatch.setattr(requests, "_SMALL", 100)
     with serving(tmp_path, per_token=2) as server:
         data, path = server.query(1, "names"), "/v1/galleries/birds/query"
 

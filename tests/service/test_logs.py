@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from nearveil.service import _logs
-from nearveil.service._logs import LOGGERS, LineWriter, install
 from nearveil.service.client.clients import _hide_password
+from nearveil.service.server import logs
+from nearveil.service.server.logs import LOGGERS, LineWriter, install
 
 from ..gallery.index_places import one_thread
 from .serving import lines, serving
@@ -157,7 +157,7 @@ def test_a_log_that_cannot_be_written_stops_nobody(tmp_path: Path, monkeypatch: 
     writer.write({"n": 1})
     writer.close()
     assert writer.dropped == 1
-    monkeypatch.setattr(_logs, "_MOST", 2)
+    monkeypatch.setattr(logs, "_MOST", 2)
     reading, end = threading.Event(), LineWriter()
 
     class Stuck(io.StringIO):

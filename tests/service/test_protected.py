@@ -21,8 +21,8 @@ from nearveil.gallery.errors import InexactRowsError, PrivateIndexError
 from nearveil.ledger import Account, Debit, Ledger, LedgerUnavailableError
 from nearveil.privacy.events import VoteHistogram
 from nearveil.service import Client, OpenGallery, PublicationError, Settings, open_galleries
-from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
-from nearveil.service._protected import ProtectedGallery
+from nearveil.service.server.errors import NotOfferedError, UnavailableError, UnknownError
+from nearveil.service.server.protected import ProtectedGallery
 from nearveil.votes import PrivateDiscriminant, PublicDiscriminant, _discriminant, plan
 from nearveil.votes._discriminant import class_sums
 from nearveil.votes._discriminant_model import SENSITIVITY
@@ -222,7 +222,7 @@ def test_what_fails_before_the_debit_costs_nothing(
 
 
 def test_a_fit_that_fails_costs_one_publication_and_shows_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nearveil.service._protected._PATIENCE", 0.0)
+    monkeypatch.setattr("nearveil.service.server.protected._PATIENCE", 0.0)
     scans = gallery(place)
     with monkeypatch.context() as patched:
         patched.setattr(PrivateDiscriminant, "export", lambda _: 1 / 0)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from nearveil.service import PublicationError, _protected
+from nearveil.service import PublicationError
+from nearveil.service.server import protected
 from nearveil.votes import PrivateDiscriminant
 from tests.service.protected import copied, debits, gallery, make
 
@@ -58,7 +59,7 @@ def test_a_process_that_is_killed_between_debit_and_store_costs_one_publication(
     dead = worker(made, "dies")
     dead.communicate(timeout=120)
     assert dead.returncode == -signal.SIGKILL
-    monkeypatch.setattr(_protected, "_PATIENCE", 0.05)
+    monkeypatch.setattr(protected, "_PATIENCE", 0.05)
     found = gallery(made)
     assert found.account is not None
     assert (debits(found), found.publications_left) == (1, 2)
@@ -118,7 +119,7 @@ def test_who_comes_while_another_is_at_it_waits_for_its_model(made: Path, monkey
 
     monkeypatch.setattr(PrivateDiscriminant, "fit", stalling)
     monkeypatch.setattr(
-        "nearveil.service._protected_account.time.sleep", lambda _: go_on.set()
+        "nearveil.service.server.publications.time.sleep", lambda _: go_on.set()
     )  # who comes late looks again
     told: list[Any] = []
     first = threading.Thread(target=lambda: told.append(slow.publish()))
@@ -135,7 +136,7 @@ def test_who_comes_while_another_is_at_it_waits_for_its_model(made: Path, monkey
 
 def test_who_was_given_up_too_early_changes_nothing_that_was_shown(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process stalls between debit and store; another gives it up, pays and publishes. Then the first goes on."""
-    monkeypatch.setattr(_protected, "_PATIENCE", 0.05)
+    monkeypatch.setattr(protected, "_PATIENCE", 0.05)
     stalled, go_on, fit = threading.Event(), threading.Event(), PrivateDiscriminant.fit
     slow, quick = gallery(made), gallery(made)
 
@@ -164,7 +165,7 @@ def test_who_was_given_up_too_early_changes_nothing_that_was_shown(made: Path, m
 
 
 def test_who_finds_its_key_taken_by_the_dead_says_so(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_protected, "_PATIENCE", 0.05)
+    monkeypatch.setattr(protected, "_PATIENCE", 0.05)
     found, other, forecast = gallery(made), gallery(made), PrivateDiscriminant.forecast
 
     def late(self: Any, *arguments: Any) -> Any:  # another pays between our look and our debit, and stores nothing

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from nearveil.service import _replays
-from nearveil.service._errors import ReplayedError, UnavailableError
-from nearveil.service._limits import Workers
-from nearveil.service._replays import Replays, ReplayStore
+from nearveil.service.server import replays
+from nearveil.service.server.errors import ReplayedError, UnavailableError
+from nearveil.service.server.limits import Workers
+from nearveil.service.server.replays import Replays, ReplayStore
 
 from ..gallery.index_places import index_server, index_url
 
@@ -49,15 +49,15 @@ def test_two_processes_share_what_they_know(where: str) -> None:
             with pytest.raises(ReplayedError):
                 await third.check(*same)
         many = [f"key {number % 20}" for number in range(200)]
-        await asyncio.gather(*(replays.check(key, "ann", "birds", b"1") for key in many for replays in (one, other)))
+        await asyncio.gather(*(store.check(key, "ann", "birds", b"1") for key in many for store in (one, other)))
         both = await asyncio.gather(
-            *(replays.check("new", "ann", "birds", data) for replays, data in ((one, b"1"), (other, b"2"))),
+            *(store.check("new", "ann", "birds", data) for store, data in ((one, b"1"), (other, b"2"))),
             return_exceptions=True,
         )
         assert sorted(type(outcome).__name__ for outcome in both) == ["NoneType", "ReplayedError"]
         workers.close()
-        for replays in opened:
-            replays.close()
+        for store in opened:
+            store.close()
 
     asyncio.run(run())
 
@@ -80,9 +80,9 @@ def test_a_table_that_does_not_answer_lets_nobody_pass(tmp_path: Path) -> None:
 
 
 def test_old_keys_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_replays, "_KEPT", -100.0)
-    store, use = ReplayStore(str(tmp_path / "tokens.db"), 5.0), _replays.Use.of("a", "ann", "birds", b"1")
+    monkeypatch.setattr(replays, "_KEPT", -100.0)
+    store, use = ReplayStore(str(tmp_path / "tokens.db"), 5.0), replays.Use.of("a", "ann", "birds", b"1")
     assert store.use([use]) == [use.what]
-    other = _replays.Use.of("a", "ann", "birds", b"2")
+    other = replays.Use.of("a", "ann", "birds", b"2")
     assert store.use([other]) == [other.what]
     store.close()

@@ -20,8 +20,8 @@ import pytest
 
 from nearveil.gallery import Index, Item
 from nearveil.service import Client, Settings, TokenStore, UnreachableError, open_galleries, serve
-from nearveil.service._settings import SettingsError
 from nearveil.service.schema import FRAME, KEY_HEADER
+from nearveil.service.server.settings import SettingsError
 
 from ..gallery.index_places import WEBP, one_thread, unit_rows
 from .serving import index_of

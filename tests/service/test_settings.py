@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nearveil.service import Settings
-from nearveil.service._settings import SettingsError, cleaned_name
+from nearveil.service.server.settings import SettingsError, cleaned_name
 
 ROOT = Path(__file__).parents[2]
 PROTECTED = {

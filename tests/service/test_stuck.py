@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from nearveil.gallery import Item
-from nearveil.service import _app, _galleries
 from nearveil.service.schema import FRAME, KEY_HEADER
+from nearveil.service.server import app, galleries
 
 from ..gallery.index_places import WEBP, unit_rows
 from .protected import CLASSES, make, published
@@ -58,11 +58,11 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Let the originals of galleries hang, as files on a disk that does not answer."""
     go = threading.Event()
 
-    def hang(_: _galleries.OpenGallery, __: int) -> bytes:
+    def hang(_: galleries.OpenGallery, __: int) -> bytes:
         go.wait()
         return b"late"
 
-    monkeypatch.setattr(_galleries.OpenGallery, "original", hang)
+    monkeypatch.setattr(galleries.OpenGallery, "original", hang)
     yield monkeypatch
     go.set()
 
@@ -87,7 +87,7 @@ def test_a_gallery_that_hangs_is_noticed_and_holds_up_no_other(tmp_path: Path, h
 
 
 def test_systemd_hears_of_a_server_while_it_can_work(tmp_path: Path, hanging: pytest.MonkeyPatch) -> None:
-    hanging.setattr(_app, "BEAT", 0.01)
+    hanging.setattr(app, "BEAT", 0.01)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, hanging.context() as within:
         systemd.bind(str(tmp_path / "notify"))
         systemd.setblocking(False)

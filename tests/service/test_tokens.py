@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from nearveil.service import Token, TokenStore
-from nearveil.service._token_places import TokenError, TokenStoreError
+from nearveil.service.server.tokens import TokenError, TokenStoreError
 
 from ..gallery.index_places import index_server, index_url
 from ..small_disk import fill, mounted

@@ -15,8 +15,8 @@ import pytest
 
 from nearveil.ledger import Ledger
 from nearveil.service import Client, TokenStore
-from nearveil.service._replays import ReplayStore
 from nearveil.service.schema import FRAME, KEY_HEADER
+from nearveil.service.server.replays import ReplayStore
 
 from ..gallery.index_places import index_server, index_url, unit_rows
 from .serving import EPSILON, index_of
@@ -79,9 +79,9 @@ def lives(pid: int) -> bool:
 
 
 STOPPED = """
-from nearveil.service import _serve
+from nearveil.service.server import serving
 from nearveil.__main__ import main
-_serve._SILENT = 8.0
+serving._SILENT = 8.0
 main()
 """
 

@@ -179,7 +179,7 @@ def _check_keys(reader: VoteReader) -> str | None:
         return session.complaint or session.find_unpaid(ledger)
 
 
-class Session:
+class VotingSession:
     """Everything that was asked of one plan, of an estimator and of its copies together."""
 
     def __init__(self, reader: VoteReader, plan: Any, delta: float) -> None:
@@ -258,8 +258,8 @@ def _make_small(reader: VoteReader) -> Iterator[Any]:
         )
 
 
-def _open(reader: VoteReader, voter: Any) -> Session:
-    return Session(reader, voter.plan_, voter.delta)
+def _open(reader: VoteReader, voter: Any) -> VotingSession:
+    return VotingSession(reader, voter.plan_, voter.delta)
 
 
 def _fit(reader: VoteReader, voter: Any) -> Any:

@@ -11,7 +11,7 @@ from sklearn.base import clone
 
 from nearveil.audit._conduct import (
     ACCOUNT,
-    Session,
+    VotingSession,
     find_private,
     make_check,
     make_frozen_check,
@@ -254,7 +254,7 @@ class _StudentGame:
         with open_ledger() as ledger:
             voter = clone(self.reader.own).set_params(ledger=ledger, account=ACCOUNT)
             taught = self.fit(self.pair.first, voter)
-            session = Session(self.reader, taught.plan_, voter.delta)
+            session = VotingSession(self.reader, taught.plan_, voter.delta)
             session.take(self.reader.read(one) for one in taught.answers_)
             return session.complaint or session.find_unpaid(ledger)
 

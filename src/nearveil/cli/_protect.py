@@ -13,7 +13,7 @@ from rich.text import Text
 from nearveil.cli._shared import clean, name_extra, report_errors
 
 if TYPE_CHECKING:
-    from nearveil.service._settings import GallerySettings
+    from nearveil.service.server.settings import GallerySettings
     from nearveil.votes import Forecast
 
 
@@ -41,8 +41,8 @@ def protect(
         with name_extra("service"):
             from nearveil.gallery import Index
             from nearveil.service import Settings
-            from nearveil.service._protected_checks import check_apart
-            from nearveil.service._serve import open_protected
+            from nearveil.service.server.publications import check_apart
+            from nearveil.service.server.serving import open_protected
         settings = Settings.load(config)
         check_apart(settings.galleries)
         told, wait = _chosen(settings.galleries, name), settings.database_timeout

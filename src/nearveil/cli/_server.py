@@ -127,7 +127,7 @@ def revoke(
 
 def has_tokens(where: str) -> bool:
     """Return whether there is a token, whatever it is good for; nothing is made. A store that is wrong has some."""
-    from nearveil.service._token_places import TokenError
+    from nearveil.service.server.tokens import TokenError
 
     if _is_missing(where):
         return False
@@ -140,7 +140,7 @@ def has_tokens(where: str) -> bool:
 
 def suggest_token(where: str) -> str:
     """Return the command that makes a token, in words for a terminal."""
-    from nearveil.service._token_places import default_place, store_url
+    from nearveil.service.server.tokens import default_place, store_url
     from nearveil.storage import describe_url
 
     more = "" if where == str(default_place()) else f" --tokens {shlex.quote(describe_url(store_url(where)))}"
@@ -150,8 +150,8 @@ def suggest_token(where: str) -> str:
 def _find_tokens(tokens: str | None, config: Path | None) -> str:
     """Return where tokens are: as given, as the file says that the server reads, or the default."""
     with name_extra("service"):
-        from nearveil.service._settings import Settings, SettingsError, _read
-        from nearveil.service._token_places import default_place
+        from nearveil.service.server.settings import Settings, SettingsError, _read
+        from nearveil.service.server.tokens import default_place
     if tokens is not None:
         return tokens
     # Only this one setting: who makes tokens need not be able to read the keys that the others name.
@@ -172,7 +172,7 @@ def _open_tokens(where: str) -> "TokenStore":
 
 
 def _is_missing(where: str) -> bool:
-    from nearveil.service._token_places import store_url
+    from nearveil.service.server.tokens import store_url
 
     url = store_url(where)
     return url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists()
@@ -287,7 +287,7 @@ def _run(config: Path | None, given: dict[str, Any]) -> None:
 def _name_gallery(index: str) -> str:
     """Return the name of a gallery: of its folder, or of its database, whose address may hold a password."""
     with name_extra("service"):
-        from nearveil.service._settings import cleaned_name
+        from nearveil.service.server.settings import cleaned_name
     if "://" not in index:
         return cleaned_name(index)
     import sqlalchemy as sa

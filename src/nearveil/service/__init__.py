@@ -5,15 +5,6 @@ from typing import TYPE_CHECKING
 from nearveil.lazy import import_later
 
 if TYPE_CHECKING:
-    from nearveil.service._app import create_app
-    from nearveil.service._errors import ServiceError
-    from nearveil.service._galleries import Gallery, OpenGallery
-    from nearveil.service._protected import ProtectedGallery, PublicationError
-    from nearveil.service._protected_account import Publication
-    from nearveil.service._serve import open_galleries, serve
-    from nearveil.service._settings import GallerySettings, Settings
-    from nearveil.service._token import Token
-    from nearveil.service._tokens import TokenStore
     from nearveil.service.client.clients import AsyncClient, Client
     from nearveil.service.client.errors import (
         DeclinedError,
@@ -24,6 +15,14 @@ if TYPE_CHECKING:
     )
     from nearveil.service.client.results import Classified, Match, Nearest
     from nearveil.service.schema import Galleries, GalleryInfo, Problem, Promise
+    from nearveil.service.server.app import create_app
+    from nearveil.service.server.errors import ServiceError
+    from nearveil.service.server.galleries import Gallery, OpenGallery
+    from nearveil.service.server.protected import ProtectedGallery, PublicationError
+    from nearveil.service.server.publications import Publication
+    from nearveil.service.server.serving import open_galleries, serve
+    from nearveil.service.server.settings import GallerySettings, Settings
+    from nearveil.service.server.tokens import Token, TokenStore
 
 __all__ = [
     "AsyncClient",
@@ -58,27 +57,6 @@ __all__ = [
 __getattr__ = import_later(
     __name__,
     {
-        "_app": ("create_app",),
-        "_errors": ("ServiceError",),
-        "_galleries": (
-            "Gallery",
-            "OpenGallery",
-        ),
-        "_protected": (
-            "ProtectedGallery",
-            "PublicationError",
-        ),
-        "_protected_account": ("Publication",),
-        "_serve": (
-            "open_galleries",
-            "serve",
-        ),
-        "_settings": (
-            "GallerySettings",
-            "Settings",
-        ),
-        "_token": ("Token",),
-        "_tokens": ("TokenStore",),
         "client.clients": (
             "AsyncClient",
             "Client",
@@ -100,6 +78,29 @@ __getattr__ = import_later(
             "GalleryInfo",
             "Problem",
             "Promise",
+        ),
+        "server.app": ("create_app",),
+        "server.errors": ("ServiceError",),
+        "server.galleries": (
+            "Gallery",
+            "OpenGallery",
+        ),
+        "server.protected": (
+            "ProtectedGallery",
+            "PublicationError",
+        ),
+        "server.publications": ("Publication",),
+        "server.serving": (
+            "open_galleries",
+            "serve",
+        ),
+        "server.settings": (
+            "GallerySettings",
+            "Settings",
+        ),
+        "server.tokens": (
+            "Token",
+            "TokenStore",
         ),
     },
 )

@@ -16,8 +16,7 @@ from starlette.exceptions import HTTPException
 
 from nearveil.errors import NearveilError
 from nearveil.features.images import MOST_BYTES
-from nearveil.service._connections import Connection, Slots
-from nearveil.service._server import Server
+from nearveil.service.server.connections import Connection, Server, Slots
 from nearveil.ui._audit import Auditor
 from nearveil.ui._door import PageEntry, PageGuard, error_dict, name_cookie
 from nearveil.ui._errors import Trouble, describe_error, failure, too_large

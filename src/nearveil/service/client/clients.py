@@ -22,11 +22,10 @@ from nearveil.protocol.wire import PublicPart
 from nearveil.service.client.errors import QuestionError
 from nearveil.service.client.images import FeatureMaker, Image, Images
 from nearveil.service.client.payment import Payer
-from nearveil.service.client.questions import Question, ask_nearest, classify_image
-from nearveil.service.client.replies import Patience, Tally
+from nearveil.service.client.questions import NearestQuestion, ask_nearest, classify_image
 from nearveil.service.client.results import Classified, Nearest
 from nearveil.service.client.session import Session
-from nearveil.service.client.transport import Transport
+from nearveil.service.client.transport import Patience, Tally, Transport
 from nearveil.service.schema import GalleryInfo
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from nearveil.gallery import Index
     from nearveil.ledger import Ledger
-    from nearveil.service._galleries import Gallery
+    from nearveil.service.server.galleries import Gallery
     from nearveil.votes import PublicDiscriminant
 
 T = TypeVar("T")
@@ -104,7 +103,7 @@ class AsyncClient:
         rng: Source | None = None,
     ) -> Nearest:
         """Find the nearest images of an open gallery: :meth:`nearveil.Client.nearest`."""
-        question = Question(image, k, epsilon, candidates, gallery, thumbnails, originals, dummies, key, rng)
+        question = NearestQuestion(image, k, epsilon, candidates, gallery, thumbnails, originals, dummies, key, rng)
         return await ask_nearest(self._session, question)
 
     async def classify(self, image: Image, *, gallery: str | None = None) -> Classified:
@@ -476,7 +475,7 @@ def _open_http(url: str, token: str | None, *options: Any) -> Transport:
     try:
         import httpx  # noqa: F401
 
-        from nearveil.service.client.http import HttpTransport, ServerAddress
+        from nearveil.service.client.transport import HttpTransport, ServerAddress
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError('a server is asked with httpx: pip install "nearveil[client]"') from missing
     if token is None:

@@ -5,11 +5,10 @@ import hashlib
 import os
 
 from nearveil.gallery.index import Index
-from nearveil.service._errors import ServiceError
-from nearveil.service._frames import frame_status
-from nearveil.service._galleries import Gallery, Offer, OpenGallery
 from nearveil.service.client.transport import BYTES, JSON, Request, Response
 from nearveil.service.schema import FRAME, Galleries, Problem
+from nearveil.service.server.errors import ServiceError
+from nearveil.service.server.galleries import Gallery, Offer, OpenGallery, frame_status
 
 _NAME = "local"
 _OFFERS: tuple[Offer, ...] = ("names", "thumbnails", "originals")  # of an index here: its owner asks

@@ -21,10 +21,9 @@ from nearveil.protocol.wire import PublicPart, Query
 from nearveil.service.client.errors import QuestionError, ReplyError, unanswered
 from nearveil.service.client.images import Image, Images, decode_images
 from nearveil.service.client.payment import MOST, PaidMessages, make_dummy_messages
-from nearveil.service.client.replies import Tally, make_refusal, read_frame
 from nearveil.service.client.results import Classified, Match, Nearest
 from nearveil.service.client.session import EXTRACTION_PERIOD, Session, run_in_thread
-from nearveil.service.client.transport import Response
+from nearveil.service.client.transport import Response, Tally, make_refusal, read_frame
 
 if TYPE_CHECKING:
     from nearveil.votes import PublicDiscriminant
@@ -44,7 +43,7 @@ _UTF8 = 4  # bytes of a character, at most
 
 
 @dataclass(frozen=True)
-class Question:
+class NearestQuestion:
     """A question as the user puts it, checked as far as that is possible without a gallery."""
 
     image: Image = field(repr=False)
@@ -73,7 +72,7 @@ class Question:
             check_text(self.key, "key")
 
 
-async def ask_nearest(session: Session, question: Question) -> Nearest:
+async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
     """Find the nearest images: find the map, pay, ask, choose. Nothing is sent after the choice."""
     account, tally = await session.find_payer(question.gallery), Tally()
     info, rows = await session.prepare_features([question.image, *question.dummies], question.gallery)
@@ -171,7 +170,7 @@ def _count(k: int | None, candidates: int) -> int:
     return k
 
 
-def _plan_extras(question: Question, public: PublicPart) -> tuple[Extras, ...]:
+def _plan_extras(question: NearestQuestion, public: PublicPart) -> tuple[Extras, ...]:
     """Return what comes with all candidates; each in a request of its own."""
     wanted: list[Extras] = []
     for word, asks in (("thumbnails", question.thumbnails), ("originals", question.originals)):

@@ -28,10 +28,13 @@ from nearveil.protocol.wire import PublicPart, decode_frame
 from nearveil.service.client.errors import QuestionError, ReplyError, UnreachableError
 from nearveil.service.client.images import FeatureMaker, Images, decode_images
 from nearveil.service.client.payment import Payer
-from nearveil.service.client.replies import (
+from nearveil.service.client.transport import (
     AGAIN,
     Patience,
+    Request,
+    Response,
     Tally,
+    Transport,
     make_printable,
     make_refusal,
     read_bytes,
@@ -39,7 +42,6 @@ from nearveil.service.client.replies import (
     read_frame,
     read_json,
 )
-from nearveil.service.client.transport import Request, Response, Transport
 from nearveil.service.schema import MOST_MODEL, Galleries, GalleryInfo, GalleryKind
 
 if TYPE_CHECKING:

@@ -1,7 +1,27 @@
-"""What a client asks of a gallery, and how a reply comes back: the same over HTTP and in this process."""
+"""Requests of a client, replies to them, and HTTP that carries them. Nothing in a reply is trusted."""
 
+import asyncio
+import ipaddress
+import re
+import ssl
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+from urllib.parse import quote
+
+from nearveil.service.client.errors import QuestionError, ReplyError, UnreachableError
+from nearveil.service.schema import FRAME, KEY_HEADER
+
+if TYPE_CHECKING:
+    import httpx
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from nearveil.service.client.errors import DeclinedError
+from nearveil.service.schema import Model, Problem
 
 What = Literal["galleries", "map", "query", "model", "original"]
 JSON, BYTES = "application/json", "application/octet-stream"
@@ -42,3 +62,279 @@ class Transport(Protocol):
     async def close(self) -> None:
         """Close what it holds open."""
         ...
+
+
+_TOKEN = re.compile(r"[\x21-\x7e]{1,500}")
+_HOST = re.compile(rb"[a-z0-9._-]{1,253}|[0-9a-f:.]{2,45}")  # a name, or an address
+_SECONDS = re.compile(r"[0-9]{1,9}")
+_ACCEPTS = {"galleries": JSON, "map": FRAME, "query": FRAME, "model": BYTES, "original": BYTES}
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """Where the server is, and how it is talked to. The token is in no representation of it.
+
+    `insecure`: Whether plain HTTP beyond this machine is wanted. Everybody on the way then sees the token and the
+    messages.
+    `certificate`: The client's own, for servers that ask for one: a file with certificate and key, or two files.
+    `transport`: In place of the network, for tests: ``httpx.ASGITransport(app)``.
+    """
+
+    url: str  # ``https://host:port``, perhaps with a path before ``/v1``
+    token: str = field(repr=False)
+    insecure: bool = False
+    timeout: float = 60.0  # seconds that one request and its reply may take in all
+    ca: str | Path | None = None  # A file of certificates to trust, in place of the usual ones
+    certificate: str | Path | tuple[str | Path, str | Path] | None = None
+    proxies: bool = False  # whether the proxies of the environment are used
+    transport: "httpx.AsyncBaseTransport | None" = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.token, str) or not _TOKEN.fullmatch(self.token):
+            raise QuestionError("token", "it must be the text that `nearveil token create` printed, without spaces")
+        if not self.timeout > 0:
+            raise QuestionError("timeout", "it must be a positive number of seconds")
+        object.__setattr__(self, "url", _checked_url(self.url, insecure=self.insecure))
+
+    def make_context(self) -> ssl.SSLContext | bool:
+        """Return what TLS trusts."""
+        if self.ca is None and self.certificate is None:
+            return True
+        try:
+            if self.ca is None:
+                import certifi
+
+                context = ssl.create_default_context(cafile=certifi.where())
+            else:
+                context = ssl.create_default_context(cafile=str(self.ca))
+        except OSError:  # also ssl.SSLError
+            raise QuestionError("ca", "the file of certificates must be there, in PEM") from None
+        if self.certificate is not None:
+            pair = self.certificate if isinstance(self.certificate, tuple) else (self.certificate,)
+            try:
+                context.load_cert_chain(*map(str, pair))
+            except OSError:
+                words = "the files of certificate and key must be there, in PEM, and the key must fit"
+                raise QuestionError("certificate", words) from None
+        return context
+
+
+def _checked_url(url: str, *, insecure: bool) -> str:
+    """Return the beginning of all addresses, or say what is wrong. A password in it is never shown."""
+    import httpx
+
+    try:
+        found = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError):
+        raise QuestionError("url", "it must look like https://host:8321") from None
+    if found.scheme not in ("http", "https") or not _HOST.fullmatch(found.raw_host):
+        raise QuestionError("url", "it must look like https://host:8321")
+    if found.userinfo or found.query or found.fragment:
+        raise QuestionError("url", "it must have no user, password, query or fragment: the token is given apart")
+    if found.scheme == "http" and not (insecure or _is_loopback(found.host)):
+        raise QuestionError(
+            "url", "it must begin with https: plain HTTP shows the token to all on the way, unless `insecure` allows it"
+        )
+    return str(found).rstrip("/")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+class HttpTransport:
+    """Carries requests to a server, on an event loop."""
+
+    def __init__(self, address: ServerAddress) -> None:
+        import httpx
+
+        import nearveil
+
+        self._address = address
+        self._client = httpx.AsyncClient(
+            headers={
+                "Accept-Encoding": "identity",  # nothing is unpacked, so nothing can grow
+                "Authorization": f"Bearer {address.token}",
+                "User-Agent": f"nearveil/{nearveil.__version__}",
+            },
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none is taken, none is sent
+            verify=address.make_context(),
+            follow_redirects=False,
+            timeout=httpx.Timeout(address.timeout),
+            trust_env=address.proxies,
+            transport=address.transport,
+        )
+
+    async def send(self, request: Request) -> Response:
+        """Send one request and return its reply, both within the time that there is."""
+        import httpx
+
+        try:
+            async with asyncio.timeout(self._address.timeout):
+                return await self._exchange(request)
+        except (TimeoutError, httpx.TimeoutException):
+            words, again = f"no whole reply came within {self._address.timeout:g} s", True
+        except httpx.InvalidURL:
+            words, again = "the address cannot be asked", False
+        except (httpx.HTTPError, OSError) as error:
+            trusted = "CERTIFICATE_VERIFY_FAILED" not in str(error)
+            words, again = (
+                f"the server cannot be reached, or broke off: {make_printable(str(error))}{self._hint(error)}",
+                trusted,
+            )
+        # Raised here, with no other error behind it: those of httpx hold the request, and that the token.
+        raise UnreachableError(words, again=again)
+
+    def _hint(self, error: Exception) -> str:
+        """Return what to look at where the other side seems to speak TLS, or not to speak it, against expectation."""
+        import httpx
+
+        if self._address.url.startswith("https"):
+            return "; does it speak plain http?" if "WRONG_VERSION_NUMBER" in str(error) else ""
+        return "; does it speak https?" if isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError)) else ""
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def _exchange(self, request: Request) -> Response:
+        async with self._client.stream(**self._to_http(request)) as reply:
+            headers = reply.headers
+            if headers.get("content-encoding", "identity") != "identity":
+                raise ReplyError("the reply is packed, which was not asked for")
+            declared = headers.get("content-length", "")
+            if _SECONDS.fullmatch(declared) and int(declared) > request.most:
+                raise ReplyError(f"the reply is larger than {request.most} bytes")
+            parts, size = [], 0
+            async for part in reply.aiter_raw():
+                size += len(part)
+                if size > request.most:
+                    raise ReplyError(f"the reply is larger than {request.most} bytes")
+                parts.append(part)
+            kind = headers.get("content-type", "").split(";")[0].strip().lower()
+            pause = headers.get("retry-after", "")
+            return Response(
+                reply.status_code,
+                kind,
+                b"".join(parts),
+                headers.get("etag", ""),
+                float(pause) if _SECONDS.fullmatch(pause) else None,
+            )
+
+    def _to_http(self, request: Request) -> dict[str, Any]:
+        """Return the method, the address, the headers and the body of a request."""
+        headers = {"Accept": _ACCEPTS[request.what]}
+        path = f"{self._address.url}/v1/galleries"
+        if request.what == "galleries":
+            return {"method": "GET", "url": path, "headers": headers}
+        path = f"{path}/{quote(request.gallery, safe='')}"
+        if request.what == "query":
+            headers |= {"Content-Type": FRAME, KEY_HEADER: request.key}
+            return {"method": "POST", "url": f"{path}/query", "headers": headers, "content": request.body}
+        if request.what == "model":
+            return {"method": "GET", "url": f"{path}/model", "headers": headers}
+        if request.what == "original":
+            return {"method": "GET", "url": f"{path}/items/{request.number}/original", "headers": headers}
+        if request.etag:
+            headers["If-None-Match"] = request.etag
+        params = {} if request.candidates is None else {"candidates": repr(float(request.candidates))}
+        return {"method": "GET", "url": f"{path}/map", "headers": headers, "params": params}
+
+
+M = TypeVar("M", bound=Model)
+
+AGAIN = (429, 502, 503, 504)
+_LONGEST = 500  # characters of a server's words
+_ETAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e]{1,200}"')
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often a request is sent again, and when. Nothing private plays a part."""
+
+    retries: int
+    first: float = 0.5  # seconds before the first retry; twice as long before each further one
+    longest: float = 20.0  # seconds, also where the server asks for more
+
+    def pause(self, attempt: int, retry_after: float | None) -> float:
+        """Return the seconds to wait after an attempt, counted from 0."""
+        wanted = self.first * 2**attempt if retry_after is None else retry_after
+        return min(max(wanted, 0.0), self.longest)
+
+
+@dataclass
+class Tally:
+    """Bytes of bodies, and when the last reply came."""
+
+    sent: int = 0
+    received: int = 0
+    heard: float = 0.0
+
+
+def read_frame(response: Response) -> bytes:
+    """Return the frame that a reply holds, of whatever status: it says by itself what it is."""
+    if response.kind != FRAME or 300 <= response.status < 400:
+        raise make_refusal(response)
+    return response.body
+
+
+def read_json(response: Response, form: type[M]) -> M:
+    """Return the JSON of a reply, checked."""
+    if response.status != 200 or response.kind != JSON:
+        raise make_refusal(response)
+    try:
+        found = form.model_validate_json(response.body)
+    except ValidationError:
+        raise ReplyError("the server's reply is not what a nearveil server sends") from None
+    _check_text(found.model_dump())
+    return found
+
+
+def read_bytes(response: Response) -> bytes:
+    """Return the bytes of a reply."""
+    if response.status != 200 or response.kind != BYTES:
+        raise make_refusal(response)
+    return response.body
+
+
+def read_etag(response: Response) -> str:
+    """Return the tag of a reply if it can stand in a header, else nothing."""
+    return response.etag if _ETAG.fullmatch(response.etag) else ""
+
+
+def make_refusal(response: Response) -> ReplyError:
+    """Return why a reply is of no use, in words that print."""
+    if response.status >= 400 and response.kind == JSON:
+        try:
+            said = Problem.model_validate_json(response.body)
+        except ValidationError:
+            return ReplyError(
+                f"the server declined ({response.status}), and does not say why as a nearveil server does"
+            )
+        return DeclinedError(response.status, make_printable(said.code), make_printable(said.message).rstrip("."))
+    if 300 <= response.status < 400:
+        return ReplyError(f"the server sends the client elsewhere ({response.status}), where it does not go")
+    return ReplyError(f"the reply ({response.status}) is not what a nearveil server sends: is this the right address?")
+
+
+def make_printable(text: str) -> str:
+    """Return text of the other side without what would steer a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:_LONGEST])
+
+
+def _check_text(found: Any) -> None:
+    """Refuse text that does not print, however deep it lies."""
+    if isinstance(found, str):
+        if not found.isprintable():
+            raise ReplyError("the server's reply holds text that does not print")
+    elif isinstance(found, dict):
+        for key, value in found.items():
+            _check_text(key)
+            _check_text(value)
+    elif isinstance(found, (list, tuple)):
+        for value in found:
+            _check_text(value)

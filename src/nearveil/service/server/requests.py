@@ -1,34 +1,135 @@
-"""What the handlers of requests share: galleries, tokens, limits, and the ways to use them."""
+"""One request, from its first byte to its last."""
 
 import asyncio
 import hashlib
 import logging
+import math
 import re
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
+from starlette.types import Scope as AsgiScope
 
 from nearveil.gallery.answers import EXTRAS
 from nearveil.ledger import LedgerError
-from nearveil.service._errors import FieldError, MediaError, ServiceError, UnknownError
-from nearveil.service._frames import FLAGS, frame_status
-from nearveil.service._galleries import Gallery, QuickGallery
-from nearveil.service._limits import Buckets, Sending, UnderWay, Workers, read_body
-from nearveil.service._logs import LineWriter
-from nearveil.service._look import Look
-from nearveil.service._metrics import GalleryFigures, Metrics
-from nearveil.service._replays import Replays, ReplayStore
-from nearveil.service._settings import Settings
-from nearveil.service._systemd import tell_alive
-from nearveil.service._token_places import TokenError
-from nearveil.service._tokens import TokenStore
-from nearveil.service._visit import VISIT, Visit
 from nearveil.service.schema import FRAME, KEY, KEY_HEADER, MOST_GALLERIES, GalleryInfo
+from nearveil.service.server.errors import (
+    FieldError,
+    MediaError,
+    NotOfferedError,
+    ServiceError,
+    UnauthorizedError,
+    UnknownError,
+)
+from nearveil.service.server.galleries import FLAGS, Gallery, QuickGallery, frame_status
+from nearveil.service.server.limits import Buckets, Sending, UnderWay, Workers, read_body
+from nearveil.service.server.logs import GalleryFigures, LineWriter, Metrics, tell_alive
+from nearveil.service.server.replays import Replays, ReplayStore
+from nearveil.service.server.settings import Settings
+from nearveil.service.server.tokens import Scope, Token, TokenError, TokenStore
+
+VISIT = "nearveil.visit"  # where a scope of ASGI holds what is known of a request
+GONE = "nearveil.gone"  # where it holds a function that says whether the client has gone
+OWNER = "nearveil.owner"  # where it holds a function that is told whose good token the connection's request had
+_LITTLE = 1 << 16  # bytes that a body is read that is not wanted
+
+
+class RequestContext:
+    """What is known of one request: for its handler, and for the line that is written of it."""
+
+    __slots__ = (
+        "chunked", "content_type", "error", "gallery", "gone", "held", "id", "key", "length", "read", "sent", "status",
+        "token", "under_way",
+    )  # fmt: skip
+
+    def __init__(self, gone: Callable[[], bool]) -> None:
+        self.id = secrets.token_hex(8)
+        self.gone = gone
+        self.status, self.sent, self.held = 0, 0, 0  # held: of the bytes that all answers under way may have
+        self.read = False  # whether its body was read
+        self.under_way: UnderWay | None = None
+        self.token: Token | None = None
+        self.gallery: str | None = None
+        self.error: dict[str, str] | None = None
+        self.length: bytes | None = None
+        self.chunked, self.content_type, self.key = False, b"", b""
+
+    def may(self, scope: Scope) -> Token:
+        """Return the token of the client, if it is good for a scope."""
+        if self.token is None:
+            raise_unauthorized()
+        if not self.token.may(scope):
+            raise NotOfferedError(f"this token may not do that: it needs the scope {scope}")
+        return self.token
+
+    def begin(self, under_way: UnderWay) -> None:
+        """Count as a request of its token until it ends."""
+        if self.token is not None:
+            under_way.enter(self.token.id)
+            self.under_way = under_way
+
+    def end(self, sending: Sending) -> None:
+        """Count no more."""
+        if self.under_way is not None and self.token is not None:
+            self.under_way.leave(self.token.id)
+        if self.held:
+            self.held = sending.hold(self.held, 0)
+
+    def has_a_little_to_read(self) -> bool:
+        """Return whether the client is about to send a small body that nobody has read."""
+        if self.read or self.length is None:
+            return self.chunked and not self.read
+        return self.length.isdigit() and 0 < int(self.length[:6]) <= _LITTLE
+
+
+def raise_unauthorized() -> NoReturn:
+    """Refuse a request without a good token."""
+    raise UnauthorizedError("Invalid or revoked token. Send one: Authorization: Bearer nv_...")
+
+
+class Look:
+    """A look at one database, by a thread of its own.
+
+    `work`: The look.
+    `patience`: Seconds after which who waits for it is told to ask later.
+    `believed`: Seconds, from its beginning, that a look is good for requests that come later.
+    """
+
+    def __init__(self, work: Callable[[], None], patience: float, believed: float = 0.0) -> None:
+        self.workers = Workers(1, 1, patience)
+        self._work, self._believed = work, believed
+        self._began = -math.inf  # of the last look that succeeded
+        self._looking: asyncio.Task[None] | None = None
+
+    async def take(self) -> None:
+        """Return when a look is good that began after the request came, or not long before it."""
+        earliest = time.monotonic() - self._believed
+        while self._began < earliest:
+            if self._looking is None:
+                self._looking = asyncio.create_task(self._look())
+                self._looking.add_done_callback(_retrieve)
+            await asyncio.shield(self._looking)
+
+    async def _look(self) -> None:
+        began = time.monotonic()
+        try:
+            await self.workers.run(self._work)
+            self._began = began
+        finally:
+            self._looking = None
+
+
+def _retrieve(task: "asyncio.Task[None]") -> None:
+    """Take an error from a task: those who wait for it get it, and where all of them have gone nobody needs it."""
+    if not task.cancelled():
+        task.exception()
+
 
 T = TypeVar("T")
 
@@ -45,7 +146,7 @@ _ORIGINALS = bytes([EXTRAS.index("originals")])
 class LargeAnswer(Response):
     """An answer whose end is sent when its client has read the rest: until then, its request is under way."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Send it."""
         del scope, receive
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -71,7 +172,7 @@ class Pools:
 
 
 @dataclass(eq=False)
-class Desk:
+class AppState:
     """All that one server has. Made by `create_app`."""
 
     galleries: dict[str, Gallery]
@@ -98,7 +199,7 @@ class Desk:
         self._looks = {name: Look(one.refresh, self.settings.work_timeout) for name, one in self.galleries.items()}
 
     @classmethod
-    def of(cls, galleries: Sequence[Gallery], tokens: TokenStore, settings: Settings) -> "Desk":
+    def of(cls, galleries: Sequence[Gallery], tokens: TokenStore, settings: Settings) -> "AppState":
         """Return what a server with these settings has."""
         named = {gallery.name: gallery for gallery in galleries}
         if len(named) != len(galleries):
@@ -118,7 +219,7 @@ class Desk:
             lines=LineWriter(settings.log_file),
         )
 
-    def gallery(self, visit: Visit, name: str) -> Gallery:
+    def gallery(self, visit: RequestContext, name: str) -> Gallery:
         """Return a gallery that the token of a request may use. Others are as if they were not there."""
         token = visit.may("query")
         found = self.galleries.get(name)
@@ -127,7 +228,7 @@ class Desk:
         visit.gallery = name
         return found
 
-    async def infos(self, visit: Visit) -> list[GalleryInfo]:
+    async def infos(self, visit: RequestContext) -> list[GalleryInfo]:
         """Return what may be known of all galleries that a token may use; one that does not answer hides no other."""
         token = visit.may("query")
         found = await self.look([gallery for name, gallery in self.galleries.items() if token.may_use(name)])
@@ -155,7 +256,7 @@ class Desk:
         except (ServiceError, LedgerError):
             return GalleryFigures(gallery.name)
 
-    async def run(self, visit: Visit, gallery: Gallery, work: Callable[[], T], *, files: bool = False) -> T:
+    async def run(self, visit: RequestContext, gallery: Gallery, work: Callable[[], T], *, files: bool = False) -> T:
         """Do some work of a gallery for a request in a thread, if its client is still there when its turn comes."""
         pools = self.pools[gallery.name]
         workers = pools.files if files else pools.answers
@@ -163,7 +264,7 @@ class Desk:
 
     async def question(self, request: Request) -> tuple[Gallery, bytes]:
         """Return which gallery is asked what: of a request that holds a frame, under a key that fits it."""
-        visit = visit_of(request)
+        visit = get_context(request)
         name = request.path_params["gallery"]
         token, gallery = visit.may("query"), self.gallery(visit, name)
         key = visit.key.decode("latin-1")
@@ -180,7 +281,7 @@ class Desk:
         await self.replays.check(key, token.id, f"{name}/query", data)
         return gallery, data
 
-    async def map(self, visit: Visit, gallery: Gallery, candidates: float | None) -> tuple[bytes, str]:
+    async def map(self, visit: RequestContext, gallery: Gallery, candidates: float | None) -> tuple[bytes, str]:
         """Return the frame of a map and its ETag."""
         quick, frame = self._quick[gallery.name], None
         if quick is not None:
@@ -200,7 +301,7 @@ class Desk:
         self._etags[gallery.name] = [*known[1 - _MAPS :], (content, etag)]
         return etag
 
-    async def query(self, visit: Visit, gallery: Gallery, data: bytes) -> Response:
+    async def query(self, visit: RequestContext, gallery: Gallery, data: bytes) -> Response:
         """Ask a gallery for candidates: at once where it can, else in a thread."""
         quick, reply = self._quick[gallery.name], None
         if quick is not None:
@@ -215,13 +316,13 @@ class Desk:
                 self._sizes[kind] = len(reply)
         return self.framed(visit, reply)
 
-    def framed(self, visit: Visit, reply: bytes) -> Response:
+    def framed(self, visit: RequestContext, reply: bytes) -> Response:
         """Return a frame with the status that belongs to what it says."""
         status = frame_status(reply)
         return self.reply(visit, reply, FRAME, status, {"retry-after": "2"} if status == 503 else None)
 
     def reply(
-        self, visit: Visit, body: bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None
+        self, visit: RequestContext, body: bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> Response:
         """Return an answer; BusyError where it is large, and too much waits for clients to read it."""
         large = len(body) > _SMALL
@@ -279,7 +380,7 @@ async def _refresh(words: str, look: Look) -> None:
         _LOG.error("%s cannot be read: %s", words, type(error).__name__)
 
 
-def visit_of(request: Request) -> Visit:
+def get_context(request: Request) -> RequestContext:
     """Return what is known of a request."""
-    visit: Visit = request.scope[VISIT]
+    visit: RequestContext = request.scope[VISIT]
     return visit

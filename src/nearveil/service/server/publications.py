@@ -1,21 +1,177 @@
-"""The one account of a protected gallery: its terms, and the models that it has paid for and stored."""
+"""Publications of a protected gallery: its records, what is checked before they are used, and who pays."""
 
 import hashlib
 import re
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy.engine import make_url
+
+from nearveil.gallery import Index
 from nearveil.ledger import Account, AccountError, Ledger
 from nearveil.ledger.budget import PlanBudget
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import secure_source
 from nearveil.service.schema import Promise
 from nearveil.votes._discriminant import plan_publications
+from nearveil.votes._public_discriminant import MOST_CLASSES
 from nearveil.votes.plan import VotePlan
 from nearveil.votes.spending import find_account
+
+_AT_ONCE = 1024
+_SAME = 1e-5  # two features of one image differ by less, in each number
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Private features and labels, as they are at one moment."""
+
+    features: NDArray[np.float32] = field(repr=False)
+    labels: NDArray[np.str_] = field(repr=False)
+    stray: bool = field(repr=False)  # whether there are records of no class. They are left out
+
+    def __repr__(self) -> str:
+        return "Records(private)"
+
+
+def read_records(index: Index, classes: Sequence[str]) -> Records:
+    """Read all records. The label of one is the first folder of its name.
+
+    Whether a record is left out depends on that record alone, so two galleries that differ in one record still do.
+    """
+    now = index.snapshot()
+    labels: dict[int, str] = {}
+    for some in _chunks(len(now)):
+        # One may have been deleted since the snapshot: then it is left out.
+        items = index.items(now.ids[some], lenient=True, originals=False)
+        labels |= {item.id: item.name.partition("/")[0] if "/" in item.name else "" for item in items}
+    known = set(classes)
+    counted = np.array([labels.get(number) in known for number in now.ids.tolist()], dtype=np.bool_)
+    ids = now.ids[counted].tolist()
+    stray = any(label not in known for label in labels.values())
+    return Records(now.features[counted], np.array([labels[number] for number in ids], np.str_), stray)
+
+
+def share_images(records: Records, public: Index) -> bool:
+    """Return whether an image is in both indexes, as far as features tell."""
+    rows = records.features
+    if not len(public):
+        return False
+    for some in _chunks(len(rows)):
+        nearest = public.features(public.search(rows[some], 1)[0][:, 0])
+        if (np.abs(nearest - rows[some]).max(axis=1) < _SAME).any():
+            return True
+    return False
+
+
+def _chunks(count: int) -> Iterator[slice]:
+    return (slice(start, start + _AT_ONCE) for start in range(0, count, _AT_ONCE))
+
+
+_LONGEST_CLASS = 200
+
+
+class Places(Protocol):
+    """Where the parts of a gallery are; settings are that."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def index(self) -> str: ...
+
+    @property
+    def public(self) -> str | None: ...
+
+    @property
+    def ledger(self) -> str | None: ...
+
+    @property
+    def account(self) -> str | None: ...
+
+
+def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
+    """Return the public list of classes, sorted."""
+    given = [] if isinstance(classes, str) else list(classes)
+    fits = all(
+        isinstance(one, str) and 0 < len(one) <= _LONGEST_CLASS and "/" not in one and one.isprintable()
+        for one in given
+    )
+    if not fits or not 2 <= len(given) <= MOST_CLASSES or len(set(given)) != len(given):
+        raise ValueError(
+            f"classes must list 2 to {MOST_CLASSES} different names of folders, of at most {_LONGEST_CLASS} characters"
+        )
+    return tuple(sorted(given))
+
+
+def check_indexes(private: Index, public: Index) -> None:
+    """Refuse a pair that cannot keep the promise."""
+    if private._database.url == public._database.url:
+        raise ValueError("private and public must be different indexes: what is published is not protected")
+    public.assert_open()
+    private.assert_row_exact()
+    if (private.extractor, private.dimension) != (public.extractor, public.dimension):
+        raise ValueError("private and public must have the features of one extractor")
+
+
+def check_records(records: Records, public: Index) -> None:
+    """Refuse records that cannot be protected: said to whoever publishes, before anything is paid, naming no record."""
+    if not len(public):
+        raise ValueError("public: it holds no image, and the model needs some: add images that anybody may see")
+    if records.stray:
+        raise ValueError(
+            "private holds a record whose first folder is not in classes: the list must be complete, and public"
+        )
+    if not len(records.labels):
+        raise ValueError("private holds no record: there is nothing to publish")
+    if share_images(records, public):
+        raise ValueError("private and public share an image: what is published is not protected; delete it from one")
+
+
+def check_binding(private: Index, account: Account) -> None:
+    """Bind records to their account, and keep them private from then on, in every process.
+
+    Records of another account are refused: each account would promise as if there were no other.
+    """
+    opening = account.history()[0].hash
+    if private.bind(opening) != opening:
+        raise ValueError(
+            "ledger, account: a model of this index was paid for from another account, and a second one would add to "
+            "what the first has promised. Give the first; for a second promise, index the records anew"
+        )
+
+
+def check_apart(told: Sequence[Places]) -> None:
+    """Refuse galleries of one server that would break each other's promise.
+
+    `told`: As the server is told of them: galleries with `name`, `kind`, `index`, `public`, `ledger` and `account`.
+    """
+    private = [_place(one.index) for one in told if one.kind == "protected"]
+    shown = {_place(one.index) for one in told if one.kind == "open"}
+    shown |= {_place(one.public) for one in told if one.public is not None}
+    if len(set(private)) < len(private) or shown & set(private):
+        raise ValueError(
+            "galleries: the private index of a protected gallery must not be served by another, open or protected"
+        )
+    accounts = [(_place(one.ledger), one.account) for one in told if one.ledger is not None]
+    if len(set(accounts)) < len(accounts):
+        raise ValueError("galleries: two protected galleries must not publish from one account: records differ")
+
+
+def _place(where: str) -> str:
+    """Return where something is, the same for all ways to write it, as far as can be seen."""
+    if "://" not in where:
+        return str(Path(where).expanduser().resolve())
+    url = make_url(where)
+    return f"{url.host}:{url.port or 5432}/{url.database}?{sorted(url.query.items())}"
+
 
 _KEY = re.compile(r"model:([0-9]{1,9})")
 _CLOSE = 0.99  # of the epsilon that was asked for: what a calibrated plan costs at least, and more

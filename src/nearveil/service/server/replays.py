@@ -10,9 +10,9 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from nearveil.service._errors import ReplayedError, ServiceError, UnavailableError
-from nearveil.service._limits import Workers
-from nearveil.service._token_places import make_file, open_store, store_url
+from nearveil.service.server.errors import ReplayedError, ServiceError, UnavailableError
+from nearveil.service.server.limits import Workers
+from nearveil.service.server.tokens import make_file, open_store, store_url
 from nearveil.storage import create_tables, describe_url
 
 _MOST = 1 << 16  # keys that one process remembers: at 1,000 requests a second the last minute's
@@ -105,7 +105,7 @@ class Replays:
     >>> asyncio.run(ask(b"message"))
     >>> asyncio.run(ask(b"another"))
     Traceback (most recent call last):
-    nearveil.service._errors.ReplayedError: this key was used before, for another request: take a new key
+    nearveil.service.server.errors.ReplayedError: this key was used before, for another request: take a new key
     """
 
     def __init__(self, store: ReplayStore | None = None, workers: Workers | None = None, most: int = _MOST) -> None:

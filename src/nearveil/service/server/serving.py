@@ -21,21 +21,18 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from nearveil.gallery.index import Index
-from nearveil.service._app import BEAT, create_app
-from nearveil.service._connections import Connection, Slots
-from nearveil.service._galleries import Gallery, OpenGallery
-from nearveil.service._logs import install
-from nearveil.service._metrics import forget_process
-from nearveil.service._protected_checks import check_apart
-from nearveil.service._server import Server
-from nearveil.service._settings import GallerySettings, Settings, SettingsError
-from nearveil.service._systemd import tell_alive
-from nearveil.service._tokens import TokenStore
+from nearveil.service.server.app import BEAT, create_app
+from nearveil.service.server.connections import Connection, Server, Slots
+from nearveil.service.server.galleries import Gallery, OpenGallery
+from nearveil.service.server.logs import forget_process, install, tell_alive
+from nearveil.service.server.publications import check_apart
+from nearveil.service.server.settings import GallerySettings, Settings, SettingsError
+from nearveil.service.server.tokens import TokenStore
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
-    from nearveil.service._protected import ProtectedGallery
+    from nearveil.service.server.protected import ProtectedGallery
 
 _LOG = logging.getLogger(__name__)
 _LOOK = 0.2  # seconds between two looks at the processes
@@ -312,7 +309,7 @@ def _opened(told: GallerySettings, settings: Settings) -> Gallery:
 
 def open_protected(told: GallerySettings, private: Index, wait: float) -> "ProtectedGallery":
     """Open a protected gallery as a server is told of it; it need not have published anything yet."""
-    from nearveil.service._protected import ProtectedGallery
+    from nearveil.service.server.protected import ProtectedGallery
 
     assert told.public is not None
     assert told.classes is not None

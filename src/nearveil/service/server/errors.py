@@ -34,7 +34,7 @@ class ServiceError(NearveilError, ValueError):
 
 
 class UnauthorizedError(ServiceError):
-    """There is no token, or none that is good."""
+    """The token is missing, invalid or revoked."""
 
     status, code = 401, "unauthorized"
 

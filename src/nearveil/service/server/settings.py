@@ -12,9 +12,9 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from nearveil.errors import NearveilError
 from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES
-from nearveil.service._galleries import Offer
-from nearveil.service._token_places import default_place
 from nearveil.service.schema import GALLERY_NAME, GalleryKind
+from nearveil.service.server.galleries import Offer
+from nearveil.service.server.tokens import default_place
 
 PREFIX = "NEARVEIL_SERVER_"
 CONFIG = "NEARVEIL_CONFIG"

@@ -1,6 +1,7 @@
-"""What every request passes: who asks, how often, and what is written down of it. Plain ASGI, because it is on all."""
+"""Addresses of clients."""
 
 import asyncio
+import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
@@ -12,17 +13,29 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nearveil.service._addresses import network_of
-from nearveil.service._errors import RateError, ServiceError, UnavailableError, UnknownError
-from nearveil.service._limits import STRANGERS, STRANGERS_WAIT, Buckets, Sending, UnderWay
-from nearveil.service._logs import LineWriter, described
-from nearveil.service._look import Look
-from nearveil.service._metrics import Metrics
-from nearveil.service._token import Token
-from nearveil.service._token_places import TokenStoreError
-from nearveil.service._tokens import TokenStore
-from nearveil.service._visit import GONE, OWNER, VISIT, Visit, unauthorized
 from nearveil.service.schema import KEY_HEADER, Problem
+from nearveil.service.server.errors import RateError, ServiceError, UnavailableError, UnknownError
+from nearveil.service.server.limits import STRANGERS, STRANGERS_WAIT, Buckets, Sending, UnderWay
+from nearveil.service.server.logs import LineWriter, Metrics, described
+from nearveil.service.server.requests import GONE, OWNER, VISIT, Look, RequestContext, raise_unauthorized
+from nearveil.service.server.tokens import Token, TokenStore, TokenStoreError
+
+
+def network_of(client: Sequence[Any] | None) -> str:
+    """Return whose limits count: an address; of IPv6 the network, because one machine has all addresses of it.
+
+    Examples
+    --------
+    >>> [network_of(client) for client in (("192.0.2.1", 5), ("2001:db8::1:2", 5), None)]
+    ['192.0.2.1', '2001:db8::/64', '']
+    """
+    address = str(client[0]) if client else ""
+    if ":" not in address:
+        return address
+    with suppress(ValueError):
+        return str(ipaddress.IPv6Network((address.partition("%")[0], 64), strict=False))
+    return address
+
 
 ASKED = "/v1/galleries/{gallery}/"  # where private questions are asked: of the rest, one word is left
 UNMATCHED = "unmatched"
@@ -56,7 +69,7 @@ class FailedError(ServiceError):
     status, code = 500, "failed"
 
 
-class Edge:
+class GuardMiddleware:
     """The outermost part of the application.
 
     `hosts`: What the Host header may say; ``*`` for anything.
@@ -93,7 +106,7 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        visit, began = Visit(scope.get(GONE, _stays)), perf_counter()
+        visit, began = RequestContext(scope.get(GONE, _stays)), perf_counter()
         scope[VISIT] = visit
         marked = _marked(visit, send)
         self._metrics.in_flight.inc()
@@ -124,7 +137,7 @@ class Edge:
         scope["route"], scope["path_params"] = route, {"gallery": name}
         return route
 
-    async def _enter(self, visit: Visit, scope: Scope) -> None:
+    async def _enter(self, visit: RequestContext, scope: Scope) -> None:
         """Read the headers, each that counts only once."""
         host, bearer, hosts = b"", b"", 0
         for name, value in scope["headers"]:
@@ -145,7 +158,7 @@ class Edge:
             raise HostError("the Host header names another machine than this server is told to be")
         await self._admit(visit, scope, bearer)
 
-    async def _admit(self, visit: Visit, scope: Scope, bearer: bytes) -> None:
+    async def _admit(self, visit: RequestContext, scope: Scope, bearer: bytes) -> None:
         """Ask for the token where one is needed; let everybody see what is open, at a rate."""
         if scope["path"].startswith(_GUARDED):
             visit.token = await self._token(bearer)
@@ -156,7 +169,7 @@ class Edge:
         else:
             raise UnknownError("there is nothing at this address")
 
-    def _again(self, visit: Visit, error: Exception, scope: Scope) -> Exception:
+    def _again(self, visit: RequestContext, error: Exception, scope: Scope) -> Exception:
         """Return what a client is told: one without a good token, that it asks too often, where that is so."""
         if visit.token is None and isinstance(error, ServiceError) and error.status < 500:
             scope.get(OWNER, _forget)(None)
@@ -169,7 +182,7 @@ class Edge:
     async def _token(self, bearer: bytes) -> Token:
         scheme, _, text = bearer.partition(b" ")
         if scheme.lower() != b"bearer":
-            unauthorized()
+            raise_unauthorized()
         try:
             await self._look.take()
         except TokenStoreError:
@@ -177,10 +190,12 @@ class Edge:
             raise UnavailableError("tokens cannot be checked now: ask again later") from None
         token = self._tokens.look(text.decode("latin-1"))
         if token is None:
-            unauthorized()
+            raise_unauthorized()
         return token
 
-    async def _failed(self, visit: Visit, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _failed(
+        self, visit: RequestContext, error: Exception, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         if not isinstance(error, ServiceError):
             visit.error = described(error)
             if visit.status:  # an answer has begun: the connection is closed before it is whole
@@ -194,7 +209,7 @@ class Edge:
             await _stay(receive, STRANGERS_WAIT)
         await problem(error, close=stranger)(scope, receive, send)
 
-    def _told(self, visit: Visit, scope: Scope, seconds: float) -> None:
+    def _told(self, visit: RequestContext, scope: Scope, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", UNMATCHED)
         self._metrics.count(route, visit.status, seconds, visit.sent)
         method = scope["method"]
@@ -230,7 +245,7 @@ def problem(error: ServiceError, *, close: bool = False) -> Response:
     return Response(body, error.status, headers, "application/json")
 
 
-def _marked(visit: Visit, send: Send) -> Callable[[MutableMapping[str, Any]], Awaitable[None]]:
+def _marked(visit: RequestContext, send: Send) -> Callable[[MutableMapping[str, Any]], Awaitable[None]]:
     """Return `send` with our headers, and with a look at what goes out."""
 
     async def marked(message: MutableMapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from nearveil.service._errors import BusyError, LengthError, RateError, SlowError, TooLargeError
+from nearveil.service.server.errors import BusyError, LengthError, RateError, SlowError, TooLargeError
 
 T = TypeVar("T")
 STRANGERS = 60.0, 120, 4096  # refusals a minute of one address, at once after a pause, and addresses that are known
@@ -34,7 +34,7 @@ class Buckets:
     >>> buckets.take("ann"); buckets.take("ann")
     >>> buckets.take("ann")
     Traceback (most recent call last):
-    nearveil.service._errors.RateError: this token asks too often: wait, and ask again
+    nearveil.service.server.errors.RateError: this token asks too often: wait, and ask again
     >>> now[0] = 1.0
     >>> buckets.take("ann")
     """
@@ -80,7 +80,7 @@ class UnderWay:
     >>> under_way.enter("ann"); under_way.enter("bob"); under_way.leave("ann"); under_way.enter("ann")
     >>> under_way.enter("bob")
     Traceback (most recent call last):
-    nearveil.service._errors.RateError: too many requests of this token are under way: wait for an answer
+    nearveil.service.server.errors.RateError: too many requests of this token are under way: wait for an answer
     """
 
     def __init__(self, most: int) -> None:
@@ -113,7 +113,7 @@ class Sending:
     (70, 120, 0, 90)
     >>> sending.hold(0, 20)
     Traceback (most recent call last):
-    nearveil.service._errors.BusyError: too many answers wait to be read by clients: ask again later
+    nearveil.service.server.errors.BusyError: too many answers wait to be read by clients: ask again later
     """
 
     def __init__(self, most: int) -> None:

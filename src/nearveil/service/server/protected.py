@@ -1,4 +1,4 @@
-"""A gallery whose records may not be shown: it publishes a noisy model of them, which clients use at home."""
+"""The private half of a protected gallery: records that are read by whoever publishes, and never leave."""
 
 import threading
 from collections.abc import Sequence
@@ -11,19 +11,23 @@ from numpy.typing import NDArray
 from nearveil.errors import NearveilError
 from nearveil.gallery import Index
 from nearveil.ledger import Account, KeySpentError, Ledger, LedgerError, OverBudgetError
-from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
-from nearveil.service._galleries import check_name
-from nearveil.service._protected_account import (
+from nearveil.service.schema import GalleryInfo
+from nearveil.service.server.errors import NotOfferedError, UnavailableError, UnknownError
+from nearveil.service.server.galleries import check_name
+from nearveil.service.server.publications import (
     Publication,
     Publications,
+    Records,
     Terms,
+    check_binding,
+    check_classes,
+    check_indexes,
+    check_records,
     look_up,
     open_account,
     open_ledger,
+    read_records,
 )
-from nearveil.service._protected_checks import check_binding, check_classes, check_indexes, check_records
-from nearveil.service._protected_records import Records, read_records
-from nearveil.service.schema import GalleryInfo
 from nearveil.votes import Forecast, PrivateDiscriminant
 
 _PATIENCE = 30.0  # seconds that another process has to store the model that it paid for

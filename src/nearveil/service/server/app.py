@@ -1,10 +1,10 @@
-"""The application: what is asked at which address."""
+"""The HTTP interface: its paths, and what its documentation says."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -12,14 +12,106 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 import nearveil
-from nearveil.service import _openapi as words
-from nearveil.service._desk import Desk, visit_of
-from nearveil.service._edge import ASKED, Edge, problem
-from nearveil.service._errors import FieldError, ServiceError, UnknownError
-from nearveil.service._galleries import Gallery
-from nearveil.service._settings import Settings
-from nearveil.service._tokens import TokenStore
-from nearveil.service.schema import FRAME, GALLERY_NAME, Galleries, Health
+from nearveil.service.schema import FRAME, GALLERY_NAME, KEY, KEY_HEADER, Galleries, Health, Problem
+from nearveil.service.server.errors import FieldError, ServiceError, UnknownError
+from nearveil.service.server.galleries import Gallery
+from nearveil.service.server.middleware import ASKED, GuardMiddleware, problem
+from nearveil.service.server.requests import AppState, get_context
+from nearveil.service.server.settings import Settings
+from nearveil.service.server.tokens import TokenStore
+
+_FRAME_SCHEMA = {"type": "string", "format": "binary"}
+_RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 0}}}
+_WORDS = {
+    304: "The map, or the model, is still the one whose ETag was given.",
+    400: "The frame, or the Host header, cannot be read.",
+    401: "The token is missing, invalid or revoked.",
+    403: "The gallery does not offer that, or the token may not ask for it.",
+    404: "There is no such thing, or this token may not know of it.",
+    405: "The method has no place here.",
+    408: "The body did not come in time.",
+    409: "The map has changed (a frame), or the key was used before for another request.",
+    411: "The request does not say how long its body is.",
+    413: "The body, or the answer, is too large.",
+    415: "The body is of another media type.",
+    422: "A field is missing or wrong.",
+    429: "Asked too often.",
+    500: "Something went wrong that nobody thought of.",
+    503: "Too much is asked at once, or a database does not answer.",
+}
+_AS_FRAMES = frozenset((400, 403, 409, 413, 503))  # of a request that holds a frame, also as a frame
+
+_TOKEN_EXTRA: dict[str, Any] = {"security": [{"token": []}]}
+_OPEN_EXTRA: dict[str, Any] = {"security": []}
+_QUERY_EXTRA: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": "gallery",
+            "in": "path",
+            "required": True,
+            "description": "Its name.",
+            "schema": {"type": "string", "pattern": GALLERY_NAME},
+        },
+        {
+            "name": KEY_HEADER,
+            "in": "header",
+            "required": True,
+            "description": "Random, made by the client: names this request. The same bytes may be sent again under it.",
+            "schema": {"type": "string", "pattern": KEY},
+        },
+    ],
+    "requestBody": {
+        "required": True,
+        "description": "The frame of a query, as docs/theory/protocol.md describes it.",
+        "content": {FRAME: {"schema": _FRAME_SCHEMA}},
+    },
+    **_TOKEN_EXTRA,
+}
+
+
+def describe_replies(*statuses: int, framed: bool = False) -> dict[int | str, dict[str, Any]]:
+    """Return descriptions of the answers that are not what was hoped for.
+
+    `framed`: Whether some of them may also come as frames.
+    """
+    told: dict[int | str, dict[str, Any]] = {}
+    for status in statuses:
+        told[status] = {"description": _WORDS[status]}
+        if status == 304:
+            continue
+        told[status]["model"] = Problem
+        if framed and status in _AS_FRAMES:
+            told[status]["content"] = {FRAME: {"schema": _FRAME_SCHEMA}}
+        if status in (429, 503):
+            told[status]["headers"] = _RETRY
+    return told
+
+
+def describe_frame(words: str, *, etag: str = "") -> dict[int | str, dict[str, Any]]:
+    """Return the description of a frame that is what was hoped for."""
+    return describe_bytes(words, FRAME, etag=etag)
+
+
+def describe_bytes(
+    words: str, kind: str = "application/octet-stream", *, etag: str = ""
+) -> dict[int | str, dict[str, Any]]:
+    """Return the description of bytes of any kind."""
+    told: dict[str, Any] = {"description": words, "content": {kind: {"schema": _FRAME_SCHEMA}}}
+    if etag:
+        told["headers"] = {"ETag": {"description": etag, "schema": {"type": "string"}}}
+    return {200: told}
+
+
+def finish_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return FastAPI's description with our tokens, and without its own errors, which are never sent."""
+    parts = schema.setdefault("components", {})
+    parts["securitySchemes"] = {
+        "token": {"type": "http", "scheme": "bearer", "description": "nv_..., made by `nearveil token create`."}
+    }
+    for name in ("HTTPValidationError", "ValidationError"):
+        parts.get("schemas", {}).pop(name, None)
+    return schema
+
 
 _POLL = 5.0  # seconds between two looks for new maps; a request looks by itself, too
 BEAT = 5.0  # seconds between two signs of life
@@ -57,7 +149,7 @@ def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Setti
     -------
     FastAPI
     """
-    desk = Desk.of(galleries, tokens, settings)
+    desk = AppState.of(galleries, tokens, settings)
     app = FastAPI(
         title="nearveil",
         version=nearveil.__version__,
@@ -72,7 +164,7 @@ def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Setti
     _add_looked_up(app, desk)
     _add_own(app, desk)
     app.add_middleware(
-        Edge,  # type: ignore[arg-type, unused-ignore]
+        GuardMiddleware,  # type: ignore[arg-type, unused-ignore]
         tokens=tokens,
         look=desk.look_at_tokens,
         hosts=settings.hosts,
@@ -86,18 +178,18 @@ def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Setti
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _field_error)
     describe = app.openapi
-    app.openapi = lambda: app.openapi_schema or words.finished(describe())  # type: ignore[method-assign]
+    app.openapi = lambda: app.openapi_schema or finish_schema(describe())  # type: ignore[method-assign]
     return app
 
 
-def _add_own(app: FastAPI, desk: Desk) -> None:
+def _add_own(app: FastAPI, desk: AppState) -> None:
     """Add what is asked about the server itself."""
 
     @app.get(
         "/health",
         tags=_SERVER,
-        openapi_extra=words.NO_TOKEN,
-        responses={**words.replies(400, 405, 429), 503: {"description": "It cannot.", "model": Health}},
+        openapi_extra=_OPEN_EXTRA,
+        responses={**describe_replies(400, 405, 429), 503: {"description": "It cannot.", "model": Health}},
     )
     async def health(response: Response) -> Health:
         """Say whether the process can still work. If it cannot, restart it."""
@@ -106,8 +198,8 @@ def _add_own(app: FastAPI, desk: Desk) -> None:
     @app.get(
         "/ready",
         tags=_SERVER,
-        openapi_extra=words.NO_TOKEN,
-        responses={**words.replies(400, 405, 429), 503: {"description": "It is not.", "model": Health}},
+        openapi_extra=_OPEN_EXTRA,
+        responses={**describe_replies(400, 405, 429), 503: {"description": "It is not.", "model": Health}},
     )
     async def ready(response: Response) -> Health:
         """Say whether tokens and galleries can be read, and every gallery has a map, or a model."""
@@ -116,16 +208,16 @@ def _add_own(app: FastAPI, desk: Desk) -> None:
     @app.get(
         "/metrics",
         tags=_SERVER,
-        openapi_extra=words.TOKEN,
+        openapi_extra=_TOKEN_EXTRA,
         response_class=Response,
         responses={
             200: {"description": "For Prometheus.", "content": {"text/plain": {"schema": {"type": "string"}}}},
-            **words.replies(400, 401, 403, 405, 429, 500, 503),
+            **describe_replies(400, 401, 403, 405, 429, 500, 503),
         },
     )
     async def metrics(request: Request) -> Response:
         """Give figures to Prometheus: of the server, and of the galleries of the token. Needs the scope "metrics"."""
-        visit = visit_of(request)
+        visit = get_context(request)
         token = visit.may("metrics")
         held = [gallery for name, gallery in desk.galleries.items() if token.may_use(name)]
         figures = await asyncio.gather(*(desk.figures(gallery) for gallery in held))
@@ -137,49 +229,49 @@ def _health(response: Response, good: bool) -> Health:
     return Health(status="ok" if good else "unavailable")
 
 
-def _add_asked(app: FastAPI, desk: Desk) -> None:
-    """Add what clients ask in private. `Edge` finds these by itself, and calls them with a request alone."""
+def _add_asked(app: FastAPI, desk: AppState) -> None:
+    """Add what clients ask in private. `GuardMiddleware` finds these by itself, and calls them with a request alone."""
 
     async def query(request: Request) -> Response:
         """Answer a private query of an open gallery by all items of the set that it names."""
         gallery, data = await desk.question(request)
-        return await desk.query(visit_of(request), gallery, data)
+        return await desk.query(get_context(request), gallery, data)
 
     app.router.add_api_route(
         f"{ASKED}query",
         query,
         methods=["POST"],
-        openapi_extra=words.ASKED,
+        openapi_extra=_QUERY_EXTRA,
         tags=_GALLERIES,
         response_class=Response,
         responses={
-            **words.frame_reply("The frame of an answer: all candidates."),
-            **words.replies(*_USUAL, *_ASKED, framed=True),
+            **describe_frame("The frame of an answer: all candidates."),
+            **describe_replies(*_USUAL, *_ASKED, framed=True),
         },
     )
 
 
-def _add_looked_up(app: FastAPI, desk: Desk) -> None:
+def _add_looked_up(app: FastAPI, desk: AppState) -> None:
     """Add what clients look up in galleries."""
 
     @app.get(
         "/v1/galleries",
         tags=_GALLERIES,
-        openapi_extra=words.TOKEN,
-        responses=words.replies(400, 401, 403, 405, 429, 500, 503),
+        openapi_extra=_TOKEN_EXTRA,
+        responses=describe_replies(400, 401, 403, 405, 429, 500, 503),
     )
     async def galleries(request: Request) -> Galleries:
         """List the galleries that the token may use."""
-        return Galleries(galleries=tuple(await desk.infos(visit_of(request))))
+        return Galleries(galleries=tuple(await desk.infos(get_context(request))))
 
     @app.get(
         "/v1/galleries/{gallery}/map",
         tags=_GALLERIES,
-        openapi_extra=words.TOKEN,
+        openapi_extra=_TOKEN_EXTRA,
         response_class=Response,
         responses={
-            **words.frame_reply("The frame of a public part.", etag="Of this map."),
-            **words.replies(304, 403, 422, *_USUAL),
+            **describe_frame("The frame of a public part.", etag="Of this map."),
+            **describe_replies(304, 403, 422, *_USUAL),
         },
     )
     async def public_map(
@@ -192,7 +284,7 @@ def _add_looked_up(app: FastAPI, desk: Desk) -> None:
         if_none_match: Annotated[str | None, Header(description="The ETag of the map that the client has.")] = None,
     ) -> Response:
         """Give what a client must know in order to ask: the newest map, or the newest for a fraction."""
-        visit = visit_of(request)
+        visit = get_context(request)
         frame, etag = await desk.map(visit, desk.gallery(visit, gallery), candidates)
         if if_none_match is not None and _matches(if_none_match, etag):
             return Response(status_code=304, headers={"etag": etag})
@@ -201,11 +293,11 @@ def _add_looked_up(app: FastAPI, desk: Desk) -> None:
     @app.get(
         "/v1/galleries/{gallery}/model",
         tags=_GALLERIES,
-        openapi_extra=words.TOKEN,
+        openapi_extra=_TOKEN_EXTRA,
         response_class=Response,
         responses={
-            **words.bytes_reply("The model, as PublicDiscriminant.to_bytes writes it.", etag="Of this model."),
-            **words.replies(304, 403, 422, *_USUAL),
+            **describe_bytes("The model, as PublicDiscriminant.to_bytes writes it.", etag="Of this model."),
+            **describe_replies(304, 403, 422, *_USUAL),
         },
     )
     async def model(
@@ -214,7 +306,7 @@ def _add_looked_up(app: FastAPI, desk: Desk) -> None:
         if_none_match: Annotated[str | None, Header(description="The ETag of the model that the client has.")] = None,
     ) -> Response:
         """Give the model that a protected gallery has published of its records: the same bytes to everybody."""
-        visit = visit_of(request)
+        visit = get_context(request)
         chosen = desk.gallery(visit, gallery)
         content = await desk.run(visit, chosen, chosen.model)
         etag = desk.etag(chosen, content)
@@ -225,13 +317,13 @@ def _add_looked_up(app: FastAPI, desk: Desk) -> None:
     @app.get(
         "/v1/galleries/{gallery}/items/{number}/original",
         tags=_GALLERIES,
-        openapi_extra=words.TOKEN,
+        openapi_extra=_TOKEN_EXTRA,
         response_class=Response,
-        responses={**words.bytes_reply("The file, as it was added."), **words.replies(403, 422, *_USUAL)},
+        responses={**describe_bytes("The file, as it was added."), **describe_replies(403, 422, *_USUAL)},
     )
     async def original(request: Request, gallery: Name, number: Annotated[int, Path(ge=0, lt=1 << 32)]) -> Response:
         """Give one original. NOT PRIVATE: the server learns which one. Needs the scopes "query" and "originals"."""
-        visit = visit_of(request)
+        visit = get_context(request)
         chosen = desk.gallery(visit, gallery)
         visit.may("originals")
         content = await desk.run(visit, chosen, lambda: chosen.original(number), files=True)
@@ -240,7 +332,7 @@ def _add_looked_up(app: FastAPI, desk: Desk) -> None:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    desk: Desk = app.state.desk
+    desk: AppState = app.state.desk
     tasks = [asyncio.create_task(_look(desk)), asyncio.create_task(_tell_alive(desk))]
     try:
         yield
@@ -252,14 +344,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         desk.close()
 
 
-async def _look(desk: Desk) -> None:
+async def _look(desk: AppState) -> None:
     """Read what was published, before somebody asks for it."""
     while True:
         await desk.refresh()
         await asyncio.sleep(_POLL)
 
 
-async def _tell_alive(desk: Desk) -> None:
+async def _tell_alive(desk: AppState) -> None:
     """Give signs of life while `/health` would say so."""
     while True:
         if desk.alive():

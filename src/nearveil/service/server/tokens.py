@@ -1,32 +1,192 @@
-"""Tokens: who may ask what. Only a hash of a token is kept."""
+"""Where tokens are kept: a file for its owner alone, or PostgreSQL."""
 
 import base64
 import hashlib
 import hmac
 import math
+import os
 import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import sqlalchemy as sa
+from sqlalchemy.engine import URL
 
-from nearveil.service._token import EVERY, Scope, Token, check_label, checked_days, checked_galleries, checked_scopes
-from nearveil.service._token_places import (
-    TokenError,
-    TokenStoreError,
-    free_reserve,
-    has_reserve,
-    make_file,
-    make_reserve,
-    open_store,
-    store_url,
+from nearveil.errors import NearveilError
+from nearveil.service.schema import GALLERY_NAME
+from nearveil.storage import (
+    Database,
+    FileWatch,
+    Mark,
+    create_tables,
+    data_folder,
+    describe_url,
+    is_transient,
+    make_private_file,
+    parse_url,
+    prepare_durable,
 )
-from nearveil.storage import FileWatch, Mark, create_tables, describe_url, is_transient
+
+_RESERVE = 256 << 10  # bytes: a write-ahead log of a few pages, and its index
+
+
+class TokenError(NearveilError, ValueError):
+    """The store of tokens could not do what was asked."""
+
+
+class TokenStoreError(TokenError):
+    """The store of tokens does not answer."""
+
+
+def default_place() -> Path:
+    """Return where tokens are kept where nothing else is said."""
+    return data_folder() / "tokens.db"
+
+
+def store_url(where: str | Path) -> URL:
+    """Return the address of a store."""
+    try:
+        return parse_url(where, "tokens")
+    except ValueError as error:
+        raise TokenError(str(error)) from None
+
+
+def make_file(path: Path) -> None:
+    """Make the file for its owner alone, before SQLite would make it for all."""
+    try:
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        make_private_file(path)
+        if path.stat().st_mode & 0o077:
+            raise TokenError(f"tokens {path}: others may read it: chmod 600 it")
+    except OSError as error:
+        raise TokenStoreError(f"tokens {path}: the file cannot be made: {error.strerror}") from None
+
+
+def make_reserve(path: Path) -> None:
+    """Keep some room on the disk, so that a token can be revoked when the disk is full."""
+    reserve = _reserve_of(path)
+    with suppress(OSError):
+        if not has_reserve(path):
+            place = os.open(reserve, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+            with os.fdopen(place, "wb") as file:
+                file.write(bytes(_RESERVE))
+
+
+def has_reserve(path: Path) -> bool:
+    """Return whether the room is there."""
+    with suppress(OSError):
+        return _reserve_of(path).stat().st_size == _RESERVE
+    return False
+
+
+def free_reserve(path: Path) -> bool:
+    """Give the room free; return whether there was any."""
+    with suppress(OSError):
+        _reserve_of(path).unlink()
+        return True
+    return False
+
+
+def _reserve_of(path: Path) -> Path:
+    return path.with_name(path.name + ".reserve")
+
+
+def open_store(url: URL, timeout: float, *, durable: bool = True) -> Database:
+    """Return the database of a store; without `durable`, what was written last may be lost when the machine stops."""
+
+    def prepare(connection: Any) -> None:
+        if url.get_backend_name() == "sqlite":
+            prepare_durable(connection, durable=durable)
+        else:
+            connection.execute(f"SET statement_timeout = {round(1000 * timeout)}")
+            connection.commit()
+
+    try:
+        return Database(url, timeout, prepare=prepare)
+    except ModuleNotFoundError:
+        raise TokenError("tokens: PostgreSQL needs psycopg: pip install nearveil[postgres]") from None
+
+
+Scope = Literal["query", "originals", "metrics"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+EVERY = "*"
+_LONGEST_LABEL = 200
+_LONGEST_LIFE = 36_500  # days
+
+
+@dataclass(frozen=True)
+class Token:
+    """What is kept of a token. Times are seconds since 1970.
+
+    Parameters
+    ----------
+    id : str
+        16 hexadecimal digits: what logs and ledgers call the client.
+    label : str
+        For people.
+    scopes : tuple of {"query", "originals", "metrics"}
+    galleries : tuple of str
+        Names, or "*" for all.
+    created : int
+    expires, revoked : int or None
+    """
+
+    id: str
+    label: str
+    scopes: tuple[Scope, ...]
+    galleries: tuple[str, ...]
+    created: int
+    expires: int | None = None
+    revoked: int | None = None
+    digest: bytes = field(default=b"", repr=False, compare=False)
+
+    def may(self, scope: Scope) -> bool:
+        """Return whether it is good for a scope."""
+        return scope in self.scopes
+
+    def may_use(self, gallery: str) -> bool:
+        """Return whether it is good for a gallery."""
+        return EVERY in self.galleries or gallery in self.galleries
+
+    def good(self, now: float) -> bool:
+        """Return whether it is neither revoked nor expired."""
+        return self.revoked is None and (self.expires is None or now < self.expires)
+
+
+def check_label(label: str) -> None:
+    """Refuse a label that does not print."""
+    if not isinstance(label, str) or not 1 <= len(label) <= _LONGEST_LABEL or not label.isprintable():
+        raise TokenError(f"label must be 1 to {_LONGEST_LABEL} characters of text that prints")
+
+
+def checked_days(days: float) -> float:
+    """Return the days that a token is good for."""
+    if isinstance(days, bool) or not isinstance(days, (int, float)) or not 0 < days <= _LONGEST_LIFE:
+        raise TokenError(f"days must be above 0 and at most {_LONGEST_LIFE}")
+    return days
+
+
+def checked_scopes(scopes: Sequence[Scope]) -> tuple[Scope, ...]:
+    """Return scopes in their order."""
+    if isinstance(scopes, str) or not scopes or any(scope not in SCOPES for scope in scopes):
+        raise TokenError(f"scopes must be of {', '.join(SCOPES)}, at least one")
+    return tuple(scope for scope in SCOPES if scope in scopes)
+
+
+def checked_galleries(galleries: Sequence[str]) -> tuple[str, ...]:
+    """Return names of galleries, or the sign for all."""
+    wrong = isinstance(galleries, str) or not galleries
+    if wrong or any(name != EVERY and not re.fullmatch(GALLERY_NAME, name) for name in galleries):
+        raise TokenError('galleries must be names of galleries, at least one, or "*" for all')
+    return (EVERY,) if EVERY in galleries else tuple(dict.fromkeys(galleries))
+
 
 _TEXT = re.compile(r"nv_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _ID = re.compile(r"[0-9a-f]{16}")

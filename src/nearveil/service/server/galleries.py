@@ -1,9 +1,10 @@
-"""What a service answers from: galleries, and the kind whose candidates clients may see."""
+"""Answers that were made once, kept as bytes up to a bound."""
 
 import logging
 import math
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,11 +18,81 @@ from nearveil.gallery.errors import IndexStoreError, UnknownItemError
 from nearveil.gallery.index import Index
 from nearveil.gallery.publishing import Stamp
 from nearveil.protocol.server import ServedMap, ServerProtocol
-from nearveil.protocol.wire import MapChanged
-from nearveil.service._cache import ByteCache
-from nearveil.service._errors import NotOfferedError, UnavailableError, UnknownError
-from nearveil.service._frames import FLAGS, KIND
+from nearveil.protocol.wire import MapChanged, Refusal, RefusalCode, decode_frame
 from nearveil.service.schema import GALLERY_NAME, MOST_MAPS, GalleryInfo
+from nearveil.service.server.errors import NotOfferedError, UnavailableError, UnknownError
+
+_OVERHEAD = 250  # bytes that an entry costs besides its own
+
+
+class ByteCache:
+    """Remembers bytes by bytes, and forgets what was not asked for the longest.
+
+    `most`: Bytes of keys and values together.
+
+    Examples
+    --------
+    >>> cache = ByteCache(4000)
+    >>> for number in range(20):
+    ...     cache.put(b"%d" % number, bytes(300))
+    >>> cache.get(b"0"), len(cache.get(b"19")), len(cache)
+    (None, 300, 7)
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._held = most, 0
+        self._kept: OrderedDict[bytes, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return what was put under a key, or None."""
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+            return found
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Remember a value, unless it alone would be a quarter of what may be held."""
+        size = len(key) + len(value) + _OVERHEAD
+        if size > self._most // 4:
+            return
+        with self._lock:
+            old = self._kept.pop(key, None)
+            self._held += size - (0 if old is None else len(key) + len(old) + _OVERHEAD)
+            self._kept[key] = value
+            while self._held > self._most:
+                gone, bytes_ = self._kept.popitem(last=False)
+                self._held -= len(gone) + len(bytes_) + _OVERHEAD
+
+
+KIND, FLAGS = 4, 5  # where a frame says what it holds
+_REFUSALS = {
+    RefusalCode.MALFORMED: 400,
+    RefusalCode.VERSION: 400,
+    RefusalCode.NOT_OFFERED: 403,
+    RefusalCode.TOO_LARGE: 413,
+    RefusalCode.FAILED: 503,
+}
+
+
+def frame_status(reply: bytes) -> int:
+    """Return the status of a reply to a query.
+
+    `reply`: The frame of an answer, of a map that has changed, or of a refusal; our own, not a stranger's.
+
+    Examples
+    --------
+    >>> frame_status(Refusal(RefusalCode.TOO_LARGE, "too large").to_bytes())
+    413
+    """
+    if reply[KIND] == Kind.ANSWER:
+        return 200
+    return 409 if reply[KIND] == Kind.MAP_CHANGED else _REFUSALS[decode_frame(reply, Refusal).code]
+
 
 SMALL = 1 << 18  # bytes of an answer that is made at once rather than by a thread: under a millisecond
 _SAME = 1e-9  # of fractions

@@ -1,0 +1,1 @@
+"""The server of galleries: requests, limits, tokens, logs, and the processes that serve."""
