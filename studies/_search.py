@@ -1,7 +1,7 @@
 """What the studies of retrieval share: galleries, releases that protect a query, what they find, what they cost."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -9,22 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.ledger.budget import PureBudget, charge_guarantee, find_pld_epsilon
-from nearveil.mechanisms import (
-    OME,
-    AnalyticGaussian,
-    Cells,
-    Covers,
-    DPdSNE,
-    Latent,
-    Message,
-    PrivateMail,
-    PrivUnit,
-    RandomProjection,
-    Release,
-    Unary,
-    VonMisesFisher,
-)
+from nearveil.mechanisms import AnalyticGaussian, Cells, Message, PrivUnit, Release, Unary
 from nearveil.mechanisms.base import candidate_count
+from nearveil.mechanisms.catalog import find_mechanism
 from nearveil.mechanisms.covers.channel import RandomizedResponse
 from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.mechanisms.projection import fit_projection
@@ -93,26 +80,41 @@ def split_classes(name: str, seed: int, half: int, *, whole_gallery: bool) -> Ha
 
 
 Matrix = NDArray[np.float64]
-Make = Callable[[float, float, "Public"], Release]
 
-SETTINGS = {
-    "covers": "learned for every epsilon and f",
-    "k-means cells": "1/f cells, randomised response",
-    "balanced cells, subset": "4/f cells, subset selection",
-    "unary, symmetric": "64 cells of the public rows",
-    "unary, optimised": "64 cells of the public rows",
-    "PrivUnit": "PCA to 64",
-    "PrivUnit, all dimensions": "1280",
-    "LATENT": "signs, PCA to 8",
-    "OME": "11 bits, alpha 1, PCA to 8",
-    "analytic Gaussian": "PCA to 64, delta 1e-5",
-    "random projection": "64 directions, delta 1e-5",
-    "von Mises-Fisher": "PCA to 64",
-    "PrivateMail, Gaussian": "k 16, 1,000 anchors, delta 1e-5",
-    "PrivateMail, Laplace": "k 2, 1,000 anchors",
-    "DP-dSNE": "300 anchors, delta 1e-5",
+
+@dataclass(frozen=True)
+class Rival:
+    """A mechanism that protects a query, with the settings that the studies compare."""
+
+    mechanism: str  # its name in the registry
+    setting: str  # in words
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    directions: int | None = None  # principal directions of the public rows that it projects to
+
+
+RIVALS = {
+    "covers": Rival("covers", "learned for every epsilon and f", {"n_sets": None}),
+    "k-means cells": Rival("cells (randomized)", "1/f cells, randomised response"),
+    "balanced cells, subset": Rival("cells (subset)", "4/f cells, subset selection"),
+    "unary, symmetric": Rival("unary (symmetric)", "64 cells of the public rows"),
+    "unary, optimised": Rival("unary (optimised)", "64 cells of the public rows"),
+    "PrivUnit": Rival("privunit", "PCA to 64", directions=64),
+    "PrivUnit, all dimensions": Rival("privunit", "1280"),
+    "LATENT": Rival("latent", "signs, PCA to 8", directions=8),
+    "OME": Rival("ome", "11 bits, alpha 1, PCA to 8", {"pairs": "code words"}, directions=8),
+    "analytic Gaussian": Rival("analytic-gaussian", "PCA to 64, delta 1e-5", directions=64),
+    "random projection": Rival("random-projection", "64 directions, delta 1e-5"),
+    "von Mises-Fisher": Rival("von-mises-fisher", "PCA to 64", directions=64),
+    "PrivateMail, Gaussian": Rival(
+        "privatemail (gaussian)", "k 16, 1,000 anchors, delta 1e-5", {"n_components": 16, "n_anchors": 1000}
+    ),
+    "PrivateMail, Laplace": Rival("privatemail (laplace)", "k 2, 1,000 anchors", {"n_anchors": 1000}),
+    "DP-dSNE": Rival("dp-dsne", "300 anchors, delta 1e-5", {"n_anchors": 300}),
 }
-MAPPED = ("covers", "k-means cells", "balanced cells, subset")  # their sets are made for one size of an answer
+SETTINGS = {name: rival.setting for name, rival in RIVALS.items()}
+MAPPED = tuple(  # their sets are made for one size of an answer
+    name for name, rival in RIVALS.items() if issubclass(find_mechanism(rival.mechanism).kind, MappedRelease)
+)
 
 
 class Public:
@@ -134,28 +136,16 @@ class Public:
         return matrix
 
 
-_MAKE: dict[str, Make] = {
-    "covers": lambda e, f, _: Covers(e, f),
-    "k-means cells": lambda e, f, _: Cells(e, f),
-    "balanced cells, subset": lambda e, f, _: Cells(e, f, response="subset"),
-    "unary, symmetric": lambda e, _, __: Unary(e, "symmetric"),
-    "unary, optimised": lambda e, _, __: Unary(e, "optimised"),
-    "PrivUnit": lambda e, _, public: PrivUnit(e, projection=public.directions(64)),
-    "PrivUnit, all dimensions": lambda e, _, __: PrivUnit(e),
-    "LATENT": lambda e, _, public: Latent(e, projection=public.directions(8)),
-    "OME": lambda e, _, public: OME(e, pairs="code words", projection=public.directions(8)),
-    "analytic Gaussian": lambda e, _, public: AnalyticGaussian(e, projection=public.directions(64)),
-    "random projection": lambda e, _, __: RandomProjection(e),
-    "von Mises-Fisher": lambda e, _, public: VonMisesFisher(e, projection=public.directions(64)),
-    "PrivateMail, Gaussian": lambda e, _, __: PrivateMail(e, n_components=16, n_anchors=1000),
-    "PrivateMail, Laplace": lambda e, _, __: PrivateMail(e, noise="laplace", n_anchors=1000),
-    "DP-dSNE": lambda e, _, __: DPdSNE(e, n_anchors=300),
-}
-
-
 def make_rival(name: str, epsilon: float, fraction: float, public: Public) -> Release:
-    """Return a mechanism of `SETTINGS`, fitted on public rows, without a gallery."""
-    return _MAKE[name](epsilon, fraction, public).fit(public.rows, public.labels)
+    """Return a mechanism of `RIVALS`, fitted on public rows, without a gallery."""
+    rival = RIVALS[name]
+    changes = dict(rival.parameters)
+    if rival.directions is not None:
+        changes["projection"] = public.directions(rival.directions)
+    if name in MAPPED:
+        changes["candidates"] = fraction
+    release: Release = find_mechanism(rival.mechanism).make(epsilon, **changes).fit(public.rows, public.labels)
+    return release
 
 
 K = 8

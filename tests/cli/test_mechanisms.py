@@ -109,9 +109,11 @@ def test_bytes_are_measured(rows: dict[str, Any]) -> None:
 
 
 def test_the_table_says_why_a_promise_does_not_hold(rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from nearveil.mechanisms.catalog import Mechanism
+    from nearveil.mechanisms.catalog import MechanismSummary
 
-    monkeypatch.setattr("nearveil.mechanisms.catalog.catalog", lambda: [Mechanism(**row) for row in rows.values()])
+    monkeypatch.setattr(
+        "nearveil.mechanisms.catalog.describe_mechanisms", lambda: [MechanismSummary(**row) for row in rows.values()]
+    )
     done = runner.invoke(app, [], env={"COLUMNS": "220"})
     assert done.exit_code == 0
     text = " ".join(done.output.split())
@@ -128,5 +130,5 @@ def test_a_missing_library_leaves_the_row(monkeypatch: pytest.MonkeyPatch) -> No
 
     (entry,) = (entry for entry in catalog.REGISTRY if entry.needs)
     monkeypatch.setattr("nearveil.mechanisms.baselines._embeddings.importlib.import_module", missing)
-    row = catalog._row(entry, np.random.default_rng(0).standard_normal((400, 64)), np.arange(200) % 4)
+    row = catalog._describe(entry, np.random.default_rng(0).standard_normal((400, 64)), np.arange(200) % 4)
     assert (row.name, row.message_bytes, row.protects) == ("plain-tsne", None, "nothing")

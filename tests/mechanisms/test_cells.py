@@ -9,7 +9,7 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.exceptions import NotFittedError
 
 from nearveil.mechanisms import Cells, Message, Release
-from nearveil.mechanisms.covers.covers import balanced
+from nearveil.mechanisms.covers.covers import assign_balanced
 from nearveil.mechanisms.covers.map import MapError
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Contract, Floats
@@ -87,7 +87,7 @@ def test_the_good_cell_is_that_of_the_nearest_centroid(rows: Floats) -> None:
 @given(st.integers(1, 40), st.integers(2, 8), st.integers(0, 2**32))
 def test_balanced_cells_have_one_size_and_stay_near(n: int, count: int, seed: int) -> None:
     distances = np.random.default_rng(seed).random((n, count)).astype(np.float32)
-    cells = balanced(distances)
+    cells = assign_balanced(distances)
     sizes = np.bincount(cells, minlength=count)
     assert sizes.sum() == n
     assert sizes.max() <= -(-n // count)

@@ -124,7 +124,7 @@ def mechanisms(as_json: Json = False) -> None:
     """
     from nearveil.mechanisms import catalog
 
-    rows = catalog.catalog()
+    rows = catalog.describe_mechanisms()
     if as_json:
         example = {
             "epsilon": catalog.EPSILON,

@@ -54,16 +54,9 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
             raise TypeError(f"{cls.__name__} must define _make_guarantee: fit keeps what it returns as guarantee")
 
     def fit(self, public_X: ArrayLike, public_y: ArrayLike | None = None) -> Self:
-        """Learn what both sides share. Never give it private rows: they would be in the open.
+        """Learn what both sides share from public rows and, where a mechanism uses them, their integer labels.
 
-        Parameters
-        ----------
-        public_X : array-like of shape (n, d)
-        public_y : array-like of shape (n,), optional
-
-        Returns
-        -------
-        Release
+        Never give it private rows: they would be in the open.
         """
         rows = checked_rows(public_X, "public_X")
         labels = None if public_y is None else checked_labels(public_y, len(rows), "public_y")
@@ -191,42 +184,24 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         return fitted._rank(message, fitted._prepare(fitted.features(gallery, "gallery", lenient=True)))
 
     def answer_bytes(self, n: int) -> int:
-        """Return the bytes of an answer with compact codes that holds `n` candidates for each target of a message.
-
-        Parameters
-        ----------
-        n : int
-
-        Returns
-        -------
-        int
-        """
+        """Return the bytes of an answer with compact codes that holds `n` candidates for each target of a message."""
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
             raise ValueError("n must be a whole number of candidates")
         return CODE_BYTES * int(n)
 
     @property
     def guarantee(self) -> Guarantee:
-        """What one message promises, with randomness from the operating system: as it was when this was fitted."""
+        """The guarantee of one message, with randomness from the operating system: as it was when this was fitted."""
         return self._frozen()._guarantee
 
     def guarantee_of(self, message: Message) -> Guarantee:
-        """Return the guarantee of a message of this mechanism: none where its noise came from a seed.
-
-        Parameters
-        ----------
-        message : Message
-
-        Returns
-        -------
-        Guarantee
-        """
+        """Return the guarantee of a message of this mechanism: none where its noise came from a seed."""
         self._check_message(message)
         return self.guarantee.as_seeded() if message.seeded else self.guarantee
 
     @property
     def gallery_guarantee(self) -> Guarantee:
-        """What the server's items are promised: nothing. Answers, and the public map, are made of them."""
+        """The guarantee for the server's items: none. Answers, and the public map, are made of them."""
         return replace(
             make_guarantee(math.inf, 0.0, "an open gallery", "docs/theory/covers.md"), protects="database", unit="item"
         )
@@ -243,7 +218,7 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
 
     @abstractmethod
     def _make_guarantee(self) -> Guarantee:
-        """State what one message promises; called once, after :meth:`_fit`."""
+        """Return the guarantee of one message; called once, after :meth:`_fit`."""
 
     @abstractmethod
     def _release(self, features: Floats, source: Source) -> list[Message]:
@@ -301,18 +276,9 @@ class TractableRelease(Release):
     """A release whose messages have a density that can be computed."""
 
     def log_density(self, messages: Message | Sequence[Message], X: ArrayLike) -> Floats:
-        """Return the log-density of messages for each row that may have caused them, up to a constant.
+        """Return the log-density of messages for each row that may have caused them, shape (n_messages, n_rows).
 
-        The difference between two rows is the evidence that a message holds for one against the other.
-
-        Parameters
-        ----------
-        messages : Message or sequence of Message
-        X : array-like of shape (n_rows, d)
-
-        Returns
-        -------
-        ndarray of shape (n_messages, n_rows)
+        Up to a constant: the difference between two rows is a message's evidence for one against the other.
         """
         given = [messages] if isinstance(messages, Message) else list(messages)
         features = self.features(X)
@@ -335,7 +301,7 @@ def make_guarantee(
     extra_delta: float = 0.0,
     reason: str = "",
 ) -> Guarantee:
-    """Return what a message promises about the record it is made of; `reason` says why it is not sound."""
+    """Return the guarantee about the record that a message is made of; `reason` says why it is not sound."""
     return Guarantee(
         epsilon=epsilon,
         delta=delta,

@@ -1,4 +1,4 @@
-"""Every mechanism in one table, read off the mechanisms themselves."""
+"""The registry of mechanisms, which audit, studies, command line and documentation read, and their table."""
 
 import math
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from nearveil.privacy.noise import unsafe_seeded
 
 
 def default(epsilon: float, candidates: float = 0.1) -> MappedRelease:
-    """Return the release that finds most on image features, at every epsilon and answer size measured: learned covers.
+    """Return learned covers, which find most on image features at every epsilon and answer size measured.
 
     Where epsilon is very large and answers very small, :class:`PrivUnit` may find more: evaluate both.
 
@@ -36,10 +36,6 @@ def default(epsilon: float, candidates: float = 0.1) -> MappedRelease:
         From 1e-6 to 40.
     candidates : float, default=0.1
         The fraction of the gallery that an answer holds.
-
-    Returns
-    -------
-    MappedRelease
 
     Examples
     --------
@@ -56,20 +52,16 @@ ROWS, DIMENSION, CLASSES = 200, 64, 4
 
 
 @dataclass(frozen=True)
-class Mechanism:
-    """A row of the catalog.
-
-    `message_bytes`: Of one message at epsilon 4, fitted on 200 rows of 64 features in 4 classes; None where a
-    library is missing.
-    """
+class MechanismSummary:
+    """What is known of a mechanism, at epsilon 4 and fitted on 200 rows of 64 features in 4 classes."""
 
     name: str  # what messages call it, and the variant
     class_name: str  # of :mod:`nearveil.mechanisms`
     protects: str  # what it protects, in words
-    sound: bool  # whether its promise is proved
+    sound: bool  # whether its guarantee is proved
     reason: str  # why not, where it is not
     kind: str  # "pure", "approximate", "metric, pure" or "none"
-    message_bytes: int | None
+    message_bytes: int | None  # None where a library is missing
     source: str  # where it was published
 
 
@@ -149,12 +141,20 @@ REGISTRY = (
 """Every mechanism of the library; those that protect nothing are for comparison."""
 
 
-def catalog() -> list[Mechanism]:
-    """Build every mechanism on a small stated example and say what each promises, to whom, and in how many bytes.
+def find_mechanism(name: str) -> MechanismEntry:
+    """Return an entry of the registry by its name."""
+    known = {entry.name: entry for entry in REGISTRY}
+    if name not in known:
+        raise ValueError(f"name must be one of {', '.join(known)}")
+    return known[name]
+
+
+def describe_mechanisms() -> list[MechanismSummary]:
+    """Build every mechanism on a small stated example and say what each protects, how well, and in how many bytes.
 
     Examples
     --------
-    >>> found = {row.name: row for row in catalog()}
+    >>> found = {row.name: row for row in describe_mechanisms()}
     >>> found["privunit"].kind, found["privunit"].protects
     ('pure', 'the query')
     >>> found["private-pca (gaussian)"].protects
@@ -163,14 +163,14 @@ def catalog() -> list[Mechanism]:
     generator = np.random.default_rng(0)
     rows, labels = generator.standard_normal((2 * ROWS, DIMENSION)), np.arange(ROWS) % CLASSES
     with threadpool_limits(1):  # rows so few are slower on many threads
-        return [_row(entry, rows, labels) for entry in REGISTRY]
+        return [_describe(entry, rows, labels) for entry in REGISTRY]
 
 
-def _row(entry: MechanismEntry, rows: Floats, labels: NDArray[np.int64]) -> Mechanism:
+def _describe(entry: MechanismEntry, rows: Floats, labels: NDArray[np.int64]) -> MechanismSummary:
     public, gallery = rows[:ROWS], rows[ROWS:]
     release = entry.make_release(gallery)
     size: int | None = None
-    promise = None
+    guarantee = None
     try:
         release.fit(public, labels)
     except ImportError:
@@ -179,14 +179,14 @@ def _row(entry: MechanismEntry, rows: Floats, labels: NDArray[np.int64]) -> Mech
     else:
         if hasattr(release, "index"):
             release.index(gallery)
-        promise, size = release.guarantee, _message(release, entry, gallery[0]).nbytes
-    return Mechanism(
+        guarantee, size = release.guarantee, _message(release, entry, gallery[0]).nbytes
+    return MechanismSummary(
         name=entry.name,
         class_name=type(release).__name__,
-        protects="nothing" if promise is None else _protects(promise),
-        sound=promise is None or promise.sound,
-        reason="" if promise is None else promise.reason,
-        kind="none" if promise is None else _kind(release, promise),
+        protects="nothing" if guarantee is None else _protects(guarantee),
+        sound=guarantee is None or guarantee.sound,
+        reason="" if guarantee is None else guarantee.reason,
+        kind="none" if guarantee is None else _kind(release, guarantee),
         message_bytes=size,
         source=entry.source,
     )
@@ -204,16 +204,16 @@ def _message(release: Release, entry: MechanismEntry, row: Floats) -> Message:
     return Message(message.mechanism, message.public_id, message.arrays)
 
 
-def _protects(promise: Guarantee) -> str:
-    if math.isinf(promise.epsilon):
+def _protects(guarantee: Guarantee) -> str:
+    if math.isinf(guarantee.epsilon):
         return "nothing"
-    what = "the query" if promise.protects == "query" else f"a {promise.unit}; not the query"
-    return what if promise.sound else f"claims: {what}"
+    what = "the query" if guarantee.protects == "query" else f"a {guarantee.unit}; not the query"
+    return what if guarantee.sound else f"claims: {what}"
 
 
-def _kind(release: Release, promise: Guarantee) -> str:
-    """Say what kind of promise it is; what finite tables add to delta does not make a pure one approximate."""
-    if math.isinf(promise.epsilon):
+def _kind(release: Release, guarantee: Guarantee) -> str:
+    """Say what kind of guarantee it is; what finite tables add to delta does not make a pure one approximate."""
+    if math.isinf(guarantee.epsilon):
         return "none"
-    kind = "pure" if promise.delta == promise.extra_delta else "approximate"
+    kind = "pure" if guarantee.delta == guarantee.extra_delta else "approximate"
     return f"metric, {kind}" if hasattr(release, "metric_epsilon") else kind

@@ -94,23 +94,14 @@ class Message:
 
     @classmethod
     def from_bytes(cls, data: bytes, largest: Shapes | None = None) -> Self:
-        """Read a message.
+        """Read a message, or raise a MessageError; nothing in the bytes is trusted.
 
         Parameters
         ----------
         data : bytes
-            As :meth:`to_bytes` made them. Nothing in them is trusted.
+            As :meth:`to_bytes` made them.
         largest : mapping of str to tuple of int, optional
-            The arrays that the message may hold, with the largest shape of each. It is checked before they are read.
-
-        Returns
-        -------
-        Message
-
-        Raises
-        ------
-        MessageError
-            If they are truncated, too long, of another version, or not a message.
+            The arrays that the message may hold, with the largest shape of each.
         """
         if len(data) > _LARGEST:
             raise MessageError(f"data must be at most {_LARGEST} bytes")

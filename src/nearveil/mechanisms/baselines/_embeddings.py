@@ -45,7 +45,7 @@ class EmbeddedRelease(Release):
 
 
 class PlainRelease(EmbeddedRelease):
-    """Sends where the row lies, without noise. Nothing is promised."""
+    """Sends where the row lies, without noise or guarantee."""
 
     def _make_guarantee(self) -> Guarantee:
         return make_guarantee(math.inf, 0.0, "no protection", LINK)

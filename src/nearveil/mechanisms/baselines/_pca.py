@@ -183,7 +183,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         reason = UNSOUND.get(self.method, "")
         if reason and not self.allow_unsound:
             raise ValueError(
-                f'method="{self.method}" keeps no proved promise: {reason}. Set allow_unsound=True to run it'
+                f'method="{self.method}" has no proved guarantee: {reason}. Set allow_unsound=True to run it'
             )
         source = secure_source() if rng is None else checked_source(rng)
         rows = self._unit_rows(X)
@@ -209,7 +209,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     @property
     def guarantee(self) -> Guarantee:
-        """What a record of the set is promised: as it was when the directions were learned."""
+        """The guarantee for a record of the set: as it was when the directions were learned."""
         self._check_fitted()
         return self._guarantee
 
@@ -218,16 +218,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             raise NotFittedError("PrivatePCA must be fitted first: call fit(X)")
 
     def transform(self, X: ArrayLike) -> Floats:
-        """Project rows, centred and brought to norm one. Nothing protects them.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-
-        Returns
-        -------
-        ndarray of shape (n, n_components)
-        """
+        """Project rows, centred and brought to norm one, to shape (n, n_components). Nothing protects them."""
         self._check_fitted()
         rows = self._unit_rows(X)
         if rows.shape[1] != self.n_features_in_:
@@ -331,7 +322,7 @@ class PrivatePCARelease(Release):
     projector: PrivatePCA
 
     def _make_guarantee(self) -> Guarantee:
-        """Return what a record of the projector's set is promised. Nothing is promised about the query."""
+        """Return that of the projector's set; there is none about the query."""
         return self.projector.guarantee
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:

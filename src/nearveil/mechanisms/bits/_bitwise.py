@@ -71,17 +71,7 @@ class BitwiseRelease(ProjectedRelease):
         return make_guarantee(self.exact_epsilon_, 0.0, theorem, LINK, events=self._events())
 
     def budgets(self, delta: float = 1e-5) -> Budgets:
-        """Return the budget as claimed, as corrected in print, and exactly.
-
-        Parameters
-        ----------
-        delta : float, default=1e-5
-            At which composed epsilons are given besides the pure ones.
-
-        Returns
-        -------
-        Budgets
-        """
+        """Return the budget as claimed, as corrected in print, and exactly: at delta 0 and at `delta`."""
         self._check_fitted()
         exact, code_words = exact_prices(self.string_, self.encoding_, delta)
         with localcontext(PRECISE):  # nothing may depend on the application's decimal context
@@ -97,32 +87,15 @@ class BitwiseRelease(ProjectedRelease):
         )
 
     def measure_clipping(self, public_X: ArrayLike) -> float:
-        """Return the share of values that the code is too short for; they are cut off at its largest.
-
-        Parameters
-        ----------
-        public_X : array-like of shape (n, d)
-
-        Returns
-        -------
-        float
-        """
+        """Return the share of values of public rows that the code is too short for; they are cut off."""
         rows = self.projection_(self.features(public_X, "public_X", lenient=True))
         return float((self.encoding_.magnitudes(rows) > self.encoding_.largest).mean())
 
     def decode(self, message: Message) -> Floats:
-        """Return the expected value of the projected row.
+        """Return the expected value of the projected row, shape (n_values,).
 
         With ``decoder="expected"`` that of a row drawn like the public ones, value by value; with "unbiased" an
         estimate whose mean is the encoded row, whatever it is, and whose noise is far larger.
-
-        Parameters
-        ----------
-        message : Message
-
-        Returns
-        -------
-        ndarray of shape (n_values,)
         """
         self._check_message(message)
         seen = self._seen(message)

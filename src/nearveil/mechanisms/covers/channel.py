@@ -21,14 +21,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RandomizedResponse:
-    """Name the good set with odds e^epsilon against each other set.
-
-    Examples
-    --------
-    >>> channel = RandomizedResponse(2.0, 10)
-    >>> f"{channel.hit:.4f}"
-    '0.4509'
-    """
+    """Name the good set with odds e^epsilon against each other set."""
 
     epsilon: float  # from 1e-6 to 40
     n_sets: int  # at least 2
@@ -54,12 +47,7 @@ class RandomizedResponse:
         return 1 - (self.n_sets - 1) * self._miss / _WORD
 
     def sample(self, good: Indices, source: Source) -> Indices:
-        """Name one set for each row.
-
-        A good set that the channel does not know would name itself by being out of range, so it is refused first.
-
-        `good`: The good set of each row.
-        """
+        """Name one set for each row, whose `good` sets are given; one out of range would name itself, so is refused."""
         _check_good(good, self.n_sets)
         words = source.words(len(good))
         first = np.uint64(_WORD - (self.n_sets - 1) * self._miss)
@@ -102,10 +90,7 @@ class SubsetSelection:
         return self._threshold / _WORD
 
     def sample(self, good: Indices, source: Source) -> Indices:
-        """Name a subset for each row.
-
-        Returns: Sorted, so that the place of the good cell tells nothing.
-        """
+        """Name a subset for each row, sorted, so that the place of the good cell tells nothing."""
         _check_good(good, self.n_sets)
         kept = source.words(len(good)) < np.uint64(self._threshold)
         order = _orders(len(good), self.n_sets, source)
@@ -170,10 +155,9 @@ def whole(values: Floats, steps: float = _FINE) -> Floats:
 
 
 def directions(rows: Floats) -> Singles:
-    """Return rows scaled to one length and rounded to whole numbers; rows of zeros stay zeros.
+    """Return rows of up to 64 numbers, scaled to one length and rounded to whole numbers; zeros stay zeros.
 
-    `rows`: With r up to 64.
-    Returns: Whole numbers. Each operation is exact or correctly rounded, so they are the same on every machine.
+    Each operation is exact or correctly rounded, so they are the same on every machine.
     """
     largest = np.maximum(np.abs(rows).max(axis=1, keepdims=True), 1.0)
     scaled = np.rint(rows * _FINE / largest)
@@ -182,10 +166,9 @@ def directions(rows: Floats) -> Singles:
 
 
 def similarity_keys(queries: Singles, prototypes: Singles) -> Keys:
-    """Return a number for each query and prototype: the larger, the nearer; of equally near ones the first is larger.
+    """Return a number for each query and prototype, by their :func:`directions`: the larger, the nearer.
 
-    `prototypes`: Both of :func:`directions`; m up to 8192.
-    Returns: No two of a row are equal.
+    No two of a row are equal: of equally near ones the first is larger. There may be 8192 prototypes.
     """
     similarities = (queries @ prototypes.T).astype(np.int32)
     similarities >>= _DROPPED_BITS
@@ -197,10 +180,8 @@ def similarity_keys(queries: Singles, prototypes: Singles) -> Keys:
 def largest_keys(keys: Keys) -> Keys:
     """Return the 32 largest keys of each row, largest first, by a network of comparisons that is fixed by the shape.
 
-    Lists are merged in pairs (Batcher's bitonic merge) until one is left; of lists that are longer than 32 the upper
-    half is kept.
-
-    Returns: The lowest number of 32 bits stands where there are fewer.
+    Lists are merged in pairs (Batcher's bitonic merge) until one is left; of lists longer than 32 the upper half is
+    kept. The lowest number of 32 bits stands where there are fewer.
     """
     n, m = keys.shape
     lists = np.full((1, max(MOST_NEIGHBORS, 1 << (m - 1).bit_length()), n), _LOWEST, dtype=np.int32)
@@ -230,11 +211,7 @@ def prototype_of(keys: Keys) -> NDArray[np.int64]:
 
 
 def most_covered(keys: Keys, coverage: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the set that covers most around each query: its nearest prototypes are weighted by their ranks.
-
-    `keys`: Of :func:`similarity_keys`.
-    Returns: The first of sets that cover as much.
-    """
+    """Return the (first) set that covers most around each query: its nearest prototypes are weighted by rank."""
     weights = _rank_weights(keys)
     m, n_sets = coverage.shape
     total = np.zeros((len(keys), n_sets), dtype=np.float32)

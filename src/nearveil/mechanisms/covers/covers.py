@@ -1,7 +1,7 @@
 """Covers and cells: mechanisms whose message names one set of a public map."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal, Self, get_args
 
 import faiss
@@ -11,12 +11,20 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from nearveil.mechanisms.base import Floats, Release, candidate_count, checked_fraction, checked_numbers, fingerprint
+from nearveil.mechanisms.base import (
+    Floats,
+    TractableRelease,
+    candidate_count,
+    checked_fraction,
+    checked_numbers,
+    fingerprint,
+    make_guarantee,
+)
 from nearveil.mechanisms.covers.channel import RandomizedResponse, SubsetSelection, checked_epsilon
 from nearveil.mechanisms.covers.learning import Rows, centres, learned_sets, most_wanted, projection
 from nearveil.mechanisms.covers.map import MOST_DIMENSIONS, MOST_PROTOTYPES, MapError, PublicMap
 from nearveil.mechanisms.message import Message, MessageError
-from nearveil.privacy import Basis, Guarantee
+from nearveil.privacy import Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
 
@@ -33,7 +41,7 @@ class Grouping:
     coverage: NDArray[np.float32]  # the share of what lies around a prototype that a set holds
 
 
-class MappedRelease(Release):
+class MappedRelease(TractableRelease):
     """A message names sets of a public map; the server answers with their items, at most floor(f N) of them."""
 
     epsilon: float
@@ -50,21 +58,7 @@ class MappedRelease(Release):
         mean : array-like of shape (d,)
             As the server published it.
         public_digest : str, optional
-            What the server's own release has as `public_digest`, so that both sides' messages fit; that of the mean by
-            default. It names public things and decides nothing.
-
-        Returns
-        -------
-        MappedRelease
-
-        Examples
-        --------
-        >>> from nearveil.mechanisms import Covers
-        >>> rows = np.random.default_rng(0).standard_normal((40, 3))
-        >>> server = Covers(2.0, 0.2).fit(rows)
-        >>> client = Covers(2.0, 0.2).fit_mean(server.mean_, server.public_digest)
-        >>> np.array_equal(client.mean_, server.mean_), client.public_digest == server.public_digest
-        (True, True)
+            `public_digest` of the server's release, so that messages fit both sides; by default that of the mean.
         """
         row = checked_numbers(mean, "mean")
         if row.ndim != 1:
@@ -81,39 +75,21 @@ class MappedRelease(Release):
         return str(self._public_digest)
 
     def index(self, gallery: ArrayLike) -> Self:
-        """Build the public map of a gallery: the server's part, done once and published.
-
-        Parameters
-        ----------
-        gallery : array-like of shape (n, d)
-
-        Returns
-        -------
-        MappedRelease
-        """
+        """Build the public map of a gallery, rows of shape (n, d): the server's part, done once and published."""
         features = self.features(gallery, "gallery", lenient=True).astype(np.float32)
         if len(features) < 2:
             raise ValueError("gallery must hold at least two items")
         size = candidate_count(self.candidates, len(features))
         grouping = self._group(features, size)
         self._store(
-            map_=_published(features, grouping, size),
+            map_=_make_map(features, grouping, size),
             members_=grouping.members,
             _gallery_digest=fingerprint(features),
         )
         return self
 
     def use_map(self, public_map: PublicMap) -> Self:
-        """Take the map that a server published: the client's part. The promise holds for any map.
-
-        Parameters
-        ----------
-        public_map : PublicMap
-
-        Returns
-        -------
-        MappedRelease
-        """
+        """Take the map that a server published: the client's part. The guarantee holds for any map."""
         self._check_fitted()
         if not isinstance(public_map, PublicMap):
             raise MapError("public_map must be a PublicMap; PublicMap.from_bytes reads one")
@@ -127,26 +103,7 @@ class MappedRelease(Release):
         return self
 
     def with_epsilon(self, epsilon: float) -> Self:
-        """Return a release with the same public rows, gallery and map at another epsilon.
-
-        Parameters
-        ----------
-        epsilon : float
-
-        Returns
-        -------
-        MappedRelease
-            Another object, with a guarantee of its own.
-
-        Examples
-        --------
-        >>> from nearveil.mechanisms import Cells
-        >>> rows = np.random.default_rng(0).standard_normal((80, 3))
-        >>> cells = Cells(2.0, 0.2).fit(rows[:40]).index(rows[40:])
-        >>> other = cells.with_epsilon(0.5)
-        >>> other.guarantee.epsilon, other.map_ is cells.map_, cells.guarantee.epsilon
-        (0.5, True, 2.0)
-        """
+        """Return a release with the same public rows, gallery and map at another epsilon, with its own guarantee."""
         other: Self = clone(self).set_params(epsilon=epsilon).fit_mean(self.mean_, self.public_digest)
         other._store(**{name: value for name, value in vars(self).items() if name in _OF_THE_GALLERY})
         return other
@@ -154,21 +111,9 @@ class MappedRelease(Release):
     def _make_guarantee(self) -> Guarantee:
         return set_guarantee(self.epsilon)
 
-    def log_density(self, messages: list[Message], X: ArrayLike) -> Floats:
-        """Return how likely each message is for each row.
-
-        Parameters
-        ----------
-        messages : list of Message
-        X : array-like of shape (n, d)
-
-        Returns
-        -------
-        ndarray of shape (len(messages), n)
-            Logarithms, up to a constant of the channel.
-        """
+    def _log_density(self, messages: list[Message], features: Floats) -> Floats:
         public_map = self._map()
-        good = public_map.choose(self.features(X))
+        good = public_map.choose(features)
         named = np.stack([self._named(message) for message in messages])
         odds = float(self._channel(public_map).odds)
         return np.where((named[:, None, :] == good[None, :, None]).any(axis=2), np.log(odds), 0.0)
@@ -232,17 +177,10 @@ class MappedRelease(Release):
 
 
 def set_guarantee(epsilon: float) -> Guarantee:
-    """Return what a message that names sets promises: pure epsilon, whatever the map."""
+    """Return the guarantee of a message that names sets: pure epsilon, whatever the map."""
     epsilon = checked_epsilon(epsilon)
-    return Guarantee(
-        epsilon=epsilon,
-        delta=0.0,
-        protects="query",
-        unit="record",
-        relation="replace",
-        basis=Basis("exact odds of a channel that names sets", "docs/theory/covers.md"),
-        events=(PureDp(epsilon),),
-    )
+    theorem = "exact odds of a channel that names sets"
+    return make_guarantee(epsilon, 0.0, theorem, "docs/theory/covers.md", events=(PureDp(epsilon),))
 
 
 def membership(sets: NDArray[np.float32]) -> scipy.sparse.csr_array:
@@ -250,11 +188,10 @@ def membership(sets: NDArray[np.float32]) -> scipy.sparse.csr_array:
     return scipy.sparse.csr_array(sets.astype(np.uint8))
 
 
-def standing_for(features: Rows, members: scipy.sparse.csr_array) -> tuple[Rows, NDArray[np.float32]]:
+def choose_prototypes(features: Rows, members: scipy.sparse.csr_array) -> tuple[Rows, NDArray[np.float32]]:
     """Return prototypes of a gallery and what the sets cover around each.
 
-    A small gallery stands for itself, in an order of its own that tells no item's position; a large one has k-means
-    centroids, with the mean of their items.
+    A small gallery stands for itself, in an order that tells no item's position; a large one has k-means centroids.
     """
     if len(features) <= PROTOTYPES:
         order = np.lexsort(features.T)
@@ -269,7 +206,7 @@ def standing_for(features: Rows, members: scipy.sparse.csr_array) -> tuple[Rows,
     return found, np.asarray((around @ members.T.astype(np.float32)).toarray() / counts[:, None], dtype=np.float32)
 
 
-def _published(features: Rows, grouping: Grouping, size: int) -> PublicMap:
+def _make_map(features: Rows, grouping: Grouping, size: int) -> PublicMap:
     components = projection(features, MOST_DIMENSIONS).astype(np.float16)
     placed = grouping.prototypes @ components.astype(np.float32)
     largest = np.abs(placed).max(axis=1, keepdims=True)
@@ -283,12 +220,13 @@ def _published(features: Rows, grouping: Grouping, size: int) -> PublicMap:
     )
 
 
+@dataclass(eq=False, repr=False)
 class Covers(MappedRelease):
     """Name one of a few overlapping sets of the gallery, learned so that this very channel finds most neighbours.
 
-    The message names the good set of the record with odds e^epsilon against every other set, exactly. The
-    server returns the set's items, the client re-ranks them with its true feature. Popular items enter many sets.
-    Few sets are best where epsilon is small: then the good one is named more often, and what none covers is given up.
+    The message names the good set of the record with odds e^epsilon against every other set, exactly. The server
+    returns the set's items, the client re-ranks them with its true feature. Popular items enter many sets. Few sets
+    are best where epsilon is small: then the good one is named more often.
 
     Parameters
     ----------
@@ -321,10 +259,10 @@ class Covers(MappedRelease):
 
     name = "covers"
 
-    def __init__(self, epsilon: float, candidates: float = 0.1, *, n_sets: int | None = None) -> None:
-        self.epsilon = epsilon
-        self.candidates = candidates
-        self.n_sets = n_sets
+    epsilon: float
+    candidates: float = 0.1
+    _: KW_ONLY
+    n_sets: int | None = None
 
     def _channel(self, public_map: PublicMap) -> RandomizedResponse:
         return RandomizedResponse(self.epsilon, public_map.n_sets)
@@ -333,14 +271,15 @@ class Covers(MappedRelease):
         if self.n_sets is not None and not 2 <= self.n_sets <= len(features):
             raise ValueError("n_sets must be at least 2 and at most the number of items in the gallery")
         members = learned_sets(features, set_size, self.epsilon, self.n_sets)
-        prototypes, coverage = standing_for(features, members)
+        prototypes, coverage = choose_prototypes(features, members)
         return Grouping(members, prototypes, coverage)
 
 
-Kind = Literal["kmeans", "balanced"]
+CellKind = Literal["kmeans", "balanced"]
 Response = Literal["randomized", "subset"]
 
 
+@dataclass(eq=False, repr=False)
 class Cells(MappedRelease):
     """Name a cell of the gallery, by randomised response or subset selection.
 
@@ -369,20 +308,12 @@ class Cells(MappedRelease):
 
     name = "cells"
 
-    def __init__(
-        self,
-        epsilon: float,
-        candidates: float = 0.1,
-        *,
-        kind: Kind = "kmeans",
-        response: Response = "randomized",
-        n_cells: int | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.candidates = candidates
-        self.kind = kind
-        self.response = response
-        self.n_cells = n_cells
+    epsilon: float
+    candidates: float = 0.1
+    _: KW_ONLY
+    kind: CellKind = "kmeans"
+    response: Response = "randomized"
+    n_cells: int | None = None
 
     def _channel(self, public_map: PublicMap) -> RandomizedResponse | SubsetSelection:
         if self.response == "randomized":
@@ -396,7 +327,7 @@ class Cells(MappedRelease):
         if self.kind == "kmeans" and self.response == "randomized":
             members = membership(most_wanted(-_squared(features, centroids).T, set_size))
         else:
-            cells = balanced(_squared(features, centroids))
+            cells = assign_balanced(_squared(features, centroids))
             ones = np.ones(len(features), dtype=np.uint8)
             members = scipy.sparse.csr_array((ones, (cells, np.arange(len(features)))), shape=(count, len(features)))
             members.sort_indices()
@@ -404,7 +335,7 @@ class Cells(MappedRelease):
 
     def _count(self, n_items: int, set_size: int) -> int:
         """Return the number of cells, checked."""
-        if self.kind not in get_args(Kind):
+        if self.kind not in get_args(CellKind):
             raise ValueError('kind must be "kmeans" or "balanced"')
         if self.response not in get_args(Response):
             raise ValueError('response must be "randomized" or "subset"')
@@ -419,7 +350,7 @@ class Cells(MappedRelease):
         return count
 
 
-def balanced(distances: NDArray[np.float32]) -> NDArray[np.int64]:
+def assign_balanced(distances: NDArray[np.float32]) -> NDArray[np.int64]:
     """Assign rows to cells of one size, give or take one; rows that lose most by waiting choose first."""
     n, count = distances.shape
     room = np.full(count, n // count)

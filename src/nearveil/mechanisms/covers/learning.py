@@ -1,9 +1,8 @@
 """Sets of a gallery, learned for the very channel that will name them.
 
-Items of the gallery act as queries, each without itself. Every query has a good set, the one that covers
-most of its neighbours; every set holds the items that are in greatest demand, given how often the channel
-names it for each query. The two steps alternate and neither lowers the recall. All of it is public, so the
-random choices here need no secrecy; they are seeded, and a gallery has one map.
+Items of the gallery act as queries, each without itself. Every query has a good set, the one that covers most of its
+neighbours; every set holds the items in greatest demand, given how often the channel names it for each query. The two
+steps alternate, and neither lowers the recall. All of it is public, so random choices are seeded.
 """
 
 from dataclasses import dataclass
@@ -89,10 +88,9 @@ def _weighted(lists: Lists, n_items: int, weights: NDArray[np.float64]) -> scipy
 
 
 def naming(coverage: NDArray[np.float32], epsilon: float, softness: float | None = None) -> NDArray[np.float32]:
-    """Return how often the channel names each set for each query.
+    """Return how often the channel names each set for each query; rows sum to one.
 
-    `softness`: Shares the part of the good set among those that cover about as much; None gives it to the best.
-    Returns: Rows sum to one.
+    `softness` shares the part of the good set among those that cover about as much; None gives it to the best.
     """
     odds = np.exp(epsilon)
     if softness is None:
@@ -105,10 +103,7 @@ def naming(coverage: NDArray[np.float32], epsilon: float, softness: float | None
 
 
 def most_wanted(demand: NDArray[np.float32], set_size: int) -> Sets:
-    """Return the sets of the items in greatest demand.
-
-    Returns: Ones and zeros.
-    """
+    """Return the sets of the items in greatest demand."""
     sets = np.zeros(demand.shape, dtype=np.float32)
     kept = np.argpartition(demand, -set_size, axis=1)[:, -set_size:]
     np.put_along_axis(sets, kept, 1, axis=1)
@@ -116,10 +111,7 @@ def most_wanted(demand: NDArray[np.float32], set_size: int) -> Sets:
 
 
 def learn(demand: Demand, start: NDArray[np.int64], n_sets: int, set_size: int, epsilon: float) -> Sets:
-    """Alternate between good sets and demand, first softly and then until nothing is gained.
-
-    `start`: A first good set of each query.
-    """
+    """Alternate between good sets (at first `start`) and demand, first softly and then until nothing is gained."""
     first = np.zeros((len(start), n_sets), dtype=np.float32)
     first[np.arange(len(start)), start] = 1
     sets = most_wanted((demand.wanted_by @ naming(first, epsilon)).T, set_size)
@@ -202,13 +194,7 @@ def usual_number(n_items: int, set_size: int, epsilon: float, most: int) -> int:
 
 
 def learned_sets(features: Rows, set_size: int, epsilon: float, n_sets: int | None) -> scipy.sparse.csr_array:
-    """Return the best sets found.
-
-    `features`: Of the gallery, of norm one.
-    `set_size`: Items of every set.
-    `n_sets`: Chosen on held-out items where it is not given; on 20,000 items where there are more.
-    Returns: Ones.
-    """
+    """Return the best sets found; their number, where it is not given, is chosen on held-out items."""
     small = features if features.shape[1] <= _DIMENSIONS else features @ projection(features, _DIMENSIONS)
     if len(features) > _EXACT:
         return _large_sets(small, set_size, epsilon, n_sets).astype(np.uint8)
@@ -262,12 +248,7 @@ _AT_ONCE = 50_000  # queries
 def learn_large(
     wanted: scipy.sparse.csr_array, start: NDArray[np.int64], n_sets: int, set_size: int, epsilon: float
 ) -> scipy.sparse.csr_array:
-    """Alternate between good sets and demand until hardly anything is gained.
-
-    `wanted`: How much each query wants each item; rows sum to one.
-    `start`: A first good set of each query.
-    Returns: Ones.
-    """
+    """Alternate between good sets and demand until hardly anything is gained; rows of `wanted` sum to one."""
     odds = float(np.exp(epsilon))
     popular = np.asarray(wanted.sum(axis=0), dtype=np.float32).ravel()
     good, best = start, 0.0

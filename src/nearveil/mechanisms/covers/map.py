@@ -48,9 +48,9 @@ class MapError(MessageError):
 class PublicMap:
     """A small table from which a client finds the good set of a row. Nothing in it is private.
 
-    Prototypes stand for the gallery; each knows how much of what lies around it every set covers. A row is
-    projected, its nearest prototypes are weighted by rank, and the set that covers most is the good one.
-    The choice is a fixed function of the row, whatever the map holds, so a hostile map breaks no promise.
+    Prototypes stand for the gallery; each knows how much of what lies around it every set covers. A row is projected,
+    its nearest prototypes are weighted by rank, and the set that covers most is the good one. The choice is a fixed
+    function of the row, so a hostile map breaks no guarantee.
 
     Parameters
     ----------
@@ -64,6 +64,14 @@ class PublicMap:
         Of the gallery.
     set_size : int
         Items that every answer holds.
+
+    Examples
+    --------
+    >>> from nearveil.mechanisms import Cells
+    >>> rows = np.random.default_rng(0).standard_normal((80, 3))
+    >>> map_ = Cells(2.0, 0.2).fit(rows[:40]).index(rows[40:]).map_
+    >>> PublicMap.from_bytes(map_.to_bytes()).n_sets
+    5
     """
 
     components: NDArray[np.float16] = field(repr=False)
@@ -109,17 +117,7 @@ class PublicMap:
         return fingerprint(self.components, self.prototypes, self.coverage, self.n_items, self.set_size)
 
     def choose(self, features: Floats) -> NDArray[np.int64]:
-        """Return the good set of each row: a function of the row and the map alone.
-
-        Parameters
-        ----------
-        features : ndarray of shape (n, d)
-            Of norm one.
-
-        Returns
-        -------
-        ndarray of shape (n,)
-        """
+        """Return the good set of each row of norm one: a function of the row and the map alone."""
         if features.shape[1] != len(self.components):
             raise MapError(f"the map is for {len(self.components)} features; X has {features.shape[1]}")
         good = np.zeros(len(features), dtype=np.int64)
@@ -129,20 +127,7 @@ class PublicMap:
         return good
 
     def nearest(self, projected: Floats, count: int) -> NDArray[np.int64]:
-        """Return the prototypes nearest to projected rows, as :meth:`choose` finds them.
-
-        Parameters
-        ----------
-        projected : ndarray of shape (n, r)
-            Of any length.
-        count : int
-            At most 32, and at most the number of prototypes.
-
-        Returns
-        -------
-        ndarray of shape (n, count)
-            Nearest first.
-        """
+        """Return the prototypes nearest to projected rows of any length, nearest first, at most 32 for each."""
         if not 1 <= count <= min(MOST_NEIGHBORS, len(self.prototypes)):
             raise ValueError(f"count must be from 1 to {min(MOST_NEIGHBORS, len(self.prototypes))}")
         near = np.zeros((len(projected), count), dtype=np.int64)
@@ -180,21 +165,7 @@ class PublicMap:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read a map; nothing in the bytes is trusted.
-
-        Parameters
-        ----------
-        data : bytes
-
-        Returns
-        -------
-        PublicMap
-
-        Raises
-        ------
-        MessageError
-            If they are not a map.
-        """
+        """Read a map, or raise a MessageError; nothing in the bytes is trusted."""
         read = Message.from_bytes(data, _LARGEST)
         if read.mechanism != _NAME or read["components"].dtype != np.uint16 or read["sizes"].shape != (2,):
             raise MapError("data is not a map")

@@ -136,10 +136,6 @@ class PrivateMail(Release):
         **changes
             Other parameters of the constructor. `allow_unsound` must be among them.
 
-        Returns
-        -------
-        PrivateMail
-
         Examples
         --------
         >>> paper = PrivateMail.published("2022", "cub200", allow_unsound=True)
@@ -154,43 +150,24 @@ class PrivateMail(Release):
         return cls(epsilon, **{**table, **changes, "as_published": version})
 
     def fit(self, public_X: ArrayLike, public_y: ArrayLike | None = None) -> Self:
-        """Choose the anchors and compute the noise, once and from public things alone.
+        """Choose the anchors and compute the noise, from public things alone.
 
-        Parameters
-        ----------
-        public_X : array-like of shape (n, d)
-            Rows that equal their mean have no direction and are left out.
-        public_y : array-like of shape (n,), optional
-            Labels from 0; -1 means unlabelled.
-
-        Returns
-        -------
-        PrivateMail
+        Rows that equal their mean have no direction and are left out. Labels count from 0; -1 means unlabelled.
         """
         self._validate_params()
         if self.as_published is not None and not self.allow_unsound:
             raise ValueError(
-                f'as_published="{self.as_published}" keeps no promise: {REASONS[self.as_published]}. '
+                f'as_published="{self.as_published}" has no guarantee: {REASONS[self.as_published]}. '
                 "Set allow_unsound=True to run it all the same"
             )
         return super().fit(public_X, public_y)
 
     def with_dummies(self, rows: ArrayLike, labels: ArrayLike) -> Self:
-        """Return a client that hides each target among dummies, one of every class, drawn for each message.
+        """Return a copy that hides each target among dummies, one of every class, drawn for each message.
 
         They add nothing to the guarantee (``docs/theory/privatemail.md``). Take rows that the server does not hold,
         since it would recognise its own, and that nobody needs to protect: each message tells as much about its
         dummies as about the target, and nobody is charged for that.
-
-        Parameters
-        ----------
-        rows : array-like of shape (n, d)
-        labels : array-like of shape (n,)
-
-        Returns
-        -------
-        PrivateMail
-            A copy; only the client's side has dummies.
         """
         features = self.features(rows, "rows")
         client = copy.copy(self)
@@ -198,38 +175,15 @@ class PrivateMail(Release):
         return client
 
     def release(self, X: ArrayLike, *, rng: Source | None = None, labels: ArrayLike | None = None) -> Any:
-        """Make a message of a private row, or one of each row of a batch.
-
-        Parameters
-        ----------
-        X : array-like of shape (d,) or (n, d)
-            Private.
-        rng : Source, optional
-            The operating system's by default; a seed voids the guarantee.
-        labels : int or array-like of shape (n,), optional
-            The targets' own labels, for `as_published` alone.
-
-        Returns
-        -------
-        Message or list of Message
-        """
+        """Make a message of a private row, or one of each row of a batch; `labels` are for `as_published` alone."""
         return self.release_with_position(X, rng=rng, labels=labels)[0]
 
     def release_with_position(
         self, X: ArrayLike, *, rng: Source | None = None, labels: ArrayLike | None = None
     ) -> tuple[Any, Any]:
-        """Make messages, and tell the client alone which of a message's targets is its own.
+        """Make messages as :meth:`release` does, and return which of a message's targets is the client's own.
 
-        Parameters
-        ----------
-        X, rng, labels
-            As for :meth:`release`.
-
-        Returns
-        -------
-        messages : Message or list of Message
-        positions : int or ndarray of shape (n,)
-            Rows of :meth:`rank_each` that answer the client. Never send them.
+        The positions are rows of :meth:`rank_each`. Never send them.
         """
         fitted = self._frozen()
         source = secure_source() if rng is None else checked_source(rng)
@@ -241,18 +195,7 @@ class PrivateMail(Release):
         return (messages[0], int(positions[0])) if single else (messages, positions)
 
     def continue_embedding(self, message: Message, steps: int) -> Message:
-        """Take further public steps: anybody who fitted the same public rows can, and nothing private is needed.
-
-        Parameters
-        ----------
-        message : Message
-        steps : int
-
-        Returns
-        -------
-        Message
-            As if the client had taken them.
-        """
+        """Take further public steps of a message; whoever fitted the same public rows can do so."""
         self._check_fitted()
         self._check_message(message)
         further = checked_count(steps)
@@ -272,10 +215,6 @@ class PrivateMail(Release):
             For `as_published` alone.
         steps : int, optional
             Public steps of the messages to come; `n_public_steps` unless given.
-
-        Returns
-        -------
-        GalleryEmbedding
         """
         features = self.features(gallery, "gallery", lenient=True)
         labels = None if gallery_labels is None else checked_labels(gallery_labels, len(features), "gallery_labels")
@@ -286,20 +225,10 @@ class PrivateMail(Release):
     def rank_each(
         self, message: Message, gallery: ArrayLike | GalleryEmbedding, gallery_labels: ArrayLike | None = None
     ) -> Floats:
-        """Score the server's items for every target of a message, dummies and all; `rank` takes the best of them.
+        """Score the server's items for every target of a message, shape (targets, n); `rank` takes the best of them.
 
-        Parameters
-        ----------
-        message : Message
-        gallery : array-like of shape (n, d) or GalleryEmbedding
-            Rows, or what :meth:`embed_gallery` made of them.
-        gallery_labels : array-like of shape (n,), optional
-            For `as_published` alone.
-
-        Returns
-        -------
-        ndarray of shape (targets, n)
-            The higher, the nearer: minus the distance after Umeyama alignment on the anchors.
+        A score is minus the distance after Umeyama alignment on the anchors. The gallery is rows, with labels for
+        `as_published` alone, or what :meth:`embed_gallery` made of them.
         """
         self._check_fitted()
         self._check_message(message)

@@ -296,7 +296,7 @@ def _moved(rows: Floats, drawn: Floats, degree: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class SoundEngine:
-    """What is public, the noise of each private step, and what it promises."""
+    """What is public, the noise of each private step, and the guarantee."""
 
     public: Public
     noises: tuple[Noise, ...]

@@ -55,7 +55,7 @@ class FisherChannel:
     '8e-06 of epsilon for the arithmetic'
     """
 
-    epsilon: float  # of the promise
+    epsilon: float  # of the guarantee
     dimension: int  # of the sphere: that of the rows, or 16 if they have fewer
     kappa: float  # the concentration
     reach: float  # heights s end at +-reach

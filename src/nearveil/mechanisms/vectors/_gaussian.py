@@ -204,7 +204,7 @@ class RandomProjection(NoisyVector):
     def _fit_map(self, features: Floats, labels: NDArray[np.int64] | None) -> GaussianNoise:
         del labels
         if self.as_published and not self.allow_unsound:
-            raise ValueError(f"as_published keeps no promise: {REASON}. Set allow_unsound=True to run it all the same")
+            raise ValueError(f"as_published has no guarantee: {REASON}. Set allow_unsound=True to run it all the same")
         d, k = features.shape[1], int(self.n_components)
         self.matrix_ = np.random.default_rng(self.projection_seed).standard_normal((d, k)) / math.sqrt(k)
         if self.as_published:

@@ -56,7 +56,7 @@ class PrivUnitChannel:
     '0.786'
     """
 
-    epsilon: float  # of the promise
+    epsilon: float  # of the guarantee
     dimension: int
     tilt: float  # the epsilon of the tilt: what `arithmetic_cost` leaves
     threshold: int  # where the cap begins, in steps of 1/128
