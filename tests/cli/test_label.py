@@ -108,9 +108,7 @@ def test_an_account_pays_what_is_promised(here: Path) -> None:
         found = json.loads(fine(*words, "--epsilon", 0.5, "--json"))
         spent = account.balance().spent
         assert 0 < spent < 0.6
-        assert found["promise"].startswith(
-            "Whoever sees the answers comes to any conclusion about whether any one record"
-        )
+        assert found["promise"].startswith("Seeing the answers makes any conclusion about whether any one record")
         assert {label for _, label in rows_of()[1:]} <= {"3", "7", ""}
         refused = run(*words, "--epsilon", 1.5, "--out", "more.csv")
         assert refused.exit_code == 1

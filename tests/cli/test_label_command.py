@@ -49,7 +49,7 @@ def test_what_is_printed(private: Path, public: Path) -> None:
     assert words[words.index("answered") + 1] == "3"
     assert words[words.index("declined") + 1] == "0"
     assert "mine.csv" in text
-    assert "comes to any conclusion about whether any one" in text or "a factor of more than a million" in text
+    assert "makes any conclusion about whether any one" in text or "a factor of more than a million" in text
     assert "list of classes is PRIVATE's own and is not protected" in text
     assert "No account was charged" in text
     assert rows_of("mine.csv") == [["row", "label"], ["0", RARE], ["1", "plain"], ["2", RARE]]

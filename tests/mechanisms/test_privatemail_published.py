@@ -58,7 +58,7 @@ def test_refused_unless_asked_for_and_never_called_sound(version):  # type: igno
     promise = mail.guarantee
     assert not promise.sound
     assert "label" in promise.reason
-    assert str(promise).startswith("No promise")
+    assert str(promise).startswith("No guarantee")
     assert PrivateMail(1.0).fit(X, y).guarantee.sound
 
 

@@ -49,13 +49,13 @@ def promise(**changes: Any) -> Guarantee:
         ),
         (
             {"epsilon": 0.5, "delta": 1e-5, "protects": "database", "relation": "add-remove", "unit": "person"},
-            "Whoever sees the answers comes to any conclusion about whether any one person is in the database with"
-            + " at most 1.65 times the probability that it would have otherwise, plus 1.0e-5.",
+            "Seeing the answers makes any conclusion about whether any one person is in the database at most 1.65 times"
+            + " as likely as it would be otherwise, plus 1.0e-5.",
         ),
         (
             {"epsilon": 0.0, "delta": 0.5},
-            "Whoever sees the message comes to any conclusion about which image was asked for with at most 1 times the"
-            + " probability that it would have otherwise, plus 0.5.",
+            "Seeing this message makes any conclusion about which image was asked for at most 1 times as likely as it"
+            + " would be otherwise, plus 0.5.",
         ),
         (
             {"unit": "person with all images"},
@@ -76,14 +76,14 @@ def promise(**changes: Any) -> Guarantee:
             "Whoever sees the message may be next to certain about which image was asked for: "
             + "a factor of more than a million protects nothing.",
         ),
-        ({"epsilon": math.inf}, "Nothing is promised about which image was asked for."),
+        ({"epsilon": math.inf}, "Nothing is guaranteed about which image was asked for."),
         (
             {"protects": "database", "delta": 1.0},
-            "Nothing is promised about which image any one record of the database is.",
+            "Nothing is guaranteed about which image any one record of the database is.",
         ),
         (
             {"sound": False, "reason": "the label of the target is used after the noise"},
-            "No promise about which image was asked for: the label of the target is used after the noise.",
+            "No guarantee about which image was asked for: the label of the target is used after the noise.",
         ),
     ],
 )

@@ -520,18 +520,18 @@ def test_the_error_of_a_series_hardly_shows() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"bandwidth": 0.0}, "bandwidth must be a positive finite number"),
-        ({"bandwidth": math.nan}, "bandwidth must be a positive finite number"),
-        ({"bandwidth": "wide"}, "bandwidth must be a positive finite number"),
-        ({"bandwidth": 1e200}, "bandwidth 1e.200 is out of range"),
-        ({"bandwidth": 0.05}, "bandwidth 0.05 is out of range"),
-        ({"label_weight": -0.1}, "label_weight must be a finite number of at least 0"),
-        ({"label_weight": math.inf}, "label_weight must be a finite number of at least 0"),
+        ({"bandwidth": 0.0}, "bandwidth must be from 0.06 to 1e.100"),
+        ({"bandwidth": math.nan}, "bandwidth must be from 0.06 to 1e.100"),
+        ({"bandwidth": "wide"}, "bandwidth must be from 0.06 to 1e.100"),
+        ({"bandwidth": 1e200}, "bandwidth must be from 0.06 to 1e.100"),
+        ({"bandwidth": 0.05}, "bandwidth must be from 0.06 to 1e.100"),
+        ({"label_weight": -0.1}, "label_weight must be from 0 to 1e.50"),
+        ({"label_weight": math.inf}, "label_weight must be from 0 to 1e.50"),
         ({"n_classes": 0}, "n_classes must be a whole number of at least 1"),
         ({"n_classes": 2.5}, "n_classes must be a whole number of at least 1"),
         ({"labels": "secret"}, 'labels must be "private" or "public"'),
         ({"label_encoding": "ordinal"}, 'label_encoding must be "integer" or "one-hot"'),
-        ({"label_bandwidth": 0}, "label_bandwidth must be a positive finite number"),
+        ({"label_bandwidth": 0}, "label_bandwidth must be from 1e-50 to 1e.100"),
         ({"norm": "max"}, 'norm must be "l2" or "l1"'),
         ({"error_bound": 1.0}, "error_bound must be below 1"),
         ({"error_bound": -1e-3}, "error_bound must be a finite number of at least 0"),
@@ -550,9 +550,9 @@ def test_what_cannot_be_bounded_is_named(wrong: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"anchors": [[1.0, 0.0], [math.inf, 0.0]]}, "anchors hold NaN or infinity"),
-        ({"anchors": [1.0, 0.0]}, "anchors must be a 2-D array with at least one row"),
-        ({"anchors": np.empty((0, 2))}, "anchors must be a 2-D array with at least one row"),
+        ({"anchors": [[1.0, 0.0], [math.inf, 0.0]]}, "anchors holds NaN or infinity"),
+        ({"anchors": [1.0, 0.0]}, "anchors must be a 2-D array of numbers"),
+        ({"anchors": np.empty((0, 2))}, "anchors must be a 2-D array of numbers"),
         ({"anchors": [["a", "b"], ["c", "d"]]}, "anchors must be a 2-D array of numbers"),
         ({"anchors": [[1.0, 0.0], [0.0, 0.0]]}, "rows of norm 1 .row 1 has not"),
         ({"anchor_labels": [0, 1, 2]}, r"anchor_labels must have shape \(2,\)"),
@@ -561,7 +561,7 @@ def test_what_cannot_be_bounded_is_named(wrong: dict[str, Any], message: str) ->
         ({"released": "anchors"}, 'released must be "all" or "target"'),
         ({"norm": "l3"}, 'norm must be "l2"'),
         ({"label_weight": -1}, "label_weight must be"),
-        ({"bandwidth": 0.01}, "bandwidth 0.01 is out of range"),
+        ({"bandwidth": 0.01}, "bandwidth must be from 0.06 to 1e.100"),
         ({"error_bound": 2}, "error_bound must be below 1"),
     ],
     ids=str,
@@ -819,5 +819,5 @@ def test_a_start_whose_squares_leave_all_range_is_refused(size: float) -> None:
 def test_parameters_that_leave_all_range_are_refused(changes: dict[str, Any]) -> None:
     start = np.random.default_rng(0).normal(size=(5, 2))
     parameters: dict[str, Any] = {"bandwidth": 1.0, "label_weight": 0.6, "n_classes": 3, **changes}
-    with pytest.raises(ValueError, match=r"out of range|at most 1e50|leaves all range"):
+    with pytest.raises(ValueError, match=r"must be from"):
         replace_one(start, **parameters)

@@ -197,4 +197,4 @@ def test_very_many_screenings_are_charged_as_gaussian_mechanisms() -> None:
 def test_a_plan_with_hardly_any_noise_promises_nothing() -> None:
     plan = make_plan(Wish(epsilon=None, delta=1e-5, max_answered=1000, vote_noise=0.01), CLASSES)
     assert plan.epsilon(1e-5) == math.inf
-    assert "Nothing is promised" in str(plan.guarantee(1e-5, unit="record", source=secure_source()))
+    assert "Nothing is guaranteed" in str(plan.guarantee(1e-5, unit="record", source=secure_source()))

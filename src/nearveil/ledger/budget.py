@@ -170,7 +170,7 @@ def charge_guarantee(guarantee: Guarantee, protects: Protects, unit: str, relati
     if not guarantee.sound:
         raise ValueError("guarantee is not sound, so no budget covers it")
     if guarantee.is_vacuous:
-        raise ValueError("guarantee promises nothing (epsilon is infinite, or delta 1), so nobody checked its events")
+        raise ValueError("guarantee says nothing (epsilon is infinite, or delta 1), so nobody checked its events")
     if guarantee.protects != protects:
         raise ValueError(f"guarantee protects a {guarantee.protects}, this account a {protects}")
     # Every message is charged, whatever it asks for: an account of queries covers any unit. Of a database it does not:
@@ -389,7 +389,7 @@ class FilterBudget(Budget):
         return any(total is not None and total <= limit for total, limit in zip(totals, self.limits, strict=True))
 
     def spent(self, totals: Amounts) -> Fraction | None:
-        # The share of its budget that the order with most left has used. It is no promise, only the way to the end.
+        # The share of its budget that the order with most left has used. It is no guarantee, only the way to the end.
         shares = [
             Fraction(total, limit)
             for total, limit in zip(totals, self.limits, strict=True)

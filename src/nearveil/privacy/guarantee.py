@@ -137,7 +137,7 @@ class Guarantee(_CheckedAgain):
     Parameters
     ----------
     epsilon : float
-        From 0 to infinity; infinity promises nothing.
+        From 0 to infinity; infinity guarantees nothing.
     delta : float
         From 0 to 1.
     protects : {"query", "database"}
@@ -149,9 +149,9 @@ class Guarantee(_CheckedAgain):
     basis : Basis
         The theorem or accountant, with a link to its documentation.
     sound : bool, default=True
-        Whether the promise is proved. One that is not needs a `reason`, and its figures are a claim that nobody checks.
+        Whether it is proved. One that is not needs a `reason`, and its figures are a claim that nobody checks.
     reason : str, default=""
-        Why the promise is not sound.
+        Why it is not sound.
     events : tuple of dp_accounting.DpEvent, default=()
         What happened, for accountants. A sound guarantee of a finite epsilon must have some
         (``NoOpDpEvent()`` where nothing is told).
@@ -170,13 +170,13 @@ class Guarantee(_CheckedAgain):
     Examples
     --------
     >>> from nearveil.privacy.events import PureDp
-    >>> promise = Guarantee(
+    >>> guarantee = Guarantee(
     ...     epsilon=2.0, delta=0.0, protects="query", unit="image", relation="replace", basis=Basis("PrivUnit"),
     ...     events=(PureDp(2.0),),
     ... )
-    >>> print(promise)
+    >>> print(guarantee)
     Seeing this message changes the odds between any two images by at most a factor of 7.4.
-    >>> replace(promise, epsilon=1.0)
+    >>> replace(guarantee, epsilon=1.0)
     Traceback (most recent call last):
     ValueError: epsilon must be at least what the events cost: epsilon 2.0 at delta 0
     """
@@ -218,7 +218,7 @@ class Guarantee(_CheckedAgain):
 
     @property
     def is_vacuous(self) -> bool:
-        """Whether it promises nothing: an infinite epsilon, or a delta of 1. Nobody checks, composes or pays for it."""
+        """Whether it says nothing: an infinite epsilon, or a delta of 1. Nobody checks, composes or pays for it."""
         return math.isinf(self.epsilon) or self.delta == 1
 
     def with_source(self, source: Source) -> "Guarantee":
@@ -303,33 +303,33 @@ class Guarantee(_CheckedAgain):
 
     def __str__(self) -> str:
         if not self.sound:
-            return f"No promise about {self._secret}: {self.reason}."
+            return f"No guarantee about {self._secret}: {self.reason}."
         if self.is_vacuous:
-            return f"Nothing is promised about {self._secret}."
+            return f"Nothing is guaranteed about {self._secret}."
         observer = "Whoever sees the message" if self.protects == "query" else "Whoever sees the answers"
         if self.epsilon > math.log(_FAR):
             return (
                 f"{observer} may be next to certain about {self._secret}: "
                 "a factor of more than a million protects nothing."
             )
-        odds = format_factor(self.epsilon)
+        if self.epsilon == self.delta == 0:
+            return f"{observer} learns nothing about {self._secret}."
+        seeing = "Seeing this message" if self.protects == "query" else "Seeing the answers"
+        factor = format_factor(self.epsilon)
         if self.delta == 0:
-            if self.epsilon == 0:
-                return f"{observer} learns nothing about {self._secret}."
-            return f"{self._odds} by at most a factor of {odds}."
+            return f"{seeing} changes the odds {self._compared} by at most a factor of {factor}."
         return (
-            f"{observer} comes to any conclusion about {self._secret} with at most {odds} times the "
-            f"probability that it would have otherwise, plus {format_rounded_up(self.delta)}."
+            f"{seeing} makes any conclusion about {self._secret} at most {factor} times as likely as it would be "
+            f"otherwise, plus {format_rounded_up(self.delta)}."
         )
 
     @property
-    def _odds(self) -> str:
-        """What the factor of a pure guarantee is about."""
-        if (self.protects, self.relation) == ("query", "replace"):
-            first, *rest = self.unit.split(" ", 1)
-            return f"Seeing this message changes the odds between any two {' '.join([f'{first}s', *rest])}"
-        seeing = "Seeing this message" if self.protects == "query" else "Seeing the answers"
-        return f"{seeing} changes the odds about {self._secret}"
+    def _compared(self) -> str:
+        """What the odds of a pure guarantee are about."""
+        if (self.protects, self.relation) != ("query", "replace"):
+            return f"about {self._secret}"
+        first, *rest = self.unit.split(" ", 1)
+        return f"between any two {' '.join([f'{first}s', *rest])}"
 
     @property
     def _secret(self) -> str:
@@ -353,7 +353,7 @@ def _store_floats(stated: Guarantee | FilterTerms, *fields: str) -> None:
 
 
 def format_factor(epsilon: float) -> str:
-    """Write e^epsilon, rounded up: against the promise. Near 1, two digits of what exceeds 1."""
+    """Write e^epsilon, rounded up, on the safe side. Near 1, two digits of what exceeds 1."""
     exact = Decimal(repr(float(epsilon))).exp(_PRECISE)
     return f"{1 + Decimal(format_rounded_up(exact - 1)) if exact < 2 else Decimal(format_rounded_up(exact)):f}"
 
@@ -415,7 +415,7 @@ def compose(
         raise ValueError("every guarantee must say what happened (events): nothing else can be composed")
     if any(guarantee.is_vacuous for guarantee in guarantees):
         raise ValueError(
-            "guarantees must promise something: of an infinite epsilon or a delta of 1 nobody checks events"
+            "guarantees must guarantee something: of an infinite epsilon or a delta of 1 nobody checks events"
         )
     if (delta is None) == (within is None):
         raise ValueError("give delta (parameters fixed beforehand) or within (chosen along the way), one of the two")
@@ -472,7 +472,7 @@ def _fixed(guarantees: Sequence[Guarantee], delta: float | None, **merged: Any) 
     if any(guarantee.within is not None for guarantee in guarantees):
         raise ValueError(
             "within must be given: parameters of some guarantees were chosen along the way, and the filter of all "
-            "their events is the only promise; an epsilon computed afterwards would not be one"
+            "their events is the only guarantee; an epsilon computed afterwards would not be one"
         )
     if any(guarantee.whole is not None for guarantee in guarantees):
         raise ValueError(
@@ -526,7 +526,8 @@ def noise_guarantee(
     >>> f"{guarantee.epsilon:.3f}", guarantee.sound
     ('1.000', True)
     >>> print(noise_guarantee(noise, source=unsafe_seeded(7), **stated))
-    No promise about which image was asked for: the noise came from a seed, so whoever knows the seed can take it away.
+    No guarantee about which image was asked for: the noise came from a seed, so whoever knows the seed can take
+    it away.
     """
     if not noise.extra_delta < delta < 1:
         raise ValueError(f"delta must lie between {noise.extra_delta:.1g}, which the sampler costs, and 1")

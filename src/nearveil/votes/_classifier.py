@@ -139,8 +139,8 @@ class PrivateKNeighborsClassifier(VotingClassifier):
     >>> answers.shape
     (20,)
     >>> print(voter.guarantee)
-    Whoever sees the answers comes to any conclusion about whether any one record is in the database with at most 7.4
-    times the probability that it would have otherwise, plus 1.0e-5.
+    Seeing the answers makes any conclusion about whether any one record is in the database at most 7.4 times as
+    likely as it would be otherwise, plus 1.0e-5.
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {

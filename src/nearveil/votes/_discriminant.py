@@ -196,8 +196,8 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
     >>> bool(model.score(X[1500:], y[1500:]) > 0.7)
     True
     >>> print(model.guarantee)
-    Whoever sees the answers comes to any conclusion about whether any one record is in the database with at most 7.4
-    times the probability that it would have otherwise, plus 1.0e-5.
+    Seeing the answers makes any conclusion about whether any one record is in the database at most 7.4 times as
+    likely as it would be otherwise, plus 1.0e-5.
     """
 
     classes_: NDArray[Any]

@@ -250,8 +250,8 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     >>> student.predict(X[1500:]).shape
     (297,)
     >>> print(student.guarantee)
-    Whoever sees the answers comes to any conclusion about whether any one record is in the database with at most 7.4
-    times the probability that it would have otherwise, plus 1.0e-5.
+    Seeing the answers makes any conclusion about whether any one record is in the database at most 7.4 times as
+    likely as it would be otherwise, plus 1.0e-5.
     """
 
     plan_: VotePlan

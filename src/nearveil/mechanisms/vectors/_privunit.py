@@ -268,8 +268,8 @@ class PrivUnit(ProjectedRelease):
     >>> bool(np.ptp(density) <= 4.0)
     True
     >>> print(client.guarantee)
-    Whoever sees the message comes to any conclusion about which record was asked for with at most 55 times the
-    probability that it would have otherwise, plus 6.4e-30.
+    Seeing this message makes any conclusion about which record was asked for at most 55 times as likely as it
+    would be otherwise, plus 6.4e-30.
     """
 
     name = "privunit"

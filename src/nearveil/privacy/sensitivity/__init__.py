@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from nearveil.graph.labels import Encoding
-from nearveil.privacy.checks import check_choice, check_count, check_nonnegative, check_positive
+from nearveil.privacy.checks import check_choice, check_count, check_positive, check_range
 from nearveil.privacy.sensitivity import _published as published
 from nearveil.privacy.sensitivity import bounds
 from nearveil.privacy.sensitivity._published import Variant
@@ -20,6 +20,7 @@ from nearveil.privacy.sensitivity.bounds import (
     MARGIN,
     Floats,
     Norm,
+    check_matrix,
     checked_error_bound,
     checked_result,
     checked_start,
@@ -249,30 +250,17 @@ def published_2021(
 
 
 def _checked_query(bandwidth: float, label_weight: float, label_bandwidth: float | None) -> tuple[float, float, float]:
-    bandwidth = check_positive(bandwidth, "bandwidth")
-    if not 0.06 <= bandwidth < 1e100:
-        raise ValueError(f"bandwidth {bandwidth:g} is out of range: the weights, and with them the bound, would be")
-    label_weight = check_nonnegative(label_weight, "label_weight")
-    if label_weight > 1e50:
-        raise ValueError("label_weight must be at most 1e50")
+    """Return the parameters as floats, or raise where the weights, and with them the bound, would leave all range."""
+    bandwidth = check_range(bandwidth, "bandwidth", 0.06, 1e100)
+    label_weight = check_range(label_weight, "label_weight", 0, 1e50)
     if label_bandwidth is None:
         return bandwidth, label_weight, bandwidth
-    label_bandwidth = check_positive(label_bandwidth, "label_bandwidth")
-    if not 1e-50 < label_bandwidth < 1e100:
-        raise ValueError(f"label_bandwidth {label_bandwidth:g} is out of range")
-    return bandwidth, label_weight, label_bandwidth
+    return bandwidth, label_weight, check_range(label_bandwidth, "label_bandwidth", 1e-50, 1e100)
 
 
 def _checked_anchors(anchors: Any) -> Floats:
     """Return the anchors as unit rows in double precision, or raise; names no value."""
-    try:
-        rows = np.asarray(anchors, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError("anchors must be a 2-D array of numbers (rows, features)") from None
-    if rows.ndim != 2 or 0 in rows.shape:
-        raise ValueError(f"anchors must be a 2-D array with at least one row and one feature; got shape {rows.shape}")
-    if not np.all(np.isfinite(rows)):
-        raise ValueError("anchors hold NaN or infinity: remove or repair such rows")
+    rows = check_matrix(anchors, "anchors")
     norms = np.linalg.norm(rows, axis=1)
     if np.max(np.abs(norms - 1)) > _NORM_TOLERANCE:
         row = int(np.argmax(np.abs(norms - 1)))

@@ -38,23 +38,29 @@ def checked_error_bound(value: float) -> float:
     return error_bound
 
 
+def check_matrix(values: Any, name: str) -> Floats:
+    """Return a finite matrix of at least one row and one column in double precision, or raise."""
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.empty(0)
+    if array.ndim != 2 or 0 in array.shape:
+        raise ValueError(f"{name} must be a 2-D array of numbers, with at least one row and one column")
+    if not np.all(np.isfinite(array)):
+        raise ValueError(f"{name} holds NaN or infinity: remove or repair such rows")
+    return array
+
+
 def checked_start(start: Any, rows: int | None = None, least: int = 2) -> Floats:
     """Return the starting matrix in double precision with its mean row taken out, or raise.
 
     The step commutes with translations, so the mean changes no bound; without it nothing cancels.
     """
-    try:
-        array = np.asarray(start, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError("start must be a 2-D array of numbers (rows, columns)") from None
-    if array.ndim != 2 or array.shape[1] == 0:
-        raise ValueError(f"start must be a 2-D array (rows, columns) with at least one column; got shape {array.shape}")
+    array = check_matrix(start, "start")
     if rows is not None and array.shape[0] != rows:
         raise ValueError(f"start must have {rows} rows, the target's first and then one for each anchor")
     if array.shape[0] < least:
         raise ValueError(f"start has {array.shape[0]} row(s); it needs at least {least}")
-    if not np.all(np.isfinite(array)):
-        raise ValueError("start holds NaN or infinity")
     centred: Floats = array - array.mean(axis=0)
     largest = float(np.max(np.abs(centred)))
     if largest and not 1e-60 < largest < 1e60:  # its squares would lose digits, and the bound with them

@@ -91,8 +91,8 @@ class ProtectedGallery:
     >>> gallery.publish().number
     1
     >>> print(gallery.info().promise.words)
-    Whoever sees the answers comes to any conclusion about whether any one record is in the database with at most 7.4
-    times the probability that it would have otherwise, plus 1.0e-6.
+    Seeing the answers makes any conclusion about whether any one record is in the database at most 7.4 times as
+    likely as it would be otherwise, plus 1.0e-6.
     >>> gallery.close(); folder.cleanup()
     """
 
