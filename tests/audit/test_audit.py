@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from nearveil.audit import Check, Experiment, Law, Pair, Report, audit
-from nearveil.audit._audit import _explore
 from nearveil.audit._law import Watch
+from nearveil.audit.auditing import _explore
 from nearveil.audit.report import FALSE_ALARM, Attack
 from nearveil.mechanisms import Cells, PrivUnit, RawFeatures
 from nearveil.privacy.noise import calibrate_gaussian, calibrate_laplace, unsafe_seeded

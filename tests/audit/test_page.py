@@ -118,7 +118,7 @@ def test_bad_luck_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         report = audit(experiment, confidence=confidence, trials=trials, progress=progress)
         return replace(report, interval=(1.1, 1.3), shown_epsilon=1.1) if len(asked) == 1 else report
 
-    monkeypatch.setattr(nearveil.audit, "audit", attack)
+    monkeypatch.setattr("nearveil.audit.auditing.audit", attack)
     monkeypatch.setattr(
         nearveil.audit, "list_mechanisms", lambda _: [AuditEntry("bit", lambda: repeatable(coin(1.0, 0.6)))]
     )
@@ -139,7 +139,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, **found: str) -> Any:
         kind = found[experiment.name]
         return replace(report, mechanism=experiment.name, interval=(0.5, reach[kind]), checks=check[kind])
 
-    monkeypatch.setattr(nearveil.audit, "audit", attack)
+    monkeypatch.setattr("nearveil.audit.auditing.audit", attack)
     monkeypatch.setattr(nearveil.audit, "list_mechanisms", lambda _: entries)
     monkeypatch.setattr(nearveil.audit, "list_specimens", list)
     return runner.invoke(app, ["all", "--json"])

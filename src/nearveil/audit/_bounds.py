@@ -14,7 +14,7 @@ from scipy.special import betaincinv
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
 
-_FINE = 400  # steps of the ladder up to four times the promise
+_FINE = 400  # steps of the ladder up to four times the stated epsilon
 _GROWTH = 1.005  # of the ladder beyond
 _TOP = 1000.0
 _LEAST_STEP = 1e-4
@@ -45,7 +45,7 @@ def event_epsilon(
 ) -> tuple[Floats, Floats]:
     """Return the interval of ``ln((P(S) - delta) / Q(S))`` for a fixed event S (Theorem 2).
 
-    No promise of (epsilon, delta) with an epsilon below the lower end can be true, unless something happened
+    No guarantee of (epsilon, delta) with an epsilon below the lower end can be true, unless something happened
     whose probability is at most `mistake` / 2. Attacked by ``tests/audit/test_bounds.py``.
 
     `hits, false_hits`: How often S came, in `runs` of each world.
@@ -147,7 +147,7 @@ class HockeyStick:
                 break
             shown = float(epsilon)
         highest = math.inf
-        # A pure promise has no probability below which nothing counts, but so many runs see only so much.
+        # A pure guarantee has no probability below which nothing counts, but so many runs see only so much.
         least = delta if delta > _PURE else 2 * math.log(2 / mistake) / self._count
         for epsilon in steps[::-1]:
             if not self.at(float(epsilon)).high(mistake / 2) <= least:
@@ -157,13 +157,13 @@ class HockeyStick:
 
 
 def ladder(epsilon: float) -> Floats:
-    """Return the epsilons that are tried: fine around the promise, coarser far above it.
+    """Return the epsilons that are tried: fine around what is stated, coarser far above it.
 
-    `epsilon`: The promise; infinite ones are taken as 10.
+    `epsilon`: What is stated; infinite ones are taken as 10.
     Returns: Rising, from 0.
     """
-    promise = min(epsilon, 10.0) if math.isinf(epsilon) else epsilon
-    step = max(promise * 4 / _FINE, _LEAST_STEP)
+    stated = min(epsilon, 10.0) if math.isinf(epsilon) else epsilon
+    step = max(stated * 4 / _FINE, _LEAST_STEP)
     fine: Floats = step * np.arange(_FINE + 1, dtype=np.float64)
     if fine[-1] >= _TOP:
         return fine

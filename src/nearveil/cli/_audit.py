@@ -5,14 +5,13 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from nearveil.cli._shared import Bars, print_json, print_lines, print_table, show_bars
+from nearveil.cli._shared import print_json, print_lines, print_table, show_bars
 
 if TYPE_CHECKING:
     from nearveil.audit import Report
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 _STYLES = {"kept": "green", "broken": "red", "undecided": "yellow"}
 _STATUSES = {"kept": 0, "broken": 1, "undecided": 3}  # 2 is that of a command that was not understood
-_LEAST = 400
 _SPECIMENS = "Broken on purpose: each must be caught"
 _LEGEND = """\
 broken     an attack shows more than was promised, or a check of the mechanism's conduct failed; a sound mechanism is
@@ -117,43 +115,17 @@ def _run(
     sections: "dict[str, Sequence[AuditEntry]]", confidence: float, effort: float
 ) -> "tuple[dict[str, list[Report]], Verdict, list[str]]":
     """Audit all entries, and say how that ended and what is not as it must be."""
+    from nearveil.audit.auditing import audit_entry, judge_reports
+
     found: dict[str, list[Report]] = {}
     with show_bars() as start:
         for heading, entries in sections.items():
-            found[heading] = [_attack(entry, confidence, effort, start) for entry in entries]
-    judged = [
-        (entry, report)
-        for heading, entries in sections.items()
-        for entry, report in zip(entries, found[heading], strict=True)
-    ]
-    return found, *_judge(judged)
-
-
-def _attack(entry: "AuditEntry", confidence: float, effort: float, start: Bars) -> "Report":
-    from nearveil.audit import audit as attack
-
-    experiment = replace(entry.make(), name=entry.name)
-    runs = max(_LEAST, int(experiment.trials * effort))
-    report = attack(experiment, confidence=confidence, trials=runs, progress=start(entry.name, 2 * runs))
-    if entry.expected != "kept" or report.verdict != "undecided":
-        return report
-    # Of forty intervals at 0.95 some begin too high or end too high: such a guarantee has a second, longer look.
-    again = attack(experiment, confidence=confidence, trials=2 * runs, progress=start(f"{entry.name}, again", 4 * runs))
-    note = f"{report.interval[0]:.4g} to {report.interval[1]:.4g} was undecided; this is a second audit, of fresh runs"
-    return replace(again, notes=(*again.notes, note))
-
-
-def _judge(judged: "list[tuple[AuditEntry, Report]]") -> "tuple[Verdict, list[str]]":
-    """Compare what was found with what must be found: broken wins over undecided, and that over kept."""
-    outcomes: list[tuple[Verdict, str]] = []
-    for entry, report in judged:
-        says = f"{entry.name} must be {entry.expected}, and is {report.verdict}"
-        if entry.expected == "kept" and report.verdict != "kept":
-            outcomes.append((report.verdict, "; ".join([says, *report.reasons])))
-        elif entry.expected == "broken" and report.verdict != "broken":
-            outcomes.append(("broken", f"{says}: the audit is blind to it"))
-    worst: Verdict = max((one for one, _ in outcomes), key=["kept", "undecided", "broken"].index, default="kept")
-    return worst, [words for _, words in outcomes]
+            found[heading] = [
+                audit_entry(entry, confidence=confidence, effort=effort, start=start) for entry in entries
+            ]
+    return found, *judge_reports(
+        pair for heading, entries in sections.items() for pair in zip(entries, found[heading], strict=True)
+    )
 
 
 def _make_folder(folder: Path, option: str, file: str) -> None:
