@@ -1,0 +1,32 @@
+"""The diff in the architecture page adds a mechanism, and everything that reads the registry knows it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DIFF = ROOT / "docs" / "examples" / "mechanism.diff"
+_USE = """
+from nearveil.audit.registry import list_mechanisms
+from nearveil.mechanisms.catalog import catalog
+(found,) = (one for one in catalog() if one.name == "anchor")
+assert (found.sound, found.kind) == (True, "pure"), found
+assert "anchor" in [one.name for one in list_mechanisms()]
+"""
+
+
+def test_a_mechanism_is_added_in_at_most_three_files(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["git", "apply", str(DIFF)], cwd=tmp_path, check=True)  # noqa: S603, S607
+    assert DIFF.read_text().count("\ndiff --git") + 1 <= 3
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'src'}:{tmp_path}"}
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/mechanisms/test_freezing.py", "-k", "anchor"]
+    for arguments in (["-c", _USE], tests):
+        done = subprocess.run(  # noqa: S603
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
