@@ -51,10 +51,7 @@ class Kind(IntEnum):
 class Limits:
     """The largest body of each kind, in bytes.
 
-    Parameters
-    ----------
-    public_request, public_part, query, answer, map_changed, refusal : int
-        From 0 to 2^32 - 1.
+    `public_request, public_part, query, answer, map_changed, refusal`: From 0 to 2^32 - 1.
 
     Examples
     --------
@@ -101,16 +98,8 @@ def frame(kind: Kind, body: bytes, flags: int = 0) -> bytes:
 def read_frame_size(head: bytes, limits: Limits = DEFAULT_LIMITS) -> int:
     """Return how long the frame is that begins so, for a transport that must know how much to read.
 
-    Parameters
-    ----------
-    head : bytes
-        The first `HEADER_BYTES` of a frame, or more.
-    limits : Limits, optional
-
-    Returns
-    -------
-    int
-        Header included; never above the limit of its kind.
+    `head`: The first `HEADER_BYTES` of a frame, or more.
+    Returns: Header included; never above the limit of its kind.
     """
     _, _, length = _header(head, limits)
     return HEADER_BYTES + length

@@ -23,9 +23,9 @@ from nearveil.privacy.events import VoteHistogram
 from nearveil.service import Client, OpenGallery, PublicationError, Settings, open_galleries
 from nearveil.service.server.errors import NotOfferedError, UnavailableError, UnknownError
 from nearveil.service.server.protected import ProtectedGallery
-from nearveil.votes import PrivateDiscriminant, PublicDiscriminant, _discriminant, plan
-from nearveil.votes._discriminant import class_sums
-from nearveil.votes._discriminant_model import SENSITIVITY
+from nearveil.votes import PrivateDiscriminant, PublicDiscriminant, discriminant, plan
+from nearveil.votes.discriminant import sum_classes
+from nearveil.votes.discriminant_model import SENSITIVITY
 from tests.service.protected import (
     CLASSES,
     DIMENSION,
@@ -295,10 +295,10 @@ def test_one_record_less_changes_sums_by_what_is_charged_with_a_network(
     exact: list[Any] = []
 
     def watched(*given: Any) -> Any:
-        exact.append(class_sums(*given))
+        exact.append(sum_classes(*given))
         return exact[-1]
 
-    monkeypatch.setattr(_discriminant, "class_sums", watched)
+    monkeypatch.setattr(discriminant, "sum_classes", watched)
 
     def sums(gone: int | None, *, row_exact: bool) -> Any:
         kept = [number for number in range(30) if number != gone]

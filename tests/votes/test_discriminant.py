@@ -25,9 +25,16 @@ from nearveil.mechanisms.covers.map import MOST_FEATURES
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.privacy.noise.calibration import gaussian_delta
 from nearveil.votes import ExhaustedError, PrivateDiscriminant, PublicDiscriminant, plan_publications
-from nearveil.votes._class_projection import Projection, Rows
-from nearveil.votes._discriminant import class_sums
-from nearveil.votes._discriminant_model import COUNT_UNIT, SENSITIVITY, SHRINKAGE, estimate_means, fit_discriminant
+from nearveil.votes.discriminant import sum_classes
+from nearveil.votes.discriminant_model import (
+    COUNT_UNIT,
+    SENSITIVITY,
+    SHRINKAGE,
+    ClassProjection,
+    Rows,
+    estimate_means,
+    fit_discriminant,
+)
 from nearveil.votes.neighbors import LONGEST
 
 DIGITS, LABELS = shuffle(*load_digits(return_X_y=True), random_state=0)
@@ -135,7 +142,7 @@ def test_probabilities_are_not_too_sure_and_their_order_stays(epsilon: float) ->
         hit.append(model.score(DIGITS[1500:], LABELS[1500:]))
         problem = plain._project(plain._check(PRIVATE, PRIVATE_Y, PUBLIC), plan_publications(epsilon).vote_noise)
         scores = fit_discriminant(estimate_means(model.statistics_, problem.moments), SHRINKAGE)
-        raw = scores.of(problem.projection.transform(DIGITS[1500:]))
+        raw = scores.score(problem.projection.transform(DIGITS[1500:]))
         before.append(softmax(raw, axis=1).max(axis=1).mean())
         np.testing.assert_array_equal(raw.argmax(axis=1), chances.argmax(axis=1))
     assert np.mean(sure) < np.mean(hit) + 0.05
@@ -156,9 +163,9 @@ ROWS = arrays(np.float64, (5, 6), elements=st.floats(allow_nan=False, allow_infi
 @settings(deadline=None, derandomize=True)
 @given(rows=ROWS, code=st.integers(0, 2), public=st.booleans())
 def test_one_record_moves_all_sums_by_at_most_the_bound(rows: Rows, code: int, public: bool) -> None:
-    projection = Projection.learn(unit_rows(), 4) if public else Projection.none(6)
+    projection = ClassProjection.learn(unit_rows(), 4) if public else ClassProjection.none(6)
     whole, codes = projection.round(rows), np.array([code, 0, 1, 2, 2])
-    moved = class_sums(whole, codes, 3) - class_sums(whole[1:], codes[1:], 3)
+    moved = sum_classes(whole, codes, 3) - sum_classes(whole[1:], codes[1:], 3)
     assert sum(int(one) ** 2 for one in moved.ravel()) <= LONGEST**2 + COUNT_UNIT**2
     assert Fraction(SENSITIVITY) ** 2 >= LONGEST**2 + COUNT_UNIT**2
     assert not np.delete(moved, code, axis=0).any()
@@ -166,14 +173,14 @@ def test_one_record_moves_all_sums_by_at_most_the_bound(rows: Rows, code: int, p
 
 
 def test_the_bound_is_nearly_attained() -> None:
-    whole = Projection.none(6).round(np.eye(6)[:1])
-    assert np.linalg.norm(class_sums(whole, np.zeros(1, dtype=np.int64), 2)) > 0.999 * SENSITIVITY
+    whole = ClassProjection.none(6).round(np.eye(6)[:1])
+    assert np.linalg.norm(sum_classes(whole, np.zeros(1, dtype=np.int64), 2)) > 0.999 * SENSITIVITY
 
 
 @pytest.mark.parametrize("width", [1, 7, 100])
 def test_a_row_is_mapped_alike_in_every_batch(width: int) -> None:
     rng = np.random.default_rng(width)
-    projection = Projection.learn(rng.standard_normal((50, width)), 16)
+    projection = ClassProjection.learn(rng.standard_normal((50, width)), 16)
     rows = rng.standard_normal((300, width)) * 10.0 ** rng.integers(-300, 300, (300, 1))
     whole = projection.round(rows)
     np.testing.assert_array_equal(whole[::-1], projection.round(rows[::-1]))
@@ -184,7 +191,7 @@ def test_a_row_is_mapped_alike_in_every_batch(width: int) -> None:
 @pytest.mark.parametrize("width", [1, 63, 64, 1280, 4000])
 def test_projections_are_exact_where_they_are_largest(width: int) -> None:
     components = np.full((width, 1), 2**15 - 1, dtype=np.int16)
-    projection = Projection(components, np.zeros(1), np.ones(1), 1.0, width)
+    projection = ClassProjection(components, np.zeros(1), np.ones(1), 1.0, width)
     whole = np.rint((1 - np.arange(width) * 2.0**-20) * 2.0**projection._bits)
     found = projection._project(whole[None] * 2.0**-projection._bits)
     exact = sum(int(one) for one in whole) * (2**15 - 1)
@@ -193,7 +200,7 @@ def test_projections_are_exact_where_they_are_largest(width: int) -> None:
 
 
 def test_values_beyond_those_of_the_public_rows_are_cut_off() -> None:
-    projection = Projection.learn(unit_rows(), 4)
+    projection = ClassProjection.learn(unit_rows(), 4)
     far = np.array([[1e300, 0, 0, -1e308, 0, 0], [projection.reach, 0, 0, -projection.reach, 0, 0]])
     whole = projection.round(far)
     np.testing.assert_array_equal(whole[0], whole[1])
@@ -283,7 +290,7 @@ def test_it_is_paid_for_before_anything_is_computed(tmp_path: Path, monkeypatch:
             left.append(ledger.account("model").remaining())
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("nearveil.votes._discriminant.class_sums", sums)
+        monkeypatch.setattr("nearveil.votes.discriminant.sum_classes", sums)
         with pytest.raises(KeyboardInterrupt):
             fitted(ledger=ledger, account="model")
         assert left == [()]
@@ -428,7 +435,7 @@ def test_bytes_of_a_hostile_server_are_refused() -> None:
 def test_sizes_are_checked_before_anything_is_read() -> None:
     width = MOST_FEATURES + 1
     model = replace(
-        fitted().export(), projection=Projection.none(width), weights=np.zeros((10, width), dtype=np.float32)
+        fitted().export(), projection=ClassProjection.none(width), weights=np.zeros((10, width), dtype=np.float32)
     )
     with pytest.raises(MessageError, match=f"at most .*{MOST_FEATURES}"):
         PublicDiscriminant.from_bytes(model.to_bytes())

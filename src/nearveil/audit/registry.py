@@ -241,7 +241,6 @@ def list_not_audited() -> dict[str, str]:
         "nearveil.mechanisms.default": "returns Covers, which is audited",
         "nearveil.votes.Answers": data,
         "nearveil.votes.ExhaustedError": "an error",
-        "nearveil.votes.Forecast": "computed without noise, for the owner of the records alone; never published",
         "nearveil.votes.NetworkStudent": "learns from public rows and labels alone; whoever gives it labels is audited",
         "nearveil.votes.PublicDiscriminant": "the export of a discriminant, whose experiment reads it",
         "nearveil.votes.PublicStudent": "the export of a student; the student's experiment reads it",

@@ -14,7 +14,7 @@ from nearveil.cli._shared import clean, name_extra, report_errors
 
 if TYPE_CHECKING:
     from nearveil.service.server.settings import GallerySettings
-    from nearveil.votes import Forecast
+    from nearveil.votes.discriminant import Forecast
 
 
 def protect(

@@ -29,17 +29,8 @@ class Answer:
     A client chooses among them by itself. There is no second request, because which candidates it
     would ask about is what the message hid.
 
-    Parameters
-    ----------
-    ids : ndarray of shape (n,), uint32
-        The gallery's numbers of the candidates, rising: their order tells nothing.
-    codes : ndarray of shape (n, b), uint8
-        What to re-rank by.
-    extras : {"none", "thumbnails", "originals", "names"}, default="none"
-        What else the answer holds.
-    images : tuple of n bytes, default=()
-        One for each candidate, empty where the gallery has none; no tuple at all for "none". A thumbnail is WebP, a
-        name is text in UTF-8 without control characters.
+    `images`: One for each candidate, empty where the gallery has none; no tuple at all for "none". A thumbnail is
+    WebP, a name is text in UTF-8 without control characters.
 
     Examples
     --------
@@ -51,9 +42,9 @@ class Answer:
     kind: ClassVar[Kind] = Kind.ANSWER
     header_bytes: ClassVar[int] = HEADER_BYTES + _SIZES.size
 
-    ids: NDArray[np.uint32]
-    codes: Bytes = field(repr=False)
-    extras: Extras = "none"
+    ids: NDArray[np.uint32]  # the gallery's numbers of the candidates, rising: their order tells nothing
+    codes: Bytes = field(repr=False)  # what to re-rank by
+    extras: Extras = "none"  # what else the answer holds
     images: tuple[bytes, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
@@ -94,17 +85,7 @@ class Answer:
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: Limits = DEFAULT_LIMITS) -> Self:
-        """Read an answer. Nothing in it is trusted.
-
-        Parameters
-        ----------
-        data : bytes
-        limits : Limits, optional
-
-        Returns
-        -------
-        Answer
-        """
+        """Read an answer. Nothing in it is trusted."""
         kind, flags, body = unframe(data, limits)
         if kind != Kind.ANSWER:
             raise WireError(f"data is no answer but of kind {kind.name}")

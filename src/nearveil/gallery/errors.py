@@ -25,10 +25,7 @@ class DamagedIndexError(IndexStoreError):
 class UnknownItemError(IndexStoreError, ValueError):
     """The index does not hold some ids: they were deleted, or never given.
 
-    Attributes
-    ----------
-    ids : tuple of int
-        Those that it does not hold.
+    `ids`: Those that it does not hold.
     """
 
     def __init__(self, ids: Sequence[int]) -> None:
@@ -60,14 +57,9 @@ class StaleMapError(IndexStoreError):
 class MapChangedError(MessageError):
     """A message was made for a map that is not served any more: fetch the public part and ask anew.
 
-    Attributes
-    ----------
-    asked : str
-        The map that the message was made for.
-    current : str
-        The map that is served now.
-    revision : int
-        The revision of the gallery that the current map was learned on.
+    `asked`: The map that the message was made for.
+    `current`: The map that is served now.
+    `revision`: The revision of the gallery that the current map was learned on.
     """
 
     def __init__(self, asked: str, current: str, revision: int) -> None:

@@ -131,18 +131,10 @@ class StoredItem:
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """All items at one revision. It stays as it is while the index goes on.
-
-    Parameters
-    ----------
-    revision : int
-    ids : ndarray of shape (n,), uint32
-        Rising.
-    features : ndarray of shape (n, d), float32
-    """
+    """All items at one revision. It stays as it is while the index goes on."""
 
     revision: int
-    ids: Ids = field(repr=False)
+    ids: Ids = field(repr=False)  # rising
     features: Singles = field(repr=False)
 
     def __post_init__(self) -> None:

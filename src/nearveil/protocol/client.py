@@ -59,23 +59,15 @@ Spend = Callable[[Guarantee], AbstractContextManager[Payment]]
 class Found:
     """What the client chose, and all that it chose from.
 
-    Attributes
-    ----------
-    ids : ndarray of shape (k,), int64
-        Of the chosen candidates, best first.
-    codes : ndarray of shape (k, b), uint8
-    images : tuple of k bytes, or of none
-        Thumbnails or originals of the chosen, where they were asked for; empty where the gallery has none.
-    answer : Answer
-        Every candidate: what the server knows of the choice.
-    scores : ndarray of shape (k,), float32
-        What the chosen were ranked by: the similarity that the table reads from each code. Finite for any table.
+    `images`: Thumbnails or originals of the chosen, where they were asked for; empty where the gallery has none.
+    `scores`: What the chosen were ranked by: the similarity that the table reads from each code. Finite for any
+    table.
     """
 
-    ids: NDArray[np.int64]
+    ids: NDArray[np.int64]  # of the chosen candidates, best first
     codes: Bytes = field(repr=False)
     images: tuple[bytes, ...] = field(repr=False)
-    answer: Answer = field(repr=False)
+    answer: Answer = field(repr=False)  # every candidate: what the server knows of the choice
     scores: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32), repr=False)
 
 

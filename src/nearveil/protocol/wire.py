@@ -44,45 +44,23 @@ def is_in_range(row: NDArray[Any]) -> bool:
 class PublicPart:
     """All that a client must know in order to ask. Nothing in it is private, and nothing in it is trusted.
 
-    Parameters
-    ----------
-    gallery : str
-        Its name.
-    revision : int
-        Grows whenever the gallery changes.
-    mechanism : str
-        The name of the release.
-    epsilon : float
-        What the map was learned for: advice. Which epsilon a message has is the client's choice.
-    candidates : float
-        The fraction of the gallery that an answer holds.
-    public_digest : str
-        The fingerprint of the public rows.
-    mean : ndarray of shape (d,)
-        The public mean.
-    map : PublicMap
-    table : Codes
-        What codes are read by.
-    extractor, fingerprint : str
-        Name and fingerprint of what makes the features; empty where they are not known.
-    offers : tuple of {"thumbnails", "originals", "names"}, default=()
-        What a query may ask for besides ids and codes.
+    `extractor, fingerprint`: Name and fingerprint of what makes the features; empty where they are not known.
     """
 
     kind: ClassVar[Kind] = Kind.PUBLIC_PART
 
-    gallery: str
-    revision: int
-    mechanism: str
-    epsilon: float
-    candidates: float
-    public_digest: str
-    mean: NDArray[np.float64] = field(repr=False)
+    gallery: str  # its name
+    revision: int  # grows whenever the gallery changes
+    mechanism: str  # the name of the release
+    epsilon: float  # what the map was learned for: advice. Which epsilon a message has is the client's choice
+    candidates: float  # the fraction of the gallery that an answer holds
+    public_digest: str  # the fingerprint of the public rows
+    mean: NDArray[np.float64] = field(repr=False)  # the public mean
     map: PublicMap = field(repr=False)
-    table: Codes = field(repr=False)
+    table: Codes = field(repr=False)  # what codes are read by
     extractor: str
     fingerprint: str
-    offers: tuple[Extras, ...] = ()
+    offers: tuple[Extras, ...] = ()  # what a query may ask for besides ids and codes
 
     def __post_init__(self) -> None:
         for name, least in (("gallery", 1), ("mechanism", 1), ("extractor", 0), ("fingerprint", 0)):
@@ -196,19 +174,12 @@ class PublicRequest:
 
 @dataclass(frozen=True)
 class Query:
-    """The one thing that is made from a private record: a message, and what shall come with the answer.
-
-    Parameters
-    ----------
-    message : Message
-    extras : {"none", "thumbnails", "originals", "names"}, default="none"
-        Decided before there is an answer, for all candidates alike.
-    """
+    """The one thing that is made from a private record: a message, and what shall come with the answer."""
 
     kind: ClassVar[Kind] = Kind.QUERY
 
     message: Message
-    extras: Extras = "none"
+    extras: Extras = "none"  # decided before there is an answer, for all candidates alike
 
     def __post_init__(self) -> None:
         if not isinstance(self.message, Message):
@@ -229,19 +200,12 @@ class Query:
 
 @dataclass(frozen=True)
 class MapChanged:
-    """The message was made for a map that is served no more: fetch the public part anew. Asking anew is paid anew.
-
-    Parameters
-    ----------
-    gallery : str
-    revision : int
-        That is served now.
-    """
+    """The message was made for a map that is served no more: fetch the public part anew. Asking anew is paid anew."""
 
     kind: ClassVar[Kind] = Kind.MAP_CHANGED
 
     gallery: str
-    revision: int
+    revision: int  # that is served now
 
     def __post_init__(self) -> None:
         check_text(self.gallery, "gallery")
@@ -276,13 +240,7 @@ class RefusalCode(IntEnum):
 
 @dataclass(frozen=True)
 class Refusal:
-    """The server does not answer, and says why.
-
-    Parameters
-    ----------
-    code : RefusalCode
-    words : str
-    """
+    """The server does not answer, and says why."""
 
     kind: ClassVar[Kind] = Kind.REFUSAL
 
@@ -356,12 +314,7 @@ class OutdatedMapError(ProtocolError):
 
 
 class RefusedError(ProtocolError):
-    """The server refused. The same message may be sent again; that costs nothing.
-
-    Attributes
-    ----------
-    code : RefusalCode
-    """
+    """The server refused. The same message may be sent again; that costs nothing."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(f"the server refused ({refusal.code.name.lower()}): {refusal.words}")

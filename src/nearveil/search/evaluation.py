@@ -128,12 +128,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure with its confidence interval.
-
-    Attributes
-    ----------
-    value, low, high : float
-    """
+    """A figure with its confidence interval."""
 
     value: float
     low: float
@@ -147,40 +142,23 @@ class Estimate:
 class Evaluation:
     """What :func:`evaluate` found.
 
-    Attributes
-    ----------
-    nn_recall : Estimate
-        The part of the true k nearest items, by cosine of centred features, among the k that were chosen. Items
-        with equal features are copies, and one is as good as another.
-    covered : Estimate
-        The part of them among the candidates: `nn_recall` without what the codes lose.
-    recall : Estimate or None
-        How often an item of the query's class is among the k chosen; None without labels.
-    candidates : float
-        The largest fraction of the gallery that an answer held.
-    message_bytes, answer_bytes : int
-        The largest of each.
-    ceiling : Estimate
-        Theorem D for the mechanism's promise and the popularity of items. The interval brackets that of
-        the population of queries (``docs/theory/ceiling.md``); on the queries that were asked no private mechanism
-        is expected above its high end, whatever they are.
-    floor : Estimate
-        What the most popular items would find, sent to everybody without asking.
-    share : Estimate
-        `nn_recall` over the ceiling's value.
-    k, queries, repeats : int
-    confidence : float
+    `nn_recall`: The part of the true k nearest items, by cosine of centred features, among the k that were chosen.
+    Items with equal features are copies, and one is as good as another.
+    `message_bytes, answer_bytes`: The largest of each.
+    `ceiling`: Theorem D for the mechanism's promise and the popularity of items. The interval brackets that of the
+    population of queries (``docs/theory/ceiling.md``); on the queries that were asked no private mechanism is
+    expected above its high end, whatever they are.
     """
 
     nn_recall: Estimate
-    covered: Estimate
-    recall: Estimate | None
-    candidates: float
+    covered: Estimate  # the part of them among the candidates: `nn_recall` without what the codes lose
+    recall: Estimate | None  # how often an item of the query's class is among the k chosen; None without labels
+    candidates: float  # the largest fraction of the gallery that an answer held
     message_bytes: int
     answer_bytes: int
     ceiling: Estimate
-    floor: Estimate
-    share: Estimate
+    floor: Estimate  # what the most popular items would find, sent to everybody without asking
+    share: Estimate  # `nn_recall` over the ceiling's value
     k: int
     queries: int
     repeats: int

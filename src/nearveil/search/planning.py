@@ -24,42 +24,24 @@ _WORTH = 0.5  # e^eps f below this: the message moves the odds by less than the 
 class SearchPlan:
     """What :func:`plan` advises. ``str`` gives sentences.
 
-    Attributes
-    ----------
-    release : {"whole gallery", "covers", "none"}
-        Which release to use: none is needed where the whole gallery's codes fit, and none works where the
-        answer is too small for epsilon.
-    items : int
-    epsilon : float
-        What is spent: 0 where no message depends on the query.
-    delta : float
-    candidates : float
-        The fraction f that the answer affords.
-    expected : tuple of float
-        NN-recall from and to; between floor and ceiling.
-    floor, ceiling : float
-        What the same answer for everybody finds, and what no private release can pass.
-    epsilon_needed : float
-        At which such an answer begins to work: ln(1/f).
-    answer_needed : int
-        Bytes at which this epsilon begins to work: f = e^-epsilon.
-    answer_whole : int
-        Bytes of the whole gallery's codes.
-    popularity_known : bool
-        Whether the ceiling is one: for equally popular items it is a reference line, which hubs may pass.
+    `release`: Which release to use: none is needed where the whole gallery's codes fit, and none works where the
+    answer is too small for epsilon.
+    `floor, ceiling`: What the same answer for everybody finds, and what no private release can pass.
+    `popularity_known`: Whether the ceiling is one: for equally popular items it is a reference line, which hubs may
+    pass.
     """
 
     release: str
     items: int
-    epsilon: float
+    epsilon: float  # what is spent: 0 where no message depends on the query
     delta: float
-    candidates: float
-    expected: tuple[float, float]
+    candidates: float  # the fraction f that the answer affords
+    expected: tuple[float, float]  # NN-recall from and to; between floor and ceiling
     floor: float
     ceiling: float
-    epsilon_needed: float
-    answer_needed: int
-    answer_whole: int
+    epsilon_needed: float  # at which such an answer begins to work: ln(1/f)
+    answer_needed: int  # bytes at which this epsilon begins to work: f = e^-epsilon
+    answer_whole: int  # bytes of the whole gallery's codes
     popularity_known: bool
 
     def __str__(self) -> str:

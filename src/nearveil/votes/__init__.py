@@ -10,19 +10,18 @@
 """
 
 from nearveil.votes._classifier import PrivateKNeighborsClassifier
-from nearveil.votes._discriminant import Forecast, PrivateDiscriminant, plan_publications
 from nearveil.votes._networks import NetworkStudent
 from nearveil.votes._pate import PateClassifier
-from nearveil.votes._public_discriminant import PublicDiscriminant
 from nearveil.votes._regressor import PrivateKNeighborsRegressor
+from nearveil.votes.discriminant import PrivateDiscriminant, plan_publications
 from nearveil.votes.estimator import Answers
+from nearveil.votes.public_discriminant import PublicDiscriminant
 from nearveil.votes.spending import ExhaustedError
 from nearveil.votes.student import PublicStudent, Student
 
 __all__ = [
     "Answers",
     "ExhaustedError",
-    "Forecast",
     "NetworkStudent",
     "PateClassifier",
     "PrivateDiscriminant",

@@ -34,7 +34,7 @@ _CHUNK = 2**15  # numbers at a time: they stay in the cache
 
 @dataclass(frozen=True)
 class IntegerRows:
-    r"""Rounding of rows to integers, one row at a time.
+    """Rounding of rows to integers, one row at a time.
 
     A row is first scaled: to norm one if `feature_norm` is None (zero rows stay zero), else by ``1 / feature_norm``,
     and rows longer than `feature_norm` to norm one. It is then multiplied by ``LONGEST - sqrt(n_features) / 2`` and

@@ -74,28 +74,14 @@ class Ballot:
 
 @dataclass(frozen=True, kw_only=True)
 class VotePlan:
-    """Everything that may happen to a database, however the queries are chosen, and what it costs.
+    """Everything that may happen to a database, however the queries are chosen, and what it costs."""
 
-    Attributes
-    ----------
-    n_neighbors : int
-        How many of the sample vote.
-    screening : Screening or None
-    max_screened : int
-        At most so many queries are screened.
-    votes : NoisySums
-    max_answered : int
-        At most so many are voted on.
-    size : int
-        How many values a vote releases.
-    """
-
-    n_neighbors: int
+    n_neighbors: int  # how many of the sample vote
     screening: Screening | None
-    max_screened: int
+    max_screened: int  # at most so many queries are screened
     votes: NoisySums
-    max_answered: int
-    size: int
+    max_answered: int  # at most so many are voted on
+    size: int  # how many values a vote releases
 
     @property
     def sampling_rate(self) -> float:
@@ -149,14 +135,7 @@ class VotePlan:
         Holds for any order, any number of calls and queries chosen along the way, because the caps are fixed
         (``docs/theory/accounting.md``, Theorem 5; attacked by ``tests/votes/test_plan.py``).
 
-        Parameters
-        ----------
-        delta : float
-
-        Returns
-        -------
-        float
-            Infinity where nothing is promised.
+        Returns: Infinity where nothing is promised.
 
         Examples
         --------
@@ -184,17 +163,8 @@ class VotePlan:
     def guarantee(self, delta: float, *, unit: str, source: Source) -> Guarantee:
         """Return the promise of everything that may happen.
 
-        Parameters
-        ----------
-        delta : float
-        unit : str
-            What one record is.
-        source : Source
-            Where the coins come from.
-
-        Returns
-        -------
-        Guarantee
+        `unit`: What one record is.
+        `source`: Where the coins come from.
         """
         epsilon = self.epsilon(delta)
         name = "PLD of all votes" if self.screening is None else "Bellman's equation for screenings, PLD for votes"

@@ -141,21 +141,11 @@ _FEATURE_METHODS = ("transform", "decision_function", "predict_proba")  # the fi
 
 @dataclass(frozen=True)
 class StudentRound:
-    """One round: which public rows were asked about, and what came back. All of it is public.
+    """One round: which public rows were asked about, and what came back. All of it is public."""
 
-    Attributes
-    ----------
-    rows : ndarray of shape (n_asked,)
-        Numbers of public rows.
-    answers : Answers
-        In the same order.
-    labels : ndarray of shape (n_public,)
-        What the student was told about every public row.
-    """
-
-    rows: NDArray[np.int64]
-    answers: Answers
-    labels: NDArray[Any]
+    rows: NDArray[np.int64]  # numbers of public rows
+    answers: Answers  # in the same order
+    labels: NDArray[Any]  # what the student was told about every public row
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,8 @@ from nearveil.service.server.publications import (
     open_ledger,
     read_records,
 )
-from nearveil.votes import Forecast, PrivateDiscriminant
+from nearveil.votes import PrivateDiscriminant
+from nearveil.votes.discriminant import Forecast
 
 _PATIENCE = 30.0  # seconds that another process has to store the model that it paid for
 _SHOWN = "this gallery is protected: it shows nothing of its records but its model"

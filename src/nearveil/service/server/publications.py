@@ -20,9 +20,9 @@ from nearveil.ledger.budget import PlanBudget
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import secure_source
 from nearveil.service.schema import Promise
-from nearveil.votes._discriminant import plan_publications
-from nearveil.votes._public_discriminant import MOST_CLASSES
+from nearveil.votes.discriminant import plan_publications
 from nearveil.votes.plan import VotePlan
+from nearveil.votes.public_discriminant import MOST_CLASSES
 from nearveil.votes.spending import find_account
 
 _AT_ONCE = 1024

@@ -16,8 +16,7 @@ from nearveil.mechanisms.base import fingerprint
 from nearveil.mechanisms.covers.map import MOST_FEATURES
 from nearveil.mechanisms.message import Message, MessageError
 from nearveil.privacy import Basis, Guarantee
-from nearveil.votes._class_projection import Projection, Rows
-from nearveil.votes._discriminant_model import COUNT_UNIT, SENSITIVITY
+from nearveil.votes.discriminant_model import COUNT_UNIT, SENSITIVITY, ClassProjection, Rows
 
 _NAME = "discriminant"
 MOST_CLASSES = 4096
@@ -74,7 +73,7 @@ class PublicDiscriminant:
 
     classes: NDArray[Any]
     guarantee: Guarantee
-    projection: Projection = field(repr=False)
+    projection: ClassProjection = field(repr=False)
     weights: NDArray[np.float32] = field(repr=False)
     biases: NDArray[np.float32] = field(repr=False)
     counts: NDArray[np.float32] = field(repr=False)
@@ -317,7 +316,7 @@ def _fits(text: Any) -> bool:
     return isinstance(text, str) and len(text) <= _LONGEST_WORDS and text.isprintable()
 
 
-def _read_projection(read: Message, n_features: int) -> Projection:
+def _read_projection(read: Message, n_features: int) -> ClassProjection:
     offset, scale, reach = (_typed(read[name], "<f8") for name in ("offset", "scale", "reach"))
     components = _typed(read["components"], "<i2") if "components" in read.arrays else None
     shape = (n_features, len(offset)) if components is None else components.shape
@@ -325,7 +324,7 @@ def _read_projection(read: Message, n_features: int) -> Projection:
         raise ModelError("projection must have an offset and a scale for each direction, and a reach above 0")
     if shape != (n_features, len(offset)) or (components is None and n_features != len(offset)) or n_features < 1:
         raise ModelError("projection must fit the number of features")
-    return Projection(components, offset, scale, float(reach[0]), n_features)
+    return ClassProjection(components, offset, scale, float(reach[0]), n_features)
 
 
 def _guarantee_fields(guarantee: Guarantee) -> dict[str, Any]:

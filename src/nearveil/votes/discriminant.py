@@ -20,18 +20,22 @@ from nearveil.ledger import Account, Ledger
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.votes._ballots import hard_votes, shielded
-from nearveil.votes._class_projection import MOST_COMPONENTS, Projection, Rows
-from nearveil.votes._discriminant_model import (
+from nearveil.votes.discriminant_model import (
     COUNT_UNIT,
+    MOST_COMPONENTS,
     SENSITIVITY,
     SHRINKAGE,
+    ClassProjection,
     NoisyStatistics,
     PublicMoments,
-    calibrate,
+    Rows,
+    calibrate_scores,
     estimate_means,
     fit_discriminant,
 )
-from nearveil.votes._public_discriminant import (
+from nearveil.votes.neighbors import LONGEST
+from nearveil.votes.plan import Ballot, GaussianSums, VotePlan, Wish, make_plan
+from nearveil.votes.public_discriminant import (
     CLEAR,
     MOST_CLASSES,
     MOST_PUBLICATIONS,
@@ -39,8 +43,6 @@ from nearveil.votes._public_discriminant import (
     check_publishable,
     discriminant_guarantee,
 )
-from nearveil.votes.neighbors import LONGEST
-from nearveil.votes.plan import Ballot, GaussianSums, VotePlan, Wish, make_plan
 from nearveil.votes.spending import (
     AccountSpending,
     ExhaustedError,
@@ -377,7 +379,7 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
         given._validate_params()
         return given
 
-    def _check(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None) -> "_Checked":
+    def _check(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None) -> "_CheckedRecords":
         """Check the input."""
         columns = type(self).__new__(type(self))
         rows: Rows
@@ -387,7 +389,7 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
         if public is None:
             if rows.shape[1] > _MOST_UNPROJECTED:
                 raise ValueError(f"public must be given for rows of more than {_MOST_UNPROJECTED:,} features")
-            return _Checked(columns, classes, labels.codes[:-1], rows, None)
+            return _CheckedRecords(columns, classes, labels.codes[:-1], rows, None)
         known: Rows = check_array(public, dtype=np.float64, input_name="public")
         if known.shape[1] != rows.shape[1]:
             raise ValueError("public must have as many features as X")
@@ -397,18 +399,20 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
                 "public must not be X, or a part of it: what is learned from public rows is published without noise. "
                 "Give rows that anybody may see, or none"
             )
-        return _Checked(columns, classes, labels.codes[:-1], rows, known)
+        return _CheckedRecords(columns, classes, labels.codes[:-1], rows, known)
 
-    def _project(self, checked: "_Checked", noise: float) -> "_Problem":
+    def _project(self, checked: "_CheckedRecords", noise: float) -> "_DiscriminantProblem":
         """Learn the projection from public rows, and map the records."""
         rows, public = checked.rows, checked.public
         if public is None:
-            projection, images = Projection.none(rows.shape[1]), np.zeros((0, rows.shape[1]))
+            projection, images = ClassProjection.none(rows.shape[1]), np.zeros((0, rows.shape[1]))
         else:
-            projection = Projection.learn(public, self._components(len(public), len(checked.classes), noise))
+            projection = ClassProjection.learn(public, self._components(len(public), len(checked.classes), noise))
             images = projection.transform(public)
         shrinkage = SHRINKAGE if self.shrinkage == "auto" else float(self.shrinkage)
-        return _Problem(checked.classes, checked.codes, projection, projection.round(rows), images, shrinkage)
+        return _DiscriminantProblem(
+            checked.classes, checked.codes, projection, projection.round(rows), images, shrinkage
+        )
 
     def _components(self, n_public: int, n_classes: int, noise: float) -> int:
         """Return how many directions are used: more where there are more rows of a class, and less noise."""
@@ -457,7 +461,7 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
 
 
 @dataclass(frozen=True, eq=False)
-class _Checked:
+class _CheckedRecords:
     """Input that was checked. Never leaves the estimator: it holds the records.
 
     `columns`: An estimator, empty but for the number, and perhaps the names, of the columns.
@@ -480,27 +484,14 @@ class _Checked:
 
 
 @dataclass(frozen=True, eq=False)
-class _Problem:
-    """What a fit works on. Never leaves the estimator: it holds the records.
-
-    Attributes
-    ----------
-    classes : ndarray of shape (n_classes,)
-    codes : ndarray of shape (n,)
-        The number of each record's class.
-    projection : Projection
-    rows : ndarray of shape (n, n_directions), int16
-        Private.
-    images : ndarray of shape (n_public, n_directions)
-        Public.
-    shrinkage : float
-    """
+class _DiscriminantProblem:
+    """What a fit works on. Never leaves the estimator: it holds the records."""
 
     classes: NDArray[Any]
-    codes: NDArray[np.int64]
-    projection: Projection
-    rows: NDArray[np.int16]
-    images: Rows
+    codes: NDArray[np.int64]  # the number of each record's class
+    projection: ClassProjection
+    rows: NDArray[np.int16]  # private
+    images: Rows  # public
     shrinkage: float
 
     def __repr__(self) -> str:
@@ -513,12 +504,12 @@ class _Problem:
 
     def sums(self, chosen: slice | NDArray[np.int64] = slice(None)) -> NDArray[np.int64]:
         """Return whole-number sums and counts of each class, shape (n_classes, n_directions + 1)."""
-        return class_sums(self.rows[chosen], self.codes[chosen], len(self.classes))
+        return sum_classes(self.rows[chosen], self.codes[chosen], len(self.classes))
 
     def model(self, statistics: NoisyStatistics, guarantee: Guarantee) -> PublicDiscriminant:
         """Return the model of released numbers."""
         means = estimate_means(statistics, self.moments)
-        scores = calibrate(fit_discriminant(means, self.shrinkage), means, self.images)
+        scores = calibrate_scores(fit_discriminant(means, self.shrinkage), means, self.images)
         numbers = (scores.weights, scores.biases, statistics.counts)
         return PublicDiscriminant(
             self.classes, guarantee, self.projection, *(values.astype(np.float32) for values in numbers)
@@ -541,28 +532,19 @@ class _Problem:
             for draw in range(draws):
                 rng = np.random.default_rng(draw)
                 drawn = _read_statistics(sums + scale * rng.standard_normal(sums.shape), scale)
-                scores = fit_discriminant(estimate_means(drawn, self.moments), self.shrinkage).of(images)
+                scores = fit_discriminant(estimate_means(drawn, self.moments), self.shrinkage).score(images)
                 right[draw, test] = scores.argmax(axis=1) == self.codes[test]
         return np.stack([right[:, self.codes == code].mean(axis=1) for code in np.flatnonzero(counts)], axis=1)
 
 
-def class_sums(rows: NDArray[np.int16], codes: NDArray[np.int64], n_classes: int) -> NDArray[np.int64]:
+def sum_classes(rows: NDArray[np.int16], codes: NDArray[np.int64], n_classes: int) -> NDArray[np.int64]:
     """Return, for each class, the sum of its rows and ``COUNT_UNIT`` times their number, exactly.
 
-    Parameters
-    ----------
-    rows : ndarray of shape (n, d), int16
-        None longer than ``LONGEST``.
-    codes : ndarray of shape (n,)
-    n_classes : int
-
-    Returns
-    -------
-    ndarray of shape (n_classes, d + 1), int64
+    `rows`: None longer than ``LONGEST``.
 
     Examples
     --------
-    >>> class_sums(np.array([[3, 4], [1, 0]], dtype=np.int16), np.array([1, 1]), 2).tolist()
+    >>> sum_classes(np.array([[3, 4], [1, 0]], dtype=np.int16), np.array([1, 1]), 2).tolist()
     [[0, 0, 0], [4, 4, 1182]]
     """
     sums = np.zeros((n_classes, rows.shape[1] + 1), dtype=np.int64)

@@ -1,4 +1,7 @@
-"""From noisy sums to a linear discriminant. Nothing here sees a private record."""
+"""The arithmetic of a discriminant: a public projection of rows to whole numbers, and a linear model of noisy sums.
+
+The projection depends on the row alone, to the last bit; the model sees no private record.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -6,12 +9,119 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import eigh
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
+from sklearn.decomposition import PCA
+from sklearn.neighbors import NearestNeighbors
+from sklearn.preprocessing import normalize
 
-from nearveil.votes.neighbors import LONGEST
+from nearveil.votes.neighbors import LONGEST, IntegerRows
 
 Rows = NDArray[np.float64]
+
+_EXACT = 53  # bits of a whole number that float64 holds
+_COMPONENT_BITS = 15  # of a component, so that it fits into 16 bits with its sign
+_AT_ONCE = 4096  # rows
+_FLAT = 1e-9  # directions with less than this share of the largest variance are left out
+MOST_COMPONENTS = 128
+_NEIGHBORS = 5
+_ASKED = 4096  # rows whose neighbours are looked for
+_RIDGE = 0.05  # share of their mean variance that is added to the variances of neighbours
+
+
+@dataclass(frozen=True, eq=False)
+class ClassProjection:
+    """Centre, project, scale and round rows. Everything in it is public.
+
+    Rows are cut off at `reach` and rounded to whole numbers so fine that their products with `components`, which are
+    whole numbers too, and all partial sums are below 2^53. Such sums are exact in any order, so the image of a row
+    does not depend on the other rows of a batch, on threads or on the machine. :class:`IntegerRows` then scales it to
+    norm one and rounds it: no image is longer than ``LONGEST`` (``docs/theory/private-discriminant.md``; attacked by
+    ``tests/votes/test_discriminant.py``).
+
+    `components`: None where there are no public rows: rows are scaled to norm one as they are.
+    """
+
+    components: NDArray[np.int16] | None = field(repr=False)
+    offset: Rows = field(repr=False)  # the projected public mean
+    scale: Rows = field(repr=False)  # what each direction is multiplied by
+    reach: float  # larger values are cut off
+    n_features: int
+
+    @classmethod
+    def learn(cls, public: Rows, n_components: int) -> Self:
+        """Learn the directions of public rows in which neighbours differ least, compared with all rows."""
+        if len(public) < 2 or not np.ptp(public, axis=0).any():
+            raise ValueError("public must hold at least two rows, and rows that differ")
+        axes, step = _find_directions(public, n_components), 2.0**_COMPONENT_BITS - 1
+        peaks = np.abs(axes).max(axis=0)
+        components = np.rint(axes / peaks * step).astype(np.int16)
+        n_directions, reach = axes.shape[1], float(np.abs(public).max())
+        bare = cls(components, np.zeros(n_directions), np.ones(n_directions), reach, public.shape[1])
+        offset = bare._project(public.mean(axis=0, keepdims=True))[0]
+        return cls(components, offset, peaks / step * reach * 2.0**-bare._bits, reach, public.shape[1])
+
+    @classmethod
+    def none(cls, n_features: int) -> Self:
+        """Return the projection without public rows: nothing but norm one."""
+        return cls(None, np.zeros(n_features), np.ones(n_features), 1.0, n_features)
+
+    @property
+    def n_directions(self) -> int:
+        """How many numbers the image of a row has."""
+        return len(self.offset)
+
+    def round(self, rows: Rows, name: str = "X") -> NDArray[np.int16]:
+        """Map rows to whole numbers; the length of none is above ``LONGEST``.
+
+        `name`: What errors call them.
+        """
+        if self.components is not None:
+            with np.errstate(over="ignore", under="ignore"):  # a warning would tell of a row
+                rows = (self._project(rows) - self.offset) * self.scale
+        return IntegerRows(self.n_directions).round(rows, name=name)
+
+    def transform(self, rows: Rows) -> Rows:
+        """Return the same with a length of at most one."""
+        return self.round(rows) / float(LONGEST)
+
+    @property
+    def _bits(self) -> int:
+        """Of a row's whole numbers."""
+        return _EXACT - 1 - _COMPONENT_BITS - math.ceil(math.log2(self.n_features + 1))
+
+    def _project(self, rows: Rows) -> Rows:
+        assert self.components is not None
+        wide = self.components.astype(np.float64)
+        images = np.empty((len(rows), wide.shape[1]))
+        for start in range(0, len(rows), _AT_ONCE):
+            some = slice(start, start + _AT_ONCE)
+            images[some] = np.rint(np.clip(rows[some] / self.reach, -1, 1) * 2.0**self._bits) @ wide
+        return images
+
+
+def _find_directions(public: Rows, n_components: int) -> Rows:
+    """Return directions as columns, those first in which all rows vary most for the variation of neighbours.
+
+    Neighbours are mostly of one class, so what they vary by stands for the variation within classes, which nobody has
+    labels for. Directions are scaled so that neighbours vary alike in all of them.
+    """
+    wanted = min(max(n_components, MOST_COMPONENTS), len(public) - 1, public.shape[1])
+    found = PCA(wanted, random_state=0).fit(public)
+    kept = found.explained_variance_ > _FLAT * found.explained_variance_[0]
+    axes = found.components_[kept].T
+    rows = (public - found.mean_) @ axes
+    asked = rows[:: -(-len(rows) // _ASKED)]
+    search = NearestNeighbors(n_neighbors=min(_NEIGHBORS + 1, len(rows))).fit(normalize(rows))
+    others = search.kneighbors(normalize(asked), return_distance=False)[:, 1:]  # the nearest is the row itself
+    apart = (asked[:, None] - rows[others]).reshape(-1, rows.shape[1])
+    near, all_rows = apart.T @ apart / len(apart) / 2, np.cov(rows.T, ddof=0).reshape(rows.shape[1], -1)
+    near += (_RIDGE * np.trace(near) + _FLAT * np.trace(all_rows)) / len(near) * np.eye(len(near))
+    _, found_axes = eigh(all_rows, near)
+    chosen: Rows = axes @ found_axes[:, ::-1][:, :n_components]
+    return chosen
+
 
 COUNT_UNIT = LONGEST // 4
 """A record adds this to the count of its class: counts get four times the noise of sums, which they can bear."""
@@ -31,22 +141,12 @@ _LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1.2, 20.0
 
 @dataclass(frozen=True)
 class NoisyStatistics:
-    """What was released, in units of one record. All of it is public.
-
-    Attributes
-    ----------
-    sums : ndarray of shape (n_classes, n_directions)
-    counts : ndarray of shape (n_classes,)
-    noise : float
-        Standard deviation of the noise on each number of `sums`.
-    count_noise : float
-        The same of `counts`.
-    """
+    """What was released, in units of one record. All of it is public."""
 
     sums: Rows = field(repr=False)
     counts: Rows = field(repr=False)
-    noise: float
-    count_noise: float
+    noise: float  # standard deviation of the noise on each number of `sums`
+    count_noise: float  # the same of `counts`
 
 
 @dataclass(frozen=True)
@@ -71,59 +171,35 @@ class PublicMoments:
 class ClassMeans:
     """What noisy sums and public images tell of the means of classes, in the axes of the public covariance.
 
-    Attributes
-    ----------
-    public : PublicMoments
-    between : ndarray of shape (n_directions,)
-        Variances of the means of classes.
-    counts : ndarray of shape (n_classes,)
-        Positive.
-    means, doubts : ndarray of shape (n_classes, n_directions)
-        The best guess of each mean, and the variance that remains.
+    `means, doubts`: The best guess of each mean, and the variance that remains.
     """
 
     public: PublicMoments
-    between: Rows = field(repr=False)
-    counts: Rows = field(repr=False)
+    between: Rows = field(repr=False)  # variances of the means of classes
+    counts: Rows = field(repr=False)  # positive
     means: Rows = field(repr=False)
     doubts: Rows = field(repr=False)
 
 
 @dataclass(frozen=True)
 class LinearScores:
-    """Scores of classes that are linear in an image.
-
-    Attributes
-    ----------
-    weights : ndarray of shape (n_classes, n_directions)
-    biases : ndarray of shape (n_classes,)
-    """
+    """Scores of classes that are linear in an image."""
 
     weights: Rows = field(repr=False)
     biases: Rows = field(repr=False)
 
-    def of(self, images: Rows) -> Rows:
+    def score(self, images: Rows) -> Rows:
         """Return the score of each class, shape (n, n_classes)."""
         scores: Rows = images @ self.weights.T + self.biases
         return scores
 
 
 def estimate_means(found: NoisyStatistics, public: PublicMoments) -> ClassMeans:
-    """Return the means of classes by empirical Bayes (docs/theory/private-discriminant.md).
-
-    Parameters
-    ----------
-    found : NoisyStatistics
-    public : PublicMoments
-
-    Returns
-    -------
-    ClassMeans
-    """
+    """Return the means of classes by empirical Bayes (docs/theory/private-discriminant.md)."""
     counts, variances = estimate_counts(found.counts, found.count_noise), public.variances
     observed = (found.sums / counts[:, None] - public.centre) @ public.axes
     noise = (found.noise / counts[:, None]) ** 2
-    between = _shares_between(observed, noise, variances, counts) * variances
+    between = _estimate_shares(observed, noise, variances, counts) * variances
     # A mean is drawn with variance `between` and observed with variance `error`: the best guess, and how far off it is.
     error = (variances - between) / counts[:, None] + noise
     kept = between / (between + error)
@@ -133,17 +209,9 @@ def estimate_means(found: NoisyStatistics, public: PublicMoments) -> ClassMeans:
 def fit_discriminant(found: ClassMeans, shrinkage: float) -> LinearScores:
     """Return the linear discriminant.
 
-    Parameters
-    ----------
-    found : ClassMeans
-    shrinkage : float
-        Share of the covariance's trace that is added to its diagonal.
-
-    Returns
-    -------
-    LinearScores
+    `shrinkage`: Share of the covariance's trace that is added to its diagonal.
     """
-    covariance = _within(found) + np.diag(found.doubts.mean(axis=0))
+    covariance = _find_covariance(found) + np.diag(found.doubts.mean(axis=0))
     covariance += shrinkage * np.trace(covariance) * np.eye(len(covariance))
     weights = np.linalg.solve(covariance, found.means.T).T
     biases = -0.5 * np.einsum("cd,cd->c", weights, found.means)
@@ -151,7 +219,7 @@ def fit_discriminant(found: ClassMeans, shrinkage: float) -> LinearScores:
     return LinearScores(turned, biases - turned @ found.public.centre)
 
 
-def calibrate(scores: LinearScores, found: ClassMeans, images: Rows) -> LinearScores:
+def calibrate_scores(scores: LinearScores, found: ClassMeans, images: Rows) -> LinearScores:
     """Return scores divided by a temperature, so that probabilities are as sure as they may be.
 
     The order of classes stays. Images are simulated: a class's mean within its doubt, plus a public image's deviation
@@ -161,7 +229,7 @@ def calibrate(scores: LinearScores, found: ClassMeans, images: Rows) -> LinearSc
     temperature = _LEAST_TEMPERATURE
     if len(images):
         simulated, codes = _simulate(found, images)
-        known, rows = scores.of(simulated), np.arange(len(codes))
+        known, rows = scores.score(simulated), np.arange(len(codes))
 
         def surprise(logarithm: float) -> float:
             return -float(log_softmax(known * np.exp(-logarithm), axis=1)[rows, codes].mean())
@@ -190,7 +258,7 @@ def estimate_counts(counts: Rows, noise: float) -> Rows:
     return least
 
 
-def _shares_between(observed: Rows, noise: Rows, variances: Rows, counts: Rows) -> Rows:
+def _estimate_shares(observed: Rows, noise: Rows, variances: Rows, counts: Rows) -> Rows:
     """Return the share of each direction's variance that lies between classes, drawn to the mean share."""
     sampling = float((1 / counts).mean())  # of the variance within classes, in the mean of a class's records
     seen = ((observed**2 - noise).mean(axis=0) / variances - sampling) / max(1 - sampling, _LEAST_VARIANCE)
@@ -203,7 +271,7 @@ def _shares_between(observed: Rows, noise: Rows, variances: Rows, counts: Rows) 
     return clipped
 
 
-def _within(found: ClassMeans) -> Rows:
+def _find_covariance(found: ClassMeans) -> Rows:
     """Return the covariance within classes: the public one, less most of that between the means."""
     weights, variances = found.counts / found.counts.sum(), found.public.variances
     apart = found.means - weights @ found.means
