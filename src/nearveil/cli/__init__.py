@@ -22,7 +22,7 @@ _COMMANDS = {
         "_query", "Find the images nearest to a private one. The other side sees the name of one set, and nothing else."
     ),
     "classify": _Command(
-        "_classify",
+        "_query",
         "Classify images by the model of a protected gallery. Nothing about them is sent, and nothing is paid.",
     ),
     "plan": _Command("_advice", "Say which release to use for a gallery, and what it will find."),
@@ -34,7 +34,7 @@ _COMMANDS = {
         "_advice", "List every mechanism: what it protects, whether its promise is proved, and how much it sends."
     ),
     "protect": _Command(
-        "_protect",
+        "_server",
         "Tell what accuracy the model of a protected gallery would have; with --publish, publish it.",
     ),
     "serve": _Command("_server", "Serve galleries to clients elsewhere, until Ctrl-C or SIGTERM."),

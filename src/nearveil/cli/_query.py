@@ -1,4 +1,4 @@
-"""``nearveil query``: the nearest images of an index here or of a server, asked for privately."""
+"""``nearveil query`` and ``nearveil classify``: ask an index here, or a server, privately."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from nearveil.features.images import Pixels
     from nearveil.ledger import Balance
     from nearveil.privacy import Guarantee
-    from nearveil.service import Nearest
+    from nearveil.service import Classified, Client, Nearest
 
 _NAMELESS = "(no name)"
 
@@ -313,4 +313,98 @@ def _as_dict(answer: PaidAnswer, sheet: Path | None) -> dict[str, object]:
         "repeated": nearest.repeated,
         "sheet": None if sheet is None else str(sheet),
         "notes": answer.notes,
+    }
+
+
+_SHOWN = 3  # classes of an image
+
+
+def classify(
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Private images.")],
+    server: Annotated[str, typer.Option(metavar="URL", help="Whose gallery it is: https://host:8321.")],
+    token_file: TokenFile = None,
+    token: TokenText = None,
+    gallery: Annotated[str | None, typer.Option(help="Needed where there are several protected ones.")] = None,
+    ca: Authorities = None,
+    certificate: OwnCertificate = None,
+    certificate_key: OwnKey = None,
+    insecure: Insecure = False,
+    extractor: ExtractorName = AUTO,
+    as_json: Json = False,
+) -> None:
+    """Classify images by the model of a protected gallery. Nothing about them is sent, and nothing is paid.
+
+    The model is fetched first; it is the same for everybody. Then the images are read, and the classes are found on
+    this machine. Files that cannot be read as images are named, the others are classified, and the exit status is 1.
+
+    [bold]Examples[/bold]
+
+    nearveil classify scan.png --server https://scans.example:8321 --token-file token.txt
+
+    nearveil classify *.png --server https://scans.example:8321 --token-file token.txt --gallery scans --json
+    """
+    with report_errors(extractor="--extractor"):
+        from nearveil.features.backbones import make_extractor
+        from nearveil.service import Client, QuestionError
+
+        tls: dict[str, Any] = {
+            "ca": ca,
+            "certificate": join_certificate(certificate, certificate_key),
+            "insecure": insecure,
+            "extractor": None if extractor == AUTO else make_extractor(extractor),
+        }
+        try:
+            with Client(server, read_token(token_file, token, server), **tls) as client:
+                guarantee = client.model(gallery=gallery).guarantee  # before the first image is looked at
+                tried = [(image, _classify_image(client, image, gallery)) for image in images]
+        except QuestionError as error:
+            raise ValueError(describe_question_error(error, (), local=False)) from None
+    found = [(image, one) for image, one in tried if not isinstance(one, str)]
+    bad = [(image, one) for image, one in tried if isinstance(one, str)]
+    if as_json:
+        print_json(_classes_dict(found, bad, guarantee))
+    elif found:
+        _show_classes(found, guarantee)
+    print_lines(*(f"{image}: {reason}" for image, reason in bad), stderr=True)
+    if bad:
+        raise typer.Exit(1)
+
+
+def _classify_image(client: "Client", image: Path, gallery: str | None) -> "Classified | str":
+    """Return what an image is, or why it is none."""
+    from nearveil.features import ImageError
+
+    try:
+        return client.classify(image, gallery=gallery)
+    except ImageError as error:
+        return error.reason
+
+
+def _show_classes(found: "list[tuple[Path, Classified]]", guarantee: "Guarantee") -> None:
+    rows = []
+    for image, one in found:
+        (label, share), *others = sorted(one.probabilities.items(), key=lambda pair: -pair[1])[:_SHOWN]
+        rest = ", ".join(f"{name} {chance:.3f}" for name, chance in others)
+        rows.append((image, label, f"{share:.3f}", rest))
+    print_table(["image", "class", "probability", "and then"], rows, right=("probability",))
+    lines = (
+        found[0][1].caution,
+        "The other side saw nothing that depends on an image, and nothing was paid.",
+        f"It says about its records: {guarantee}",
+    )
+    print_lines(*filter(None, lines))
+
+
+def _classes_dict(
+    found: "list[tuple[Path, Classified]]", bad: list[tuple[Path, str]], guarantee: "Guarantee"
+) -> dict[str, object]:
+    return {
+        "images": [
+            {"image": str(image), "label": one.label, "probabilities": dict(one.probabilities)} for image, one in found
+        ],
+        "failed": [{"image": str(image), "reason": reason} for image, reason in bad],
+        "caution": found[0][1].caution if found else "",
+        "epsilon": 0.0,
+        "paid": 0.0,
+        "gallery_guarantee": str(guarantee),
     }

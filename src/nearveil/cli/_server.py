@@ -1,6 +1,8 @@
-"""``nearveil serve`` and ``nearveil token``: galleries for clients elsewhere, and who may ask them."""
+"""``nearveil serve``, ``nearveil token`` and ``nearveil protect``: the side of those who hold galleries."""
 
 import shlex
+from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -10,12 +12,9 @@ import typer
 from nearveil.cli._shared import Json, name_extra, print_json, print_lines, print_table, report_errors
 
 if TYPE_CHECKING:
-    from nearveil.service import Token, TokenStore
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from nearveil.service import Settings
-
+    from nearveil.service import Settings, Token, TokenStore
+    from nearveil.service.server.settings import GallerySettings
+    from nearveil.votes.discriminant import Forecast
 
 app = typer.Typer(
     help="Tokens: who may ask a server, and what. Only hashes are kept.",
@@ -150,12 +149,12 @@ def suggest_token(where: str) -> str:
 def _find_tokens(tokens: str | None, config: Path | None) -> str:
     """Return where tokens are: as given, as the file says that the server reads, or the default."""
     with name_extra("service"):
-        from nearveil.service.server.settings import Settings, SettingsError, _read
+        from nearveil.service.server.settings import Settings, SettingsError, read_settings
         from nearveil.service.server.tokens import default_place
     if tokens is not None:
         return tokens
     # Only this one setting: who makes tokens need not be able to read the keys that the others name.
-    told = {} if config is None else _read(config)
+    told = {} if config is None else read_settings(config)
     if unknown := sorted(set(told) - set(Settings.model_fields)):
         raise SettingsError(f"{config}: {unknown[0]}: there is no such setting")
     where = told.get("tokens", str(default_place()))
@@ -313,3 +312,82 @@ def _check_log(settings: "Settings") -> None:
 def _say(address: str) -> None:
     """Say that requests are answered from now on: for people, and for programs that wait for this line."""
     typer.echo(f"nearveil serves at {address}")
+
+
+def protect(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Of a protected gallery in the file.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(envvar="NEARVEIL_CONFIG", help="The TOML file of `nearveil serve`.")
+    ] = None,
+    publish: Annotated[bool, typer.Option("--publish", help="Pay for a publication, and publish the model.")] = False,
+    insist: Annotated[bool, typer.Option("--insist", help="Publish also where noise alone is to be expected.")] = False,
+) -> None:
+    """Tell what accuracy the model of a protected gallery would have; with --publish, publish it.
+
+    The figures are computed from the private records without any noise of their own. They are for you alone: do not
+    show them, and do not write them to a log. Without --publish nothing is paid and nothing changes. Each publication
+    takes one of those that the gallery was opened for. A server that runs takes up the new model by itself.
+
+    [bold]Examples[/bold]
+
+    nearveil protect --config nearveil.toml
+
+    nearveil protect scans --config nearveil.toml --publish
+    """
+    with report_errors():
+        with name_extra("service"):
+            from nearveil.gallery import Index
+            from nearveil.service import Settings
+            from nearveil.service.server.publications import check_apart
+            from nearveil.service.server.serving import open_protected
+        settings = Settings.load(config)
+        check_apart(settings.galleries)
+        chosen, wait = _choose_gallery(settings.galleries, name), settings.database_timeout
+        with (
+            closing(Index.open(chosen.index, timeout=wait)) as index,
+            closing(open_protected(chosen, index, wait)) as found,
+        ):
+            _show_forecast(found.forecast(), chosen)
+            if publish:
+                done = found.publish(insist=insist or bool(chosen.insist))
+                typer.echo(f"Published: model {done.number} of {chosen.name}, version {done.version[:16]}.")
+            typer.echo(f"Publications left: {found.publications_left}.")
+
+
+def _choose_gallery(galleries: "tuple[GallerySettings, ...]", name: str | None) -> "GallerySettings":
+    protected = [one for one in galleries if one.kind == "protected" and name in (None, one.name)]
+    if len(protected) != 1:
+        there = ", ".join(one.name for one in galleries if one.kind == "protected") or "none"
+        raise ValueError(f"NAME: it must be that of a protected gallery in the file; there are: {there}")
+    return protected[0]
+
+
+def _show_forecast(forecast: "Forecast", settings: "GallerySettings") -> None:
+    """Say what to expect, and why, on the terminal."""
+    noise = f"± {forecast.noise_per_class:,.1f}"
+    rights = {label: f"{right:.2f}" for label, right in forecast.class_accuracy.items()}
+    print_table(
+        ["class", "records", "noise on the count", "accuracy"],
+        [(label, f"{count:,}", noise, rights.get(label, "")) for label, count in forecast.records_per_class.items()],
+        title="For you alone: computed from the records, without protection",
+        right=("records", "noise on the count", "accuracy"),
+    )
+    together = f"All models together: epsilon {settings.epsilon:g}, delta {settings.delta:g}."
+    print_lines(*_describe_forecast(forecast), together)
+
+
+def _describe_forecast(forecast: "Forecast") -> Iterator[str]:
+    low, high = forecast.accuracy_range
+    yield (
+        f"Expected accuracy: {forecast.accuracy:.2f}, and between {low:.2f} and {high:.2f} in 8 of 10 draws of the "
+        f"noise; without noise {forecast.without_noise:.2f}; by guessing {forecast.floor:.2f}. Each class counts the "
+        "same."
+    )
+    if forecast.is_noise:
+        yield "This would be noise alone: the noise hides the records of each class."
+    elif small := len(forecast.small_classes):
+        yield (
+            f"{small} of {len(forecast.records_per_class)} classes have fewer than five times as many records as there "
+            "is noise on their count. That is too few to rely on: gather more, join classes, or open the gallery with "
+            "a larger epsilon or fewer publications."
+        )

@@ -26,7 +26,7 @@ class Pass:
 
 
 class PageEntry:
-    """A token that is good once, and the pass that it is exchanged for. Neither is kept on a disk.
+    """A token that works once, and the pass that it is exchanged for. Neither is kept on a disk.
 
     Examples
     --------

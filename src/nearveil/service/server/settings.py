@@ -249,7 +249,7 @@ class Settings(BaseSettings):
             With the name of the field that is wrong.
         """
         place = config or os.environ.get(CONFIG) or None
-        held = {} if place is None else _read(Path(place))
+        held = {} if place is None else read_settings(Path(place))
         _check_environment(cls)
 
         class Loaded(cls):  # type: ignore[valid-type, misc]
@@ -300,7 +300,8 @@ def _is_any(host: str) -> bool:
         return False
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return what a TOML file holds, unchecked."""
     try:
         with path.open("rb") as file:
             data = file.read(_LARGEST_CONFIG + 1)
