@@ -114,7 +114,7 @@ def load_rows() -> tuple[Floats, str]:
         return np.random.default_rng(0).random((PRIVATE + 10_000, FEATURES), dtype=np.float32), (
             "random rows (MNIST is not here)"
         )
-    from nearveil.features import hog
+    from nearveil.features.extractor import hog
 
     return hog(images, n_jobs=-1), "MNIST, HOG"
 

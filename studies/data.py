@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import affine_transform
 
-from nearveil.features import hog
+from nearveil.features.extractor import hog
 
 VARIABLE = "NEARVEIL_DATA"
 DEFAULT = "../shared/data"

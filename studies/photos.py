@@ -27,8 +27,9 @@ from rich.progress import Progress, track
 from rich.table import Table
 from sklearn.datasets import load_digits
 
-from nearveil.features import Extractor, FeatureCache, HogColor, default_extractor, gallery_features, load_image
+from nearveil.features import Extractor, HogColor, default_extractor, gallery_features, load_image
 from nearveil.features.extractor import unit_rows
+from nearveil.features.gallery import FeatureCache
 from nearveil.features.images import Pixels, thumbnail
 from nearveil.gallery import Index, Item, Published
 from nearveil.gallery.contact_sheet import ContactSheet

@@ -9,7 +9,7 @@ from pathlib import Path
 import nearveil
 
 ROOT = Path(nearveil.__file__).parent
-MOST_THROUGH_WALLS = 2  # imports of another room's underscore module; this number only falls
+MOST_THROUGH_WALLS = 0  # imports of another room's underscore module
 
 
 def imported(path: Path) -> Iterator[str]:

@@ -15,8 +15,8 @@ pytest.importorskip("uvicorn")
 
 import nearveil.ui
 from nearveil.ledger import Ledger
-from nearveil.ui import PageSession
 from nearveil.ui._app import PortError, bind_port
+from nearveil.ui.session import PageSession
 from tests.cli.galleries import fine, gallery, picture, refused, run
 
 

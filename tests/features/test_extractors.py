@@ -17,10 +17,9 @@ from nearveil.features import (
     TorchExtractor,
     backbones,
     default_extractor,
-    hog,
 )
 from nearveil.features.backbones import backbone
-from nearveil.features.extractor import FeatureError
+from nearveil.features.extractor import FeatureError, hog
 from nearveil.features.images import resize
 from nearveil.features.networks import is_whole
 from tests.features.files import picture

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nearveil.features import Extractor, FeatureCache, HogColor, gallery, gallery_features, load_image
+from nearveil.features import Extractor, HogColor, gallery, gallery_features, load_image
 from nearveil.features import images as reasons
+from nearveil.features.gallery import FeatureCache
 from tests.features.files import animation, picture, saved
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

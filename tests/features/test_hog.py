@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from skimage.feature import hog as of_one
 
-from nearveil.features import hog
+from nearveil.features.extractor import hog
 
 
 def _images(*shape: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:

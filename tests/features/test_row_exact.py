@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from nearveil.features import (
     Extractor,
-    FeatureCache,
     HogColor,
     OnnxExtractor,
     TorchExtractor,
@@ -24,6 +23,7 @@ from nearveil.features import (
 )
 from nearveil.features import bridge as bridge_module
 from nearveil.features.backbones import EXTRACTORS
+from nearveil.features.gallery import FeatureCache
 from nearveil.features.networks import align
 from nearveil.votes.neighbors import NeighborSearch
 from tests.features.files import picture

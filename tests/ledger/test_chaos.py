@@ -18,7 +18,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from nearveil.ledger import Account, Entry, KeySpentError, Ledger, OverBudgetError
+from nearveil.ledger import Account, KeySpentError, Ledger, OverBudgetError
+from nearveil.ledger.history import Entry
 from nearveil.privacy.accounting import RenyiFilter
 from nearveil.privacy.events import PureDp
 

@@ -12,8 +12,9 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from nearveil.ledger import Account, Entry, KeySpentError, Ledger, LedgerError
+from nearveil.ledger import Account, KeySpentError, Ledger, LedgerError
 from nearveil.ledger.errors import LedgerFullError
+from nearveil.ledger.history import Entry
 from nearveil.privacy.events import PureDp
 
 from ..small_disk import fill, mounted

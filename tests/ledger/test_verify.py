@@ -14,8 +14,8 @@ import pytest
 import sqlalchemy as sa
 from dp_accounting import GaussianDpEvent
 
-from nearveil.ledger import Account, AccountError, Ledger, LedgerError, LedgerUnavailableError, Receipt
-from nearveil.ledger._store import read_entries
+from nearveil.ledger import Account, AccountError, Ledger, LedgerError, LedgerUnavailableError
+from nearveil.ledger._store import Receipt, read_entries
 from nearveil.ledger.errors import CorruptLedgerError, RolledBackError
 from nearveil.privacy.events import PureDp
 from nearveil.storage import parse_url

@@ -34,12 +34,10 @@ from nearveil.privacy.accounting import (
     RdpAccountant,
     RenyiFilter,
     calibrate,
-    gaussian_max_rdp,
-    laplace_max_rdp,
     screening_epsilon,
 )
 from nearveil.privacy.accounting.accountants import FILTER_ORDERS, LIBRARY_ROUNDING
-from nearveil.privacy.accounting.screening import binary_rdp, private_knn_asymptotic
+from nearveil.privacy.accounting.screening import binary_rdp, gaussian_max_rdp, laplace_max_rdp, private_knn_asymptotic
 from nearveil.privacy.events import (
     ClippedVotes,
     GaussianNoisyMax,

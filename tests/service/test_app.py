@@ -14,8 +14,8 @@ from nearveil.gallery import Index, IndexStoreError
 from nearveil.gallery.answers import Answer
 from nearveil.mechanisms import Message
 from nearveil.protocol.wire import MapChanged, PublicPart, PublicRequest, Query, Refusal, RefusalCode, decode_frame
-from nearveil.service import Galleries, TokenStore
-from nearveil.service.schema import FRAME, KEY_HEADER
+from nearveil.service import TokenStore
+from nearveil.service.schema import FRAME, KEY_HEADER, Galleries
 from nearveil.service.server.requests import RequestContext
 
 from ..gallery.index_places import index_server, index_url, one_thread, plain_items, unit_rows

@@ -14,7 +14,8 @@ import httpx
 import numpy as np
 import pytest
 
-from nearveil.service import AsyncClient, Client, DeclinedError, QuestionError, ReplyError
+from nearveil.service import AsyncClient, Client, QuestionError, ReplyError
+from nearveil.service.client.errors import DeclinedError
 from nearveil.service.client.session import CHECK_AGAIN
 from nearveil.service.schema import MOST_MODEL
 from nearveil.service.server.protected import ProtectedGallery

@@ -20,9 +20,9 @@ from nearveil.gallery import Index, IndexStoreError, Item
 from nearveil.gallery.errors import InexactRowsError, PrivateIndexError
 from nearveil.ledger import Account, Debit, Ledger, LedgerUnavailableError
 from nearveil.privacy.events import VoteHistogram
-from nearveil.service import Client, OpenGallery, PublicationError, Settings, open_galleries
+from nearveil.service import Client, OpenGallery, Settings, open_galleries
 from nearveil.service.server.errors import NotOfferedError, UnavailableError, UnknownError
-from nearveil.service.server.protected import ProtectedGallery
+from nearveil.service.server.protected import ProtectedGallery, PublicationError
 from nearveil.votes import PrivateDiscriminant, PublicDiscriminant, discriminant, plan
 from nearveil.votes.discriminant import sum_classes
 from nearveil.votes.discriminant_model import SENSITIVITY

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nearveil.service import PublicationError
 from nearveil.service.server import protected
+from nearveil.service.server.protected import PublicationError
 from nearveil.votes import PrivateDiscriminant
 from tests.service.protected import copied, debits, gallery, make
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from nearveil.features import FeatureCache, HogColor, load_image
+from nearveil.features import HogColor, load_image
+from nearveil.features.gallery import FeatureCache
 from nearveil.gallery.contact_sheet import ContactSheet
 from nearveil.ledger import Ledger
 from nearveil.protocol import ClientProtocol

@@ -30,11 +30,11 @@ from nearveil.gallery import Index, Item
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Covers
 from nearveil.privacy.noise import Source
-from nearveil.service import Client, Gallery, OpenGallery, ProtectedGallery, Settings, TokenStore, create_app
-from nearveil.ui import PageSession
+from nearveil.service import Client, OpenGallery, ProtectedGallery, Settings, TokenStore, create_app
+from nearveil.service.server.galleries import Gallery
 from nearveil.ui._app import bind_port, make_config
 from nearveil.ui._door import PageEntry
-from nearveil.ui.session import Purse
+from nearveil.ui.session import PageSession, Purse
 from studies.data import DataMissingError, find
 from studies.photos import Loopback, serve_on_loopback
 from tests.service.asking import seeded

@@ -12,8 +12,9 @@ import typer
 from nearveil.cli._shared import Json, name_extra, print_json, print_lines, print_table, report_errors
 
 if TYPE_CHECKING:
-    from nearveil.service import Settings, Token, TokenStore
+    from nearveil.service import Settings, TokenStore
     from nearveil.service.server.settings import GallerySettings
+    from nearveil.service.server.tokens import Token
     from nearveil.votes.discriminant import Forecast
 
 app = typer.Typer(

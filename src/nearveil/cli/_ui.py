@@ -95,8 +95,8 @@ def ui(
             tls |= {"timeout": _TIMEOUT, "retries": _RETRIES}
         with name_extra("images,service"):
             from nearveil.service import QuestionError
-            from nearveil.ui import PageSession, serve_page
-            from nearveil.ui.session import Purse
+            from nearveil.ui import serve_page
+            from nearveil.ui.session import PageSession, Purse
         purse = Purse()
         secret, common["account"] = read_token(token_file, token, server), purse
         try:

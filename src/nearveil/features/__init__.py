@@ -2,8 +2,8 @@
 
 from nearveil.features.backbones import EfficientNetLite0, default_extractor
 from nearveil.features.bridge import fit_bridge
-from nearveil.features.extractor import Extractor, HogColor, hog
-from nearveil.features.gallery import FeatureCache, gallery_features
+from nearveil.features.extractor import Extractor, HogColor
+from nearveil.features.gallery import gallery_features
 from nearveil.features.images import ImageError, load_image
 from nearveil.features.networks import OnnxExtractor, TorchExtractor
 from nearveil.features.training import load_extractor, train_head
@@ -11,7 +11,6 @@ from nearveil.features.training import load_extractor, train_head
 __all__ = [
     "EfficientNetLite0",
     "Extractor",
-    "FeatureCache",
     "HogColor",
     "ImageError",
     "OnnxExtractor",
@@ -19,7 +18,6 @@ __all__ = [
     "default_extractor",
     "fit_bridge",
     "gallery_features",
-    "hog",
     "load_extractor",
     "load_image",
     "train_head",

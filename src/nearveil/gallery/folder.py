@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 from sqlalchemy.engine import make_url
 
-from nearveil.features import Extractor, FeatureCache, ImageError, default_extractor, gallery_features, load_image
+from nearveil.features import Extractor, ImageError, default_extractor, gallery_features, load_image
 from nearveil.features.backbones import find_extractor
-from nearveil.features.gallery import GalleryFeatures
+from nearveil.features.gallery import FeatureCache, GalleryFeatures
 from nearveil.features.images import thumbnail
 from nearveil.gallery.codes import ID_BYTES
 from nearveil.gallery.errors import NotAnIndexError, NotPublishedError

@@ -13,14 +13,13 @@ from nearveil.ledger.errors import (
     LedgerUnavailableError,
     OverBudgetError,
 )
-from nearveil.ledger.history import Balance, Entry
+from nearveil.ledger.history import Balance
 
 __all__ = [
     "Account",
     "AccountError",
     "Balance",
     "Debit",
-    "Entry",
     "KeyConflictError",
     "KeySpentError",
     "Ledger",

@@ -13,6 +13,8 @@ from scipy.optimize import brentq
 
 from nearveil.mechanisms.base import candidate_count, checked_fraction
 
+__all__ = ["class_ceiling", "neighbor_ceiling", "popular_floor", "reference_line", "utility_ceiling"]
+
 Floats = NDArray[np.float64]
 
 _HUGE = 700.0  # e^epsilon is still a float; beyond it every ceiling is one to the last bit

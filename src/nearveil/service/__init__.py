@@ -7,45 +7,37 @@ from nearveil.lazy import import_later
 if TYPE_CHECKING:
     from nearveil.service.client.clients import AsyncClient, Client
     from nearveil.service.client.errors import (
-        DeclinedError,
         QuestionError,
         ReplyError,
         UnansweredError,
         UnreachableError,
     )
     from nearveil.service.client.results import Classified, Match, Nearest
-    from nearveil.service.schema import Galleries, GalleryInfo, Problem, Promise
+    from nearveil.service.schema import GalleryInfo
     from nearveil.service.server.app import create_app
     from nearveil.service.server.errors import ServiceError
-    from nearveil.service.server.galleries import Gallery, OpenGallery
-    from nearveil.service.server.protected import ProtectedGallery, PublicationError
+    from nearveil.service.server.galleries import OpenGallery
+    from nearveil.service.server.protected import ProtectedGallery
     from nearveil.service.server.publications import Publication
     from nearveil.service.server.serving import open_galleries, serve
     from nearveil.service.server.settings import GallerySettings, Settings
-    from nearveil.service.server.tokens import Token, TokenStore
+    from nearveil.service.server.tokens import TokenStore
 
 __all__ = [
     "AsyncClient",
     "Classified",
     "Client",
-    "DeclinedError",
-    "Galleries",
-    "Gallery",
     "GalleryInfo",
     "GallerySettings",
     "Match",
     "Nearest",
     "OpenGallery",
-    "Problem",
-    "Promise",
     "ProtectedGallery",
     "Publication",
-    "PublicationError",
     "QuestionError",
     "ReplyError",
     "ServiceError",
     "Settings",
-    "Token",
     "TokenStore",
     "UnansweredError",
     "UnreachableError",
@@ -62,7 +54,6 @@ __getattr__ = import_later(
             "Client",
         ),
         "client.errors": (
-            "DeclinedError",
             "QuestionError",
             "ReplyError",
             "UnansweredError",
@@ -73,22 +64,11 @@ __getattr__ = import_later(
             "Match",
             "Nearest",
         ),
-        "schema": (
-            "Galleries",
-            "GalleryInfo",
-            "Problem",
-            "Promise",
-        ),
+        "schema": ("GalleryInfo",),
         "server.app": ("create_app",),
         "server.errors": ("ServiceError",),
-        "server.galleries": (
-            "Gallery",
-            "OpenGallery",
-        ),
-        "server.protected": (
-            "ProtectedGallery",
-            "PublicationError",
-        ),
+        "server.galleries": ("OpenGallery",),
+        "server.protected": ("ProtectedGallery",),
         "server.publications": ("Publication",),
         "server.serving": (
             "open_galleries",
@@ -98,9 +78,6 @@ __getattr__ = import_later(
             "GallerySettings",
             "Settings",
         ),
-        "server.tokens": (
-            "Token",
-            "TokenStore",
-        ),
+        "server.tokens": ("TokenStore",),
     },
 )

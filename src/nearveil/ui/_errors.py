@@ -8,7 +8,8 @@ from nearveil.features.extractor import FeatureError
 from nearveil.features.images import TOO_LARGE
 from nearveil.ledger import LedgerError, OverBudgetError
 from nearveil.ledger.budget import format_down, format_up
-from nearveil.service import DeclinedError, QuestionError, ReplyError, UnansweredError, UnreachableError
+from nearveil.service import QuestionError, ReplyError, UnansweredError, UnreachableError
+from nearveil.service.client.errors import DeclinedError
 
 _NOTHING = "No message was sent, and nothing was paid."
 

@@ -5,8 +5,9 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
-from nearveil.ledger import Account, Entry, Ledger
+from nearveil.ledger import Account, Ledger
 from nearveil.ledger.budget import format_down, format_up
+from nearveil.ledger.history import Entry
 from nearveil.ledger.views import count_affordable
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.covers.channel import RandomizedResponse

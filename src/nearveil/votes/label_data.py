@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.errors import NearveilError
-from nearveil.features import ImageError, hog, load_image
+from nearveil.features import ImageError, load_image
+from nearveil.features.extractor import hog
 
 Role = Literal["PRIVATE", "PUBLIC"]
 ImageFeatures = Literal["auto", "hog", "none"]  # how images become vectors

@@ -23,7 +23,8 @@ from sklearn.utils import check_random_state, get_tags
 from sklearn.utils._param_validation import HasMethods, Interval
 from sklearn.utils.validation import check_is_fitted
 
-from nearveil.features import Extractor, hog
+from nearveil.features import Extractor
+from nearveil.features.extractor import hog
 from nearveil.privacy import Guarantee
 from nearveil.votes._classifier import PrivateKNeighborsClassifier
 from nearveil.votes.estimator import Answers, Progress, VotingEstimator
@@ -206,8 +207,8 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Cloned for every round; by default a support vector machine. Gets the public features, or the images themselves
         where its tags say that it takes them (``input_tags.three_d_array``), as :class:`NetworkStudent` does.
     features : callable, optional
-        From images to rows; :func:`nearveil.features.hog` by default for images, none for rows. A row must depend on
-        its own image alone, bit for bit, and on nothing learned from private records. Of a network:
+        From images to rows; :func:`nearveil.features.extractor.hog` by default for images, none for rows. A row must
+        depend on its own image alone, bit for bit, and on nothing learned from private records. Of a network:
         ``functools.partial(extractor.extract, row_exact=True)``.
     rounds : int, default=1
     shares : sequence of float, optional

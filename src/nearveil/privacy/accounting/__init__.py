@@ -22,8 +22,6 @@ from nearveil.privacy.accounting.accountants import (
     calibrate,
 )
 from nearveil.privacy.accounting.screening import (
-    gaussian_max_rdp,
-    laplace_max_rdp,
     screening_curve,
     screening_epsilon,
 )
@@ -36,8 +34,6 @@ __all__ = [
     "RdpAccountant",
     "RenyiFilter",
     "calibrate",
-    "gaussian_max_rdp",
-    "laplace_max_rdp",
     "screening_curve",
     "screening_epsilon",
 ]
