@@ -15,7 +15,7 @@ from nearveil.cli._label import label
 from nearveil.ledger import Account
 from nearveil.privacy import Basis, Guarantee
 from nearveil.votes import Answers, ExhaustedError
-from nearveil.votes.spending import inferred_unit
+from nearveil.votes.spending import name_inferred_unit
 
 RARE = "zanthoxylum"  # a label of PRIVATE
 HIDDEN = "quarantined-patient"  # part of the paths inside PRIVATE
@@ -78,7 +78,7 @@ class Plain:
             epsilon=self.epsilon,
             delta=self.delta,
             protects="database",
-            unit=self.unit if self.classes is not None else inferred_unit(self.unit),
+            unit=self.unit if self.classes is not None else name_inferred_unit(self.unit),
             relation="add-remove",
             basis=Basis("none"),
             events=(GaussianDpEvent(5.0 / self.epsilon),),

@@ -23,7 +23,7 @@ import nearveil
 from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import Answers, ExhaustedError, PrivateKNeighborsClassifier
-from nearveil.votes._ballots import hard_votes, label_votes, soft_votes
+from nearveil.votes._ballots import make_hard_votes, make_label_votes, make_soft_votes
 from nearveil.votes.mechanisms import UNIT, PoissonSample
 from nearveil.votes.neighbors import NOBODY, NeighborSearch, draw_voters
 from nearveil.votes.spending import MemorySpending
@@ -227,7 +227,7 @@ def test_one_record_moves_one_vote(data: st.DataObject) -> None:
 
     def counts(present: NDArray[np.bool_]) -> NDArray[np.int64]:
         sampled = np.flatnonzero(present & kept)
-        _, ballots, _ = hard_votes(labels[sampled], [0, 1, 2]) if len(sampled) else (0, None, 0)
+        _, ballots, _ = make_hard_votes(labels[sampled], [0, 1, 2]) if len(sampled) else (0, None, 0)
         if ballots is None:
             return np.zeros(3, dtype=np.int64)
         voters = draw_voters(NeighborSearch(rows[sampled]), query, PoissonSample(1.0), k, unsafe_seeded(0), draws=1)
@@ -263,7 +263,7 @@ def test_many_labels_are_clipped_and_charged_honestly(kind: Any) -> None:
     y = (rng.random((200, 6)) < 0.5).astype(float)
     if kind == "signed":
         y = 2 * y - 1
-    _, votes, ballot = label_votes(y, None, 2.0, kind)
+    _, votes, ballot = make_label_votes(y, None, 2.0, kind)
     rows = votes.units[:-1] * ballot.unit
     assert np.abs(rows).sum(axis=1).max() <= 2.0
     squares = max(float(np.sum((a - b) ** 2)) for a in rows[:60] for b in rows[:60])
@@ -280,21 +280,21 @@ def test_worst_pairs_of_clipped_votes_attain_the_stated_sensitivity() -> None:
         ("nonnegative", [[9.0, 0], [0, 9.0]], 2.0),
         ("signed", [[9.0], [-9.0]], 2.0),
     ):
-        _, votes, ballot = label_votes(np.array(rows), None, clip, kind)  # type: ignore[arg-type]
+        _, votes, ballot = make_label_votes(np.array(rows), None, clip, kind)  # type: ignore[arg-type]
         gap = (votes.units[0] - votes.units[1]) * ballot.unit
         assert np.sum(gap**2) == pytest.approx(ballot.event(1.0).sensitivity ** 2)
 
 
 def test_soft_rows_never_sum_to_more_than_one() -> None:
     rows = np.random.default_rng(0).dirichlet(np.ones(7), 500) * (1 + 1e-7)
-    _, votes, ballot = soft_votes(rows, None)
+    _, votes, ballot = make_soft_votes(rows, None)
     assert votes.units.sum(axis=1).max() * ballot.unit <= 1
 
 
 def test_soft_rows_that_rounding_lifted_above_one_are_scaled_back() -> None:
     """Whole units lose nothing to rounding, so that only the scaling keeps their sum."""
     rows = np.array([[0.5 + UNIT, 0.5, 0.0], [1 + UNIT, 0.0, 0.0], [0.25, 0.25, 0.5 + UNIT], [0.25, 0.25, 0.5]])
-    _, votes, ballot = soft_votes(rows, None)
+    _, votes, ballot = make_soft_votes(rows, None)
     sums = votes.units[:-1].sum(axis=1) * ballot.unit
     assert sums.max() <= 1
     assert sums.tolist() == pytest.approx([1] * 4, abs=3 * UNIT)
@@ -302,11 +302,11 @@ def test_soft_rows_that_rounding_lifted_above_one_are_scaled_back() -> None:
 
 def test_soft_rows_with_negative_weights_are_refused() -> None:
     with pytest.raises(ValueError, match="y must hold weights of at least 0"):
-        soft_votes([[3.0, -2.0], [0.5, 0.5]], None)
+        make_soft_votes([[3.0, -2.0], [0.5, 0.5]], None)
 
 
 def test_nobody_votes_for_nothing() -> None:
-    _, votes, _ = hard_votes([0, 1, 1], [0, 1])
+    _, votes, _ = make_hard_votes([0, 1, 1], [0, 1])
     assert votes.count(np.array([[0, 1, NOBODY], [NOBODY, NOBODY, NOBODY]], dtype=np.int32)).tolist() == [
         [1, 1],
         [0, 0],

@@ -19,7 +19,7 @@ from nearveil.votes import (
     PublicDiscriminant,
     plan_publications,
 )
-from nearveil.votes._ballots import hard_votes
+from nearveil.votes._ballots import make_hard_votes
 from tests.votes.test_discriminant import changed, fitted
 
 RNG = np.random.default_rng(7)
@@ -43,7 +43,7 @@ LARGE = 2**53
 )
 def test_one_label_does_not_change_the_labels_of_others(labels: list[Any], one: Any, classes: list[Any] | None) -> None:
     with pytest.raises(ValueError, match="one type"):
-        hard_votes([*labels, one], classes)
+        make_hard_votes([*labels, one], classes)
     rows = np.vstack([ROWS, ROWS[:1]])
     for model in (PrivateDiscriminant, PrivateKNeighborsClassifier, PateClassifier):
         with pytest.raises(ValueError, match="one type"):
@@ -52,7 +52,7 @@ def test_one_label_does_not_change_the_labels_of_others(labels: list[Any], one: 
 
 @pytest.mark.parametrize("labels", [["a", np.str_("b")], [1, np.int64(2)], (0, 1), range(2)])
 def test_labels_of_one_type_are_taken_however_they_are_listed(labels: Any) -> None:
-    _, votes, _ = hard_votes(labels, None)
+    _, votes, _ = make_hard_votes(labels, None)
     assert votes.codes.tolist() == [0, 1, 2]
 
 

@@ -28,7 +28,7 @@ from nearveil.privacy.accounting import PldAccountant, screening_curve
 from nearveil.privacy.events import GaussianNoisyMax, LaplaceNoisyMax, NoisyScreening
 from nearveil.privacy.noise import analytic_gaussian_scale, unsafe_seeded
 from nearveil.votes import _pate
-from nearveil.votes._pate import PateClassifier, Teachers, assign, train
+from nearveil.votes._pate import PateClassifier, Teachers, assign_records, train_teachers
 from nearveil.votes.spending import ExhaustedError
 
 X, Y = make_blobs(120, centers=3, cluster_std=2.0, random_state=0)
@@ -62,12 +62,12 @@ def changed_teachers(estimator: BaseEstimator, n_records: int) -> list[int]:
     X_part, y_part, words = X[:n_records], Y[:n_records].astype(np.int64), unsafe_seeded(3)
     coins, seeds = words.words(n_records), words.words(6)
     known: dict[str, Any] = {"n_teachers": 6, "n_classes": 3}
-    before = votes_of_each(train(estimator, X_part, y_part, source=Script(coins, seeds), **known))
+    before = votes_of_each(train_teachers(estimator, X_part, y_part, source=Script(coins, seeds), **known))
     changed = []
     for gone in range(n_records):
         left = np.delete(np.arange(n_records), gone)
         source = Script(coins[left], seeds)
-        after = votes_of_each(train(estimator, X_part[left], y_part[left], source=source, **known))
+        after = votes_of_each(train_teachers(estimator, X_part[left], y_part[left], source=source, **known))
         changed.append(int(np.sum(np.any(before != after, axis=1))))
     return changed
 
@@ -84,7 +84,7 @@ def test_positions_in_place_of_coins_would_move_many(monkeypatch: pytest.MonkeyP
         source.words(n_records)
         return [np.arange(one, n_records, n_teachers) for one in range(n_teachers)]
 
-    monkeypatch.setattr(_pate, "assign", by_position)
+    monkeypatch.setattr(_pate, "assign_records", by_position)
     assert max(changed_teachers(RidgeClassifier(), 60)) > 3
 
 
@@ -95,7 +95,7 @@ def test_random_numbers_of_a_shared_generator_would_move_many(monkeypatch: pytes
     def together(estimator: Any, X: Any, y: Any, seed: int) -> Any:
         return clone(estimator).set_params(decisiontreeclassifier__random_state=shared.randint(2**31)).fit(X, y)
 
-    monkeypatch.setattr(_pate, "_trained", together)
+    monkeypatch.setattr(_pate, "_train_teacher", together)
     assert max(changed_teachers(RANDOM_TREES, 60)) > 1
 
 
@@ -104,12 +104,12 @@ def test_counts_change_as_is_charged() -> None:
     words, seeds = coins.words(n), coins.words(6)
     known: dict[str, Any] = {"n_teachers": 6, "n_classes": 3}
     y = Y.astype(np.int64)
-    before = train(RidgeClassifier(), X[:n], y[:n], source=Script(words, seeds), **known).votes(QUERIES)
+    before = train_teachers(RidgeClassifier(), X[:n], y[:n], source=Script(words, seeds), **known).votes(QUERIES)
     largest = []
     for gone in range(n):
         left = np.delete(np.arange(n), gone)
         source = Script(words[left], seeds)
-        change = train(RidgeClassifier(), X[left], y[left], source=source, **known).votes(QUERIES) - before
+        change = train_teachers(RidgeClassifier(), X[left], y[left], source=source, **known).votes(QUERIES) - before
         largest.append(np.sum(change**2, axis=1).max())
         assert np.abs(change).sum(axis=1).max() <= 2
         assert np.all(np.sum(change, axis=1) == 0)
@@ -117,13 +117,13 @@ def test_counts_change_as_is_charged() -> None:
 
 
 def test_parts_are_disjoint_complete_and_each_record_is_free_of_the_others() -> None:
-    parts = assign(500, 7, unsafe_seeded(0))
+    parts = assign_records(500, 7, unsafe_seeded(0))
     assert sorted(np.concatenate(parts).tolist()) == list(range(500))
     words = unsafe_seeded(1).words(500)
-    whole = {int(row): one for one, part in enumerate(assign(500, 7, Script(words))) for row in part}
-    rest = {int(row): one for one, part in enumerate(assign(499, 7, Script(words[1:]))) for row in part}
+    whole = {int(row): one for one, part in enumerate(assign_records(500, 7, Script(words))) for row in part}
+    rest = {int(row): one for one, part in enumerate(assign_records(499, 7, Script(words[1:]))) for row in part}
     assert all(rest[row] == whole[row + 1] for row in range(499))
-    sizes = np.array([len(part) for part in assign(70_000, 7, unsafe_seeded(2))])
+    sizes = np.array([len(part) for part in assign_records(70_000, 7, unsafe_seeded(2))])
     assert np.sum((sizes - 10_000) ** 2 / 10_000) < chi2.isf(1e-6, 6)
 
 
@@ -131,7 +131,7 @@ def test_a_part_with_one_class_names_it_and_an_empty_one_names_the_first() -> No
     words = np.array([0, 0, 1, 1, 1], dtype=np.uint64)  # teacher 2 has nobody, teacher 0 one class
     y = np.array([2, 2, 0, 1, 1])
     known: dict[str, Any] = {"n_teachers": 3, "n_classes": 3}
-    teachers = train(RidgeClassifier(), X[:5], y, source=Script(words, words[:3]), **known)
+    teachers = train_teachers(RidgeClassifier(), X[:5], y, source=Script(words, words[:3]), **known)
     assert teachers.members[0] == 2
     assert teachers.members[2] == 0
     assert np.all(teachers.votes(QUERIES).sum(axis=1) == 3)

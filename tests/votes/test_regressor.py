@@ -11,7 +11,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import ExhaustedError, PrivateKNeighborsRegressor
-from nearveil.votes._regressor import ValueQuestion, balance
+from nearveil.votes._regressor import ValueQuestion, count_balance
 from nearveil.votes.neighbors import NOBODY
 
 QUIET: dict[str, Any] = {"vote_noise": 0.01, "max_answered": 10**6}
@@ -97,7 +97,7 @@ def test_one_record_in_and_one_out_changes_each_count_by_one() -> None:
             other = list(voters)
             other[position] = cell
             for point in (1, 2, 3):
-                found = balance(np.array([voters, other]), np.array([point, point]))
+                found = count_balance(np.array([voters, other]), np.array([point, point]))
                 assert abs(found[0] - found[1]) <= 2
                 assert found[0] == sum(1 if 0 <= v < point else -1 for v in voters if v != NOBODY)
 

@@ -92,22 +92,22 @@ def test_no_sample_misleads_the_selection(data: st.DataObject) -> None:
     # The worst sample sees the nearest records alone and guesses a threshold far too high.
     order = np.argsort(-scores, axis=1, kind="stable")
     sample = np.sort(data.draw(st.sampled_from([order[0, : data.draw(st.integers(1, n))], np.arange(n)])))
-    assert np.array_equal(neighbors._largest(scores.astype(np.float32), length, sample), order[:, :length])
+    assert np.array_equal(neighbors._find_largest(scores.astype(np.float32), length, sample), order[:, :length])
 
 
 def test_a_guess_that_fails_for_one_query_alone_is_mended() -> None:
     rng = np.random.default_rng(0)
     scores = np.stack([rng.permutation(2000), rng.permutation(2000)])
     sample = np.sort(np.argsort(-scores[0])[:100])  # the nearest of the first query: its guess is far too high
-    assert (scores[0] >= neighbors._guessed(scores[:1].astype(np.float32), 200, sample)).sum() < 200
-    found = neighbors._largest(scores.astype(np.float32), 200, sample)
+    assert (scores[0] >= neighbors._guess_thresholds(scores[:1].astype(np.float32), 200, sample)).sum() < 200
+    found = neighbors._find_largest(scores.astype(np.float32), 200, sample)
     assert np.array_equal(found, np.argsort(-scores, axis=1)[:, :200])
 
 
 def test_as_many_rows_as_fit_into_a_key_are_selected_at_once() -> None:
     scores = np.random.default_rng(0).integers(-3 * LONGEST**2, LONGEST**2 + 1, (128, 500))
     scores[5:9, ::3] = scores[5:9, :1]
-    found = neighbors._largest(scores.astype(np.float32), 333, np.arange(500))
+    found = neighbors._find_largest(scores.astype(np.float32), 333, np.arange(500))
     assert np.array_equal(found, np.argsort(-scores, axis=1, kind="stable")[:, :333])
 
 
@@ -431,7 +431,7 @@ def test_engines_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ValueError, match="no CUDA device"):
         NeighborSearch(np.eye(3), engine="cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert neighbors._chosen("auto") == "cuda"
+    assert neighbors._choose_engine("auto") == "cuda"
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert NeighborSearch(np.eye(3)).engine == "numpy"
     for engine in ("torch", "cuda"):

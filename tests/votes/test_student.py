@@ -20,7 +20,14 @@ from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy import compose
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import ExhaustedError, PateClassifier, PrivateKNeighborsClassifier, Student
-from nearveil.votes.student import HalfWhitening, graph, regress, spread, typical, unit
+from nearveil.votes.student import (
+    HalfWhitening,
+    build_graph,
+    choose_typical,
+    normalize_rows,
+    regress_votes,
+    spread_labels,
+)
 
 X, Y = load_digits(return_X_y=True)
 PRIVATE, PRIVATE_Y, PUBLIC, PUBLIC_Y = X[:800], Y[:800], X[800:1400], Y[800:1400]
@@ -257,8 +264,8 @@ class Batchwise(NearestCentroid):  # type: ignore[misc]
 def test_private_rows_are_mapped_one_by_one() -> None:
     student = fitted(Student(voter(epsilon=60.0), Batchwise(), rounds=2, random_state=0))
     rows = PRIVATE[:30]
-    whole, space = student._student_space(student._rows(rows), unit(student._rows(PUBLIC)))
-    without, same = student._student_space(student._rows(rows[1:]), unit(student._rows(PUBLIC)))
+    whole, space = student._student_space(student._rows(rows), normalize_rows(student._rows(PUBLIC)))
+    without, same = student._student_space(student._rows(rows[1:]), normalize_rows(student._rows(PUBLIC)))
     assert np.array_equal(space, same)
     assert np.array_equal(whole[1:], without)
 
@@ -279,13 +286,13 @@ def test_public_rows_that_are_all_alike_teach_nothing() -> None:
 
 def test_regression_averages_noise_away() -> None:
     rng = np.random.default_rng(0)
-    rows = unit(np.concatenate([rng.normal([5, 0, 0], 0.3, (300, 3)), rng.normal([0, 5, 0], 0.3, (300, 3))]))
+    rows = normalize_rows(np.concatenate([rng.normal([5, 0, 0], 0.3, (300, 3)), rng.normal([0, 5, 0], 0.3, (300, 3))]))
     truth = np.repeat(np.eye(2), 300, axis=0)
-    asked = typical(rows, 100, seed=0)
+    asked = choose_typical(rows, 100, seed=0)
     assert len(np.unique(asked)) == 100
     noisy = truth[asked] + rng.normal(0, 1.0, (100, 2))
     assert np.mean(noisy.argmax(axis=1) == truth[asked].argmax(axis=1)) < 0.9
-    scores = regress(rows, asked, noisy, 1.0)
+    scores = regress_votes(rows, asked, noisy, 1.0)
     assert np.mean(scores.argmax(axis=1) == truth.argmax(axis=1)) == 1
 
 
@@ -294,11 +301,11 @@ def test_spreading_reaches_every_row_of_a_cluster() -> None:
     rows = np.concatenate([rng.normal(0, 1, (50, 2)), rng.normal(30, 1, (50, 2))])
     scores = np.zeros((100, 2))
     scores[0, 0] = scores[50, 1] = 1.0
-    assert np.array_equal(spread(graph(rows), scores).argmax(axis=1), np.repeat([0, 1], 50))
+    assert np.array_equal(spread_labels(build_graph(rows), scores).argmax(axis=1), np.repeat([0, 1], 50))
 
 
 def test_typical_rows_may_be_all_of_them() -> None:
-    assert np.array_equal(np.sort(typical(X[:20], 50, seed=0)), np.arange(20))
+    assert np.array_equal(np.sort(choose_typical(X[:20], 50, seed=0)), np.arange(20))
 
 
 def test_features_of_a_network_must_be_exact() -> None:

@@ -312,7 +312,7 @@ def check_exact(connection: sa.Connection, where: str) -> None:
     if count_inexact(connection, where):
         raise InexactRowsError(
             f"index {where}: it holds rows that are not row-exact, so removing one record may change others, and no "
-            "promise to records holds. Index the images again: `nearveil index DIR --private` into a new place; or "
+            "guarantee to records holds. Index the images again: `nearveil index DIR --private` into a new place; or "
             "Index.add(items, row_exact=True) of rows by extract(images, row_exact=True)"
         )
 

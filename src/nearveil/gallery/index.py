@@ -350,7 +350,7 @@ class Index(MapPublisher):
         Raises
         ------
         InexactRowsError
-            If a row is not row-exact: removing one record may change others, and no promise to records holds.
+            If a row is not row-exact: removing one record may change others, and no guarantee to records holds.
         """
         with self._database.begin_write() as connection:
             load_head(connection, self._where, lock=True)

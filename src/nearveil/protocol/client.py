@@ -287,7 +287,7 @@ class ClientProtocol:
             Private. Numbers up to a million.
         spend : callable
             Debits the client's account by a guarantee and returns the debit, a context:
-            ``lambda promise: account.spend(promise, key)``.
+            ``lambda guarantee: account.spend(guarantee, key)``.
         extras : {"none", "thumbnails", "originals", "names"}, default="none"
             What shall come with all candidates. Never choose it by the feature.
         rng : Source, optional

@@ -145,7 +145,7 @@ class Evaluation:
     `nn_recall`: The part of the true k nearest items, by cosine of centred features, among the k that were chosen.
     Items with equal features are copies, and one is as good as another.
     `message_bytes, answer_bytes`: The largest of each.
-    `ceiling`: Theorem D for the mechanism's promise and the popularity of items. The interval brackets that of the
+    `ceiling`: Theorem D for the mechanism's guarantee and the popularity of items. The interval brackets that of the
     population of queries (``docs/theory/ceiling.md``); on the queries that were asked no private mechanism is
     expected above its high end, whatever they are.
     """
@@ -258,13 +258,13 @@ def evaluate(
 
 def _find_limits(retriever: Retriever, truth: Items, fraction: float, confidence: float) -> tuple[Estimate, Estimate]:
     """Return ceiling and floor."""
-    gallery, promise = retriever.features, retriever.guarantee
-    # A promise to somebody else says nothing about the query.
-    epsilon = promise.epsilon if promise.protects == "query" else np.inf
+    gallery, guarantee = retriever.features, retriever.guarantee
+    # A guarantee to somebody else says nothing about the query.
+    epsilon = guarantee.epsilon if guarantee.protects == "query" else np.inf
     size = len(gallery)
 
     def top(neighbors: Items) -> float:
-        return neighbor_ceiling(epsilon, fraction, _count_neighbors(neighbors, size), promise.delta)
+        return neighbor_ceiling(epsilon, fraction, _count_neighbors(neighbors, size), guarantee.delta)
 
     def chances(neighbors: Items) -> Floats:
         return best_channel(epsilon, fraction, _count_neighbors(neighbors, size)).chances

@@ -133,7 +133,7 @@ class Retriever:
         Parameters
         ----------
         gallery : array-like of shape (N, d)
-            Open to the client as far as the map and the answers show it; no promise covers it.
+            Open to the client as far as the map and the answers show it; no guarantee covers it.
         gallery_y : array-like of shape (N,), optional
             Labels, for :func:`evaluate` alone.
 

@@ -29,12 +29,12 @@ _SAFE = re.compile(
 _TRIMMED = ("Complex data not supported", "Expected 2D array, got 1D array instead", "Expected 2D array, got scalar")
 
 
-def shielded(check: Callable[..., T], *arguments: Any, **options: Any) -> T:
+def run_shielded(check: Callable[..., T], *arguments: Any, **options: Any) -> T:
     """Run a check on private input; where it fails, say why without a value.
 
     Examples
     --------
-    >>> shielded(float, "a private word")
+    >>> run_shielded(float, "a private word")
     Traceback (most recent call last):
     ...
     ValueError: X and y must hold real numbers of the right shape: what was found is not shown, since it is private
@@ -93,16 +93,16 @@ class Weights:
         return sums
 
 
-def hard_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Labels, Ballot]:
+def make_hard_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Labels, Ballot]:
     """Return the classes, the votes of all records and what is released of them.
 
     `y`: As it was given: an array made of it hides that labels are of several types.
     `classes`: The public list; read from the labels where there is none.
     """
     _check_types(y)
-    y = shielded(column_or_1d, y, warn=True)
-    shielded(check_classification_targets, y)
-    known = np.unique(y) if classes is None else checked_classes(classes)
+    y = run_shielded(column_or_1d, y, warn=True)
+    run_shielded(check_classification_targets, y)
+    known = np.unique(y) if classes is None else check_classes(classes)
     try:
         codes = np.searchsorted(known, y)
         inside = known[np.minimum(codes, len(known) - 1)] == y
@@ -113,22 +113,22 @@ def hard_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], L
     return known, Labels(np.append(codes, len(known)), len(known)), Ballot(VoteHistogram, len(known))
 
 
-def soft_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Weights, Ballot]:
+def make_soft_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Weights, Ballot]:
     """Return the same for rows of weights that sum to at most 1."""
-    rows = _rows(y)
+    rows = _check_rows(y)
     if np.any(rows < 0) or np.any(rows.sum(axis=1) > 1 + 1e-6):
         raise ValueError("y must hold weights of at least 0 that sum to at most 1 in each row")
-    known = _columns(rows, classes)
+    known = _check_columns(rows, classes)
     # A sum that rounding lifted above 1 is scaled back; rounding towards zero never lengthens.
     rows = rows / np.maximum(rows.sum(axis=1, keepdims=True), 1.0)
-    return known, _weights(rows), Ballot(VoteHistogram, len(known), unit=UNIT, whole=False)
+    return known, _make_weights(rows), Ballot(VoteHistogram, len(known), unit=UNIT, whole=False)
 
 
-def label_votes(
+def make_label_votes(
     y: ArrayLike, classes: ArrayLike | None, clip: float | None, kind: Kind
 ) -> tuple[NDArray[Any], Weights, Ballot]:
     """Return the same for votes on many labels, each record's scaled down to L1 norm `clip`."""
-    rows = _rows(y)
+    rows = _check_rows(y)
     if clip is None:
         raise ValueError("clip must be given: how many labels one record may vote for (the supplement's tau)")
     if check_positive(clip, "clip") > 1 / UNIT:
@@ -137,14 +137,14 @@ def label_votes(
         raise ValueError('y must hold 0 and 1 alone for votes="binary"')
     if kind == "nonnegative" and np.any(rows < 0):
         raise ValueError('y must not be negative for votes="nonnegative"')
-    known = _columns(rows, classes)
+    known = _check_columns(rows, classes)
     norms = np.abs(rows).sum(axis=1, keepdims=True)
     rows = rows * (clip / np.maximum(norms, clip))
     event = ClippedSums(float(clip), kind)
-    return known, _weights(rows), Ballot(event, len(known), unit=UNIT, whole=False, screened=False)
+    return known, _make_weights(rows), Ballot(event, len(known), unit=UNIT, whole=False, screened=False)
 
 
-def checked_classes(classes: ArrayLike) -> NDArray[Any]:
+def check_classes(classes: ArrayLike) -> NDArray[Any]:
     """Return the public list of classes, sorted."""
     given = np.asarray(classes)
     known = np.unique(given)
@@ -163,20 +163,20 @@ def _check_types(y: Any) -> None:
         raise ValueError("y must hold labels of one type, such as text alone or whole numbers alone")
 
 
-def _rows(y: ArrayLike) -> NDArray[np.float64]:
-    rows: NDArray[np.float64] = shielded(check_array, y, dtype=np.float64, input_name="y")
+def _check_rows(y: ArrayLike) -> NDArray[np.float64]:
+    rows: NDArray[np.float64] = run_shielded(check_array, y, dtype=np.float64, input_name="y")
     if np.max(np.abs(rows), initial=0.0) > 1 / UNIT:
         raise ValueError("y must lie within a million of 0: larger votes are clipped anyway")
     return rows
 
 
-def _columns(rows: NDArray[np.float64], classes: ArrayLike | None) -> NDArray[Any]:
+def _check_columns(rows: NDArray[np.float64], classes: ArrayLike | None) -> NDArray[Any]:
     known = np.arange(rows.shape[1]) if classes is None else np.asarray(classes)
     if known.ndim != 1 or len(known) != rows.shape[1] or len(np.unique(known)) != len(known):
         raise ValueError("classes must name the columns of y, each once")
     return known
 
 
-def _weights(rows: NDArray[np.float64]) -> Weights:
+def _make_weights(rows: NDArray[np.float64]) -> Weights:
     units = np.trunc(rows / UNIT).astype(np.int64)
     return Weights(np.vstack([units, np.zeros((1, rows.shape[1]), dtype=np.int64)]))

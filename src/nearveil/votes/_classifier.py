@@ -13,7 +13,16 @@ from sklearn.utils.validation import validate_data
 
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy.noise import Source
-from nearveil.votes._ballots import MULTILABEL, Labels, Votes, Weights, hard_votes, label_votes, shielded, soft_votes
+from nearveil.votes._ballots import (
+    MULTILABEL,
+    Labels,
+    Votes,
+    Weights,
+    make_hard_votes,
+    make_label_votes,
+    make_soft_votes,
+    run_shielded,
+)
 from nearveil.votes.estimator import (
     GUARANTEE_CONSTRAINTS,
     SCREENING_CONSTRAINTS,
@@ -59,7 +68,7 @@ class NeighborPoll(ClassPoll):
 class PrivateKNeighborsClassifier(VotingClassifier):
     """Classify public queries by the votes of their nearest private records.
 
-    Private-kNN (Zhu, Yu, Chandraker and Wang 2020), with what its parameters really cost. The promise is about the
+    Private-kNN (Zhu, Yu, Chandraker and Wang 2020), with what its parameters really cost. The guarantee is about the
     private records: whoever sees all answers learns almost nothing about whether one record, features and label, was
     among them. Queries and answers are public.
 
@@ -98,7 +107,7 @@ class PrivateKNeighborsClassifier(VotingClassifier):
     clip : float, optional
         For many labels: a record's votes are scaled down to this L1 norm (the supplement's tau).
     classes : array-like, optional
-        The public list of classes. Where it is not given, the classes are read from the labels, and the promise is
+        The public list of classes. Where it is not given, the classes are read from the labels, and the guarantee is
         about a record of a class that occurs anyway.
     feature_norm : float, optional
         Public. None scales every row to norm 1, so that angles are compared. A number compares distances; rows that
@@ -201,7 +210,7 @@ class PrivateKNeighborsClassifier(VotingClassifier):
         Parameters
         ----------
         X : array-like of shape (n, d)
-            Private. The promise is about these rows: each must be made from its own record alone, to the last bit. Of
+            Private. The guarantee is about these rows: each must be made from its own record alone, to the last bit. Of
             images by a network: ``extractor.extract(images, row_exact=True)``.
         y : array-like of shape (n,) or (n, n_classes)
             Private.
@@ -211,7 +220,7 @@ class PrivateKNeighborsClassifier(VotingClassifier):
         PrivateKNeighborsClassifier
         """
         columns = self._columns()
-        X, _ = shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)
+        X, _ = run_shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)
         classes, ballots, ballot = self._votes(y)
         if self.votes not in MULTILABEL:
             self._check_abstain_label(classes)
@@ -227,15 +236,15 @@ class PrivateKNeighborsClassifier(VotingClassifier):
             vote_noise=self.vote_noise,
         )
         inferred = self.votes == "classes" and self.classes is None
-        plan, promise = self._plan(ballot, wish, inferred=inferred)
+        plan, guarantee = self._plan(ballot, wish, inferred=inferred)
         search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
-        terms = self._terms(columns, plan, promise)
+        terms = self._terms(columns, plan, guarantee)
         poll = NeighborPoll(terms, classes, self.abstain_label, ballots, search, self.votes)
         return self._settle(poll, classes_=classes)
 
     def _votes(self, y: ArrayLike) -> tuple[NDArray[Any], Labels | Weights, Ballot]:
         if self.votes == "classes":
-            return hard_votes(y, self.classes)
+            return make_hard_votes(y, self.classes)
         if self.votes == "soft":
-            return soft_votes(y, self.classes)
-        return label_votes(y, self.classes, self.clip, self.votes)
+            return make_soft_votes(y, self.classes)
+        return make_label_votes(y, self.classes, self.clip, self.votes)

@@ -16,7 +16,7 @@ from sklearn.utils.validation import validate_data
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy.events import GaussianNoisyMax, LaplaceNoisyMax
 from nearveil.privacy.noise import Source
-from nearveil.votes._ballots import hard_votes, shielded
+from nearveil.votes._ballots import make_hard_votes, run_shielded
 from nearveil.votes.estimator import (
     GUARANTEE_CONSTRAINTS,
     SCREENING_CONSTRAINTS,
@@ -61,7 +61,7 @@ class Teachers:
         return named.astype(np.int64)
 
 
-def assign(n_records: int, n_teachers: int, source: Source) -> list[NDArray[np.int64]]:
+def assign_records(n_records: int, n_teachers: int, source: Source) -> list[NDArray[np.int64]]:
     """Send every record to a teacher by a coin of its own.
 
     By position would be wrong: with row i at teacher ``i % n_teachers``, one record less would move all that follow it
@@ -72,7 +72,7 @@ def assign(n_records: int, n_teachers: int, source: Source) -> list[NDArray[np.i
     Examples
     --------
     >>> from nearveil.privacy.noise import unsafe_seeded
-    >>> parts = assign(1000, 4, unsafe_seeded(0))
+    >>> parts = assign_records(1000, 4, unsafe_seeded(0))
     >>> sum(map(len, parts)), min(map(len, parts)) > 200
     (1000, True)
     """
@@ -82,7 +82,7 @@ def assign(n_records: int, n_teachers: int, source: Source) -> list[NDArray[np.i
     return parts
 
 
-def train(
+def train_teachers(
     estimator: BaseEstimator,
     X: NDArray[Any],
     y: NDArray[np.int64],
@@ -99,13 +99,13 @@ def train(
     NumPy's shared generator, what one teacher draws would depend on the records of another.
     `y`: Numbers of classes.
     """
-    parts = assign(len(X), n_teachers, source)
+    parts = assign_records(len(X), n_teachers, source)
     seeds = source.words(n_teachers) % _SEEDS
-    members = [_trained(estimator, X[part], y[part], int(seed)) for part, seed in zip(parts, seeds, strict=True)]
+    members = [_train_teacher(estimator, X[part], y[part], int(seed)) for part, seed in zip(parts, seeds, strict=True)]
     return Teachers(tuple(members), n_classes)
 
 
-def _trained(estimator: BaseEstimator, X: NDArray[Any], y: NDArray[np.int64], seed: int) -> BaseEstimator | int:
+def _train_teacher(estimator: BaseEstimator, X: NDArray[Any], y: NDArray[np.int64], seed: int) -> BaseEstimator | int:
     present = np.unique(y)
     if len(present) < 2:
         return int(present[0]) if len(present) else 0
@@ -149,8 +149,8 @@ class PateClassifier(VotingClassifier):
 
     PATE (Papernot et al. 2017 and 2018), the rival of :class:`PrivateKNeighborsClassifier`, with the same interface.
     A record is with one teacher and can move one vote (``docs/theory/private-knn.md``, Theorem 10; attacked by
-    ``tests/votes/test_pate.py``). The promise does not depend on the data. The papers' smaller, data-dependent epsilon
-    is computed from the votes and private itself; it is no promise, and not used.
+    ``tests/votes/test_pate.py``). The guarantee does not depend on the data. The papers' smaller epsilon, which does,
+    is computed from the votes and private itself; it is no guarantee, and not used.
 
     A fitted estimator holds the teachers; so does its pickle. Treat both as private data.
 
@@ -178,7 +178,7 @@ class PateClassifier(VotingClassifier):
     max_screened : int, optional
         Of "confident-gnmax": at most so many queries are screened; 1.5 times `max_answered` by default.
     classes : array-like, optional
-        The public list of classes. Where it is not given, the classes are read from the labels, and the promise is
+        The public list of classes. Where it is not given, the classes are read from the labels, and the guarantee is
         about a record of a class that occurs anyway.
     abstain_label : int or str, default=-1
         Given where a query was declined. Must not be a class.
@@ -273,13 +273,13 @@ class PateClassifier(VotingClassifier):
         PateClassifier
         """
         columns = self._columns()
-        rows, _ = shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)  # hard_votes checks y
-        classes, labels, _ = hard_votes(y, self.classes)
+        rows, _ = run_shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)  # hard_votes checks y
+        classes, labels, _ = make_hard_votes(y, self.classes)
         self._check_abstain_label(classes)
         event = LaplaceNoisyMax if self.mechanism == "lnmax" else GaussianNoisyMax
         ballot = Ballot(event, len(classes), screened=self.mechanism == "confident-gnmax")
-        plan, promise = self._plan(ballot, self._wish(), inferred=self.classes is None)
-        teachers = train(
+        plan, guarantee = self._plan(ballot, self._wish(), inferred=self.classes is None)
+        teachers = train_teachers(
             RidgeClassifier() if self.estimator is None else self.estimator,
             rows,
             labels.codes[:-1],
@@ -287,7 +287,7 @@ class PateClassifier(VotingClassifier):
             n_classes=len(classes),
             source=self._source,
         )
-        poll = TeacherPoll(self._terms(columns, plan, promise), classes, self.abstain_label, teachers)
+        poll = TeacherPoll(self._terms(columns, plan, guarantee), classes, self.abstain_label, teachers)
         return self._settle(poll, classes_=classes)
 
     def _wish(self) -> Wish:

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy.noise import Source
-from nearveil.votes._ballots import Weights, shielded
+from nearveil.votes._ballots import Weights, run_shielded
 from nearveil.votes.estimator import GUARANTEE_CONSTRAINTS, Poll, Progress, VoteTally, VotingEstimator
 from nearveil.votes.neighbors import NEIGHBOR_CONSTRAINTS, NOBODY, NeighborSearch, SearchEngine, draw_voters
 from nearveil.votes.plan import Ballot, GaussianSums, Wish
@@ -77,7 +77,7 @@ class ValueQuestion:
         return Weights(np.append(whole, nobody).astype(np.int64)[:, None])
 
 
-def balance(cells: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
+def count_balance(cells: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return, in half votes, how many voters lie below a point less how many do not. Nobody is neither.
 
     One voter more changes it by one half, one in and one out by at most two: the sensitivity is one vote.
@@ -108,7 +108,7 @@ class ValuePoll(Poll):
         low = np.zeros(len(sums), dtype=np.int64)
         for step in reversed(range(self.asked.depth)):
             point = low + (1 << step)
-            low = np.where(super().release(balance(sums, point)) < 0, point, low)
+            low = np.where(super().release(count_balance(sums, point)) < 0, point, low)
         return low[:, None].astype(np.float64)
 
     def predicted(self, released: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -231,7 +231,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
         Parameters
         ----------
         X : array-like of shape (n, d)
-            Private. The promise is about these rows: each must be made from its own record alone, to the last bit. Of
+            Private. The guarantee is about these rows: each must be made from its own record alone, to the last bit. Of
             images by a network: ``extractor.extract(images, row_exact=True)``.
         y : array-like of shape (n,)
             Private; clipped to [low, high].
@@ -241,7 +241,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
         PrivateKNeighborsRegressor
         """
         columns = self._columns()
-        X, y = shielded(validate_data, columns, X, y, dtype=np.float64, y_numeric=True)
+        X, y = run_shielded(validate_data, columns, X, y, dtype=np.float64, y_numeric=True)
         asked = ValueQuestion.make(float(self.low), float(self.high), self.method, self.depth)
         wish = Wish(
             epsilon=self.epsilon,
@@ -252,10 +252,10 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
             vote_noise=self.vote_noise,
             max_screened=0,
         )
-        plan, promise = self._plan(asked.ballot, wish)
+        plan, guarantee = self._plan(asked.ballot, wish)
         values = asked.votes(np.asarray(y, dtype=np.float64))
         search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
-        return self._settle(ValuePoll(self._terms(columns, plan, promise), asked, values, search))
+        return self._settle(ValuePoll(self._terms(columns, plan, guarantee), asked, values, search))
 
     def predict(self, X: ArrayLike) -> NDArray[np.float64]:
         """Answer public queries. The call is paid for before anything is released.

@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
-from nearveil.votes._ballots import hard_votes, shielded
+from nearveil.votes._ballots import make_hard_votes, run_shielded
 from nearveil.votes.discriminant_model import (
     COUNT_UNIT,
     MOST_COMPONENTS,
@@ -49,7 +49,7 @@ from nearveil.votes.spending import (
     MemorySpending,
     TakesLedger,
     find_account,
-    inferred_unit,
+    name_inferred_unit,
 )
 
 _MOST_UNPROJECTED = 4096  # features of a row
@@ -168,7 +168,7 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
     shrinkage : float or "auto", default="auto"
         Share of the covariance's trace that is added to its diagonal.
     classes : array-like, optional
-        The public list of classes. Where it is not given, the classes are read from the labels, and the promise is
+        The public list of classes. Where it is not given, the classes are read from the labels, and the guarantee is
         about a record of a class that occurs anyway.
     unit : str, default="record"
         What one row is, and so what is protected; it must be the account's unit.
@@ -250,7 +250,7 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
         Parameters
         ----------
         X : array-like of shape (n, d)
-            Private. The promise is about these rows: each must be made from its own record alone, to the last bit. Of
+            Private. The guarantee is about these rows: each must be made from its own record alone, to the last bit. Of
             images by a network: ``extractor.extract(images, row_exact=True)``.
         y : array-like of shape (n,)
             Private.
@@ -326,7 +326,7 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
 
     @property
     def guarantee(self) -> Guarantee:
-        """The promise of all publications together."""
+        """The guarantee of all publications together."""
         return self.export().guarantee
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
@@ -383,8 +383,8 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
         """Check the input."""
         columns = type(self).__new__(type(self))
         rows: Rows
-        rows, _ = shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)
-        classes, labels, _ = hard_votes(y, self.classes)
+        rows, _ = run_shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)
+        classes, labels, _ = make_hard_votes(y, self.classes)
         check_publishable(classes, rows.shape[1])
         if public is None:
             if rows.shape[1] > _MOST_UNPROJECTED:
@@ -425,7 +425,9 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
 
     def _guarantee(self, plan: VotePlan) -> Guarantee:
         stated = plan.guarantee(
-            self.delta, unit=inferred_unit(self.unit) if self.classes is None else self.unit, source=secure_source()
+            self.delta,
+            unit=name_inferred_unit(self.unit) if self.classes is None else self.unit,
+            source=secure_source(),
         )
         (event, count), *_ = plan.events
         return discriminant_guarantee(

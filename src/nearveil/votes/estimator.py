@@ -17,7 +17,14 @@ from nearveil.ledger import Account, Ledger
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.votes.plan import Ballot, VotePlan, Wish, make_plan
-from nearveil.votes.spending import AccountSpending, MemorySpending, Spending, TakesLedger, find_account, inferred_unit
+from nearveil.votes.spending import (
+    AccountSpending,
+    MemorySpending,
+    Spending,
+    TakesLedger,
+    find_account,
+    name_inferred_unit,
+)
 
 Progress = Callable[[int], None]
 """Called with how many queries were finished since the last call."""
@@ -141,19 +148,19 @@ class VotingEstimator(TakesLedger, BaseEstimator, ABC):  # type: ignore[misc]
         return type(self).__new__(type(self))
 
     def _plan(self, ballot: Ballot, wish: Wish, *, inferred: bool = False) -> tuple[VotePlan, Guarantee]:
-        """Return the plan and its promise. Nothing of the estimator changes yet: `fit` may still fail.
+        """Return the plan and its guarantee. Nothing of the estimator changes yet: `fit` may still fail.
 
         `inferred`: whether the classes are read from the labels.
         """
-        plan, unit = make_plan(wish, ballot), inferred_unit(self.unit) if inferred else self.unit
+        plan, unit = make_plan(wish, ballot), name_inferred_unit(self.unit) if inferred else self.unit
         return plan, plan.guarantee(wish.delta, unit=unit, source=self._source)
 
-    def _terms(self, columns: Self, plan: VotePlan, promise: Guarantee) -> PollTerms:
+    def _terms(self, columns: Self, plan: VotePlan, guarantee: Guarantee) -> PollTerms:
         """Find who pays, and open the caps there: the last thing of a fit that may fail."""
         given: dict[str, Any] = self.get_params(deep=False)
-        account = find_account(given["ledger"], given["account"], plan, promise)
-        spending = MemorySpending(plan) if account is None else AccountSpending.open(account, plan, promise)
-        return PollTerms(columns, plan, promise, self._source, spending)
+        account = find_account(given["ledger"], given["account"], plan, guarantee)
+        spending = MemorySpending(plan) if account is None else AccountSpending.open(account, plan, guarantee)
+        return PollTerms(columns, plan, guarantee, self._source, spending)
 
     def _settle(self, poll: Poll, **shown: Any) -> Self:
         """Take what was fitted, all at once; then show people what is public about it."""
@@ -164,11 +171,11 @@ class VotingEstimator(TakesLedger, BaseEstimator, ABC):  # type: ignore[misc]
 
     @property
     def guarantee(self) -> Guarantee:
-        """The promise of everything answered so far and of everything that the caps still allow.
+        """The guarantee of everything answered so far and of everything that the caps still allow.
 
         How many queries pass the screening depends on the records, and when a caller stops may depend on the answers.
         So what happened to be asked is no ground for a smaller figure; the caps are. With an account they are counted
-        in its ledger, so all copies of the estimator together keep this one promise.
+        in its ledger, so all copies of the estimator together keep this one guarantee.
         """
         check_is_fitted(self)
         return self._poll.terms.guarantee

@@ -74,7 +74,7 @@ class PoissonSample:
     def list_length(self, n_neighbors: int, failure: float = 1e-12) -> int:
         """Return how many neighbours to list, so that the sample wants more with a probability below `failure`.
 
-        `failure`: No part of the promise: a list that runs out is lengthened, and its coins are kept.
+        `failure`: No part of the guarantee: a list that runs out is lengthened, and its coins are kept.
         """
         if self.rate == 1:
             return n_neighbors
@@ -137,7 +137,7 @@ class Screening:
         return self.sample.event(screening if self.whole else screening.gaussian)
 
     def extra_delta(self, epsilon: float) -> float:
-        """Return what finite precision adds to the delta of a promise of `epsilon`, for one screening."""
+        """Return what finite precision adds to the delta of a guarantee of `epsilon`, for one screening."""
         return (1 + math.exp(min(max(epsilon, 3.0), 64.0))) * _TOSS + self.sample.extra_delta(self.n_neighbors)
 
     def toss(self, max_votes: NDArray[np.float64], source: Source) -> NDArray[np.bool_]:

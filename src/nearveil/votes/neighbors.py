@@ -73,7 +73,7 @@ class IntegerRows:
         `name`: What errors call them.
         Returns: In C order.
         """
-        given = _checked(rows, self.n_features, name)
+        given = _check_rows(rows, self.n_features, name)
         rounded = np.empty(given.shape, dtype=np.int16)
         step = max(1, _CHUNK // self.n_features)
         for start in range(0, len(given), step):
@@ -97,7 +97,7 @@ class IntegerRows:
         return rounded
 
 
-def _checked(rows: ArrayLike, n_features: int, name: str) -> NDArray[np.generic]:
+def _check_rows(rows: ArrayLike, n_features: int, name: str) -> NDArray[np.generic]:
     given = np.asarray(rows)
     if given.ndim != 2 or given.shape[1] != n_features:
         raise ValueError(f"{name} must have shape (n, {n_features}), one row each; got shape {given.shape}")
@@ -144,7 +144,7 @@ class NeighborSearch:
             raise ValueError("rows must be fewer than 2^31, so that a row number fits into 32 bits")
         self.n_rows, self.n_features = given.shape
         self._integers = IntegerRows(self.n_features, feature_norm)
-        self.engine = _chosen(engine)
+        self.engine = _choose_engine(engine)
         integers = self._integers.round(given)
         table = np.empty((self.n_rows, self.n_features + 1), dtype=np.float32)
         table[:, :-1] = integers
@@ -172,7 +172,7 @@ class NeighborSearch:
         return self._batches(self._integers.round(queries, name="queries"), min(length, self.n_rows))
 
     def _batches(self, integers: NDArray[np.int16], length: int) -> Iterator[tuple[slice, Ids]]:
-        step = _batch_length(self.n_rows)
+        step = _find_batch_length(self.n_rows)
         for start in range(0, len(integers), step):
             batch = slice(start, min(start + step, len(integers)))
             if length == 0:
@@ -209,13 +209,15 @@ class _NumpyEngine:
                 scores = np.matmul(queries[part], self._table.T, out=buffer[: part.stop - start])
                 _assert_exact(scores[0, :8], queries[start], self._table[:8])
                 for group in range(0, len(scores), _GROUP):
-                    ids[part][group : group + _GROUP] = _largest(scores[group : group + _GROUP], length, self._sample)
+                    ids[part][group : group + _GROUP] = _find_largest(
+                        scores[group : group + _GROUP], length, self._sample
+                    )
 
         with _ALONE:
             # Who limits BLAS (OMP_NUM_THREADS, threadpoolctl) limits the search: as many workers as BLAS has threads.
             threads = max((library["num_threads"] for library in _BLAS.info()), default=1)
             workers = min(threads, len(queries))
-            block = max(1, min(_HOST_BLOCK, _batch_length(len(self._table)) // workers))
+            block = max(1, min(_HOST_BLOCK, _find_batch_length(len(self._table)) // workers))
             bounds = np.linspace(0, len(queries), workers + 1).astype(int).tolist()
             with _BLAS.limit(limits=threads // workers), ThreadPoolExecutor(workers) as pool:
                 list(pool.map(work, bounds[:-1], bounds[1:], [block] * workers))
@@ -269,7 +271,7 @@ class _TorchEngine:
             if wanted > length:
                 tied = torch.nonzero(keys[:, length - 1] // n == keys[:, length] // n)[:, 0]
                 # Keys and what makes them take several times the memory of scores: eight parts keep the bound.
-                for part in torch.split(tied, max(1, _batch_length(n) // 8)):
+                for part in torch.split(tied, max(1, _find_batch_length(n) // 8)):
                     unique = self._keys(scores[part], self._numbers)
                     ids[part] = (torch.topk(unique, length, dim=1, largest=False).values % n).int()
             found: Ids = ids.cpu().numpy()
@@ -288,7 +290,7 @@ _ENGINES: Final[dict[str, Callable[[Floats], _Engine]]] = {
 }
 
 
-def _chosen(engine: str) -> str:
+def _choose_engine(engine: str) -> str:
     """Return the engine to take, or say why it cannot be taken."""
     if engine not in get_args(SearchEngine):
         raise ValueError(f"engine must be one of {', '.join(get_args(SearchEngine))}")
@@ -308,24 +310,24 @@ def _chosen(engine: str) -> str:
     return "numpy"
 
 
-def _batch_length(n_rows: int) -> int:
+def _find_batch_length(n_rows: int) -> int:
     """Return how many queries have their scores in memory at once."""
     return max(1, min(_MOST_QUERIES, SCORE_BYTES // (4 * max(1, n_rows))))
 
 
-def _largest(scores: Floats, length: int, sample: NDArray[np.int64]) -> NDArray[np.int64]:
+def _find_largest(scores: Floats, length: int, sample: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return where the `length` largest of each row of at most 128 rows are: by score, then by place.
 
     All places at or above a threshold are kept, ties and all, so that a guess that is too low costs time only. One
     that is too high leaves too few places; then the true threshold of that row is found.
     """
     m, n = scores.shape
-    thresholds = _guessed(scores, length, sample)
-    places, bounds = _places(scores, thresholds)
+    thresholds = _guess_thresholds(scores, length, sample)
+    places, bounds = _find_places(scores, thresholds)
     short = np.diff(bounds) < length
     if short.any():
         thresholds[short] = np.partition(scores[short], n - length, axis=1)[:, n - length]
-        places, bounds = _places(scores, thresholds)
+        places, bounds = _find_places(scores, thresholds)
     # A distance has 25 bits, a row 7: two stable passes over 16 bits each. NumPy sorts these by radix, four times
     # as fast as whole numbers. Places rise, so that equal distances stay in their order.
     distances = (LONGEST**2 - scores.ravel()[places].astype(np.int32)).astype(np.uint32)
@@ -336,7 +338,7 @@ def _largest(scores: Floats, length: int, sample: NDArray[np.int64]) -> NDArray[
     return found
 
 
-def _guessed(scores: Floats, length: int, sample: NDArray[np.int64]) -> Floats:
+def _guess_thresholds(scores: Floats, length: int, sample: NDArray[np.int64]) -> Floats:
     """Return for each row what its `length` largest scores are probably not below."""
     expected = length * len(sample) / scores.shape[1]
     rank = len(sample) - int(expected + 4 * np.sqrt(expected) + 1)  # four standard deviations: one miss in 30,000
@@ -346,7 +348,7 @@ def _guessed(scores: Floats, length: int, sample: NDArray[np.int64]) -> Floats:
     return guessed
 
 
-def _places(scores: Floats, thresholds: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _find_places(scores: Floats, thresholds: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the flat places of scores at or above the threshold of their row, and where each row begins."""
     places = np.flatnonzero(scores >= thresholds[:, None])
     return places, np.searchsorted(places, np.arange(len(scores) + 1) * scores.shape[1])

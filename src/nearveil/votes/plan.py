@@ -125,7 +125,7 @@ class VotePlan:
         return tuple(SelfComposedDpEvent(event, count) for event, count in self.events)
 
     def extra_delta(self, epsilon: float) -> float:
-        """Return what samplers of finite precision add to the delta of a promise of `epsilon`."""
+        """Return what samplers of finite precision add to the delta of a guarantee of `epsilon`."""
         votes = self.max_answered * self.votes.extra_delta(self.size)
         return votes if self.screening is None else votes + self.max_screened * self.screening.extra_delta(epsilon)
 
@@ -161,7 +161,7 @@ class VotePlan:
         return math.inf
 
     def guarantee(self, delta: float, *, unit: str, source: Source) -> Guarantee:
-        """Return the promise of everything that may happen.
+        """Return the guarantee of everything that may happen.
 
         `unit`: What one record is.
         `source`: Where the coins come from.

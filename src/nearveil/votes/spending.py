@@ -60,8 +60,8 @@ class Spending(ABC):
         spent = [part for part, left in self.left().items() if not left]
         if spent:
             raise ExhaustedError(
-                f"max_{spent[0]} is reached: the promise covers no further query. Fit again with a budget of its own; "
-                "what that tells about the records comes on top"
+                f"max_{spent[0]} is reached: the guarantee covers no further query. Fit again with a budget of its "
+                "own; what that tells about the records comes on top"
             )
 
     @abstractmethod
@@ -105,10 +105,10 @@ class MemorySpending(Spending):
         raise ValueError("account must be given before fit: what was answered under a key is kept in its ledger")
 
     def __reduce__(self) -> tuple[Callable[..., "MemorySpending"], tuple[()]]:
-        return _nothing, ()
+        return _make_empty, ()
 
 
-def _nothing() -> MemorySpending:
+def _make_empty() -> MemorySpending:
     """Return what a pickle may spend."""
     spending = MemorySpending.__new__(MemorySpending)
     spending._left, spending._lock, spending._process = {}, threading.Lock(), -1
@@ -124,9 +124,9 @@ class AccountSpending(Spending):
     parts: Mapping[Part, Guarantee]  # what one query of each part is charged as
 
     @classmethod
-    def open(cls, account: Account, plan: VotePlan, promise: Guarantee) -> Self:
+    def open(cls, account: Account, plan: VotePlan, guarantee: Guarantee) -> Self:
         """Open a cap for a plan, and settle what a query of each part is charged as."""
-        parts = {part: promise.part(event) for part, event in plan.parts.items()}
+        parts = {part: guarantee.part(event) for part, event in plan.parts.items()}
         return cls(account, account.open_cap(plan.events), parts)
 
     def left(self) -> dict[Part, int]:
@@ -159,10 +159,10 @@ def _count(remaining: Sequence[tuple[DpEvent, int]], one: Guarantee) -> int:
 
 
 def find_account(
-    ledger: Ledger | str | None, account: Account | str | None, plan: VotePlan, promise: Guarantee
+    ledger: Ledger | str | None, account: Account | str | None, plan: VotePlan, guarantee: Guarantee
 ) -> Account | None:
     """Return the account that pays, opened with the plan where there is none of that name."""
-    if account is not None and not promise.sound:
+    if account is not None and not guarantee.sound:
         raise ValueError("source must be sound where an account pays: no budget covers coins that a seed foretells")
     if account is None or isinstance(account, Account):
         if ledger is not None:
@@ -171,50 +171,50 @@ def find_account(
     elif ledger is None:
         raise ValueError("ledger must be given: account is only a name")
     else:
-        found = _named(Ledger(ledger) if isinstance(ledger, str) else ledger, account, plan, promise)
+        found = _open_named(Ledger(ledger) if isinstance(ledger, str) else ledger, account, plan, guarantee)
     if found is not None:
-        _check_account(found, promise)
+        _check_account(found, guarantee)
         # Coins of screenings cost more at a larger epsilon, and the account's may be larger than the plan's.
-        check_samplers(promise.events, plan.extra_delta(found.epsilon), found.delta)
+        check_samplers(guarantee.events, plan.extra_delta(found.epsilon), found.delta)
     return found
 
 
-def inferred_unit(unit: str) -> str:
+def name_inferred_unit(unit: str) -> str:
     """Return what is protected where the classes are read from the labels."""
     return f"{unit} of a class that occurs anyway"
 
 
-def _check_account(account: Account, promise: Guarantee) -> None:
+def _check_account(account: Account, guarantee: Guarantee) -> None:
     if (account.protects, account.relation) != ("database", "add-remove"):
         raise ValueError('account must protect the "database", with relation "add-remove"')
-    if promise.unit == inferred_unit(account.unit):
+    if guarantee.unit == name_inferred_unit(account.unit):
         raise ValueError(
             f"classes must be given: without the public list, the account's {account.unit!r} is not protected"
         )
-    if promise.unit != account.unit:
+    if guarantee.unit != account.unit:
         raise ValueError(
             f"unit must be the account's, {account.unit!r}: it says what one row is. Give it only if no two rows are "
             "of one such unit; else open another account"
         )
     try:
-        account._budget.price(account._charge(promise))
+        account._budget.price(account._charge(guarantee))
     except UnpricedError as refused:
         raise ValueError(f"account does not pay for what this estimator does: {refused}") from None
 
 
-def _named(ledger: Ledger, name: str, plan: VotePlan, promise: Guarantee) -> Account:
+def _open_named(ledger: Ledger, name: str, plan: VotePlan, guarantee: Guarantee) -> Account:
     try:
         return ledger.account(name)
     except AccountError:
-        # The ledger composes plans on a grid of its own, which may find a little more than the promise says.
-        cost = find_plan_cost(open_budget(promise.epsilon, promise.delta, plan.events, "add-remove"))
+        # The ledger composes plans on a grid of its own, which may find a little more than the guarantee says.
+        cost = find_plan_cost(open_budget(guarantee.epsilon, guarantee.delta, plan.events, "add-remove"))
         return ledger.open_account(
             name,
             owner="nearveil.votes",
             protects="database",
-            unit=promise.unit,
+            unit=guarantee.unit,
             relation="add-remove",
-            epsilon=max(promise.epsilon, cost or 0.0),
-            delta=promise.delta,
+            epsilon=max(guarantee.epsilon, cost or 0.0),
+            delta=guarantee.delta,
             plan=plan.events,
         )

@@ -77,13 +77,13 @@ class HalfWhitening(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return np.rint(np.clip(np.asarray(X, dtype=np.float64) / self.reach_, -1, 1) * 2.0**self._bits)
 
 
-def unit(rows: Rows) -> Rows:
+def normalize_rows(rows: Rows) -> Rows:
     """Return rows of norm 1; rows of zeros stay."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return rows / np.where(norms > 0, norms, 1.0)
 
 
-def typical(rows: Rows, count: int, seed: int) -> NDArray[np.int64]:
+def choose_typical(rows: Rows, count: int, seed: int) -> NDArray[np.int64]:
     """Return the public rows to ask about: those nearest to the centres of `count` clusters.
 
     Returns: In no order that means anything; filled up at random where clusters share a row.
@@ -97,7 +97,7 @@ def typical(rows: Rows, count: int, seed: int) -> NDArray[np.int64]:
     return rng.permutation(np.concatenate([chosen, others[: count - len(chosen)]]))
 
 
-def graph(rows: Rows) -> sparse.csr_array:
+def build_graph(rows: Rows) -> sparse.csr_array:
     """Return the normalised graph of the nearest public neighbours."""
     links = sparse.csr_array(kneighbors_graph(rows, min(_FRIENDS, len(rows) - 1)))
     links = links.maximum(links.T)
@@ -105,7 +105,7 @@ def graph(rows: Rows) -> sparse.csr_array:
     return sparse.csr_array(scale @ links @ scale)
 
 
-def spread(links: sparse.csr_array, scores: Rows) -> Rows:
+def spread_labels(links: sparse.csr_array, scores: Rows) -> Rows:
     """Let neighbours agree (Zhou et al. 2004): each row keeps a tenth of its own score."""
     result = scores
     for _ in range(_STEPS):
@@ -113,7 +113,7 @@ def spread(links: sparse.csr_array, scores: Rows) -> Rows:
     return result
 
 
-def regress(rows: Rows, asked: NDArray[np.int64], shares: Rows, noise: float) -> Rows:
+def regress_votes(rows: Rows, asked: NDArray[np.int64], shares: Rows, noise: float) -> Rows:
     """Return what the noisy shares of votes say about every public row.
 
     Kernel ridge regression, which is the mean of a Gaussian process. The noise is public, so its regularisation is
@@ -180,8 +180,8 @@ class PublicStudent:
         -------
         ndarray of shape (n,)
         """
-        checked = _checked(X, "X")
-        lessons = checked if self._takes_images else unit(_mapped_rows(checked, self._features, self._space))
+        checked = _check_rows(X, "X")
+        lessons = checked if self._takes_images else normalize_rows(_map_rows(checked, self._features, self._space))
         predicted: NDArray[Any] = self._classifier.predict(lessons)
         return predicted
 
@@ -195,7 +195,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     published. A pickle of this object holds no record either, but the voter's parameters, with the ledger's address.
 
     The voter's `epsilon` and caps are those of all rounds together. Noise is the same in all of them; `shares` divides
-    the caps. Which rows are asked, and how they are mapped, may follow from earlier answers: the promise is that of
+    the caps. Which rows are asked, and how they are mapped, may follow from earlier answers: the guarantee is that of
     the caps (``docs/theory/private-knn.md``).
 
     Parameters
@@ -299,7 +299,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         -------
         Student
         """
-        private, shown = _checked(X, "X"), _checked(public, "public")
+        private, shown = _check_rows(X, "X"), _check_rows(public, "public")
         if len(private) != len(np.asarray(y)):
             raise ValueError("y must have one label for each row of X")
         if private.shape[1:] != shown.shape[1:]:
@@ -309,24 +309,24 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         shares, rng = self._check_parameters(), check_random_state(self.random_state)
         self._takes_images = bool(get_tags(self._new_student(0)).input_tags.three_d_array)
         components = min(max(len(shown) // 40, 8), 64) if self.n_components is None else self.n_components
-        self._space = HalfWhitening(components).fit(_feature_rows(shown, self.features))
+        self._space = HalfWhitening(components).fit(_extract_rows(shown, self.features))
         first, space = self._rows(private), self._rows(shown)
-        lessons = shown if self._takes_images else unit(space)
+        lessons = shown if self._takes_images else normalize_rows(space)
         voter = self._voter().fit(first, y)
         self.plan_, guarantee, self.classes_ = voter.plan_, voter.guarantee, voter.classes_
         done: list[StudentRound] = []
         for number, share in enumerate(shares):
-            caps = _caps(self.plan_, share, done, last=number == len(shares) - 1)
+            caps = _find_caps(self.plan_, share, done, last=number == len(shares) - 1)
             if not caps["max_answered"]:
                 break
             if number:
                 rows, space = self._student_space(private if self._takes_images else first, lessons)
-                voter = self._voter(**_fixed(self.plan_, caps)).fit(rows, y)
+                voter = self._voter(**_fix_parameters(self.plan_, caps)).fit(rows, y)
             seeds = [int(seed) for seed in rng.randint(2**31, size=2)]
-            asked = typical(unit(space), caps.get("max_screened", caps["max_answered"]), seeds[0])
+            asked = choose_typical(normalize_rows(space), caps.get("max_screened", caps["max_answered"]), seeds[0])
             answers = voter.answer(space[asked], progress=progress)
             known = [*((one.rows, one.answers) for one in done), (asked, answers)]
-            labels = self._learn(lessons, unit(space), known, seeds[1])
+            labels = self._learn(lessons, normalize_rows(space), known, seeds[1])
             done.append(StudentRound(asked, answers, labels))
         self.rounds_ = tuple(done)
         self._public = PublicStudent(
@@ -358,7 +358,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def guarantee(self) -> Guarantee:
-        """The promise of all rounds together: of their caps, whatever was asked."""
+        """The guarantee of all rounds together: of their caps, whatever was asked."""
         return self.export().guarantee
 
     @property
@@ -386,7 +386,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError("shares must hold a positive number for each round, and sum to 1")
         if getattr(self.voter, "votes", "classes") not in ("classes", "soft"):
             raise ValueError('voter must vote on classes: votes must be "classes" or "soft"')
-        if not _row_exact(self.features):
+        if not _is_row_exact(self.features):
             raise ValueError("features must be row-exact: functools.partial(extractor.extract, row_exact=True)")
         if self.rounds > 1 and not any(hasattr(self._new_student(0), name) for name in _FEATURE_METHODS):
             raise ValueError(f"student must have one of {', '.join(_FEATURE_METHODS)} for a second round")
@@ -404,7 +404,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return state | {name: None if state[name] is None else clone(state[name]) for name in ("voter", "student")}
 
     def _rows(self, X: NDArray[Any]) -> Rows:
-        return _mapped_rows(X, self.features, self._space)
+        return _map_rows(X, self.features, self._space)
 
     def _new_student(self, seed: int) -> Any:
         # The scores of pairs of classes are features; those of single classes are rounded to places.
@@ -417,7 +417,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return private and public rows in the student's features, centred by the public ones."""
         # One by one: what a batch makes of a row may depend on the other rows, down to the last bit.
         singles = (private[i : i + 1] for i in range(len(private)))
-        rows = np.concatenate([self._mapped(one if self._takes_images else unit(one)) for one in singles])
+        rows = np.concatenate([self._mapped(one if self._takes_images else normalize_rows(one)) for one in singles])
         space = self._mapped(lessons)
         middle = space.mean(axis=0)
         return rows - middle, space - middle
@@ -435,9 +435,9 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not len(asked):
             raise ValueError("voter declined every public row: lower its threshold, or give max_screened=0")
         votes = np.concatenate([answers.votes[answers.answered] for _, answers in known])
-        links = graph(space)
+        links = build_graph(space)
         voters, noise = self.plan_.n_neighbors, self.plan_.vote_noise
-        labels = self._agreed(links, regress(space, asked, votes / voters, noise / voters))
+        labels = self._agreed(links, regress_votes(space, asked, votes / voters, noise / voters))
         self.student_ = self._trained(lessons, labels, seed)
         for _ in range(self.self_training):
             said = self.student_.predict(lessons)[:, None] == self.classes_
@@ -446,7 +446,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return labels
 
     def _agreed(self, links: csr_array, scores: Rows) -> NDArray[Any]:
-        agreed: NDArray[Any] = self.classes_[np.argmax(spread(links, scores), axis=1)]
+        agreed: NDArray[Any] = self.classes_[np.argmax(spread_labels(links, scores), axis=1)]
         return agreed
 
     def _trained(self, lessons: NDArray[Any], labels: NDArray[Any], seed: int) -> Any:
@@ -454,7 +454,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return student.fit(lessons, labels)
 
 
-def _row_exact(features: Features | None) -> bool:
+def _is_row_exact(features: Features | None) -> bool:
     """Return False where features are an extractor's that sees rows in batches, however it is bound."""
     inner: Any = features
     keywords: dict[str, Any] = {}
@@ -464,7 +464,7 @@ def _row_exact(features: Features | None) -> bool:
     return not isinstance(maker, Extractor) or maker.row_exact or keywords.get("row_exact") is True
 
 
-def _feature_rows(X: NDArray[Any], features: Features | None) -> Rows:
+def _extract_rows(X: NDArray[Any], features: Features | None) -> Rows:
     found = features if features is not None else hog if X.ndim > 2 else np.asarray
     rows = np.asarray(found(X), dtype=np.float64)
     if rows.ndim != 2 or len(rows) != len(X) or not np.isfinite(rows).all():
@@ -472,12 +472,12 @@ def _feature_rows(X: NDArray[Any], features: Features | None) -> Rows:
     return rows
 
 
-def _mapped_rows(X: NDArray[Any], features: Features | None, space: HalfWhitening) -> Rows:
+def _map_rows(X: NDArray[Any], features: Features | None, space: HalfWhitening) -> Rows:
     parts = range(0, len(X), _AT_ONCE)
-    return np.concatenate([space.transform(_feature_rows(X[i : i + _AT_ONCE], features)) for i in parts])
+    return np.concatenate([space.transform(_extract_rows(X[i : i + _AT_ONCE], features)) for i in parts])
 
 
-def _checked(X: ArrayLike, name: str) -> NDArray[Any]:
+def _check_rows(X: ArrayLike, name: str) -> NDArray[Any]:
     try:
         array = np.asarray(X)
     except ValueError:
@@ -489,7 +489,7 @@ def _checked(X: ArrayLike, name: str) -> NDArray[Any]:
     return array
 
 
-def _caps(plan: VotePlan, share: float, done: Sequence[StudentRound], *, last: bool) -> dict[str, int]:
+def _find_caps(plan: VotePlan, share: float, done: Sequence[StudentRound], *, last: bool) -> dict[str, int]:
     """Return what the next round may ask. What earlier rounds left over goes to the last."""
     caps = {"max_answered": plan.max_answered - sum(int(asked.answers.answered.sum()) for asked in done)}
     if plan.screening is not None:
@@ -499,7 +499,7 @@ def _caps(plan: VotePlan, share: float, done: Sequence[StudentRound], *, last: b
     return {name: min(left, math.ceil(share * getattr(plan, name))) for name, left in caps.items()}
 
 
-def _fixed(plan: VotePlan, caps: dict[str, int]) -> dict[str, Any]:
+def _fix_parameters(plan: VotePlan, caps: dict[str, int]) -> dict[str, Any]:
     """Return parameters of a voter that goes on with a plan."""
     fixed: dict[str, Any] = {"vote_noise": plan.vote_noise, **caps}
     if plan.screening is not None:
