@@ -16,7 +16,7 @@ from nearveil.mechanisms.baselines._embeddings import (
     PlainManifold,
     RawFeatures,
     affinities,
-    clipped,
+    clip_rows,
     gradient,
 )
 from nearveil.mechanisms.baselines._pca import PrivatePCA, PrivatePCARelease
@@ -85,9 +85,9 @@ def test_the_gradient_is_that_of_the_divergence() -> None:
 @settings(max_examples=60, deadline=None)
 def test_clipped_rows_are_at_most_twice_the_clip_apart(seed: int, clip: float, exponent: float) -> None:
     given_rows = np.random.default_rng(seed).standard_normal((2, 3)) * 10.0 ** (exponent / 2)
-    first, second = clipped(given_rows, clip)
+    first, second = clip_rows(given_rows, clip)
     assert np.linalg.norm(first - second) <= 2 * clip * (1 + 2.0**-40)
-    assert np.array_equal(clipped(np.array([[np.nan, 1.0], [np.inf, 0.0]]), clip), np.zeros((2, 2)))
+    assert np.array_equal(clip_rows(np.array([[np.nan, 1.0], [np.inf, 0.0]]), clip), np.zeros((2, 2)))
 
 
 @pytest.mark.parametrize(("epsilon", "steps"), [(1.0, 1), (1.0, 10), (4.0, 50)])

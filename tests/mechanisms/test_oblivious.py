@@ -20,11 +20,11 @@ from nearveil.mechanisms.covers.channel import (
     MOST_NEIGHBORS,
     NEIGHBORS,
     directions,
+    find_prototypes,
     largest_keys,
     most_covered,
-    prototype_of,
+    round_to_steps,
     similarity_keys,
-    whole,
 )
 
 DIMENSION, PROTOTYPES, SETS = 12, 700, 9
@@ -155,14 +155,14 @@ def test_sums_of_coverage_are_exact() -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_tables_of_a_map_hold_whole_numbers(name: str) -> None:
     public_map = HOSTILE[name]()
-    for table in (public_map._components, public_map._directions, whole(ROWS)):
+    for table in (public_map._components, public_map._directions, round_to_steps(ROWS)):
         assert (table == np.rint(table)).all()
         assert np.isfinite(table).all()
 
 
 def test_equal_prototypes_are_taken_in_order() -> None:
     keys = similarity_keys(directions(np.ones((2, 3))), directions(np.ones((50, 3))))
-    np.testing.assert_array_equal(prototype_of(largest_keys(keys)), np.tile(np.arange(MOST_NEIGHBORS), (2, 1)))
+    np.testing.assert_array_equal(find_prototypes(largest_keys(keys)), np.tile(np.arange(MOST_NEIGHBORS), (2, 1)))
     assert most_covered(keys, np.full((50, 4), 9, np.uint8)).tolist() == [0, 0]
 
 

@@ -41,9 +41,9 @@ from nearveil.mechanisms.vectors._privunit import (
     directions,
     draw,
     fine_vectors,
-    in_cells,
     lattice_table,
-    turned,
+    round_to_cells,
+    turn_to_axes,
 )
 from nearveil.privacy import compose
 from nearveil.privacy.events import PureDp
@@ -252,7 +252,7 @@ def test_computed_vectors_lie_within_the_bound(row: Floats, height: int, seed: i
     if extreme:
         plain = REACH * np.where(row < 0, -1, 1)
     axis = directions(row[None])
-    found = turned(np.array([height]), plain[None], axis)[0]
+    found = turn_to_axes(np.array([height]), plain[None], axis)[0]
     assert exact_distance(height, plain, axis[0], found) <= 0.51 * math.sqrt(len(row))
 
 
@@ -263,7 +263,7 @@ def test_the_bound_on_computed_vectors_is_not_idle() -> None:
     plain[3] = REACH
     heights = np.array([0, 50, -REACH, REACH])
     axes = directions(rows)
-    found = turned(heights, plain, axes)
+    found = turn_to_axes(heights, plain, axes)
     shares = [float(exact_distance(*case) / 64) for case in zip(heights.tolist(), plain, axes, found, strict=True)]
     assert 0.26 < max(shares) <= 0.51  # half the bound would be too little
 
@@ -450,7 +450,7 @@ def test_messages_are_bytes_of_cells() -> None:
     assert message["vector"].dtype == np.int8
     half = 1 << 32
     places = np.array([[0, half - 1, half, -half, -half - 1, 126 * 2 * half + half, 1 << 50, -(1 << 50)]])
-    assert in_cells(places).tolist() == [[0, 0, 1, 0, -1, 127, 127, -127]]
+    assert round_to_cells(places).tolist() == [[0, 0, 1, 0, -1, 127, 127, -127]]
 
 
 # --- guarantee, ranking, densities ---

@@ -137,7 +137,7 @@ class Published:
     def _find_members(self, message: Message) -> NDArray[np.intp]:
         """Return the positions of all items of the sets that a message names, rising."""
         items, starts = self.release.members_.indices, self.release.members_.indptr
-        named = [items[starts[number] : starts[number + 1]] for number in self.release._named(message).tolist()]
+        named = [items[starts[number] : starts[number + 1]] for number in self.release.read_sets(message).tolist()]
         return np.unique(np.concatenate(named)).astype(np.intp, copy=False)
 
     def to_bytes(self) -> bytes:

@@ -67,23 +67,23 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         twin._learn(rows, labels)
         learned = {name: value for name, value in vars(twin).items() if name not in given}
         _make_read_only(tuple(learned.values()))
-        fitted_with = {name: _copied(value) for name, value in given.items()}
+        fitted_with = {name: _copy_parameter(value) for name, value in given.items()}
         object.__setattr__(self, "__dict__", {**given, **learned, "_fitted_with": fitted_with})
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse what a fit has learned, and anything else but a parameter: the guarantee is that of the fit."""
         if name not in vars(self).get("_fitted_with", (name,)):
-            raise self._fixed(name)
+            raise self._make_refusal(name)
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
         """Refuse, once this is fitted, as assigning does."""
         if "_fitted_with" in vars(self):
-            raise self._fixed(name)
+            raise self._make_refusal(name)
         super().__delattr__(name)
 
-    def _fixed(self, name: str) -> AttributeError:
+    def _make_refusal(self, name: str) -> AttributeError:
         return AttributeError(
             f"{name} of a fitted {type(self).__name__} belongs to its guarantee: change parameters and call fit again"
         )
@@ -158,7 +158,7 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         -------
         Message or list of Message
         """
-        fitted = self._frozen()
+        fitted = self._snapshot()
         source = secure_source() if rng is None else checked_source(rng)
         rows = checked_numbers(X, "X")
         single = rows.ndim == 1
@@ -179,7 +179,7 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         ndarray of shape (n,)
             The higher, the nearer.
         """
-        fitted = self._frozen()
+        fitted = self._snapshot()
         fitted._check_message(message)
         return fitted._rank(message, fitted._prepare(fitted.features(gallery, "gallery", lenient=True)))
 
@@ -192,7 +192,7 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee of one message, with randomness from the operating system: as it was when this was fitted."""
-        return self._frozen()._guarantee
+        return self._snapshot()._guarantee
 
     def guarantee_of(self, message: Message) -> Guarantee:
         """Return the guarantee of a message of this mechanism: none where its noise came from a seed."""
@@ -236,9 +236,9 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
     def _public_parts(self) -> tuple[object, ...]:
         """Return parameters and public arrays, other than the fitted rows, that a message's meaning depends on."""
 
-    def _messages(self, source: Source, public_id: str | None = None, /, **batches: NDArray[Any]) -> list[Message]:
+    def _messages(self, source: Source, /, **batches: NDArray[Any]) -> list[Message]:
         """Make one message of the first entries of all batches, one of the second, and so on."""
-        public_id = self.public_id if public_id is None else public_id
+        public_id = self.public_id
         rows = zip(*batches.values(), strict=True)
         return [
             Message(self.name, public_id, dict(zip(batches, row, strict=True)), seeded=not source.sound) for row in rows
@@ -252,7 +252,7 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         if message.public_id != self.public_id:
             raise MessageError("message was made with other public rows, parameters or map: fetch the map and ask anew")
 
-    def _frozen(self) -> Self:
+    def _snapshot(self) -> Self:
         """Return this mechanism as it is now, with the parameters of its fit, whatever other threads change."""
         one = self._with_attributes(vars(self).copy())
         one._check_fitted()
@@ -316,15 +316,15 @@ def make_guarantee(
     )
 
 
-def _copied(value: Any) -> Any:
+def _copy_parameter(value: Any) -> Any:
     """Return a parameter to compare with: arrays and lists as copies, anything else as itself."""
     if isinstance(value, np.ndarray):
         return value.copy()
-    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
+    return type(value)(map(_copy_parameter, value)) if type(value) in (list, tuple) else value
 
 
 def _is_same(now: Any, then: Any) -> bool:
-    """Return whether a parameter is what :func:`_copied` returned: by value, or for other objects by identity.
+    """Return whether a parameter is what :func:`_copy_parameter` returned: by value, or for other objects by identity.
 
     What those hold may change: `fit` has worked with copies of them.
     """

@@ -61,7 +61,7 @@ class Message:
             raise MessageError("mechanism and public_id must be text, and seeded true or false")
         if not 1 <= len(self.arrays) <= _MOST_ARRAYS or not all(isinstance(name, str) for name in self.arrays):
             raise MessageError(f"arrays must be 1 to {_MOST_ARRAYS} named arrays")
-        kept = {name: _frozen(name, values) for name, values in sorted(self.arrays.items())}
+        kept = {name: _freeze_array(name, values) for name, values in sorted(self.arrays.items())}
         object.__setattr__(self, "arrays", MappingProxyType(kept))
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -112,11 +112,11 @@ class Message:
             raise MessageError(f"data has version {version} of the format; this program reads version {cls.version}")
         if length > _LARGEST_JSON or _HEADER.size + length > len(data):
             raise MessageError("data is truncated")
-        top = _parse(data[_HEADER.size : _HEADER.size + length])
+        top = _parse_header(data[_HEADER.size : _HEADER.size + length])
         return cls(
             mechanism=top["mechanism"],
             public_id=top["public_id"],
-            arrays=_split(_checked_forms(top["arrays"], largest), data[_HEADER.size + length :]),
+            arrays=_split_body(_read_forms(top["arrays"], largest), data[_HEADER.size + length :]),
             seeded=top["seeded"],
         )
 
@@ -139,7 +139,7 @@ def check_shape(name: str, shape: Sequence[int], largest: Shapes) -> None:
         raise MessageError(f"{name} must be an array of at most {' x '.join(map(str, most)) or 'one number'}")
 
 
-def _frozen(name: str, values: NDArray[Any]) -> NDArray[Any]:
+def _freeze_array(name: str, values: NDArray[Any]) -> NDArray[Any]:
     """Return a read-only, little-endian copy."""
     copy = np.array(values, order="C")
     if copy.dtype.byteorder == ">":
@@ -152,7 +152,7 @@ def _frozen(name: str, values: NDArray[Any]) -> NDArray[Any]:
     return copy
 
 
-def _parse(text: bytes) -> dict[str, Any]:
+def _parse_header(text: bytes) -> dict[str, Any]:
     """Return the JSON of a message, checked for its fields."""
     try:
         top = json.loads(text)
@@ -163,7 +163,7 @@ def _parse(text: bytes) -> dict[str, Any]:
     return top
 
 
-def _checked_forms(described: dict[str, Any], largest: Shapes | None) -> list[tuple[str, str, list[int]]]:
+def _read_forms(described: dict[str, Any], largest: Shapes | None) -> list[tuple[str, str, list[int]]]:
     """Return name, type and shape of the arrays that a header describes."""
     forms = []
     for name, entry in sorted(described.items()):
@@ -178,7 +178,7 @@ def _checked_forms(described: dict[str, Any], largest: Shapes | None) -> list[tu
     return forms
 
 
-def _split(forms: list[tuple[str, str, list[int]]], body: bytes) -> dict[str, NDArray[Any]]:
+def _split_body(forms: list[tuple[str, str, list[int]]], body: bytes) -> dict[str, NDArray[Any]]:
     """Cut the body into arrays; it must end with the last of them."""
     arrays = {}
     start = 0

@@ -40,9 +40,9 @@ class Projection:
 
         A row that is mapped to zero, or to no finite place, becomes the first axis: an error would tell about it.
         """
-        return _unit_rows(self._mapped(features))
+        return _unit_rows(self._map(features))
 
-    def _mapped(self, features: Floats) -> Floats:
+    def _map(self, features: Floats) -> Floats:
         if self.matrix is not None:
             return features @ self.matrix
         if self.transformer is None:
@@ -83,20 +83,20 @@ def fit_projection(
 ) -> Projection:
     """Learn a projection from public features of norm one (or zero), or take the one that is given."""
     if isinstance(projection, str):
-        return _learned(projection, features, labels, n_components, seed)
+        return _learn_projection(projection, features, labels, n_components, seed)
     if n_components is not None:
         raise ValueError('n_components must be None unless projection is "pca", "random" or "manifold"')
     if projection is None:
         return Projection(features.shape[1], "none")
     if hasattr(projection, "transform"):
-        return _of_transformer(projection, features)
+        return _wrap_transformer(projection, features)
     matrix = checked_rows(projection, "projection")  # type: ignore[arg-type]
     if matrix.shape[0] != features.shape[1]:
         raise ValueError(f"projection must have {features.shape[1]} rows, one for each feature")
     return Projection(matrix.shape[1], fingerprint(matrix), matrix=matrix.copy())
 
 
-def _learned(
+def _learn_projection(
     kind: str, features: Floats, labels: NDArray[np.int64] | None, n_components: int | None, seed: int
 ) -> Projection:
     if kind not in get_args(Kind):
@@ -111,7 +111,7 @@ def _learned(
     if kind == "pca":  # without its centring: features are centred already
         return Projection(size, public_id, matrix=PCA(size, svd_solver="full").fit(rows).components_.T)
     if kind == "random":
-        return Projection(size, public_id, matrix=_orthonormal(d, size, int(seed)))
+        return Projection(size, public_id, matrix=_draw_orthonormal(d, size, int(seed)))
     known = None if labels is None else labels[features.any(axis=1)]
     manifold = SupervisedManifold(size, random_state=int(seed))
     return Projection(size, public_id, transformer=manifold.fit(rows, known))
@@ -128,13 +128,13 @@ def _checked_components(n_components: int | None, most: int, kind: str) -> int:
     return int(n_components)
 
 
-def _orthonormal(d: int, size: int, seed: int) -> Floats:
+def _draw_orthonormal(d: int, size: int, seed: int) -> Floats:
     directions, triangle = np.linalg.qr(np.random.default_rng(seed).standard_normal((d, size)))
     # The signs are a library's choice; both sides must make the same.
     return np.asarray(directions * np.where(np.diagonal(triangle) < 0, -1.0, 1.0))
 
 
-def _of_transformer(transformer: Any, features: Floats) -> Projection:
+def _wrap_transformer(transformer: Any, features: Floats) -> Projection:
     try:
         check_is_fitted(transformer)
     except NotFittedError:

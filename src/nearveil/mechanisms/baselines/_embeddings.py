@@ -368,7 +368,7 @@ class DPdSNE(EmbeddedRelease):
         pull = affinities(cdist(features, self.anchors_, "sqeuclidean"), self._perplexity)
         places = np.zeros((len(features), int(self.n_components)))
         for step in range(int(self.n_steps)):
-            gradients = clipped(gradient(places, self.embedding_, pull), float(self.clip))
+            gradients = clip_rows(gradient(places, self.embedding_, pull), float(self.clip))
             places = places - self._rate * noised(step, gradients)
         return places
 
@@ -405,7 +405,7 @@ def gradient(places: Floats, embedding: Floats, pull: Floats) -> Floats:
     return np.asarray(forces.sum(axis=1, keepdims=True) * places - forces @ embedding)
 
 
-def clipped(gradients: Floats, clip: float) -> Floats:
+def clip_rows(gradients: Floats, clip: float) -> Floats:
     """Scale rows down to a norm of at most `clip`; one that is not finite becomes zero, since an error would tell."""
     safe = np.where(np.isfinite(gradients).all(axis=1, keepdims=True), gradients, 0.0)
     return np.asarray(safe * np.minimum(1.0, clip / np.maximum(np.linalg.norm(safe, axis=1, keepdims=True), 1e-300)))

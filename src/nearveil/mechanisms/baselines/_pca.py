@@ -246,7 +246,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             return _Learned(top, "Gaussian covariance", (noise.event,), float(self.delta), noise.extra_delta)
         if self.method == "gibbs":
             columns = matrix_bingham_chain(self.epsilon / 2 * moments, k, int(self.n_sweeps), source)
-            return _Learned(_told(columns), "exponential mechanism by a Gibbs chain", ())
+            return _Learned(_round_directions(columns), "exponential mechanism by a Gibbs chain", ())
         columns = sequential_directions(moments, k, self.epsilon, source)
         events = (PureDp(float(self.epsilon) / k),) * k
         return _Learned(columns, "exponential mechanism on the Bingham distribution", events)
@@ -286,11 +286,11 @@ def sequential_directions(moments: Floats, k: int, epsilon: float, source: Sourc
         # Across what was told, not what was drawn: the next draw may depend on nothing else.
         basis = complement(columns)
         drawn = basis @ bingham(epsilon / (2 * k) * (basis.T @ moments @ basis), source)
-        columns = _told(np.column_stack([columns, drawn]))
+        columns = _round_directions(np.column_stack([columns, drawn]))
     return columns
 
 
-def _told(columns: Floats) -> Floats:
+def _round_directions(columns: Floats) -> Floats:
     """Round directions to a coarse grid and make them orthonormal again."""
     return np.asarray(np.linalg.qr(np.rint(columns * _COARSE) / _COARSE)[0])
 

@@ -98,22 +98,23 @@ class BitwiseRelease(ProjectedRelease):
         estimate whose mean is the encoded row, whatever it is, and whose noise is far larger.
         """
         self._check_message(message)
-        seen = self._seen(message)
+        seen = self._read_bits(message)
         if self.decoder == "unbiased":
-            return self._unbiased(self.string_.unbiased(seen).reshape(-1, self.encoding_.word_bits))
+            return self._estimate_values(self.string_.unbiased(seen).reshape(-1, self.encoding_.word_bits))
         evidence = self.string_.evidence(seen).reshape(-1, self.encoding_.word_bits)
         chances = softmax(evidence @ self.encoding_.words()[0].T + self.log_prior_, axis=1)
         return np.asarray((chances * self.word_values_).sum(axis=1))
 
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
-        seen = np.array([self._seen(message) for message in messages], dtype=np.uint8).reshape(-1, self.string_.length)
+        bits = [self._read_bits(message) for message in messages]
+        seen = np.array(bits, dtype=np.uint8).reshape(-1, self.string_.length)
         codes = self.encoding_.encode(self.projection_(features)).astype(np.float64)
         return np.asarray(
             self.string_.evidence(seen) @ codes.T + self.string_.log_if_zero(seen).sum(axis=1, keepdims=True)
         )
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
-        encoding = self._checked_encoding()
+        encoding = self._make_encoding()
         projection = self._fit_projection(features, labels)
         length = projection.n_components * encoding.word_bits
 
@@ -125,12 +126,12 @@ class BitwiseRelease(ProjectedRelease):
                 return pure_epsilon(string(nominal))
             return code_word_epsilon(string(nominal), encoding, projection.n_components)
 
-        self.nominal_epsilon_ = self._calibrated(price, length)
+        self.nominal_epsilon_ = self._find_nominal(price, length)
         self.string_, self.exact_epsilon_ = string(self.nominal_epsilon_), price(self.nominal_epsilon_)
         self.encoding_, self.projection_ = encoding, projection
         self.log_prior_, self.word_values_ = _learn_prior(encoding, projection(features[features.any(axis=1)]))
 
-    def _calibrated(self, price: Callable[[float], float], length: int) -> float:
+    def _find_nominal(self, price: Callable[[float], float], length: int) -> float:
         """Return the nominal epsilon: the one given, or the largest whose exact epsilon is the one given."""
         if (self.epsilon is None) == (self.nominal_epsilon is None):
             raise ValueError(
@@ -154,10 +155,10 @@ class BitwiseRelease(ProjectedRelease):
     def _rank(self, message: Message, prepared: Floats) -> Floats:
         return np.asarray(prepared @ self.decode(message))
 
-    def _seen(self, message: Message) -> Bits:
+    def _read_bits(self, message: Message) -> Bits:
         return read_bits(message, self.string_.length)
 
-    def _unbiased(self, bits: Floats) -> Floats:
+    def _estimate_values(self, bits: Floats) -> Floats:
         """Return values from estimates of their bits, shape (n_values, word_bits): bits are independent."""
         places = 2.0 ** np.arange(bits.shape[1] - 2, -1, -1)
         middle = 0.5 if self.rounding == "down" else 0.0
@@ -174,7 +175,7 @@ class BitwiseRelease(ProjectedRelease):
         laws = [number for law in self.string_.laws for number in (law.if_one, law.if_zero)]
         return (_FORMAT, *laws, repr(self.encoding_), self.projection_.n_components, self.projection_.public_id)
 
-    def _checked_encoding(self) -> Encoding:
+    def _make_encoding(self) -> Encoding:
         for name in ("integer_bits", "fraction_bits"):
             bits = getattr(self, name)
             if isinstance(bits, bool) or not isinstance(bits, int | np.integer) or not 0 <= bits <= MOST_BITS:
@@ -422,7 +423,7 @@ class Unary(TractableRelease):
         return make_guarantee(epsilon, 0.0, "exact likelihood ratio of two bits", LINK, events=(PureDp(epsilon),))
 
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
-        seen = np.stack([self._seen(message) for message in messages])
+        seen = np.stack([self._read_bits(message) for message in messages])
         always = self.string_.log_if_zero(seen).sum(axis=1, keepdims=True)
         return np.asarray(self.string_.evidence(seen)[:, self._cells(features)] + always)
 
@@ -444,7 +445,7 @@ class Unary(TractableRelease):
         return self._messages(source, bits=np.packbits(self.string_.sample(bits, source), axis=1))
 
     def _rank(self, message: Message, prepared: Floats) -> Floats:
-        chances = softmax(self.string_.evidence(self._seen(message)) + self.log_prior_)
+        chances = softmax(self.string_.evidence(self._read_bits(message)) + self.log_prior_)
         return np.asarray(prepared @ (chances @ self.centroids_))
 
     def _cells(self, features: Floats) -> NDArray[np.int64]:
@@ -452,7 +453,7 @@ class Unary(TractableRelease):
         near = 2 * features @ self.centroids_.T - (self.centroids_**2).sum(axis=1)
         return np.asarray(near.argmax(axis=1), dtype=np.int64)
 
-    def _seen(self, message: Message) -> Bits:
+    def _read_bits(self, message: Message) -> Bits:
         return read_bits(message, self.string_.length)
 
     def _public_parts(self) -> tuple[object, ...]:

@@ -93,14 +93,14 @@ class SubsetSelection:
         """Name a subset for each row, sorted, so that the place of the good cell tells nothing."""
         _check_good(good, self.n_sets)
         kept = source.words(len(good)) < np.uint64(self._threshold)
-        order = _orders(len(good), self.n_sets, source)
+        order = _draw_orders(len(good), self.n_sets, source)
         # The good cell goes first or last in the random order; the order of the others stays uniform.
         place = np.argsort(np.where(order == good[:, None], np.where(kept, -1, self.n_sets)[:, None], 0), 1, "stable")
         chosen = np.take_along_axis(order, place, axis=1)[:, : self.size]
         return np.sort(chosen, axis=1)
 
 
-def _orders(n: int, length: int, source: Source) -> Indices:
+def _draw_orders(n: int, length: int, source: Source) -> Indices:
     """Return uniformly random orders, shape (n, length): by random keys, drawn anew should two be equal."""
     while True:
         keys = source.words(n * length).reshape(n, length)
@@ -149,7 +149,7 @@ _MOST_SETS = 4096
 _BLOCK = 1 << 22  # coverages that are floats at once
 
 
-def whole(values: Floats, steps: float = _FINE) -> Floats:
+def round_to_steps(values: Floats, steps: float = _FINE) -> Floats:
     """Return values in whole steps, as floats that are whole numbers."""
     return np.rint(values * steps)
 
@@ -189,23 +189,23 @@ def largest_keys(keys: Keys) -> Keys:
     while lists.shape[1] > 1:
         length, count = len(lists), lists.shape[1] // 2
         first, second = lists[:, :count], lists[::-1, count:]
-        lists = np.maximum(first, second)[None] if length == MOST_NEIGHBORS else _exchanged(first, second)
+        lists = np.maximum(first, second)[None] if length == MOST_NEIGHBORS else _exchange(first, second)
         while length > 1:
             length //= 2
             blocks = lists.reshape(-1, 2, length, count, n)
-            lists = _exchanged(blocks[:, 0], blocks[:, 1]).swapaxes(0, 1)
+            lists = _exchange(blocks[:, 0], blocks[:, 1]).swapaxes(0, 1)
         lists = lists.reshape(-1, count, n)
     return lists[:, 0].T
 
 
-def _exchanged(first: Keys, second: Keys) -> Keys:
+def _exchange(first: Keys, second: Keys) -> Keys:
     out = np.empty((2, *first.shape), dtype=np.int32)
     np.maximum(first, second, out=out[0])
     np.minimum(first, second, out=out[1])
     return out
 
 
-def prototype_of(keys: Keys) -> NDArray[np.int64]:
+def find_prototypes(keys: Keys) -> NDArray[np.int64]:
     """Return which prototypes keys belong to."""
     return (_LAST - (keys & _LAST)).astype(np.int64)
 

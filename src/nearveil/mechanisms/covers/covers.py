@@ -21,7 +21,7 @@ from nearveil.mechanisms.base import (
     make_guarantee,
 )
 from nearveil.mechanisms.covers.channel import RandomizedResponse, SubsetSelection, checked_epsilon
-from nearveil.mechanisms.covers.learning import Rows, centres, learned_sets, most_wanted, projection
+from nearveil.mechanisms.covers.learning import Rows, centres, learn_sets, most_wanted, projection
 from nearveil.mechanisms.covers.map import MOST_DIMENSIONS, MOST_PROTOTYPES, MapError, PublicMap
 from nearveil.mechanisms.message import Message, MessageError
 from nearveil.privacy import Guarantee
@@ -114,7 +114,7 @@ class MappedRelease(TractableRelease):
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
         public_map = self._map()
         good = public_map.choose(features)
-        named = np.stack([self._named(message) for message in messages])
+        named = np.stack([self.read_sets(message) for message in messages])
         odds = float(self._channel(public_map).odds)
         return np.where((named[:, None, :] == good[None, :, None]).any(axis=2), np.log(odds), 0.0)
 
@@ -131,16 +131,16 @@ class MappedRelease(TractableRelease):
         return features
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
-        public_map = self._map()  # read once: another thread may take a new map meanwhile
+        public_map = self._map()
         named = self._channel(public_map).sample(public_map.choose(features), source).astype(np.int32)
-        return self._messages(source, self._id_of(public_map), sets=named.reshape(len(features), -1))
+        return self._messages(source, sets=named.reshape(len(features), -1))
 
     def _rank(self, message: Message, prepared: Floats) -> Floats:
         del prepared  # which items are in a set was settled when the gallery was indexed
-        named = self._named(message)
+        named = self.read_sets(message)
         return np.asarray(self.members_[named].sum(axis=0) > 0, dtype=np.float64)
 
-    def _named(self, message: Message) -> NDArray[np.int64]:
+    def read_sets(self, message: Message) -> NDArray[np.int64]:
         """Return the sets that a message names, checked."""
         self._check_message(message)
         channel = self._channel(self._map())
@@ -151,14 +151,8 @@ class MappedRelease(TractableRelease):
         return named.astype(np.int64)
 
     def _public_parts(self) -> tuple[object, ...]:
-        return self._parts(self._map())
-
-    def _id_of(self, public_map: PublicMap) -> str:
-        return fingerprint(self.name, self._public_digest, *self._parts(public_map))
-
-    def _parts(self, public_map: PublicMap) -> tuple[object, ...]:
         # Not epsilon: which set a message names means the same at any, and the client's choice need not be the map's.
-        return (public_map.map_id,)
+        return (self._map().map_id,)
 
     def _map(self) -> PublicMap:
         if not hasattr(self, "map_"):
@@ -183,7 +177,7 @@ def set_guarantee(epsilon: float) -> Guarantee:
     return make_guarantee(epsilon, 0.0, theorem, "docs/theory/covers.md", events=(PureDp(epsilon),))
 
 
-def membership(sets: NDArray[np.float32]) -> scipy.sparse.csr_array:
+def as_sparse(sets: NDArray[np.float32]) -> scipy.sparse.csr_array:
     """Return sets of ones and zeros, shape (n_sets, n_items), as a sparse array."""
     return scipy.sparse.csr_array(sets.astype(np.uint8))
 
@@ -270,7 +264,7 @@ class Covers(MappedRelease):
     def _group(self, features: Rows, set_size: int) -> Grouping:
         if self.n_sets is not None and not 2 <= self.n_sets <= len(features):
             raise ValueError("n_sets must be at least 2 and at most the number of items in the gallery")
-        members = learned_sets(features, set_size, self.epsilon, self.n_sets)
+        members = learn_sets(features, set_size, self.epsilon, self.n_sets)
         prototypes, coverage = choose_prototypes(features, members)
         return Grouping(members, prototypes, coverage)
 
@@ -325,9 +319,9 @@ class Cells(MappedRelease):
         count = self._count(len(features), set_size)
         centroids = centres(features, count, seed=0)
         if self.kind == "kmeans" and self.response == "randomized":
-            members = membership(most_wanted(-_squared(features, centroids).T, set_size))
+            members = as_sparse(most_wanted(-_squared_distances(features, centroids).T, set_size))
         else:
-            cells = assign_balanced(_squared(features, centroids))
+            cells = assign_balanced(_squared_distances(features, centroids))
             ones = np.ones(len(features), dtype=np.uint8)
             members = scipy.sparse.csr_array((ones, (cells, np.arange(len(features)))), shape=(count, len(features)))
             members.sort_indices()
@@ -371,6 +365,6 @@ def assign_balanced(distances: NDArray[np.float32]) -> NDArray[np.int64]:
     return cells
 
 
-def _squared(features: Rows, centroids: Rows) -> NDArray[np.float32]:
+def _squared_distances(features: Rows, centroids: Rows) -> NDArray[np.float32]:
     """Return squared distances, shape (n, n_cells), up to the rows' own norms."""
     return np.asarray((centroids**2).sum(axis=1) - 2 * features @ centroids.T, dtype=np.float32)

@@ -193,7 +193,7 @@ def usual_number(n_items: int, set_size: int, epsilon: float, most: int) -> int:
     return int(min(max(2, round(2 + 0.11 * np.exp(epsilon / 2) * n_items / set_size)), most))
 
 
-def learned_sets(features: Rows, set_size: int, epsilon: float, n_sets: int | None) -> scipy.sparse.csr_array:
+def learn_sets(features: Rows, set_size: int, epsilon: float, n_sets: int | None) -> scipy.sparse.csr_array:
     """Return the best sets found; their number, where it is not given, is chosen on held-out items."""
     small = features if features.shape[1] <= _DIMENSIONS else features @ projection(features, _DIMENSIONS)
     if len(features) > _EXACT:

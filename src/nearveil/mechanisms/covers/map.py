@@ -14,11 +14,11 @@ from nearveil.mechanisms.covers.channel import (
     Keys,
     Singles,
     directions,
+    find_prototypes,
     largest_keys,
     most_covered,
-    prototype_of,
+    round_to_steps,
     similarity_keys,
-    whole,
 )
 from nearveil.mechanisms.message import Message, MessageError, check_shape
 
@@ -122,7 +122,7 @@ class PublicMap:
             raise MapError(f"the map is for {len(self.components)} features; X has {features.shape[1]}")
         good = np.zeros(len(features), dtype=np.int64)
         for some in self._chunks(len(features)):
-            keys = self._keys(whole(features[some]) @ self._components)
+            keys = self._keys(round_to_steps(features[some]) @ self._components)
             good[some] = most_covered(keys, self.coverage)
         return good
 
@@ -132,7 +132,7 @@ class PublicMap:
             raise ValueError(f"count must be from 1 to {min(MOST_NEIGHBORS, len(self.prototypes))}")
         near = np.zeros((len(projected), count), dtype=np.int64)
         for some in self._chunks(len(projected)):
-            near[some] = prototype_of(largest_keys(self._keys(projected[some]))[:, :count])
+            near[some] = find_prototypes(largest_keys(self._keys(projected[some]))[:, :count])
         return near
 
     def _keys(self, projected: Floats) -> Keys:
@@ -146,7 +146,7 @@ class PublicMap:
     def _components(self) -> Floats:
         """Whole numbers up to 2^16. With features in steps of 2^-20 all sums are below 2^53, so exact."""
         wide = self.components.astype(np.float64)
-        return _read_only(whole(wide / max(float(np.abs(wide).max()), _TINY), 2.0**16))
+        return _read_only(round_to_steps(wide / max(float(np.abs(wide).max()), _TINY), 2.0**16))
 
     @cached_property
     def _directions(self) -> Singles:

@@ -185,7 +185,7 @@ class PrivateMail(Release):
 
         The positions are rows of :meth:`rank_each`. Never send them.
         """
-        fitted = self._frozen()
+        fitted = self._snapshot()
         source = secure_source() if rng is None else checked_source(rng)
         rows = checked_numbers(X, "X")
         single = rows.ndim == 1

@@ -262,7 +262,7 @@ def anchor_path(public: Public, steps: int) -> AnchorPath:
         drawn = weights @ rows[-1]
         if (labels := public.label_graph) is not None:
             drawn = drawn + public.label_weight * labels.laplacian_matmul(rows[-1])
-        moved = _moved(rows[-1], drawn, weights.sum(axis=1))
+        moved = _step_rows(rows[-1], drawn, weights.sum(axis=1))
         factors.append(float(np.sqrt(len(moved)) / np.linalg.norm(moved)))
         rows.append(moved * factors[-1])
     return AnchorPath(np.stack(rows), np.array(factors))
@@ -278,7 +278,7 @@ def public_steps(public: Public, released: Floats, rows: Floats, path: AnchorPat
         return rows
     weights = _weights(released, public.embeddings[-1], public.bandwidth)
     for anchors, factor in zip(path.anchors[first:], path.factors[first:], strict=False):
-        rows = factor * _moved(rows, weights @ anchors, weights.sum(axis=1))
+        rows = factor * _step_rows(rows, weights @ anchors, weights.sum(axis=1))
     return rows
 
 
@@ -288,7 +288,7 @@ def _weights(rows: Floats, others: Floats, bandwidth: float) -> Floats:
     return found
 
 
-def _moved(rows: Floats, drawn: Floats, degree: Floats) -> Floats:
+def _step_rows(rows: Floats, drawn: Floats, degree: Floats) -> Floats:
     """Return eq. 4, ``z_i / 2 + (W Z + alpha L_Y Z)_i / (2 D_i)``; a row out of reach stays."""
     reached = degree[:, None] > _OUT_OF_REACH
     return np.where(reached, (rows + drawn / np.where(reached, degree[:, None], 1)) / 2, rows)
@@ -330,7 +330,7 @@ class SoundEngine:
         order = secret_order(n, pulled.shape[1], source)
         pulled = np.take_along_axis(pulled, order[:, :, None, None], axis=1)
         released = private_steps(self.public, pulled, self.noises, source)
-        rows = self._moved(released.reshape(-1, released.shape[-1])).reshape(released.shape)
+        rows = self._take_public_steps(released.reshape(-1, released.shape[-1])).reshape(released.shape)
         steps = np.array(self.n_public_steps, dtype=np.int32)
         found = [{"released": own, "embedding": now, "steps": steps} for own, now in zip(released, rows, strict=True)]
         return found, np.argmin(order, axis=1)
@@ -355,7 +355,7 @@ class SoundEngine:
         path = anchor_path(self.public, steps)
         return GalleryEmbedding(public_steps(self.public, rows, rows, path), path.anchors[-1], steps)
 
-    def _moved(self, released: Floats) -> Floats:
+    def _take_public_steps(self, released: Floats) -> Floats:
         """Take the public steps of all targets of all messages, a block at a time."""
         path = anchor_path(self.public, self.n_public_steps)
         block = max(1, _BLOCK // len(self.public.anchors))

@@ -194,7 +194,7 @@ def client_embedding(
     np.fill_diagonal(rebuilt, 0)
     degree = rebuilt.sum(axis=1)
     for _ in range(recipe.public_steps):
-        Z = _rescaled(recipe, _step(recipe, rebuilt, degree, repel, Z))
+        Z = _rescale(recipe, _step(recipe, rebuilt, degree, repel, Z))
     return Z
 
 
@@ -204,7 +204,7 @@ def server_embedding(recipe: Recipe, rows: Floats, labels: Labels, start: Floats
     graph, repel, Z = gaussian_graph(rows.astype(np.float32), recipe.bandwidth), recipe.labels(labels), start
     for _ in range(recipe.server_steps):
         pull = recipe.label_weight * repel.laplacian_matmul(Z) - graph.laplacian_matmul(Z.astype(np.float32))
-        Z = _rescaled(recipe, Z + pull / (2 * (graph.degree[:, None] + _NO_DIVISION_BY_ZERO)))
+        Z = _rescale(recipe, Z + pull / (2 * (graph.degree[:, None] + _NO_DIVISION_BY_ZERO)))
     return Z
 
 
@@ -220,7 +220,7 @@ def _step(recipe: Recipe, weights: Floats, degree: Floats, repel: LabelGraph | C
     return moved
 
 
-def _rescaled(recipe: Recipe, Z: Floats) -> Floats:
+def _rescale(recipe: Recipe, Z: Floats) -> Floats:
     return Z * (math.sqrt(len(Z)) / np.linalg.norm(Z)) if recipe.rescales else Z
 
 

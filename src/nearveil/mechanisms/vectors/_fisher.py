@@ -19,7 +19,7 @@ from nearveil.mechanisms.base import Floats, make_guarantee
 from nearveil.mechanisms.message import Message, read_vector
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.mechanisms.vectors._gaussian import LINK
-from nearveil.mechanisms.vectors._privunit import CELL, in_cells
+from nearveil.mechanisms.vectors._privunit import CELL, round_to_cells
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
@@ -216,7 +216,7 @@ class VonMisesFisher(ProjectedRelease):
     def _release(self, features: Floats, source: Source) -> list[Message]:
         rows = self.projection_(features)
         step = max(1, _CHUNK // self.channel_.dimension)
-        cells = [in_cells(draw(self.channel_, rows[i : i + step], source)) for i in range(0, len(rows), step)]
+        cells = [round_to_cells(draw(self.channel_, rows[i : i + step], source)) for i in range(0, len(rows), step)]
         return self._messages(source, vector=np.concatenate(cells))
 
     def _rank(self, message: Message, prepared: Floats) -> Floats:

@@ -161,7 +161,7 @@ def draw(channel: PrivUnitChannel, rows: Floats, source: Source) -> NDArray[np.i
     if rows.shape[1] != channel.dimension:
         raise ValueError(f"rows must have {channel.dimension} columns, as the channel has")
     step = max(1, _CHUNK // channel.dimension)
-    chunks = [in_cells(fine_vectors(channel, rows[i : i + step], source)) for i in range(0, len(rows), step)]
+    chunks = [round_to_cells(fine_vectors(channel, rows[i : i + step], source)) for i in range(0, len(rows), step)]
     return np.concatenate(chunks)
 
 
@@ -170,10 +170,10 @@ def fine_vectors(channel: PrivUnitChannel, rows: Floats, source: Source) -> Inte
     heights = look_up(lattice_table(channel.tilt, channel.threshold), source.words(len(rows)), source) - REACH
     plain = look_up(lattice_table(0.0, 0), source.words(rows.size), source).reshape(rows.shape) - REACH
     blur = gaussian_integers(Fraction(BLUR_STEPS << FINE_BITS), rows.size, source).reshape(rows.shape)
-    return turned(heights, plain, directions(rows)) + blur
+    return turn_to_axes(heights, plain, directions(rows)) + blur
 
 
-def in_cells(found: Integers) -> NDArray[np.int8]:
+def round_to_cells(found: Integers) -> NDArray[np.int8]:
     """Round vectors on the grid to the nearest cell, in integers, and cut off at the last."""
     cells = (found + (1 << (CELL_BITS - 1))) >> CELL_BITS
     return np.asarray(np.clip(cells, -LARGEST_CELL, LARGEST_CELL), dtype=np.int8)
@@ -188,7 +188,7 @@ def directions(rows: Floats) -> Floats:
     return np.asarray(np.rint(scaled / norms * 2.0**_DIRECTION_BITS))
 
 
-def turned(heights: Integers, plain: Integers, axes: Floats) -> Integers:
+def turn_to_axes(heights: Integers, plain: Integers, axes: Floats) -> Integers:
     """Return ``a x + (h - <h, x> x)`` on the fine grid, x being an axis divided by its length.
 
     Within ``0.51 sqrt(d)`` grid steps of the true vector (Theorem 3 of docs/theory/privunit.md; attacked by
