@@ -266,7 +266,7 @@ def test_what_nobody_can_price_is_refused_in_preview_and_spend(open_account: Ope
         with pytest.raises(ValueError, match="what the events cost: epsilon Infinity"):
             stated(event)
         for ask in (gate.preview, gate.spend):
-            with pytest.raises(ValueError, match="promises nothing"):
+            with pytest.raises(ValueError, match="guarantees nothing"):
                 ask(stated(event, epsilon=math.inf))
     with pytest.raises(ValueError, match="plan cannot be composed"):
         open_account("planned", plan=inside)
@@ -441,8 +441,8 @@ def test_a_guarantee_is_checked_before_it_is_paid(ledger: Ledger) -> None:
         ({"relation": "add-remove"}, "this account for"),
         ({"sound": False, "reason": "it leaks"}, "not sound"),
         ({"events": (NoOpDpEvent(),)}, "at least one mechanism"),
-        ({"epsilon": math.inf}, "promises nothing"),
-        ({"delta": 1.0}, "promises nothing"),
+        ({"epsilon": math.inf}, "guarantees nothing"),
+        ({"delta": 1.0}, "guarantees nothing"),
     ):
         with pytest.raises(ValueError, match=words):
             account.spend(replace(promise, **changed), new_key())

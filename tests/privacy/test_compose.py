@@ -160,7 +160,7 @@ def test_parts_of_a_plan_are_not_composed_as_if_only_they_had_been_fixed() -> No
 def test_what_promises_nothing_is_not_composed(nothing: dict[str, float]) -> None:
     """Nobody checked its events; composing them would make a promise of it."""
     for ways in ({"delta": 1e-5}, {"within": RenyiFilter(1.0, 1e-5)}):
-        with pytest.raises(ValueError, match="must promise something"):
+        with pytest.raises(ValueError, match="must guarantee something"):
             compose([replace(promise(), **nothing)], **ways)  # type: ignore[arg-type]
 
 

@@ -170,7 +170,9 @@ def charge_guarantee(guarantee: Guarantee, protects: Protects, unit: str, relati
     if not guarantee.sound:
         raise ValueError("guarantee is not sound, so no budget covers it")
     if guarantee.is_vacuous:
-        raise ValueError("guarantee says nothing (epsilon is infinite, or delta 1), so nobody checked its events")
+        raise ValueError(
+            "guarantee: it guarantees nothing (epsilon is infinite, or delta 1), so nobody checked its events"
+        )
     if guarantee.protects != protects:
         raise ValueError(f"guarantee protects a {guarantee.protects}, this account a {protects}")
     # Every message is charged, whatever it asks for: an account of queries covers any unit. Of a database it does not:
