@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[1]
 DIFF = ROOT / "docs" / "examples" / "mechanism.diff"
 _USE = """
 from nearveil.audit.registry import list_mechanisms
-from nearveil.mechanisms.catalog import catalog
-(found,) = (one for one in catalog() if one.name == "anchor")
+from nearveil.mechanisms.catalog import describe_mechanisms
+(found,) = (one for one in describe_mechanisms() if one.name == "anchor")
 assert (found.sound, found.kind) == (True, "pure"), found
 assert "anchor" in [one.name for one in list_mechanisms()]
 """
