@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import faiss
 import numpy as np
@@ -60,6 +60,8 @@ class Codes(Protocol):
 class WholeCodes:
     """Features as they are, in 16 bits a number: no loss, and no economy."""
 
+    form: ClassVar[str] = "codes-whole"
+
     dimension: int
     nbytes: int = 0
 
@@ -77,6 +79,18 @@ class WholeCodes:
         rows = np.ascontiguousarray(codes).view("<f2").astype(np.float32)
         return np.asarray(queries @ rows.T, dtype=np.float32)
 
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the public table."""
+        return {"dimension": np.array(self.dimension, dtype="<i8")}
+
+    @classmethod
+    def from_message(cls, table: Message) -> Self:
+        """Read a public table; nothing in it is trusted."""
+        dimension = int(_get_array(table, "dimension", "<i8", 0))
+        if not 1 <= dimension <= MOST_FEATURES:
+            raise WireError(f"the table of codes must be of 1 to {MOST_FEATURES} dimensions")
+        return cls(dimension)
+
 
 @dataclass(frozen=True)
 class ScalarCodes:
@@ -85,6 +99,8 @@ class ScalarCodes:
     The rows are rotated by the gallery's principal directions, so that those in one byte, if there must be
     some, are those that vary least. Made by :meth:`fit`. All of it is public.
     """
+
+    form: ClassVar[str] = "codes-scalar"
 
     projection: Singles = field(repr=False)
     lowest: Singles = field(repr=False)
@@ -126,6 +142,20 @@ class ScalarCodes:
         levels = np.concatenate([wide, codes[:, 2 * self.double :]], axis=1, dtype=np.float32)
         return np.asarray((queries @ self.projection) @ (levels * self.steps + self.lowest).T, dtype=np.float32)
 
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the public table."""
+        double = np.array(self.double, dtype="<i8")
+        return {"projection": self.projection, "lowest": self.lowest, "steps": self.steps, "double": double}
+
+    @classmethod
+    def from_message(cls, table: Message) -> Self:
+        """Read a public table; nothing in it is trusted."""
+        projection, double = _get_array(table, "projection", "<f4", 2), int(_get_array(table, "double", "<i8", 0))
+        lowest, steps = _get_array(table, "lowest", "<f4", 1), _get_array(table, "steps", "<f4", 1)
+        if not projection.shape[1] == len(lowest) == len(steps) or not 0 <= double <= len(steps):
+            raise WireError("the table of codes has arrays that do not fit each other")
+        return cls(projection, lowest, steps, double)
+
 
 @dataclass(frozen=True)
 class ProductCodes:
@@ -138,6 +168,8 @@ class ProductCodes:
 
     Made by :meth:`fit`. All of it is public.
     """
+
+    form: ClassVar[str] = "codes-product"
 
     projection: Singles = field(repr=False)
     weights: Singles = field(repr=False)
@@ -214,6 +246,25 @@ class ProductCodes:
             np.divide(fitted, power, out=factors[block], where=power > 1e-12)
         return np.clip(factors, 0.5, 2.0)
 
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the public table. The server's sample is left out."""
+        centroids = faiss.vector_to_array(self.quantiser.centroids).reshape(int(self.quantiser.M), _CENTROIDS, -1)
+        return {"projection": self.projection, "weights": self.weights, "mean": self.mean, "centroids": centroids}
+
+    @classmethod
+    def from_message(cls, table: Message) -> Self:
+        """Read a public table; nothing in it is trusted."""
+        projection, centroids = _get_array(table, "projection", "<f4", 2), _get_array(table, "centroids", "<f4", 3)
+        weights, mean = _get_array(table, "weights", "<f4", 1), _get_array(table, "mean", "<f4", 1)
+        groups, levels, size = centroids.shape
+        if levels != _CENTROIDS:
+            raise WireError(f"the table of codes must have {_CENTROIDS} centroids for each byte")
+        if not projection.shape[1] == len(weights) == len(mean) == groups * size:
+            raise WireError("the table of codes has arrays that do not fit each other")
+        quantiser = faiss.ProductQuantizer(groups * size, groups, 8)
+        faiss.copy_array_to_vector(np.ascontiguousarray(centroids, np.float32).ravel(), quantiser.centroids)
+        return cls(projection, weights, mean, quantiser, np.zeros((0, len(projection)), np.float32))
+
 
 def make_codes(features: Singles, code_bytes: int | Literal["auto"] | None) -> Codes:
     """Return codes for a gallery.
@@ -278,6 +329,11 @@ _LARGEST = {
 }
 
 
+_FORMS: dict[str, type[WholeCodes | ScalarCodes | ProductCodes]] = {
+    one.form: one for one in (WholeCodes, ScalarCodes, ProductCodes)
+}
+
+
 def codes_to_bytes(codes: Codes) -> bytes:
     """Return the public table that a client reads codes by.
 
@@ -288,11 +344,10 @@ def codes_to_bytes(codes: Codes) -> bytes:
     >>> codes_from_bytes(codes_to_bytes(WholeCodes(64))).width
     128
     """
-    for name, kind, arrays_of, _ in _FORMS:
-        if isinstance(codes, kind):
-            arrays = arrays_of(codes)
-            return Message(name, _hash_arrays(arrays), arrays).to_bytes()
-    raise WireError("codes must be of a kind that has a wire form")
+    if not isinstance(codes, WholeCodes | ScalarCodes | ProductCodes):
+        raise WireError("codes must be of a kind that has a wire form")
+    arrays = codes.to_arrays()
+    return Message(codes.form, _hash_arrays(arrays), arrays).to_bytes()
 
 
 def codes_from_bytes(data: bytes) -> Codes:
@@ -305,10 +360,10 @@ def codes_from_bytes(data: bytes) -> Codes:
         message = Message.from_bytes(data, _LARGEST)
     except ValueError as error:
         raise WireError(f"the table of codes cannot be read: {error}") from None
-    made = {name: reader for name, _, _, reader in _FORMS}.get(message.mechanism)
-    if made is None:
+    found = _FORMS.get(message.mechanism)
+    if found is None:
         raise WireError("the table of codes is of a kind that is not known")
-    codes: Codes = made(message)
+    codes: Codes = found.from_message(message)
     if codes_to_bytes(codes) != data:  # another fingerprint, arrays that are not known, another way to write it
         raise WireError("the table of codes is not written as it must be")
     return codes
@@ -329,54 +384,3 @@ def _get_array(message: Message, name: str, kind: str, dimensions: int) -> NDArr
     if values is None or values.dtype != np.dtype(kind) or values.ndim != dimensions or 0 in values.shape:
         raise WireError(f"the table of codes must hold {name!r}, an array of type {kind} with {dimensions} dimensions")
     return values
-
-
-def _whole_arrays(codes: WholeCodes) -> dict[str, NDArray[Any]]:
-    return {"dimension": np.array(codes.dimension, dtype="<i8")}
-
-
-def _read_whole(message: Message) -> WholeCodes:
-    dimension = int(_get_array(message, "dimension", "<i8", 0))
-    if not 1 <= dimension <= MOST_FEATURES:
-        raise WireError(f"the table of codes must be of 1 to {MOST_FEATURES} dimensions")
-    return WholeCodes(dimension)
-
-
-def _scalar_arrays(codes: ScalarCodes) -> dict[str, NDArray[Any]]:
-    double = np.array(codes.double, dtype="<i8")
-    return {"projection": codes.projection, "lowest": codes.lowest, "steps": codes.steps, "double": double}
-
-
-def _read_scalar(message: Message) -> ScalarCodes:
-    projection, double = _get_array(message, "projection", "<f4", 2), int(_get_array(message, "double", "<i8", 0))
-    lowest, steps = _get_array(message, "lowest", "<f4", 1), _get_array(message, "steps", "<f4", 1)
-    if not projection.shape[1] == len(lowest) == len(steps) or not 0 <= double <= len(steps):
-        raise WireError("the table of codes has arrays that do not fit each other")
-    return ScalarCodes(projection, lowest, steps, double)
-
-
-def _product_arrays(codes: ProductCodes) -> dict[str, NDArray[Any]]:
-    groups = int(codes.quantiser.M)
-    centroids = faiss.vector_to_array(codes.quantiser.centroids).reshape(groups, _CENTROIDS, -1)
-    return {"projection": codes.projection, "weights": codes.weights, "mean": codes.mean, "centroids": centroids}
-
-
-def _read_product(message: Message) -> ProductCodes:
-    projection, centroids = _get_array(message, "projection", "<f4", 2), _get_array(message, "centroids", "<f4", 3)
-    weights, mean = _get_array(message, "weights", "<f4", 1), _get_array(message, "mean", "<f4", 1)
-    groups, levels, size = centroids.shape
-    if levels != _CENTROIDS:
-        raise WireError(f"the table of codes must have {_CENTROIDS} centroids for each byte")
-    if not projection.shape[1] == len(weights) == len(mean) == groups * size:
-        raise WireError("the table of codes has arrays that do not fit each other")
-    quantiser = faiss.ProductQuantizer(groups * size, groups, 8)
-    faiss.copy_array_to_vector(np.ascontiguousarray(centroids, np.float32).ravel(), quantiser.centroids)
-    none: Singles = np.zeros((0, len(projection)), np.float32)
-    return ProductCodes(projection, weights, mean, quantiser, none)
-
-
-_FORMS: tuple[tuple[str, type, Any, Any], ...] = (
-    ("codes-whole", WholeCodes, _whole_arrays, _read_whole),
-    ("codes-scalar", ScalarCodes, _scalar_arrays, _read_scalar),
-    ("codes-product", ProductCodes, _product_arrays, _read_product),
-)
