@@ -35,7 +35,7 @@ def test_a_token_is_made_shown_once_and_revoked(here: Path) -> None:
         assert token.id in listed
         assert secret not in listed
         assert "good" in listed
-        assert "is good no more" in fine("token", "revoke", token.id)
+        assert "is revoked" in fine("token", "revoke", token.id)
         assert "revoked" in fine("token", "list")
     with TokenStore(place) as store:
         assert store.verify(secret) is None

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 ACCOUNT, BUDGET = "queries", 100.0
 AccountName = Annotated[
-    str | None, typer.Option(help=f"Who pays; {ACCOUNT!r} by default, opened with epsilon {BUDGET:g} on first use.")
+    str | None,
+    typer.Option(help=f"Account that pays; {ACCOUNT!r} by default, opened with epsilon {BUDGET:g} on first use."),
 ]
 _NO_INDEX = "`nearveil index DIR` makes one; --index or NEARVEIL_INDEX names another"
 _LONGEST_TOKEN = 1000

@@ -43,10 +43,10 @@ Config: TypeAlias = Annotated[
 def create(
     label: Annotated[str, typer.Argument(metavar="LABEL", help="Who it is for.")],
     scope: Annotated[
-        list[str] | None, typer.Option(help="query, originals or metrics; may be said again. query by default.")
+        list[str] | None, typer.Option(help="query, originals or metrics; may be repeated. query by default.")
     ] = None,
     gallery: Annotated[
-        list[str] | None, typer.Option(help="Which gallery it is good for; may be said again. All by default.")
+        list[str] | None, typer.Option(help="Gallery that it is valid for; may be repeated. All by default.")
     ] = None,
     days: Annotated[float | None, typer.Option(help="After which it expires; never by default.")] = None,
     tokens: Where = None,
@@ -76,7 +76,7 @@ def create(
 
 @app.command("list")
 def list_tokens(tokens: Where = None, config: Config = None, as_json: Json = False) -> None:
-    """List all tokens, also those that are good no more.
+    """List all tokens, also expired and revoked ones.
 
     [bold]Examples[/bold]
 
@@ -111,7 +111,7 @@ def revoke(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Let a token be good no more. A server that runs knows it within a second.
+    """Revoke a token. A server that runs notices within a second.
 
     [bold]Examples[/bold]
 
@@ -122,11 +122,11 @@ def revoke(
     if as_json:
         print_json(_as_dict(token))
     else:
-        print_lines(f"Token {token.id} for {token.label} is good no more.")
+        print_lines(f"Token {token.id} for {token.label} is revoked.")
 
 
 def has_tokens(where: str) -> bool:
-    """Return whether there is a token, whatever it is good for; nothing is made. A store that is wrong has some."""
+    """Return whether there is a token, whatever its state; nothing is made. A damaged store counts as having some."""
     from nearveil.service.server.tokens import TokenError
 
     if _is_missing(where):
@@ -155,10 +155,10 @@ def _find_tokens(tokens: str | None, config: Path | None) -> str:
     if tokens is not None:
         return tokens
     # Only this one setting: who makes tokens need not be able to read the keys that the others name.
-    told = {} if config is None else read_settings(config)
-    if unknown := sorted(set(told) - set(Settings.model_fields)):
+    held = {} if config is None else read_settings(config)
+    if unknown := sorted(set(held) - set(Settings.model_fields)):
         raise SettingsError(f"{config}: {unknown[0]}: there is no such setting")
-    where = told.get("tokens", str(default_place()))
+    where = held.get("tokens", str(default_place()))
     if not isinstance(where, str):
         raise SettingsError(f"{config}: tokens: it must be text, a file or a URL")
     return where
@@ -242,7 +242,7 @@ def serve(
     """Serve galleries to clients elsewhere, until Ctrl-C or SIGTERM.
 
     Clients need a token: `nearveil token create` makes one. All settings can stand in a file, and in variables
-    NEARVEIL_SERVER_*; what is said here wins.
+    NEARVEIL_SERVER_*; options given here win.
 
     [bold]Examples[/bold]
 
