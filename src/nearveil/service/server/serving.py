@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, get_context, parent_process, resource_tracker
 from multiprocessing.context import SpawnProcess
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -164,6 +164,8 @@ def run_workers(sock: socket.socket, settings: Settings, *, ready: Callable[[str
             beat = context.Value("d", lock=False)
             process = context.Process(target=_work, args=(sock, part, beat), daemon=True)
             # Ctrl-C reaches all processes of a terminal. These end when this one says so, and inherit what is blocked.
+            # Python's own helper must run before: to start it unblocks the signal again.
+            resource_tracker.ensure_running()
             signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
             try:
                 process.start()
