@@ -19,6 +19,7 @@ from nearveil.gallery.errors import NotAnIndexError, NotPublishedError
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import Item
 from nearveil.gallery.published import Published
+from nearveil.gallery.publishing import KEPT_MAPS
 from nearveil.mechanisms.base import candidate_count
 from nearveil.mechanisms.covers.channel import checked_epsilon
 from nearveil.storage import data_folder, describe_url, make_data_folder
@@ -361,7 +362,7 @@ def _find_terms(held: Index) -> MapTerms:
 
 def _publish(held: Index, terms: MapTerms) -> tuple[Published, bool]:
     """Return the map in step with the index, and whether it had to be learned."""
-    keep = 2
+    keep = KEPT_MAPS
     try:
         newest, stale = held.current()
         if not stale and MapTerms.from_map(newest) == terms:

@@ -24,6 +24,7 @@ from nearveil.gallery.published import Published
 from nearveil.mechanisms import Message, MessageError
 from nearveil.storage import Database
 
+KEPT_MAPS = 2  # by default: the newest, and one for clients that fetched it just before
 _PART = 16 << 20  # bytes in one row: far below what a database takes
 
 
@@ -153,7 +154,7 @@ class MapPublisher(ABC):
         public: ArrayLike | None = None,
         n_sets: int | None = None,
         code_bytes: int | Literal["auto"] | None = "auto",
-        keep: int = 2,
+        keep: int = KEPT_MAPS,
     ) -> Published:
         """Learn a map of the gallery as it is now, and keep it. Items may come and go meanwhile.
 
@@ -192,7 +193,7 @@ class MapPublisher(ABC):
         with self._database.begin_read() as connection:
             check_open(connection, self._where)
 
-    def republish(self, keep: int = 2) -> Published:
+    def republish(self, keep: int = KEPT_MAPS) -> Published:
         """Bring the map in step with the gallery: learn it anew, on the same terms, where the gallery has changed.
 
         Parameters

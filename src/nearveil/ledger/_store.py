@@ -54,7 +54,7 @@ class Row:
     payload: str  # JSON: terms, charge and price, price alone, or message
     state: str  # digest of the account's terms and totals after the entry
     client_state: str | None  # likewise for the quota or the cap, where the entry is about one
-    slot: str | None  # what `slot_of` gives; no two entries have the same
+    slot: str | None  # what `make_slot` gives; no two entries have the same
 
     def hash(self, previous: str) -> str:
         """Return the entry's hash, given the one before it."""

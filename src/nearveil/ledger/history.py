@@ -109,8 +109,8 @@ def make_preview(account: str, client: str | None, held: Held, charge: Charge) -
     alone = find_alone_epsilon(charge, budget.delta)
     try:
         price = budget.price(charge)
-    except UnpricedError as make_refusal:
-        reason = _reason(before, math.inf, str(make_refusal))
+    except UnpricedError as unpriced:
+        reason = _reason(before, math.inf, str(unpriced))
         nothing = {"cost": math.inf, "total": math.inf, "left": 0.0}
         return Preview(before=before, alone=alone, allowed=False, reason=reason, **nothing)
     totals = add_amounts(held.totals, price)

@@ -1,4 +1,4 @@
-"""Uvicorn, with what it has no settings for: signals that come early, the time that TLS may take."""
+"""HTTP connections with limits on time, size, queued requests, and how many one client may hold; on uvicorn."""
 
 import asyncio
 import logging

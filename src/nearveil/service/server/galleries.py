@@ -1,4 +1,4 @@
-"""Answers that were made once, kept as bytes up to a bound."""
+"""Galleries that a server answers from: the open kind, its snapshots, and answers that are kept."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""Addresses of clients."""
+"""What every request passes: its token, how often it may ask, and the line that is written of it. Plain ASGI."""
 
 import asyncio
 import ipaddress

@@ -1,4 +1,4 @@
-"""The private half of a protected gallery: records that are read by whoever publishes, and never leave."""
+"""Protected galleries: private records that never leave, and the model of them that is published."""
 
 import threading
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""One request, from its first byte to its last."""
+"""What the handlers of requests share: the context of one request, looks at databases, and the state of the app."""
 
 import asyncio
 import hashlib

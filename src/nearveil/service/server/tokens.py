@@ -1,4 +1,4 @@
-"""Where tokens are kept: a file for its owner alone, or PostgreSQL."""
+"""Tokens: what they allow, and the store that keeps them, a file for its owner alone or PostgreSQL."""
 
 import base64
 import hashlib
