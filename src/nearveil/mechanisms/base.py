@@ -135,14 +135,9 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
             rows: Floats = checked - self.mean_
         if not np.isfinite(rows).all():
             raise ValueError(f"{name} holds numbers so large that their differences overflow: scale them down")
-        # Scaled first: squares of tiny or huge numbers leave the range of a float.
-        largest = np.abs(rows).max(axis=1, keepdims=True)
-        if not lenient and (largest == 0).any():
+        if not lenient and not rows.any(axis=1).all():
             raise ValueError(f"{name} must not hold a row that equals the public mean: it has no direction")
-        np.divide(rows, largest, out=rows, where=largest > 0)
-        norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
-        np.divide(rows, norms, out=rows, where=norms > 0)
-        return rows
+        return scale_to_unit(rows)
 
     def release(self, X: ArrayLike, *, rng: Source | None = None) -> Any:
         """Make a message of a private row, or of each row of a batch. Spends the guarantee once for every row.
@@ -351,6 +346,16 @@ def _make_read_only(value: Any) -> None:
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             _make_read_only(getattr(value, field.name))
+
+
+def scale_to_unit(rows: Floats) -> Floats:
+    """Divide rows by their norms, in place; rows of zeros stay zeros."""
+    # Scaled first: squares of tiny or huge numbers leave the range of a float.
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    np.divide(rows, largest, out=rows, where=largest > 0)
+    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
+    np.divide(rows, norms, out=rows, where=norms > 0)
+    return rows
 
 
 def candidate_count(candidates: float, items: int) -> int:

@@ -11,7 +11,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
 from nearveil.manifold import SupervisedManifold
-from nearveil.mechanisms.base import Floats, TractableRelease, checked_rows, fingerprint
+from nearveil.mechanisms.base import Floats, TractableRelease, checked_rows, fingerprint, scale_to_unit
 
 Kind = Literal["pca", "random", "manifold"]
 
@@ -40,7 +40,10 @@ class Projection:
 
         A row that is mapped to zero, or to no finite place, becomes the first axis: an error would tell about it.
         """
-        return _unit_rows(self._map(features))
+        mapped = self._map(features)
+        mapped = np.where(np.isfinite(mapped).all(axis=1, keepdims=True), mapped, 0.0)
+        mapped[:, 0] = np.where(mapped.any(axis=1), mapped[:, 0], 1.0)
+        return scale_to_unit(mapped)
 
     def _map(self, features: Floats) -> Floats:
         if self.matrix is not None:
@@ -150,12 +153,3 @@ def _wrap_transformer(transformer: Any, features: Floats) -> Projection:
     if mapped.ndim != 2 or len(mapped) != 1 or mapped.shape[1] == 0 or mapped.dtype.kind not in "fiu":
         raise ValueError("projection must map rows to rows of numbers: its transform returned something else")
     return Projection(mapped.shape[1], str(joblib.hash(transformer)), transformer=transformer)
-
-
-def _unit_rows(rows: Floats) -> Floats:
-    """Divide each row by its norm; rows without a direction become the first axis."""
-    rows = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0.0)
-    largest = np.abs(rows).max(axis=1, keepdims=True)
-    rows[:, 0] = np.where(largest[:, 0] > 0, rows[:, 0], 1.0)
-    rows /= np.where(largest > 0, largest, 1.0)  # first, so that squares neither overflow nor vanish
-    return np.asarray(rows / np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None])

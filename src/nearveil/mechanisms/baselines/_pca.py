@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.exceptions import NotFittedError
 from sklearn.utils._param_validation import Interval, StrOptions
 
-from nearveil.mechanisms.base import Floats, Release, checked_rows, checked_source
+from nearveil.mechanisms.base import Floats, Release, checked_rows, checked_source, scale_to_unit
 from nearveil.mechanisms.message import Message, read_vector
 from nearveil.mechanisms.vectors._gaussian import DELTA, EPSILON, LINK, computed_norm
 from nearveil.privacy import Basis, Guarantee
@@ -233,9 +233,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             if mean.shape != (1, rows.shape[1]):
                 raise ValueError(f"mean must hold {rows.shape[1]} numbers, one for each column of X")
             rows = rows - mean
-        rows = rows / np.maximum(np.abs(rows).max(axis=1, keepdims=True), 1e-300)
-        norms = np.linalg.norm(rows, axis=1, keepdims=True)
-        return np.asarray(np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0))
+        return scale_to_unit(rows.copy())
 
     def _learn(self, rows: Floats, source: Source) -> _Learned:
         moments = rows.T @ rows
