@@ -3,17 +3,13 @@
 import asyncio
 import os
 import re
-import threading
 import weakref
 from collections.abc import Awaitable, Callable
-from concurrent.futures import wait
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 from numpy.typing import NDArray
 
 from nearveil.features.extractor import Extractor
@@ -22,7 +18,8 @@ from nearveil.protocol.wire import PublicPart
 from nearveil.service.client.errors import QuestionError
 from nearveil.service.client.images import FeatureMaker, Image, Images
 from nearveil.service.client.payment import Payer
-from nearveil.service.client.questions import NearestQuestion, ask_nearest, classify_image
+from nearveil.service.client.portal import Portal
+from nearveil.service.client.questions import NearestQuestion, ask_nearest, classify_image, make_key, note_key
 from nearveil.service.client.results import Classified, Nearest
 from nearveil.service.client.session import Session
 from nearveil.service.client.transport import Patience, Tally, Transport
@@ -217,8 +214,8 @@ class Client:
             proxies=proxies,
             transport=transport,
         )
-        self._process, self._lock = os.getpid(), threading.Lock()
-        self._portal: BlockingPortal | None = None
+        self._portal = Portal(self._client.close)
+        weakref.finalize(self, self._portal.stop).atexit = False  # a program that ends waits for no loop
 
     def nearest(
         self,
@@ -275,6 +272,7 @@ class Client:
         UnansweredError
             It is paid for. Where its `again` is true, its `key` asks again, for nothing; else no answer will come.
         """
+        key = make_key(key)
         return self._run(
             lambda client: client.nearest(
                 image,
@@ -287,7 +285,8 @@ class Client:
                 dummies=dummies,
                 key=key,
                 rng=rng,
-            )
+            ),
+            note_key(key),
         )
 
     def classify(self, image: Image, *, gallery: str | None = None) -> Classified:
@@ -390,10 +389,8 @@ class Client:
         return self._run(lambda client: client.model(gallery=gallery))
 
     def close(self) -> None:
-        """Close connections, and what the client itself has opened."""
-        if os.getpid() == self._process:
-            self._run(lambda client: client.close())
-            self._stop()
+        """Close connections, and what the client itself has opened, when all questions under way have ended."""
+        self._portal.close()
 
     def __enter__(self) -> Self:
         return self
@@ -404,52 +401,10 @@ class Client:
     def __repr__(self) -> str:
         return f"Client({self._client._shown!r})"
 
-    def _run(self, ask: Callable[[AsyncClient], Awaitable[T]]) -> T:
-        """Run a question on the event loop, and wait for it.
-
-        An interrupt here cancels it there, which finishes its debit first; its notes go with the interrupt.
-        """
-        tasks: list[asyncio.Task[object]] = []
-        notes: list[str] = []
-
-        async def run() -> T:
-            task = asyncio.current_task()
-            assert task is not None
-            tasks.append(task)
-            try:
-                return await ask(self._client)
-            except asyncio.CancelledError as stopped:
-                notes.extend(getattr(stopped, "__notes__", ()))
-                raise
-
-        portal = self._start()
-        answer = portal.start_task_soon(run)
-        try:
-            return answer.result()
-        except BaseException as error:
-            if not answer.done():  # the interrupt came here, not from there
-                portal.call(lambda: [task.cancel() for task in tasks])
-                wait([answer])
-                for note in notes:
-                    error.add_note(note)
-            raise
-
-    def _start(self) -> BlockingPortal:
-        """Return the way to an event loop in a thread of its own; it is started by the first question."""
-        if os.getpid() != self._process:
-            raise RuntimeError("a client belongs to the process that made it: make another one here")
-        with self._lock:
-            if self._portal is None:
-                stack = ExitStack()
-                self._portal = stack.enter_context(start_blocking_portal(name="nearveil"))
-                self._end = weakref.finalize(self, stack.close)
-            return self._portal
-
-    def _stop(self) -> None:
-        """End the thread."""
-        with self._lock:
-            self._portal = None
-            self._end()
+    def _run(self, ask: Callable[[AsyncClient], Awaitable[T]], note: str = "") -> T:
+        """Run a question on the event loop, and wait for it. An interrupt cancels it, which finishes its debit."""
+        client = self._client  # not this one: the thread of the loop would hold it
+        return self._portal.run(lambda: ask(client), note)
 
 
 def _is_url(where: Where) -> bool:

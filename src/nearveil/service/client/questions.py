@@ -1,5 +1,6 @@
 """The questions of a client: the nearest images of an open gallery, and the class of an image by a published model."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from nearveil.service.client.errors import QuestionError, ReplyError, unanswered
 from nearveil.service.client.images import Image, Images, decode_images
 from nearveil.service.client.payment import MOST, PaidMessages, make_dummy_messages
 from nearveil.service.client.results import Classified, Match, Nearest
-from nearveil.service.client.session import EXTRACTION_PERIOD, Session, run_in_thread
+from nearveil.service.client.session import EXTRACTION_PERIOD, Session, finish_in_thread
 from nearveil.service.client.transport import Response, Tally, make_refusal, read_frame
 
 if TYPE_CHECKING:
@@ -77,9 +78,9 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
     account, tally = await session.find_payer(question.gallery), Tally()
     info, rows = await session.prepare_features([question.image, *question.dummies], question.gallery)
     public = await session.fetch_map(info, question.candidates, tally)
-    client = await run_in_thread(lambda: ClientProtocol(question.epsilon, public=public))
+    client = await asyncio.to_thread(ClientProtocol, question.epsilon, public=public)
     count, plan = _count(question.k, client.candidates), _plan_extras(question, public)
-    key = _new_key() if question.key is None else question.key
+    key = make_key(question.key)
 
     def pay() -> PaidMessages:
         dummies = make_dummy_messages(rows[1:], public, question.epsilon, question.rng)
@@ -88,7 +89,7 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
         return paid
 
     with _noting(key):
-        paid = await run_in_thread(pay)
+        paid = await finish_in_thread(pay)
         await session.end_slot(tally.heard, client.question_period(len(rows)))
         try:
             replies: list[tuple[Extras, bytes]] = []
@@ -97,7 +98,7 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
                     body, most = Query(message, extras).to_bytes(), _most(public, extras)
                     response = await session.send_query(info, body, paid.nonce, most=most, tally=tally)
                     replies.append((extras, _read_reply(client, response, extras)))
-            result = await run_in_thread(lambda: _choose(client, replies, count, paid, key, tally))
+            result = await asyncio.to_thread(_choose, client, replies, count, paid, key, tally)
             # Whatever the caller does next, such as hanging up, must not tell how long the choice took.
             size = sum(len(data) for _, data in replies)
             await session.end_slot(tally.heard, client.choice_period(len(replies), size))
@@ -110,10 +111,10 @@ async def classify_image(session: Session, image: Image, gallery: str | None) ->
     """Classify an image at home. All requests are sent before the image is looked at; most calls send none."""
     kept = await session.fetch_model(gallery)
     since = session.clock.now()
-    given = await run_in_thread(lambda: decode_images([image]))
-    (row,) = await run_in_thread(lambda: session.features.extract(given, kept.info))
+    given = await asyncio.to_thread(decode_images, [image])
+    (row,) = await asyncio.to_thread(session.features.extract, given, kept.info)
     session.features.check(given, [row], kept.info)
-    chances = await run_in_thread(lambda: _find_probabilities(kept.model, row))
+    chances = await asyncio.to_thread(_find_probabilities, kept.model, row)
     # Whatever the caller does next, such as hanging up, must not tell how long this took.
     await session.end_slot(since, EXTRACTION_PERIOD if given[0].ndim > 1 else CLASSIFYING_PERIOD)
     found = dict(zip(kept.model.classes.tolist(), chances, strict=True))
@@ -152,11 +153,19 @@ def _noting(key: str) -> Iterator[None]:
     except Exception:
         raise
     except BaseException as stopped:
-        stopped.add_note(f"key={key!r} asks the same again: it is paid for at most once")
+        stopped.add_note(note_key(key))
         raise
 
 
-def _new_key() -> str:
+def note_key(key: str) -> str:
+    """Return how to go on with a question that was stopped."""
+    return f"key={key!r} asks the same again: it is paid for at most once"
+
+
+def make_key(key: str | None) -> str:
+    """Return the key that was given, or a new one."""
+    if key is not None:
+        return key
     from nearveil.ledger import new_key  # a client that never pays loads no ledger
 
     return new_key()

@@ -10,6 +10,7 @@ machine that is overloaded it ends after two or more: all that is seen is how ma
 """
 
 import asyncio
+import contextvars
 import hashlib
 import hmac
 import math
@@ -92,9 +93,10 @@ def slot_end(since: float, period: float, now: float) -> float:
     return since + period * max(1, math.ceil((now - since) / period))
 
 
-async def run_in_thread(work: Callable[[], T]) -> T:
-    """Do work in a thread. If this is cancelled the work is finished first: a debit is not left half made."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
+async def finish_in_thread(work: Callable[[], T]) -> T:
+    """Do work in a thread, and finish it before a cancellation: a debit is not left half made."""
+    # No task: one that raises SystemExit ends the loop.
+    task = asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, work)
     stopped: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -187,15 +189,15 @@ class Session:
         listed before. If not, the list is asked for in between. After either a slot ends.
         """
         tally = Tally(heard=self.clock.now())
-        given = await run_in_thread(lambda: decode_images(images))
+        given = await asyncio.to_thread(decode_images, images)
         if self.features.needs_gallery(given):
             if not self._lists(name):
                 await self.end_slot(tally.heard, EXTRACTION_PERIOD)
             info = await self.find_gallery(name, "open", tally)
-            rows = await run_in_thread(lambda: self.features.extract(given, info))
+            rows = await asyncio.to_thread(self.features.extract, given, info)
             await self.end_slot(tally.heard, EXTRACTION_PERIOD)
         else:
-            rows = await run_in_thread(lambda: self.features.extract(given))
+            rows = await asyncio.to_thread(self.features.extract, given)
             if any(image.ndim > 1 for image in given):
                 await self.end_slot(tally.heard, EXTRACTION_PERIOD)
             info = await self.find_gallery(name, "open")
@@ -213,7 +215,7 @@ class Session:
             if response.status != 200:
                 raise make_refusal(response)
             data = read_frame(response)
-            public: PublicPart = await run_in_thread(lambda: decode_frame(data, PublicPart))
+            public: PublicPart = await asyncio.to_thread(decode_frame, data, PublicPart)
             if candidates is not None and abs(public.candidates - candidates) > _SAME:
                 raise ReplyError("the server sent the map of another fraction than candidates asks for")
             if public.fingerprint != info.fingerprint or len(public.mean) != info.dimension:
@@ -279,7 +281,7 @@ class Session:
             raise ReplyError(
                 "the model is another than the gallery names: it may have published one just now; ask again"
             )
-        model = await run_in_thread(lambda: _read_model(body))
+        model = await asyncio.to_thread(_read_model, body)
         if model.n_features != info.dimension:
             raise ReplyError("the model is of other features than the gallery's")
         return model
