@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -435,7 +436,10 @@ def test_a_client_that_was_closed_or_lost_leaves_no_thread(here: Scene) -> None:
     lost.galleries()
     assert lost.galleries()  # a second time, on the same connection
     del lost
-    assert alive() == before
+    end = time.monotonic() + 20
+    while alive() > before:  # nobody waits for it: it may be dropped in its own thread
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 def test_pauses_grow_and_end() -> None:

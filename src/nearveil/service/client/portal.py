@@ -78,6 +78,7 @@ class Portal:
         if self._is_here():
             self._start()
             self.stop()
+            self._thread.join()
             self._ended.result()
 
     def _is_here(self) -> bool:
@@ -86,7 +87,7 @@ class Portal:
     def _start(self) -> asyncio.AbstractEventLoop:
         """Return the loop. If an interrupt comes, the thread that was started, or another one, serves the next time."""
         if self._loop is None:
-            started: SimpleQueue[BaseException | None] = SimpleQueue()
+            started: SimpleQueue[OSError | None] = SimpleQueue()
             threading.Thread(target=self._serve, args=(started,), name="nearveil", daemon=True).start()
             if (error := started.get()) is not None:
                 raise error
@@ -110,23 +111,26 @@ class Portal:
                 loop.call_soon_threadsafe(cancel)
                 answer.arrived.get()
 
-    def _serve(self, started: "SimpleQueue[BaseException | None]") -> None:
+    def _serve(self, started: "SimpleQueue[OSError | None]") -> None:
         """Be the thread of the loop, unless there is one."""
-        try:
-            with self._lock:
-                is_served, self._loop = self._loop is not None, self._loop or asyncio.new_event_loop()
-        except BaseException as error:  # no more files can be opened, for instance
-            started.put(error)
-            return
-        started.put(None)
-        if is_served:
-            return
+        error: OSError | None = None
+        with self._lock:
+            is_served = self._loop is not None
+            if not is_served:
+                self._thread = threading.current_thread()
+                try:
+                    self._loop = asyncio.new_event_loop()
+                except OSError as failed:  # no more files can be opened
+                    error = failed
+        started.put(error)
         loop = self._loop
+        if is_served or loop is None:
+            return
         try:
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
                 runner.run(self._wait_for_end())
-        except BaseException as error:
-            self._ended.set_exception(error)
+        except BaseException as failed:
+            self._ended.set_exception(failed)
         else:
             self._ended.set_result(None)
         for answer in list(self._asked):  # too late
