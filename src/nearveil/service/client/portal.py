@@ -138,7 +138,7 @@ class Portal:
 
     async def _wait_for_end(self) -> None:
         await self._stopped.wait()
-        while tasks := [task for task in self._asked.values() if task is not None]:
+        while tasks := [task for task in list(self._asked.values()) if task]:  # others ask meanwhile
             await asyncio.wait(tasks)
         await self._last()
 
