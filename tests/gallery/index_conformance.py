@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import sqlalchemy as sa
 from numpy.typing import NDArray
@@ -278,6 +279,37 @@ class IndexConformance:
             assert index.features([3, 1, 4, 3, 5]).tobytes() == expected[[3, 1, 4, 3, 5]].tobytes()
             assert index.snapshot().features.tobytes() == expected.tobytes()
             index.verify()
+
+    def test_values_of_other_libraries_come_back_as_plain_ones(self, place: str) -> None:
+        """A NumPy string changed the checksum on the way back: every question that was paid for failed."""
+
+        class Loud(str):
+            def __str__(self) -> str:
+                return "something else"
+
+            __repr__ = __str__
+
+        class Data(bytes):
+            pass
+
+        frame = pd.DataFrame({"name": ["from pandas"], "bytes": [b"file"]})
+        names = [np.array(["from NumPy"])[0], frame["name"].iloc[0], Loud("a subclass"), Path("a/b").name, "plain"]
+        originals = [np.bytes_(b"file"), frame["bytes"].iloc[0], Data(b"file"), b"file", None]
+        thumbnails = [np.bytes_(WEBP), Data(WEBP), WEBP, b"", WEBP]
+        rows = [*unit_rows(2), *unit_rows(5)[2:].astype(np.float64)]
+        items = [Item(*one) for one in zip(rows, names, thumbnails, originals, strict=True)]
+        with Index.create(place, dimension=DIMENSION, extractor="tests") as made:
+            ids = made.add(items)
+            made.publish(4.0, 0.5)
+        with Index.open(place) as index:
+            index.verify()
+            found = index.items(ids)
+            assert [one.name for one in found] == ["from NumPy", "from pandas", "a subclass", "b", "plain"]
+            assert {type(one.name) for one in found} == {str}
+            assert [one.original for one in found] == [b"file"] * 4 + [None]
+            (served,) = serve_maps(index, "birds", offers=("thumbnails", "originals", "names"))
+            assert served.read_extras(ids, "names", 1 << 20)[0] == b"from NumPy"
+            assert served.read_extras(ids, "originals", 1 << 20)[2] == b"file"
 
     def test_an_id_is_never_given_twice(self, index: Index, place: str) -> None:
         index.delete([39, 3])

@@ -175,7 +175,7 @@ def check_items(items: Iterable[Item], dimension: int) -> Batch:
     _check_rows(features)
     return Batch(
         features=features,
-        names=[item.name for item in given],
+        names=[str.__str__(item.name) for item in given],  # plain text, also of NumPy's: checksums are of values
         thumbnails=[bytes(item.thumbnail) for item in given],
         originals=[_held(item.original) for item in given],
         paths=[str(item.original.resolve()) if isinstance(item.original, Path) else None for item in given],
@@ -184,7 +184,9 @@ def check_items(items: Iterable[Item], dimension: int) -> Batch:
 
 def _held(original: bytes | Path | None) -> bytes | None:
     """Return what an index holds of an original: its bytes, or the digest of its file."""
-    return hash_file(original.resolve()) if isinstance(original, Path) else original
+    if isinstance(original, Path):
+        return hash_file(original.resolve())
+    return None if original is None else bytes(original)
 
 
 def _check_feature_shape(feature: object, dimension: int, position: int) -> None:
