@@ -165,22 +165,8 @@ class Session:
 
     async def find_gallery(self, name: str | None, kind: GalleryKind, tally: Tally | None = None) -> GalleryInfo:
         """Return what is known of a gallery: of the one that is named, or of the only one of its kind."""
-        infos = self._infos if self._lists(name) else None
-        if infos is None:
-            infos = await self.fetch_galleries(tally)
-        if name is None:
-            fitting = [one for one in infos if one.kind == kind]
-            if len(fitting) != 1:
-                many = "name one of them" if fitting else _NONE[kind]
-                raise QuestionError("gallery", f"there are {_list_names(infos)}: {many}")
-            return _check_published(fitting[0])
-        found = next((one for one in infos if one.name == name), None)
-        if found is None:
-            name = make_printable(str(name))
-            raise QuestionError("gallery", f"there is none named {name!r}; there are {_list_names(infos)}")
-        if found.kind != kind:
-            raise QuestionError("gallery", f"{found.name}: {_KINDS[kind]}")
-        return _check_published(found)
+        infos = self._find_list(name)
+        return _choose_gallery(await self.fetch_galleries(tally) if infos is None else infos, name, kind)
 
     async def prepare_features(self, images: Images, name: str | None) -> tuple[GalleryInfo, list[NDArray[Any]]]:
         """Return an open gallery and the features of images for it, before the first request of their question.
@@ -189,18 +175,21 @@ class Session:
         listed before. If not, the list is asked for in between. After either a slot ends.
         """
         tally = Tally(heard=self.clock.now())
+        infos = self._find_list(name)  # now: another question's list may come while images are decoded
         given = await asyncio.to_thread(decode_images, images)
         if self.features.needs_gallery(given):
-            if not self._lists(name):
+            if infos is None:
                 await self.end_slot(tally.heard, EXTRACTION_PERIOD)
-            info = await self.find_gallery(name, "open", tally)
+                infos = await self.fetch_galleries(tally)
+            info = _choose_gallery(infos, name, "open")
             rows = await asyncio.to_thread(self.features.extract, given, info)
             await self.end_slot(tally.heard, EXTRACTION_PERIOD)
         else:
             rows = await asyncio.to_thread(self.features.extract, given)
             if any(image.ndim > 1 for image in given):
                 await self.end_slot(tally.heard, EXTRACTION_PERIOD)
-            info = await self.find_gallery(name, "open")
+            infos = await self.fetch_galleries() if infos is None else infos
+            info = _choose_gallery(infos, name, "open")
         self.features.check(given, rows, info)
         return info, rows
 
@@ -286,8 +275,10 @@ class Session:
             raise ReplyError("the model is of other features than the gallery's")
         return model
 
-    def _lists(self, name: str | None) -> bool:
-        return self._infos is not None and any(name in (None, one.name) for one in self._infos)
+    def _find_list(self, name: str | None) -> tuple[GalleryInfo, ...] | None:
+        """Return the galleries that are known, if the one that is asked for is among them."""
+        infos = self._infos
+        return infos if infos is not None and any(name in (None, one.name) for one in infos) else None
 
     @contextmanager
     def _forgetting(self, gallery: str) -> Iterator[None]:
@@ -314,6 +305,22 @@ def _read_model(body: bytes) -> "PublicDiscriminant":
     if model.classes.dtype.kind != "U":
         raise ReplyError("the model holds names that are no text")
     return model
+
+
+def _choose_gallery(infos: tuple[GalleryInfo, ...], name: str | None, kind: GalleryKind) -> GalleryInfo:
+    if name is None:
+        fitting = [one for one in infos if one.kind == kind]
+        if len(fitting) != 1:
+            many = "name one of them" if fitting else _NONE[kind]
+            raise QuestionError("gallery", f"there are {_list_names(infos)}: {many}")
+        return _check_published(fitting[0])
+    found = next((one for one in infos if one.name == name), None)
+    if found is None:
+        name = make_printable(str(name))
+        raise QuestionError("gallery", f"there is none named {name!r}; there are {_list_names(infos)}")
+    if found.kind != kind:
+        raise QuestionError("gallery", f"{found.name}: {_KINDS[kind]}")
+    return _check_published(found)
 
 
 def _check_published(info: GalleryInfo) -> GalleryInfo:
