@@ -223,6 +223,18 @@ def test_a_clock_that_is_set_back_revives_no_token(tmp_path: Path) -> None:
         assert store.verify(secret) is None  # and so does the next
 
 
+def test_a_clock_that_is_set_back_before_the_store_is_read_again_revives_no_token(tmp_path: Path) -> None:
+    now = [1_000_000.0]
+    with TokenStore(tmp_path / "tokens.db", clock=lambda: now[0]) as store:
+        _, secret = store.create("ann", days=1)
+        store.refresh()
+        assert store.look(secret) is not None
+        now[0] += 2 * 86_400
+        assert store.look(secret) is None
+        now[0] -= 2 * 86_400
+        assert store.look(secret) is None
+
+
 def test_a_revocation_takes_effect_on_a_full_disk(tmp_path: Path) -> None:
     for disk in mounted(tmp_path / "disk", "2m"):
         with TokenStore(disk / "keys" / "tokens.db") as store:
