@@ -45,13 +45,15 @@ class Kind(IntEnum):
     ANSWER = 4
     MAP_CHANGED = 5
     REFUSAL = 6
+    CODES_MANIFEST = 16
+    CODES_GROUP = 17
 
 
 @dataclass(frozen=True)
 class Limits:
     """The largest body of each kind, in bytes.
 
-    `public_request, public_part, query, answer, map_changed, refusal`: From 0 to 2^32 - 1.
+    `public_request, public_part, query, answer, map_changed, refusal, codes_manifest, codes_group`: From 0 to 2^32 - 1.
 
     Examples
     --------
@@ -65,6 +67,8 @@ class Limits:
     answer: int = 256 << 20
     map_changed: int = 16 << 10
     refusal: int = 16 << 10
+    codes_manifest: int = 16 << 20
+    codes_group: int = 256 << 20
 
     def __post_init__(self) -> None:
         for each in fields(self):

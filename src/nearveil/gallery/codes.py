@@ -51,13 +51,37 @@ class Codes(Protocol):
         """Return the codes, shape (n, width), of features, shape (n, d)."""
         ...
 
+    def project(self, queries: Rows) -> Rows:
+        """Return queries in the space of decoded rows."""
+        ...
+
+    def decode(self, codes: Bytes) -> Singles:
+        """Return the rows that codes stand for: their products with projected queries are the scores."""
+        ...
+
     def scores(self, queries: Rows, codes: Bytes) -> Singles:
         """Return the scores, shape (q, n), of n codes for full features of queries, shape (q, d)."""
         ...
 
 
+class _LinearCodes:
+    """Codes whose scores are inner products."""
+
+    def project(self, queries: Rows) -> Rows:
+        """Return queries in the space of decoded rows."""
+        raise NotImplementedError
+
+    def decode(self, codes: Bytes) -> Singles:
+        """Return the rows that codes stand for."""
+        raise NotImplementedError
+
+    def scores(self, queries: Rows, codes: Bytes) -> Singles:
+        """Return approximate inner products of full queries with the items."""
+        return np.asarray(self.project(queries) @ self.decode(codes).T, dtype=np.float32)
+
+
 @dataclass(frozen=True)
-class WholeCodes:
+class WholeCodes(_LinearCodes):
     """Features as they are, in 16 bits a number: no loss, and no economy."""
 
     form: ClassVar[str] = "codes-whole"
@@ -74,10 +98,13 @@ class WholeCodes:
         """Return the features in 16 bits."""
         return np.ascontiguousarray(features, dtype="<f2").view(np.uint8)
 
-    def scores(self, queries: Rows, codes: Bytes) -> Singles:
-        """Return inner products with the features."""
-        rows = np.ascontiguousarray(codes).view("<f2").astype(np.float32)
-        return np.asarray(queries @ rows.T, dtype=np.float32)
+    def project(self, queries: Rows) -> Rows:
+        """Return queries as they are."""
+        return queries
+
+    def decode(self, codes: Bytes) -> Singles:
+        """Return the features."""
+        return np.ascontiguousarray(codes).view("<f2").astype(np.float32)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the public table."""
@@ -93,7 +120,7 @@ class WholeCodes:
 
 
 @dataclass(frozen=True)
-class ScalarCodes:
+class ScalarCodes(_LinearCodes):
     """Every dimension by itself, in two bytes or one: for rows of few dimensions. Next to no loss.
 
     The rows are rotated by the gallery's principal directions, so that those in one byte, if there must be
@@ -136,11 +163,15 @@ class ScalarCodes:
         narrow = np.clip(levels[:, self.double :], 0, 255).astype(np.uint8)
         return np.concatenate([wide.view(np.uint8).reshape(len(wide), -1), narrow], axis=1)
 
-    def scores(self, queries: Rows, codes: Bytes) -> Singles:
-        """Return approximate inner products of full queries with the items."""
+    def project(self, queries: Rows) -> Rows:
+        """Return queries in the principal directions."""
+        return np.asarray(queries @ self.projection)
+
+    def decode(self, codes: Bytes) -> Singles:
+        """Return the rows that codes stand for."""
         wide = np.ascontiguousarray(codes[:, : 2 * self.double]).view("<u2")
         levels = np.concatenate([wide, codes[:, 2 * self.double :]], axis=1, dtype=np.float32)
-        return np.asarray((queries @ self.projection) @ (levels * self.steps + self.lowest).T, dtype=np.float32)
+        return np.asarray(levels * self.steps + self.lowest, dtype=np.float32)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the public table."""
@@ -158,7 +189,7 @@ class ScalarCodes:
 
 
 @dataclass(frozen=True)
-class ProductCodes:
+class ProductCodes(_LinearCodes):
     """Product quantisation that spends its bytes where they change scores: for rows of many dimensions.
 
     The rows are rotated by the gallery's own principal directions. A direction in which queries vary
@@ -219,11 +250,14 @@ class ProductCodes:
         factors = self._factors(features, self._read(codes)).astype("<f2")
         return np.concatenate([factors[:, None].view(np.uint8), codes], axis=1)
 
-    def scores(self, queries: Rows, codes: Bytes) -> Singles:
-        """Return approximate inner products of full queries with the items."""
+    def project(self, queries: Rows) -> Rows:
+        """Return queries in the weighted directions."""
+        return np.asarray(queries @ self.projection)
+
+    def decode(self, codes: Bytes) -> Singles:
+        """Return the rows that codes stand for, with their factors."""
         factors = np.ascontiguousarray(codes[:, :_FACTOR_BYTES]).view("<f2").astype(np.float32)
-        rows = self._read(np.ascontiguousarray(codes[:, _FACTOR_BYTES:])) * factors
-        return np.asarray((queries @ self.projection) @ rows.T, dtype=np.float32)
+        return np.asarray(self._read(np.ascontiguousarray(codes[:, _FACTOR_BYTES:])) * factors, dtype=np.float32)
 
     def _read(self, codes: Bytes) -> Singles:
         """Return the rows that codes stand for, in the projection's space, without their factors."""

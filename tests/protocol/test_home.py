@@ -1,0 +1,203 @@
+"""Copies of a gallery's codes: what is downloaded, what is downloaded again, and what is found in them."""
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nearveil.frames import WireError, Writer, frame
+from nearveil.gallery.items import Snapshot
+from nearveil.gallery.published import Published
+from nearveil.protocol.home import CodesGroup, CodesManifest, CodesSource, HomeCopy, HomeError
+from nearveil.protocol.server import ServedMap
+from nearveil.protocol.wire import PublicPart
+
+WIDE = 1 << 14  # ids of a group
+
+
+class _Index:
+    extractor = "toy"
+
+
+def _publish(ids: np.ndarray, dimension: int = 8, code_bytes: int | None = None) -> tuple[Published, PublicPart]:
+    rows = np.random.default_rng(3).normal(size=(len(ids), dimension)).astype(np.float32)
+    published = Published.learn(Snapshot(1, ids.astype(np.uint32), rows), 4.0, 0.2, n_sets=6, code_bytes=code_bytes)
+    return published, ServedMap(_Index(), published, "birds").make_public_part()  # type: ignore[arg-type]
+
+
+def _names(ids: np.ndarray) -> list[bytes]:
+    return [f"bird {number}".encode() for number in ids.tolist()]
+
+
+@pytest.fixture(scope="module")
+def gallery() -> tuple[Published, PublicPart]:
+    """Ids in three groups, with gaps."""
+    return _publish(
+        np.concatenate([np.arange(0, 600), np.arange(WIDE, WIDE + 300), np.arange(5 * WIDE, 5 * WIDE + 30)])
+    )
+
+
+def _source(gallery: tuple[Published, PublicPart], alive: np.ndarray | None = None) -> CodesSource:
+    published, public = gallery
+    keep = np.ones(len(published.ids), bool) if alive is None else alive
+    return CodesSource(public, published.ids[keep], published.codes[keep], {"names": _names})
+
+
+def _download(source: CodesSource, copy: HomeCopy, public: PublicPart) -> list[tuple[int, int]]:
+    """Synchronise as a client does; return the groups that were asked for and how many blocks came."""
+    manifest, asked = CodesManifest.from_bytes(source.manifest.to_bytes()), []
+    for number, has_older in copy.find_changed(manifest).items():
+        older = copy.read_group(number) if has_older else None
+        if older is None:
+            group = CodesGroup.from_bytes(source.group(number).to_bytes())  # type: ignore[union-attr]
+        else:
+            told = CodesGroup.from_bytes(source.group(number, ()).to_bytes())  # type: ignore[union-attr]
+            wanted = [one for one, digest in told.digests.items() if older.digests.get(one) != digest]
+            sent = CodesGroup.from_bytes(source.group(number, wanted).to_bytes())  # type: ignore[union-attr]
+            kept = {one: older.blocks[one] for one in told.digests if one not in sent.blocks}
+            group = CodesGroup(number, told.digests, dict(sorted((kept | dict(sent.blocks)).items())))
+            asked.append((number, len(sent.blocks)))
+        if older is None:
+            asked.append((number, len(group.blocks)))
+        copy.write_group(group)
+    copy.commit(manifest, public)
+    return asked
+
+
+def test_a_copy_finds_what_the_codes_say(gallery: tuple[Published, PublicPart], tmp_path: Path) -> None:
+    published, public = gallery
+    copy = HomeCopy(tmp_path / "copy")
+    assert _download(_source(gallery), copy, public) == [(0, 3), (1, 2), (5, 1)]
+    assert len(HomeCopy(tmp_path / "copy")) == len(copy) == 930
+    queries = np.random.default_rng(4).normal(size=(5, 8))
+    ids, scores = copy.search(queries, 7)
+    centred = published.release.features(queries)
+    true = published.table.scores(centred, published.codes)
+    order = np.argsort(-true, axis=1, kind="stable")[:, :7]
+    assert np.array_equal(ids, published.ids[order])
+    assert np.allclose(scores, np.take_along_axis(true, order, axis=1))
+    assert copy.texts(ids[0]) == [f"bird {number}" for number in ids[0].tolist()]
+
+
+@pytest.mark.parametrize("code_bytes", [None, 24, 12])
+def test_every_kind_of_codes_is_found_in_its_own_order(code_bytes: int | None, tmp_path: Path) -> None:
+    published, public = gallery = _publish(np.arange(300), 12, code_bytes)
+    copy = HomeCopy(tmp_path)
+    _download(_source(gallery), copy, public)
+    rows = np.random.default_rng(5).normal(size=(3, 12))
+    true = published.table.scores(published.release.features(rows), published.codes)
+    found = np.take_along_axis(true, np.searchsorted(published.ids, copy.search(rows, 5)[0]), axis=1)
+    assert np.allclose(found, -np.sort(-true, axis=1)[:, :5], atol=1e-6)
+
+
+def test_one_change_costs_one_block(gallery: tuple[Published, PublicPart], tmp_path: Path) -> None:
+    copy, alive = HomeCopy(tmp_path), np.ones(930, bool)
+    _download(_source(gallery), copy, gallery[1])
+    assert _download(_source(gallery), copy, gallery[1]) == []
+    alive[700] = False  # of the second group
+    changed = _source(gallery, alive)
+    assert _download(changed, copy, gallery[1]) == [(1, 1)]
+    assert gallery[0].ids[700] not in copy.search(np.ones((1, 8)), 929)[0]
+    assert len(changed.group(1, [0]).to_bytes()) < 12_000  # type: ignore[union-attr]
+    assert len(list(tmp_path.iterdir())) == 5  # three groups, manifest and public part: what is old is gone
+
+
+def test_what_was_hashed_before_is_not_read_again(gallery: tuple[Published, PublicPart]) -> None:
+    published, public = gallery
+    read: list[int] = []
+
+    def names(ids: np.ndarray) -> list[bytes]:
+        read.append(len(ids))
+        return _names(ids)
+
+    known: dict[bytes, CodesGroup] = {}
+    first = CodesSource(public, published.ids, published.codes, {"names": names}, known).manifest
+    alive = published.ids != 3
+    second = CodesSource(public, published.ids[alive], published.codes[alive], {"names": names}, known).manifest
+    assert read == [600, 300, 30, 599]
+    assert [one for one in first.groups if first.groups[one] != second.groups[one]] == [0]
+
+
+def test_a_copy_that_was_cut_off_is_none(gallery: tuple[Published, PublicPart], tmp_path: Path) -> None:
+    copy = HomeCopy(tmp_path)
+    source = _source(gallery)
+    copy.write_group(source.group(0))  # type: ignore[arg-type]
+    with pytest.raises(HomeError, match="2 groups are missing"):
+        copy.commit(source.manifest, gallery[1])
+    with pytest.raises(HomeError, match="synchronise first"):
+        HomeCopy(tmp_path).search(np.ones((1, 8)))
+    assert sorted(copy.find_changed(source.manifest)) == [0, 1, 5]
+
+
+def test_damaged_files_are_told_and_fetched_again(gallery: tuple[Published, PublicPart], tmp_path: Path) -> None:
+    copy = HomeCopy(tmp_path)
+    _download(_source(gallery), copy, gallery[1])
+    for path in tmp_path.glob("*.codes"):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(bytes(content))
+    with pytest.raises(HomeError, match="damaged"):
+        HomeCopy(tmp_path).search(np.ones((1, 8)))
+    assert copy.read_group(0) is None
+    (tmp_path / "manifest").write_bytes(b"none")
+    with pytest.raises(HomeError, match="cannot be read"):
+        HomeCopy(tmp_path)
+
+
+def test_hostile_groups_and_manifests(gallery: tuple[Published, PublicPart], tmp_path: Path) -> None:
+    source = _source(gallery)
+    group, manifest = source.group(0), source.manifest
+    assert group is not None
+    swapped = CodesGroup(0, group.digests, {0: group.blocks[1], 1: group.blocks[0], 2: group.blocks[2]})
+    for bad, words in [
+        (swapped, "not what its digest says"),
+        (CodesGroup(0, {1: group.digests[0], 0: group.digests[1]}, {}), "rise"),
+        (CodesGroup(0, {0: group.digests[0]}, {1: group.blocks[1]}), "have digests"),
+        (CodesGroup(0, {}, {}), "1 to 64 blocks"),
+    ]:
+        with pytest.raises(WireError, match=words):
+            CodesGroup.from_bytes(bad.to_bytes())
+    data = group.to_bytes()
+    for cut in range(0, len(data), 997):
+        with pytest.raises(WireError):
+            CodesGroup.from_bytes(data[:cut])
+    with pytest.raises(WireError, match="all of its blocks"):
+        HomeCopy(tmp_path).write_group(CodesGroup(0, group.digests, {0: group.blocks[0]}))
+    for changes in ({"items": 1 << 40}, {"columns": tuple("abcde")}, {"width": 0}, {"groups": {3: b"short"}}):
+        told = CodesManifest(**(vars(manifest) | changes))
+        with pytest.raises(WireError):
+            CodesManifest.from_bytes(told.to_bytes())
+
+
+def test_a_packed_group_unpacks_to_what_it_says_and_no_more() -> None:
+    out = Writer()
+    out.write_int(0)
+    out.write_bytes(b"\0" + bytes(32))
+    out.write_bytes(b"\0")
+    out.write_int(1000)
+    out.write_bytes(zlib.compress(bytes(50 << 20)))
+    with pytest.raises(WireError, match="not as long as it says"):
+        CodesGroup.from_bytes(frame(CodesGroup.kind, out.to_bytes(), 1))
+
+
+def test_bad_questions_are_refused(gallery: tuple[Published, PublicPart], tmp_path: Path) -> None:
+    copy = HomeCopy(tmp_path)
+    _download(_source(gallery), copy, gallery[1])
+    for rows, k in [(np.ones((1, 7)), 1), (np.full((1, 8), np.nan), 1), (np.ones((1, 8)), 0), (np.ones((1, 8)), 931)]:
+        with pytest.raises(ValueError, match=r"rows|k must"):
+            copy.search(rows, k)
+    with pytest.raises(ValueError, match="ids must be"):
+        copy.texts([601])
+    other = _publish(np.arange(300), 12)[1]
+    with pytest.raises(WireError, match="another map"):
+        copy.commit(_source(gallery).manifest, other)
+
+
+def test_names_of_bad_will_are_made_harmless(gallery: tuple[Published, PublicPart], tmp_path: Path) -> None:
+    published, public = gallery
+    copy = HomeCopy(tmp_path)
+    texts = {"names": lambda ids: [b"\x1b[2J\xff" for _ in ids]}
+    _download(CodesSource(public, published.ids, published.codes, texts), copy, public)
+    assert copy.texts([0]) == ["\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}"]
+    assert copy.texts([0], "metadata") == [""]
