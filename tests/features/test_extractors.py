@@ -21,7 +21,6 @@ from nearveil.features import (
 from nearveil.features.backbones import backbone
 from nearveil.features.extractor import FeatureError, hog
 from nearveil.features.images import resize
-from nearveil.features.networks import is_whole
 from tests.features.files import picture
 
 SIZES = ((40, 60), (224, 224), (17, 300), (1, 1), (333, 250))
@@ -356,19 +355,37 @@ def test_weights_beside_the_reader_are_not_taken(place: str, tmp_path: Path, mon
 
     (tmp_path / "a.onnx").write_bytes(model(external=False))
     assert OnnxExtractor(tmp_path / "a.onnx", side=8).dimension == 4
-    assert is_whole(model(external=False))
-    assert not is_whole(model(external=True))
     (tmp_path / "a.onnx").write_bytes(model(external=True))
     with pytest.raises(ValueError, match="weights in other files"):
         OnnxExtractor(tmp_path / "a.onnx", side=8)
 
 
-def test_protobuf_that_is_not_sound_is_not_whole() -> None:
-    for content in (b"\x3a\x05abc", b"\x08", b"\x0b\x0c", b"\x08" + b"\xff" * 12, b"\xba\x80\x80\x80\x80\x01\x00"):
-        assert not is_whole(content)
+def test_protobuf_that_is_not_sound_is_refused(tmp_path: Path) -> None:
     tensor = b"\x70\x01"  # data_location = EXTERNAL
     graph = b"\x2a" + bytes([len(tensor)]) + tensor
-    assert not is_whole(b"\x3a\x00\x3a" + bytes([len(graph)]) + graph), "a graph in two parts, which readers join"
+    in_two_parts = b"\x3a\x00\x3a" + bytes([len(graph)]) + graph  # readers join them
+    broken = (b"\x3a\x05abc", b"\x08", b"\x0b\x0c", b"\x08" + b"\xff" * 12, b"\xba\x80\x80\x80\x80\x01\x00")
+    for content in (*broken, in_two_parts):
+        (tmp_path / "a.onnx").write_bytes(content)
+        with pytest.raises(ValueError, match="does not accept this file"):
+            OnnxExtractor(tmp_path / "a.onnx", side=8)
+
+
+def test_a_field_that_the_reader_does_not_know_is_not_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, given = pytest.importorskip("onnxruntime"), []
+
+    def refuse(content: bytes, *_: object, **__: object) -> None:
+        given.append(content)
+        raise RuntimeError
+
+    monkeypatch.setattr(runtime, "InferenceSession", refuse)
+    unknown = bytes([0xFA, 0x7F, 3]) + b"abc"  # field 2047
+    (tmp_path / "a.onnx").write_bytes(b"\x08\x08" + unknown)  # ir_version 8
+    with pytest.raises(ValueError, match="does not accept this file"):
+        OnnxExtractor(tmp_path / "a.onnx", side=8)
+    assert given == [b"\x08\x08"]
 
 
 def test_the_parts_of_hog_and_colour() -> None:

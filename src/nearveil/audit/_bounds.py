@@ -22,14 +22,7 @@ _PURE = 1e-9  # a delta below is what samplers of finite precision cost
 
 
 def proportion(hits: NDArray[np.int64] | int, runs: int, mistake: float) -> tuple[Floats, Floats]:
-    """Return the Clopper-Pearson interval of a probability, each end wrong with `mistake` / 2 at most (Lemma 1).
-
-    Examples
-    --------
-    >>> low, high = proportion(0, 1000, 0.05)
-    >>> float(low), round(float(high), 4)
-    (0.0, 0.0037)
-    """
+    """Return the Clopper-Pearson interval of a probability, each end wrong with `mistake` / 2 at most (Lemma 1)."""
     counts = np.asarray(hits)
     low = np.where(counts > 0, betaincinv(np.maximum(counts, 1), runs - counts + 1, mistake / 2), 0.0)
     high = np.where(counts < runs, betaincinv(counts + 1, np.maximum(runs - counts, 1), 1 - mistake / 2), 1.0)
@@ -43,19 +36,10 @@ def event_epsilon(
     delta: float,
     mistake: float,
 ) -> tuple[Floats, Floats]:
-    """Return the interval of ``ln((P(S) - delta) / Q(S))`` for a fixed event S (Theorem 2).
+    """Return the interval of ``ln((P(S) - delta) / Q(S))``, at least 0, for an event S that came so often (Theorem 2).
 
     No guarantee of (epsilon, delta) with an epsilon below the lower end can be true, unless something happened
     whose probability is at most `mistake` / 2. Attacked by ``tests/audit/test_bounds.py``.
-
-    `hits, false_hits`: How often S came, in `runs` of each world.
-    Returns: At least 0; `high` may be infinite.
-
-    Examples
-    --------
-    >>> low, high = event_epsilon(900, 100, 1000, 0.0, 0.05)
-    >>> f"{low:.2f} {high:.2f}"
-    '1.96 2.45'
     """
     p_low, p_high = proportion(hits, runs, mistake / 2)
     q_low, q_high = proportion(false_hits, runs, mistake / 2)
@@ -97,17 +81,7 @@ def _divergence(mean: float, at: float) -> float:
 
 
 class HockeyStick:
-    """The divergence ``E_P[(1 - e^(epsilon - L))+]`` at any epsilon, of samples of L under P.
-
-    `losses`: Log-likelihood ratios ``ln p/q`` of outcomes drawn from P; infinite where Q cannot have them.
-
-    Examples
-    --------
-    >>> losses = np.where(np.arange(1000) < 731, 1.0, -1.0)  # randomised response on a bit, epsilon 1
-    >>> stick = HockeyStick(losses)
-    >>> round(stick.at(0.0).mean, 3), stick.at(1.0).mean
-    (0.462, 0.0)
-    """
+    """The divergence ``E_P[(1 - e^(epsilon - L))+]`` at any epsilon, of samples of L = ``ln p/q`` under P."""
 
     def __init__(self, losses: Floats) -> None:
         given = np.asarray(losses, dtype=np.float64)
@@ -133,13 +107,11 @@ class HockeyStick:
         return Moments(mean, variance, self._count)
 
     def interval(self, delta: float, mistake: float, steps: Floats) -> Interval:
-        """Return between which epsilons the divergence falls to `delta` (Theorem 5).
+        """Return between which of the rising epsilons `steps` the divergence falls to `delta` (Theorem 5).
 
         Each end is wrong with a probability of at most `mistake` / 2. The hypotheses "the divergence at this
         epsilon is at most delta" are nested, so they are tested one after the other, and the ladder is free.
-
-        `steps`: Rising, and chosen before the samples were seen: :func:`ladder`.
-        Returns: For a delta below 1e-9 the upper end leaves out what is too rare to be seen in so many runs.
+        For a delta below 1e-9 the upper end leaves out what is too rare to be seen in so many runs.
         """
         shown = 0.0
         for epsilon in steps:
@@ -157,11 +129,7 @@ class HockeyStick:
 
 
 def ladder(epsilon: float) -> Floats:
-    """Return the epsilons that are tried: fine around what is stated, coarser far above it.
-
-    `epsilon`: What is stated; infinite ones are taken as 10.
-    Returns: Rising, from 0.
-    """
+    """Return the epsilons that are tried, rising from 0: fine around what is stated, coarser far above it."""
     stated = min(epsilon, 10.0) if math.isinf(epsilon) else epsilon
     step = max(stated * 4 / _FINE, _LEAST_STEP)
     fine: Floats = step * np.arange(_FINE + 1, dtype=np.float64)
@@ -174,15 +142,7 @@ def ladder(epsilon: float) -> Floats:
 def one_run_epsilon(correct: int, guesses: int, records: int, delta: float, mistake: float) -> float:
     """Return the epsilon that one run with many records shows (Theorem 6; Steinke, Nasr and Jagielski 2023).
 
-    `correct`: Right guesses of a fair coin of each record.
-    `guesses`: How many coins were guessed; the attacker abstains from the others.
-    `records`: How many coins there were.
-    Returns: 0 where nothing is shown, which is always so if ``records * delta`` reaches `mistake`.
-
-    Examples
-    --------
-    >>> f"{one_run_epsilon(900, 1000, 1000, 0.0, 0.05):.2f}"
-    '2.02'
+    0 where nothing is shown, which is always so if ``records * delta`` reaches `mistake`.
     """
     rest = mistake - records * delta
     if rest <= 0 or guesses == 0:

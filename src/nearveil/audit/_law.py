@@ -219,15 +219,7 @@ class Watch:
 
 
 def bound_repeat_chance(times: int, runs: int, largest: float) -> float:
-    """Bound the probability that some outcome comes so many times, where none is more probable than `largest`.
-
-    Theorem 9.
-
-    Examples
-    --------
-    >>> bound_repeat_chance(2, 1000, 1e-9) < 1000**2 * 1e-9 / 2
-    True
-    """
+    """Bound the chance that an outcome comes so often, where none is more probable than `largest` (Theorem 9)."""
     if times < 2:
         return 1.0
     ways = gammaln(runs + 1) - gammaln(times + 1) - gammaln(runs - times + 1)

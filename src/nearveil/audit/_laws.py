@@ -39,10 +39,7 @@ Noise = GaussianNoise | LaplaceNoise
 
 
 def make_noise_experiment(noise: Noise) -> Experiment:
-    """Return the experiment of noise on `size` values, one of which moves by the sensitivity.
-
-    The guarantee is that of delta 1e-5 for Gaussian noise, and of the noise's own epsilon for Laplace noise.
-    """
+    """Return the experiment of noise on `size` values, one of which moves by the sensitivity."""
     gaussian = isinstance(noise, GaussianNoise)
     guarantee = noise_guarantee(
         noise, delta=_DELTA, protects="query", unit="value", relation="replace", source=secure_source()

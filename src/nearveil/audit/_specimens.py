@@ -93,10 +93,7 @@ def classical_gaussian() -> tuple[GaussianNoise, Guarantee]:
 
 
 def fixed_size_sample(n_records: int = 20, size: int = 4, noise: float = 1.0) -> Experiment:
-    """Return votes of a sample of fixed size, drawn with replacement, charged as Poisson sampling.
-
-    A record may be drawn twice, and then it has two votes. The sample's share of the records is what is charged.
-    """
+    """Return votes of a sample of fixed size, drawn with replacement, charged as Poisson sampling."""
     event = PoissonSampledDpEvent(size / n_records, VoteHistogram(noise))
     times = np.arange(size + 1)
     weights = binom.logpmf(times, size, 1 / n_records)

@@ -10,7 +10,6 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-from typing import TYPE_CHECKING
 
 Verdict = Literal["kept", "broken", "undecided"]
 
@@ -23,26 +22,13 @@ _TOLERANCE = (0.1, 0.05)  # of the promise, and at least: how far an interval ma
 
 @dataclass(frozen=True)
 class Attack:
-    """What one attack showed.
-
-    Attributes
-    ----------
-    name : str
-    pair : str
-        The inputs that it told apart best on the choosing half; empty where it was not measured.
-    interval : (float, float) or None
-        Of its epsilon, at the report's confidence. None where the attack was not measured.
-    refutes : bool
-        Whether it shows more than was promised, at its share of `FALSE_ALARM`.
-    note : str
-        Why it was not measured.
-    """
+    """What one attack showed."""
 
     name: str
-    pair: str = ""
-    interval: tuple[float, float] | None = None
-    refutes: bool = False
-    note: str = ""
+    pair: str = ""  # the inputs that it told apart best on the choosing half; empty where it was not measured
+    interval: tuple[float, float] | None = None  # of its epsilon, at the report's confidence
+    refutes: bool = False  # whether it shows more than was promised, at its share of `FALSE_ALARM`
+    note: str = ""  # why it was not measured
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nearveil.cli._budget import METAVAR, Known, ReleaseKind, read_plan
+from nearveil.cli._budget import METAVAR, Known, read_plan
 from nearveil.cli._shared import Json, print_json, print_lines, print_table
 
 _LEAST_DELTA = 1e-18  # for which noise is calibrated
@@ -19,7 +19,7 @@ def cost(
         list[str], typer.Argument(metavar=METAVAR, help="Releases, as 500x0.5 for 500 at epsilon 0.5 each.")
     ],
     delta: Annotated[float, typer.Option(help="The delta of the whole plan.")] = 1e-5,
-    mechanism: Known = ReleaseKind.pure,
+    mechanism: Known = "pure",
     as_json: Json = False,
 ) -> None:
     """Price a plan before it runs: by addition, by RDP and by PLD, side by side.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from nearveil.cli._shared import print_json, print_lines, print_table, show_bars
+from nearveil.cli._shared import make_folder, print_json, print_lines, print_table, show_bars
 
 if TYPE_CHECKING:
     from nearveil.audit import Report
@@ -65,9 +65,8 @@ def audit(
     if list_all:
         return _print_list(epsilon, as_json=as_json)
     sections = _choose(name, epsilon)
-    for folder, option, file in ((out, "--out", "audit.json"), (docs, "--docs", "audit.md")):
-        if folder is not None:
-            _make_folder(folder, option, file)  # before half an hour is spent
+    make_folder(out, "--out")  # before half an hour is spent
+    make_folder(docs, "--docs")
     from nearveil.audit.page import write_markdown, write_page
 
     began = time.process_time()
@@ -126,14 +125,6 @@ def _run(
     return found, *judge_reports(
         pair for heading, entries in sections.items() for pair in zip(entries, found[heading], strict=True)
     )
-
-
-def _make_folder(folder: Path, option: str, file: str) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / file).touch()
-    except OSError as error:
-        raise typer.BadParameter(f"{folder} cannot be written: {error.strerror}", param_hint=option) from None
 
 
 def _as_dict(found: "dict[str, list[Report]]") -> dict[str, object]:

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -42,14 +41,6 @@ app = typer.Typer(
 )
 
 
-class ReleaseKind(StrEnum):
-    """What each release of a plan is known to be."""
-
-    pure = "pure"
-    laplace = "laplace"
-    gaussian = "gaussian"
-
-
 METAVAR = "COUNTxEPSILON"
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="ACCOUNT", help="Name of the account.")]
 Names: TypeAlias = Annotated[str | None, typer.Argument(metavar="ACCOUNT", help="One account; all by default.")]
@@ -61,8 +52,9 @@ OptionalPlan: TypeAlias = Annotated[
     typer.Argument(metavar=METAVAR, help="A plan: all that may ever be released, as 500x0.5."),
 ]
 Client: TypeAlias = Annotated[str | None, typer.Option(help="The client whose quota pays, too.")]
+Kind: TypeAlias = Literal["pure", "laplace", "gaussian"]
 Known: TypeAlias = Annotated[
-    ReleaseKind,
+    Kind,
     typer.Option(help="What each release is: any pure epsilon-private one, Laplace noise, or Gaussian noise."),
 ]
 _KINDS = {"pure": "pure epsilons, added up", "filter": "a Renyi filter", "plan": "a plan, composed by PLD"}
@@ -86,7 +78,7 @@ def create(
     relation: Annotated[
         Literal["replace", "add-remove"], typer.Option(help="How inputs that shall look alike differ.")
     ] = "replace",
-    mechanism: Known = ReleaseKind.pure,
+    mechanism: Known = "pure",
     ledger: LedgerPlace = None,
     witness: Witness = None,
     as_json: Json = False,
@@ -147,7 +139,7 @@ def preview(
     account: Name,
     plan: Plan,
     client: Client = None,
-    mechanism: Known = ReleaseKind.pure,
+    mechanism: Known = "pure",
     ledger: LedgerPlace = None,
     witness: Witness = None,
     as_json: Json = False,
@@ -185,7 +177,7 @@ def quota(
     plan: OptionalPlan = None,
     epsilon: Annotated[float | None, typer.Option(help="The quota, in an account without a plan.")] = None,
     delta: Annotated[float | None, typer.Option(help="Of the quota; the account's by default.")] = None,
-    mechanism: Known = ReleaseKind.pure,
+    mechanism: Known = "pure",
     ledger: LedgerPlace = None,
     witness: Witness = None,
     as_json: Json = False,
@@ -327,16 +319,16 @@ def _open_to_read(ledger: str | None, witness: Path | None) -> Iterator["Ledger"
             yield book
 
 
-def read_plan(plan: list[str], mechanism: ReleaseKind, delta: float) -> "list[tuple[DpEvent, int]]":
+def read_plan(plan: list[str], mechanism: Kind, delta: float) -> "list[tuple[DpEvent, int]]":
     """Return the events of a plan."""
     from nearveil.ledger.views import parse_plan
 
-    if mechanism == ReleaseKind.gaussian and not 0 < delta < 1:
+    if mechanism == "gaussian" and not 0 < delta < 1:
         raise typer.BadParameter(
             "Gaussian noise is not pure: it needs an account with a delta", param_hint="--mechanism"
         )
     try:
-        return parse_plan(plan, mechanism.value, delta)
+        return parse_plan(plan, mechanism, delta)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="PLAN") from None
 

@@ -207,10 +207,7 @@ class PaidAnswer:
 
 
 def _show(answer: PaidAnswer, sheet: Path | None, *, as_json: bool) -> None:
-    """Print what was found, what it cost and what is left.
-
-    `sheet`: Where the contact sheet will be.
-    """
+    """Print what was found, what it cost, what is left, and where the contact sheet will be."""
     if as_json:
         print_json(_as_dict(answer, sheet))
         return

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
@@ -82,10 +83,7 @@ _FIELDS = re.compile(r"[a-z_]+(, [a-z_]+)*(?=[: ])")
 
 @contextmanager
 def report_errors(**options: str) -> Iterator[None]:
-    """Turn what a user can mend into a sentence and exit code 1.
-
-    `options`: What the command line calls the parameters that an error begins with.
-    """
+    """Turn what a user can mend into a sentence and exit code 1; `options` names parameters in its words."""
     try:
         yield
     except FileExistsError as error:
@@ -149,11 +147,7 @@ def print_table(
     right: Sequence[str] = (),
     whole: Sequence[str] = (),
 ) -> None:
-    """Print a table; no headings are shown where all are empty.
-
-    `right`: Headings of columns of numbers.
-    `whole`: Headings of columns that never break.
-    """
+    """Print a table, without headings where all are empty: `right` are of numbers, `whole` never break."""
     grid = Table(title=title, show_header=any(headings))
     for heading in headings:
         justify = "right" if heading in right else "left"
@@ -182,6 +176,18 @@ def show_bars() -> Iterator[Bars]:
             return lambda count: progress.advance(task, count)
 
         yield start
+
+
+def make_folder(folder: Path | None, option: str) -> None:
+    """Make a folder for what a command writes in the end, and say now if nothing can be written there."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise typer.BadParameter(f"{folder} cannot be written: {error.strerror}", param_hint=option) from None
 
 
 def place_ledger(ledger: str | None) -> str:

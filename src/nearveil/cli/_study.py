@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from nearveil.cli._shared import print_table
+from nearveil.cli._shared import make_folder, print_table
 
 if TYPE_CHECKING:
     from studies._study import Study
@@ -51,7 +51,8 @@ def study(
     if unknown:
         raise typer.BadParameter(f"{unknown[0]!r} is none of: all, {', '.join(studies)}", param_hint="NAME")
     chosen = list(studies) if "all" in names else list(dict.fromkeys(names))
-    _check_folders(out, docs)
+    make_folder(out, "--out")
+    make_folder(docs, "--docs")
     begin = time.monotonic()
     left_out = [name for name in chosen if not _run(studies[name], out, docs, fresh, jobs, console)]
     if docs is not None:
@@ -70,19 +71,6 @@ def _find_studies() -> None:
             "and run this command again",
             param_hint="NAME",
         )
-
-
-def _check_folders(out: Path, docs: Path | None) -> None:
-    for option, folder in (("--out", out), ("--docs", docs)):
-        if folder is None:
-            continue
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            probe = folder / ".probe"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise typer.BadParameter(f"{folder} cannot be written: {error.strerror}", param_hint=option) from None
 
 
 def _run(one: "Study", out: Path, docs: Path | None, fresh: bool, jobs: int, console: Console) -> bool:

@@ -1,8 +1,7 @@
 """``nearveil train``: a head of global descriptors for one's own images."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,20 +17,15 @@ _OPTIONS = {
 }
 
 
-class Backbone(StrEnum):
-    """What the head is put on."""
-
-    efficientnet_lite0 = "efficientnet-lite0"
-    mobilenet_v2 = "mobilenet-v2"
-
-
 def train(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with one folder of images a class.")],
     out: Annotated[Path, typer.Option(help="Where the model goes, such as model.nvm.")],
     descriptors: Annotated[str, typer.Option(help="S (mean), M (largest) and G (generalised mean), combined.")] = "SG",
     dimension: Annotated[int, typer.Option(min=1, max=65_536, help="Of the features.")] = 512,
     epochs: Annotated[int, typer.Option(min=1, help="How often all images are shown.")] = 20,
-    backbone: Annotated[Backbone, typer.Option(help="It stays as it is.")] = Backbone.efficientnet_lite0,
+    backbone: Annotated[
+        Literal["efficientnet-lite0", "mobilenet-v2"], typer.Option(help="It stays as it is.")
+    ] = "efficientnet-lite0",
     held_out: Annotated[
         float, typer.Option(min=0, max=1, help="Part of the classes, the last by name, kept to measure; 0 for none.")
     ] = 0.5,
@@ -52,14 +46,7 @@ def train(
 
     nearveil train birds/ --out birds.nvm --descriptors SMG --dimension 768 --held-out 0
     """
-    options = {
-        "folder": "DIR",
-        "held_out": "--held-out",
-        "dimension": "--dimension",
-        "out": "--out",
-        "force": "--force",
-    }
-    with report_errors(**options), show_bars() as bars:
+    with report_errors(**_OPTIONS), show_bars() as bars:
         from nearveil.features import train_head
         from nearveil.features.backbones import EXTRACTORS
         from nearveil.features.class_folders import read_class_folders, split_classes

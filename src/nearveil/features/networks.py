@@ -161,71 +161,6 @@ def _weights_hash(module: Any) -> str:
     return whole.hexdigest()
 
 
-# The messages of onnx.proto through which a tensor can be reached: field to message.
-_FIELDS: dict[str, dict[int, str]] = {
-    "model": {7: "graph", 20: "training", 25: "function"},
-    "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "training": {1: "graph", 2: "graph"},
-    "function": {7: "node", 11: "attribute"},
-    "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
-    "sparse": {1: "tensor", 2: "tensor"},
-    "tensor": {},
-}
-_EXTERNAL_DATA, _DATA_LOCATION = 13, 14  # of a tensor
-_VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5  # ways in which protobuf writes a field
-_MOST_DIGITS = 10
-
-
-def is_whole(content: bytes) -> bool:
-    """Return whether an ONNX file is sound protobuf, and no tensor of it, at whatever depth, lies in another file."""
-    waiting = [("model", memoryview(content))]
-    try:
-        while waiting:
-            kind, message = waiting.pop()
-            for field, value in _fields(message):
-                if kind == "tensor" and (field == _EXTERNAL_DATA or (field == _DATA_LOCATION and value != 0)):
-                    return False
-                inner = _FIELDS[kind].get(field)
-                if inner is not None and isinstance(value, memoryview):
-                    waiting.append((inner, value))
-    except (ValueError, IndexError):
-        return False
-    return True
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield the fields of a protobuf message: number, and value or content."""
-    place = 0
-    while place < len(message):
-        tag, place = _varint(message, place)
-        field, way = tag >> 3, tag & 7
-        value: int | memoryview
-        if tag >= 2**32:  # some readers cut it off: they would see another field
-            raise ValueError
-        if way == _VARINT:
-            value, place = _varint(message, place)
-        elif way in (_BYTES, _EIGHT, _FOUR):
-            length, place = _varint(message, place) if way == _BYTES else (8 if way == _EIGHT else 4, place)
-            if length > len(message) - place:
-                raise ValueError
-            value, place = message[place : place + length], place + length
-        else:  # groups, which ONNX does not use
-            raise ValueError
-        yield field, value
-
-
-def _varint(message: memoryview, place: int) -> tuple[int, int]:
-    """Return a number written in digits of 7 bits, the lowest first, and the place after it."""
-    value = 0
-    for digit in range(_MOST_DIGITS):
-        byte = message[place + digit]
-        value |= (byte & 0x7F) << (7 * digit)
-        if byte < 0x80:
-            return value, place + digit + 1
-    raise ValueError
-
-
 class OnnxExtractor(Extractor):
     """Features by any ONNX file that maps images to vectors or to maps of vectors; run by onnxruntime on the CPU.
 
@@ -308,6 +243,7 @@ class OnnxExtractor(Extractor):
 def _session(content: bytes, threads: int = 0) -> Any:
     """Load a network, to run on so many threads; 0 for as many as there are cores."""
     try:
+        import onnx
         import onnxruntime
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError("this extractor needs onnxruntime: pip install nearveil[onnx]") from missing
@@ -317,14 +253,29 @@ def _session(content: bytes, threads: int = 0) -> Any:
     options.log_severity_level = 4  # what goes wrong is raised; it is not printed as well
     options.add_session_config_entry("session.load_model_format", "ONNX")  # the format whose parts are looked at
     try:
-        if not is_whole(content):
+        model = onnx.load_model_from_string(content)
+        if any(one.data_location != onnx.TensorProto.DEFAULT or one.external_data for one in _tensors(model)):
             raise ValueError
-        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        # Written anew, without what is unknown: onnxruntime reads what was looked at here, and no more.
+        model.DiscardUnknownFields()
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception:  # the classes of its errors are not public, and their texts may be pages long
         raise ValueError(
             "path: onnxruntime does not accept this file: it must be one whole ONNX network of standard operators, "
             "without weights in other files"
         ) from None
+
+
+def _tensors(message: Any) -> Iterator[Any]:
+    """Yield all tensors of a protobuf message, at whatever depth."""
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for one in [value] if hasattr(value, "ListFields") else value:
+            if field.message_type.name == "TensorProto":
+                yield one
+            else:
+                yield from _tensors(one)
 
 
 def _input(session: Any, side: int) -> tuple[str, bool, int | None]:

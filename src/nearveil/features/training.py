@@ -46,13 +46,7 @@ def check_descriptors(descriptors: str) -> str:
 
 
 def branch_dimensions(dimension: int, branches: int) -> list[int]:
-    """Divide a dimension among branches as evenly as possible.
-
-    Examples
-    --------
-    >>> branch_dimensions(512, 3)
-    [171, 171, 170]
-    """
+    """Divide a dimension among branches as evenly as possible."""
     if isinstance(dimension, bool) or not isinstance(dimension, int) or not branches <= dimension <= 65_536:
         raise ValueError("dimension must be a whole number, at least one for each descriptor and at most 65,536")
     return [dimension // branches + (number < dimension % branches) for number in range(branches)]
@@ -69,16 +63,9 @@ def mac(maps: Any) -> Any:
 
 
 def gem(maps: Any, p: Any) -> Any:
-    """Return the generalised mean over the places of maps, ``(mean of x^p)^(1/p)``.
+    """Return the generalised mean over the places of maps, ``(mean of x^p)^(1/p)``: SPoC is p = 1, MAC that of large p.
 
-    SPoC is p = 1, MAC the limit of large p. Values below 1e-6 count as 1e-6, as powers need positive numbers.
-
-    Examples
-    --------
-    >>> import torch
-    >>> maps = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
-    >>> [round(float(gem(maps, p)), 3) for p in (1, 3, 500)]
-    [2.5, 2.924, 3.989]
+    Values below 1e-6 count as 1e-6, as powers need positive numbers.
     """
     positive = maps.clamp(min=_LEAST)
     # The mean of x / s, times s, is that of x for every s: powers of at most 1 cannot overflow.
@@ -160,10 +147,7 @@ class ExtractorFileError(NearveilError, ValueError):
 
 
 class TrainedExtractor(TorchExtractor):
-    """A backbone with a trained head; :func:`train_head` makes it, :func:`load_extractor` reads it.
-
-    `body` is the backbone's module if it was trained, too.
-    """
+    """A backbone with a trained head; `body` is the backbone's module if it was trained, too."""
 
     def __init__(self, backbone: TorchExtractor, head: Any, body: Any = None) -> None:
         torch = need_torch()
@@ -179,10 +163,7 @@ class TrainedExtractor(TorchExtractor):
         )
 
     def describe(self, maps: NDArray[np.floating[Any]]) -> Floats:
-        """Return the features of images from their maps, shape (n, c, h, w), of a backbone that was not trained.
-
-        They equal those of :meth:`extract` up to rounding. They are not row-exact: not for private records that vote.
-        """
+        """Return the features of images from their maps, shape (n, c, h, w). They are not row-exact."""
         if not self._frozen:
             raise ValueError("maps are of no use: the backbone was trained, too; use extract")
         torch = need_torch()
@@ -198,10 +179,7 @@ class TrainedExtractor(TorchExtractor):
         return rows
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the head and, if it was trained, the backbone to a file: numbers and JSON, no code.
-
-        An existing file is replaced. The new file appears whole or not at all.
-        """
+        """Write head and trained backbone to a file, whole or not at all: numbers and JSON, no code."""
         torch = need_torch()
         about = {
             "format": _FORMAT,
@@ -424,10 +402,7 @@ def train_head(
 
 
 def balanced_batches(codes: NDArray[np.int64], rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-    """Yield batches without end: 4 rows of each of 8 classes, or of all classes if there are fewer.
-
-    Classes take turns in random order, and so do the rows of a class: all are shown equally often.
-    """
+    """Yield batches without end: 4 rows of each of 8 classes, or of all. All are shown equally often."""
     turns = [_turns(np.flatnonzero(codes == code), rng) for code in range(int(codes.max()) + 1)]
     while True:
         order = rng.permutation(len(turns))

@@ -35,10 +35,7 @@ class Job:
 
 
 class Auditor:
-    """Runs one audit at a time.
-
-    `seconds`: After which no further look begins, and one under way ends.
-    """
+    """Runs one audit at a time, for at most so many seconds."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds
@@ -55,10 +52,7 @@ class Auditor:
         }
 
     def start(self, name: str, epsilon: float) -> None:
-        """Begin an audit; one that runs must be stopped first.
-
-        `epsilon`: From 0.01 to 12.
-        """
+        """Begin an audit at an epsilon from 0.01 to 12; one that runs must be stopped first."""
         if not 0.01 <= epsilon <= 12:
             raise Trouble(422, "question", "An audit takes an epsilon from 0.01 to 12.")
         entry = next((one for one in (*list_mechanisms(epsilon), *list_specimens()) if one.name == name), None)

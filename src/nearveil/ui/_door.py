@@ -16,26 +16,14 @@ from nearveil.ui._errors import Trouble, failure
 
 @dataclass(frozen=True)
 class Pass:
-    """What lets one browser in: both are needed.
-
-    `secret`: Kept by the page itself, in the storage of its own origin and tab, and sent as a header.
-    """
+    """What lets one browser in: both are needed."""
 
     cookie: str = field(repr=False)  # kept by the browser. Every server at 127.0.0.1 is sent it, whatever its port
-    secret: str = field(repr=False)
+    secret: str = field(repr=False)  # kept by the page, in the storage of its origin and tab, and sent as a header
 
 
 class PageEntry:
-    """A token that works once, and the pass that it is exchanged for. Neither is kept on a disk.
-
-    Examples
-    --------
-    >>> entry = PageEntry()
-    >>> found = entry.exchange(entry.token)
-    >>> entry.knows(found.cookie), entry.lets_in(found.cookie, found.secret), entry.lets_in(found.cookie, "guessed")
-    (True, True, False)
-    >>> entry.exchange(entry.token)
-    """
+    """A token that works once, and the pass that it is exchanged for. Neither is kept on a disk."""
 
     def __init__(self) -> None:
         self.token = secrets.token_urlsafe(32)

@@ -1,7 +1,9 @@
 """What went wrong, in the words of the page. Nothing private is in them, and no token."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
+from typing import Any
 
 from nearveil.features import ImageError
 from nearveil.features.extractor import FeatureError
@@ -33,32 +35,8 @@ class Trouble(Exception):  # noqa: N818
 
 @singledispatch
 def describe_error(error: Exception) -> Trouble:
-    """Return an error of a question, or of looking at a ledger, in words.
-
-    Examples
-    --------
-    >>> print(describe_error(ImageError("empty: it holds no bytes")))
-    This file cannot be used as an image. It is empty: it holds no bytes. No message was sent, and nothing was paid.
-    """
+    """Return an error of a question, or of looking at a ledger, in words."""
     raise error
-
-
-@describe_error.register
-def _describe_trouble(error: Trouble) -> Trouble:
-    return error
-
-
-@describe_error.register
-def _describe_value(error: ValueError) -> Trouble:
-    return Trouble(422, "question", f"{_end_sentence(str(error))} {_NOTHING}")
-
-
-@describe_error.register
-def _describe_image(error: ImageError) -> Trouble:
-    if error.reason == TOO_LARGE:
-        return too_large()
-    words = f"This file cannot be used as an image. It is {error.reason.rstrip('.')}. {_NOTHING}"
-    return Trouble(422, "image", words)
 
 
 def too_large() -> Trouble:
@@ -87,30 +65,13 @@ def spoiled() -> Trouble:
     return Trouble(500, "failed", words, paid=True, again=True)
 
 
-@describe_error.register
-def _describe_blank(_: FeatureError) -> Trouble:
-    words = f"Nothing can be recognised in this image: it looks like a blank page. Take another. {_NOTHING}"
+def _describe_image(error: ImageError) -> Trouble:
+    if error.reason == TOO_LARGE:
+        return too_large()
+    words = f"This file cannot be used as an image. It is {_end_sentence(error.reason)} {_NOTHING}"
     return Trouble(422, "image", words)
 
 
-@describe_error.register
-def _describe_spent(error: OverBudgetError) -> Trouble:
-    words = (
-        f"The budget does not allow this: it would cost {format_up(error.cost)}, and {format_down(error.left)} of "
-        f"{error.epsilon:g} is left. Ask with a smaller epsilon, or end here: what is spent cannot be taken back. "
-        f"{_NOTHING}"
-    )
-    return Trouble(409, "spent", words)
-
-
-@describe_error.register
-def _describe_unreachable(_: UnreachableError) -> Trouble:
-    return Trouble(
-        502, "unreachable", f"The server does not answer. Is it running, and reachable from here? {_NOTHING}"
-    )
-
-
-@describe_error.register
 def _describe_declined(error: DeclinedError) -> Trouble:
     if error.status in (401, 403):
         words = f"The server refused the token. Ask its operator for a new one, and start again. {_NOTHING}"
@@ -118,13 +79,6 @@ def _describe_declined(error: DeclinedError) -> Trouble:
     return Trouble(502, "declined", f"The server says no: {_end_sentence(error.words)} {_NOTHING}")
 
 
-@describe_error.register
-def _describe_reply(_: ReplyError) -> Trouble:
-    words = f"What answers at the server's address does not speak as a nearveil server does. {_NOTHING}"
-    return Trouble(502, "reply", words)
-
-
-@describe_error.register
 def _describe_unanswered(error: UnansweredError) -> Trouble:
     if error.again:
         words = (
@@ -139,23 +93,50 @@ def _describe_unanswered(error: UnansweredError) -> Trouble:
     return Trouble(409, "map_changed", words, paid=True)
 
 
-@describe_error.register
 def _describe_question(error: QuestionError) -> Trouble:
     if error.field == "extractor":
         words = f"The features of this gallery cannot be made here: {_end_sentence(error.words)} {_NOTHING}"
         return Trouble(422, "extractor", words)
+    return _describe_value(error)
+
+
+def _describe_value(error: Exception) -> Trouble:
     return Trouble(422, "question", f"{_end_sentence(str(error))} {_NOTHING}")
 
 
-@describe_error.register
-def _describe_ledger(error: LedgerError) -> Trouble:
-    return Trouble(503, "ledger", f"The ledger says: {_end_sentence(str(error))} No message was sent.")
+def _end_sentence(text: object) -> str:
+    return f"{str(text).rstrip('.')}."
 
 
-@describe_error.register
-def _describe_missing(error: ModuleNotFoundError) -> Trouble:
-    return Trouble(503, "missing", f"Something is not installed here: {_end_sentence(str(error))} {_NOTHING}")
-
-
-def _end_sentence(text: str) -> str:
-    return f"{text.rstrip('.')}."
+_DESCRIBED: dict[type[Exception], Callable[[Any], Trouble]] = {
+    Trouble: lambda error: error,
+    ValueError: _describe_value,
+    ImageError: _describe_image,
+    FeatureError: lambda _: Trouble(
+        422,
+        "image",
+        f"Nothing can be recognised in this image: it looks like a blank page. Take another. {_NOTHING}",
+    ),
+    OverBudgetError: lambda error: Trouble(
+        409,
+        "spent",
+        f"The budget does not allow this: it would cost {format_up(error.cost)}, and {format_down(error.left)} of "
+        f"{error.epsilon:g} is left. Ask with a smaller epsilon, or end here: what is spent cannot be taken back. "
+        f"{_NOTHING}",
+    ),
+    UnreachableError: lambda _: Trouble(
+        502, "unreachable", f"The server does not answer. Is it running, and reachable from here? {_NOTHING}"
+    ),
+    DeclinedError: _describe_declined,
+    ReplyError: lambda _: Trouble(
+        502, "reply", f"What answers at the server's address does not speak as a nearveil server does. {_NOTHING}"
+    ),
+    UnansweredError: _describe_unanswered,
+    QuestionError: _describe_question,
+    LedgerError: lambda error: Trouble(503, "ledger", f"The ledger says: {_end_sentence(error)} No message was sent."),
+    ModuleNotFoundError: lambda error: Trouble(
+        503, "missing", f"Something is not installed here: {_end_sentence(error)} {_NOTHING}"
+    ),
+}
+for _kind, _describe in _DESCRIBED.items():
+    describe_error.register(_kind)(_describe)

@@ -83,11 +83,9 @@ class Picture:
     def draw(
         self, seen: Mapping[int, Candidate], feature: Singles | None, sets: Sequence[int], image: Any
     ) -> dict[str, Any]:
-        """Return all that the page draws, as plain values.
+        """Return all that the page draws, as plain values: `image` makes of a thumbnail what the page shows.
 
-        `feature`: Of the last query. Its place is for the page alone.
-        `sets`: That the last message named.
-        `image`: From a thumbnail to what the page shows.
+        Where the last query's `feature` lies is for the page alone.
         """
         shown = list(seen.items())
         where = self.place(np.stack([one.row for _, one in shown])) if shown else ()
@@ -143,11 +141,7 @@ class Last:
     map_id: str = ""  # of the map that all this is about
 
     def update(self, nearest: Nearest, public: PublicPart, row: Singles, *, images: bool) -> "Last":
-        """Return what is known after one more answer.
-
-        `public`: The map that it was asked with; on another one nothing that was seen before has a place.
-        `images`: Whether the candidates came with thumbnails.
-        """
+        """Return what is known after one more answer; of another map than before, nothing else has a place."""
         answer, name = nearest.found.answer, public.map.map_id
         seen = dict(self.seen) if self.map_id == name else {}
         where = place_codes(public, answer.codes[:_MOST])

@@ -26,12 +26,7 @@ _SIDE, _LARGEST = 512, 1 << 17  # pixels and bytes of a thumbnail that is shown
 def view_nearest(
     nearest: Nearest, messages: Sequence[Message], balance: dict[str, Any], *, images: bool
 ) -> dict[str, Any]:
-    """Return what the server saw, what was chosen, and what it cost.
-
-    `messages`: As they were sent.
-    `balance`: Of the account, afterwards.
-    `images`: Whether the candidates came with thumbnails.
-    """
+    """Return what the server saw, what was chosen, and what it cost; thumbnails come with `images`."""
     answer = nearest.found.answer
     pictures = answer.images if images else [b""] * len(answer.ids)
     shown = list(zip(answer.ids.tolist(), pictures, strict=True))[:MOST_SHOWN]  # by id: the same for every image
@@ -61,10 +56,7 @@ def view_nearest(
 
 
 def view_classified(found: Classified, balance: dict[str, Any]) -> dict[str, Any]:
-    """Return what the model of a protected gallery says, and both guarantees.
-
-    `balance`: Of the account, which has not paid.
-    """
+    """Return what the model of a protected gallery says, and both guarantees. Nothing was paid."""
     return {
         "kind": "classified",
         "label": found.label,

@@ -165,13 +165,6 @@ def count_lines(work: Callable[[], object]) -> int:
 
     What a line does inside NumPy counts as one operation, however long it takes (``docs/theory/audit.md``). Seconds
     would be truer, and would never be the same twice.
-
-    Examples
-    --------
-    >>> def count(n):
-    ...     return sum(one for one in range(n))
-    >>> count_lines(lambda: count(10)) < count_lines(lambda: count(20)) == count_lines(lambda: count(20))
-    True
     """
     lines, before = 0, sys.gettrace()
 

@@ -35,10 +35,7 @@ _LIST = Galleries(
 
 
 class HostileServer(httpx.AsyncBaseTransport):
-    """Publishes a map, and measures the time from the map to the question. It answers none.
-
-    `gap`: Seconds from the map to the last question.
-    """
+    """Publishes a map, and measures the time from the map to the question, `gap`. It answers none."""
 
     def __init__(self, public: PublicPart) -> None:
         self._map = public.to_bytes()

@@ -97,13 +97,7 @@ def learn_table(first: Outcomes, second: Outcomes) -> Score | None:
 
 
 def find_last_bits(numbers: NDArray[np.floating]) -> Floats:
-    """Return, for each number, e where 2^e is its lowest bit that is set: gaps may show what was added to what.
-
-    Examples
-    --------
-    >>> find_last_bits(np.array([1.0, 0.75, 3 * 2.0**-60]))
-    array([  0.,  -2., -60.])
-    """
+    """Return, for each number, e where 2^e is its lowest bit that is set: gaps may show what was added to what."""
     mantissa, exponent = np.frexp(np.asarray(numbers, dtype=np.float64))
     whole = np.ldexp(np.abs(mantissa), 53).astype(np.int64)
     low = np.log2(np.maximum(whole & -whole, 1).astype(np.float64))
