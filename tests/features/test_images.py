@@ -1,6 +1,7 @@
 import io
 import os
 import struct
+import sys
 import threading
 import tracemalloc
 import warnings
@@ -191,9 +192,52 @@ def test_the_second_picture_of_a_camera_is_left_alone() -> None:
     np.testing.assert_array_equal(load_image(spoilt), found)
 
 
-def test_cmyk() -> None:
-    assert reason_of(saved(Image.fromarray(picture()).convert("CMYK"), "JPEG")) == reasons.CMYK
-    assert reason_of(saved(Image.fromarray(picture()).convert("CMYK"), "TIFF")) == reasons.CMYK
+def test_cmyk_becomes_rgb() -> None:
+    inks = Image.fromarray(picture()).convert("CMYK")
+    np.testing.assert_array_equal(load_image(saved(inks, "TIFF")), np.asarray(inks.convert("RGB")))
+    found = load_image(saved(inks, "JPEG"))
+    assert np.abs(found.astype(int) - picture()).mean() < 12
+
+
+def heic(pixels: Any, **options: Any) -> bytes:
+    pillow_heif = pytest.importorskip("pillow_heif", reason="HEIC needs the extra heic")
+    out = io.BytesIO()
+    pillow_heif.from_pillow(Image.fromarray(pixels)).save(out, quality=95, **options)
+    return out.getvalue()
+
+
+def test_heic_is_read_and_pillow_left_as_it_is() -> None:
+    content = heic(picture())
+    found = load_image(content)
+    assert found.shape == (40, 60, 3)
+    assert np.abs(found.astype(int) - picture()).mean() < 12
+    assert "HEIF" not in Image.registered_extensions().values()
+
+
+def test_heic_on_white_and_turned() -> None:
+    clear = np.zeros((40, 60, 4), np.uint8)
+    assert load_image(heic(clear)).min() > 250
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn it by 90 degrees
+    assert load_image(heic(picture(), exif=exif.tobytes())).shape == (60, 40, 3)
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+def test_broken_heic(part: float) -> None:
+    content = heic(picture())
+    assert reason_of(content[: int(len(content) * part)]) == reasons.BROKEN
+
+
+def test_a_heic_beyond_the_limit_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = heic(picture())
+    monkeypatch.setattr(reasons, "MOST_PIXELS", 40 * 60 - 1)
+    assert reason_of(content) == reasons.TOO_LARGE
+
+
+def test_heic_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = heic(picture())
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    assert reason_of(content) == reasons.NO_HEIC
 
 
 def test_other_colours() -> None:

@@ -605,8 +605,10 @@ def test_all_forms_of_an_image_are_one_image(tmp_path: Path) -> None:
     clear = pillow.fromarray(np.zeros((40, 50, 4), np.uint8))  # transparent: white, as in a file
     white = tool.extract([np.full((40, 50, 3), 255, np.uint8)])[0]
     assert (FeatureMaker(tool).rows([clear], info)[0] == white).all()
+    inks = picture.convert("CMYK")
+    assert (FeatureMaker(tool).rows([inks], info)[0] == tool.extract([np.asarray(inks.convert("RGB"))])[0]).all()
     with pytest.raises(ValueError, match="neither RGB nor grey"):
-        FeatureMaker(tool).rows([picture.convert("CMYK")], info)
+        FeatureMaker(tool).rows([picture.convert("LAB")], info)
     with pytest.raises(QuestionError, match="another extractor than HOG"):
         FeatureMaker(tool).rows([pixels], info.model_copy(update={"fingerprint": "other"}))
 

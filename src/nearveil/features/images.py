@@ -76,18 +76,19 @@ MOST_PIXELS = 64_000_000
 MISSING = "missing: there is no such file"
 UNREADABLE = "not a file that can be read"
 EMPTY = "empty: it holds no bytes"
-NO_IMAGE = "not an image: only JPEG, PNG, WebP, GIF, BMP and TIFF are read"
+NO_IMAGE = "not an image: only JPEG, PNG, WebP, GIF, BMP, TIFF and HEIC are read"
 BROKEN = "broken or truncated: it begins like an image, but cannot be decoded to its end"
 TOO_LARGE = "too large: more than 64 megapixels or 64 MiB"
 SCANS = f"too many scans: a JPEG of more than {MOST_SCANS} passes over its pixels"
 ANIMATED = "animated, or of several pages: save the one picture that is meant"
-CMYK = "CMYK: convert it to RGB"
+NO_HEIC = 'HEIC: pip install "nearveil[heic]" to read it, or convert it to JPEG'
 DEEP = "16-bit: more than 8 bits a channel; convert it to 8"
 COLOURS = "neither RGB nor grey: convert it to RGB"
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
-_PLAIN = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
+_HEIC = re.compile(rb"....ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
+_PLAIN = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")
 _PNG_DEPTH = 24  # where the header of a PNG holds the bits of a channel
 _TIFF_DEPTHS = 258  # the tag that holds them in a TIFF
 _MOST_CHANNELS = 4
@@ -112,9 +113,10 @@ class ImageError(NearveilError, ValueError):
 
 
 def load_image(source: Source) -> Pixels:
-    """Decode an image file: JPEG, PNG, WebP, GIF, BMP or TIFF, told by its bytes and not by its name.
+    """Decode an image file: JPEG, PNG, WebP, GIF, BMP, TIFF or HEIC, told by its bytes and not by its name.
 
-    The rotation that a camera noted is applied. Palettes and grey become RGB; transparent parts become white.
+    The rotation that a camera noted is applied. Palettes, grey and CMYK become RGB, CMYK without regard for its colour
+    profile; transparent parts become white. HEIC needs the extra `heic`.
 
     Parameters
     ----------
@@ -129,9 +131,9 @@ def load_image(source: Source) -> Pixels:
     Raises
     ------
     ImageError
-        If there is no such file; if it is not an image, broken, truncated, animated or of several pages, CMYK, of more
-        than 8 bits a channel, or larger than 64 megapixels or 64 MiB; if it has tiles larger than that, or more than
-        100 scans. What Pillow warns of in a header is an error, too.
+        If there is no such file; if it is not an image, broken, truncated, animated or of several pages, of more than 8
+        bits a channel, or larger than 64 megapixels or 64 MiB; if it has tiles larger than that, or more than 100
+        scans. What Pillow warns of in a header is an error, too.
     ModuleNotFoundError
         If Pillow is not installed (the extra `images`).
 
@@ -140,7 +142,7 @@ def load_image(source: Source) -> Pixels:
     >>> load_image(b"a text, whatever its name")
     Traceback (most recent call last):
         ...
-    nearveil.features.images.ImageError: image: not an image: only JPEG, PNG, WebP, GIF, BMP and TIFF are read
+    nearveil.features.images.ImageError: image: not an image: only JPEG, PNG, WebP, GIF, BMP, TIFF and HEIC are read
     """
     content = source if isinstance(source, bytes) else read_file(source)
     if not content:
@@ -190,20 +192,31 @@ def _decode(content: bytes) -> Pixels | str:
     from PIL import UnidentifiedImageError
 
     try:
-        with _raise_warnings(), pillow.open(BytesIO(content), formats=_FORMATS) as image:
+        with _raise_warnings(), _open(content) as image:
             image.verify()  # decoding alone would not look at lengths and checksums of a PNG; needs a fresh start
         with _raise_warnings():
-            image = pillow.open(BytesIO(content), formats=_FORMATS)
+            image = _open(content)
         with image:
             return _find_fault(image, content) or _pixels(image)
     except (pillow.DecompressionBombWarning, pillow.DecompressionBombError):
         return TOO_LARGE
     except UnidentifiedImageError:
         return BROKEN if content.startswith(_BEGINNINGS) else NO_IMAGE
+    except ModuleNotFoundError:
+        return NO_HEIC
     except MemoryError:
         raise
     except Exception:  # decoders raise whatever a damaged file makes them, and warnings arrive here, too
         return BROKEN
+
+
+def _open(content: bytes) -> Any:
+    """Return Pillow's image, of which only the header is read."""
+    if _HEIC.match(content) is None:
+        return _pillow().open(BytesIO(content), formats=_FORMATS)
+    from pillow_heif import HeifImageFile  # not registered with Pillow, which belongs to the whole process
+
+    return HeifImageFile(BytesIO(content))
 
 
 @contextlib.contextmanager
@@ -232,11 +245,9 @@ def _find_header_fault(image: Any, content: bytes) -> str:
     tile = find_tile_size(image, content) if image.format == "TIFF" else 0
     if image.width * image.height > MOST_PIXELS or tile > _MOST_CHANNELS * MOST_PIXELS:
         return TOO_LARGE
-    # An MPO is the photograph of a camera, with others behind it that are not shown.
-    if image.format != "MPO" and getattr(image, "is_animated", False):
+    # MPO and HEIC are photographs of cameras, with others behind them that are not shown.
+    if image.format not in ("MPO", "HEIF") and getattr(image, "is_animated", False):
         return ANIMATED
-    if image.mode == "CMYK":
-        return CMYK
     if image.mode.startswith(("I", "F")) or _depth(image, content) > 8:
         return DEEP
     return "" if image.mode in _PLAIN else COLOURS
@@ -256,6 +267,8 @@ def _pixels(image: Any) -> Pixels:
     from PIL import ImageOps
 
     image.load()
+    if image.width * image.height > MOST_PIXELS:  # a HEIC may hold more than its header says
+        raise ValueError
     with _raise_warnings():
         image.getexif()
     ImageOps.exif_transpose(image, in_place=True)

@@ -122,7 +122,8 @@ def _pillow_pixels(image: Any) -> Pixels:
 
     out = BytesIO()
     try:
-        ImageOps.exif_transpose(image).save(out, "PNG", compress_level=1)
+        turned = ImageOps.exif_transpose(image)
+        (turned.convert("RGB") if turned.mode == "CMYK" else turned).save(out, "PNG", compress_level=1)
     except (OSError, ValueError):
         raise ImageError(COLOURS) from None
     return load_image(out.getvalue())
