@@ -6,6 +6,7 @@ import math
 import pickle
 import time
 import traceback
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.datasets import load_digits
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import nearveil
@@ -34,12 +38,9 @@ QUIET: dict[str, Any] = {"n_neighbors": 5, "vote_noise": 0.01, "max_answered": 1
 NOISY = "the default promise (epsilon 1, 1,000 answers) on a few dozen records is kept by noise that drowns them"
 COPIED = "a pickle carries no allowance: two copies would answer twice what was promised"
 DIFFERS = "two fits draw noise of their own, so their answers differ"
-EXPECTED_FAILED_CHECKS = {
-    "check_classifiers_train": NOISY,
-    "check_estimators_pickle": COPIED,
-    "check_fit_idempotent": DIFFERS,
-    "check_supervised_y_2d": DIFFERS,
-}
+NAMED = "classes that are names, and a number for no answer: labels are of one kind"
+CLEAR = {"check_classifiers_classes": NAMED, "check_estimators_pickle": COPIED, "check_fit_idempotent": DIFFERS}
+EXPECTED_FAILED_CHECKS = {**CLEAR, "check_classifiers_train": NOISY, "check_supervised_y_2d": DIFFERS}
 
 
 @parametrize_with_checks(  # type: ignore[untyped-decorator]
@@ -47,9 +48,7 @@ EXPECTED_FAILED_CHECKS = {
         PrivateKNeighborsClassifier(max_screened=0, abstain_label=-7, source=unsafe_seeded(0)),  # fails the same always
         PrivateKNeighborsClassifier(**(QUIET | {"n_neighbors": 1}), abstain_label=-7),
     ],
-    expected_failed_checks=lambda estimator: (
-        {"check_estimators_pickle": COPIED} if estimator.vote_noise else EXPECTED_FAILED_CHECKS
-    ),
+    expected_failed_checks=lambda estimator: CLEAR if estimator.vote_noise else EXPECTED_FAILED_CHECKS,
 )
 def test_scikit_learn_accepts_it(estimator: Any, check: Any) -> None:
     check(estimator)
@@ -317,8 +316,53 @@ def test_names_of_classes_and_declined_answers() -> None:
     names = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
     voter = quiet(max_answered=2, abstain_label="?").fit(DIGITS[:400], names[LABELS[:400]])
     assert voter.predict(DIGITS[:3]).tolist()[2] == "?"
-    mixed = quiet(max_answered=2).fit(DIGITS[:400], names[LABELS[:400]])
-    assert mixed.predict(DIGITS[:3]).tolist()[2] == -1
+    for classes in (names, names.astype(object)):
+        plain = quiet(max_answered=2).fit(DIGITS[:400], classes[LABELS[:400]]).predict(DIGITS[:3])
+        assert plain.tolist()[2] == ""
+        assert {type(one) for one in plain.tolist()} == {str}
+    with pytest.raises(ValueError, match="abstain_label must be a text, as the classes are"):
+        quiet(abstain_label=-1).fit(DIGITS[:400], names[LABELS[:400]])
+    with pytest.raises(ValueError, match="abstain_label must be a whole number, as the classes are"):
+        quiet(abstain_label="?").fit(DIGITS[:400], LABELS[:400])
+
+
+def test_probabilities_are_shares_of_the_noisy_votes() -> None:
+    voter = PrivateKNeighborsClassifier(
+        n_neighbors=3, vote_noise=4.0, max_screened=0, max_answered=60, source=unsafe_seeded(0)
+    ).fit(DIGITS[:400], LABELS[:400])
+    shares = voter.predict_proba(DIGITS[400:470])
+    assert shares.shape == (70, 10)
+    np.testing.assert_allclose(shares[:60].sum(axis=1), 1)
+    assert shares[:60].min() >= 0
+    assert np.isnan(shares[60:]).all()  # declined
+    clear = quiet().fit(DIGITS[:400], LABELS[:400])
+    np.testing.assert_array_equal(clear.predict_proba(DIGITS[:50]).argmax(axis=1), clear.predict(DIGITS[:50]))
+    assert clear._poll.terms.spending.left()["answered"] == clear.max_answered - 100  # both were paid for
+    many = PrivateKNeighborsClassifier(votes="binary", clip=1.0, max_screened=0)
+    assert not hasattr(many, "predict_proba")
+
+
+def test_nobody_wins_where_all_votes_are_negative() -> None:
+    voter = PrivateKNeighborsClassifier(
+        n_neighbors=1, vote_noise=50.0, max_screened=0, max_answered=400, classes=["a", "b"], source=unsafe_seeded(0)
+    ).fit([[1.0, 0.0]], ["a"])
+    answers, shares = voter.answer(np.ones((200, 2))), voter.predict_proba(np.ones((200, 2)))
+    assert (answers.votes < 0).all(axis=1).any()
+    assert (shares == 0.5).all(axis=1).any()
+
+
+def test_a_search_that_spends_many_times_warns() -> None:
+    grid = {"n_neighbors": [3, 5]}
+    with pytest.warns(UserWarning, match="fits PrivateKNeighborsClassifier many times, and each has a budget of its"):
+        GridSearchCV(quiet(), grid, cv=2).fit(DIGITS[:200], LABELS[:200])
+    with pytest.warns(UserWarning, match="cost epsilon times the number of fits"):
+        cross_val_score(make_pipeline(Normalizer(), quiet()), DIGITS[:200], LABELS[:200], cv=2)
+    with pytest.warns(UserWarning, match="fits PrivateDiscriminant many times"):
+        cross_val_score(nearveil.PrivateDiscriminant(4.0), DIGITS[:200], LABELS[:200], cv=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clone(quiet()).fit(DIGITS[:200], LABELS[:200])
+        GridSearchCV(quiet(source=unsafe_seeded(0)), grid, cv=2).fit(DIGITS[:200], LABELS[:200])  # a simulation
 
 
 def test_screening_and_vote_have_samples_of_their_own() -> None:

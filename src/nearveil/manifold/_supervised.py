@@ -231,6 +231,10 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     Nothing here is private: this is the query that :mod:`nearveil.mechanisms` protects.
 
+    In a pipeline, the step after it is fitted on `fit_transform`, which knows the labels, and predicts from
+    `transform`, which does not: rows of the fit lie better apart than new ones, and a score on the rows of the fit says
+    little. To treat both alike, fit the next step on ``manifold.transform(X)``.
+
     Parameters
     ----------
     n_components : int, default=2

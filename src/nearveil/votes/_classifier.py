@@ -62,7 +62,7 @@ class NeighborPoll(ClassPoll):
         least = 0.0 if self.votes == "signed" else self.terms.plan.n_neighbors / 2
         chosen = np.full(votes.shape, self.abstain_label, dtype=object)
         chosen[answered] = (votes[answered] > least).astype(int)
-        return chosen if isinstance(self.abstain_label, str) else chosen.astype(int)
+        return chosen.astype(int)
 
 
 class PrivateKNeighborsClassifier(VotingClassifier):
@@ -112,8 +112,8 @@ class PrivateKNeighborsClassifier(VotingClassifier):
     feature_norm : float, optional
         Public. None scales every row to norm 1, so that angles are compared. A number compares distances; rows that
         are longer than it are scaled down to it.
-    abstain_label : int or str, default=-1
-        Given where a query was declined. Must not be a class.
+    abstain_label : int or str, optional
+        Given where a query was declined; -1, or "" where the classes are names. Must be of their kind, and no class.
     unit : str, default="record"
         What one row is, and so what is protected; it must be the account's unit. Give "person with all images" only
         where each person has one row.
@@ -176,7 +176,7 @@ class PrivateKNeighborsClassifier(VotingClassifier):
         clip: float | None = None,
         classes: Sequence[Any] | NDArray[Any] | None = None,
         feature_norm: float | None = None,
-        abstain_label: int | str = -1,
+        abstain_label: int | str | None = None,
         unit: str = "record",
         ledger: Ledger | str | None = None,
         account: Account | str | None = None,
@@ -222,8 +222,7 @@ class PrivateKNeighborsClassifier(VotingClassifier):
         columns = self._columns()
         X, _ = run_shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)
         classes, ballots, ballot = self._votes(y)
-        if self.votes not in MULTILABEL:
-            self._check_abstain_label(classes)
+        declined = self._find_abstain_label(np.arange(2) if self.votes in MULTILABEL else classes)
         wish = Wish(
             epsilon=self.epsilon,
             delta=self.delta,
@@ -239,7 +238,7 @@ class PrivateKNeighborsClassifier(VotingClassifier):
         plan, guarantee = self._plan(ballot, wish, inferred=inferred)
         search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
         terms = self._terms(columns, plan, guarantee)
-        poll = NeighborPoll(terms, classes, self.abstain_label, ballots, search, self.votes)
+        poll = NeighborPoll(terms, classes, declined, ballots, search, self.votes)
         return self._settle(poll, classes_=classes)
 
     def _votes(self, y: ArrayLike) -> tuple[NDArray[Any], Labels | Weights, Ballot]:

@@ -180,8 +180,8 @@ class PateClassifier(VotingClassifier):
     classes : array-like, optional
         The public list of classes. Where it is not given, the classes are read from the labels, and the guarantee is
         about a record of a class that occurs anyway.
-    abstain_label : int or str, default=-1
-        Given where a query was declined. Must not be a class.
+    abstain_label : int or str, optional
+        Given where a query was declined; -1, or "" where the classes are names. Must be of their kind, and no class.
     unit : str, default="record"
         What one row is; see :class:`PrivateKNeighborsClassifier`.
     ledger : Ledger or str, optional
@@ -234,7 +234,7 @@ class PateClassifier(VotingClassifier):
         vote_noise: float | None = None,
         max_screened: int | None = None,
         classes: Sequence[Any] | NDArray[Any] | None = None,
-        abstain_label: int | str = -1,
+        abstain_label: int | str | None = None,
         unit: str = "record",
         ledger: Ledger | str | None = None,
         account: Account | str | None = None,
@@ -275,7 +275,7 @@ class PateClassifier(VotingClassifier):
         columns = self._columns()
         rows, _ = run_shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)  # hard_votes checks y
         classes, labels, _ = make_hard_votes(y, self.classes)
-        self._check_abstain_label(classes)
+        declined = self._find_abstain_label(classes)
         event = LaplaceNoisyMax if self.mechanism == "lnmax" else GaussianNoisyMax
         ballot = Ballot(event, len(classes), screened=self.mechanism == "confident-gnmax")
         plan, guarantee = self._plan(ballot, self._wish(), inferred=self.classes is None)
@@ -287,7 +287,7 @@ class PateClassifier(VotingClassifier):
             n_classes=len(classes),
             source=self._source,
         )
-        poll = TeacherPoll(self._terms(columns, plan, guarantee), classes, self.abstain_label, teachers)
+        poll = TeacherPoll(self._terms(columns, plan, guarantee), classes, declined, teachers)
         return self._settle(poll, classes_=classes)
 
     def _wish(self) -> Wish:

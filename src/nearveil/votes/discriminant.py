@@ -272,6 +272,7 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
         checked = given._check(X, y, public)
         problem = given._project(checked, plan.vote_noise)
         guarantee = given._guarantee(plan)
+        self.warn_of_search()
         given._pay(plan, guarantee)
         statistics = _read_statistics(plan.votes.release(problem.sums(), given._source), plan.vote_noise)
         model = problem.model(statistics, guarantee)

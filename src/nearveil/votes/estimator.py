@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils._param_validation import HasMethods, Interval
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nearveil.ledger import Account, Ledger
@@ -46,7 +47,7 @@ SCREENING_CONSTRAINTS: dict[str, list[Any]] = {
     "threshold": [Real, None],
     "max_screened": [Interval(Integral, 0, None, closed="left"), None],
     "classes": ["array-like", range, None],
-    "abstain_label": [Integral, str],
+    "abstain_label": [Integral, str, None],
 }
 """The same of classifiers."""
 
@@ -157,6 +158,7 @@ class VotingEstimator(TakesLedger, BaseEstimator, ABC):  # type: ignore[misc]
 
     def _terms(self, columns: Self, plan: VotePlan, guarantee: Guarantee) -> PollTerms:
         """Find who pays, and open the caps there: the last thing of a fit that may fail."""
+        self.warn_of_search()
         given: dict[str, Any] = self.get_params(deep=False)
         account = find_account(given["ledger"], given["account"], plan, guarantee)
         spending = MemorySpending(plan) if account is None else AccountSpending.open(account, plan, guarantee)
@@ -218,17 +220,16 @@ class ClassPoll(Poll):
 
     def labels(self, votes: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[Any]:
         """Return the class that won each vote, or the abstain label."""
-        same = isinstance(self.abstain_label, str) == (self.classes.dtype.kind in "US")
         labels = np.full(len(votes), self.abstain_label, dtype=object)
         labels[answered] = self.classes[np.argmax(votes[answered], axis=1)]
         common = np.result_type(self.classes, np.asarray(self.abstain_label))
-        return labels.astype(common) if same and (common.kind != "f" or self.classes.dtype.kind == "f") else labels
+        return labels.astype(common) if common.kind != "f" or self.classes.dtype.kind == "f" else labels
 
 
 class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
     """Queries answered by the class that wins a vote."""
 
-    abstain_label: int | str
+    abstain_label: int | str | None
     classes_: NDArray[Any]
     _poll: ClassPoll
 
@@ -251,6 +252,28 @@ class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
             Where a cap was reached before this call.
         """
         return self.answer(X).labels
+
+    @available_if(lambda self: getattr(self, "votes", "classes") in ("classes", "soft"))  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Answer public queries as `predict` does, for the same price, with each class's share of the noisy votes.
+
+        Negative counts count as none. The shares follow from votes that are released anyway, so :meth:`answer` gives
+        them and the labels at the price of one.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_queries, d)
+
+        Returns
+        -------
+        ndarray of shape (n_queries, n_classes)
+            Rows sum to 1; NaN where a query was declined.
+        """
+        votes = np.maximum(self.answer(X).votes, 0.0)
+        sums = votes.sum(axis=1, keepdims=True)
+        with np.errstate(invalid="ignore"):
+            shares: NDArray[np.float64] = np.where(sums == 0, 1 / votes.shape[1], votes / sums)
+        return shares
 
     def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
         """Answer public queries, as `predict` does, and show the noisy votes that decided.
@@ -335,9 +358,18 @@ class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
         answered = np.ones(1, dtype=np.bool_)
         return Answers(poll.labels(votes, answered), answered, votes)
 
-    def _check_abstain_label(self, classes: NDArray[Any]) -> None:
-        if self.abstain_label in classes.tolist():
+    def _find_abstain_label(self, classes: NDArray[Any]) -> int | str:
+        """Return what stands for no answer: a label of the classes' kind that is none of them."""
+        named = isinstance(classes.tolist()[0], str)
+        label = self.abstain_label
+        if label is None:
+            label = "" if named else -1
+        if isinstance(label, str) != named:
+            kind = "a text" if named else "a whole number"
+            raise ValueError(f"abstain_label must be {kind}, as the classes are: labels of one kind can be compared")
+        if label in classes.tolist():
             raise ValueError("abstain_label must not be a class: choose a label that no record has")
+        return label
 
 
 def votes_to_bytes(classes: NDArray[Any], votes: NDArray[np.float64]) -> bytes:

@@ -1,13 +1,16 @@
 """Who counts: caps that no call passes, and the account that pays before anything is released."""
 
 import os
+import sys
 import threading
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from dp_accounting import DpEvent
+from sklearn.base import _clone_parametrized
 
 from nearveil.errors import NearveilError
 from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetError
@@ -15,6 +18,7 @@ from nearveil.ledger.account import find_plan_cost, open_budget
 from nearveil.ledger.budget import UnpricedError, check_samplers
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import split_event
+from nearveil.privacy.noise import Source
 from nearveil.storage import parse_url, without_secrets
 from nearveil.votes.plan import Part, VotePlan
 
@@ -26,6 +30,9 @@ class ExhaustedError(NearveilError, RuntimeError):
 class TakesLedger:
     """An estimator with a parameter `ledger`. It never holds a password, since scikit-learn shows parameters."""
 
+    account: Account | str | None
+    source: Source | None
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "ledger" and isinstance(value, str) and "://" in value:
             url = parse_url(value, "url")
@@ -35,6 +42,31 @@ class TakesLedger:
                     "to PGPASSWORD or ~/.pgpass, or give a Ledger"
                 )
         super().__setattr__(name, value)
+
+    def __sklearn_clone__(self) -> Any:
+        """Return a copy that was not fitted. One that scikit-learn's searches make is marked, for `warn_of_search`."""
+        copy = _clone_parametrized(self)
+        copy._in_search = _is_in_search()
+        return copy
+
+    def warn_of_search(self) -> None:
+        """Warn before a copy is fitted that a grid search or a cross-validation has made."""
+        if self.__dict__.get("_in_search") and self.source is None:
+            account = "all draw on one account" if self.account is not None else "each has a budget of its own"
+            warnings.warn(
+                f"a search or cross-validation fits {type(self).__name__} many times, and {account}: together they "
+                "cost epsilon times the number of fits. Choose parameters on public records instead",
+                stacklevel=3,
+            )
+
+
+def _is_in_search() -> bool:
+    """Return whether scikit-learn's model selection is among the callers."""
+    frame = sys._getframe()
+    while frame := frame.f_back:  # type: ignore[assignment]
+        if str(frame.f_globals.get("__name__")).startswith("sklearn.model_selection."):
+            return True
+    return False
 
 
 class Spending(ABC):
