@@ -3,6 +3,7 @@
 import csv
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
@@ -73,6 +74,7 @@ class Plain:
     guarantee: Guarantee = field(init=False)
 
     def fit(self, X: Any, y: Any) -> Self:
+        self.plan_ = SimpleNamespace(n_neighbors=1, threshold=1.0, vote_noise=0.0)
         self._X, self._y, self._left = _unit(X), np.asarray(y), self.max_answered
         self.guarantee = Guarantee(
             epsilon=self.epsilon,

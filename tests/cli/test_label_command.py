@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from nearveil.ledger import Ledger
-from nearveil.votes import label_data, labelling
+from nearveil.votes import PrivateKNeighborsClassifier, label_data, labelling
 from tests.cli.labelling import HIDDEN, RARE, Plain, fine, refused, rows_of, run, small, write_png
 
 ONE = ("--epsilon", "1")
@@ -62,6 +62,21 @@ def test_given_classes_are_said_to_be_no_leak(private: Path, public: Path, here:
     assert rows_of()[1:] == [["0", RARE], ["1", "plain"], ["2", RARE]]
     fine(private, public, *ONE, "--classes", f"plain, {RARE}", "--force")
     assert rows_of()[1:] == [["0", RARE], ["1", "plain"], ["2", RARE]]
+
+
+def test_noise_alone_is_not_paid_for(here: Path, account: Callable[[], float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labelling, "PrivateKNeighborsClassifier", PrivateKNeighborsClassifier)
+    few = small(here / "few.npz", X=np.repeat([[1.0, 0.1], [-1.0, 0.1]], 20, axis=0), y=np.repeat([RARE, "plain"], 20))
+    many = small(here / "many.npz", X=np.repeat([[1.0, 0.0]], 200, axis=0))
+    text = refused(few, many, *ONE, *PAID)
+    assert "--epsilon: only noise is to be expected, and nothing was paid" in text
+    assert "fewer rows (--max-answered)" in text
+    assert "--insist asks all the same" in text
+    assert " 20 " not in text  # how many records there are is private
+    assert account() == 0
+    found = json.loads(fine(few, many, *ONE, *PAID, "--insist", "--json"))
+    assert found["answered"] + found["declined"] == 200
+    assert account() > 0
 
 
 def test_no_more_than_asked_for_are_answered(private: Path, here: Path) -> None:

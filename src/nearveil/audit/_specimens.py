@@ -245,8 +245,7 @@ class _Careless(PrivateKNeighborsClassifier):
 
     def _decide(self, votes: NDArray[np.float64], answers: Answers) -> Answers:
         """Return answers with other votes and the labels that follow from them."""
-        labels = np.where(answers.answered, self.classes_[np.argmax(np.nan_to_num(votes), axis=1)], self._poll.abstain_label)
-        return Answers(labels, answers.answered, votes)
+        return Answers(self._poll.labels(np.nan_to_num(votes), answers.answered), answers.answered, votes)
 
     @property
     def _coins(self) -> Source:

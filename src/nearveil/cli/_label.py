@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from nearveil.votes.labelling import LabelReport
 
 _NO_ACCOUNT = "No account was charged: --account NAME keeps count of what is spent."
-_OPTIONS = {name: f"--{name}" for name in ("classes", "features", "out", "force", "account", "epsilon")}
+_OPTIONS = {name: f"--{name}" for name in ("classes", "features", "out", "force", "account", "epsilon", "insist")}
+_OPTIONS["max_answered"] = "--max-answered"
 
 
 def label(
@@ -61,6 +62,7 @@ def label(
             "person has one row."
         ),
     ] = "record",
+    insist: Annotated[bool, typer.Option("--insist", help="Ask also where noise alone is to be expected.")] = False,
     witness: Witness = None,
     as_json: Json = False,
 ) -> None:
@@ -100,6 +102,7 @@ def label(
                 force=force,
                 unit=unit,
                 account=payer,
+                insist=insist,
                 progress=bars,
                 warn=lambda text: print_lines(text, stderr=True),
             )

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import os
 import secrets
 import warnings
@@ -11,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nearveil.ledger import Account
 from nearveil.privacy import Guarantee
 from nearveil.votes._classifier import PrivateKNeighborsClassifier
 from nearveil.votes.label_data import ImageFeatures, LabelTask, Progress, Tick, prepare_labelling
+from nearveil.votes.plan import VotePlan
 from nearveil.votes.spending import ExhaustedError
 
 _AT_ONCE = 1024  # queries: what was answered is kept if the rest fails
@@ -66,6 +69,7 @@ def label_file(
     force: bool = False,
     unit: str = "record",
     account: Account | None = None,
+    insist: bool = False,
     progress: Progress | None = None,
     warn: Callable[[str], object] = warnings.warn,
 ) -> LabelReport:
@@ -99,6 +103,8 @@ def label_file(
         What one private row is.
     account : Account, optional
         Who pays.
+    insist : bool
+        Whether to ask also where the classes have too few records for more than noise.
     progress : callable, optional
         ``progress(text, total)`` returns a function that is called with the number of rows done.
     warn : callable
@@ -127,6 +133,8 @@ def label_file(
         unit=unit,
         account=account,
     ).fit(task.records, task.codes)
+    if not insist:
+        _check_agreement(model.plan_, task.codes)
     _check_budget(account, model.guarantee)
     longest = max(task.classes, key=lambda name: len(encode_text(name)))
     with reserve_file(target, make_table(task.heading, task.names, [longest] * task.rows), force=force) as file:
@@ -140,6 +148,18 @@ def _check_target(out: Path, inputs: tuple[Path, Path], *, force: bool) -> None:
     where = out.resolve()
     if any(where.is_relative_to(one.resolve()) for one in inputs):
         raise ValueError("out: it lies where PRIVATE or PUBLIC is; give another path")
+
+
+def _check_agreement(plan: VotePlan, codes: NDArray[np.int64]) -> None:
+    """Raise where noise alone is to be expected. Only the owner may read that: it depends on the records."""
+    needed = math.ceil(plan.n_neighbors / 2 if plan.threshold is None else plan.threshold)
+    if np.bincount(codes).max() < needed:
+        raise ValueError(
+            f"epsilon: only noise is to be expected, and nothing was paid. {plan.n_neighbors:,} records vote on a row, "
+            f"so that their votes stand out from noise of {plan.vote_noise:.0f} on each count, and a label needs "
+            f"{needed:,} of them. No class has so many records, so nearly every row would be declined. "
+            "What helps: a larger epsilon, fewer rows (`max_answered`), more records. `insist` asks all the same"
+        )
 
 
 def _check_budget(payer: Account | None, guarantee: Guarantee) -> None:
