@@ -149,8 +149,8 @@ def questions(place: str) -> tuple[list[bytes], bytes, int]:
     from nearveil.gallery import Index
     from nearveil.mechanisms import Message
     from nearveil.protocol import ServerProtocol
+    from nearveil.protocol.client import Query
     from nearveil.protocol.server import serve_maps
-    from nearveil.protocol.wire import Query
 
     with Index.open(place) as index:
         published = index.current().published

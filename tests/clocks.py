@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nearveil.service.client.session import Clock
+from nearveil.service.client.questions import Clock
 
 
 @dataclass
@@ -74,7 +74,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     from nearveil.ledger import Account
     from nearveil.mechanisms import PublicMap
     from nearveil.protocol import client as ranking
-    from nearveil.service.client import images, session, transport
+    from nearveil.service.client import questions, transport
 
     seen = Watched()
 
@@ -98,9 +98,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
             seen.heard.append((request.what, seen.clock.time))
 
     monkeypatch.setattr(transport.HttpTransport, "send", seen_send)
-    monkeypatch.setattr(session, "Clock", lambda: seen.clock)
-    slow(images, "load_image", "decoding")
-    slow(images.FeatureMaker, "_extractor", "extracting")  # which only pixels need
+    monkeypatch.setattr(questions, "Clock", lambda: seen.clock)
+    slow(questions, "load_image", "decoding")
+    slow(questions.FeatureMaker, "_extractor", "extracting")  # which only pixels need
     slow(Account, "spend", "paying")
     slow(PublicMap, "choose", "choosing")
     slow(ranking, "rank_candidates", "ranking")

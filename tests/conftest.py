@@ -21,7 +21,7 @@ def convert(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
 def same_nonces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw the same nonces for every question: then whatever differs on the wire was not drawn."""
     same = SimpleNamespace(token_hex=lambda count: "5a" * count)
-    monkeypatch.setattr("nearveil.ledger._spending.secrets", same)
+    monkeypatch.setattr("nearveil.ledger.account.secrets", same)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,11 +15,10 @@ from nearveil.audit._specimens import HeapMap, hasty_client, hasty_question, hea
 from nearveil.audit.attacks import _hostile_server
 from nearveil.audit.attacks._clock import TimedQuestion, ask_through_client, make_clock_experiment, make_hostile_parts
 from nearveil.mechanisms import PublicMap
-from nearveil.mechanisms.covers.channel import NEIGHBORS
+from nearveil.mechanisms.covers.covers import NEIGHBORS
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.protocol.client import question_period
-from nearveil.protocol.wire import PublicPart
-from nearveil.service.client import session
+from nearveil.protocol.client import PublicPart, question_period
+from nearveil.service.client import questions
 from tests.audit.mechanisms import SURE
 from tests.clocks import SetClock
 
@@ -74,7 +73,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
 
     slow(PublicMap)
     slow(HeapMap)
-    monkeypatch.setattr(session, "Clock", lambda: found)
+    monkeypatch.setattr(questions, "Clock", lambda: found)
     monkeypatch.setattr(_hostile_server, "perf_counter", found.now)
     return found
 

@@ -16,7 +16,7 @@ from nearveil.features import HogColor, load_image
 from nearveil.gallery import Index, Item
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Covers
-from nearveil.protocol.wire import PublicRequest, Query, Refusal, RefusalCode, decode_frame
+from nearveil.protocol.client import PublicRequest, Query, Refusal, RefusalCode, decode_frame
 from nearveil.service.server.galleries import OpenGallery
 from tests.cli.galleries import COUNT, colour, fine, gallery, picture, refused, told
 

@@ -20,7 +20,7 @@ import uvicorn
 from nearveil.gallery import Index
 from nearveil.ledger import Ledger
 from nearveil.service import Client, OpenGallery, Settings, TokenStore, create_app
-from nearveil.service.client.session import EXTRACTION_PERIOD
+from nearveil.service.client.questions import EXTRACTION_PERIOD
 from nearveil.service.client.transport import Patience
 from nearveil.service.server.errors import UnavailableError
 from tests.cli.galleries import colour, fine, gallery, picture, refused, run, told

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from nearveil.features import HogColor
 from nearveil.gallery import _directory as _index_matrix
 from nearveil.gallery import index as _index
-from nearveil.gallery._tables import Head, bindings, checksum
 from nearveil.gallery.errors import (
     DamagedIndexError,
     IndexStoreError,
@@ -25,8 +24,8 @@ from nearveil.gallery.errors import (
     UnknownItemError,
 )
 from nearveil.gallery.index import Index
-from nearveil.gallery.items import Item
-from nearveil.gallery.published import Published
+from nearveil.gallery.items import Head, Item, bindings, checksum
+from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import Covers
 from nearveil.protocol.server import serve_maps
 

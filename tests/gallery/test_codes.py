@@ -6,10 +6,10 @@ import pytest
 from numpy.typing import NDArray
 
 from nearveil.frames import Kind, WireError, frame
-from nearveil.gallery.answers import Answer
-from nearveil.gallery.codes import (
+from nearveil.gallery.answers import (
     CANDIDATE_BYTES,
     ID_BYTES,
+    Answer,
     Codes,
     ProductCodes,
     ScalarCodes,

@@ -16,14 +16,13 @@ from nearveil.gallery import _directory as _index_directory
 from nearveil.gallery import _directory as _index_matrix
 from nearveil.gallery import _postgres as _index_postgres
 from nearveil.gallery import index as _index
-from nearveil.gallery._tables import Head
 from nearveil.gallery.errors import (
     DamagedIndexError,
     IndexStoreError,
     NotAnIndexError,
 )
 from nearveil.gallery.index import Index
-from nearveil.gallery.items import Item, Snapshot
+from nearveil.gallery.items import Head, Item, Snapshot
 from nearveil.storage import describe_url
 
 from ..ledger.postgres import Postgres

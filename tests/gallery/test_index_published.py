@@ -10,18 +10,16 @@ from numpy.typing import NDArray
 
 from nearveil.frames import Limits
 from nearveil.gallery import publishing as _index_shelf
-from nearveil.gallery.answers import Answer, Extras
-from nearveil.gallery.codes import ProductCodes, ScalarCodes, WholeCodes
+from nearveil.gallery.answers import Answer, Extras, ProductCodes, ScalarCodes, WholeCodes
 from nearveil.gallery.errors import DamagedIndexError, MapChangedError, NotPublishedError, StaleMapError
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import Item
-from nearveil.gallery.published import Published
+from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.protocol import server as _server
-from nearveil.protocol.client import ClientProtocol
+from nearveil.protocol.client import ClientProtocol, MapChanged, Query, Refusal, RefusalCode, decode_frame
 from nearveil.protocol.server import ServerProtocol, serve_maps
-from nearveil.protocol.wire import MapChanged, Query, Refusal, RefusalCode, decode_frame
 
 from ..protocol.wiring import Purse
 from .index_places import (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nearveil.gallery import publishing as _index_publishing
 from nearveil.gallery.errors import IndexStoreError, StaleMapError
 from nearveil.gallery.index import Index
-from nearveil.gallery.published import Published
+from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import Message
 from nearveil.search.retriever import select_first
 from nearveil.storage import FileWatch

@@ -10,7 +10,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 from nearveil.ledger import Account, AccountError, Ledger, OverBudgetError
-from nearveil.ledger._spending import LedgerDatabase
+from nearveil.ledger.account import LedgerDatabase
 from nearveil.ledger.errors import CorruptLedgerError
 from nearveil.privacy.events import PureDp
 

@@ -24,8 +24,8 @@ from nearveil.ledger import (
     LedgerUnavailableError,
     OverBudgetError,
 )
-from nearveil.ledger._spending import LedgerDatabase
 from nearveil.ledger._store import Witness
+from nearveil.ledger.account import LedgerDatabase
 from nearveil.privacy.events import PureDp
 
 from .conftest import ABOUT

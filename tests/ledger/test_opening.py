@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from dp_accounting import GaussianDpEvent
 
 from nearveil.ledger import Account, Ledger, LedgerError
-from nearveil.ledger._spending import explain_error
+from nearveil.ledger.account import explain_error
 from nearveil.ledger.errors import CorruptLedgerError, LedgerFullError
 from nearveil.privacy.events import NoisyScreening, PureDp
 from nearveil.storage import describe_url, parse_url

@@ -9,8 +9,7 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.exceptions import NotFittedError
 
 from nearveil.mechanisms import Cells, Message, Release
-from nearveil.mechanisms.covers.covers import assign_balanced
-from nearveil.mechanisms.covers.map import MapError
+from nearveil.mechanisms.covers.covers import MapError, assign_balanced
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Contract, Floats
 

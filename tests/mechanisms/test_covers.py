@@ -7,7 +7,7 @@ from sklearn.exceptions import NotFittedError
 
 from nearveil.mechanisms import Cells, Covers, Message, MessageError, PublicMap, Release, default
 from nearveil.mechanisms.covers import learning
-from nearveil.mechanisms.covers.map import MapError
+from nearveil.mechanisms.covers.covers import MapError
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Floats
 from tests.mechanisms.test_cells import MappedContract

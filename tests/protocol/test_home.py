@@ -8,10 +8,10 @@ import pytest
 
 from nearveil.frames import WireError, Writer, frame
 from nearveil.gallery.items import Snapshot
-from nearveil.gallery.published import Published
+from nearveil.gallery.publishing import Published
+from nearveil.protocol.client import PublicPart
 from nearveil.protocol.home import CodesGroup, CodesManifest, CodesSource, HomeCopy, HomeError
 from nearveil.protocol.server import ServedMap
-from nearveil.protocol.wire import PublicPart
 
 WIDE = 1 << 14  # ids of a group
 

@@ -15,16 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from nearveil.frames import Kind, WireError, frame, unframe
-from nearveil.gallery.answers import Answer
-from nearveil.gallery.codes import ProductCodes, ScalarCodes, make_codes
+from nearveil.gallery.answers import Answer, ProductCodes, ScalarCodes, make_codes
 from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.mechanisms import Message
-from nearveil.mechanisms.covers.channel import RandomizedResponse
-from nearveil.mechanisms.covers.map import MapError
+from nearveil.mechanisms.covers.covers import MapError, RandomizedResponse
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.protocol.client import ClientProtocol
+from nearveil.protocol.client import ClientProtocol, ProtocolError, PublicPart, PublicRequest, Query, decode_frame
 from nearveil.protocol.server import ServerProtocol
-from nearveil.protocol.wire import ProtocolError, PublicPart, PublicRequest, Query, decode_frame
 from tests.mechanisms.conformance import Floats, shown_epsilon
 from tests.protocol.wiring import DIMENSION, EPSILON, GALLERY, PUBLIC, QUERIES, Purse, crafted, part, published, ready
 

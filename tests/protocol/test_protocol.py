@@ -17,9 +17,8 @@ from nearveil.gallery.answers import EXTRAS, Answer, Extras
 from nearveil.ledger import KeySpentError, Ledger, OverBudgetError
 from nearveil.mechanisms import Covers, Message
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.protocol.client import ClientProtocol
-from nearveil.protocol.server import ServerProtocol, _refusal
-from nearveil.protocol.wire import (
+from nearveil.protocol.client import (
+    ClientProtocol,
     MapChanged,
     OutdatedMapError,
     ProtocolError,
@@ -30,6 +29,7 @@ from nearveil.protocol.wire import (
     RefusedError,
     decode_frame,
 )
+from nearveil.protocol.server import ServerProtocol, _refusal
 from tests.protocol.wiring import (
     DIMENSION,
     EPSILON,

@@ -21,10 +21,9 @@ from nearveil.frames import (
     unframe,
 )
 from nearveil.gallery import answers as _answer
-from nearveil.gallery.answers import Answer
-from nearveil.gallery.codes import WholeCodes, codes_from_bytes
+from nearveil.gallery.answers import Answer, WholeCodes, codes_from_bytes
 from nearveil.mechanisms import Message, MessageError, PublicMap
-from nearveil.protocol.wire import (
+from nearveil.protocol.client import (
     MapChanged,
     PublicPart,
     PublicRequest,

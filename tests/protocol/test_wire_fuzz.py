@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearveil.frames import Kind, Limits, WireError, frame, unframe
-from nearveil.gallery.answers import Answer
-from nearveil.gallery.codes import codes_from_bytes, codes_to_bytes, make_codes
+from nearveil.gallery.answers import Answer, codes_from_bytes, codes_to_bytes, make_codes
 from nearveil.mechanisms import Message
-from nearveil.protocol.client import ClientProtocol
-from nearveil.protocol.server import ServerProtocol
-from nearveil.protocol.wire import (
+from nearveil.protocol.client import (
+    ClientProtocol,
     MapChanged,
     OutdatedMapError,
     ProtocolError,
@@ -25,6 +23,7 @@ from nearveil.protocol.wire import (
     Refusal,
     decode_frame,
 )
+from nearveil.protocol.server import ServerProtocol
 from tests.protocol.test_wire import ALL, spoken
 from tests.protocol.wiring import QUERIES, Purse, published, ready
 

@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.gallery.answers import Extras
-from nearveil.gallery.codes import make_codes
-from nearveil.gallery.published import Published
+from nearveil.gallery.answers import Extras, make_codes
+from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import Covers, PublicMap
 from nearveil.mechanisms.base import candidate_count
 from nearveil.privacy import Guarantee
-from nearveil.protocol.client import ClientProtocol
+from nearveil.protocol.client import ClientProtocol, PublicPart
 from nearveil.protocol.server import ServedMap
-from nearveil.protocol.wire import PublicPart
 from tests.search.standins import clustered
 
 DIMENSION, EPSILON, FRACTION = 6, 2.0, 0.2

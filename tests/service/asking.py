@@ -21,7 +21,7 @@ import httpx
 from nearveil.gallery import Index, Item
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy.noise import Source, unsafe_seeded
-from nearveil.protocol.wire import PublicPart, decode_frame
+from nearveil.protocol.client import PublicPart, decode_frame
 from nearveil.service import Client
 from nearveil.service.schema import FRAME
 from nearveil.service.server.app import create_app

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from nearveil.gallery import Index, Item
 from nearveil.gallery.answers import Answer, Extras
 from nearveil.mechanisms import Message
-from nearveil.protocol.wire import Query
+from nearveil.protocol.client import Query
 from nearveil.service import OpenGallery, Settings, TokenStore, create_app
 from nearveil.service.schema import FRAME, KEY_HEADER
 

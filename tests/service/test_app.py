@@ -13,7 +13,7 @@ import pytest
 from nearveil.gallery import Index, IndexStoreError
 from nearveil.gallery.answers import Answer
 from nearveil.mechanisms import Message
-from nearveil.protocol.wire import MapChanged, PublicPart, PublicRequest, Query, Refusal, RefusalCode, decode_frame
+from nearveil.protocol.client import MapChanged, PublicPart, PublicRequest, Query, Refusal, RefusalCode, decode_frame
 from nearveil.service import TokenStore
 from nearveil.service.schema import FRAME, KEY_HEADER, Galleries
 from nearveil.service.server.requests import RequestContext

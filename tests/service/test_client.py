@@ -19,7 +19,7 @@ from nearveil.mechanisms import Message
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.protocol import ClientProtocol
-from nearveil.protocol.wire import MapChanged, Query, Refusal, RefusalCode, decode_frame
+from nearveil.protocol.client import MapChanged, Query, Refusal, RefusalCode, decode_frame
 from nearveil.service import Client
 from nearveil.service.client.errors import (
     DeclinedError,
@@ -28,8 +28,7 @@ from nearveil.service.client.errors import (
     UnansweredError,
     UnreachableError,
 )
-from nearveil.service.client.questions import USUAL
-from nearveil.service.client.session import Clock
+from nearveil.service.client.questions import USUAL, Clock
 from nearveil.service.server.galleries import OpenGallery
 from tests.service.asking import (
     CANDIDATES,
@@ -506,7 +505,7 @@ def test_a_gallery_with_other_features_than_it_was_listed_with(made: Path, tmp_p
     with scene(place, tmp_path) as moving:
         client, wire = moving.client()
         listed = client.galleries()[0]
-        client._client._session._infos = (listed.model_copy(update={"fingerprint": "another"}),)
+        client._client._session._listed = (listed.model_copy(update={"fingerprint": "another"}),)
         with pytest.raises(ReplyError, match="other features than when it was listed: ask again"):
             client.nearest(PRIVATE)
         assert moving.paid == 0
@@ -581,7 +580,7 @@ def test_all_forms_of_an_image_are_one_image(tmp_path: Path) -> None:
     pillow = pytest.importorskip("PIL.Image")
     pytest.importorskip("skimage")
     from nearveil.features import HogColor
-    from nearveil.service.client.images import FeatureMaker
+    from nearveil.service.client.questions import FeatureMaker
     from nearveil.service.schema import GalleryInfo
 
     pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)

@@ -17,7 +17,7 @@ from nearveil.ledger import Debit, Ledger, OverBudgetError
 from nearveil.privacy import Guarantee
 from nearveil.protocol import client as _client
 from nearveil.service import AsyncClient, Client
-from nearveil.service.client import images
+from nearveil.service.client import questions
 from nearveil.service.client.errors import QuestionError, UnansweredError
 from nearveil.service.client.transport import Request, Response
 from tests.service.asking import (
@@ -105,7 +105,7 @@ def test_features_debits_and_rankings_are_made_in_threads(
         return running
 
     monkeypatch.setattr(_client, "rank_candidates", watched("ranking", _client.rank_candidates))
-    monkeypatch.setattr(images, "_decode", watched("feature", images._decode))
+    monkeypatch.setattr(questions, "_decode", watched("feature", questions._decode))
 
     async def ask() -> None:
         for where, token, wire in ((URL, here.server.token, here.server.wire()), (made, None, None)):

@@ -16,7 +16,7 @@ import pytest
 
 from nearveil.service import AsyncClient, Client, QuestionError, ReplyError
 from nearveil.service.client.errors import DeclinedError
-from nearveil.service.client.session import CHECK_AGAIN
+from nearveil.service.client.questions import CHECK_AGAIN
 from nearveil.service.schema import MOST_MODEL
 from nearveil.service.server.protected import ProtectedGallery
 from nearveil.votes import PublicDiscriminant

@@ -14,13 +14,12 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from nearveil.gallery.codes import WholeCodes
+from nearveil.gallery.answers import WholeCodes
 from nearveil.mechanisms import PublicMap
 from nearveil.protocol.client import choice_period, question_period
 from nearveil.service import AsyncClient, Client
 from nearveil.service.client.errors import QuestionError, UnansweredError
-from nearveil.service.client.questions import CLASSIFYING_PERIOD
-from nearveil.service.client.session import EXTRACTION_PERIOD, slot_end
+from nearveil.service.client.questions import CLASSIFYING_PERIOD, EXTRACTION_PERIOD, slot_end
 from tests.clocks import Watched, watched
 from tests.service.asking import QUERIES, URL, Scene, framed, is_post, make_index, public_of, scene, seeded
 from tests.service.protected import make, published, rows
@@ -123,7 +122,7 @@ def test_images_are_features_before_the_first_request(
     here: Scene, watched: Watched, given: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toy: Any = Toy()
-    monkeypatch.setattr("nearveil.service.client.images.find_extractor", lambda _: toy)
+    monkeypatch.setattr("nearveil.service.client.questions.find_extractor", lambda _: toy)
     seen = set()
     for number, work in enumerate(WORK):
         watched.work(decoding=work, extracting=work)
@@ -149,7 +148,7 @@ def test_features_that_cannot_be_compared_are_refused_before_the_first_request(
     bad = [np.full(8, 2e6), np.full(8, np.nan), np.r_[np.zeros(7), -np.inf], np.full(8, np.inf, np.float16)]
     toy: Any = Toy()
     toy.extract = lambda pixels: [[*bad, QUERIES[0]][image[0, 0, 0]] for image in pixels]
-    monkeypatch.setattr("nearveil.service.client.images.find_extractor", lambda _: toy)
+    monkeypatch.setattr("nearveil.service.client.questions.find_extractor", lambda _: toy)
     client, wire = here.client(extractor=toy if made_by == "given extractor" else None)
     if made_by == "extractor of a listed gallery":
         client.galleries()
@@ -173,7 +172,7 @@ def test_features_need_no_slot_before_the_first_request(here: Scene, watched: Wa
 
 def test_event_loops_keep_the_same_time(here: Scene, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     toy: Any = Toy()
-    monkeypatch.setattr("nearveil.service.client.images.find_extractor", lambda _: toy)
+    monkeypatch.setattr("nearveil.service.client.questions.find_extractor", lambda _: toy)
 
     async def asked(image: Any) -> tuple[tuple[str, float], ...]:
         async with AsyncClient(URL, here.server.token, account=here.account, transport=here.server.wire()) as client:
@@ -201,7 +200,7 @@ def test_a_class_is_returned_when_a_slot_ends(
             return rows(3, 7)[0][[int(image[0, 0, 0]) % 3 for image in pixels]]
 
     toy: Any = Small()
-    monkeypatch.setattr("nearveil.service.client.images.find_extractor", lambda _: toy)
+    monkeypatch.setattr("nearveil.service.client.questions.find_extractor", lambda _: toy)
     published(make(tmp_path / "made")).close()
     with protected(tmp_path / "made", tmp_path / "here") as here:
         client, _ = here.client()

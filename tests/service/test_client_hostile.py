@@ -18,10 +18,9 @@ import pytest
 from nearveil import frames as _wire
 from nearveil.frames import Kind, frame
 from nearveil.gallery import answers as _answer
-from nearveil.gallery import codes as _wire_codes
 from nearveil.gallery.answers import Answer
-from nearveil.mechanisms.covers import map as _map
-from nearveil.protocol.wire import MapChanged, PublicRequest, Refusal, RefusalCode
+from nearveil.mechanisms.covers import covers as _map
+from nearveil.protocol.client import MapChanged, PublicRequest, Refusal, RefusalCode
 from nearveil.service import AsyncClient, Client, schema
 from nearveil.service.client.errors import ReplyError, UnansweredError, UnreachableError
 from nearveil.service.client.transport import Request
@@ -359,8 +358,8 @@ def test_the_documented_caps_are_those_of_the_code() -> None:
         "prototypes of a map": _map.MOST_PROTOTYPES,
         "sets of a map": _map.MOST_SETS,
         "items of a gallery": _map.MOST_ITEMS,
-        "columns of a table of codes": _wire_codes.MOST_COLUMNS,
-        "dimensions for a byte of a product code": _wire_codes._MOST_DIMENSIONS,
+        "columns of a table of codes": _answer.MOST_COLUMNS,
+        "dimensions for a byte of a product code": _answer._MOST_DIMENSIONS,
         "classes of a model": public_discriminant.MOST_CLASSES,
         "bytes of the list": Request("galleries").most,
         "bytes of a model": schema.MOST_MODEL,

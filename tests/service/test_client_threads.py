@@ -23,8 +23,7 @@ from nearveil.ledger import Debit
 from nearveil.privacy import Guarantee
 from nearveil.service import Client
 from nearveil.service.client.errors import QuestionError
-from nearveil.service.client.local import LocalTransport
-from nearveil.service.client.transport import Request, Response
+from nearveil.service.client.transport import LocalTransport, Request, Response
 from tests.service.asking import QUERIES, Scene, make_index, new_account, scene
 
 PRIVATE = QUERIES[0]
@@ -394,7 +393,7 @@ import contextlib, sys, threading, time
 import numpy as np
 from nearveil import Client
 from nearveil.ledger import Account
-from nearveil.service.client.local import LocalTransport
+from nearveil.service.client.transport import LocalTransport
 
 place, ledger, when = sys.argv[1:]
 begun = threading.Event()

@@ -20,8 +20,7 @@ import numpy as np
 import pytest
 
 from nearveil.ledger import Ledger
-from nearveil.protocol.client import ClientProtocol
-from nearveil.protocol.wire import Query, decode_frame
+from nearveil.protocol.client import ClientProtocol, Query, decode_frame
 from nearveil.service import AsyncClient, Client
 from nearveil.service.client.errors import QuestionError, ReplyError, UnansweredError, UnreachableError
 from nearveil.service.client.transport import Patience, ServerAddress

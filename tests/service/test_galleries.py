@@ -11,8 +11,8 @@ import pytest
 from nearveil.gallery import Index
 from nearveil.gallery.answers import Answer
 from nearveil.mechanisms import Message
+from nearveil.protocol.client import MapChanged, PublicPart, Query, Refusal, RefusalCode, decode_frame
 from nearveil.protocol.server import ServedMap
-from nearveil.protocol.wire import MapChanged, PublicPart, Query, Refusal, RefusalCode, decode_frame
 from nearveil.service import OpenGallery
 from nearveil.service.server import galleries
 from nearveil.service.server.errors import NotOfferedError, UnavailableError, UnknownError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nearveil.service.schema import FRAME, KEY_HEADER
-from nearveil.service.server import logs, middleware, requests
+from nearveil.service.server import logs, requests
 from nearveil.service.server.errors import BusyError, LengthError, RateError, SlowError, TooLargeError
 from nearveil.service.server.galleries import ByteCache
 from nearveil.service.server.limits import Buckets, Workers, read_body
@@ -73,8 +73,8 @@ def test_buckets_are_forgotten_beyond_a_number() -> None:
 
 
 def test_those_without_a_good_token_may_not_ask_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "STRANGERS", (1.0, 5, 10))
-    monkeypatch.setattr(middleware, "STRANGERS_WAIT", 0.0)
+    monkeypatch.setattr(requests, "STRANGERS", (1.0, 5, 10))
+    monkeypatch.setattr(requests, "STRANGERS_WAIT", 0.0)
     monkeypatch.setattr(logs, "_STRANGERS", (1.0, 7))
     with serving(tmp_path) as server:
         bad = "nv_" + "0" * 16 + "_" + "a" * 43

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from nearveil.service.schema import FRAME, KEY_HEADER
-from nearveil.service.server import middleware
+from nearveil.service.server import requests
 
 from ..gallery.index_places import one_thread
 from .serving import Server, serving
@@ -47,7 +47,7 @@ def as_frame(_: object, value: object) -> bytes:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(middleware, "STRANGERS", (6e4, 10_000, 4096))  # a guest with no token is told more than "slower"
+        patch.setattr(requests, "STRANGERS", (6e4, 10_000, 4096))  # a guest with no token is told more than "slower"
         with serving(tmp_path_factory.mktemp("schema"), rate=None) as found:
             yield found
 

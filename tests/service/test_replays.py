@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from nearveil.service.server import replays
+from nearveil.service.server import limits
 from nearveil.service.server.errors import ReplayedError, UnavailableError
-from nearveil.service.server.limits import Workers
-from nearveil.service.server.replays import Replays, ReplayStore
+from nearveil.service.server.limits import Replays, ReplayStore, Use, Workers
 
 from ..gallery.index_places import index_server, index_url
 
@@ -80,9 +79,9 @@ def test_a_table_that_does_not_answer_lets_nobody_pass(tmp_path: Path) -> None:
 
 
 def test_old_keys_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replays, "_KEPT", -100.0)
-    store, use = ReplayStore(str(tmp_path / "tokens.db"), 5.0), replays.Use.of("a", "ann", "birds", b"1")
+    monkeypatch.setattr(limits, "_KEPT", -100.0)
+    store, use = ReplayStore(str(tmp_path / "tokens.db"), 5.0), Use.of("a", "ann", "birds", b"1")
     assert store.use([use]) == [use.what]
-    other = replays.Use.of("a", "ann", "birds", b"2")
+    other = Use.of("a", "ann", "birds", b"2")
     assert store.use([other]) == [other.what]
     store.close()

@@ -16,7 +16,7 @@ import pytest
 from nearveil.ledger import Ledger
 from nearveil.service import Client, TokenStore
 from nearveil.service.schema import FRAME, KEY_HEADER
-from nearveil.service.server.replays import ReplayStore
+from nearveil.service.server.limits import ReplayStore
 
 from ..gallery.index_places import index_server, index_url, unit_rows
 from .serving import EPSILON, index_of

@@ -12,7 +12,7 @@ from nearveil.gallery import Index
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Message
 from nearveil.privacy.events import PureDp
-from nearveil.protocol.wire import decode_frame
+from nearveil.protocol.client import decode_frame
 from nearveil.service import TokenStore
 from tests.ledger.stating import stated
 from tests.protocol.test_wire import ALL, spoken

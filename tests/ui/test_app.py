@@ -24,7 +24,7 @@ from nearveil.gallery import Index, Item
 from nearveil.ledger import LedgerError
 from nearveil.mechanisms import Message
 from nearveil.service import OpenGallery
-from nearveil.service.client.session import EXTRACTION_PERIOD
+from nearveil.service.client.questions import EXTRACTION_PERIOD
 from nearveil.ui import _app
 from nearveil.ui._app import bind_port, make_config, read_assets
 from nearveil.ui._door import PAGE_HEADER, POLICY
@@ -533,7 +533,7 @@ def test_what_a_server_does_wrong_is_said_in_words(
 
 
 def test_a_map_that_changes_is_said_in_words(made: Path, tmp_path: Path) -> None:
-    from nearveil.protocol.wire import MapChanged
+    from nearveil.protocol.client import MapChanged
 
     gallery, server = served(made, tmp_path)
 

@@ -8,8 +8,8 @@ import pytest
 from nearveil.features.extractor import unit_rows
 from nearveil.gallery import Index, Item
 from nearveil.mechanisms import Covers, PublicMap
-from nearveil.mechanisms.covers.channel import RandomizedResponse
-from nearveil.protocol.wire import PublicPart
+from nearveil.mechanisms.covers.covers import RandomizedResponse
+from nearveil.protocol.client import PublicPart
 from nearveil.search.ceiling import popular_floor
 from nearveil.search.evaluation import count_popularity, true_neighbors
 from nearveil.search.outlook import K, Outlook, find_share, make_outlook, project_rows, unit_prototypes

@@ -25,7 +25,7 @@ from nearveil.audit.attacks._clock import (
 )
 from nearveil.audit.attacks._wire import Send, ask_question, make_wire_experiment
 from nearveil.mechanisms import OME, Cells, Message, PrivateMail, PublicMap
-from nearveil.mechanisms.covers.channel import DECAY, NEIGHBORS
+from nearveil.mechanisms.covers.covers import DECAY, NEIGHBORS
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.events import NoisyScreening, VoteHistogram
@@ -36,7 +36,7 @@ from nearveil.privacy.noise import (
     secure_source,
 )
 from nearveil.privacy.noise.calibration import classical_gaussian_scale
-from nearveil.protocol.wire import PublicPart
+from nearveil.protocol.client import PublicPart
 from nearveil.votes import Answers, PrivateDiscriminant, PrivateKNeighborsClassifier
 from nearveil.votes.estimator import Progress
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from nearveil.gallery.folder import sync_folder
     from nearveil.gallery.index import Index
     from nearveil.gallery.items import Item, StoredItem
-    from nearveil.gallery.published import Published
+    from nearveil.gallery.publishing import Published
 
 __all__ = [
     "Index",
@@ -27,6 +27,6 @@ __getattr__ = import_later(
         "folder": ("sync_folder",),
         "index": ("Index",),
         "items": ("Item", "StoredItem"),
-        "published": ("Published",),
+        "publishing": ("Published",),
     },
 )

@@ -18,10 +18,23 @@ from numpy.typing import ArrayLike, NDArray
 from sqlalchemy.engine import URL
 
 from nearveil.gallery import index as _index
-from nearveil.gallery._tables import (
+from nearveil.gallery.answers import Singles
+from nearveil.gallery.errors import (
+    DamagedIndexError,
+    IndexStoreError,
+    NotAnIndexError,
+    UnknownItemError,
+    explain,
+)
+from nearveil.gallery.items import (
     FEATURE_TABLE,
     FEATURES,
+    Batch,
     Head,
+    Ids,
+    Snapshot,
+    check_ids,
+    check_k,
     count_deleted,
     decode_features,
     encode_features,
@@ -32,17 +45,7 @@ from nearveil.gallery._tables import (
     make_damaged_error,
     metadata,
 )
-from nearveil.gallery.codes import Singles
-from nearveil.gallery.errors import (
-    DamagedIndexError,
-    IndexStoreError,
-    NotAnIndexError,
-    UnknownItemError,
-    explain,
-)
-from nearveil.gallery.items import Batch, Ids, Snapshot, check_ids, check_k
-from nearveil.gallery.publishing import Stamp
-from nearveil.storage import Database, FileWatch, Mark, prepare_durable
+from nearveil.storage import Database, prepare_durable
 
 Positions = NDArray[np.int64]
 Found = tuple[Positions, Singles]
@@ -239,8 +242,6 @@ class DirectoryIndex(_index.Index):
         self._matrix, self._revision, self._next_id = _start_empty(self.dimension)
         self._lists: InvertedLists | None = None
         self._building = threading.Lock()
-        self._watch = FileWatch(Path(where) / _FILE)
-        self._stamped: tuple[Mark, Stamp] | None = None
         self._view()  # what is damaged shall be told now
 
     @classmethod
@@ -288,28 +289,6 @@ class DirectoryIndex(_index.Index):
         """Return all ids and features as they are now."""
         revision, view = self._view()
         return Snapshot(revision, *view.alive())
-
-    def stamp(self) -> Stamp:
-        """Return what stands for the state of the index now: the database is read only where its file has changed."""
-        try:
-            mark = self._watch.mark()
-        except OSError:
-            raise IndexStoreError(f"index {self._where}: its file is gone: put it back") from None
-        known = self._stamped
-        if known is not None and mark is not None and known[0] == mark:
-            return known[1]
-        if known is not None and (mark is None or known[0].opening != mark.opening):
-            self._reset()
-        stamp = self._read_stamp()
-        if mark is not None:
-            # Marked before it was read: what is committed meanwhile has another mark.
-            self._stamped = (mark, stamp)
-        return stamp
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._watch.close()
-        super().close()
 
     def _search(self, queries: Singles, k: int, *, exact: bool) -> tuple[Ids, Singles]:
         _, view = self._view()

@@ -9,10 +9,22 @@ from numpy.typing import ArrayLike, NDArray
 from sqlalchemy.engine import make_url
 
 from nearveil.gallery import index as _index
-from nearveil.gallery._tables import (
+from nearveil.gallery.answers import Singles
+from nearveil.gallery.errors import (
+    IndexStoreError,
+    NotAnIndexError,
+    UnknownItemError,
+    explain,
+)
+from nearveil.gallery.items import (
     FEATURE_TABLE,
     FEATURES,
+    Batch,
     Head,
+    Ids,
+    Snapshot,
+    check_ids,
+    check_k,
     decode_features,
     encode_features,
     encode_items,
@@ -21,14 +33,6 @@ from nearveil.gallery._tables import (
     make_damaged_error,
     metadata,
 )
-from nearveil.gallery.codes import Singles
-from nearveil.gallery.errors import (
-    IndexStoreError,
-    NotAnIndexError,
-    UnknownItemError,
-    explain,
-)
-from nearveil.gallery.items import Batch, Ids, Snapshot, check_ids, check_k
 from nearveil.storage import Database, describe_url
 
 _LOCK = 0x6E76_696E_6465_78  # "nvindex": of those who make or prepare an index, among all that lock in one server

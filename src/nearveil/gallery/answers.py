@@ -1,21 +1,433 @@
-"""What comes back: every candidate with its code and, if asked for, its image; and nothing left to ask for."""
+"""Codes of items, and answers: the ids and codes of all candidates, perhaps with names or images."""
 
+import math
 import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self, cast, get_args
+from typing import Any, ClassVar, Literal, Protocol, Self, cast, get_args
 
+import faiss
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.decomposition import PCA
+from threadpoolctl import threadpool_limits
 
 from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, Kind, Limits, WireError, frame, read_flag, unframe
-from nearveil.gallery.codes import Bytes
+from nearveil.mechanisms import Message
+from nearveil.mechanisms.base import fingerprint
+from nearveil.mechanisms.covers.covers import MOST_FEATURES
+
+Singles = NDArray[np.float32]
+Rows = NDArray[np.float32] | NDArray[np.float64]
+Bytes = NDArray[np.uint8]
+
+CANDIDATE_BYTES = 128  # of a candidate in an answer, its id included
+ID_BYTES = 4
+_FAITHFUL = 90  # dimensions up to which codes of 128 bytes lose less than 0.01 of NN-recall
+_FACTOR_BYTES = 2  # a float16
+_DIMENSIONS = 4  # kept of the projection for each byte: more gain nothing on image features, and cost table
+_ROWS = 1 << 16  # enough to learn 256 centroids from
+_SAMPLE = 4096  # items that act as queries when scores are corrected
+_NEAR = 30  # of them, nearest to each item
+_BLOCK = 4096
+
+
+class Codes(Protocol):
+    """How items are written into an answer, and how a query is compared with what was written.
+
+    `width`: Bytes of an item's code.
+    `nbytes`: Bytes of the public table that the client needs in order to read codes.
+    """
+
+    @property
+    def width(self) -> int:
+        """Bytes of an item's code."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the public table that the client needs in order to read codes."""
+        ...
+
+    def encode(self, features: Singles) -> Bytes:
+        """Return the codes, shape (n, width), of features, shape (n, d)."""
+        ...
+
+    def project(self, queries: Rows) -> Rows:
+        """Return queries in the space of decoded rows."""
+        ...
+
+    def decode(self, codes: Bytes) -> Singles:
+        """Return the rows that codes stand for: their products with projected queries are the scores."""
+        ...
+
+    def scores(self, queries: Rows, codes: Bytes) -> Singles:
+        """Return the scores, shape (q, n), of n codes for full features of queries, shape (q, d)."""
+        ...
+
+
+class _LinearCodes:
+    """Codes whose scores are inner products."""
+
+    def project(self, queries: Rows) -> Rows:
+        """Return queries in the space of decoded rows."""
+        raise NotImplementedError
+
+    def decode(self, codes: Bytes) -> Singles:
+        """Return the rows that codes stand for."""
+        raise NotImplementedError
+
+    def scores(self, queries: Rows, codes: Bytes) -> Singles:
+        """Return approximate inner products of full queries with the items."""
+        return np.asarray(self.project(queries) @ self.decode(codes).T, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class WholeCodes(_LinearCodes):
+    """Features as they are, in 16 bits a number: no loss, and no economy."""
+
+    form: ClassVar[str] = "codes-whole"
+
+    dimension: int
+    nbytes: int = 0
+
+    @property
+    def width(self) -> int:
+        """Bytes of an item's code."""
+        return 2 * self.dimension
+
+    def encode(self, features: Singles) -> Bytes:
+        """Return the features in 16 bits."""
+        return np.ascontiguousarray(features, dtype="<f2").view(np.uint8)
+
+    def project(self, queries: Rows) -> Rows:
+        """Return queries as they are."""
+        return queries
+
+    def decode(self, codes: Bytes) -> Singles:
+        """Return the features."""
+        return np.ascontiguousarray(codes).view("<f2").astype(np.float32)
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the public table."""
+        return {"dimension": np.array(self.dimension, dtype="<i8")}
+
+    @classmethod
+    def from_message(cls, table: Message) -> Self:
+        """Read a public table; nothing in it is trusted."""
+        dimension = int(_get_array(table, "dimension", "<i8", 0))
+        if not 1 <= dimension <= MOST_FEATURES:
+            raise WireError(f"the table of codes must be of 1 to {MOST_FEATURES} dimensions")
+        return cls(dimension)
+
+
+@dataclass(frozen=True)
+class ScalarCodes(_LinearCodes):
+    """Every dimension by itself, in two bytes or one: for rows of few dimensions. Next to no loss.
+
+    The rows are rotated by the gallery's principal directions, so that those in one byte, if there must be
+    some, are those that vary least. Made by :meth:`fit`. All of it is public.
+    """
+
+    form: ClassVar[str] = "codes-scalar"
+
+    projection: Singles = field(repr=False)
+    lowest: Singles = field(repr=False)
+    steps: Singles = field(repr=False)
+    double: int
+
+    @classmethod
+    def fit(cls, features: Singles, width: int) -> Self:
+        """Learn codes of at most `width` bytes, which must be no less than the dimensions of `features`."""
+        dimension = features.shape[1]
+        double = min(dimension, width - dimension)
+        projection = _find_directions(_sample_rows(features, _ROWS), dimension)
+        turned = features @ projection
+        lowest, highest = turned.min(axis=0), turned.max(axis=0)
+        levels = np.where(np.arange(dimension) < double, 65535, 255)
+        steps = np.maximum((highest - lowest) / levels, 1e-30).astype(np.float32)
+        return cls(projection, lowest, steps, double)
+
+    @property
+    def width(self) -> int:
+        """Bytes of an item's code."""
+        return len(self.steps) + self.double
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of projection and scales."""
+        return self.projection.nbytes + self.lowest.nbytes + self.steps.nbytes
+
+    def encode(self, features: Singles) -> Bytes:
+        """Return the codes of features of shape (n, d)."""
+        levels = np.rint((features @ self.projection - self.lowest) / self.steps)
+        wide = np.clip(levels[:, : self.double], 0, 65535).astype("<u2")
+        narrow = np.clip(levels[:, self.double :], 0, 255).astype(np.uint8)
+        return np.concatenate([wide.view(np.uint8).reshape(len(wide), -1), narrow], axis=1)
+
+    def project(self, queries: Rows) -> Rows:
+        """Return queries in the principal directions."""
+        return np.asarray(queries @ self.projection)
+
+    def decode(self, codes: Bytes) -> Singles:
+        """Return the rows that codes stand for."""
+        wide = np.ascontiguousarray(codes[:, : 2 * self.double]).view("<u2")
+        levels = np.concatenate([wide, codes[:, 2 * self.double :]], axis=1, dtype=np.float32)
+        return np.asarray(levels * self.steps + self.lowest, dtype=np.float32)
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the public table."""
+        double = np.array(self.double, dtype="<i8")
+        return {"projection": self.projection, "lowest": self.lowest, "steps": self.steps, "double": double}
+
+    @classmethod
+    def from_message(cls, table: Message) -> Self:
+        """Read a public table; nothing in it is trusted."""
+        projection, double = _get_array(table, "projection", "<f4", 2), int(_get_array(table, "double", "<i8", 0))
+        lowest, steps = _get_array(table, "lowest", "<f4", 1), _get_array(table, "steps", "<f4", 1)
+        if not projection.shape[1] == len(lowest) == len(steps) or not 0 <= double <= len(steps):
+            raise WireError("the table of codes has arrays that do not fit each other")
+        return cls(projection, lowest, steps, double)
+
+
+@dataclass(frozen=True)
+class ProductCodes(_LinearCodes):
+    """Product quantisation that spends its bytes where they change scores: for rows of many dimensions.
+
+    The rows are rotated by the gallery's own principal directions. A direction in which queries vary
+    little hardly matters for a score, so directions are weighted by their root mean square before they
+    are quantised, in groups of about equal product of variances. A factor of 16 bits for each item makes
+    its scores right on average for the items nearest to it. The query is never quantised.
+
+    Made by :meth:`fit`. All of it is public.
+    """
+
+    form: ClassVar[str] = "codes-product"
+
+    projection: Singles = field(repr=False)
+    weights: Singles = field(repr=False)
+    mean: Singles = field(repr=False)
+    quantiser: Any = field(repr=False)
+    sample: Singles = field(repr=False)  # the server's: for the factors that it writes
+
+    @classmethod
+    def fit(cls, features: Singles, width: int) -> Self:
+        """Learn codes of `width` bytes, at least 3."""
+        rows = _sample_rows(features, _ROWS)
+        groups = width - _FACTOR_BYTES
+        size = min(_DIMENSIONS, -(-rows.shape[1] // groups))
+        projection = _find_directions(rows, min(groups * size, rows.shape[1]))
+        # Groups are of one size: what is missing is filled up by directions of no variance.
+        projection = np.pad(projection, ((0, 0), (0, groups * size - projection.shape[1])))
+        turned = rows @ projection
+        projection = projection[:, _order_dimensions(turned.var(axis=0) * np.mean(turned**2, axis=0), groups)]
+        turned = rows @ projection
+        spread = np.sqrt(np.mean(turned**2, axis=0))
+        weights = np.maximum(spread, max(float(spread.max()), 1e-30) * 1e-4).astype(np.float32)
+        mean = turned.mean(axis=0)
+        quantiser = faiss.ProductQuantizer(groups * size, groups, 8)
+        quantiser.cp.niter = 12
+        quantiser.cp.min_points_per_centroid = 1
+        # A gallery of fewer than 256 items is repeated: each then has a centroid of its own.
+        weighted = np.resize((turned - mean) * weights, (max(len(rows), 256), groups * size))
+        with threadpool_limits(1, user_api="openmp"):  # threads cost more than they help at a few dimensions each
+            quantiser.train(np.ascontiguousarray(weighted))
+        return cls(projection, weights, mean, quantiser, _sample_rows(features, _SAMPLE))
+
+    @property
+    def width(self) -> int:
+        """Bytes of an item's code."""
+        return _FACTOR_BYTES + int(self.quantiser.M)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of projection, weights and centroids."""
+        tables = self.projection.nbytes + self.weights.nbytes + self.mean.nbytes
+        return tables + 4 * int(self.quantiser.centroids.size())
+
+    def encode(self, features: Singles) -> Bytes:
+        """Return codes, and before them the factors that correct their scores, of features of shape (n, d)."""
+        weighted = (features @ self.projection - self.mean) * self.weights
+        codes = np.asarray(self.quantiser.compute_codes(np.ascontiguousarray(weighted)), dtype=np.uint8)
+        factors = self._factors(features, self._read(codes)).astype("<f2")
+        return np.concatenate([factors[:, None].view(np.uint8), codes], axis=1)
+
+    def project(self, queries: Rows) -> Rows:
+        """Return queries in the weighted directions."""
+        return np.asarray(queries @ self.projection)
+
+    def decode(self, codes: Bytes) -> Singles:
+        """Return the rows that codes stand for, with their factors."""
+        factors = np.ascontiguousarray(codes[:, :_FACTOR_BYTES]).view("<f2").astype(np.float32)
+        return np.asarray(self._read(np.ascontiguousarray(codes[:, _FACTOR_BYTES:])) * factors, dtype=np.float32)
+
+    def _read(self, codes: Bytes) -> Singles:
+        """Return the rows that codes stand for, in the projection's space, without their factors."""
+        return np.asarray(self.quantiser.decode(codes) / self.weights + self.mean, dtype=np.float32)
+
+    def _factors(self, features: Singles, rows: Singles) -> Singles:
+        """Return, for each item, the least-squares factor from coded to true scores of the sample's nearest."""
+        factors = np.ones(len(features), np.float32)
+        turned = self.sample @ self.projection
+        near = min(_NEAR, len(self.sample))
+        for start in range(0, len(features), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            true, coded = features[block] @ self.sample.T, rows[block] @ turned.T
+            true[true > 1 - 1e-6] = -np.inf  # itself is no query
+            found = np.argpartition(-true, near - 1, axis=1)[:, :near]
+            true, coded = np.take_along_axis(true, found, axis=1), np.take_along_axis(coded, found, axis=1)
+            coded[np.isinf(true)] = true[np.isinf(true)] = 0
+            power = np.einsum("ij,ij->i", coded, coded)
+            fitted = np.einsum("ij,ij->i", coded, true)
+            np.divide(fitted, power, out=factors[block], where=power > 1e-12)
+        return np.clip(factors, 0.5, 2.0)
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the public table. The server's sample is left out."""
+        centroids = faiss.vector_to_array(self.quantiser.centroids).reshape(int(self.quantiser.M), _CENTROIDS, -1)
+        return {"projection": self.projection, "weights": self.weights, "mean": self.mean, "centroids": centroids}
+
+    @classmethod
+    def from_message(cls, table: Message) -> Self:
+        """Read a public table; nothing in it is trusted."""
+        projection, centroids = _get_array(table, "projection", "<f4", 2), _get_array(table, "centroids", "<f4", 3)
+        weights, mean = _get_array(table, "weights", "<f4", 1), _get_array(table, "mean", "<f4", 1)
+        groups, levels, size = centroids.shape
+        if levels != _CENTROIDS:
+            raise WireError(f"the table of codes must have {_CENTROIDS} centroids for each byte")
+        if not projection.shape[1] == len(weights) == len(mean) == groups * size:
+            raise WireError("the table of codes has arrays that do not fit each other")
+        quantiser = faiss.ProductQuantizer(groups * size, groups, 8)
+        faiss.copy_array_to_vector(np.ascontiguousarray(centroids, np.float32).ravel(), quantiser.centroids)
+        return cls(projection, weights, mean, quantiser, np.zeros((0, len(projection)), np.float32))
+
+
+def make_codes(features: Singles, code_bytes: int | Literal["auto"] | None) -> Codes:
+    """Return codes for a gallery.
+
+    `code_bytes`: Bytes of a candidate in an answer, its id included; None for whole features; "auto" for 128 bytes
+    where they lose next to nothing, up to 90 dimensions, and whole features above.
+    """
+    if code_bytes == "auto":
+        code_bytes = CANDIDATE_BYTES if features.shape[1] <= _FAITHFUL else None
+    if code_bytes is None:
+        return WholeCodes(features.shape[1])
+    if isinstance(code_bytes, bool) or not isinstance(code_bytes, (int, np.integer)):
+        raise ValueError('code_bytes must be a whole number, "auto", or None for whole features')
+    width = int(code_bytes) - ID_BYTES
+    if width <= _FACTOR_BYTES:
+        raise ValueError(f"code_bytes must be at least {ID_BYTES + _FACTOR_BYTES + 1}")
+    return (ScalarCodes if features.shape[1] <= width else ProductCodes).fit(features, width)
+
+
+def _sample_rows(rows: Singles, most: int) -> Singles:
+    """Return at most so many rows, from all over the gallery, without a dice."""
+    if len(rows) <= most:
+        return rows
+    return rows[np.linspace(0, len(rows) - 1, most).astype(np.intp)]
+
+
+def _find_directions(rows: Singles, kept: int) -> Singles:
+    """Return principal directions, shape (d, kept), completed by others where there are fewer rows than that."""
+    if len(rows) > kept:
+        return np.asarray(PCA(kept, svd_solver="covariance_eigh").fit(rows).components_.T, dtype=np.float32)
+    basis, _ = np.linalg.qr(np.concatenate([rows.T, np.eye(rows.shape[1], dtype=np.float32)], axis=1))
+    return np.asarray(basis[:, :kept], dtype=np.float32)
+
+
+def _order_dimensions(variances: Singles, groups: int) -> NDArray[np.intp]:
+    """Return an order of dimensions in which consecutive groups have about equal products of variances."""
+    size = len(variances) // groups
+    members: list[list[int]] = [[] for _ in range(groups)]
+    products = np.zeros(groups)
+    least = math.log(max(float(variances.min()), 1e-30))
+    for dimension in np.argsort(-variances):
+        group = int(np.argmin(products))
+        members[group].append(int(dimension))
+        products[group] += math.log(max(float(variances[dimension]), 1e-30)) - least
+        if len(members[group]) == size:
+            products[group] = np.inf
+    return np.concatenate([np.array(group, dtype=np.intp) for group in members])
+
+
+_CENTROIDS = 256  # a byte names one of them
+_MOST_DIMENSIONS = 4  # that a byte of a product code stands for: more would make small answers large in memory
+MOST_COLUMNS = 2 * MOST_FEATURES  # of a projection: groups of one size are filled up
+_LARGEST = {
+    "dimension": (),
+    "double": (),
+    "projection": (MOST_FEATURES, MOST_COLUMNS),
+    "lowest": (MOST_COLUMNS,),
+    "steps": (MOST_COLUMNS,),
+    "weights": (MOST_COLUMNS,),
+    "mean": (MOST_COLUMNS,),
+    "centroids": (MOST_FEATURES, _CENTROIDS, _MOST_DIMENSIONS),
+}
+
+
+_FORMS: dict[str, type[WholeCodes | ScalarCodes | ProductCodes]] = {
+    one.form: one for one in (WholeCodes, ScalarCodes, ProductCodes)
+}
+
+
+def codes_to_bytes(codes: Codes) -> bytes:
+    """Return the public table that a client reads codes by.
+
+    `codes`: As :func:`~nearveil.gallery.answers.make_codes` made them. The server's sample is left out.
+
+    Examples
+    --------
+    >>> codes_from_bytes(codes_to_bytes(WholeCodes(64))).width
+    128
+    """
+    if not isinstance(codes, WholeCodes | ScalarCodes | ProductCodes):
+        raise WireError("codes must be of a kind that has a wire form")
+    arrays = codes.to_arrays()
+    return Message(codes.form, _hash_arrays(arrays), arrays).to_bytes()
+
+
+def codes_from_bytes(data: bytes) -> Codes:
+    """Read a public table. Nothing in it is trusted.
+
+    Returns: Good for :meth:`~nearveil.gallery.answers.Codes.scores`; product codes encode nothing, for want of a
+    sample.
+    """
+    try:
+        message = Message.from_bytes(data, _LARGEST)
+    except ValueError as error:
+        raise WireError(f"the table of codes cannot be read: {error}") from None
+    found = _FORMS.get(message.mechanism)
+    if found is None:
+        raise WireError("the table of codes is of a kind that is not known")
+    codes: Codes = found.from_message(message)
+    if codes_to_bytes(codes) != data:  # another fingerprint, arrays that are not known, another way to write it
+        raise WireError("the table of codes is not written as it must be")
+    return codes
+
+
+def code_dimension(codes: Codes) -> int:
+    """Return of how many dimensions the rows are that codes are compared with."""
+    return codes.dimension if isinstance(codes, WholeCodes) else len(codes.projection)  # type: ignore[attr-defined]
+
+
+def _hash_arrays(arrays: Any) -> str:
+    return fingerprint(*(part for name in sorted(arrays) for part in (name, arrays[name])))
+
+
+def _get_array(message: Message, name: str, kind: str, dimensions: int) -> NDArray[Any]:
+    """Return a named array of a type, checked; a message without it is a WireError too."""
+    values = message.arrays.get(name)
+    if values is None or values.dtype != np.dtype(kind) or values.ndim != dimensions or 0 in values.shape:
+        raise WireError(f"the table of codes must hold {name!r}, an array of type {kind} with {dimensions} dimensions")
+    return values
+
 
 Extras = Literal["none", "thumbnails", "originals", "names"]
 EXTRAS: tuple[Extras, ...] = get_args(Extras)  # a flag is the place of its word
 
 _SIZES = struct.Struct("<II")  # candidates, bytes of a code
+LARGEST_ORIGINAL = 64 << 20  # bytes
 IMAGE_HEADER_BYTES = 4  # of an image: its length
 LONGEST_NAME = 4096  # characters, as an index holds them
 # What breaks a line, steers a terminal, or turns the direction of the text round it.

@@ -14,14 +14,13 @@ from nearveil.features import Extractor, ImageError, default_extractor, gallery_
 from nearveil.features.backbones import find_extractor
 from nearveil.features.gallery import FeatureCache, GalleryFeatures
 from nearveil.features.images import thumbnail
-from nearveil.gallery.codes import ID_BYTES
+from nearveil.gallery.answers import ID_BYTES
 from nearveil.gallery.errors import NotAnIndexError, NotPublishedError
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import Item
-from nearveil.gallery.published import Published
-from nearveil.gallery.publishing import KEPT_MAPS
+from nearveil.gallery.publishing import KEPT_MAPS, Published
 from nearveil.mechanisms.base import candidate_count
-from nearveil.mechanisms.covers.channel import checked_epsilon
+from nearveil.mechanisms.covers.covers import checked_epsilon
 from nearveil.storage import data_folder, describe_url, make_data_folder
 
 _AT_ONCE = 1024  # items read, or written in one transaction

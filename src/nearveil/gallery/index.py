@@ -12,9 +12,22 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.gallery._tables import (
+from nearveil.gallery.answers import Singles
+from nearveil.gallery.errors import InexactRowsError, UnknownItemError
+from nearveil.gallery.items import (
+    Batch,
     Head,
+    Ids,
+    Item,
+    Snapshot,
+    StoredItem,
+    check_dimension,
     check_exact,
+    check_extractor,
+    check_ids,
+    check_items,
+    check_k,
+    check_queries,
     check_unknown,
     count_deleted,
     count_inexact,
@@ -31,21 +44,6 @@ from nearveil.gallery._tables import (
     save_head,
     sum_sizes,
     take_ids,
-)
-from nearveil.gallery.codes import Singles
-from nearveil.gallery.errors import InexactRowsError, UnknownItemError
-from nearveil.gallery.items import (
-    Batch,
-    Ids,
-    Item,
-    Snapshot,
-    StoredItem,
-    check_dimension,
-    check_extractor,
-    check_ids,
-    check_items,
-    check_k,
-    check_queries,
 )
 from nearveil.gallery.publishing import MapPublisher
 from nearveil.storage import Database
@@ -391,6 +389,8 @@ class Index(MapPublisher):
 
     def close(self) -> None:
         """Close all connections."""
+        if self._watch is not None:
+            self._watch.close()
         self._database.close()
 
     def __enter__(self) -> Self:

@@ -1,10 +1,9 @@
 """Budgets that last: accounts, debits, history. Ask before anything is released."""
 
 from nearveil.ledger._ledger import Ledger
-from nearveil.ledger._spending import Debit, new_key
 from nearveil.ledger._store import Receipt
 from nearveil.ledger._verify import Verification
-from nearveil.ledger.account import Account
+from nearveil.ledger.account import Account, Debit, new_key
 from nearveil.ledger.errors import (
     AccountError,
     KeyConflictError,

@@ -10,7 +10,6 @@ from weakref import WeakValueDictionary
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
-from nearveil.ledger._spending import Clock, Core, LedgerDatabase, utc_now
 from nearveil.ledger._store import (
     Receipt,
     Row,
@@ -27,7 +26,7 @@ from nearveil.ledger._store import (
     read_receipts,
 )
 from nearveil.ledger._verify import Verification, find_witness_problems, list_accounts, verify
-from nearveil.ledger.account import Account, find_plan_cost, open_budget
+from nearveil.ledger.account import Account, Clock, Core, LedgerDatabase, find_plan_cost, open_budget, utc_now
 from nearveil.ledger.budget import Events, canonical_json, format_up
 from nearveil.ledger.errors import AccountError, LedgerError, OverBudgetError, RolledBackError
 from nearveil.ledger.history import Entry, export_rows, make_entry

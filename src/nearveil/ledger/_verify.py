@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
 
-from nearveil.ledger._spending import Core
 from nearveil.ledger._store import (
     GENESIS,
     Held,
@@ -20,7 +19,7 @@ from nearveil.ledger._store import (
     quotas,
     read_entries,
 )
-from nearveil.ledger.account import find_plan_cost
+from nearveil.ledger.account import Core, find_plan_cost
 from nearveil.ledger.budget import (
     Amounts,
     Budget,

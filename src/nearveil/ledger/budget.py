@@ -181,6 +181,12 @@ def charge_guarantee(guarantee: Guarantee, protects: Protects, unit: str, relati
         raise ValueError(f"guarantee is about the unit {guarantee.unit!r}, this account about {unit!r}")
     if guarantee.relation != relation:
         raise ValueError(f'guarantee is for "{guarantee.relation}", this account for "{relation}"')
+    return _charge_checked(guarantee, relation, delta)
+
+
+@lru_cache(maxsize=256)
+def _charge_checked(guarantee: Guarantee, relation: Relation, delta: float) -> Charge:
+    """Return the charge of a guarantee that an account covers: computed once, for all messages that it is made for."""
     whole = guarantee if guarantee.whole is None else guarantee.whole
     check_samplers(whole.events, whole.extra_delta, delta)
     return make_charge(guarantee.events, relation)
@@ -334,16 +340,7 @@ class PureBudget(Budget):
         return cls(_positive(epsilon), 0.0, (units_down(exact_decimal(epsilon)),))
 
     def price(self, charge: Charge) -> Amounts:
-        total = 0
-        for text, times in charge:
-            exact = exact_epsilon(parse_event(text))
-            if exact is None:
-                raise UnpricedError(
-                    f"events: {type(parse_event(text)).__name__} is not pure, and this account has delta 0; "
-                    "open one with a delta, or with a plan"
-                )
-            total += times * (units_up(exact) or 0)
-        return (total,)
+        return (sum(times * _pure(text) for text, times in charge),)
 
     def allows(self, totals: Amounts) -> bool:
         return totals[0] is not None and totals[0] <= self.limits[0]
@@ -356,6 +353,17 @@ class PureBudget(Budget):
 
     def holds(self, part: Self) -> bool:
         return part.limits[0] <= self.limits[0]
+
+
+@lru_cache(maxsize=4096)
+def _pure(text: str) -> int:
+    exact = exact_epsilon(parse_event(text))
+    if exact is None:
+        raise UnpricedError(
+            f"events: {type(parse_event(text)).__name__} is not pure, and this account has delta 0; "
+            "open one with a delta, or with a plan"
+        )
+    return units_up(exact) or 0
 
 
 def exact_epsilon(leaf: DpEvent) -> Fraction | None:

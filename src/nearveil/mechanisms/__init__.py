@@ -5,14 +5,12 @@ from typing import TYPE_CHECKING
 from nearveil.lazy import import_later
 
 if TYPE_CHECKING:
-    from nearveil.mechanisms.base import Release
+    from nearveil.mechanisms.base import Message, MessageError, Release
     from nearveil.mechanisms.baselines._embeddings import DPdSNE, PlainLDA, PlainManifold, PlainTSNE, RawFeatures
     from nearveil.mechanisms.baselines._pca import PrivatePCA, PrivatePCARelease
     from nearveil.mechanisms.bits._bitwise import OME, Latent, Unary
     from nearveil.mechanisms.catalog import default
-    from nearveil.mechanisms.covers.covers import Cells, Covers
-    from nearveil.mechanisms.covers.map import PublicMap
-    from nearveil.mechanisms.message import Message, MessageError
+    from nearveil.mechanisms.covers.covers import Cells, Covers, PublicMap
     from nearveil.mechanisms.privatemail._privatemail import PrivateMail
     from nearveil.mechanisms.vectors._fisher import VonMisesFisher
     from nearveil.mechanisms.vectors._gaussian import AnalyticGaussian, RandomProjection
@@ -46,14 +44,12 @@ __all__ = [
 __getattr__ = import_later(
     __name__,
     {
-        "base": ["Release"],
+        "base": ["Message", "MessageError", "Release"],
         "baselines._embeddings": ["DPdSNE", "PlainLDA", "PlainManifold", "PlainTSNE", "RawFeatures"],
         "baselines._pca": ["PrivatePCA", "PrivatePCARelease"],
         "bits._bitwise": ["OME", "Latent", "Unary"],
         "catalog": ["default"],
-        "covers.covers": ["Cells", "Covers"],
-        "covers.map": ["PublicMap"],
-        "message": ["Message", "MessageError"],
+        "covers.covers": ["Cells", "Covers", "PublicMap"],
         "privatemail._privatemail": ["PrivateMail"],
         "vectors._fisher": ["VonMisesFisher"],
         "vectors._gaussian": ["AnalyticGaussian", "RandomProjection"],

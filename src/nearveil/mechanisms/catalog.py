@@ -10,13 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from nearveil.mechanisms.base import Floats, Release, checked_fraction
+from nearveil.mechanisms.base import Floats, Message, Release, checked_fraction
 from nearveil.mechanisms.baselines._embeddings import DPdSNE, PlainLDA, PlainManifold, PlainTSNE, RawFeatures
 from nearveil.mechanisms.baselines._pca import PrivatePCA, PrivatePCARelease
 from nearveil.mechanisms.bits._bitwise import OME, Latent, Unary
-from nearveil.mechanisms.covers.channel import checked_epsilon
-from nearveil.mechanisms.covers.covers import Cells, Covers, MappedRelease
-from nearveil.mechanisms.message import Message
+from nearveil.mechanisms.covers.covers import Cells, Covers, MappedRelease, checked_epsilon
 from nearveil.mechanisms.privatemail._privatemail import PrivateMail
 from nearveil.mechanisms.vectors._fisher import VonMisesFisher
 from nearveil.mechanisms.vectors._gaussian import AnalyticGaussian, RandomProjection

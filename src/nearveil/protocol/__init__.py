@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 from nearveil.frames import WireError
 from nearveil.lazy import import_later
-from nearveil.protocol.client import ClientProtocol
-from nearveil.protocol.wire import OutdatedMapError, ProtocolError
+from nearveil.protocol.client import ClientProtocol, OutdatedMapError, ProtocolError
 
 if TYPE_CHECKING:
     from nearveil.protocol.server import ServerProtocol, serve_maps

@@ -23,10 +23,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.errors import NearveilError
 from nearveil.frames import DEFAULT_LIMITS, Kind, Reader, WireError, Writer, check_text, check_whole, frame, unframe
-from nearveil.gallery.answers import encode_name
-from nearveil.gallery.codes import Bytes, Singles
+from nearveil.gallery.answers import Bytes, Singles, encode_name
 from nearveil.mechanisms import Covers
-from nearveil.protocol.wire import OUT_OF_RANGE, PublicPart, decode_frame, is_in_range
+from nearveil.protocol.client import OUT_OF_RANGE, PublicPart, decode_frame, is_in_range
 
 GROUP_BITS, BLOCK_BITS = 14, 8  # ids of a group, which is one file and one request; of a block, which is fetched alone
 _BLOCKS = 1 << (GROUP_BITS - BLOCK_BITS)  # of a group

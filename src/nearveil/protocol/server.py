@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, Limits, WireError, WireSizeError, WireVersionError
-from nearveil.gallery.answers import IMAGE_HEADER_BYTES, Answer, Extras, encode_name
+from nearveil.gallery.answers import IMAGE_HEADER_BYTES, LARGEST_ORIGINAL, Answer, Extras, encode_name
 from nearveil.gallery.errors import NotPublishedError
-from nearveil.gallery.items import LARGEST_ORIGINAL, StoredItem
-from nearveil.gallery.published import Published
+from nearveil.gallery.items import StoredItem
+from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import MessageError
-from nearveil.protocol.wire import MapChanged, PublicPart, PublicRequest, Query, Refusal, RefusalCode, decode_frame
+from nearveil.protocol.client import MapChanged, PublicPart, PublicRequest, Query, Refusal, RefusalCode, decode_frame
 
 if TYPE_CHECKING:
     from nearveil.gallery.index import Index

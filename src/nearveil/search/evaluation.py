@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import norm
 
-from nearveil.gallery.answers import Answer
-from nearveil.gallery.codes import Singles
+from nearveil.gallery.answers import Answer, Singles
 from nearveil.mechanisms.base import candidate_count, checked_labels
 from nearveil.privacy.noise import Source
 from nearveil.search.ceiling import best_channel, neighbor_ceiling

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.mechanisms import PublicMap
-from nearveil.mechanisms.covers.channel import DECAY, NEIGHBORS, RandomizedResponse
-from nearveil.protocol.wire import PublicPart
+from nearveil.mechanisms.covers.covers import DECAY, NEIGHBORS, RandomizedResponse
+from nearveil.protocol.client import PublicPart
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line
 
 Singles = NDArray[np.float32]

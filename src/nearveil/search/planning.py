@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nearveil.gallery.answers import Answer
-from nearveil.gallery.codes import CANDIDATE_BYTES
+from nearveil.gallery.answers import CANDIDATE_BYTES, Answer
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line, utility_ceiling
 
 WHOLE, RELEASE, NONE = "whole gallery", "covers", "none"

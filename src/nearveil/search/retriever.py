@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.exceptions import NotFittedError
 
-from nearveil.gallery.answers import Answer
-from nearveil.gallery.codes import Bytes, Codes, Singles, make_codes
+from nearveil.gallery.answers import Answer, Bytes, Codes, Singles, make_codes
 from nearveil.mechanisms import Message, Release
 from nearveil.mechanisms.base import candidate_count, checked_fraction, checked_labels, checked_numbers
 from nearveil.privacy import Guarantee

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nearveil.mechanisms.covers.map import MOST_FEATURES
+from nearveil.mechanisms.covers.covers import MOST_FEATURES
 
 GalleryKind = Literal["open", "protected"]
 GALLERY_NAME = r"^[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?$"

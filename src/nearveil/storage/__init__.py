@@ -8,6 +8,8 @@
 
 from nearveil.storage._database import (
     Database,
+    FileWatch,
+    Mark,
     create_tables,
     describe_url,
     find_error,
@@ -17,7 +19,6 @@ from nearveil.storage._database import (
     without_secrets,
 )
 from nearveil.storage._files import data_folder, make_data_folder, make_private_file
-from nearveil.storage._watch import FileWatch, Mark
 
 __all__ = [
     "Database",

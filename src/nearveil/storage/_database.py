@@ -1,11 +1,12 @@
-"""One engine for SQLite files and PostgreSQL: connections for threads and forks, transactions, addresses."""
+"""One engine for SQLite files and PostgreSQL, addresses of databases, and whether a file was changed."""
 
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
@@ -258,3 +259,83 @@ def is_transient(error: Exception) -> bool:
 def _is_of_database(error: Exception) -> bool:
     """Whether an error comes from SQLAlchemy, or from a driver past it; SQLite tells of damaged text by Unicode."""
     return isinstance(error, (sa.exc.SQLAlchemyError, sqlite3.Error, UnicodeDecodeError)) or hasattr(error, "sqlstate")
+
+
+_ABANDONED_WATCHES: list[sqlite3.Connection] = []  # a parent's connections are never closed by its child
+
+
+class Mark(NamedTuple):
+    """Equal as long as nobody changed the file, or put another in its place.
+
+    Attributes
+    ----------
+    opening : int
+        Of the connection that looked: versions of two connections do not compare.
+    version : int
+        As SQLite counts it, for one connection.
+    """
+
+    opening: int
+    version: int
+
+
+class FileWatch:
+    """Looks at a SQLite file through a connection of its own, which never writes and waits for no writer.
+
+    A look takes some microseconds; but a disk may hang, and SQLite tries for ten seconds to get a place among the
+    readers where others hold all of them. So it is no work for an event loop.
+
+    ``PRAGMA data_version`` changes with every commit of any other connection, in this process or another; it reads a
+    page that is shared in memory. That the file itself is still in its place is asked of the directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._uri = path, f"{path.as_uri()}?mode=rw"
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._opening, self._file, self._process = 0, (0, 0), 0
+
+    def mark(self) -> Mark | None:
+        """Return what stands for the state of the file now.
+
+        Returns
+        -------
+        Mark or None
+            None where it cannot be told: somebody holds the file for itself.
+
+        Raises
+        ------
+        OSError
+            If the file is gone.
+        """
+        status = os.stat(self._path)  # noqa: PTH116 - twice as fast, on every request
+        with self._lock:
+            try:
+                if (status.st_dev, status.st_ino) != self._file or os.getpid() != self._process:
+                    self._open((status.st_dev, status.st_ino))
+                assert self._connection is not None
+                (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+            except sqlite3.Error:
+                self._file = (0, 0)  # opened anew by the next
+                return None
+            return Mark(self._opening, version)
+
+    def close(self) -> None:
+        """Close the connection; it is opened again where it is needed."""
+        with self._lock:
+            self._drop()
+
+    def _open(self, file: tuple[int, int]) -> None:
+        self._drop()
+        self._connection = sqlite3.connect(
+            self._uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False
+        )
+        self._opening, self._file, self._process = self._opening + 1, file, os.getpid()
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            if self._process == os.getpid():
+                self._connection.close()
+            else:
+                _ABANDONED_WATCHES.append(self._connection)
+        self._connection, self._file = None, (0, 0)

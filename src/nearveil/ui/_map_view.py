@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.manifold import SupervisedManifold
-from nearveil.protocol.wire import PublicPart
+from nearveil.protocol.client import PublicPart
 from nearveil.search.outlook import Singles, project_rows, unit_prototypes
 from nearveil.service import Nearest
 from nearveil.ui._errors import Trouble

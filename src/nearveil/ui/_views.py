@@ -10,7 +10,7 @@ from nearveil.ledger.budget import format_down, format_up
 from nearveil.ledger.history import Entry
 from nearveil.ledger.views import count_affordable
 from nearveil.mechanisms import Message
-from nearveil.mechanisms.covers.channel import RandomizedResponse
+from nearveil.mechanisms.covers.covers import RandomizedResponse
 from nearveil.privacy import Basis, Guarantee, compose_events
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.guarantee import format_factor

@@ -13,14 +13,13 @@ from nearveil.ledger import Account, Debit, KeyConflictError, KeySpentError, Led
 from nearveil.ledger.budget import format_up
 from nearveil.ledger.history import make_refusal
 from nearveil.mechanisms import Message
-from nearveil.mechanisms.covers.channel import checked_epsilon
+from nearveil.mechanisms.covers.covers import checked_epsilon
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
-from nearveil.protocol.client import ClientProtocol
-from nearveil.protocol.wire import PublicPart
+from nearveil.protocol.client import ClientProtocol, PublicPart
 from nearveil.search.outlook import EPSILONS, K, Outlook, Singles, find_share, make_outlook
 from nearveil.service import Client, GalleryInfo, UnansweredError
-from nearveil.service.client.payment import unpack_messages
+from nearveil.service.client.questions import unpack_messages
 from nearveil.ui._errors import Trouble, relisted, spoiled
 from nearveil.ui._map_view import Last, Picture
 from nearveil.ui._views import describe_balance, image_address, preview_cost, view_classified, view_nearest

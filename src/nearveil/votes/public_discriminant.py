@@ -12,9 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
 from sklearn.utils import check_array
 
-from nearveil.mechanisms.base import fingerprint
-from nearveil.mechanisms.covers.map import MOST_FEATURES
-from nearveil.mechanisms.message import Message, MessageError
+from nearveil.mechanisms.base import Message, MessageError, fingerprint
+from nearveil.mechanisms.covers.covers import MOST_FEATURES
 from nearveil.privacy import Basis, Guarantee
 from nearveil.votes.discriminant_model import COUNT_UNIT, SENSITIVITY, ClassProjection, Rows
 

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from nearveil.audit._experiment import Experiment, Floats, Pair
 from nearveil.audit._releases import fit_release, make_release_experiment
-from nearveil.gallery.codes import WholeCodes
+from nearveil.gallery.answers import WholeCodes
 from nearveil.mechanisms import PublicMap, Release
-from nearveil.mechanisms.covers.map import MOST_DIMENSIONS, MOST_PROTOTYPES
+from nearveil.mechanisms.covers.covers import MOST_DIMENSIONS, MOST_PROTOTYPES
 from nearveil.privacy.noise import Source
 from nearveil.protocol import ClientProtocol
-from nearveil.protocol.wire import PublicPart
+from nearveil.protocol.client import PublicPart
 
 Asking = Callable[[Floats], float]
 Observer = Callable[[PublicPart], AbstractContextManager[Asking]]

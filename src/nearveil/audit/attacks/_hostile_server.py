@@ -11,7 +11,7 @@ from nearveil.audit._experiment import Floats
 from nearveil.audit.attacks._clock import DIMENSION, EPSILON, Asking
 from nearveil.audit.attacks._wire import FreeDebit
 from nearveil.privacy import Guarantee
-from nearveil.protocol.wire import PublicPart
+from nearveil.protocol.client import PublicPart
 from nearveil.service import Client, GalleryInfo, UnansweredError
 from nearveil.service.schema import FRAME, Galleries
 

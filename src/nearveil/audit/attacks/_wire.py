@@ -13,9 +13,8 @@ from nearveil.audit._experiment import DIMENSION, Experiment, Floats, Pair, draw
 from nearveil.gallery import Index, Item
 from nearveil.privacy.noise import Source
 from nearveil.protocol import ClientProtocol, ServerProtocol
-from nearveil.protocol.client import Found
+from nearveil.protocol.client import Found, PublicPart
 from nearveil.protocol.server import serve_maps
-from nearveil.protocol.wire import PublicPart
 
 Send = Callable[[bytes], bytes]
 Talk = Callable[[PublicPart, Floats, Send, Source], None]

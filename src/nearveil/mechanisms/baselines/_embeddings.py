@@ -19,8 +19,7 @@ from sklearn.utils._param_validation import Interval
 from threadpoolctl import threadpool_limits
 
 from nearveil.manifold import SupervisedManifold
-from nearveil.mechanisms.base import Floats, Release, make_guarantee
-from nearveil.mechanisms.message import Message, read_vector
+from nearveil.mechanisms.base import Floats, Message, Release, make_guarantee, read_vector
 from nearveil.mechanisms.privatemail._sound import calibrate_steps, choose_anchors
 from nearveil.mechanisms.vectors._gaussian import COMPONENTS, DELTA, EPSILON, LINK, SEED
 from nearveil.privacy import Guarantee

@@ -13,8 +13,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.exceptions import NotFittedError
 from sklearn.utils._param_validation import Interval, StrOptions
 
-from nearveil.mechanisms.base import Floats, Release, checked_rows, checked_source, scale_to_unit
-from nearveil.mechanisms.message import Message, read_vector
+from nearveil.mechanisms.base import Floats, Message, Release, checked_rows, checked_source, read_vector, scale_to_unit
 from nearveil.mechanisms.vectors._gaussian import DELTA, EPSILON, LINK, computed_norm
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import PureDp

@@ -12,7 +12,7 @@ from dp_accounting import DpEvent, SelfComposedDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
 
-from nearveil.mechanisms.base import Floats, TractableRelease, checked_positive, make_guarantee
+from nearveil.mechanisms.base import Floats, Message, TractableRelease, checked_positive, make_guarantee
 from nearveil.mechanisms.bits._laws import (
     LEAST,
     MOST,
@@ -32,9 +32,8 @@ from nearveil.mechanisms.bits._laws import (
     pure_epsilon,
     read_bits,
 )
-from nearveil.mechanisms.covers.channel import checked_epsilon
+from nearveil.mechanisms.covers.covers import checked_epsilon
 from nearveil.mechanisms.covers.learning import centres
-from nearveil.mechanisms.message import Message
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import PureDp

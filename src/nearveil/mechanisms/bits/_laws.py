@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import binom
 
-from nearveil.mechanisms.base import Floats
-from nearveil.mechanisms.message import Message, MessageError
+from nearveil.mechanisms.base import Floats, Message, MessageError
 from nearveil.privacy.accounting.binary import Moves, compose_binary
 from nearveil.privacy.checks import check_delta
 from nearveil.privacy.noise import Source

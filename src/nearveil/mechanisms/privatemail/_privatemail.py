@@ -10,8 +10,15 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils._param_validation import Interval, StrOptions
 
 from nearveil.graph.labels import Encoding
-from nearveil.mechanisms.base import Floats, Release, checked_labels, checked_numbers, checked_source
-from nearveil.mechanisms.message import Message, MessageError
+from nearveil.mechanisms.base import (
+    Floats,
+    Message,
+    MessageError,
+    Release,
+    checked_labels,
+    checked_numbers,
+    checked_source,
+)
 from nearveil.mechanisms.privatemail._sound import (
     MOST_STEPS,
     Dummies,

@@ -12,8 +12,7 @@ from scipy.special import softmax
 from nearveil.graph import LabelGraph, gaussian_graph, label_graph
 from nearveil.graph.labels import Encoding
 from nearveil.manifold import smlq_step, umeyama
-from nearveil.mechanisms.base import Floats, make_guarantee
-from nearveil.mechanisms.message import Message, MessageError
+from nearveil.mechanisms.base import Floats, Message, MessageError, make_guarantee
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import (
     GaussianNoise,

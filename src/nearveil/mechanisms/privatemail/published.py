@@ -11,8 +11,7 @@ from scipy.optimize import brentq
 from sklearn.metrics.pairwise import rbf_kernel
 
 from nearveil.graph import LabelGraph, gaussian_graph, label_graph
-from nearveil.mechanisms.base import Floats, make_guarantee
-from nearveil.mechanisms.message import Message
+from nearveil.mechanisms.base import Floats, Message, make_guarantee
 from nearveil.mechanisms.privatemail._sound import (
     Arrays,
     Dummies,

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from nearveil.mechanisms.base import Floats, make_guarantee
-from nearveil.mechanisms.message import Message, read_vector
+from nearveil.mechanisms.base import Floats, Message, make_guarantee, read_vector
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.mechanisms.vectors._gaussian import LINK
 from nearveil.mechanisms.vectors._privunit import CELL, round_to_cells

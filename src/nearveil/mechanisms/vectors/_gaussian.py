@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils._param_validation import Interval
 
-from nearveil.mechanisms.base import Floats, TractableRelease, make_guarantee
-from nearveil.mechanisms.message import Message, read_vector
+from nearveil.mechanisms.base import Floats, Message, TractableRelease, make_guarantee, read_vector
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import LARGEST_EPSILON, GaussianNoise, Source, add_noise, calibrate_gaussian, gaussian_grid

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from nearveil.mechanisms.base import Floats, make_guarantee
-from nearveil.mechanisms.message import Message, read_vector
+from nearveil.mechanisms.base import Floats, Message, make_guarantee, read_vector
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import PureDp

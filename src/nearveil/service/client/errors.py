@@ -1,7 +1,7 @@
 """Why a question was not asked, or has no answer. None of these errors holds anything private, or a token."""
 
 from nearveil.errors import NearveilError
-from nearveil.protocol.wire import OutdatedMapError
+from nearveil.protocol.client import OutdatedMapError
 
 
 class QuestionError(NearveilError, ValueError):

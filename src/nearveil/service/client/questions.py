@@ -1,33 +1,612 @@
-"""The questions of a client: the nearest images of an open gallery, and the class of an image by a published model."""
+"""The questions of a client: the nearest images of an open gallery, and the class of an image by a published model.
+
+Requests are a function of messages, of nonces and of public things: never of the feature, of scores or of what was
+chosen (``docs/theory/service.md``; attacked by ``tests/service/test_client_wire.py``).
+
+Private work lies in a slot that begins with a public event, such as a reply, and ends at a multiple of a period after
+it. The period follows from public sizes and is far longer than the work, so the slot ends after one period. On a
+machine that is overloaded it ends after two or more: all that is seen is how many (attacked by
+``tests/service/test_client_clock.py`` and ``nearveil audit "covers: clock"``).
+"""
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import contextvars
+import hashlib
+import hmac
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from dp_accounting import NoOpDpEvent
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES
-from nearveil.gallery.answers import IMAGE_HEADER_BYTES, LONGEST_NAME, Answer, Extras
-from nearveil.gallery.codes import ID_BYTES
-from nearveil.mechanisms.covers.channel import checked_epsilon
+from nearveil.features import Extractor, ImageError, load_image
+from nearveil.features.backbones import find_extractor
+from nearveil.features.images import COLOURS, Pixels
+from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, Reader, WireError, Writer
+from nearveil.gallery.answers import ID_BYTES, IMAGE_HEADER_BYTES, LARGEST_ORIGINAL, LONGEST_NAME, Answer, Extras
+from nearveil.mechanisms import Message
+from nearveil.mechanisms.base import MessageError
+from nearveil.mechanisms.covers.covers import checked_epsilon
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import check_text
-from nearveil.privacy.noise import Source
-from nearveil.protocol.client import ClientProtocol
-from nearveil.protocol.wire import PublicPart, Query
-from nearveil.service.client.errors import QuestionError, ReplyError, unanswered
-from nearveil.service.client.images import Image, Images, decode_images
-from nearveil.service.client.payment import MOST, PaidMessages, make_dummy_messages
+from nearveil.privacy.noise import Source, secure_source
+from nearveil.protocol.client import (
+    OUT_OF_RANGE,
+    ClientProtocol,
+    ProtocolError,
+    PublicPart,
+    Query,
+    decode_frame,
+    is_in_range,
+)
+from nearveil.service.client.errors import QuestionError, ReplyError, UnansweredError, UnreachableError, unanswered
 from nearveil.service.client.results import Classified, Match, Nearest
-from nearveil.service.client.session import EXTRACTION_PERIOD, Session, finish_in_thread
-from nearveil.service.client.transport import Response, Tally, make_refusal, read_frame
+from nearveil.service.client.transport import (
+    AGAIN,
+    Patience,
+    Request,
+    Response,
+    Tally,
+    Transport,
+    make_printable,
+    make_refusal,
+    read_bytes,
+    read_etag,
+    read_frame,
+    read_json,
+)
+from nearveil.service.schema import MOST_MODEL, Galleries, GalleryInfo, GalleryKind
 
 if TYPE_CHECKING:
+    from nearveil.ledger import Debit
     from nearveil.votes import PublicDiscriminant
+
+Image: TypeAlias = "str | os.PathLike[str] | bytes | NDArray[Any] | Any"
+"""A path, the bytes of a file, an image of Pillow, pixels (height, width, 3) in uint8; or a feature, shape (d,)."""
+Images: TypeAlias = "Sequence[Image] | NDArray[Any]"
+"""Several of them; the rows of a matrix are features."""
+
+
+class FeatureMaker:
+    """Makes features with the extractor of a gallery, and keeps that extractor.
+
+    `extractor`: Found by the gallery's fingerprint where it is not given.
+    """
+
+    def __init__(self, extractor: Extractor | None) -> None:
+        self._given = extractor
+        self._found: dict[str, Extractor] = {}
+
+    def rows(self, images: Images, info: GalleryInfo) -> list[NDArray[Any]]:
+        """Return the features of images for a gallery; features are passed through.
+
+        `images`: The private one, then dummies: errors name the one that they are about.
+        """
+        given = decode_images(images)
+        found = self.extract(given, info)
+        self.check(given, found, info)
+        return found
+
+    def needs_gallery(self, given: Sequence[NDArray[Any]]) -> bool:
+        """Return whether only the gallery says which extractor makes features of what was given."""
+        return self._given is None and any(image.ndim == 3 for image in given)
+
+    def extract(self, given: Sequence[NDArray[Any]], info: GalleryInfo | None = None) -> list[NDArray[Any]]:
+        """Return features of pixels, by the extractor that was given or by that of the gallery."""
+        pixels = [image for image in given if image.ndim == 3]
+        made = iter(self._extractor(info).extract(pixels) if pixels else ())
+        rows = [image if image.ndim == 1 else next(made) for image in given]
+        for number, row in enumerate(rows):
+            if not is_in_range(row):
+                raise QuestionError(_argument(number), f"its feature {OUT_OF_RANGE}")
+        return rows
+
+    def check(self, given: Sequence[NDArray[Any]], rows: Sequence[NDArray[Any]], info: GalleryInfo) -> None:
+        """Refuse features that a gallery cannot compare with its own."""
+        own = self._given
+        if own is not None and own.fingerprint != info.fingerprint and any(image.ndim == 3 for image in given):
+            raise QuestionError(
+                "extractor",
+                f"the gallery has features of another extractor than {own.name}, and they do not compare: "
+                "leave it out, or ask another gallery",
+            )
+        for number, row in enumerate(rows):
+            if len(row) != info.dimension:
+                words = f"a feature must have {info.dimension} numbers, as those of the gallery"
+                raise QuestionError(_argument(number), words)
+
+    def _extractor(self, info: GalleryInfo | None) -> Extractor:
+        if self._given is not None:
+            return self._given
+        assert info is not None
+        if info.fingerprint not in self._found:
+            try:
+                self._found[info.fingerprint] = find_extractor(info.fingerprint)
+            except ValueError as error:
+                raise QuestionError("extractor", str(error)) from None
+        return self._found[info.fingerprint]
+
+
+def decode_images(images: Images) -> list[NDArray[Any]]:
+    """Return features as they are, and the pixels of everything else."""
+    return [_decode(image, _argument(number)) for number, image in enumerate(images)]
+
+
+def _argument(number: int) -> str:
+    return "image" if number == 0 else f"dummies[{number - 1}]"
+
+
+def _decode(image: Image, name: str) -> NDArray[Any]:
+    """Return a feature as it is, and the pixels of everything else."""
+    try:
+        return _read_image(image, name)
+    except ImageError as error:
+        if name == "image":
+            raise
+        raise QuestionError(name, error.reason) from None
+
+
+def _read_image(image: Image, name: str) -> NDArray[Any]:
+    if isinstance(image, np.ndarray):
+        if image.ndim == 1 and image.dtype.kind == "f":
+            if not is_in_range(image):
+                raise QuestionError(name, f"feature {OUT_OF_RANGE}")
+            return image
+        if image.ndim == 3 and image.dtype == np.uint8:
+            return image
+        raise QuestionError(name, "an array must be a row of floats, or pixels (height, width, 3) in uint8")
+    if isinstance(image, (str, os.PathLike, bytes)):
+        return load_image(image)
+    if callable(getattr(image, "save", None)) and hasattr(image, "getexif"):
+        return _pillow_pixels(image)
+    raise QuestionError(name, "it must be a path, bytes, an image of Pillow, an array of pixels, or a feature")
+
+
+def _pillow_pixels(image: Any) -> Pixels:
+    """Return the pixels of Pillow's image, by the rules for files: what is transparent lies on white."""
+    from PIL import ImageOps
+
+    out = BytesIO()
+    try:
+        turned = ImageOps.exif_transpose(image)
+        (turned.convert("RGB") if turned.mode == "CMYK" else turned).save(out, "PNG", compress_level=1)
+    except (OSError, ValueError):
+        raise ImageError(COLOURS) from None
+    return load_image(out.getvalue())
+
+
+MOST = 4096  # dummies of one question
+_MESSAGE = b"NVM"  # what the bytes of one message begin with
+
+
+class Payer(Protocol):
+    """Who pays: an account, or what opens one when there is something to pay."""
+
+    def spend(self, promise: Guarantee, key: str, /) -> "Debit":
+        """Debit a promise under a key, durably, or find the debit of that key."""
+        ...
+
+
+@dataclass
+class _Free:
+    """Pays nothing: a public image has no promise to keep."""
+
+    repeated: bool = False
+    message: bytes | None = None
+
+    def store(self, message: bytes, /) -> None:
+        """Keep nothing."""
+
+
+def make_dummy_messages(
+    rows: Sequence[ArrayLike], public: PublicPart, epsilon: float, rng: Source | None
+) -> tuple[Message, ...]:
+    """Return the messages of public images, each through the channel that the private one goes through."""
+    return tuple(_make_dummy(row, number, public, epsilon, rng) for number, row in enumerate(rows))
+
+
+def _make_dummy(row: ArrayLike, number: int, public: PublicPart, epsilon: float, rng: Source | None) -> Message:
+    client = ClientProtocol(epsilon, public=public)
+    try:
+        question = client.ask(row, spend=lambda _: nullcontext(_Free()), rng=rng)
+    except ValueError as error:
+        raise QuestionError(f"dummies[{number}]", str(error)) from None
+    found: Query = decode_frame(question, Query)
+    return found.message
+
+
+class PaidMessages:
+    """Spends once for a message and puts it at a random place among others. What is stored is what is sent.
+
+    Were the dummies drawn anew for a retry, the one message that comes twice would be the paid one. Which of them it
+    is, is nowhere kept: the client looks at the candidates of all.
+    """
+
+    def __init__(self, account: Payer, key: str, dummies: Sequence[Message], rng: Source | None) -> None:
+        self._account, self._key, self._dummies = account, key, dummies
+        self._rng = secure_source() if rng is None else rng
+        self.messages: tuple[Message, ...] = ()
+
+    def ask(self, client: ClientProtocol, row: ArrayLike) -> bytes:
+        """Pay for a message, or take the one that this key was paid for, and return the question that sends it.
+
+        Raises UnansweredError: The key was paid for when the gallery had another map.
+        """
+        try:
+            return client.ask(row, spend=self.spend, rng=self._rng)
+        except ProtocolError:
+            if not self.messages:
+                raise
+        raise UnansweredError("the gallery has another map than when this key was paid for", self._key, again=False)
+
+    def spend(self, promise: Guarantee) -> AbstractContextManager["PaidMessages"]:
+        """Debit the account, or find the debit of this key."""
+        self._debit = self._account.spend(promise, self._key)
+        if self.repeated:
+            assert self._debit.message is not None
+            self.messages = unpack_messages(self._debit.message)
+        return self
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the key was spent before."""
+        return self._debit.repeated
+
+    @property
+    def nonce(self) -> str:
+        """What the keys of this question's requests are made from. It is not sent."""
+        return self._debit.nonce
+
+    @property
+    def message(self) -> bytes | None:
+        """One of those that were stored: all are for one map."""
+        return self.messages[0].to_bytes() if self.messages else None
+
+    def store(self, message: bytes, /) -> None:
+        """Keep all messages, in the order in which they will be sent."""
+        found = [Message.from_bytes(message), *self._dummies]
+        self.messages = tuple(found[place] for place in _shuffle(len(found), self._rng))
+        self._debit.store(_pack(self.messages))
+
+    def __enter__(self) -> "PaidMessages":
+        self._debit.__enter__()
+        return self
+
+    def __exit__(self, *told: object) -> None:
+        self._debit.__exit__(None, None, None)
+
+
+def _shuffle(count: int, source: Source) -> list[int]:
+    """Return a uniformly random order: by random words, drawn anew should two be equal."""
+    while True:
+        words = source.words(count)
+        if len(np.unique(words)) == count:
+            return [int(place) for place in np.argsort(words)]
+
+
+def _pack(messages: Sequence[Message]) -> bytes:
+    if len(messages) == 1:
+        return messages[0].to_bytes()
+    out = Writer()
+    out.write_int(len(messages))
+    for message in messages:
+        out.write_bytes(message.to_bytes())
+    return out.to_bytes()
+
+
+def unpack_messages(data: bytes) -> tuple[Message, ...]:
+    """Return the messages that were stored with a debit."""
+    try:
+        if data.startswith(_MESSAGE):
+            return (Message.from_bytes(data),)
+        taken = Reader(data)
+        messages = tuple(Message.from_bytes(taken.read_bytes()) for _ in range(min(taken.read_int(), MOST + 1)))
+        taken.check_end()
+    except (WireError, ValueError):
+        messages = ()
+    if not messages:
+        raise QuestionError("key", "it was paid for something else than a question: take another")
+    return messages
+
+
+T = TypeVar("T")
+
+EXTRACTION_PERIOD = 1.0  # seconds: decoding and extracting images; a photograph of 12 megapixels takes 0.3
+CHECK_AGAIN = 3600.0  # seconds that a model is used before the gallery is asked whether it has a newer one
+_SAME = 1e-9  # of fractions
+_MOST_MAPS = 4  # that are kept
+_LEAST_REPLY = 1 << 16  # bytes: there must be room for words
+_KINDS: dict[GalleryKind, str] = {
+    "open": "it is protected, and answers classify only: it shows no candidates",
+    "protected": "it is open, and has no model: nearest asks it",
+}
+_NONE: dict[GalleryKind, str] = {
+    "open": "none is open, and a protected one answers classify only",
+    "protected": "none is protected, and only a protected one has a model",
+}
+
+
+class Clock:
+    """The time of a client. Tests have one of their own."""
+
+    def now(self) -> float:
+        """Return seconds since some moment."""
+        return time.monotonic()
+
+    async def until(self, moment: float) -> None:
+        """Wait for a moment."""
+        while (left := moment - self.now()) > 0:
+            await asyncio.sleep(left)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait before a request is sent again."""
+        await asyncio.sleep(seconds)
+
+
+def slot_end(since: float, period: float, now: float) -> float:
+    """Return the first multiple of a period after `since` that has not passed.
+
+    Examples
+    --------
+    >>> slot_end(10.0, 0.25, 10.1), slot_end(10.0, 0.25, 10.25), slot_end(10.0, 0.25, 10.6)
+    (10.25, 10.25, 10.75)
+    """
+    return since + period * max(1, math.ceil((now - since) / period))
+
+
+async def finish_in_thread(work: Callable[[], T]) -> T:
+    """Do work in a thread, and finish it before a cancellation: a debit is not left half made."""
+    # No task: one that raises SystemExit ends the loop.
+    task = asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, work)
+    stopped: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            stopped = error
+    if stopped is not None:
+        task.exception()  # looked at, so that nobody is told that it was not
+        raise stopped
+    return task.result()
+
+
+@dataclass(frozen=True)
+class KeptModel:
+    """A model, the gallery that it is of, and when that was last asked about it."""
+
+    info: GalleryInfo
+    model: "PublicDiscriminant"
+    checked: float
+
+
+class Session:
+    """Knows the galleries with their maps and models, and sends requests, again where no reply came.
+
+    `account`: Who pays.
+    `token`: Keys of requests differ between tokens: a server refuses a key that another token has used.
+    `watched`: Whether somebody else sees when requests are sent. A gallery in this process is nobody else.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        account: Payer | None,
+        features: FeatureMaker,
+        patience: Patience,
+        token: str,
+        *,
+        watched: bool,
+    ) -> None:
+        self.transport, self.account, self.features, self.clock = transport, account, features, Clock()
+        self._patience, self._token, self._watched = patience, token, watched
+        self._listed: tuple[GalleryInfo, ...] = ()
+        self._chosen: dict[tuple[str | None, GalleryKind], GalleryInfo] = {}  # by the name that was asked for
+        self._maps: dict[tuple[str, float | None], tuple[str, PublicPart]] = {}
+        self._models: dict[str | None, KeptModel] = {}  # by the name that was asked for
+
+    async def end_slot(self, since: float, period: float) -> None:
+        """Wait for the end of a slot of private work, if somebody watches.
+
+        `since`: When it began: the moment of a public event.
+        `period`: Seconds, from public sizes alone.
+        """
+        if self._watched:
+            await self.clock.until(slot_end(since, period, self.clock.now()))
+
+    async def find_payer(self, gallery: str | None) -> Payer:
+        """Return who pays, or say that there must be somebody, unless the gallery cannot be asked at all."""
+        if self.account is None:
+            await self.find_gallery(gallery, "open")
+            raise QuestionError("account", "somebody must pay: give the client an account of a ledger")
+        return self.account
+
+    async def fetch_galleries(self, tally: Tally | None = None) -> tuple[GalleryInfo, ...]:
+        """Ask for the galleries that there are."""
+        listed = read_json(await self._send(Request("galleries"), tally or Tally()), Galleries).galleries
+        self._listed, self._chosen = listed, {}
+        return listed
+
+    async def find_gallery(self, name: str | None, kind: GalleryKind, tally: Tally | None = None) -> GalleryInfo:
+        """Return what is known of a gallery: of the one that is named, or of the only one of its kind."""
+        return self._find_listed(name, kind) or await self._look_up(name, kind, tally)
+
+    def _find_listed(self, name: str | None, kind: GalleryKind) -> GalleryInfo | None:
+        """Return a gallery of the list that is kept, chosen once; None where it must be looked up."""
+        known = self._chosen.get((name, kind))
+        if known is None and any(name in (None, one.name) for one in self._listed):
+            known = self._chosen[name, kind] = _choose_gallery(self._listed, name, kind)
+        return known
+
+    async def _look_up(self, name: str | None, kind: GalleryKind, tally: Tally | None = None) -> GalleryInfo:
+        """Ask for the list, and choose a gallery of it."""
+        listed = await self.fetch_galleries(tally)
+        self._chosen[name, kind] = found = _choose_gallery(listed, name, kind)
+        return found
+
+    async def prepare_features(self, images: Images, name: str | None) -> tuple[GalleryInfo, list[NDArray[Any]]]:
+        """Return an open gallery and the features of images for it, before the first request of their question.
+
+        Images are decoded before anything is sent, and made features as well if the extractor was given, or the gallery
+        listed before. If not, the list is asked for in between. After either a slot ends.
+        """
+        tally = Tally(heard=self.clock.now())
+        info = self._find_listed(name, "open")  # now: another question's list may come while images are decoded
+        given = await asyncio.to_thread(decode_images, images)
+        if self.features.needs_gallery(given):
+            if info is None:
+                await self.end_slot(tally.heard, EXTRACTION_PERIOD)
+                info = await self._look_up(name, "open", tally)
+            rows = await asyncio.to_thread(self.features.extract, given, info)
+            await self.end_slot(tally.heard, EXTRACTION_PERIOD)
+        else:
+            rows = await asyncio.to_thread(self.features.extract, given)
+            if any(image.ndim > 1 for image in given):
+                await self.end_slot(tally.heard, EXTRACTION_PERIOD)
+            info = info or await self._look_up(name, "open")
+        self.features.check(given, rows, info)
+        return info, rows
+
+    async def fetch_map(self, info: GalleryInfo, candidates: float | None, tally: Tally) -> PublicPart:
+        """Return the map of a gallery as it is now. What is held already is not sent again."""
+        etag, kept = self._maps.get((info.name, candidates), ("", None))
+        most = HEADER_BYTES + DEFAULT_LIMITS.public_part
+        response = await self._send(Request("map", info.name, candidates=candidates, etag=etag, most=most), tally)
+        if response.status == 304 and kept is not None:
+            return kept
+        with self._forgetting(info.name):
+            if response.status != 200:
+                raise make_refusal(response)
+            data = read_frame(response)
+            public: PublicPart = await asyncio.to_thread(decode_frame, data, PublicPart)
+            if candidates is not None and abs(public.candidates - candidates) > _SAME:
+                raise ReplyError("the server sent the map of another fraction than candidates asks for")
+            if public.fingerprint != info.fingerprint or len(public.mean) != info.dimension:
+                raise ReplyError("the gallery has other features than when it was listed: ask again")
+        self._maps[info.name, candidates] = read_etag(response), public
+        self._drop(list(self._maps)[:-_MOST_MAPS])
+        return public
+
+    async def fetch_model(self, gallery: str | None) -> KeptModel:
+        """Return the model of a gallery: asked for once, and whether there is a newer one at most once an hour."""
+        now = self.clock.now()
+        kept = self._models.get(gallery)
+        if kept is not None and 0 <= now - kept.checked < CHECK_AGAIN:
+            return kept
+        info = await self._look_up(gallery, "protected")
+        if kept is None or kept.info.version != info.version:
+            model = await self._download_model(info)
+        else:
+            model = kept.model
+        self._models[gallery] = found = KeptModel(info, model, now)
+        return found
+
+    async def fetch_original(self, number: int, gallery: str | None) -> bytes:
+        """Ask for one original: the request says which one."""
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 32:
+            raise QuestionError("id", "it must be the id of an item, a whole number of 32 bits")
+        info = await self.find_gallery(gallery, "open")
+        request = Request("original", info.name, number=number, most=LARGEST_ORIGINAL)
+        return read_bytes(await self._send(request, Tally()))
+
+    async def send_query(self, info: GalleryInfo, body: bytes, nonce: str, *, most: int, tally: Tally) -> Response:
+        """Send the frame of a query. The same frame with the same nonce is the same request, at any time.
+
+        The key of a debit is not sent in any form: it may be short, and the server could guess it.
+        """
+        text = f"{self._token}\0query\0{info.name}\0".encode() + body
+        key = hmac.digest(nonce.encode(), text, "sha256").hex()[:32]
+        return await self._send(Request("query", info.name, body, key, most=max(most, _LEAST_REPLY)), tally)
+
+    async def _send(self, request: Request, tally: Tally) -> Response:
+        """Send a request until there is a reply that another attempt would not better. Every attempt is the same."""
+        for attempt in range(self._patience.retries + 1):
+            last = attempt == self._patience.retries
+            tally.sent += len(request.body)
+            try:
+                response = await self.transport.send(request)
+            except UnreachableError as error:
+                if last or not error.again:
+                    raise
+                await self.clock.pause(self._patience.pause(attempt, None))
+                continue
+            tally.heard = self.clock.now()
+            tally.received += len(response.body)
+            if last or response.status not in AGAIN:
+                return response
+            await self.clock.pause(self._patience.pause(attempt, response.retry_after))
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _download_model(self, info: GalleryInfo) -> "PublicDiscriminant":
+        body = read_bytes(await self._send(Request("model", info.name, most=MOST_MODEL), Tally()))
+        if hashlib.sha256(body).hexdigest() != info.version:
+            raise ReplyError(
+                "the model is another than the gallery names: it may have published one just now; ask again"
+            )
+        model = await asyncio.to_thread(_read_model, body)
+        if model.n_features != info.dimension:
+            raise ReplyError("the model is of other features than the gallery's")
+        return model
+
+    @contextmanager
+    def _forgetting(self, gallery: str) -> Iterator[None]:
+        """Look anew next time if a gallery is not what it was."""
+        try:
+            yield
+        except ValueError:
+            self._listed, self._chosen = (), {}
+            self._drop([place for place in list(self._maps) if place[0] == gallery])
+            raise
+
+    def _drop(self, places: list[tuple[str, float | None]]) -> None:
+        for place in places:
+            self._maps.pop(place, None)
+
+
+def _read_model(body: bytes) -> "PublicDiscriminant":
+    from nearveil.votes import PublicDiscriminant
+
+    try:
+        model = PublicDiscriminant.from_bytes(body)
+    except MessageError as error:
+        raise ReplyError(f"the model cannot be used: {make_printable(str(error))}") from None
+    if model.classes.dtype.kind != "U":
+        raise ReplyError("the model holds names that are no text")
+    return model
+
+
+def _choose_gallery(infos: tuple[GalleryInfo, ...], name: str | None, kind: GalleryKind) -> GalleryInfo:
+    if name is None:
+        fitting = [one for one in infos if one.kind == kind]
+        if len(fitting) != 1:
+            many = "name one of them" if fitting else _NONE[kind]
+            raise QuestionError("gallery", f"there are {_list_names(infos)}: {many}")
+        return _check_published(fitting[0])
+    found = next((one for one in infos if one.name == name), None)
+    if found is None:
+        name = make_printable(str(name))
+        raise QuestionError("gallery", f"there is none named {name!r}; there are {_list_names(infos)}")
+    if found.kind != kind:
+        raise QuestionError("gallery", f"{found.name}: {_KINDS[kind]}")
+    return _check_published(found)
+
+
+def _check_published(info: GalleryInfo) -> GalleryInfo:
+    if not info.is_published:
+        what = "map" if info.kind == "open" else "model"
+        raise QuestionError("gallery", f"{info.name} has no {what} yet: publish one, or ask another")
+    return info
+
+
+def _list_names(infos: tuple[GalleryInfo, ...]) -> str:
+    return ", ".join(f"{one.name} ({one.kind})" for one in infos) or "no galleries"
+
 
 CLASSIFYING_PERIOD = 0.1  # seconds: a matrix of at most 16 MiB and a row
 _NOTHING_TOLD = Guarantee(

@@ -1,27 +1,28 @@
-"""Requests of a client, replies to them, and HTTP that carries them. Nothing in a reply is trusted."""
+"""Requests of a client, replies to them, and what carries them: HTTP, or a gallery in this process."""
 
 import asyncio
+import hashlib
 import ipaddress
+import os
 import re
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from urllib.parse import quote
-
-from nearveil.service.client.errors import QuestionError, ReplyError, UnreachableError
-from nearveil.service.schema import FRAME, KEY_HEADER
-
-if TYPE_CHECKING:
-    import httpx
-from typing import TypeVar
 
 from pydantic import ValidationError
 
-from nearveil.service.client.errors import DeclinedError
-from nearveil.service.schema import Model, Problem
+from nearveil.service.client.errors import DeclinedError, QuestionError, ReplyError, UnreachableError
+from nearveil.service.schema import FRAME, KEY_HEADER, Galleries, Model, Problem
+
+if TYPE_CHECKING:
+    import httpx
+
+    from nearveil.gallery import Index
+    from nearveil.service.server.galleries import Gallery
 
 What = Literal["galleries", "map", "query", "model", "original"]
 JSON, BYTES = "application/json", "application/octet-stream"
@@ -338,3 +339,60 @@ def _check_text(found: Any) -> None:
     elif isinstance(found, (list, tuple)):
         for value in found:
             _check_text(value)
+
+
+class LocalTransport:
+    """Carries requests to a gallery in this process, in threads.
+
+    `owned`: Whether closing closes the gallery.
+    """
+
+    def __init__(self, gallery: "Gallery", *, owned: bool) -> None:
+        self._gallery, self._owned = gallery, owned
+
+    @classmethod
+    def open(cls, where: "str | os.PathLike[str] | Index | Gallery") -> "LocalTransport":
+        """Open an index by its folder or URL; an index or a gallery that is open stays its owner's."""
+        from nearveil.gallery import Index
+        from nearveil.service.server.galleries import OFFERS, OpenGallery
+
+        owned = isinstance(where, (str, os.PathLike))
+        if isinstance(where, (str, os.PathLike)):
+            where = Index.open(os.fspath(where))
+        if isinstance(where, Index):
+            where = OpenGallery(where, "local", offers=OFFERS)  # all of them: its owner asks
+        return cls(where, owned=owned)
+
+    async def send(self, request: Request) -> Response:
+        """Ask the gallery, and return what a server would."""
+        return await asyncio.to_thread(self._reply, request)
+
+    async def close(self) -> None:
+        """Close the gallery if it is the transport's own."""
+        if self._owned:
+            await asyncio.to_thread(self._gallery.close)
+
+    def _reply(self, request: Request) -> Response:
+        from nearveil.service.server.errors import ServiceError
+
+        try:
+            return self._answer(request)
+        except ServiceError as error:
+            said = Problem(code=error.code, message=str(error))
+            return Response(error.status, JSON, said.model_dump_json().encode(), retry_after=error.retry_after)
+
+    def _answer(self, request: Request) -> Response:
+        from nearveil.service.server.galleries import frame_status
+
+        if request.what == "galleries":
+            return Response(200, JSON, Galleries(galleries=(self._gallery.info(),)).model_dump_json().encode())
+        if request.what == "map":
+            data = self._gallery.map(request.candidates)
+            etag = f'"{hashlib.sha256(data).hexdigest()}"'
+            return Response(304, FRAME, b"", etag) if etag == request.etag else Response(200, FRAME, data, etag)
+        if request.what == "query":
+            data = self._gallery.query(request.body)
+            return Response(frame_status(data), FRAME, data)
+        if request.what == "model":
+            return Response(200, BYTES, self._gallery.model())
+        return Response(200, BYTES, self._gallery.original(request.number))

@@ -15,8 +15,7 @@ import nearveil
 from nearveil.service.schema import FRAME, GALLERY_NAME, KEY, KEY_HEADER, Galleries, Health, Problem
 from nearveil.service.server.errors import FieldError, ServiceError, UnknownError
 from nearveil.service.server.galleries import Gallery
-from nearveil.service.server.middleware import ASKED, GuardMiddleware, problem
-from nearveil.service.server.requests import AppState, get_context
+from nearveil.service.server.requests import ASKED, AppState, GuardMiddleware, get_context, problem
 from nearveil.service.server.settings import Settings
 from nearveil.service.server.tokens import TokenStore
 

@@ -18,8 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from nearveil.service.schema import Problem
 from nearveil.service.server.errors import RateError
 from nearveil.service.server.limits import STRANGERS, STRANGERS_WAIT, Buckets
-from nearveil.service.server.middleware import network_of
-from nearveil.service.server.requests import GONE, OWNER
+from nearveil.service.server.requests import GONE, OWNER, network_of
 
 
 class Server(uvicorn.Server):

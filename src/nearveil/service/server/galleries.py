@@ -12,13 +12,12 @@ from functools import cached_property
 from typing import Literal, NoReturn, Protocol, cast, get_args, runtime_checkable
 
 from nearveil.frames import Kind
-from nearveil.gallery.answers import EXTRAS, Extras
-from nearveil.gallery.codes import ID_BYTES
+from nearveil.gallery.answers import EXTRAS, ID_BYTES, Extras
 from nearveil.gallery.errors import IndexStoreError, UnknownItemError
 from nearveil.gallery.index import Index
 from nearveil.gallery.publishing import Stamp
+from nearveil.protocol.client import MapChanged, Refusal, RefusalCode, decode_frame
 from nearveil.protocol.server import ServedMap, ServerProtocol
-from nearveil.protocol.wire import MapChanged, Refusal, RefusalCode, decode_frame
 from nearveil.service.schema import GALLERY_NAME, MOST_MAPS, GalleryInfo
 from nearveil.service.server.errors import NotOfferedError, UnavailableError, UnknownError
 

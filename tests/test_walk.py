@@ -1,0 +1,12 @@
+"""How many files of this library a question walks through: few enough to be read in an afternoon."""
+
+from pathlib import Path
+
+from tests.walk import walks
+
+MOST = {"served": 25, "local": 20}
+
+
+def test_a_question_walks_through_few_files(tmp_path: Path) -> None:
+    found = walks(tmp_path)
+    assert {name: len(files) for name, files in found.items() if len(files) > MOST[name]} == {}, found
