@@ -6,6 +6,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from PIL import Image
 
 from nearveil.ledger import Ledger
-from nearveil.votes import PrivateKNeighborsClassifier, label_data, labelling
+from nearveil.votes import PrivateKNeighborsClassifier, labelling
 from tests.cli.labelling import HIDDEN, RARE, Plain, fine, refused, rows_of, run, small, write_png
 
 ONE = ("--epsilon", "1")
@@ -179,10 +180,10 @@ def test_room_is_made_for_the_longest_text(here: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-        with labelling.reserve_file(here / "fits.csv", "x" * 1000, force=False) as file:
+        with closing(labelling.ReservedFile(here / "fits.csv", "x" * 1000, force=False)) as file:
             file.write("short")
         with pytest.raises(OSError, match="File too large"):  # noqa: SIM117
-            with labelling.reserve_file(here / "labels.csv", "x" * 1001, force=False):
+            with closing(labelling.ReservedFile(here / "labels.csv", "x" * 1001, force=False)):
                 pytest.fail("there was room")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -397,7 +398,7 @@ def test_pixels_instead_of_histograms(pictures: Path) -> None:
 
 def test_pictures_that_could_be_misread_are_left_out(here: Path) -> None:
     Image.fromarray(np.linspace(0, 65535, 64).reshape(8, 8).astype(np.uint16)).save(here / "deep.png")
-    assert "16-bit" in str(label_data._open_image(here / "deep.png", 8))
+    assert "16-bit" in str(labelling._open_image(here / "deep.png", 8))
 
 
 def test_folders_without_pictures(pictures: Path, here: Path) -> None:

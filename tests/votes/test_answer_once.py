@@ -62,7 +62,7 @@ def test_it_is_paid_for_before_the_count_and_stored_before_it_is_told(
 ) -> None:
     asked, order = voter(ledger), []
     counting, store = type(asked._poll), Debit.store
-    count = counting.tallies
+    count = counting.count_votes
 
     def counted(self: Any, *arguments: Any) -> Any:
         order.append(("count", debits(ledger)))
@@ -72,7 +72,7 @@ def test_it_is_paid_for_before_the_count_and_stored_before_it_is_told(
         order.append(("store", debits(ledger)))
         store(self, message)
 
-    monkeypatch.setattr(counting, "tallies", counted)
+    monkeypatch.setattr(counting, "count_votes", counted)
     monkeypatch.setattr(Debit, "store", stored)
     told = asked.answer_once(QUERY, "one")
     assert order == [("count", 1), ("store", 1)]
@@ -84,7 +84,7 @@ def test_what_is_released_is_the_count_with_the_noise_of_the_plan(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = voter(ledger)
-    (tally,) = asked._poll.tallies(QUERY[None], None)
+    (tally,) = asked._poll.count_votes(QUERY[None])
     seen, release = [], Poll.release
 
     def released(self: Any, sums: Any) -> Any:

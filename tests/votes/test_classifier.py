@@ -230,7 +230,7 @@ def test_one_record_moves_one_vote(data: st.DataObject) -> None:
         if ballots is None:
             return np.zeros(3, dtype=np.int64)
         voters = draw_voters(NeighborSearch(rows[sampled]), query, PoissonSample(1.0), k, unsafe_seeded(0), draws=1)
-        return np.asarray(ballots.count(next(voters)[1][0])[0])
+        return np.asarray(ballots.count(next(voters)[0])[0])
 
     everybody = np.ones(n, dtype=bool)
     change = counts(everybody) - counts(everybody & (np.arange(n) != gone))
@@ -375,8 +375,8 @@ def test_screening_and_vote_have_samples_of_their_own() -> None:
     assert 420 < answers.answered.sum() < 580
     assert 0.4 < np.rint(answers.votes[answers.answered, 0]).mean() < 0.6
     poll, queries = voter._poll, np.ones((1000, 2))
-    votes = np.rint(poll.release(np.concatenate([tally.sums for tally in poll.tallies(queries, None)])))
-    largest = np.concatenate([tally.largest for tally in poll.tallies(queries, None) if tally.largest is not None])
+    votes = np.rint(poll.release(np.concatenate([tally.sums for tally in poll.count_votes(queries)])))
+    largest = np.concatenate([tally.largest for tally in poll.count_votes(queries) if tally.largest is not None])
     assert 0.4 < votes.mean() < 0.6
     assert 0.4 < largest.mean() < 0.6
 
@@ -486,7 +486,7 @@ def test_nothing_private_is_shown(caplog: pytest.LogCaptureFixture) -> None:
         seen.append(str(error.value))
     seen += [repr(voter), str(voter), voter._repr_html_(), repr(voter.plan_), repr(voter.guarantee), caplog.text]
     seen += [repr(value) for value in vars(voter).values()]
-    tally = next(voter._poll.tallies(DIGITS[300:302], None))
+    tally = next(voter._poll.count_votes(DIGITS[300:302]))
     seen += [repr(tally)]
     assert not any(str(PRIVATE) in text for text in seen)
 

@@ -37,7 +37,7 @@ def test_drawn_voters_have_the_distribution_of_sample_then_search() -> None:
     search, sample = NeighborSearch(rows_in_order(N)), PoissonSample(RATE)
     drawn: Counter[tuple[int, ...]] = Counter()
     pairs: Counter[tuple[int, ...]] = Counter()
-    for _, (first, second) in draw_voters(search, queries, sample, K, unsafe_seeded(1), draws=2):
+    for first, second in draw_voters(search, queries, sample, K, unsafe_seeded(1), draws=2):
         drawn.update(map(tuple, first.tolist()))
         pairs.update(zip(first[:, 0].tolist(), second[:, 0].tolist(), strict=True))
     expected = voters_by_brute_force()
@@ -74,7 +74,7 @@ def test_a_list_that_runs_out_is_lengthened_and_its_coins_are_kept(monkeypatch: 
     search, sample, queries = NeighborSearch(rows), PoissonSample(0.3), rows[:40] + 0.1
 
     def all_voters() -> NDArray[np.int32]:
-        return np.vstack([one for _, (one,) in draw_voters(search, queries, sample, 20, unsafe_seeded(3), draws=1)])
+        return np.vstack([one for (one,) in draw_voters(search, queries, sample, 20, unsafe_seeded(3), draws=1)])
 
     long_enough = all_voters()
     monkeypatch.setattr(PoissonSample, "list_length", lambda *_: 25)  # far too short: 20 of 25 are hardly ever kept
@@ -83,7 +83,7 @@ def test_a_list_that_runs_out_is_lengthened_and_its_coins_are_kept(monkeypatch: 
 
 def test_fewer_vote_only_at_the_true_end() -> None:
     rows = rows_in_order(10)
-    (_, (voters,)), *_ = draw_voters(
+    (voters,), *_ = draw_voters(
         NeighborSearch(rows), rows[:1].repeat(500, axis=0), PoissonSample(0.5), 8, unsafe_seeded(4), draws=1
     )
     there = np.maximum((voters != NOBODY).sum(axis=1), 2)  # of 10, with probability 1/2 each: binomial, cut at 8
@@ -96,7 +96,7 @@ def test_everybody_votes_without_sampling() -> None:
     assert sample.event(VoteHistogram(3.0)) == VoteHistogram(3.0)
     assert sample.list_length(7) == 7
     rows = rows_in_order(5)
-    ((_, (first, second)),) = draw_voters(NeighborSearch(rows), rows[:1], sample, 7, unsafe_seeded(0), draws=2)
+    ((first, second),) = draw_voters(NeighborSearch(rows), rows[:1], sample, 7, unsafe_seeded(0), draws=2)
     np.testing.assert_array_equal(first, [[0, 1, 2, 3, 4]])
     np.testing.assert_array_equal(first, second)
 

@@ -163,7 +163,7 @@ def test_everything_is_debited_before_it_is_counted_and_released(
     account = wide(ledger)
     asked, order = voter(account, **(SCREENED if screened else {})), []
     counting = type(asked._poll)
-    count, release = counting.tallies, Poll.release
+    count, release = counting.count_votes, Poll.release
 
     def paid() -> int:
         return sum(times for entry in account.history() if entry.kind == "debit" for _, times in entry.events)
@@ -176,7 +176,7 @@ def test_everything_is_debited_before_it_is_counted_and_released(
         order.append(("release", paid()))
         return release(self, sums)
 
-    monkeypatch.setattr(counting, "tallies", counted)
+    monkeypatch.setattr(counting, "count_votes", counted)
     monkeypatch.setattr(Poll, "release", released)
     assert asked.answer(QUERIES[:3]).answered.all()
     assert order == [("count", 3), ("release", 6 if screened else 3)]

@@ -53,7 +53,7 @@ class Script:
 
 def votes_of_each(teachers: Teachers) -> NDArray[np.int64]:
     """What every teacher says to every query, shape (n_teachers, n_queries)."""
-    alone = [Teachers((member,), teachers.n_classes).votes(QUERIES).argmax(axis=1) for member in teachers.members]
+    alone = [Teachers((member,), teachers.n_classes).count_votes(QUERIES).argmax(axis=1) for member in teachers.members]
     return np.stack(alone)
 
 
@@ -104,12 +104,14 @@ def test_counts_change_as_is_charged() -> None:
     words, seeds = coins.words(n), coins.words(6)
     known: dict[str, Any] = {"n_teachers": 6, "n_classes": 3}
     y = Y.astype(np.int64)
-    before = train_teachers(RidgeClassifier(), X[:n], y[:n], source=Script(words, seeds), **known).votes(QUERIES)
+    before = train_teachers(RidgeClassifier(), X[:n], y[:n], source=Script(words, seeds), **known).count_votes(QUERIES)
     largest = []
     for gone in range(n):
         left = np.delete(np.arange(n), gone)
         source = Script(words[left], seeds)
-        change = train_teachers(RidgeClassifier(), X[left], y[left], source=source, **known).votes(QUERIES) - before
+        change = (
+            train_teachers(RidgeClassifier(), X[left], y[left], source=source, **known).count_votes(QUERIES) - before
+        )
         largest.append(np.sum(change**2, axis=1).max())
         assert np.abs(change).sum(axis=1).max() <= 2
         assert np.all(np.sum(change, axis=1) == 0)
@@ -134,8 +136,8 @@ def test_a_part_with_one_class_names_it_and_an_empty_one_names_the_first() -> No
     teachers = train_teachers(RidgeClassifier(), X[:5], y, source=Script(words, words[:3]), **known)
     assert teachers.members[0] == 2
     assert teachers.members[2] == 0
-    assert np.all(teachers.votes(QUERIES).sum(axis=1) == 3)
-    assert np.all(teachers.votes(QUERIES)[:, 2] == 1)
+    assert np.all(teachers.count_votes(QUERIES).sum(axis=1) == 3)
+    assert np.all(teachers.count_votes(QUERIES)[:, 2] == 1)
 
 
 def fitted(counts: list[int], **parameters: Any) -> PateClassifier:
@@ -332,7 +334,7 @@ def test_a_pickle_answers_nothing() -> None:
 def test_more_teachers_than_records() -> None:
     voter = PateClassifier(300, mechanism="gnmax", vote_noise=50.0, max_answered=60).fit(X, Y)
     assert set(voter.predict(QUERIES)) <= {0, 1, 2}
-    assert sum(itertools.chain.from_iterable(voter._poll.teachers.votes(QUERIES[:1]).tolist())) == 300
+    assert sum(itertools.chain.from_iterable(voter._poll.teachers.count_votes(QUERIES[:1]).tolist())) == 300
 
 
 # With one teacher and hardly any noise nothing is left to chance; what remains is what privacy makes impossible.

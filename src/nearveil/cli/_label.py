@@ -84,8 +84,7 @@ def label(
     if not 0 < delta < 1:
         raise typer.BadParameter("must lie between 0 and 1", param_hint="--delta")
     with report_errors(**_OPTIONS), show_bars() as bars:
-        from nearveil.votes.label_data import parse_classes
-        from nearveil.votes.labelling import label_file
+        from nearveil.votes.labelling import label_file, parse_classes
 
         with _open_payer(ledger, account, witness) as payer:
             report = label_file(

@@ -45,7 +45,7 @@ from nearveil.gallery.items import (
     make_damaged_error,
     metadata,
 )
-from nearveil.storage import Database, prepare_durable
+from nearveil.storage import Database, flush_folder, prepare_durable
 
 Positions = NDArray[np.int64]
 Found = tuple[Positions, Singles]
@@ -259,7 +259,7 @@ class DirectoryIndex(_index.Index):
             _write_empty(folder / _FILE, first, timeout)
         except sqlite3.Error as error:
             raise explain(error, url) from error
-        _flush_folder(folder.parent)
+        flush_folder(folder.parent)
         return cls(_open_database(folder / _FILE, timeout), str(folder))
 
     @classmethod
@@ -433,12 +433,3 @@ def _check_header(path: Path, where: str) -> None:
 
 def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # of a pipe, too, which nobody may write to
-
-
-def _flush_folder(folder: Path) -> None:
-    """See to it that a new name in a directory survives a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,7 +18,7 @@ from nearveil.storage._database import (
     prepare_durable,
     without_secrets,
 )
-from nearveil.storage._files import data_folder, make_data_folder, make_private_file
+from nearveil.storage._files import data_folder, flush_folder, make_data_folder, make_private_file
 
 __all__ = [
     "Database",
@@ -28,6 +28,7 @@ __all__ = [
     "data_folder",
     "describe_url",
     "find_error",
+    "flush_folder",
     "is_transient",
     "make_data_folder",
     "make_private_file",

@@ -31,3 +31,12 @@ def make_private_file(path: Path) -> None:
     """Make a file for its owner alone where there is none: SQLite would make it for all to read."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+
+
+def flush_folder(folder: Path) -> None:
+    """See to it that a new name in a folder survives a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,7 +1,7 @@
 """Private-kNN: the nearest private records vote on a public query."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
 from numbers import Real
 from typing import Any, ClassVar, Self
 
@@ -11,8 +11,6 @@ from sklearn.base import _fit_context
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import validate_data
 
-from nearveil.ledger import Account, Ledger
-from nearveil.privacy.noise import Source
 from nearveil.votes._ballots import (
     MULTILABEL,
     Labels,
@@ -23,16 +21,9 @@ from nearveil.votes._ballots import (
     make_soft_votes,
     run_shielded,
 )
-from nearveil.votes.estimator import (
-    GUARANTEE_CONSTRAINTS,
-    SCREENING_CONSTRAINTS,
-    ClassPoll,
-    Progress,
-    VoteTally,
-    VotingClassifier,
-)
-from nearveil.votes.neighbors import NEIGHBOR_CONSTRAINTS, NeighborSearch, SearchEngine, draw_voters
-from nearveil.votes.plan import Ballot, Wish
+from nearveil.votes.estimator import ClassPoll, VoteTally, VotingClassifier
+from nearveil.votes.neighbors import NeighborSearch, SearchParameters, draw_voters
+from nearveil.votes.plan import Ballot
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,17 +34,12 @@ class NeighborPoll(ClassPoll):
     search: NeighborSearch
     votes: Votes
 
-    def tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[VoteTally]:
+    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[VoteTally]:
         plan, source = self.terms.plan, self.terms.source
-        screens = plan.screening is not None
-        voters = draw_voters(
-            self.search, queries, plan.votes.sample, plan.n_neighbors, source, draws=2 if screens else 1
-        )
-        for rows, drawn in voters:
-            largest = self.ballots.count(drawn[1]).max(axis=1) * plan.votes.unit if screens else None
-            yield VoteTally(rows, self.ballots.count(drawn[0]), largest)
-            if progress is not None:
-                progress(rows.stop - rows.start)
+        draws = 1 if plan.screening is None else 2
+        for drawn in draw_voters(self.search, queries, plan.votes.sample, plan.n_neighbors, source, draws=draws):
+            largest = self.ballots.count(drawn[1]).max(axis=1) * plan.votes.unit if draws == 2 else None
+            yield VoteTally(self.ballots.count(drawn[0]), largest)
 
     def labels(self, votes: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[Any]:
         if self.votes not in MULTILABEL:
@@ -65,7 +51,8 @@ class NeighborPoll(ClassPoll):
         return chosen.astype(int)
 
 
-class PrivateKNeighborsClassifier(VotingClassifier):
+@dataclass(eq=False, repr=False)
+class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
     """Classify public queries by the votes of their nearest private records.
 
     Private-kNN (Zhu, Yu, Chandraker and Wang 2020), with what its parameters really cost. The guarantee is about the
@@ -153,55 +140,18 @@ class PrivateKNeighborsClassifier(VotingClassifier):
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **GUARANTEE_CONSTRAINTS,
-        **SCREENING_CONSTRAINTS,
-        **NEIGHBOR_CONSTRAINTS,
+        **VotingClassifier._parameter_constraints,
+        **SearchParameters._parameter_constraints,
         "votes": [StrOptions({"classes", "soft", *MULTILABEL})],
         "clip": [Interval(Real, 0, None, closed="neither"), None],
     }
 
-    def __init__(
-        self,
-        epsilon: float | None = None,
-        delta: float = 1e-5,
-        max_answered: int = 1000,
-        *,
-        n_neighbors: int | None = None,
-        sampling_rate: float = 1.0,
-        screening_noise: float | None = None,
-        threshold: float | None = None,
-        vote_noise: float | None = None,
-        max_screened: int | None = None,
-        votes: Votes = "classes",
-        clip: float | None = None,
-        classes: Sequence[Any] | NDArray[Any] | None = None,
-        feature_norm: float | None = None,
-        abstain_label: int | str | None = None,
-        unit: str = "record",
-        ledger: Ledger | str | None = None,
-        account: Account | str | None = None,
-        engine: SearchEngine = "auto",
-        source: Source | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.max_answered = max_answered
-        self.n_neighbors = n_neighbors
-        self.sampling_rate = sampling_rate
-        self.screening_noise = screening_noise
-        self.threshold = threshold
-        self.vote_noise = vote_noise
-        self.max_screened = max_screened
-        self.votes = votes
-        self.clip = clip
-        self.classes = classes
-        self.feature_norm = feature_norm
-        self.abstain_label = abstain_label
-        self.unit = unit
-        self.ledger = ledger
-        self.account = account
-        self.engine = engine
-        self.source = source
+    epsilon: float | None = None
+    delta: float = 1e-5
+    max_answered: int = 1000
+    _: KW_ONLY
+    votes: Votes = "classes"
+    clip: float | None = None
 
     @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
@@ -223,19 +173,8 @@ class PrivateKNeighborsClassifier(VotingClassifier):
         X, _ = run_shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)
         classes, ballots, ballot = self._votes(y)
         declined = self._find_abstain_label(np.arange(2) if self.votes in MULTILABEL else classes)
-        wish = Wish(
-            epsilon=self.epsilon,
-            delta=self.delta,
-            max_answered=self.max_answered,
-            n_neighbors=self.n_neighbors,
-            sampling_rate=self.sampling_rate,
-            screening_noise=self.screening_noise,
-            threshold=self.threshold,
-            max_screened=self.max_screened,
-            vote_noise=self.vote_noise,
-        )
         inferred = self.votes == "classes" and self.classes is None
-        plan, guarantee = self._plan(ballot, wish, inferred=inferred)
+        plan, guarantee = self._plan(ballot, self._wish(), inferred=inferred)
         search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
         terms = self._terms(columns, plan, guarantee)
         poll = NeighborPoll(terms, classes, declined, ballots, search, self.votes)

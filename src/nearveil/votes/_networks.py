@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self
 
@@ -94,6 +94,7 @@ class _Torch:
         return functional.grid_sample(images, grid, align_corners=False)
 
 
+@dataclass(eq=False, repr=False)
 class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """A convolutional network for images, trained on few or doubtful labels and on images without any.
 
@@ -133,24 +134,14 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
         "random_state": ["random_state"],
     }
 
-    def __init__(
-        self,
-        architecture: Architecture = "mnist",
-        *,
-        epochs: int = 12,
-        batch_size: int = 128,
-        learning_rate: float = 0.002,
-        augmentation: float = 1.0,
-        device: str = "auto",
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.architecture = architecture
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.augmentation = augmentation
-        self.device = device
-        self.random_state = random_state
+    architecture: Architecture = "mnist"
+    _: KW_ONLY
+    epochs: int = 12
+    batch_size: int = 128
+    learning_rate: float = 0.002
+    augmentation: float = 1.0
+    device: str = "auto"
+    random_state: int | np.random.RandomState | None = None
 
     @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def fit(self, X: ArrayLike, y: ArrayLike, unlabeled: ArrayLike | None = None) -> Self:

@@ -1,8 +1,8 @@
 """PATE: teachers trained on disjoint parts of the private records vote on a public query."""
 
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from numbers import Integral
 from typing import Any, ClassVar, Literal, Self
 
@@ -13,18 +13,10 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.validation import validate_data
 
-from nearveil.ledger import Account, Ledger
 from nearveil.privacy.events import GaussianNoisyMax, LaplaceNoisyMax
 from nearveil.privacy.noise import Source
 from nearveil.votes._ballots import make_hard_votes, run_shielded
-from nearveil.votes.estimator import (
-    GUARANTEE_CONSTRAINTS,
-    SCREENING_CONSTRAINTS,
-    ClassPoll,
-    Progress,
-    VoteTally,
-    VotingClassifier,
-)
+from nearveil.votes.estimator import ClassPoll, VoteTally, VotingClassifier
 from nearveil.votes.plan import Ballot, Wish
 
 _SEEDS = np.uint64(2**31 - 1)
@@ -40,7 +32,7 @@ class Teachers:
     members: tuple[BaseEstimator | int, ...] = field(repr=False)
     n_classes: int
 
-    def votes(self, queries: NDArray[Any]) -> NDArray[np.int64]:
+    def count_votes(self, queries: NDArray[Any]) -> NDArray[np.int64]:
         """Count, for each query, how many teachers name each class.
 
         Returns: Each row sums to the number of teachers.
@@ -134,16 +126,14 @@ class TeacherPoll(ClassPoll):
 
     teachers: Teachers
 
-    def tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[VoteTally]:
+    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[VoteTally]:
         for start in range(0, len(queries), _AT_ONCE):
-            batch = queries[start : start + _AT_ONCE]
-            counts = self.teachers.votes(batch)
+            counts = self.teachers.count_votes(queries[start : start + _AT_ONCE])
             largest = None if self.terms.plan.screening is None else counts.max(axis=1).astype(np.float64)
-            yield VoteTally(slice(start, start + len(batch)), counts, largest)
-            if progress is not None:
-                progress(len(batch))
+            yield VoteTally(counts, largest)
 
 
+@dataclass(eq=False, repr=False)
 class PateClassifier(VotingClassifier):
     """Classify public queries by the votes of teachers that were trained on disjoint parts of the private records.
 
@@ -210,52 +200,19 @@ class PateClassifier(VotingClassifier):
     '12.6 on counts of 40 votes'
     """
 
-    _poll: TeacherPoll
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **GUARANTEE_CONSTRAINTS,
-        **SCREENING_CONSTRAINTS,
+        **VotingClassifier._parameter_constraints,
         "n_teachers": [Interval(Integral, 1, None, closed="left")],
         "estimator": [HasMethods(["fit", "predict"]), None],
         "mechanism": [StrOptions({"lnmax", "gnmax", "confident-gnmax"})],
         "max_screened": [Interval(Integral, 1, None, closed="left"), None],
     }
 
-    def __init__(
-        self,
-        n_teachers: int = 250,
-        estimator: BaseEstimator | None = None,
-        *,
-        mechanism: Mechanism = "confident-gnmax",
-        epsilon: float | None = None,
-        delta: float = 1e-5,
-        max_answered: int = 1000,
-        screening_noise: float | None = None,
-        threshold: float | None = None,
-        vote_noise: float | None = None,
-        max_screened: int | None = None,
-        classes: Sequence[Any] | NDArray[Any] | None = None,
-        abstain_label: int | str | None = None,
-        unit: str = "record",
-        ledger: Ledger | str | None = None,
-        account: Account | str | None = None,
-        source: Source | None = None,
-    ) -> None:
-        self.n_teachers = n_teachers
-        self.estimator = estimator
-        self.mechanism = mechanism
-        self.epsilon = epsilon
-        self.delta = delta
-        self.max_answered = max_answered
-        self.screening_noise = screening_noise
-        self.threshold = threshold
-        self.vote_noise = vote_noise
-        self.max_screened = max_screened
-        self.classes = classes
-        self.abstain_label = abstain_label
-        self.unit = unit
-        self.ledger = ledger
-        self.account = account
-        self.source = source
+    n_teachers: int = 250
+    estimator: BaseEstimator | None = None
+    _: KW_ONLY
+    mechanism: Mechanism = "confident-gnmax"
+    _poll: TeacherPoll = field(init=False)
 
     @_fit_context(prefer_skip_nested_validation=False)  # type: ignore[untyped-decorator]
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
@@ -290,20 +247,12 @@ class PateClassifier(VotingClassifier):
         poll = TeacherPoll(self._terms(columns, plan, guarantee), classes, declined, teachers)
         return self._settle(poll, classes_=classes)
 
-    def _wish(self) -> Wish:
-        about = {name: getattr(self, name) for name in ("screening_noise", "threshold", "max_screened")}
+    def _wish(self, **settled: Any) -> Wish:
         if self.mechanism != "confident-gnmax":
-            for name, value in about.items():
-                if value is not None:
+            for name in ("screening_noise", "threshold", "max_screened"):
+                if getattr(self, name) is not None:
                     raise ValueError(f'{name} must not be given for mechanism="{self.mechanism}": nothing is screened')
-            about["max_screened"] = 0
+            settled["max_screened"] = 0
         elif self.vote_noise is not None and None in (self.screening_noise, self.threshold):
             raise ValueError("screening_noise and threshold must be given: vote_noise is, so nothing is calibrated")
-        return Wish(
-            epsilon=self.epsilon,
-            delta=self.delta,
-            max_answered=self.max_answered,
-            n_neighbors=self.n_teachers,
-            vote_noise=self.vote_noise,
-            **about,
-        )
+        return super()._wish(n_neighbors=self.n_teachers, **settled)

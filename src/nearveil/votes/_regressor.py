@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self
 
@@ -12,12 +12,10 @@ from sklearn.base import RegressorMixin, _fit_context
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from nearveil.ledger import Account, Ledger
-from nearveil.privacy.noise import Source
 from nearveil.votes._ballots import Weights, run_shielded
-from nearveil.votes.estimator import GUARANTEE_CONSTRAINTS, Poll, Progress, VoteTally, VotingEstimator
-from nearveil.votes.neighbors import NEIGHBOR_CONSTRAINTS, NOBODY, NeighborSearch, SearchEngine, draw_voters
-from nearveil.votes.plan import Ballot, GaussianSums, Wish
+from nearveil.votes.estimator import Poll, Progress, VoteTally, VotingEstimator
+from nearveil.votes.neighbors import NOBODY, NeighborSearch, SearchParameters, draw_voters
+from nearveil.votes.plan import Ballot, GaussianSums
 
 _STEPS = 2**20  # values are rounded to this part of their range, or finer
 _MEAN_NEIGHBORS = 32.0  # voters for each unit of noise over the range: the mean's noise is a 32nd of the range
@@ -95,12 +93,10 @@ class ValuePoll(Poll):
     values: Weights  # of each record
     search: NeighborSearch
 
-    def tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[VoteTally]:
+    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[VoteTally]:
         plan, source, mean = self.terms.plan, self.terms.source, self.asked.method == "mean"
-        for rows, (voters,) in draw_voters(self.search, queries, plan.votes.sample, plan.n_neighbors, source, draws=1):
-            yield VoteTally(rows, self.values.count(voters) if mean else self.values.units[voters, 0], None)
-            if progress is not None:
-                progress(rows.stop - rows.start)
+        for (voters,) in draw_voters(self.search, queries, plan.votes.sample, plan.n_neighbors, source, draws=1):
+            yield VoteTally(self.values.count(voters) if mean else self.values.units[voters, 0], None)
 
     def release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
         if self.asked.method == "mean":
@@ -111,7 +107,7 @@ class ValuePoll(Poll):
             low = np.where(super().release(count_balance(sums, point)) < 0, point, low)
         return low[:, None].astype(np.float64)
 
-    def predicted(self, released: NDArray[np.float64]) -> NDArray[np.float64]:
+    def predict(self, released: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return what was released as numbers within the bounds."""
         asked = self.asked
         if asked.method == "mean":
@@ -121,7 +117,8 @@ class ValuePoll(Poll):
         return np.asarray(np.clip(found, asked.low, asked.high))
 
 
-class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: ignore[misc]
+@dataclass(eq=False, repr=False)
+class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimator):  # type: ignore[misc]
     """Predict numbers for public queries from their nearest private records.
 
     "mean" releases the sum of the voters' values, clipped to [low, high], with noise. "median" finds the middle value
@@ -177,52 +174,21 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
     True
     """
 
-    _poll: ValuePoll
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **GUARANTEE_CONSTRAINTS,
-        **NEIGHBOR_CONSTRAINTS,
+        **VotingEstimator._parameter_constraints,
+        **SearchParameters._parameter_constraints,
         "low": [Real],
         "high": [Real],
         "method": [StrOptions({"mean", "median"})],
         "depth": [Interval(Integral, 1, 30, closed="both")],
     }
 
-    def __init__(
-        self,
-        low: float,
-        high: float,
-        *,
-        epsilon: float | None = None,
-        delta: float = 1e-5,
-        max_answered: int = 1000,
-        method: Literal["mean", "median"] = "mean",
-        n_neighbors: int | None = None,
-        sampling_rate: float = 1.0,
-        vote_noise: float | None = None,
-        depth: int = 8,
-        feature_norm: float | None = None,
-        unit: str = "record",
-        ledger: Ledger | str | None = None,
-        account: Account | str | None = None,
-        engine: SearchEngine = "auto",
-        source: Source | None = None,
-    ) -> None:
-        self.low = low
-        self.high = high
-        self.epsilon = epsilon
-        self.delta = delta
-        self.max_answered = max_answered
-        self.method = method
-        self.n_neighbors = n_neighbors
-        self.sampling_rate = sampling_rate
-        self.vote_noise = vote_noise
-        self.depth = depth
-        self.feature_norm = feature_norm
-        self.unit = unit
-        self.ledger = ledger
-        self.account = account
-        self.engine = engine
-        self.source = source
+    low: float
+    high: float
+    _: KW_ONLY
+    method: Literal["mean", "median"] = "mean"
+    depth: int = 8
+    _poll: ValuePoll = field(init=False)
 
     @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
@@ -243,16 +209,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
         columns = self._columns()
         X, y = run_shielded(validate_data, columns, X, y, dtype=np.float64, y_numeric=True)
         asked = ValueQuestion.make(float(self.low), float(self.high), self.method, self.depth)
-        wish = Wish(
-            epsilon=self.epsilon,
-            delta=self.delta,
-            max_answered=self.max_answered,
-            n_neighbors=self.n_neighbors,
-            sampling_rate=self.sampling_rate,
-            vote_noise=self.vote_noise,
-            max_screened=0,
-        )
-        plan, guarantee = self._plan(asked.ballot, wish)
+        plan, guarantee = self._plan(asked.ballot, self._wish(max_screened=0))
         values = asked.votes(np.asarray(y, dtype=np.float64))
         search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
         return self._settle(ValuePoll(self._terms(columns, plan, guarantee), asked, values, search))
@@ -293,10 +250,10 @@ class PrivateKNeighborsRegressor(RegressorMixin, VotingEstimator):  # type: igno
         """
         check_is_fitted(self)
         poll = self._poll
-        queries = poll.checked(X)
+        queries = poll.check_queries(X)
         rows, released = poll.ask(queries, progress)
         found = np.full(len(queries), np.nan)
-        found[rows] = poll.predicted(released)
+        found[rows] = poll.predict(released)
         return found
 
     def __sklearn_tags__(self) -> Any:

@@ -3,22 +3,21 @@
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import ClassifierMixin
 from sklearn.model_selection import StratifiedKFold
 from sklearn.utils import check_array
-from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
+from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from nearveil.ledger import Account, Ledger
 from nearveil.privacy import Guarantee
-from nearveil.privacy.noise import Source, secure_source
+from nearveil.privacy.noise import secure_source
 from nearveil.votes._ballots import make_hard_votes, run_shielded
 from nearveil.votes.discriminant_model import (
     COUNT_UNIT,
@@ -43,14 +42,7 @@ from nearveil.votes.public_discriminant import (
     check_publishable,
     discriminant_guarantee,
 )
-from nearveil.votes.spending import (
-    AccountSpending,
-    ExhaustedError,
-    MemorySpending,
-    TakesLedger,
-    find_account,
-    name_inferred_unit,
-)
+from nearveil.votes.spending import ExhaustedError, PayingEstimator, find_account, name_inferred_unit, open_spending
 
 _MOST_UNPROJECTED = 4096  # features of a row
 _MOST_VALUES = MOST_CLASSES * (_MOST_UNPROJECTED + 1)  # released at once: what finite tables cost is charged for these
@@ -150,7 +142,8 @@ class Forecast:
         return tuple(label for label, count in self.records_per_class.items() if count < least)
 
 
-class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type: ignore[misc]
+@dataclass(eq=False, repr=False)
+class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[misc]
     """Classify by a linear discriminant of private records, with noise that is added once.
 
     The sum of the rows of each class, and how many they are, are released with Gaussian noise; mean, projection and
@@ -202,47 +195,25 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
     likely as it would be otherwise, plus 1.0e-5.
     """
 
-    classes_: NDArray[Any]
-    statistics_: NoisyStatistics
-    _model: PublicDiscriminant
-
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **PayingEstimator._parameter_constraints,
         "epsilon": [Interval(Real, 0, None, closed="neither")],
-        "delta": [Interval(Real, 0, 1, closed="neither")],
         "n_components": [Interval(Integral, 1, _MOST_UNPROJECTED, closed="both"), StrOptions({"auto"})],
         "shrinkage": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "classes": ["array-like", range, None],
-        "unit": [str],
         "publications": [Interval(Integral, 1, MOST_PUBLICATIONS, closed="both")],
-        "ledger": [Ledger, str, None],
-        "account": [Account, str, None],
-        "source": [HasMethods(["words"]), None],
     }
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        delta: float = 1e-5,
-        *,
-        n_components: int | Literal["auto"] = "auto",
-        shrinkage: float | Literal["auto"] = "auto",
-        classes: Sequence[Any] | NDArray[Any] | None = None,
-        unit: str = "record",
-        publications: int = 1,
-        ledger: Ledger | str | None = None,
-        account: Account | str | None = None,
-        source: Source | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.n_components = n_components
-        self.shrinkage = shrinkage
-        self.classes = classes
-        self.unit = unit
-        self.publications = publications
-        self.ledger = ledger
-        self.account = account
-        self.source = source
+    epsilon: float = 1.0
+    delta: float = 1e-5
+    _: KW_ONLY
+    n_components: int | Literal["auto"] = "auto"
+    shrinkage: float | Literal["auto"] = "auto"
+    classes: Sequence[Any] | NDArray[Any] | None = None
+    publications: int = 1
+    classes_: NDArray[Any] = field(init=False)
+    statistics_: NoisyStatistics = field(init=False)
+    _model: PublicDiscriminant = field(init=False)
 
     def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
         """Pay, sum the records with noise, and compute the model.
@@ -272,13 +243,11 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
         checked = given._check(X, y, public)
         problem = given._project(checked, plan.vote_noise)
         guarantee = given._guarantee(plan)
-        self.warn_of_search()
+        self._warn_of_search()
         given._pay(plan, guarantee)
         statistics = _read_statistics(plan.votes.release(problem.sums(), given._source), plan.vote_noise)
         model = problem.model(statistics, guarantee)
-        self.__dict__.pop("feature_names_in_", None)
-        self.__dict__.update(vars(checked.columns), classes_=checked.classes, statistics_=statistics, _model=model)
-        return self
+        return self._show(checked.columns, classes_=checked.classes, statistics_=statistics, _model=model)
 
     def forecast(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Forecast:
         """Say what accuracy to expect, before anything is paid. For the owner of the records alone: never publish it.
@@ -382,7 +351,7 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
 
     def _check(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None) -> "_CheckedRecords":
         """Check the input."""
-        columns = type(self).__new__(type(self))
+        columns = self._columns()
         rows: Rows
         rows, _ = run_shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)
         classes, labels, _ = make_hard_votes(y, self.classes)
@@ -447,20 +416,10 @@ class PrivateDiscriminant(ClassifierMixin, TakesLedger, BaseEstimator):  # type:
                 "account must have been opened for these publications, as nobody else counts them: give a ledger and "
                 "the name of a new one, or publications=1"
             )
-        spending = MemorySpending(plan) if account is None else AccountSpending.open(account, plan, guarantee)
-        if not spending.take("answered", 1):
+        if not open_spending(account, plan, guarantee).take("answered", 1):
             raise ExhaustedError(
                 f"publications are used up: the account has paid for all {plan.max_answered} that it was opened for"
             )
-
-    @property
-    def _source(self) -> Source:
-        return secure_source() if self.source is None else self.source
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.non_deterministic = True
-        return tags
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,61 +2,31 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils._param_validation import HasMethods, Interval
+from sklearn.base import ClassifierMixin
+from sklearn.utils._param_validation import Interval
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from nearveil.ledger import Account, Ledger
 from nearveil.privacy import Guarantee
-from nearveil.privacy.noise import Source, secure_source
+from nearveil.privacy.noise import Source
 from nearveil.votes.plan import Ballot, VotePlan, Wish, make_plan
-from nearveil.votes.spending import (
-    AccountSpending,
-    MemorySpending,
-    Spending,
-    TakesLedger,
-    find_account,
-    name_inferred_unit,
-)
+from nearveil.votes.spending import PayingEstimator, Spending, find_account, name_inferred_unit, open_spending
 
 Progress = Callable[[int], None]
 """Called with how many queries were finished since the last call."""
-
-GUARANTEE_CONSTRAINTS: dict[str, list[Any]] = {
-    "epsilon": [Interval(Real, 0, None, closed="neither"), None],
-    "delta": [Interval(Real, 0, 1, closed="neither")],
-    "max_answered": [Interval(Integral, 1, None, closed="left")],
-    "unit": [str],
-    "vote_noise": [Interval(Real, 0, None, closed="neither"), None],
-    "ledger": [Ledger, str, None],
-    "account": [Account, str, None],
-    "source": [HasMethods(["words"]), None],
-}
-"""What every voting estimator's parameters may be."""
-
-SCREENING_CONSTRAINTS: dict[str, list[Any]] = {
-    "screening_noise": [Interval(Real, 0, None, closed="neither"), None],
-    "threshold": [Real, None],
-    "max_screened": [Interval(Integral, 0, None, closed="left"), None],
-    "classes": ["array-like", range, None],
-    "abstain_label": [Integral, str, None],
-}
-"""The same of classifiers."""
 
 
 @dataclass(frozen=True)
 class VoteTally:
     """What the private records say about a batch of queries. Never leaves the estimator."""
 
-    rows: slice  # which queries
     sums: NDArray[np.int64]  # of the votes of one sample; the first axis is the queries'
     largest: NDArray[np.float64] | None  # the max-vote of another sample, where there is a screening
 
@@ -89,14 +59,14 @@ class Poll(ABC):
     terms: PollTerms
 
     @abstractmethod
-    def tallies(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[VoteTally]:
+    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[VoteTally]:
         """Count the votes on each query, a batch at a time."""
 
     def release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
         """Release the votes on queries that were paid for."""
         return self.terms.plan.votes.release(sums, self.terms.source)
 
-    def checked(self, X: ArrayLike) -> NDArray[np.float64]:
+    def check_queries(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return queries that have the columns of the records."""
         queries: NDArray[np.float64] = validate_data(self.terms.columns, X, dtype=np.float64, reset=False)
         return queries
@@ -110,23 +80,30 @@ class Poll(ABC):
         spending.assert_affordable(len(queries))
         if plan.screening is None:
             paid = spending.take("answered", len(queries))
-            released = [self.release(tally.sums) for tally in self.tallies(queries[:paid], progress)]
+            released = [self.release(tally.sums) for tally in self._count(queries[:paid], progress)]
             return np.arange(paid), np.concatenate(released) if released else np.zeros((0, plan.size))
         paid = spending.take("screened", len(queries))
         if not paid:  # somebody else has taken the last
             return np.arange(0), np.zeros((0, plan.size))
-        tallies = list(self.tallies(queries[:paid], progress))
+        tallies = list(self._count(queries[:paid], progress))
         largest = np.concatenate([tally.largest for tally in tallies if tally.largest is not None])
         passed = np.flatnonzero(plan.screening.toss(largest, self.terms.source))
         # Whether a query passed is public from here on; so is how many votes are paid for.
         chosen = passed[: spending.take("answered", len(passed))]
         return chosen, self.release(np.concatenate([tally.sums for tally in tallies])[chosen])
 
+    def _count(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[VoteTally]:
+        for tally in self.count_votes(queries):
+            yield tally
+            if progress is not None:
+                progress(len(tally.sums))
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(private)"
 
 
-class VotingEstimator(TakesLedger, BaseEstimator, ABC):  # type: ignore[misc]
+@dataclass(eq=False, repr=False, kw_only=True)
+class VotingEstimator(PayingEstimator, ABC):
     """Queries answered by votes of private records, up to caps fixed beforehand.
 
     Subclasses say what is voted on (`Ballot`) and how votes are counted (`Poll`).
@@ -137,16 +114,21 @@ class VotingEstimator(TakesLedger, BaseEstimator, ABC):  # type: ignore[misc]
         What may be asked and with how much noise.
     """
 
-    epsilon: float | None
-    delta: float
-    max_answered: int
-    unit: str
-    plan_: VotePlan
-    _poll: Poll
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **PayingEstimator._parameter_constraints,
+        "max_answered": [Interval(Integral, 1, None, closed="left")],
+        "vote_noise": [Interval(Real, 0, None, closed="neither"), None],
+    }
 
-    def _columns(self) -> Self:
-        """Return an empty estimator, for `validate_data` to note the columns in: `self` changes all at once."""
-        return type(self).__new__(type(self))
+    max_answered: int = 1000
+    vote_noise: float | None = None
+    plan_: VotePlan = field(init=False)
+    _poll: Poll = field(init=False)
+
+    def _wish(self, **settled: Any) -> Wish:
+        """Return what the parameters ask for; what is `settled` is no parameter, or another than the user's."""
+        names = {known.name for known in fields(Wish)} & set(self.get_params(deep=False))
+        return Wish(**{**{name: getattr(self, name) for name in names}, **settled})
 
     def _plan(self, ballot: Ballot, wish: Wish, *, inferred: bool = False) -> tuple[VotePlan, Guarantee]:
         """Return the plan and its guarantee. Nothing of the estimator changes yet: `fit` may still fail.
@@ -158,18 +140,14 @@ class VotingEstimator(TakesLedger, BaseEstimator, ABC):  # type: ignore[misc]
 
     def _terms(self, columns: Self, plan: VotePlan, guarantee: Guarantee) -> PollTerms:
         """Find who pays, and open the caps there: the last thing of a fit that may fail."""
-        self.warn_of_search()
-        given: dict[str, Any] = self.get_params(deep=False)
-        account = find_account(given["ledger"], given["account"], plan, guarantee)
-        spending = MemorySpending(plan) if account is None else AccountSpending.open(account, plan, guarantee)
-        return PollTerms(columns, plan, guarantee, self._source, spending)
+        self._warn_of_search()
+        account = find_account(self.ledger, self.account, plan, guarantee)
+        return PollTerms(columns, plan, guarantee, self._source, open_spending(account, plan, guarantee))
 
     def _settle(self, poll: Poll, **shown: Any) -> Self:
         """Take what was fitted, all at once; then show people what is public about it."""
         self._poll = poll
-        self.__dict__.pop("feature_names_in_", None)
-        self.__dict__.update(vars(poll.terms.columns), plan_=poll.terms.plan, **shown)
-        return self
+        return self._show(poll.terms.columns, plan_=poll.terms.plan, **shown)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -181,16 +159,6 @@ class VotingEstimator(TakesLedger, BaseEstimator, ABC):  # type: ignore[misc]
         """
         check_is_fitted(self)
         return self._poll.terms.guarantee
-
-    @property
-    def _source(self) -> Source:
-        source: Source | None = self.get_params(deep=False)["source"]
-        return secure_source() if source is None else source
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.non_deterministic = True
-        return tags
 
 
 @dataclass(frozen=True)
@@ -226,12 +194,26 @@ class ClassPoll(Poll):
         return labels.astype(common) if common.kind != "f" or self.classes.dtype.kind == "f" else labels
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
     """Queries answered by the class that wins a vote."""
 
-    abstain_label: int | str | None
-    classes_: NDArray[Any]
-    _poll: ClassPoll
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **VotingEstimator._parameter_constraints,
+        "screening_noise": [Interval(Real, 0, None, closed="neither"), None],
+        "threshold": [Real, None],
+        "max_screened": [Interval(Integral, 0, None, closed="left"), None],
+        "classes": ["array-like", range, None],
+        "abstain_label": [Integral, str, None],
+    }
+
+    screening_noise: float | None = None
+    threshold: float | None = None
+    max_screened: int | None = None
+    classes: Sequence[Any] | NDArray[Any] | None = None
+    abstain_label: int | str | None = None
+    classes_: NDArray[Any] = field(init=False)
+    _poll: ClassPoll = field(init=False)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Answer public queries, or decline. The call is paid for before anything is released.
@@ -290,7 +272,7 @@ class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         poll = self._poll
-        queries = poll.checked(X)
+        queries = poll.check_queries(X)
         rows, released = poll.ask(queries, progress)
         votes = np.full((len(queries), len(poll.classes)), np.nan)
         votes[rows] = released
@@ -349,10 +331,10 @@ class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
             raise ValueError("max_screened must be 0: one key pays for one vote, and a screening is another release")
         if np.ndim(x) != 1:
             raise ValueError("x must be one row")
-        query = poll.checked(np.asarray(x)[None])
+        query = poll.check_queries(np.asarray(x)[None])
         with poll.terms.spending.take_once(key, client) as debit:
             if debit.message is None:
-                (tally,) = poll.tallies(query, None)
+                (tally,) = poll.count_votes(query)
                 debit.store(votes_to_bytes(poll.classes, poll.release(tally.sums)))
             votes = votes_from_bytes(debit.message or b"", poll.classes)
         answered = np.ones(1, dtype=np.bool_)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Final, Literal, Protocol, get_args
+from typing import Any, ClassVar, Final, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -381,13 +381,22 @@ Voters = NDArray[np.int32]
 NOBODY = -1
 """Stands where a sample holds fewer records than may vote."""
 
-NEIGHBOR_CONSTRAINTS: dict[str, list[Any]] = {
-    "n_neighbors": [Interval(Integral, 1, None, closed="left"), None],
-    "sampling_rate": [Interval(Real, 0, 1, closed="right")],
-    "feature_norm": [Interval(Real, 0, None, closed="neither"), None],
-    "engine": [StrOptions({"auto", "numpy", "faiss", "torch", "cuda"})],
-}
-"""What the parameters of estimators that search may be."""
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class SearchParameters:
+    """Parameters of estimators that search."""
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "n_neighbors": [Interval(Integral, 1, None, closed="left"), None],
+        "sampling_rate": [Interval(Real, 0, 1, closed="right")],
+        "feature_norm": [Interval(Real, 0, None, closed="neither"), None],
+        "engine": [StrOptions(set(get_args(SearchEngine)))],
+    }
+
+    n_neighbors: int | None = None
+    sampling_rate: float = 1.0
+    feature_norm: float | None = None
+    engine: SearchEngine = "auto"
 
 
 def draw_voters(
@@ -398,7 +407,7 @@ def draw_voters(
     source: Source,
     *,
     draws: int,
-) -> Iterator[tuple[slice, list[Voters]]]:
+) -> Iterator[list[Voters]]:
     """Draw the voters of each query, a batch of queries at a time.
 
     The coins do not depend on the records, so "sample, then search" is the same as drawing the kept ranks of the
@@ -406,13 +415,13 @@ def draw_voters(
     for its coins it is lengthened; the coins stay.
 
     `draws`: How many independent samples are drawn for each query.
-    Yields which queries, and for each draw the row numbers of the voters, nearest first, then `NOBODY`.
+    Yields for each draw the row numbers of the voters, nearest first, then `NOBODY`.
     """
     most = min(n_neighbors, search.n_rows)  # no sample keeps more
     for rows, ids in search.batches(queries, sample.list_length(most)):
         coins = [sample.ranks(len(ids), most, source) for _ in range(draws if sample.rate < 1 else 1)]
         voters = [_look_up(search, queries[rows], ids, ranks) for ranks in coins]
-        yield rows, voters if len(voters) == draws else voters * draws  # all records are kept: no coins, one look
+        yield voters if len(voters) == draws else voters * draws  # all records are kept: no coins, one look
 
 
 def _look_up(search: NeighborSearch, queries: NDArray[np.float64], ids: Voters, ranks: NDArray[np.int64]) -> Voters:

@@ -7,10 +7,12 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from numbers import Real
+from typing import Any, ClassVar, Self
 
 from dp_accounting import DpEvent
-from sklearn.base import _clone_parametrized
+from sklearn.base import BaseEstimator, _clone_parametrized
+from sklearn.utils._param_validation import HasMethods, Interval
 
 from nearveil.errors import NearveilError
 from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetError
@@ -18,55 +20,13 @@ from nearveil.ledger.account import find_plan_cost, open_budget
 from nearveil.ledger.budget import UnpricedError, check_samplers
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import split_event
-from nearveil.privacy.noise import Source
+from nearveil.privacy.noise import Source, secure_source
 from nearveil.storage import parse_url, without_secrets
 from nearveil.votes.plan import Part, VotePlan
 
 
 class ExhaustedError(NearveilError, RuntimeError):
     """All queries of the plan are used up; nothing more is answered."""
-
-
-class TakesLedger:
-    """An estimator with a parameter `ledger`. It never holds a password, since scikit-learn shows parameters."""
-
-    account: Account | str | None
-    source: Source | None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "ledger" and isinstance(value, str) and "://" in value:
-            url = parse_url(value, "url")
-            if url != without_secrets(url):
-                raise ValueError(
-                    "ledger must be an address without a password, as an estimator shows its parameters: leave it "
-                    "to PGPASSWORD or ~/.pgpass, or give a Ledger"
-                )
-        super().__setattr__(name, value)
-
-    def __sklearn_clone__(self) -> Any:
-        """Return a copy that was not fitted. One that scikit-learn's searches make is marked, for `warn_of_search`."""
-        copy = _clone_parametrized(self)
-        copy._in_search = _is_in_search()
-        return copy
-
-    def warn_of_search(self) -> None:
-        """Warn before a copy is fitted that a grid search or a cross-validation has made."""
-        if self.__dict__.get("_in_search") and self.source is None:
-            account = "all draw on one account" if self.account is not None else "each has a budget of its own"
-            warnings.warn(
-                f"a search or cross-validation fits {type(self).__name__} many times, and {account}: together they "
-                "cost epsilon times the number of fits. Choose parameters on public records instead",
-                stacklevel=3,
-            )
-
-
-def _is_in_search() -> bool:
-    """Return whether scikit-learn's model selection is among the callers."""
-    frame = sys._getframe()
-    while frame := frame.f_back:  # type: ignore[assignment]
-        if str(frame.f_globals.get("__name__")).startswith("sklearn.model_selection."):
-            return True
-    return False
 
 
 class Spending(ABC):
@@ -184,6 +144,11 @@ class AccountSpending(Spending):
         raise ExhaustedError("max_answered is reached: only keys that were answered before are answered again")
 
 
+def open_spending(account: Account | None, plan: VotePlan, guarantee: Guarantee) -> Spending:
+    """Open the caps of a plan where they are counted: in an account, or in memory."""
+    return MemorySpending(plan) if account is None else AccountSpending.open(account, plan, guarantee)
+
+
 def _count(remaining: Sequence[tuple[DpEvent, int]], one: Guarantee) -> int:
     """Return how often a guarantee's events are among those that remain."""
     (wanted, times), *_ = split_event(one.events[0])
@@ -250,3 +215,79 @@ def _open_named(ledger: Ledger, name: str, plan: VotePlan, guarantee: Guarantee)
             delta=guarantee.delta,
             plan=plan.events,
         )
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class PayingEstimator(BaseEstimator):  # type: ignore[misc]
+    """An estimator of private records, from whose account every release is paid."""
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "epsilon": [Interval(Real, 0, None, closed="neither"), None],
+        "delta": [Interval(Real, 0, 1, closed="neither")],
+        "unit": [str],
+        "ledger": [Ledger, str, None],
+        "account": [Account, str, None],
+        "source": [HasMethods(["words"]), None],
+    }
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    unit: str = "record"
+    ledger: Ledger | str | None = None
+    account: Account | str | None = None
+    source: Source | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse a ledger's password, since scikit-learn shows parameters."""
+        if name == "ledger" and isinstance(value, str) and "://" in value:
+            url = parse_url(value, "url")
+            if url != without_secrets(url):
+                raise ValueError(
+                    "ledger must be an address without a password, as an estimator shows its parameters: leave it "
+                    "to PGPASSWORD or ~/.pgpass, or give a Ledger"
+                )
+        super().__setattr__(name, value)
+
+    def __sklearn_clone__(self) -> Any:
+        """Return a copy that was not fitted. One that scikit-learn's searches make is marked, for `_warn_of_search`."""
+        copy = _clone_parametrized(self)
+        copy._in_search = _is_in_search()
+        return copy
+
+    def _warn_of_search(self) -> None:
+        """Warn before a copy is fitted that a grid search or a cross-validation has made."""
+        if self.__dict__.get("_in_search") and self.source is None:
+            account = "all draw on one account" if self.account is not None else "each has a budget of its own"
+            warnings.warn(
+                f"a search or cross-validation fits {type(self).__name__} many times, and {account}: together they "
+                "cost epsilon times the number of fits. Choose parameters on public records instead",
+                stacklevel=3,
+            )
+
+    def _columns(self) -> Self:
+        """Return an empty estimator, for `validate_data` to note the columns in: `self` changes all at once."""
+        return type(self).__new__(type(self))
+
+    def _show(self, columns: Self, **learned: Any) -> Self:
+        """Take what was fitted, all at once, with the columns that `validate_data` has noted."""
+        self.__dict__.pop("feature_names_in_", None)
+        self.__dict__.update(vars(columns), **learned)
+        return self
+
+    @property
+    def _source(self) -> Source:
+        return secure_source() if self.source is None else self.source
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True
+        return tags
+
+
+def _is_in_search() -> bool:
+    """Return whether scikit-learn's model selection is among the callers."""
+    frame = sys._getframe()
+    while frame := frame.f_back:  # type: ignore[assignment]
+        if str(frame.f_globals.get("__name__")).startswith("sklearn.model_selection."):
+            return True
+    return False

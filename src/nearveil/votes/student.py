@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from numbers import Integral
 from typing import Any, ClassVar, Self
@@ -186,6 +186,7 @@ class PublicStudent:
         return predicted
 
 
+@dataclass(eq=False, repr=False)
 class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Learn from private records through their votes on public rows.
 
@@ -245,9 +246,6 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     likely as it would be otherwise, plus 1.0e-5.
     """
 
-    plan_: VotePlan
-    _public: PublicStudent
-
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         "voter": [HasMethods(["fit", "answer"]), None],
         "student": [HasMethods(["fit", "predict"]), None],
@@ -259,26 +257,17 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         "random_state": ["random_state"],
     }
 
-    def __init__(
-        self,
-        voter: VotingEstimator | None = None,
-        student: Any = None,
-        *,
-        features: Features | None = None,
-        rounds: int = 1,
-        shares: Sequence[float] | None = None,
-        n_components: int | None = None,
-        self_training: int = 1,
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.voter = voter
-        self.student = student
-        self.features = features
-        self.rounds = rounds
-        self.shares = shares
-        self.n_components = n_components
-        self.self_training = self_training
-        self.random_state = random_state
+    voter: VotingEstimator | None = None
+    student: Any = None
+    _: KW_ONLY
+    features: Features | None = None
+    rounds: int = 1
+    shares: Sequence[float] | None = None
+    n_components: int | None = None
+    self_training: int = 1
+    random_state: int | np.random.RandomState | None = None
+    plan_: VotePlan = field(init=False)
+    _public: PublicStudent = field(init=False)
 
     @_fit_context(prefer_skip_nested_validation=False)  # type: ignore[untyped-decorator]
     def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike, *, progress: Progress | None = None) -> Self:
