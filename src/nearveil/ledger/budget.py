@@ -95,24 +95,12 @@ def _decoded(value: Mapping[str, Any]) -> DpEvent:
 
 
 def format_event(event: DpEvent) -> str:
-    """Return the canonical text of an event.
-
-    Examples
-    --------
-    >>> format_event(dp.GaussianDpEvent(4))
-    '{"noise_multiplier":4.0,"type":"GaussianDpEvent"}'
-    """
+    """Return the canonical text of an event."""
     return canonical_json(_encoded(event))
 
 
 def parse_event(text: str) -> DpEvent:
-    """Return the event of a canonical text.
-
-    Examples
-    --------
-    >>> parse_event('{"noise_multiplier":4.0,"type":"GaussianDpEvent"}')
-    GaussianDpEvent(noise_multiplier=4.0)
-    """
+    """Return the event of a canonical text."""
     return _decoded(json.loads(text))
 
 
@@ -120,11 +108,6 @@ def make_charge(events: Events, relation: Relation) -> Charge:
     """Return the single mechanisms of `events`, counted, equal ones together: two ways to say a thing have one text.
 
     `relation`: Of the account. Events that are priced for one record more or less are refused in the other.
-
-    Examples
-    --------
-    >>> make_charge([(own.PureDp(0.5), 2), dp.SelfComposedDpEvent(own.PureDp(0.5), 3)], "replace")
-    (('{"epsilon":0.5,"type":"PureDp"}', 5),)
     """
     counts: Counter[str] = Counter()
     for event, times in _pairs(events):
@@ -253,26 +236,14 @@ def float_down(number: Fraction) -> float:
 
 
 def format_up(number: float, digits: int = 4, rounding: str = ROUND_CEILING) -> str:
-    """Write what was spent, rounded up.
-
-    Examples
-    --------
-    >>> format_up(0.30000000000000004), format_up(1.25), format_up(float("inf"))
-    ('0.3001', '1.25', 'infinity')
-    """
+    """Write what was spent, rounded up."""
     if math.isinf(number):
         return "infinity"
     return f"{float(Context(prec=digits, rounding=rounding).plus(Decimal(repr(float(number))))):.12g}"
 
 
 def format_down(number: float, digits: int = 4) -> str:
-    """Write what is left, rounded down.
-
-    Examples
-    --------
-    >>> format_down(0.69999), format_down(0.0)
-    ('0.6999', '0')
-    """
+    """Write what is left, rounded down."""
     return format_up(number, digits, ROUND_FLOOR)
 
 

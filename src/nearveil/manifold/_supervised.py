@@ -5,7 +5,7 @@ A solver takes the query and a start of shape (n, k) and returns the embedding a
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -221,6 +221,7 @@ def to_kind_of(values: Any, model: Array) -> Array:
     return model.new_tensor(values)
 
 
+@dataclass(eq=False, repr=False)
 class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Embed rows by the supervised manifold learning query (SMLQ).
 
@@ -321,36 +322,20 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         "label_bandwidth": [Interval(Real, 0, None, closed="neither"), None],
     }
 
-    def __init__(
-        self,
-        n_components: int = 2,
-        *,
-        bandwidth: float = 0.4,
-        label_weight: float = 0.6,
-        n_iter: int = 20,
-        init: Any = "random",
-        rescale: bool = True,
-        graph: Method = "auto",
-        tolerance: float = 1e-6,
-        random_state: Any = None,
-        solver: str = "majorize",
-        n_neighbors: int = 15,
-        label_encoding: Encoding = "integer",
-        label_bandwidth: float | None = None,
-    ) -> None:
-        self.n_components = n_components
-        self.bandwidth = bandwidth
-        self.label_weight = label_weight
-        self.n_iter = n_iter
-        self.init = init
-        self.rescale = rescale
-        self.graph = graph
-        self.tolerance = tolerance
-        self.random_state = random_state
-        self.solver = solver
-        self.n_neighbors = n_neighbors
-        self.label_encoding = label_encoding
-        self.label_bandwidth = label_bandwidth
+    n_components: int = 2
+    _: KW_ONLY
+    bandwidth: float = 0.4
+    label_weight: float = 0.6
+    n_iter: int = 20
+    init: Any = "random"
+    rescale: bool = True
+    graph: Method = "auto"
+    tolerance: float = 1e-6
+    random_state: Any = None
+    solver: str = "majorize"
+    n_neighbors: int = 15
+    label_encoding: Encoding = "integer"
+    label_bandwidth: float | None = None
 
     @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def fit(self, X: Array, y: Array | None = None) -> Self:

@@ -544,13 +544,7 @@ def scale_to_unit(rows: Floats) -> Floats:
 
 
 def candidate_count(candidates: float, items: int) -> int:
-    """Return floor(f N), how many candidates an answer holds, or say that f is too small for one.
-
-    Examples
-    --------
-    >>> candidate_count(0.29, 100)
-    29
-    """
+    """Return floor(f N), how many candidates an answer holds, or say that f is too small for one."""
     count = math.floor(checked_fraction(candidates) * items + _ROUNDING)
     if count < 1:
         raise ValueError(f"candidates must be at least 1/{items}, one item of this gallery")
@@ -620,13 +614,7 @@ def checked_source(rng: Source) -> Source:
 
 
 def fingerprint(*parts: object) -> str:
-    """Return 32 hexadecimal digits that stand for arrays, numbers and text, on every machine alike.
-
-    Examples
-    --------
-    >>> fingerprint("cells", 1.5) == fingerprint("cells", 1.5) != fingerprint("cells", 2.5)
-    True
-    """
+    """Return 32 hexadecimal digits that stand for arrays, numbers and text, on every machine alike."""
     total = hashlib.sha256()
     for part in parts:
         if isinstance(part, np.ndarray):

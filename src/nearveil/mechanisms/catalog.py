@@ -148,16 +148,7 @@ def find_mechanism(name: str) -> MechanismEntry:
 
 
 def describe_mechanisms() -> list[MechanismSummary]:
-    """Build every mechanism on a small stated example and say what each protects, how well, and in how many bytes.
-
-    Examples
-    --------
-    >>> found = {row.name: row for row in describe_mechanisms()}
-    >>> found["privunit"].kind, found["privunit"].protects
-    ('pure', 'the query')
-    >>> found["private-pca (gaussian)"].protects
-    'a record of the set whose covariance is released; not the query'
-    """
+    """Build every mechanism on a small stated example and say what each protects, how well, and in how many bytes."""
     generator = np.random.default_rng(0)
     rows, labels = generator.standard_normal((2 * ROWS, DIMENSION)), np.arange(ROWS) % CLASSES
     with threadpool_limits(1):  # rows so few are slower on many threads

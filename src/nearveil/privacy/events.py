@@ -197,14 +197,7 @@ class SampledScreening(DpEvent):  # type: ignore[misc]
 
 @singledispatch
 def split_event(event: DpEvent, count: int = 1) -> Leaves:
-    """Return the single mechanisms of an event, in terms that accountants price, each with how often it ran.
-
-    Examples
-    --------
-    >>> from dp_accounting import ComposedDpEvent, NoOpDpEvent, SelfComposedDpEvent
-    >>> split_event(SelfComposedDpEvent(ComposedDpEvent([PureDp(1.0), NoOpDpEvent(), PureDp(2.0)]), 3), 2)
-    [(PureDp(epsilon=1.0), 6), (PureDp(epsilon=2.0), 6)]
-    """
+    """Return the single mechanisms of an event, in terms that accountants price, each with how often it ran."""
     if not isinstance(event, DpEvent):
         raise TypeError(f"event must be a DpEvent, not {type(event).__name__}")
     return [(event, count)]

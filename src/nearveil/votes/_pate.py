@@ -60,13 +60,6 @@ def assign_records(n_records: int, n_teachers: int, source: Source) -> list[NDAr
     to other teachers, and every vote might change. A coin knows nothing of the other records. Coins need not be fair.
 
     Returns: The rows of each teacher, disjoint, some perhaps empty.
-
-    Examples
-    --------
-    >>> from nearveil.privacy.noise import unsafe_seeded
-    >>> parts = assign_records(1000, 4, unsafe_seeded(0))
-    >>> sum(map(len, parts)), min(map(len, parts)) > 200
-    (1000, True)
     """
     teacher = source.words(n_records) % np.uint64(n_teachers)
     parts = [np.flatnonzero(teacher == np.uint64(one)) for one in range(n_teachers)]

@@ -503,11 +503,6 @@ def sum_classes(rows: NDArray[np.int16], codes: NDArray[np.int64], n_classes: in
     """Return, for each class, the sum of its rows and ``COUNT_UNIT`` times their number, exactly.
 
     `rows`: None longer than ``LONGEST``.
-
-    Examples
-    --------
-    >>> sum_classes(np.array([[3, 4], [1, 0]], dtype=np.int16), np.array([1, 1]), 2).tolist()
-    [[0, 0, 0], [4, 4, 1182]]
     """
     sums = np.zeros((n_classes, rows.shape[1] + 1), dtype=np.int64)
     for code in range(n_classes):

@@ -24,21 +24,7 @@ _DELTA_PER_GAP = 2.0**-100  # tables are within 2^-240 of the truth, and epsilon
 
 @dataclass(frozen=True)
 class PoissonSample:
-    """Keep every record with probability `rate`, independently: the sampler and its accounting event in one.
-
-    Examples
-    --------
-    >>> from nearveil.privacy.events import VoteHistogram
-    >>> from nearveil.privacy.noise import unsafe_seeded
-    >>> sample = PoissonSample(0.15)
-    >>> sample.event(VoteHistogram(25.0)).sampling_probability
-    0.15
-    >>> ranks = sample.ranks(1000, 300, unsafe_seeded(0))  # of the 300 nearest that are kept, for 1,000 queries
-    >>> ranks.shape, int(ranks[:, -1].mean())
-    ((1000, 300), 2003)
-    >>> sample.list_length(300)
-    2851
-    """
+    """Keep every record with probability `rate`, independently: the sampler and its accounting event in one."""
 
     rate: float  # from 2^-20 to 1. At 1 all records are kept, no coin is tossed and nothing is amplified
 

@@ -47,13 +47,6 @@ class IntegerRows:
     Every partial sum of 2 x.y - |y|^2 of rounded rows is a whole number below 2^24 in magnitude, so float32 holds it
     exactly, in any blocking and on any device: Theorem 3 of ``docs/theory/private-knn.md``, attacked by
     ``tests/votes/test_search.py::test_no_rounded_row_is_too_long``.
-
-    Examples
-    --------
-    >>> IntegerRows(2).round([[3.0, 4.0], [0.0, 0.0], [3e300, 4e300]])
-    array([[1418, 1891],
-           [   0,    0],
-           [1418, 1891]], dtype=int16)
     """
 
     n_features: int
@@ -128,12 +121,6 @@ class NeighborSearch:
     norm one.
     `engine`: What multiplies and selects. "torch" is torch on the host. "auto" is "cuda" where torch finds a
     device, else "numpy", which is the fastest on the host. The answer is the same.
-
-    Examples
-    --------
-    >>> search = NeighborSearch([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [-1.0, 0.0]], engine="numpy")
-    >>> search.nearest([[1.0, 0.1]], 3)
-    array([[0, 2, 1]], dtype=int32)
     """
 
     def __init__(self, rows: ArrayLike, *, feature_norm: float | None = None, engine: SearchEngine = "auto") -> None:

@@ -153,11 +153,6 @@ class Encoding:
     """One sign bit, then the magnitude's integer and fraction bits, highest first; larger magnitudes are cut off.
 
     Rounding "down" cuts further digits off, and a value below one step keeps its sign; by "nearest" zero has none.
-
-    Examples
-    --------
-    >>> Encoding(1, 2, 1.0, "down").encode(np.array([[-0.8, 1.5]]))
-    array([[1, 0, 1, 1, 0, 1, 1, 0]], dtype=uint8)
     """
 
     integer_bits: int

@@ -24,6 +24,7 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, add_noise, gaussian_grid, laplace_grid
 from nearveil.privacy.noise.calibration import classical_gaussian_scale
 from nearveil.privacy.sensitivity import published_2021, published_2022
+from nearveil.privacy.sensitivity.published import bound_step
 
 Version = Literal["2022", "2021", "2022-code"]
 Experiment = Literal["cars196", "cub200", "cifar100"]
@@ -51,12 +52,6 @@ class CentredDistances:
 
     Its kernel is ``K = -1/2 J |y_i - y_j| J`` with ``J = I - 11'/n``, whose rows sum to zero, so the "Laplacian" is
     -K: what should repel within a class pulls the embedding to an order of the labels. Products take class sums.
-
-    Examples
-    --------
-    >>> CentredDistances(np.array([0, 2])).laplacian_matmul(np.eye(2))
-    array([[-0.5,  0.5],
-           [ 0.5, -0.5]])
     """
 
     def __init__(self, labels: NDArray[np.int64]) -> None:
@@ -72,27 +67,7 @@ class CentredDistances:
         return found
 
 
-def code_sensitivity(start: Floats, *, bandwidth: float, label_weight: float, n_classes: int) -> float:
-    """Return the program's bound: Lemma 1 with c where the paper has c^2, in one of its places. Not sound."""
-    n, s2, alpha, c = len(start), bandwidth**2, label_weight, n_classes - 1
-    low = n * math.exp(-2 / s2) + math.exp(-1 / (2 * s2)) - 1
-    high = n + math.exp(-1 / (2 * s2)) - 1
-    low_added = (n + 1) * math.exp(-2 / s2) - 1
-    if min(low, low_added) <= 0:
-        raise ValueError(f"bandwidth must be larger: the program's bound breaks down for {n} rows at {bandwidth:g}")
-    label = (n + 1) * math.exp(-c / (2 * s2)) - 1  # the paper has c^2 here
-    diagonal = alpha**2 * ((n / low) ** 2 + (n / low_added) ** 2 - 2 * label**2 / (n * high))
-    mixed = 2 * alpha * math.exp(-(c**2 + 4) / (2 * s2))
-    off_diagonal = (
-        (alpha**2 + 1) * (low**-2 + low_added**-2)
-        - mixed * (high**-2 + n**-2)
-        - 2 * (alpha**2 * math.exp(-(c**2) / s2) + math.exp(-4 / s2)) / (n * high)
-        + 4 * alpha / (low * low_added)
-    )
-    return (n * off_diagonal + diagonal) * math.sqrt(n + 1) / 2 * float(np.linalg.norm(start))
-
-
-def code_scale(sensitivity: float, epsilon: float, delta: float) -> float:
+def find_code_scale(sensitivity: float, epsilon: float, delta: float) -> float:
     """Return the program's standard deviation, which is what the paper calls the variance."""
     return 2 * math.log(1.25 / delta) * (sensitivity / epsilon) ** 2
 
@@ -141,8 +116,8 @@ class Recipe:
             change = published_2022(start, **setting)
             scale = classical_gaussian_scale(change, self.epsilon, self.delta)
         else:
-            change = code_sensitivity(start, **setting)
-            scale = code_scale(change, self.epsilon, self.delta)
+            change = bound_step(start, **setting, as_programmed=True)
+            scale = find_code_scale(change, self.epsilon, self.delta)
         grid = gaussian_grid(min(change, scale), start.size)
         return GaussianNoise(sensitivity=change, scale=scale, size=start.size, grid=grid)
 

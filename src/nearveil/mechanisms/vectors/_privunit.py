@@ -121,11 +121,6 @@ def arithmetic_cost(dimension: int) -> float:
     """Return what rounding to the fine grid, in floating point, costs of epsilon (Theorem 4).
 
     Attacked by `test_what_the_arithmetic_and_the_tables_cost`.
-
-    Examples
-    --------
-    >>> f"{arithmetic_cost(1280):.1e}"
-    '3.9e-07'
     """
     shift = _DISTANCE * math.sqrt(dimension) / (BLUR_STEPS << FINE_BITS)
     return 2 * (_TAIL * shift + shift**2 / 2)

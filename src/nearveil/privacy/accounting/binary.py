@@ -144,16 +144,6 @@ def compose_binary(moves: Moves, count: int, *, tail: float = 1e-15) -> PrivacyC
     and fixed strategies of large ones.
 
     `tail`: Where the curve has fallen below this it is held constant, from above.
-
-    Examples
-    --------
-    Randomised response at epsilon 1, asked once and asked four times:
-
-    >>> answer = Moves.between(np.array([1 / (1 + np.e)]), np.array([np.e / (1 + np.e)]))
-    >>> round(compose_binary(answer, 1).epsilon(1e-9), 6)
-    1.0
-    >>> round(compose_binary(answer, 4).epsilon(0.1), 3)
-    3.569
     """
     check_count(count, "count")
     useful = _hull(moves, tail / max(4 * count, 1))

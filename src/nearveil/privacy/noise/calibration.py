@@ -37,11 +37,6 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     ``+-1/(2c) - epsilon c`` (Balle and Wang 2018, Theorem 8; necessary and sufficient). Rounding is
     bounded and added, on the ground that `log_ndtr` errs by at most 8 units in the last place.
     Attacked by `test_gaussian_delta_is_an_upper_bound` in 60 digits.
-
-    Examples
-    --------
-    >>> round(gaussian_delta(3.730632, 1.0), 10)
-    1e-05
     """
     multiplier = check_positive(noise_multiplier, "noise_multiplier")
     return float(gaussian_deltas(multiplier, np.array([check_range(epsilon, "epsilon", *EPSILONS)]))[0])
@@ -86,13 +81,6 @@ def classical_gaussian_scale(sensitivity: float, epsilon: float, delta: float) -
     A theorem for epsilon < 1 alone (Dwork and Roth 2014, Theorem A.1). From 1 on it is none: at epsilon
     12 and delta 1e-5 the least noise that keeps the guarantee is 7% more than this. It is here to
     reproduce what others did; nothing in this package calibrates with it.
-
-    Examples
-    --------
-    >>> f"{classical_gaussian_scale(1.0, 1.0, 1e-5):.6f}"
-    '4.844805'
-    >>> f"{analytic_gaussian_scale(1.0, 12.0, 1e-5) / classical_gaussian_scale(1.0, 12.0, 1e-5):.2f}"
-    '1.07'
     """
     sensitivity = check_positive(sensitivity, "sensitivity")
     epsilon, delta = check_range(epsilon, "epsilon", *EPSILONS), check_range(delta, "delta", *DELTAS)

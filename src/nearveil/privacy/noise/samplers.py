@@ -170,11 +170,6 @@ def gaussian_integers(ratio: Fraction, count: int, source: Source) -> NDArray[np
     """Draw from the discrete Gaussian, P(k) proportional to exp(-k^2 / (2 ratio^2)), for a ratio of at least 4.
 
     Each is within 2^-204 of that distribution (Theorem 3 of docs/theory/noise.md).
-
-    Examples
-    --------
-    >>> gaussian_integers(Fraction(1000), 4, unsafe_seeded(0)).shape
-    (4,)
     """
     layers, out = gaussian_layers(ratio), np.zeros(count, dtype=np.int64)
     for start in range(0, count, _CHUNK):

@@ -13,9 +13,7 @@ import numpy as np
 
 from nearveil.graph.labels import Encoding
 from nearveil.privacy.checks import check_choice, check_count, check_positive, check_range
-from nearveil.privacy.sensitivity import _published as published
-from nearveil.privacy.sensitivity import bounds
-from nearveil.privacy.sensitivity._published import Variant
+from nearveil.privacy.sensitivity import bounds, published
 from nearveil.privacy.sensitivity.bounds import (
     MARGIN,
     Floats,
@@ -27,6 +25,7 @@ from nearveil.privacy.sensitivity.bounds import (
     combine_norms,
     label_floor,
 )
+from nearveil.privacy.sensitivity.published import Variant
 
 __all__ = ["published_2021", "published_2022", "replace_one", "target_only"]
 
@@ -192,9 +191,7 @@ def published_2022(start: Any, *, bandwidth: float, label_weight: float, n_class
     bandwidth, label_weight, _ = _checked_query(bandwidth, label_weight, None)
     n_classes = check_count(n_classes, "n_classes", least=1)
     checked_start(start)
-    n = len(start)
-    bound = published.lemma_1(n, bandwidth, label_weight, n_classes)
-    return bound * float(np.sqrt(n + 1)) / 2 * float(np.linalg.norm(np.asarray(start, dtype=np.float64)))
+    return published.bound_step(np.asarray(start, dtype=np.float64), bandwidth, label_weight, n_classes)
 
 
 def published_2021(
@@ -245,8 +242,8 @@ def published_2021(
     n_classes = check_count(n_classes, "n_classes", least=1)
     check_choice(label_encoding, "label_encoding", Encoding)
     check_choice(variant, "variant", Variant)
-    entries = published.appendix(n, bandwidth, label_weight, n_classes, label_encoding, variant)
-    return published.corollary_1_1(entries, n, columns, start_scale, published.log_beta(beta, n, columns))
+    entries = published.bound_entries(n, bandwidth, label_weight, n_classes, label_encoding, variant)
+    return published.bound_random_start(entries, n, columns, start_scale, published.check_beta(beta, n, columns))
 
 
 def _checked_query(bandwidth: float, label_weight: float, label_bandwidth: float | None) -> tuple[float, float, float]:

@@ -7,7 +7,9 @@ Neither is a sound bound; ``docs/theory/sensitivity.md`` says where each derivat
 import math
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from nearveil.graph.labels import Encoding
 
@@ -27,7 +29,7 @@ class Degrees:
     low_added: float  # ``(n + 1) exp(-2/s^2) - 1``: L_X of n + 1 rows, which is at most n
 
 
-def degrees(n: int, bandwidth: float) -> Degrees:
+def bound_degrees(n: int, bandwidth: float) -> Degrees:
     """Return the bounds, or raise where the papers' lower ones are not positive."""
     zero = math.expm1(-1 / (2 * bandwidth**2))
     a = math.exp(-2 / bandwidth**2)
@@ -40,15 +42,17 @@ def degrees(n: int, bandwidth: float) -> Degrees:
     return bounds
 
 
-def lemma_1(n: int, bandwidth: float, label_weight: float, n_classes: int) -> float:
-    """Return M of Lemma 1 of the 2022 paper, ``n M_ij + M_ii``."""
-    at = degrees(n, bandwidth)
-    s2, c, alpha = bandwidth**2, n_classes - 1, label_weight
-    diagonal = alpha**2 * (
-        (n / at.low) ** 2
-        + (n / at.low_added) ** 2
-        - 2 * ((n + 1) * math.exp(-(c**2) / (2 * s2)) - 1) ** 2 / (n * at.high)
-    )
+def bound_step(
+    start: Any, bandwidth: float, label_weight: float, n_classes: int, *, as_programmed: bool = False
+) -> float:
+    """Return Theorem 2 of the 2022 paper, ``M sqrt(n + 1) / 2 |Q|_F``, with M of Lemma 1, ``n M_ij + M_ii``.
+
+    The authors' program has c where the paper has c^2, in one of its places.
+    """
+    n, s2, c, alpha = len(start), bandwidth**2, n_classes - 1, label_weight
+    at = bound_degrees(n, bandwidth)
+    label = math.exp(-(c if as_programmed else c**2) / (2 * s2))
+    diagonal = alpha**2 * ((n / at.low) ** 2 + (n / at.low_added) ** 2 - 2 * ((n + 1) * label - 1) ** 2 / (n * at.high))
     mixed = math.exp(-(c**2 + 4) / (2 * s2))
     off_diagonal = (
         (alpha**2 + 1) / at.low**2
@@ -58,7 +62,7 @@ def lemma_1(n: int, bandwidth: float, label_weight: float, n_classes: int) -> fl
         - 2 * (alpha**2 * math.exp(-(c**2) / s2) + math.exp(-4 / s2)) / (n * at.high)
         + 4 * alpha / (at.low * at.low_added)
     )
-    return n * off_diagonal + diagonal
+    return (n * off_diagonal + diagonal) * math.sqrt(n + 1) / 2 * float(np.linalg.norm(start))
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,11 @@ class Entries:
         return n * self.off_least + self.diagonal_least, n * self.off_most + self.diagonal_most
 
 
-def appendix(
+def bound_entries(
     n: int, bandwidth: float, label_weight: float, n_classes: int, encoding: Encoding, variant: Variant
 ) -> Entries:
     """Return the constants of Appendix E ("printed") or of Appendix A.1, eqs. 32 to 40 ("derived")."""
-    at = degrees(n, bandwidth)
+    at = bound_degrees(n, bandwidth)
     s2, alpha = bandwidth**2, label_weight
     printed = variant == "printed"
     low_one = n * math.exp(-1 / s2) + math.expm1(-1 / (2 * s2))  # n e^(-1/s^2) + e^(-1/(2 s^2)) - 1
@@ -133,7 +137,7 @@ def _off_diagonal(
     return least, most
 
 
-def log_beta(beta: float | Decimal, n: int, columns: int) -> float:
+def check_beta(beta: float | Decimal, n: int, columns: int) -> float:
     """Return ln(beta), or raise where the paper's condition on beta does not hold whatever the data."""
     exact = Decimal(beta)
     if not exact.is_finite() or not 0 < exact < 1:
@@ -154,7 +158,7 @@ def log_beta(beta: float | Decimal, n: int, columns: int) -> float:
     return logarithm
 
 
-def corollary_1_1(entries: Entries, n: int, columns: int, start_scale: float, logarithm: float) -> float:
+def bound_random_start(entries: Entries, n: int, columns: int, start_scale: float, logarithm: float) -> float:
     """Return the bound of Corollary 1.1 of the 2021 paper."""
     phi_least, phi_most = entries.phi(n)
     if phi_least == 0:
