@@ -235,6 +235,13 @@ class GaussianGraph(Graph):
     """Gaussian weights ``exp(-|x_i - x_j|^2 / (2 bandwidth^2))`` between unit rows.
 
     Built by :func:`nearveil.graph.gaussian_graph`; `method` is "exact", "series" or "neighbors".
+
+    Examples
+    --------
+    >>> from nearveil.graph import gaussian_graph
+    >>> graph = gaussian_graph(np.eye(3), bandwidth=1.0, method="exact")
+    >>> graph.shape, graph.degree.round(3)
+    ((3, 3), array([0.736, 0.736, 0.736]))
     """
 
     method: str

@@ -31,6 +31,12 @@ class LabelGraph(Graph):
     Every weight depends on two classes alone, so a product with n rows is: sum the rows of each
     class, multiply the C sums with the C x C kernel, hand each row the result of its class, and
     take out the row itself.
+
+    Examples
+    --------
+    >>> graph = label_graph([0, 0, 1])
+    >>> graph.classes.tolist(), graph.degree.round(3)
+    ([0, 1], array([1.607, 1.607, 1.213]))
     """
 
     def __init__(self, y: Array, codes: NDArray[np.int64], classes: NDArray[Any], bandwidth: float, encoding: Encoding):

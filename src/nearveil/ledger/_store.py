@@ -68,7 +68,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What to keep elsewhere, to be shown to :meth:`Ledger.verify` one day."""
+    """What to keep elsewhere, to be shown to :meth:`Ledger.verify` one day.
+
+    Examples
+    --------
+    >>> print(Receipt("images", 3, "0" * 64))
+    3:0000000000000000000000000000000000000000000000000000000000000000:images
+    """
 
     account: str
     sequence: int

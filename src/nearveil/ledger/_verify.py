@@ -54,7 +54,14 @@ class LedgerProblem:
 
 @dataclass(frozen=True)
 class Verification:
-    """What :meth:`Ledger.verify` found; true in a condition if all is well."""
+    """What :meth:`Ledger.verify` found; true in a condition if all is well.
+
+    Examples
+    --------
+    >>> print(Verification(1, 2, (LedgerProblem("camera", 2, "does not fit its hash"),)))
+    2 entries of 1 accounts checked: 1 problems.
+    account camera, entry 2: does not fit its hash
+    """
 
     accounts: int  #: how many were checked
     entries: int

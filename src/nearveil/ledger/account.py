@@ -284,6 +284,24 @@ class Debit:
         others derives a name from it: one made from the key could be guessed.
     receipt : Receipt
         How far the account had come.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from nearveil.ledger import Ledger
+    >>> from nearveil.privacy import Basis, compose_events
+    >>> from nearveil.privacy.events import PureDp
+    >>> about = {"protects": "query", "unit": "image", "relation": "replace"}
+    >>> quarter = compose_events([PureDp(0.25)], delta=0.0, basis=Basis("randomised response"), **about)
+    >>> with tempfile.TemporaryDirectory() as folder, Ledger(f"{folder}/budget.db") as ledger:
+    ...     account = ledger.open_account("camera", owner="me", epsilon=1.0, delta=0.0, **about)
+    ...     for attempt in range(2):
+    ...         with account.spend(quarter, key="first") as debit:
+    ...             if not debit.repeated:
+    ...                 debit.store(b"what is sent")
+    ...         print(debit.repeated, debit.message)
+    False b'what is sent'
+    True b'what is sent'
     """
 
     def __init__(
@@ -475,6 +493,16 @@ class Account:
     """A budget that lasts, and the way to spend it. Made by :class:`Ledger`, whose example shows one; never directly.
 
     Copies, deep copies, pickles and scikit-learn clones are handles on the same account.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from nearveil.ledger import Ledger
+    >>> about = {"owner": "me", "protects": "query", "unit": "image", "relation": "replace"}
+    >>> with tempfile.TemporaryDirectory() as folder, Ledger(f"{folder}/budget.db") as ledger:
+    ...     account = ledger.open_account("camera", epsilon=1.0, delta=0.0, **about)
+    ...     print(account.kind, account.epsilon, account.balance(), sep="; ")
+    pure; 1.0; account camera: budget epsilon 1 at delta 0, spent 0, left 1
     """
 
     def __init__(self, ledger: "Ledger", name: str) -> None:

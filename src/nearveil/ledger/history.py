@@ -31,7 +31,14 @@ from nearveil.ledger.errors import CorruptLedgerError, OverBudgetError
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """What an account, or a client's quota, has and what is left of it; :meth:`Account.balance` returns one."""
+    """What an account, or a client's quota, has and what is left of it; :meth:`Account.balance` returns one.
+
+    Examples
+    --------
+    >>> figures = {"kind": "pure", "epsilon": 1.0, "delta": 0.0, "spent": 0.25, "left": 0.75, "remaining": ()}
+    >>> print(Balance(account="camera", client=None, **figures))
+    account camera: budget epsilon 1 at delta 0, spent 0.25, left 0.75
+    """
 
     account: str
     client: str | None

@@ -20,6 +20,11 @@ class SimilarityTransform:
     rotation : ndarray of shape (d, d)
         Orthogonal; its determinant is 1 unless a reflection was allowed and fits better.
     translation : ndarray of shape (d,)
+
+    Examples
+    --------
+    >>> SimilarityTransform(2.0, np.eye(2), np.array([1.0, 0.0])).apply([1.0, 1.0])
+    array([3., 2.])
     """
 
     scale: float

@@ -122,6 +122,13 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
     classes_ : ndarray of shape (n_classes,)
     n_features_in_ : int
         Width of an image.
+
+    Examples
+    --------
+    >>> images = np.repeat(np.eye(2)[:, :, None], 16, axis=2).repeat(8, axis=1)  # black above white, and the reverse
+    >>> network = NetworkStudent(epochs=1, batch_size=1, random_state=0).fit(images, [0, 1])
+    >>> network.transform(images).shape
+    (2, 192)
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {

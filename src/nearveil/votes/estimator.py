@@ -172,6 +172,11 @@ class Answers:
     answered : ndarray of bool, shape (n_queries,)
     votes : ndarray of shape (n_queries, n_classes)
         The noisy counts that decided; NaN where a query was declined.
+
+    Examples
+    --------
+    >>> Answers(np.array([1, -1]), np.array([True, False]), np.array([[0.2, 9.1], [np.nan, np.nan]])).labels
+    array([ 1, -1])
     """
 
     labels: NDArray[Any]

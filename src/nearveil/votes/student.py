@@ -160,6 +160,15 @@ class PublicStudent:
     classes : ndarray of shape (n_classes,)
     guarantee : Guarantee
         What holds for the private records, whoever has the student.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> voter = PrivateKNeighborsClassifier(epsilon=2.0, max_answered=20, max_screened=0, classes=range(10))
+    >>> public = Student(voter, random_state=0).fit(X[:1000], y[:1000], public=X[1000:1100]).export()
+    >>> public.predict(X[1500:]).shape, f"{public.guarantee.epsilon:.2f}"
+    ((297,), '2.00')
     """
 
     classes: NDArray[Any]

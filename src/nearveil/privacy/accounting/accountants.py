@@ -79,6 +79,13 @@ class Accountant(ABC):
     As in dp-accounting, `compose` changes the accountant and returns it. (Were it to return a new one, a caller who
     ignores the result would count nothing; this way round, the worst mistake counts twice.) `spent` holds the single
     mechanisms composed so far and how often each ran.
+
+    Examples
+    --------
+    >>> from nearveil.privacy.events import PureDp
+    >>> accountants = [kind().compose(PureDp(0.5), 100) for kind in (RdpAccountant, PldAccountant, AdditionAccountant)]
+    >>> [f"{accountant.epsilon(1e-5):.1f}" for accountant in accountants]
+    ['32.8', '31.2', '50.0']
     """
 
     spent: Spent = ()

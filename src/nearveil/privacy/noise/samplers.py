@@ -18,6 +18,12 @@ class Source(Protocol):
     """A stream of uniform, independent 64-bit words.
 
     A guarantee made with a source that is not `sound` is void.
+
+    Examples
+    --------
+    >>> source: Source = secure_source()
+    >>> source.words(2).dtype, source.sound
+    (dtype('uint64'), True)
     """
 
     @property
