@@ -15,6 +15,7 @@ ROOMS = (
     "nearveil", "nearveil.graph", "nearveil.manifold", "nearveil.privacy", "nearveil.privacy.accounting",
     "nearveil.privacy.events", "nearveil.privacy.noise", "nearveil.privacy.sensitivity", "nearveil.ledger",
     "nearveil.features", "nearveil.mechanisms", "nearveil.votes", "nearveil.gallery", "nearveil.protocol",
+    "nearveil.sealed",
     "nearveil.search", "nearveil.search.ceiling",
     "nearveil.service", "nearveil.audit", "nearveil.ui",
 )  # fmt: skip

@@ -47,13 +47,18 @@ class Kind(IntEnum):
     REFUSAL = 6
     CODES_MANIFEST = 16
     CODES_GROUP = 17
+    SEALED_PUBLIC = 24
+    SEALED_HINT = 25
+    SEALED_QUESTION = 26
+    SEALED_ANSWER = 27
 
 
 @dataclass(frozen=True)
 class Limits:
     """The largest body of each kind, in bytes.
 
-    `public_request, public_part, query, answer, map_changed, refusal, codes_manifest, codes_group`: From 0 to 2^32 - 1.
+    `public_request, public_part, query, answer, map_changed, refusal, codes_manifest, codes_group, sealed_public,
+    sealed_hint, sealed_question, sealed_answer`: From 0 to 2^32 - 1.
 
     Examples
     --------
@@ -69,6 +74,10 @@ class Limits:
     refusal: int = 16 << 10
     codes_manifest: int = 16 << 20
     codes_group: int = 256 << 20
+    sealed_public: int = 64 << 20
+    sealed_hint: int = 1 << 30
+    sealed_question: int = 32 << 20
+    sealed_answer: int = 32 << 20
 
     def __post_init__(self) -> None:
         for each in fields(self):

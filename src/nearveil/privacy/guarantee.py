@@ -13,7 +13,7 @@ import dp_accounting as dp
 from dp_accounting import DpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, UnsupportedEventError
 
 from nearveil.privacy.accounting.accountants import PldAccountant, RdpAccountant, RenyiFilter, Spent, sum_pure_epsilons
-from nearveil.privacy.checks import check_choice, check_count
+from nearveil.privacy.checks import check_choice, check_count, check_text
 from nearveil.privacy.events import Budgeted, ClippedVotes, NoisyScreening, VoteHistogram, split_event
 from nearveil.privacy.noise import LARGEST_EPSILON, GaussianNoise, LaplaceNoise, Source
 
@@ -100,6 +100,27 @@ class Basis:
         return f"{self.name} ({self.link})"
 
 
+@dataclass(frozen=True)
+class Assumption:
+    """What a computational guarantee rests on: a problem that nobody is known to solve in less than 2^bits steps.
+
+    Examples
+    --------
+    >>> print(Assumption("LWE with n = 1024, Q = 2^26, sigma = 6.4 is hard", 132))
+    LWE with n = 1024, Q = 2^26, sigma = 6.4 is hard (the best attack known takes about 2^132 steps)
+    """
+
+    name: str
+    bits: int
+
+    def __post_init__(self) -> None:
+        check_text(self.name, "name")
+        check_count(self.bits, "bits", least=1)
+
+    def __str__(self) -> str:
+        return f"{self.name} (the best attack known takes about 2^{self.bits} steps)"
+
+
 class _CheckedAgain:
     """A dataclass that is made anew when it is unpickled: the bytes may have been changed."""
 
@@ -166,6 +187,9 @@ class Guarantee(_CheckedAgain):
         are then the guarantee's; without one, the parameters were fixed beforehand.
     whole : Guarantee, optional
         The guarantee that these events are a part of, whose figures hold for the part too; :meth:`part` makes one.
+    assumptions : tuple of Assumption, default=()
+        What encryption rests on, where a part of what is sent is encrypted. The guarantee is then computational: the
+        figures hold for whoever cannot solve one of these problems, and for nobody else.
 
     Examples
     --------
@@ -194,6 +218,7 @@ class Guarantee(_CheckedAgain):
     source: Randomness = "system"
     within: FilterTerms | None = None
     whole: "Guarantee | None" = None
+    assumptions: tuple[Assumption, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.epsilon >= 0:
@@ -206,6 +231,9 @@ class Guarantee(_CheckedAgain):
             raise ValueError('unit must say what one record is, such as "image" or "person with all images"')
         if not isinstance(self.basis, Basis):
             raise ValueError("basis must be a Basis: the name of a theorem or accountant, and a link")
+        if not all(isinstance(one, Assumption) for one in self.assumptions):
+            raise ValueError("assumptions must be a tuple of Assumption")
+        object.__setattr__(self, "assumptions", tuple(self.assumptions))
         self._check_soundness()
         self._check_events()
         if self.sound and not self.is_vacuous:
@@ -215,6 +243,11 @@ class Guarantee(_CheckedAgain):
     def adaptivity(self) -> Adaptivity:
         """Whether parameters were fixed beforehand, or chosen along the way within a filter."""
         return "fixed" if self.within is None else "adaptive"
+
+    @property
+    def is_computational(self) -> bool:
+        """Whether it holds only as long as nobody solves a problem that is believed to be hard."""
+        return bool(self.assumptions)
 
     @property
     def is_vacuous(self) -> bool:
@@ -286,7 +319,7 @@ class Guarantee(_CheckedAgain):
     def _check_part(self, whole: "Guarantee") -> None:
         if not isinstance(whole, Guarantee):
             raise ValueError("whole must be a Guarantee")
-        same = ("protects", "unit", "relation", "sound", "extra_delta", "source", "within")
+        same = ("protects", "unit", "relation", "sound", "extra_delta", "source", "within", "assumptions")
         if any(getattr(self, field) != getattr(whole, field) for field in same):
             raise ValueError("whole must be about the same record, source and filter as its part")
         if self.epsilon < whole.epsilon or self.delta < whole.delta:
@@ -306,6 +339,14 @@ class Guarantee(_CheckedAgain):
             return f"No guarantee about {self._secret}: {self.reason}."
         if self.is_vacuous:
             return f"Nothing is guaranteed about {self._secret}."
+        if not self.assumptions:
+            return self._describe()
+        held, said = " and ".join(map(str, self.assumptions)), self._describe()
+        caution = "This is a computational guarantee, not an unconditional one."
+        return f"As long as {held}, {said[0].lower()}{said[1:]} {caution}"
+
+    def _describe(self) -> str:
+        """Say what the figures mean."""
         observer = "Whoever sees the message" if self.protects == "query" else "Whoever sees the answers"
         if self.epsilon > math.log(_FAR):
             return (
@@ -424,6 +465,7 @@ def compose(
         "extra_delta": sum(guarantee.extra_delta for guarantee in guarantees),
         "source": "seeded" if any(guarantee.source == "seeded" for guarantee in guarantees) else "system",
         "whole": None,
+        "assumptions": tuple(dict.fromkeys(one for guarantee in guarantees for one in guarantee.assumptions)),
     }
     reasons = list(dict.fromkeys(guarantee.reason for guarantee in guarantees if not guarantee.sound))
     stated = _fixed(guarantees, delta, **merged) if within is None else _filtered(within, **merged)

@@ -1,0 +1,40 @@
+"""How far scores are off, and how often a byte of a record is wrong: the bounds of docs/theory/sealed.md."""
+
+import math
+
+from nearveil.sealed.lwe import ANSWER_BITS, QUESTION_BITS
+from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
+
+SPAN = 2.1  # a score of the largest length is Q / 2.1: a little below the half, where it would wrap
+HINT_BYTES = {"scores": 2, "records": 3}  # of an entry of a hint
+BYTE_BITS = 8
+
+
+def find_score_deviation(row_norm: float, reach: float) -> float:
+    """Return the standard deviation of a score's error, the quantisation of codes aside (Theorem 2).
+
+    `row_norm`: Euclidean norm of a row of a colour's matrix: all items of one slot.
+    `reach`: Of the layout.
+    """
+    variance = _find_variance(SCORES, row_norm, 8 * HINT_BYTES["scores"]) + reach**2 / 12  # the query is rounded, too
+    return math.sqrt(variance) * SPAN / 2.0**SCORES.modulus_bits
+
+
+def bound_score_error(row_norm: float, reach: float, tolerance: float) -> float:
+    """Return a bound on the probability that a score is off by more than a tolerance (Theorem 2)."""
+    return min(1.0, 2 * math.exp(-((tolerance / find_score_deviation(row_norm, reach)) ** 2) / 2))
+
+
+def bound_fetch_failure(row_norm: float) -> float:
+    """Return a bound on the probability that a byte of a record is read wrongly (Theorem 3)."""
+    variance = _find_variance(FETCH, row_norm, 8 * HINT_BYTES["records"])
+    half = 2.0 ** (FETCH.modulus_bits - BYTE_BITS - 1)
+    return min(1.0, 2 * math.exp(-(half**2) / (2 * variance)))
+
+
+def _find_variance(parameters: LweParameters, row_norm: float, hint_bits: int) -> float:
+    """Return the variance of ``D u - H s - D message``, in steps of the modulus: errors and three roundings."""
+    sigma2, bits = float(parameters.sigma) ** 2, parameters.modulus_bits
+    question = row_norm**2 * (sigma2 + 4.0 ** (bits - QUESTION_BITS) / 12)
+    hint = parameters.dimension * sigma2 * 4.0 ** (bits - hint_bits) / 12
+    return question + hint + 4.0 ** (bits - ANSWER_BITS) / 12

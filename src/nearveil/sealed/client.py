@@ -1,0 +1,221 @@
+"""The client's half of sealed search: questions that tell nothing, and what answers to them say."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from dp_accounting import NoOpDpEvent
+from numpy.typing import ArrayLike, NDArray
+
+from nearveil.privacy.guarantee import Assumption, Basis, Guarantee
+from nearveil.privacy.noise import Source, secure_source
+from nearveil.sealed.accuracy import BYTE_BITS, HINT_BYTES, SPAN
+from nearveil.sealed.layout import Layout, SealedError, check_rows, choose_cells, unpad_record
+from nearveil.sealed.lwe import ANSWER_BITS, Longs, centre, encrypt
+from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
+from nearveil.sealed.wire import Hint, get_parameters, read_answer, write_question
+
+
+@dataclass(frozen=True)
+class SealedMatch:
+    """An item that was found: where it lies, how near it is, and its record where one was fetched.
+
+    `score`: The cosine, up to quantisation and noise, between the question and the item in the space of codes.
+    """
+
+    position: int
+    score: float
+    record: bytes | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SealedQuestion:
+    """A question: the bytes to send, and the secrets that read its answer. Ask it once."""
+
+    data: bytes
+    secrets: Longs = field(repr=False)
+    positions: tuple[int, ...] = field(repr=False)
+    version: int = field(repr=False)
+
+
+class SealedClient:
+    """Asks a :class:`SealedIndex` without telling it anything.
+
+    Every question has the same length and asks all colours. What is sent never depends on what was decrypted: the
+    question for records is encrypted too, and asks for the same number whatever was found. A server that answers
+    wrongly gets wrong matches believed, and learns nothing.
+
+    Parameters
+    ----------
+    layout : bytes
+        The index's public layout, as it sent it.
+    hints : sequence of bytes
+        Its hints.
+    source : Source, optional
+        The operating system's cryptographic generator by default. What a seed foretells is not sealed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nearveil.sealed import SealedIndex
+    >>> rows = np.random.default_rng(0).normal(size=(100, 8))
+    >>> index = SealedIndex.build(rows)
+    >>> client = SealedClient(index.layout.to_bytes(), index.get_hints())
+    >>> question = client.ask(rows[3])
+    >>> matches = client.read_scores(question, index.answer(question.data), 1)
+    >>> index.get_item(matches[0].position)
+    3
+    """
+
+    def __init__(self, layout: bytes, hints: Sequence[bytes], *, source: Source | None = None) -> None:
+        self._source = secure_source() if source is None else source
+        self.layout = Layout.from_bytes(layout)
+        self._hints = {
+            part: np.zeros((n_rows, get_parameters(part).dimension), f"<u{2 if HINT_BYTES[part] == 2 else 4}")
+            for part, n_rows in self._count_hint_rows().items()
+        }
+        self._take(hints, whole=True)
+
+    def _count_hint_rows(self) -> dict[str, int]:
+        counts = {"scores": self.layout.n_colours * self.layout.n_slots}
+        if self.layout.records is not None:
+            counts["records"] = self.layout.records.n_rows
+        return counts
+
+    def update(self, layout: bytes, hints: Sequence[bytes]) -> None:
+        """Take a newer layout of the same index, and the rows of its hints that changed since this one."""
+        fresh = Layout.from_bytes(layout)
+        same = ("seed", "n_colours", "n_slots", "records")
+        if any(getattr(fresh, name) != getattr(self.layout, name) for name in same):
+            raise SealedError("the index was built anew: make a client of all of its layout and hints")
+        self.layout = fresh
+        self._take(hints, whole=False)
+
+    def _take(self, hints: Sequence[bytes], *, whole: bool) -> None:
+        counts = self._count_hint_rows()
+        if len(hints) != len(counts):
+            raise SealedError(f"hints must be {len(counts)} frames: of scores, and of records where there are any")
+        for (part, n_rows), data in zip(counts.items(), hints, strict=True):
+            found = Hint.from_bytes(data, part, n_rows)
+            if found.version != self.layout.version or (whole and len(found.rows) != n_rows):
+                raise SealedError("hints must be whole, and of the same version as the layout")
+            self._hints[part][found.rows] = found.values
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What is guaranteed about a question and the fetch that follows it: computational, so epsilon is 0."""
+        assumptions = [describe_assumption(SCORES)] + ([describe_assumption(FETCH)] if self.layout.records else [])
+        return Guarantee(
+            epsilon=0.0,
+            delta=0.0,
+            protects="query",
+            unit="image",
+            relation="replace",
+            basis=Basis("sealed search", "docs/theory/sealed.md"),
+            events=(NoOpDpEvent(),),
+            assumptions=tuple(assumptions),
+        ).with_source(self._source)
+
+    def ask(self, row: ArrayLike) -> SealedQuestion:
+        """Return a question for the scores of the items near a row, shape (n_features,)."""
+        layout = self.layout
+        vector = check_rows(np.asarray(row)[None], layout.projection.shape[0])[0] @ layout.projection
+        length = float(np.linalg.norm(vector))
+        if length == 0:
+            raise SealedError("row must have a part in the space of codes: it is orthogonal to all of them")
+        cells = choose_cells(vector, layout.centroids, layout.n_colours)
+        chosen = np.arange(layout.cells_per_colour) == cells[:, None]
+        steps = np.rint(vector / length * get_message_scale(layout)).astype(np.int64)
+        messages = (chosen[:, :, None] * steps).reshape(layout.n_colours, -1)
+        ciphertexts, secrets = encrypt(SCORES, layout.seed, messages, self._source)
+        first = (np.arange(layout.n_colours) * layout.cells_per_colour + cells) * layout.n_slots
+        data = write_question("scores", layout.version, ciphertexts)
+        return SealedQuestion(data, secrets, tuple(first.tolist()), layout.version)
+
+    def read_scores(self, question: SealedQuestion, answer: bytes, n_matches: int = 8) -> list[SealedMatch]:
+        """Return the best matches that an answer tells of, best first; fewer where the cells hold fewer items."""
+        layout = self.layout
+        self._check_current(question)
+        shape = (layout.n_colours, layout.n_slots)
+        values = read_answer(answer, "scores", question.version, shape[0] * shape[1])
+        hint = self._hints["scores"].reshape(*shape, -1)
+        masks = _multiply_hint(hint, question.secrets)
+        raw = centre(values.reshape(shape).astype(np.int64) - masks, ANSWER_BITS)
+        scores = raw * 2.0 ** (SCORES.modulus_bits - ANSWER_BITS) / (get_message_scale(layout) * layout.reach)
+        first = np.array(question.positions)
+        filled = np.arange(layout.n_slots) < layout.counts[first // layout.n_slots][:, None]
+        flat = np.where(filled, scores, -np.inf).ravel()
+        best = np.argsort(-flat, kind="stable")[:n_matches]
+        positions = (first[:, None] + np.arange(layout.n_slots)).ravel()
+        return [SealedMatch(int(positions[at]), float(flat[at])) for at in best if np.isfinite(flat[at])]
+
+    def ask_records(self, positions: Sequence[int]) -> SealedQuestion:
+        """Return a question for records; as many as the layout says are asked for, whatever is given."""
+        kept = self.layout.records
+        if kept is None:
+            raise SealedError("this index has no records: matches are known by their positions")
+        n_positions = self.layout.counts.size * self.layout.n_slots
+        wanted = [int(position) for position in positions]
+        if len(wanted) > kept.n_fetched or not all(0 <= position < n_positions for position in wanted):
+            raise SealedError(f"positions must be at most {kept.n_fetched}, each of a slot of the index")
+        padded = wanted + [0] * (kept.n_fetched - len(wanted))
+        columns = np.array(padded) // kept.per_column
+        unit = 1 << (FETCH.modulus_bits - BYTE_BITS)
+        messages = (np.arange(kept.n_columns) == columns[:, None]) * np.int64(unit)
+        ciphertexts, secrets = encrypt(FETCH, self.layout.seed, messages, self._source)
+        data = write_question("records", self.layout.version, ciphertexts)
+        return SealedQuestion(data, secrets, tuple(wanted), self.layout.version)
+
+    def read_records(self, question: SealedQuestion, answer: bytes) -> list[bytes]:
+        """Return the records of the positions that were asked for."""
+        kept = self.layout.records
+        assert kept is not None
+        self._check_current(question)
+        values = read_answer(answer, "records", question.version, kept.n_fetched * kept.n_rows)
+        bits = BYTE_BITS * HINT_BYTES["records"]
+        masks = _multiply_hint(self._hints["records"][None], question.secrets)
+        noisy = (values.reshape(kept.n_fetched, -1).astype(np.int64) << (bits - ANSWER_BITS)) - masks
+        drop = bits - BYTE_BITS
+        entries = (((noisy + (1 << (drop - 1))) >> drop) & 255).astype(np.uint8).view(np.int8)
+        places = [position % kept.per_column for position in question.positions]
+        return [
+            unpad_record(entries[at, place * kept.width : (place + 1) * kept.width]) for at, place in enumerate(places)
+        ]
+
+    def search(self, row: ArrayLike, send: Callable[[bytes], bytes], n_matches: int = 8) -> list[SealedMatch]:
+        """Ask for scores, then for the records of the best, through `send`, which takes a question to the index.
+
+        Where there are no records, the second is left out: one or two messages, of lengths that everybody knows.
+        """
+        question = self.ask(row)
+        kept = self.layout.records
+        found = self.read_scores(question, send(question.data), n_matches if kept is None else kept.n_fetched)
+        if kept is None:
+            return found
+        fetch = self.ask_records([match.position for match in found])
+        records = self.read_records(fetch, send(fetch.data))
+        return [SealedMatch(match.position, match.score, record) for match, record in zip(found, records, strict=True)][
+            :n_matches
+        ]
+
+    def _check_current(self, question: SealedQuestion) -> None:
+        if question.version != self.layout.version:
+            raise SealedError("question must be of the layout that the client has now: ask again")
+
+
+def describe_assumption(parameters: LweParameters) -> Assumption:
+    """Return what a set of parameters assumes, for a guarantee."""
+    return Assumption(f"{parameters} is hard", parameters.core_svp_bits)
+
+
+def get_message_scale(layout: Layout) -> float:
+    """Return by how much a query of unit length is multiplied before it is encrypted (M)."""
+    return 2.0**SCORES.modulus_bits / (SPAN * layout.reach)
+
+
+def _multiply_hint(hint: NDArray[np.unsignedinteger], secrets: Longs) -> Longs:
+    """Return each colour's hint times its secret; one hint may serve all secrets. Exact: below 24 + 7 + 11 bits."""
+    if len(hint) == 1:
+        return np.asarray((secrets.astype(np.float64) @ hint[0].astype(np.float64).T).astype(np.int64))
+    pairs = zip(hint, secrets.astype(np.float64), strict=True)
+    return np.stack([own.astype(np.float64) @ secret for own, secret in pairs]).astype(np.int64)

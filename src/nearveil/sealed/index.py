@@ -1,0 +1,418 @@
+"""The server's half of sealed search: codes in cells, records in columns, their hints, and answers."""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+from zipfile import BadZipFile
+
+import joblib
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nearveil.privacy.checks import check_count
+from nearveil.sealed.accuracy import HINT_BYTES, bound_fetch_failure
+from nearveil.sealed.cells import make_cells
+from nearveil.sealed.kernels import Kernel, KernelName, make_kernel
+from nearveil.sealed.layout import (
+    MOST_FETCHED,
+    QUESTION_BYTES,
+    Layout,
+    RecordLayout,
+    SealedError,
+    Singles,
+    check_rows,
+    pad_records,
+    unpad_record,
+)
+from nearveil.sealed.lwe import (
+    ANSWER_BITS,
+    QUESTION_BITS,
+    SEED_BYTES,
+    Bytes,
+    Words,
+    expand_matrix,
+    make_hint,
+    round_down_to,
+    unpack,
+)
+from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
+from nearveil.sealed.wire import Hint, get_parameters, read_question, write_answer
+
+_TILE = 8  # dimensions and slots are multiples of it: what processors multiply at a time
+_ROOM = 1.06  # slots for each item: what balance and later items need
+_CLIP = 3.6  # standard deviations of a coordinate beyond which it is clipped
+_HINT_ROWS = 256  # of a hint that one worker makes at a time
+_DIMENSIONS = 64
+_N_FETCHED = 16
+_DIGITS = 127
+_LARGEST_FAILURE = 2.0**-30  # probability that a byte of a record is read wrongly
+_PROBED = 14_000  # slots that a question looks into: their number makes the hint
+_SEED = 20260902  # of the rotation, which is public
+
+
+class SealedIndex:
+    """Answers sealed questions about items: which are nearest, and what their records hold.
+
+    Items lie in cells, cells have colours, and a question looks into one cell of every colour. What a server learns
+    from a question is that it was asked. Made by :meth:`build` or :meth:`load`. Several threads may ask it; whoever
+    changes it must see to it that nobody asks meanwhile.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nearveil.sealed import SealedClient
+    >>> rows = np.random.default_rng(0).normal(size=(200, 16))
+    >>> index = SealedIndex.build(rows, records=[f"item {i}".encode() for i in range(200)])
+    >>> client = SealedClient(index.layout.to_bytes(), index.get_hints())
+    >>> [match.record for match in client.search(rows[7], index.answer, 1)]
+    [b'item 7']
+    """
+
+    def __init__(self, layout: Layout, database: Bytes, hint: Words, **state: Any) -> None:
+        """Use :meth:`build` or :meth:`load`."""
+        self.layout = layout
+        self._database, self._hint = database, hint
+        self._scale: float = state["scale"]
+        self._items: NDArray[np.int64] = state["items"]
+        self._records: Bytes | None = state.get("records")
+        self._record_hint: Words | None = state.get("record_hint")
+        self._changed: dict[str, dict[int, int]] = {"scores": {}, "records": {}}
+        kernel, device = state.get("kernel", "auto"), state.get("device", "cpu")
+        self._kernels: dict[str, Kernel] = {"scores": make_kernel(database, kernel, device)}
+        if self._records is not None:
+            self._kernels["records"] = make_kernel(self._records[None], kernel, device)
+
+    @classmethod
+    def build(
+        cls,
+        rows: ArrayLike,
+        *,
+        records: Sequence[bytes] | None = None,
+        dimension: int = _DIMENSIONS,
+        n_cells: int | None = None,
+        n_colours: int | None = None,
+        n_fetched: int = _N_FETCHED,
+        kernel: KernelName = "auto",
+        device: str = "cpu",
+        n_jobs: int = 1,
+    ) -> Self:
+        """Make an index of rows.
+
+        Parameters
+        ----------
+        rows : array-like of shape (n_items, n_features)
+            Compared by the cosine of their angle; none may be zero.
+        records : sequence of bytes, optional
+            What a client may fetch of an item: a name, a code, a thumbnail. All are padded to the longest.
+        dimension : int, default=64
+            Numbers of a code: the leading principal directions, rotated. At most 4096.
+        n_cells, n_colours : int, optional
+            Chosen by the number of items where they are not given. More cells make questions longer, more colours
+            make hints larger; both find more.
+        n_fetched : int, default=16
+            Records that every question for records asks for.
+        kernel : {"auto", "numpy", "numba", "torch"}, default="auto"
+            How the pass is computed. "auto" is Numba where it is installed.
+        device : str, default="cpu"
+            Of torch.
+        n_jobs : int, default=1
+            Workers that make hints.
+        """
+        vectors = check_rows(rows)
+        n_cells, n_colours = choose_shape(len(vectors), n_cells, n_colours)
+        projection = _find_projection(vectors, check_count(dimension, "dimension", 1))
+        codes, scale, reach = _quantise(_project(vectors, projection))
+        # Every cell has the same number of slots, a few more than items fill on average.
+        n_slots = -(-math.ceil(_ROOM * len(vectors) / n_cells + 1) // _TILE) * _TILE
+        cells = make_cells(codes.astype(np.float32), n_cells, n_colours, n_slots)
+        counts = np.bincount(cells.cells, minlength=n_cells)
+        order = np.argsort(cells.cells, kind="stable")
+        slots = np.empty(len(codes), np.int64)
+        slots[order] = np.arange(len(codes)) - np.repeat(np.cumsum(counts) - counts, counts)
+        per_colour, width = n_cells // n_colours, projection.shape[1]
+        blocks = np.zeros((n_colours, n_slots, per_colour, width), np.int8)
+        blocks[cells.cells // per_colour, slots, cells.cells % per_colour] = codes
+        database = blocks.reshape(n_colours, n_slots, per_colour * width)
+        items = np.full((n_cells, n_slots), -1, np.int64)
+        items[cells.cells, slots] = np.arange(len(codes))
+        seed = os.urandom(SEED_BYTES)
+        state: dict[str, Any] = {"scale": scale, "items": items, "kernel": kernel, "device": device}
+        kept = None
+        if records is not None:
+            kept, matrix = _lay_out_records(records, items, n_fetched)
+            state |= {"records": matrix, "record_hint": _build_hint(FETCH, seed, matrix, n_jobs)}
+        layout = Layout(
+            version=1,
+            seed=seed,
+            n_colours=n_colours,
+            n_slots=n_slots,
+            reach=reach,
+            projection=projection,
+            centroids=cells.centroids / np.float32(scale),
+            counts=counts.astype(np.uint16),
+            records=kept,
+        )
+        hint = np.stack([_build_hint(SCORES, seed, matrix, n_jobs) for matrix in database])
+        return cls(layout, database, hint, **state)
+
+    def __len__(self) -> int:
+        return int(self.layout.counts.sum())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a pass for scores reads."""
+        return self._database.nbytes
+
+    def get_item(self, position: int) -> int:
+        """Return the number of the item at a position, as in the rows that the index was built of; -1 for none."""
+        return int(self._items.ravel()[position])
+
+    def get_hints(self, since: int = 0) -> list[bytes]:
+        """Return the hints as frames: all rows, or those that changed since a version of the layout."""
+        found = [self._make_hint_frame("scores", self._hint.reshape(-1, SCORES.dimension), since)]
+        if self._record_hint is not None:
+            found.append(self._make_hint_frame("records", self._record_hint, since))
+        return found
+
+    def _make_hint_frame(self, part: str, hint: Words, since: int) -> bytes:
+        changed = self._changed[part]
+        rows = range(len(hint)) if since == 0 else sorted(row for row, at in changed.items() if at > since)
+        listed = np.array(rows, np.uint32)
+        values = round_down_to(hint[listed], get_parameters(part).modulus_bits, 8 * HINT_BYTES[part])
+        return Hint(part, self.layout.version, listed, values).to_bytes()
+
+    def answer(self, question: bytes) -> bytes:
+        """Return the answer to one question."""
+        return self.answer_many([question])[0]
+
+    def answer_many(self, questions: Sequence[bytes]) -> list[bytes]:
+        """Return the answers to questions, those for scores in one pass over the codes.
+
+        A question that does not fit the layout is refused, and with it all others of the call: check each by
+        :meth:`check_question` before it is put among others.
+        """
+        checked = [self.check_question(question) for question in questions]
+        answers: dict[int, bytes] = {}
+        for part in {part for part, _ in checked}:
+            chosen = [number for number, (its, _) in enumerate(checked) if its == part]
+            asked = np.concatenate([checked[number][1] for number in chosen])
+            answers |= dict(zip(chosen, self._answer_part(part, asked, len(chosen)), strict=True))
+        return [answers[number] for number in range(len(questions))]
+
+    def check_question(self, question: bytes) -> tuple[str, Words]:
+        """Return part and numbers of a question, shape (passes, colours, columns), or refuse it."""
+        part, version, packed = read_question(question)
+        if part not in self._kernels:
+            raise SealedError("this index has no records: ask for scores alone")
+        if version != self.layout.version:
+            raise SealedError("the index has changed since the question was made: update the client and ask again")
+        shape = (1, *self._database.shape[::2]) if part == "scores" else self._get_record_shape()
+        if len(packed) != QUESTION_BYTES * math.prod(shape):
+            raise SealedError(f"the question must have {math.prod(shape)} numbers, as the layout says")
+        return part, unpack(packed, QUESTION_BYTES).reshape(shape)
+
+    def _get_record_shape(self) -> tuple[int, int, int]:
+        assert self.layout.records is not None
+        return self.layout.records.n_fetched, 1, self.layout.records.n_columns
+
+    def _answer_part(self, part: str, asked: Words, count: int) -> list[bytes]:
+        found = round_down_to(self._kernels[part].multiply(asked), QUESTION_BITS, ANSWER_BITS)
+        return [write_answer(part, self.layout.version, one) for one in np.split(found, count)]
+
+    def add(self, rows: ArrayLike, records: Sequence[bytes] | None = None) -> list[int]:
+        """Put further items into free slots of the cells nearest to them, and return their positions.
+
+        Their numbers follow the largest so far. Only rows of the hint that change are computed anew.
+        """
+        vectors = check_rows(rows, self.layout.projection.shape[0])
+        self._check_record_count(records, len(vectors))
+        codes = _clip(np.rint(_project(vectors, self.layout.projection) * self._scale), self.layout.reach)
+        if int(self.layout.counts.astype(np.int64).sum()) + len(codes) > self._items.size:
+            raise SealedError("the index has too few free slots for these rows: build it anew")
+        number, found = int(self._items.max()), []
+        for at, code in enumerate(codes):
+            number += 1
+            cell = self._find_room(code / np.float32(self._scale))
+            slot = int(self.layout.counts[cell])
+            self._write(cell, slot, code, number, None if records is None else records[at])
+            self.layout.counts[cell] += 1
+            found.append(cell * self.layout.n_slots + slot)
+        self._finish_change()
+        return found
+
+    def remove(self, item: int) -> None:
+        """Take an item out; the last of its cell takes its slot."""
+        places = np.argwhere(self._items == item)
+        if len(places) != 1:
+            raise SealedError("item must be the number of an item of this index")
+        cell, slot = map(int, places[0])
+        last = int(self.layout.counts[cell]) - 1
+        record = None if self._records is None else self._read_record(cell * self.layout.n_slots + last)
+        self._write(cell, slot, self._get_code(cell, last), int(self._items[cell, last]), record)
+        empty = np.zeros(self.layout.dimension, np.int8)
+        self._write(cell, last, empty, -1, None if self._records is None else b"")
+        self.layout.counts[cell] -= 1
+        self._finish_change()
+
+    def _find_room(self, vector: Singles) -> int:
+        distances = np.sum((self.layout.centroids - vector) ** 2, axis=1)
+        return int(np.argmin(np.where(self.layout.counts < self.layout.n_slots, distances, np.inf)))
+
+    def _get_code(self, cell: int, slot: int) -> NDArray[np.int8]:
+        colour, block = divmod(cell, self.layout.cells_per_colour)
+        start = block * self.layout.dimension
+        return self._database[colour, slot, start : start + self.layout.dimension].copy()
+
+    def _write(self, cell: int, slot: int, code: NDArray[Any], item: int, record: bytes | None) -> None:
+        """Write code and record of one slot, and what that changes in the hints."""
+        colour, block = divmod(cell, self.layout.cells_per_colour)
+        start, stop = block * self.layout.dimension, (block + 1) * self.layout.dimension
+        change = code.astype(np.int64) - self._database[colour, slot, start:stop]
+        matrix = expand_matrix(SCORES, self.layout.seed, start, stop).astype(np.int64)
+        self._hint[colour, slot] = (self._hint[colour, slot] + change @ matrix) % (1 << SCORES.modulus_bits)
+        self._database[colour, slot, start:stop] = code
+        self._items[cell, slot] = item
+        self._changed["scores"][colour * self.layout.n_slots + slot] = self.layout.version + 1
+        if record is not None:
+            self._write_record(cell * self.layout.n_slots + slot, record)
+
+    def _write_record(self, position: int, record: bytes) -> None:
+        kept = self.layout.records
+        assert kept is not None
+        assert self._records is not None
+        assert self._record_hint is not None
+        column, place = divmod(position, kept.per_column)
+        rows = slice(place * kept.width, (place + 1) * kept.width)
+        fresh = pad_records([record], kept.width)[0]
+        change = fresh.astype(np.int64) - self._records[rows, column]
+        matrix = expand_matrix(FETCH, self.layout.seed, column, column + 1).astype(np.int64)
+        moved = self._record_hint[rows].astype(np.int64) + change[:, None] * matrix
+        self._record_hint[rows] = moved % (1 << FETCH.modulus_bits)
+        self._records[rows, column] = fresh
+        self._changed["records"] |= dict.fromkeys(range(rows.start, rows.stop), self.layout.version + 1)
+
+    def _read_record(self, position: int) -> bytes:
+        kept = self.layout.records
+        assert kept is not None
+        assert self._records is not None
+        column, place = divmod(position, kept.per_column)
+        stored = self._records[place * kept.width : (place + 1) * kept.width, column]
+        return unpad_record(stored)
+
+    def _check_record_count(self, records: Sequence[bytes] | None, count: int) -> None:
+        if (records is None) != (self._records is None) or (records is not None and len(records) != count):
+            raise SealedError("records must be given for every row, where the index has records, and not otherwise")
+        if records is not None and self.layout.records is not None:
+            pad_records(records, self.layout.records.width)  # refuses what is too long before anything changes
+
+    def _finish_change(self) -> None:
+        self.layout = replace(self.layout, version=self.layout.version + 1)
+        for kernel in self._kernels.values():
+            kernel.refresh()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the index, its hints included, to one file; one that is there is replaced when all is written."""
+        records: dict[str, Any] = {"records": self._records, "record_hint": self._record_hint}
+        draft = Path(f"{os.fspath(path)}.draft")
+        with draft.open("wb") as file:
+            np.savez(
+                file,
+                layout=np.frombuffer(self.layout.to_bytes(), np.uint8),
+                database=self._database,
+                hint=self._hint,
+                scale=np.float64(self._scale),
+                items=self._items,
+                **(records if self._records is not None else {}),
+            )
+        draft.replace(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, kernel: KernelName = "auto", device: str = "cpu") -> Self:
+        """Read an index that :meth:`save` wrote. Clients that knew it before must fetch all of its hints again."""
+        try:
+            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:
+                parts = {name: stored[name] for name in stored.files}
+            layout = Layout.from_bytes(parts.pop("layout").tobytes())
+            database, hint, scale = parts.pop("database"), parts.pop("hint"), float(parts.pop("scale"))
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            raise SealedError(f"the sealed index at {path} cannot be read: it is missing or damaged") from error
+        return cls(layout, database, hint, scale=scale, kernel=kernel, device=device, **parts)
+
+
+def choose_shape(n_items: int, n_cells: int | None = None, n_colours: int | None = None) -> tuple[int, int]:
+    """Return numbers of cells and colours for a gallery; those that are given are kept, cells as a multiple of colours.
+
+    Examples
+    --------
+    >>> choose_shape(1_000_000), choose_shape(1_000, n_colours=4)
+    ((3024, 42), (96, 4))
+    """
+    cells = max(1, round(3 * math.sqrt(n_items))) if n_cells is None else check_count(n_cells, "n_cells", 1)
+    if n_colours is None:
+        n_colours = max(1, min(cells, round(_PROBED * cells / n_items), 42))
+    n_colours = min(check_count(n_colours, "n_colours", 1), cells)
+    return -(-cells // n_colours) * n_colours, n_colours
+
+
+def _find_projection(vectors: Singles, dimension: int) -> Singles:
+    """Return the leading directions of vectors, rotated at random, shape (n_features, dimension).
+
+    After the rotation all coordinates matter alike, so that one scale suits all.
+    """
+    n_features = vectors.shape[1]
+    kept = min(dimension, n_features)
+    _, directions = np.linalg.eigh((vectors.T @ vectors).astype(np.float64))
+    width = -(-kept // _TILE) * _TILE
+    rotation, _ = np.linalg.qr(np.random.default_rng(_SEED).normal(size=(width, width)))
+    return np.asarray(directions[:, ::-1][:, :kept] @ rotation[:kept], dtype=np.float32)
+
+
+def _project(vectors: Singles, projection: Singles) -> Singles:
+    return np.asarray(vectors @ projection, dtype=np.float32)
+
+
+def _quantise(projected: Singles) -> tuple[Bytes, float, int]:
+    """Return codes of 8 bits, their scale, and a bound on their length."""
+    scale = _DIGITS / (_CLIP * float(np.sqrt(np.mean(projected**2, dtype=np.float64))))
+    reach = math.ceil(float(np.linalg.norm(projected, axis=1).max()) * scale * 1.02) + 1
+    return _clip(np.rint(projected * scale), reach), scale, reach
+
+
+def _clip(steps: Singles, reach: int) -> Bytes:
+    """Return whole numbers of 8 bits; what is longer than `reach` is shortened."""
+    clipped = np.clip(steps, -_DIGITS, _DIGITS)
+    lengths = np.linalg.norm(clipped, axis=1, keepdims=True)
+    return np.asarray(np.trunc(clipped * np.minimum(1, reach / np.maximum(lengths, 1))), dtype=np.int8)
+
+
+def _lay_out_records(records: Sequence[bytes], items: NDArray[np.int64], n_fetched: int) -> tuple[RecordLayout, Bytes]:
+    """Return layout and matrix of records, one for every slot: twice as many columns as rows, about."""
+    if len(records) != int(items.max()) + 1:
+        raise SealedError("records must be as many as rows")
+    if not 1 <= check_count(n_fetched, "n_fetched", 1) <= MOST_FETCHED:
+        raise SealedError(f"n_fetched must be from 1 to {MOST_FETCHED}")
+    width = max(map(len, records)) + 1
+    per_column = max(1, round(math.sqrt(items.size / (2 * width))))
+    n_columns = -(-items.size // per_column)
+    table = np.zeros((n_columns * per_column, width), np.int8)
+    filled = items.ravel() >= 0
+    table[: items.size][filled] = pad_records(records, width)[items.ravel()[filled]]
+    matrix = np.ascontiguousarray(table.reshape(n_columns, per_column * width).T)
+    longest = max(float(np.linalg.norm(row.astype(np.float32))) for row in matrix)
+    if bound_fetch_failure(longest) > _LARGEST_FAILURE:
+        raise SealedError("records are too many or too long for one table: make them shorter")
+    return RecordLayout(width, per_column, n_columns, n_fetched), matrix
+
+
+def _build_hint(parameters: LweParameters, seed: bytes, matrix: Bytes, n_jobs: int) -> Words:
+    """Return the hint of a matrix; workers share its rows."""
+    if n_jobs == 1:
+        return make_hint(parameters, seed, matrix)
+    parts = [matrix[start : start + _HINT_ROWS] for start in range(0, len(matrix), _HINT_ROWS)]
+    made = joblib.Parallel(n_jobs, prefer="threads")(
+        joblib.delayed(make_hint)(parameters, seed, part) for part in parts
+    )
+    return np.concatenate(made)

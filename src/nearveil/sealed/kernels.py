@@ -1,0 +1,151 @@
+"""The server's pass: products of matrices of 8-bit numbers with encrypted questions, exact modulo 2^24.
+
+One interface, three ways. NumPy needs nothing else. Numba is for processors. Torch is for a GPU: its product of 8-bit
+matrices runs on the three balanced digits to base 256 of each number of a question.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from typing import Any, Literal, Protocol
+
+import joblib
+import numpy as np
+
+from nearveil.privacy.checks import check_choice
+from nearveil.sealed.lwe import QUESTION_BITS, Bytes, Words, centre
+
+KernelName = Literal["auto", "numpy", "numba", "torch"]
+_MASK = (1 << QUESTION_BITS) - 1
+_AT_ONCE = 1 << 21  # entries of a matrix that one thread multiplies at a time
+_FOUR = 4  # questions that the compiled product takes at once
+_TILE = 8  # a GPU multiplies matrices whose sides are multiples of this
+_LEAST_ROWS = 17  # and have at least so many rows
+
+
+class Kernel(Protocol):
+    """Multiplies a database, shape (colours, rows, columns), by questions modulo 2^24."""
+
+    def multiply(self, questions: Words) -> Words:
+        """Return answers, shape (q, colours, rows), to questions, shape (q, colours, columns)."""
+        ...
+
+    def refresh(self) -> None:
+        """Take over what changed in the database."""
+        ...
+
+
+def make_kernel(
+    database: Bytes, kind: KernelName = "auto", device: str = "cpu", n_threads: int | None = None
+) -> Kernel:
+    """Return a kernel for a database.
+
+    `kind`: "auto" is Numba where it is installed, and NumPy elsewhere.
+    `device`: Of torch.
+    """
+    check_choice(kind, "kernel", KernelName)
+    if kind == "auto":
+        kind = "numba" if find_spec("numba") is not None else "numpy"
+    if kind == "torch":
+        return _TorchKernel(database, device)
+    if kind == "numba":
+        return _NumbaKernel(database, n_threads)
+    return _NumpyKernel(database)
+
+
+class _NumpyKernel:
+    """In 64-bit floating point: products and their sums stay below 7 + 23 + 17 bits, so all of it is exact."""
+
+    def __init__(self, database: Bytes) -> None:
+        self._database = database
+
+    def multiply(self, questions: Words) -> Words:
+        found = np.empty((len(questions), *self._database.shape[:2]), np.uint32)
+        step = max(1, _AT_ONCE // self._database.shape[2])
+        for colour, matrix in enumerate(self._database):
+            asked = centre(questions[:, colour].astype(np.int64), QUESTION_BITS).astype(np.float64).T
+            for start in range(0, len(matrix), step):
+                product = (matrix[start : start + step].astype(np.float64) @ asked).astype(np.int64)
+                found[:, colour, start : start + step] = (product & _MASK).T
+        return found
+
+    def refresh(self) -> None:
+        pass
+
+
+class _NumbaKernel:
+    """Compiled products in whole numbers, which wrap at 2^32; rows are shared out among threads."""
+
+    def __init__(self, database: Bytes, n_threads: int | None) -> None:
+        from nearveil.sealed import _compiled
+
+        self._one, self._fours = _compiled.multiply_one, _compiled.multiply_fours
+        self._database = database
+        self._threads = ThreadPoolExecutor(n_threads or joblib.cpu_count())
+        step = max(8, _AT_ONCE // database.shape[2] // 8 * 8)
+        n_colours, n_rows, _ = database.shape
+        self._parts = [
+            (colour, slice(start, start + step)) for colour in range(n_colours) for start in range(0, n_rows, step)
+        ]
+
+    def multiply(self, questions: Words) -> Words:
+        count = len(questions)
+        padded = 1 if count == 1 else -(-count // _FOUR) * _FOUR
+        asked = np.zeros((questions.shape[1], padded, questions.shape[2]), np.int32)
+        asked[:, :count] = questions.transpose(1, 0, 2)
+        found = np.empty((questions.shape[1], padded, self._database.shape[1]), np.int32)
+
+        def fill(part: tuple[int, slice]) -> None:
+            colour, rows = part
+            matrix, out = self._database[colour, rows], found[colour, :, rows]
+            if padded == 1:
+                self._one(matrix, asked[colour, 0], out[0])
+            else:
+                self._fours(matrix, asked[colour], out)
+
+        list(self._threads.map(fill, self._parts))
+        return (found[:, :count].transpose(1, 0, 2) & _MASK).astype(np.uint32)
+
+    def refresh(self) -> None:
+        pass
+
+
+class _TorchKernel:
+    """Products of 8-bit matrices with three digits of each number; sums stay below 2^31 up to 2^16 columns."""
+
+    def __init__(self, database: Bytes, device: str) -> None:
+        import torch
+
+        self._torch, self._device, self._source = torch, device, database
+        self.refresh()
+
+    def refresh(self) -> None:
+        torch = self._torch
+        rows, columns = self._source.shape[1:]
+        missing = (-columns % _TILE, max(rows, _LEAST_ROWS) + (-max(rows, _LEAST_ROWS) % _TILE) - rows)
+        self._database = torch.nn.functional.pad(torch.from_numpy(self._source), (0, missing[0], 0, missing[1])).to(
+            self._device
+        )
+
+    def multiply(self, questions: Words) -> Words:
+        torch = self._torch
+        count, _, columns = questions.shape
+        asked = torch.from_numpy(questions.astype(np.int32)).to(self._device)
+        digits = split_digits(torch, asked).permute(1, 3, 0, 2).flatten(2)  # (colours, columns, 3 q)
+        missing = (-digits.shape[2] % _TILE, self._database.shape[2] - columns)
+        digits = torch.nn.functional.pad(digits, (0, missing[0], 0, missing[1])).transpose(1, 2).contiguous()
+        found = torch.stack(
+            [torch._int_mm(matrix, own.T)[:, : 3 * count] for matrix, own in zip(self._database, digits, strict=True)]
+        )
+        parts = found[:, : self._source.shape[1]].unflatten(2, (count, 3))
+        answers = (parts[..., 0] + (parts[..., 1] << 8) + (parts[..., 2] << 16)) & _MASK
+        return np.asarray(answers.permute(2, 0, 1).cpu().numpy(), dtype=np.uint32)
+
+
+def split_digits(torch: Any, values: Any) -> Any:
+    """Return the digits from -128 to 127 to base 256 of numbers modulo 2^24: (q, colours, 3, columns)."""
+    digits = []
+    for _ in range(3):
+        low = ((values + 128) & 255) - 128
+        digits.append(low)
+        values = (values - low) >> 8
+    return torch.stack(digits, dim=2).to(torch.int8)

@@ -1,0 +1,191 @@
+"""The public layout of a sealed index: what both sides know, and how both read rows and records."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nearveil.errors import NearveilError
+from nearveil.frames import DEFAULT_LIMITS, Kind, Limits, Reader, WireError, Writer, frame, unframe
+from nearveil.sealed.lwe import SEED_BYTES, Bytes
+from nearveil.sealed.parameters import FETCH, SCORES
+
+Singles = NDArray[np.float32]
+
+QUESTION_BYTES = 3  # of a number
+MOST_FETCHED = 256
+_MOST = 1 << 31  # of any count
+_MOST_DIMENSIONS = 1 << 12
+_MOST_FEATURES = 1 << 16
+
+
+class SealedError(NearveilError, ValueError):
+    """A sealed search cannot be built, asked or answered; the message names the field and what to do."""
+
+
+@dataclass(frozen=True)
+class RecordLayout:
+    """How records lie in a matrix: `per_column` of them, each of `width` bytes, stand below each other.
+
+    `n_fetched`: Records that every question asks for.
+    """
+
+    width: int
+    per_column: int
+    n_columns: int
+    n_fetched: int
+
+    @property
+    def n_rows(self) -> int:
+        """Bytes of a column."""
+        return self.width * self.per_column
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What everybody knows about a sealed index, the hints aside.
+
+    `version`: Rises with every change.
+    `projection`: Shape (n_features, dimension): from a row to what is scored.
+    `centroids`: Shape (n_cells, dimension).
+    `counts`: For each cell, how many of its slots are filled, from the first on.
+    `reach`: No code is longer than this (Euclidean norm, in steps of a code).
+    """
+
+    version: int
+    seed: bytes
+    n_colours: int
+    n_slots: int
+    reach: int
+    projection: Singles
+    centroids: Singles
+    counts: NDArray[np.uint16]
+    records: RecordLayout | None = None
+
+    @property
+    def dimension(self) -> int:
+        """Numbers of a code."""
+        return int(self.projection.shape[1])
+
+    @property
+    def cells_per_colour(self) -> int:
+        """Cells that share a colour."""
+        return len(self.centroids) // self.n_colours
+
+    @property
+    def n_samples(self) -> int:
+        """Numbers that are encrypted under one secret: columns of a colour's matrix."""
+        return self.cells_per_colour * self.dimension
+
+    @property
+    def question_bytes(self) -> int:
+        """Bytes of a question for scores, its header aside."""
+        return QUESTION_BYTES * self.n_colours * self.n_samples
+
+    def to_bytes(self) -> bytes:
+        """Return the layout as a frame."""
+        body = Writer()
+        kept = self.records or RecordLayout(0, 0, 0, 0)
+        for number in (self.version, *self.projection.shape, len(self.centroids), self.n_colours, self.n_slots):
+            body.write_int(number)
+        for number in (self.reach, kept.width, kept.per_column, kept.n_columns, kept.n_fetched):
+            body.write_int(number)
+        body.write_bytes(self.seed)
+        body.write_bytes(self.projection.astype("<f4").tobytes())
+        body.write_bytes(self.centroids.astype("<f4").tobytes())
+        body.write_bytes(self.counts.astype("<u2").tobytes())
+        return frame(Kind.SEALED_PUBLIC, body.to_bytes())
+
+    @classmethod
+    def from_bytes(cls, data: bytes, limits: Limits = DEFAULT_LIMITS) -> Self:
+        """Read a layout. Nothing in it is trusted."""
+        taken = Reader(open_frame(data, Kind.SEALED_PUBLIC, 0, limits))
+        version, n_features, dimension, n_cells, n_colours, n_slots = (taken.read_int() for _ in range(6))
+        reach, *kept = (taken.read_int() for _ in range(5))
+        if not (1 <= dimension <= _MOST_DIMENSIONS and 1 <= n_features <= _MOST_FEATURES):
+            raise WireError("the sealed layout must be of 1 to 4096 dimensions and 1 to 65536 features")
+        if not (1 <= n_colours <= n_cells < _MOST and n_cells % n_colours == 0 and 1 <= n_slots < 1 << 16):
+            raise WireError("the sealed layout must have as many cells of every colour, and 1 to 65535 slots a cell")
+        if not 1 <= reach < 1 << 16 or n_cells // n_colours * dimension > SCORES.most_samples:
+            raise WireError("the sealed layout has numbers that are out of range")
+        seed = taken.read_bytes()
+        projection = _read_floats(taken, n_features, dimension)
+        centroids = _read_floats(taken, n_cells, dimension)
+        counts = _read_array(taken, "<u2", n_cells).astype(np.uint16)
+        taken.check_end()
+        if len(seed) != SEED_BYTES or int(counts.max()) > n_slots:
+            raise WireError("the sealed layout has a seed or counts that do not fit")
+        records = RecordLayout(*kept) if any(kept) else None
+        if records is not None:
+            _check_records(records, n_cells * n_slots)
+        return cls(version, seed, n_colours, n_slots, reach, projection, centroids, counts, records)
+
+
+def _check_records(records: RecordLayout, n_positions: int) -> None:
+    if not (
+        1 <= records.n_rows < 1 << 20
+        and 1 <= records.n_columns <= FETCH.most_samples
+        and 1 <= records.n_fetched <= MOST_FETCHED
+        and n_positions <= records.per_column * records.n_columns < _MOST
+    ):
+        raise WireError("the sealed layout has records that do not fit its cells")
+
+
+def open_frame(data: bytes, kind: Kind, flags: int, limits: Limits) -> bytes:
+    """Return the body of a frame that must be of a kind and have these flags."""
+    found, flagged, body = unframe(data, limits)
+    if found is not kind or flagged != flags:
+        raise WireError(f"data must be a frame of kind {kind.name} and of this part")
+    return body
+
+
+def _read_array(taken: Reader, kind: str, count: int) -> NDArray[np.generic]:
+    data = taken.read_bytes()
+    if len(data) != count * np.dtype(kind).itemsize:
+        raise WireError("the sealed layout has an array of another size than it says")
+    return np.frombuffer(data, kind)
+
+
+def _read_floats(taken: Reader, n_rows: int, n_columns: int) -> Singles:
+    found = _read_array(taken, "<f4", n_rows * n_columns).astype(np.float32).reshape(n_rows, n_columns)
+    if not math.isfinite(float(np.abs(found).sum(dtype=np.float64))):
+        raise WireError("the sealed layout has numbers that are not finite")
+    return found
+
+
+def check_rows(rows: ArrayLike, n_features: int | None = None) -> Singles:
+    """Return rows of unit length, or say what is wrong with them."""
+    given = np.asarray(rows)
+    if given.ndim != 2 or 0 in given.shape or given.dtype.kind not in "fiu":
+        raise SealedError("rows must be numbers of shape (n_items, n_features), at least one of each")
+    if n_features is not None and given.shape[1] != n_features:
+        raise SealedError(f"rows must have {n_features} features, as those of the index; these have {given.shape[1]}")
+    values = given.astype(np.float32)
+    lengths = np.linalg.norm(values, axis=1, keepdims=True)
+    if not (np.isfinite(lengths).all() and (lengths > 0).all()):
+        raise SealedError("rows must be finite, and none of them zero")
+    return np.asarray(values / lengths, dtype=np.float32)
+
+
+def choose_cells(query: Singles, centroids: Singles, n_colours: int) -> NDArray[np.int64]:
+    """Return, for every colour, its cell nearest to a query, as a number from 0 to n_cells / n_colours."""
+    scores = (centroids @ query - np.einsum("ij,ij->i", centroids, centroids) / 2).reshape(n_colours, -1)
+    return np.asarray(scores.argmax(axis=1), dtype=np.int64)
+
+
+def pad_records(records: Sequence[bytes], width: int) -> Bytes:
+    """Return records, shape (n, width): their bytes, one that marks the end, and zeros, which add no noise."""
+    out = np.zeros((len(records), width), np.uint8)
+    for row, record in zip(out, records, strict=True):
+        if not isinstance(record, bytes) or len(record) >= width:
+            raise SealedError(f"records must be bytes, each of fewer than {width} here")
+        row[: len(record) + 1] = np.frombuffer(record + b"\1", np.uint8)
+    return out.view(np.int8)
+
+
+def unpad_record(stored: NDArray[np.int8]) -> bytes:
+    """Return the record that :func:`pad_records` wrote; what was not written so gives some bytes."""
+    return stored.tobytes().rstrip(b"\0")[:-1]

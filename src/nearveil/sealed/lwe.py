@@ -1,0 +1,107 @@
+"""Encryption of questions by learning with errors (Regev 2005), and the arithmetic around it.
+
+All of it is exact: products of whole numbers in 64-bit floating point, where every partial sum stays below 2^53, so
+that the matrix products of BLAS can be used.
+
+A question is ``u = A s + e + message`` modulo Q. Only its 24 leading bits are sent: rounding them is done on a
+ciphertext, so it costs a little accuracy and no privacy. The server multiplies its matrix D (8 bits an entry) by what
+it was sent, modulo 2^24. ``D u - (D A) s`` is ``D message``, up to ``D e`` and what was rounded; the client has the
+hint ``D A`` beforehand.
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from nearveil.privacy.noise.samplers import Source, gaussian_integers
+from nearveil.sealed.parameters import LweParameters
+
+QUESTION_BITS = 24
+ANSWER_BITS = 16
+SEED_BYTES = 32
+LARGEST_DRAW = 119  # of secrets and errors: where the tables of sigma 6.4 end
+_AES_BLOCK = 16
+_ROWS = 1 << 10  # of the public matrix at a time
+_EXACT = 1 << 13  # columns of D for which a product with the public matrix stays below 2^53: 7 + 31 + 13 bits
+
+Words = NDArray[np.uint32]
+Longs = NDArray[np.int64]
+Bytes = NDArray[np.int8]
+
+
+def expand_matrix(parameters: LweParameters, seed: bytes, start: int, stop: int) -> NDArray[np.int32]:
+    """Return rows of the public matrix A, modulo Q and centred at 0, shape (stop - start, n).
+
+    They are the key stream of AES-256 in counter mode. The key is a digest of the seed, so whoever chooses a seed
+    cannot choose a matrix.
+    """
+    key = hashlib.sha256(b"nearveil sealed matrix\0" + parameters.name.encode() + b"\0" + seed).digest()
+    row_bytes = 4 * parameters.dimension
+    counter = (start * row_bytes // _AES_BLOCK).to_bytes(_AES_BLOCK, "big")
+    stream = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor().update(bytes((stop - start) * row_bytes))
+    words = np.frombuffer(stream, "<i4").reshape(stop - start, parameters.dimension)
+    return np.asarray(words >> (32 - parameters.modulus_bits), dtype=np.int32)
+
+
+def draw_gaussians(parameters: LweParameters, shape: tuple[int, int], source: Source) -> Longs:
+    """Return secrets or errors: independent draws of the exact discrete Gaussian."""
+    return gaussian_integers(parameters.sigma, shape[0] * shape[1], source).reshape(shape)
+
+
+def encrypt(parameters: LweParameters, seed: bytes, messages: Longs, source: Source) -> tuple[Words, Longs]:
+    """Return ciphertexts modulo 2^24, shape (count, C), and their secrets, shape (count, n), of messages modulo Q.
+
+    Every message has a secret and errors of its own, drawn here and never used again.
+    """
+    count, samples = messages.shape
+    if samples > parameters.most_samples:
+        raise ValueError(f"messages must be of at most {parameters.most_samples} numbers: beyond, nothing is estimated")
+    secrets = draw_gaussians(parameters, (count, parameters.dimension), source)
+    noisy = messages + draw_gaussians(parameters, (count, samples), source)
+    factors = secrets.T.astype(np.float64)
+    for start, stop in _spans(samples, _ROWS):
+        product = expand_matrix(parameters, seed, start, stop).astype(np.float64) @ factors  # below 31 + 7 + 11 bits
+        noisy[:, start:stop] += product.T.astype(np.int64)
+    return round_down_to(noisy, parameters.modulus_bits, QUESTION_BITS), secrets
+
+
+def make_hint(parameters: LweParameters, seed: bytes, database: Bytes) -> Words:
+    """Return D A modulo Q for D of shape (rows, C); the result has shape (rows, n)."""
+    hint = np.zeros((len(database), parameters.dimension), np.int64)
+    for start, stop in _spans(database.shape[1], _EXACT):
+        matrix = expand_matrix(parameters, seed, start, stop).astype(np.float64)
+        hint += (database[:, start:stop].astype(np.float64) @ matrix).astype(np.int64)
+    return (hint & ((1 << parameters.modulus_bits) - 1)).astype(np.uint32)
+
+
+def round_down_to(values: NDArray[np.integer], from_bits: int, to_bits: int) -> Words:
+    """Return values modulo 2^from_bits rounded to multiples of 2^(from_bits - to_bits), counted in those."""
+    drop = from_bits - to_bits
+    half = 1 << (drop - 1) if drop else 0
+    return (((values.astype(np.int64) + half) >> drop) & ((1 << to_bits) - 1)).astype(np.uint32)
+
+
+def centre(values: Longs, bits: int) -> Longs:
+    """Return values modulo 2^bits, from -2^(bits - 1) on."""
+    half = 1 << (bits - 1)
+    return ((values + half) & ((1 << bits) - 1)) - half
+
+
+def pack(values: Words, width: int) -> bytes:
+    """Return whole numbers in `width` bytes each, the lowest byte first."""
+    return np.ascontiguousarray(values, "<u4").view(np.uint8).reshape(-1, 4)[:, :width].tobytes()
+
+
+def unpack(data: bytes, width: int) -> Words:
+    """Return the whole numbers that :func:`pack` wrote."""
+    wide = np.zeros((len(data) // width, 4), np.uint8)
+    wide[:, :width] = np.frombuffer(data, np.uint8).reshape(-1, width)
+    return wide.view("<u4").ravel().astype(np.uint32, copy=False)
+
+
+def _spans(length: int, step: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, length, step):
+        yield start, min(start + step, length)

@@ -1,0 +1,57 @@
+"""Named sets of parameters of the learning-with-errors problem (LWE), with what the best attacks cost.
+
+The figures are the lattice estimator's: ``bench/security.py`` is the run, ``docs/results/sealed-security.txt`` what it
+printed. This module imports nothing, so that the run needs nothing else.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+@dataclass(frozen=True)
+class LweParameters:
+    """A set of parameters of LWE with secrets and errors of the same discrete Gaussian.
+
+    Attributes
+    ----------
+    name : str
+        What the set is for. It is a part of the public matrix's key, so two sets never share a matrix.
+    dimension : int
+        Numbers of a secret (n).
+    modulus_bits : int
+        Binary logarithm of the modulus (Q).
+    sigma : Fraction
+        Width of the discrete Gaussian of secrets and errors.
+    most_samples : int
+        Samples of one secret that the figures hold for; a question never has more.
+    core_svp_bits, matzov_bits : int
+        Binary logarithm of the cost of the cheapest attack, rounded down: in the core-SVP model (ADPS16), which
+        counts one call of a sieve and ignores its overheads, and in that of MATZOV.
+
+    Examples
+    --------
+    >>> print(SCORES)
+    LWE with n = 1024, Q = 2^26, sigma = 6.4
+    >>> SCORES.core_svp_bits
+    132
+    """
+
+    name: str
+    dimension: int
+    modulus_bits: int
+    sigma: Fraction
+    most_samples: int
+    core_svp_bits: int
+    matzov_bits: int
+
+    def __str__(self) -> str:
+        return f"LWE with n = {self.dimension}, Q = 2^{self.modulus_bits}, sigma = {float(self.sigma):g}"
+
+
+_SIGMA = Fraction(32, 5)
+
+SCORES = LweParameters("scores", 1024, 26, _SIGMA, 1 << 16, core_svp_bits=132, matzov_bits=158)
+"""For scores, which may be off by a little."""
+
+FETCH = LweParameters("fetch", 1280, 32, _SIGMA, 1 << 16, core_svp_bits=128, matzov_bits=155)
+"""For records, of which every byte must be right."""

@@ -1,0 +1,92 @@
+"""What sealed search sends besides its layout: hints, questions and answers, each in one frame, each bounded."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.frames import DEFAULT_LIMITS, Kind, Limits, Reader, WireError, Writer, frame, unframe
+from nearveil.sealed.accuracy import HINT_BYTES
+from nearveil.sealed.layout import QUESTION_BYTES, SealedError, open_frame
+from nearveil.sealed.lwe import Words, pack, unpack
+from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
+
+_PARTS = ("scores", "records")  # as flags of a frame
+_SETS = {"scores": SCORES, "records": FETCH}
+ANSWER_BYTES = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Hint:
+    """Rows of the hint of scores or of records, rounded, as of a version of the index.
+
+    `rows`: Their numbers. All of them, or those that changed.
+    `values`: Shape (rows, n).
+    """
+
+    part: str
+    version: int
+    rows: NDArray[np.uint32]
+    values: Words
+
+    def to_bytes(self) -> bytes:
+        """Return the rows as a frame."""
+        body = Writer()
+        body.write_int(self.version)
+        body.write_bytes(self.rows.astype("<u4").tobytes())
+        body.write_bytes(pack(self.values, HINT_BYTES[self.part]))
+        return frame(Kind.SEALED_HINT, body.to_bytes(), _PARTS.index(self.part))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, part: str, n_rows: int, limits: Limits = DEFAULT_LIMITS) -> Self:
+        """Read rows of a hint that has `n_rows` in all. Nothing in it is trusted."""
+        taken = Reader(open_frame(data, Kind.SEALED_HINT, _PARTS.index(part), limits))
+        version, listed = taken.read_int(), taken.read_bytes()
+        rows = np.frombuffer(listed, "<u4", count=len(listed) // 4).astype(np.uint32)
+        if len(listed) % 4 or (rows >= n_rows).any() or len(np.unique(rows)) != len(rows):
+            raise WireError("the hint names rows that are not there, or one of them twice")
+        packed, width = taken.read_bytes(), get_parameters(part).dimension
+        taken.check_end()
+        if len(packed) != len(rows) * width * HINT_BYTES[part]:
+            raise WireError("the hint must have as many numbers as its rows need")
+        return cls(part, version, rows, unpack(packed, HINT_BYTES[part]).reshape(len(rows), width))
+
+
+def get_parameters(part: str) -> LweParameters:
+    """Return the parameters of scores or of records."""
+    return _SETS[part]
+
+
+def write_question(part: str, version: int, ciphertexts: Words) -> bytes:
+    """Return a question as a frame; its length depends on the layout alone."""
+    body = Writer()
+    body.write_int(version)
+    return frame(Kind.SEALED_QUESTION, body.to_bytes() + pack(ciphertexts.ravel(), QUESTION_BYTES), _PARTS.index(part))
+
+
+def read_question(data: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[str, int, bytes]:
+    """Return the part that a question asks, the version that it was made for, and its packed numbers."""
+    kind, flags, body = unframe(data, limits)
+    if kind is not Kind.SEALED_QUESTION or flags >= len(_PARTS):
+        raise WireError("data is not a sealed question")
+    taken = Reader(body)
+    return _PARTS[flags], taken.read_int(), body[8:]
+
+
+def write_answer(part: str, version: int, values: Words) -> bytes:
+    """Return an answer as a frame."""
+    body = Writer()
+    body.write_int(version)
+    return frame(Kind.SEALED_ANSWER, body.to_bytes() + pack(values.ravel(), ANSWER_BYTES), _PARTS.index(part))
+
+
+def read_answer(data: bytes, part: str, version: int, count: int, limits: Limits = DEFAULT_LIMITS) -> Words:
+    """Return the numbers of an answer; their number and the version are known beforehand."""
+    body = open_frame(data, Kind.SEALED_ANSWER, _PARTS.index(part), limits)
+    taken = Reader(body)
+    if taken.read_int() != version:
+        raise SealedError("the index has changed since its layout was fetched: update the client and ask again")
+    if len(body) != 8 + count * ANSWER_BYTES:
+        raise WireError("the answer must have one number for each row of the index")
+    return unpack(body[8:], ANSWER_BYTES)

@@ -1,0 +1,304 @@
+"""An index and its clients: what is found, what is sent, what changes, and what hostile bytes do."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nearveil.frames import Kind, WireError, frame, unframe
+from nearveil.privacy.noise import unsafe_seeded
+from nearveil.sealed import FETCH, SCORES, SealedClient, SealedError, SealedIndex
+from nearveil.sealed.accuracy import bound_score_error, find_score_deviation
+from nearveil.sealed.cells import make_cells
+from nearveil.sealed.index import choose_shape
+from nearveil.sealed.layout import Layout, check_rows, pad_records, unpad_record
+from nearveil.sealed.lwe import make_hint
+
+N = 400
+
+
+def make_rows(count: int = N, n_features: int = 24, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(20, n_features))
+    return centres[rng.integers(0, 20, count)] + 0.4 * rng.normal(size=(count, n_features))
+
+
+@pytest.fixture(scope="module")
+def rows() -> np.ndarray:
+    return make_rows()
+
+
+@pytest.fixture(scope="module")
+def index(rows: np.ndarray) -> SealedIndex:
+    return SealedIndex.build(rows, records=[f"item {i}".encode() for i in range(N)], n_cells=24, n_colours=6)
+
+
+def connect(index: SealedIndex, seed: int = 5) -> SealedClient:
+    return SealedClient(index.layout.to_bytes(), index.get_hints(), source=unsafe_seeded(seed))
+
+
+@pytest.fixture(scope="module")
+def client(index: SealedIndex) -> SealedClient:
+    return connect(index)
+
+
+def get_codes(index: SealedIndex) -> np.ndarray:
+    """Return the code at every position, in steps."""
+    layout = index.layout
+    shape = (layout.n_colours, layout.n_slots, layout.cells_per_colour, layout.dimension)
+    return index._database.reshape(shape).transpose(0, 2, 1, 3).reshape(-1, layout.dimension).astype(np.float64)
+
+
+def test_scores_are_cosines_of_codes_within_the_bound(
+    rows: np.ndarray, index: SealedIndex, client: SealedClient
+) -> None:
+    codes, worst, errors = get_codes(index), float(np.linalg.norm(index._database.astype(float), axis=2).max()), []
+    for row in rows[:20]:
+        question = client.ask(row)
+        found = client.read_scores(question, index.answer(question.data), N)
+        projected = check_rows(row[None])[0] @ index.layout.projection
+        true = codes @ (projected / np.linalg.norm(projected)) / index.layout.reach
+        errors += [match.score - true[match.position] for match in found]
+    tolerance = 0.02
+    assert len(errors) > 1000
+    assert len(errors) * bound_score_error(worst, index.layout.reach, tolerance) < 1e-9
+    assert np.abs(errors).max() < tolerance
+    assert np.std(errors) < find_score_deviation(worst, index.layout.reach) * 1.2
+
+
+def test_the_nearest_are_those_of_a_plain_search_among_the_same_cells(
+    rows: np.ndarray, index: SealedIndex, client: SealedClient
+) -> None:
+    unit, hits = check_rows(rows), 0
+    for at in range(12):
+        found = [int(match.record.split()[1]) for match in client.search(rows[at], index.answer, 8) if match.record]
+        assert found[0] == at
+        hits += len(set(found) & set(np.argsort(-(unit @ unit[at]))[:8].tolist()))
+    assert hits / (12 * 8) > 0.9
+
+
+def test_records_come_back_byte_for_byte(index: SealedIndex, client: SealedClient) -> None:
+    positions = [p for p in range(index.layout.counts.size * index.layout.n_slots) if index.get_item(p) >= 0]
+    for start in range(0, 96, 16):
+        wanted = positions[start : start + 16]
+        question = client.ask_records(wanted)
+        records = client.read_records(question, index.answer(question.data))
+        assert records == [f"item {index.get_item(p)}".encode() for p in wanted]
+
+
+def test_every_question_has_the_same_length(rows: np.ndarray, index: SealedIndex, client: SealedClient) -> None:
+    asked = {len(client.ask(row).data) for row in rows[:10]}
+    asked_records = {len(client.ask_records(range(count)).data) for count in (0, 1, 16)}
+    assert asked == {index.layout.question_bytes + 8 + 14}
+    assert len(asked_records) == 1
+
+
+def test_search_sends_two_messages_whatever_the_server_answers(
+    rows: np.ndarray, index: SealedIndex, client: SealedClient
+) -> None:
+    rng = np.random.default_rng(0)
+    for hostile in (bytes, rng.bytes, lambda size: b"\xff" * size):
+        sent = []
+
+        def send(data: bytes, hostile=hostile, sent=sent) -> bytes:  # type: ignore[no-untyped-def]
+            sent.append(data)
+            honest = index.answer(data)
+            _, flags, body = unframe(honest)
+            return frame(Kind.SEALED_ANSWER, body[:8] + hostile(len(body) - 8), flags)
+
+        found = client.search(rows[0], send, 4)
+        assert [len(one) for one in sent] == [len(client.ask(rows[1]).data), len(client.ask_records([]).data)]
+        assert len(found) == 4
+
+
+def test_questions_that_wait_are_answered_together(rows: np.ndarray, index: SealedIndex, client: SealedClient) -> None:
+    questions = [client.ask(rows[i]) for i in range(5)]
+    fetches = [client.ask_records([i, 5]) for i in range(2)]
+    data = [questions[0].data, fetches[0].data, *(one.data for one in questions[1:]), fetches[1].data]
+    assert index.answer_many(data) == [index.answer(one) for one in data]
+
+
+def check_consistent(index: SealedIndex) -> None:
+    """Check that hints are those of the data."""
+    for colour, matrix in enumerate(index._database):
+        np.testing.assert_array_equal(index._hint[colour], make_hint(SCORES, index.layout.seed, matrix))
+    assert index._records is not None
+    np.testing.assert_array_equal(index._record_hint, make_hint(FETCH, index.layout.seed, index._records))
+    filled = index._items >= 0
+    np.testing.assert_array_equal(filled.sum(axis=1), index.layout.counts)
+    np.testing.assert_array_equal(np.abs(get_codes(index)).sum(axis=1) > 0, filled.ravel())
+
+
+def test_changes_update_hints_for_changed_rows_alone() -> None:
+    rows = make_rows(100)
+    index = SealedIndex.build(rows, records=[b"%d" % i for i in range(100)], n_cells=12, n_colours=3)
+    client = connect(index)
+    fresh = make_rows(3, seed=9)
+    index.add(fresh, [b"x", b"y", b"z"])
+    index.remove(17)
+    index.remove(101)
+    check_consistent(index)
+    changed = index.get_hints(since=1)
+    assert len(changed[0]) < len(index.get_hints()[0]) / 2
+    with pytest.raises(SealedError, match="changed since the question was made"):
+        index.answer(client.ask(rows[0]).data)
+    client.update(index.layout.to_bytes(), changed)
+    assert client.search(fresh[2], index.answer, 1)[0].record == b"z"
+    assert client.search(fresh[0], index.answer, 1)[0].record == b"x"
+    assert client.search(rows[40], index.answer, 1)[0].record == b"40"
+    assert all(match.record not in {b"17", b"y"} for match in client.search(fresh[1], index.answer, 16))
+    assert len(index) == 101
+    rebuilt = connect(index)
+    for part in ("scores", "records"):
+        np.testing.assert_array_equal(rebuilt._hints[part], client._hints[part])
+
+
+def test_a_full_index_refuses_and_changes_nothing() -> None:
+    index = SealedIndex.build(make_rows(20), n_cells=2, n_colours=1)
+    room = index.layout.counts.size * index.layout.n_slots - len(index)
+    with pytest.raises(SealedError, match="too few free slots"):
+        index.add(make_rows(room + 1))
+    assert index.layout.version == 1
+    assert len(index.add(make_rows(room))) == room
+    with pytest.raises(SealedError, match="item must be the number"):
+        index.remove(1000)
+
+
+def test_an_index_is_kept_in_a_file(tmp_path: Path, rows: np.ndarray, index: SealedIndex) -> None:
+    index.save(tmp_path / "sealed.npz")
+    again = SealedIndex.load(tmp_path / "sealed.npz", kernel="numpy")
+    assert again.get_hints() == index.get_hints()
+    assert connect(again).search(rows[3], again.answer, 1)[0].record == b"item 3"
+    (tmp_path / "broken").write_bytes((tmp_path / "sealed.npz").read_bytes()[:5000])
+    for name in ("broken", "missing"):
+        with pytest.raises(SealedError, match="missing or damaged"):
+            SealedIndex.load(tmp_path / name)
+
+
+def test_the_guarantee_is_computational_and_costs_nothing(client: SealedClient, index: SealedIndex) -> None:
+    assert not client.guarantee.sound  # its randomness came from a seed
+    guarantee = SealedClient(index.layout.to_bytes(), index.get_hints()).guarantee
+    assert guarantee.sound
+    assert guarantee.is_computational
+    assert (guarantee.epsilon, guarantee.delta) == (0, 0)
+    assert [one.bits for one in guarantee.assumptions] == [132, 128]
+    said = str(guarantee)
+    assert said.startswith("As long as LWE with n = 1024, Q = 2^26, sigma = 6.4 is hard (the best attack known")
+    assert said.endswith("This is a computational guarantee, not an unconditional one.")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (np.zeros((3, 4)), "none of them zero"),
+        (np.full((3, 4), np.nan), "finite"),
+        (np.ones(4), "shape"),
+        (np.ones((0, 4)), "at least one"),
+        (np.array([["a"]]), "numbers"),
+        (np.full((2, 3), np.inf), "finite"),
+    ],
+)
+def test_rows_that_mean_nothing_are_refused(rows: np.ndarray, message: str) -> None:
+    with pytest.raises(SealedError, match=message):
+        SealedIndex.build(rows)
+
+
+def test_bad_arguments_are_named(rows: np.ndarray, index: SealedIndex, client: SealedClient) -> None:
+    with pytest.raises(SealedError, match="rows must have 24 features"):
+        client.ask(np.ones(7))
+    with pytest.raises(SealedError, match="positions must be at most 16"):
+        client.ask_records(range(17))
+    with pytest.raises(SealedError, match="each of a slot"):
+        client.ask_records([10**9])
+    with pytest.raises(SealedError, match="records must be as many as rows"):
+        SealedIndex.build(rows, records=[b"a"])
+    with pytest.raises(SealedError, match="n_fetched must be from 1 to 256"):
+        SealedIndex.build(rows[:10], records=[b"a"] * 10, n_fetched=1000)
+    with pytest.raises(SealedError, match="records must be given for every row"):
+        index.add(rows[:1])
+    with pytest.raises(ValueError, match="n_cells must be a whole number"):
+        SealedIndex.build(rows, n_cells=0)
+    plain = SealedIndex.build(rows[:30])
+    with pytest.raises(SealedError, match="has no records"):
+        connect(plain).ask_records([0])
+    with pytest.raises(SealedError, match="hints must be 1 frames"):
+        SealedClient(plain.layout.to_bytes(), [])
+    with pytest.raises(SealedError, match="built anew"):
+        client.update(plain.layout.to_bytes(), plain.get_hints())
+
+
+def test_one_item_is_enough() -> None:
+    index = SealedIndex.build([[1.0, 2.0]], records=[b""])
+    assert connect(index).search([1.0, 2.0], index.answer)[0].record == b""
+
+
+def test_questions_that_do_not_fit_are_refused(index: SealedIndex, rows: np.ndarray, client: SealedClient) -> None:
+    data = client.ask(rows[0]).data
+    kind, flags, body = unframe(data)
+    for wrong in (body[:-3], body + b"abc", body[:8]):
+        with pytest.raises((SealedError, WireError)):
+            index.answer(frame(kind, wrong, flags))
+    with pytest.raises(WireError):
+        index.answer(frame(kind, body, 2))
+    with pytest.raises(WireError):
+        index.answer(frame(Kind.SEALED_ANSWER, body, flags))
+    question = client.ask(rows[0])
+    answer = index.answer(question.data)
+    with pytest.raises(WireError, match="one number for each row"):
+        client.read_scores(question, frame(Kind.SEALED_ANSWER, unframe(answer)[2][:-2], 0))
+    with pytest.raises(WireError):
+        client.read_scores(question, frame(Kind.SEALED_ANSWER, unframe(answer)[2], 1))
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_layouts_and_hints_that_were_changed_are_read_or_refused(data: st.DataObject) -> None:
+    index = SHARED
+    for whole, read in (
+        (index.layout.to_bytes(), Layout.from_bytes),
+        (index.get_hints()[0], lambda given: SealedClient(index.layout.to_bytes(), [given])),
+    ):
+        kind, flags, body = unframe(whole)
+        at = data.draw(st.integers(0, min(len(body), 160) - 1))
+        changed = body[:at] + data.draw(st.binary(min_size=1, max_size=8)) + body[at + 1 :]
+        cut = changed[: data.draw(st.sampled_from([len(changed), at, len(changed) - 1]))]
+        try:
+            read(frame(kind, cut, flags))
+        except (WireError, SealedError):
+            continue
+
+
+SHARED = SealedIndex.build(make_rows(40, 8), n_cells=4, n_colours=2, kernel="numpy")
+
+
+@given(st.lists(st.binary(max_size=12), min_size=1, max_size=5))
+@settings(max_examples=50, deadline=None)
+def test_records_of_any_bytes_are_padded_and_read(records: list[bytes]) -> None:
+    width = max(map(len, records)) + 1
+    assert [unpad_record(row) for row in pad_records(records, width)] == records
+
+
+@pytest.mark.parametrize(("n", "n_cells", "n_colours"), [(500, 20, 5), (90, 30, 10), (7, 7, 1), (40, 40, 40)])
+def test_cells_hold_no_more_than_their_slots_and_colours_are_even(n: int, n_cells: int, n_colours: int) -> None:
+    vectors = make_rows(n, 8).astype(np.float32)
+    n_slots = -(-n // n_cells) + 1
+    cells = make_cells(vectors, n_cells, n_colours, n_slots)
+    assert np.bincount(cells.cells, minlength=n_cells).max() <= n_slots
+    assert len(cells.cells) == n
+    assert cells.centroids.shape == (n_cells, 8)
+
+
+def test_near_cells_have_different_colours_more_often_than_by_chance() -> None:
+    cells = make_cells(make_rows(3000, 8).astype(np.float32), 96, 8, 48)
+    colours = np.arange(96) // 12
+    near = np.argsort(np.linalg.norm(cells.centroids[:, None] - cells.centroids, axis=2), axis=1)[:, 1:6]
+    assert (colours[near] == colours[:, None]).mean() < 0.03  # 0.116 by chance
+
+
+def test_shapes_are_chosen_by_size() -> None:
+    assert choose_shape(1_000_000) == (3024, 42)
+    assert choose_shape(1) == (3, 3)
+    assert choose_shape(100, n_cells=10, n_colours=4) == (12, 4)
+    assert choose_shape(100, n_cells=2, n_colours=50) == (2, 2)

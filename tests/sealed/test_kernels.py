@@ -1,0 +1,71 @@
+"""Every kernel gives the same numbers as Python's own, modulo 2^24."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nearveil.sealed.kernels import KernelName, make_kernel
+
+KERNELS: list[KernelName] = ["numpy", "numba", "torch"]
+
+
+def reference(database: np.ndarray, questions: np.ndarray) -> np.ndarray:
+    """Multiply in Python's whole numbers."""
+    return np.einsum("brc,qbc->qbr", database.astype(object), questions.astype(object)) % (1 << 24)
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request: pytest.FixtureRequest) -> KernelName:
+    name: KernelName = request.param
+    if name != "numpy":
+        pytest.importorskip(name)
+    return name
+
+
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 19), st.integers(1, 33)),
+    count=st.integers(1, 6),
+    seed=st.integers(0, 1 << 30),
+)
+@settings(max_examples=40, deadline=None)
+def test_products_of_any_shape_are_exact(shape: tuple[int, int, int], count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    database = rng.integers(-128, 128, shape).astype(np.int8)
+    questions = rng.integers(0, 1 << 24, (count, shape[0], shape[2])).astype(np.uint32)
+    expected = reference(database, questions)
+    for name in ("numpy", "numba"):
+        if name == "numba":
+            pytest.importorskip(name)
+        np.testing.assert_array_equal(make_kernel(database, name).multiply(questions), expected)
+
+
+def test_the_largest_products_are_exact(kernel: KernelName) -> None:
+    database = np.full((1, 17, 1 << 16), -128, np.int8)
+    questions = np.full((2, 1, 1 << 16), 1 << 23, np.uint32)
+    questions[1] = (1 << 24) - 1
+    found = make_kernel(database, kernel).multiply(questions)
+    np.testing.assert_array_equal(found[0], (-128 * (1 << 16) * (1 << 23)) % (1 << 24))
+    np.testing.assert_array_equal(found[1], (-128 * (1 << 16) * ((1 << 24) - 1)) % (1 << 24))
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_kernels_agree_on_a_database_of_several_colours(kernel: KernelName, count: int) -> None:
+    rng = np.random.default_rng(count)
+    database = rng.integers(-128, 128, (3, 45, 136)).astype(np.int8)
+    questions = rng.integers(0, 1 << 24, (count, 3, 136)).astype(np.uint32)
+    np.testing.assert_array_equal(make_kernel(database, kernel).multiply(questions), reference(database, questions))
+
+
+def test_a_kernel_takes_over_what_changed(kernel: KernelName) -> None:
+    database = np.ones((1, 20, 16), np.int8)
+    made = make_kernel(database, kernel)
+    database[0, 3] = 2
+    made.refresh()
+    questions = np.ones((1, 1, 16), np.uint32)
+    np.testing.assert_array_equal(made.multiply(questions), reference(database, questions))
+
+
+def test_an_unknown_kernel_is_named() -> None:
+    with pytest.raises(ValueError, match="kernel must be"):
+        make_kernel(np.ones((1, 1, 1), np.int8), "abacus")  # type: ignore[arg-type]
