@@ -199,13 +199,17 @@ class CodesSource:
     ) -> None:
         self._public, self._ids, self._codes, self._texts = public, ids, codes, texts
         self._known = {} if known is None else known
+        self._keys: set[bytes] = set()
         numbers, starts = np.unique(ids >> GROUP_BITS, return_index=True)
         self._ranges = dict(zip(numbers.tolist(), zip(starts, [*starts[1:], len(ids)], strict=True), strict=True))
 
     @cached_property
     def manifest(self) -> CodesManifest:
-        """All groups with their digests. The first time, every item is read."""
+        """All groups with their digests. The first time, every item of a group that is not known is read."""
+        before = set(self._known)
         groups = {number: self._hash_group(number).digest for number in self._ranges}
+        for key in before - self._keys:  # of groups that are no more
+            del self._known[key]
         part, columns = self._public, tuple(self._texts)
         return CodesManifest(
             part.gallery, part.revision, part.public_digest, self._codes.shape[1], columns, len(self._ids), groups
@@ -223,6 +227,7 @@ class CodesSource:
     def _hash_group(self, number: int) -> CodesGroup:
         rows = slice(*self._ranges[number])
         key = hashlib.sha256(self._ids[rows].tobytes() + np.ascontiguousarray(self._codes[rows]).tobytes()).digest()
+        self._keys.add(key)
         if key not in self._known:
             digests = {one: hashlib.sha256(content).digest() for one, content in self._blocks(number)}
             self._known[key] = CodesGroup(number, digests)
@@ -362,6 +367,20 @@ class HomeCopy:
         """
         return self._load().texts(np.asarray(ids, np.int64), column)
 
+    def codes(self, ids: ArrayLike) -> Bytes:
+        """Return the codes of items.
+
+        Parameters
+        ----------
+        ids : array-like of int
+
+        Returns
+        -------
+        ndarray of shape (n, b), uint8
+        """
+        held = self._load()
+        return held.codes[held.find(np.asarray(ids, np.int64))]
+
     def _load(self) -> "_Rows":
         with self._lock:
             if self._loaded is None:
@@ -423,15 +442,19 @@ class _Rows:
                 ids[row], scores[row] = self.ids[found[best]], near[best]
         return ids, scores
 
+    def find(self, ids: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Return where items are."""
+        places = np.searchsorted(self.ids, ids)
+        if (places == len(self.ids)).any() or (self.ids[places] != ids).any():
+            raise ValueError("ids must be of items of the copy")
+        return places
+
     def texts(self, ids: NDArray[np.int64], column: str) -> list[str]:
         """Return a text of each id."""
         if column not in self._columns:
             return [""] * len(ids)
-        which, places = self._columns.index(column), np.searchsorted(self.ids, ids)
-        if (places == len(self.ids)).any() or (self.ids[places] != ids).any():
-            raise ValueError("ids must be of items of the copy")
-        told = []
-        for place in places.tolist():
+        which, told = self._columns.index(column), []
+        for place in self.find(ids).tolist():
             block = int(np.searchsorted(self._edges, place, side="right")) - 1
             ends, text = self._blocks[block][which]
             at = place - int(self._edges[block])

@@ -16,6 +16,7 @@ from nearveil.gallery.items import StoredItem
 from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import MessageError
 from nearveil.protocol.client import MapChanged, PublicPart, PublicRequest, Query, Refusal, RefusalCode, decode_frame
+from nearveil.protocol.home import CodesGroup, CodesSource, Text
 
 if TYPE_CHECKING:
     from nearveil.gallery.index import Index
@@ -56,6 +57,15 @@ class ServedMap:
             fingerprint=self.index.extractor,
             offers=self.offers,
         )
+
+    def make_codes_source(self, known: dict[bytes, CodesGroup]) -> CodesSource:
+        """Return all codes that are still there, for search at home; `known` holds groups that were hashed before."""
+        alive = self.index.alive(self.published) if self.alive is None else self.alive
+        texts: dict[str, Text] = {}
+        if "names" in self.offers:
+            texts["names"] = lambda ids: self.read_extras(ids, "names", 0)
+        ids, codes = self.published.ids[alive], self.published.codes[alive]
+        return CodesSource(self.make_public_part(), ids, codes, texts, known)
 
     def answer(self, query: Query, most: int) -> Answer:
         """Return an answer, its body of at most `most` bytes; images that would be more are not read."""

@@ -7,9 +7,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from nearveil.mechanisms.covers.covers import MOST_FEATURES
 
 GalleryKind = Literal["open", "protected"]
+Offer = Literal["names", "thumbnails", "originals", "codes"]
 GALLERY_NAME = r"^[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?$"
 KEY = r"^[A-Za-z0-9_.:-]{8,128}$"
 KEY_HEADER = "Nearveil-Key"
+BLOCKS = r"^(?:none|[0-9]{1,2}(?:,[0-9]{1,2}){0,63})$"  # of a group of codes
 FRAME = "application/vnd.nearveil.frame"
 MOST_GALLERIES = 1000  # of a server
 MOST_MAPS = 100  # of a gallery
@@ -43,8 +45,8 @@ class GalleryInfo(Model):
     kind : {"open", "protected"}
     candidates : tuple of float
         The fractions that there are maps for, the newest first.
-    offers : tuple of {"names", "thumbnails", "originals"}
-        What an open gallery sends with all candidates.
+    offers : tuple of {"names", "thumbnails", "originals", "codes"}
+        What an open gallery sends with all candidates; and whether it hands out all of its codes.
     extractor, fingerprint : str
         Of the features.
     dimension : int
@@ -59,7 +61,7 @@ class GalleryInfo(Model):
     name: Annotated[str, Field(pattern=GALLERY_NAME)]
     kind: GalleryKind
     candidates: Annotated[tuple[Fraction, ...], Field(max_length=MOST_MAPS)]
-    offers: Annotated[tuple[Literal["names", "thumbnails", "originals"], ...], Field(max_length=3)]
+    offers: Annotated[tuple[Offer, ...], Field(max_length=8)]
     extractor: Annotated[str, Field(max_length=1000)]
     fingerprint: Annotated[str, Field(max_length=1000)]
     dimension: Annotated[int, Field(ge=1, le=MOST_FEATURES)]

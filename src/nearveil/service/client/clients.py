@@ -22,7 +22,10 @@ from numpy.typing import NDArray
 from nearveil.features.extractor import Extractor
 from nearveil.privacy.noise import Source
 from nearveil.protocol.client import PublicPart
+from nearveil.protocol.home import HomeCopy
 from nearveil.service.client.errors import QuestionError
+from nearveil.service.client.home import MOST as MOST_COPIED
+from nearveil.service.client.home import HomeCopies, Progress, search_home, sync_codes
 from nearveil.service.client.questions import (
     FeatureMaker,
     Image,
@@ -30,6 +33,7 @@ from nearveil.service.client.questions import (
     NearestQuestion,
     Payer,
     Session,
+    Way,
     ask_nearest,
     classify_image,
     make_key,
@@ -211,7 +215,7 @@ class AsyncClient:
 
     Parameters
     ----------
-    where, token, account, ledger, extractor, retries, timeout, insecure, ca, certificate, proxies, transport
+    where, token, account, ledger, extractor, retries, timeout, insecure, ca, certificate, proxies, home, transport
         As of :class:`nearveil.Client`.
     """
 
@@ -229,6 +233,7 @@ class AsyncClient:
         ca: str | Path | None = None,
         certificate: str | Path | tuple[str | Path, str | Path] | None = None,
         proxies: bool = False,
+        home: str | Path | None = None,
         transport: "httpx.AsyncBaseTransport | None" = None,
     ) -> None:
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
@@ -246,6 +251,7 @@ class AsyncClient:
                 self._ledger.close()
             raise
         patience = Patience(retries if remote else 0)
+        self._copies = HomeCopies(None if home is None else Path(home), self._shown)
         self._session = Session(self._transport, payer, FeatureMaker(extractor), patience, token or "", watched=remote)
 
     async def nearest(
@@ -260,11 +266,20 @@ class AsyncClient:
         originals: bool = False,
         dummies: Images = (),
         key: str | None = None,
+        by: Way = "auto",
         rng: Source | None = None,
     ) -> Nearest:
         """Find the nearest images of an open gallery: :meth:`nearveil.Client.nearest`."""
-        question = NearestQuestion(image, k, epsilon, candidates, gallery, thumbnails, originals, dummies, key, rng)
-        return await ask_nearest(self._session, question)
+        question = NearestQuestion(image, k, epsilon, candidates, gallery, thumbnails, originals, dummies, key, rng, by)
+        if question.epsilon:
+            return await ask_nearest(self._session, question)
+        return await search_home(self._session, question, self._copies)
+
+    async def sync(
+        self, *, gallery: str | None = None, most: int = MOST_COPIED, progress: Progress | None = None
+    ) -> HomeCopy:
+        """Fetch all codes of a gallery, or what changed of them: :meth:`nearveil.Client.sync`."""
+        return await sync_codes(self._session, self._copies, gallery, most, progress)
 
     async def classify(self, image: Image, *, gallery: str | None = None) -> Classified:
         """Classify an image by the model of a protected gallery: :meth:`nearveil.Client.classify`."""
@@ -339,6 +354,8 @@ class Client:
         The client's own certificate, with its key.
     proxies : bool, default=False
         Whether the proxies of the environment are used.
+    home : str or Path, optional
+        The folder for copies of galleries (:meth:`sync`); one of the user's folder by default.
     transport : httpx.AsyncBaseTransport, optional
         In place of the network, for tests.
 
@@ -361,6 +378,7 @@ class Client:
         ca: str | Path | None = None,
         certificate: str | Path | tuple[str | Path, str | Path] | None = None,
         proxies: bool = False,
+        home: str | Path | None = None,
         transport: "httpx.AsyncBaseTransport | None" = None,
     ) -> None:
         self._client = AsyncClient(
@@ -375,6 +393,7 @@ class Client:
             ca=ca,
             certificate=certificate,
             proxies=proxies,
+            home=home,
             transport=transport,
         )
         self._portal = Portal(self._client.close)
@@ -392,12 +411,14 @@ class Client:
         originals: bool = False,
         dummies: Images = (),
         key: str | None = None,
+        by: Way = "auto",
         rng: Source | None = None,
     ) -> Nearest:
         """Find the nearest images of an open gallery.
 
         The account pays before the message exists. The message names one of a few sets of the gallery; all images of
-        that set come back, and the choice is made here. Nothing is sent after it.
+        that set come back, and the choice is made here. Nothing is sent after it. At epsilon 0 nothing is sent at all:
+        the copy that :meth:`sync` fetched is searched here, and nothing is paid.
 
         Parameters
         ----------
@@ -406,7 +427,7 @@ class Client:
         k : int or None, default=8
             How many; None for 8, or as many as an answer holds.
         epsilon : float, default=4.0
-            Of the message, from 1e-6 to 40.
+            Of the message, from 1e-6 to 40; or 0, to search a copy at home.
         candidates : float, optional
             The part of the gallery that an answer holds; there must be a map for it. The newest map otherwise.
         gallery : str, optional
@@ -418,6 +439,8 @@ class Client:
         key : str, optional
             Names this question. The same image with the same key sends the same again and pays nothing. Never derive
             it from the image: the ledger keeps it.
+        by : {"auto", "message", "home"}, default="auto"
+            The way to ask; by default the one that `epsilon` needs.
         rng : Source, optional
             For tests and studies; see :meth:`nearveil.mechanisms.Release.release`. No account pays for what is made
             with a seed.
@@ -447,10 +470,39 @@ class Client:
                 originals=originals,
                 dummies=dummies,
                 key=key,
+                by=by,
                 rng=rng,
             ),
-            note_key(key),
+            note_key(key) if epsilon else "",
         )
+
+    def sync(
+        self, *, gallery: str | None = None, most: int = MOST_COPIED, progress: Progress | None = None
+    ) -> HomeCopy:
+        """Fetch all codes of a gallery that hands them out, or what changed of them since, for search at home.
+
+        Everybody fetches the same, so nothing is told and nothing is paid. Never call it because of an image: the
+        server sees when you do. Call it on a schedule, or when a program is installed.
+
+        Parameters
+        ----------
+        gallery : str, optional
+            Its name; needed where there are several.
+        most : int, default=2 GiB
+            Bytes of codes beyond which nothing is fetched.
+        progress : callable, optional
+            Called with the number of groups that came, and of all that must come.
+
+        Returns
+        -------
+        HomeCopy
+
+        Raises
+        ------
+        QuestionError, ReplyError, UnreachableError
+            The copy, if there was one, is as before.
+        """
+        return self._run(lambda client: client.sync(gallery=gallery, most=most, progress=progress))
 
     def classify(self, image: Image, *, gallery: str | None = None) -> Classified:
         """Classify an image by the model of a protected gallery. Nothing is told about the image, and nothing is paid.

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from dp_accounting import NoOpDpEvent
@@ -429,13 +429,13 @@ class Session:
 
     async def fetch_galleries(self, tally: Tally | None = None) -> tuple[GalleryInfo, ...]:
         """Ask for the galleries that there are."""
-        listed = read_json(await self._send(Request("galleries"), tally or Tally()), Galleries).galleries
+        listed = read_json(await self.send(Request("galleries"), tally or Tally()), Galleries).galleries
         self._listed, self._chosen = listed, {}
         return listed
 
     async def find_gallery(self, name: str | None, kind: GalleryKind, tally: Tally | None = None) -> GalleryInfo:
         """Return what is known of a gallery: of the one that is named, or of the only one of its kind."""
-        return self._find_listed(name, kind) or await self._look_up(name, kind, tally)
+        return self._find_listed(name, kind) or await self.look_up(name, kind, tally)
 
     def _find_listed(self, name: str | None, kind: GalleryKind) -> GalleryInfo | None:
         """Return a gallery of the list that is kept, chosen once; None where it must be looked up."""
@@ -444,7 +444,7 @@ class Session:
             known = self._chosen[name, kind] = _choose_gallery(self._listed, name, kind)
         return known
 
-    async def _look_up(self, name: str | None, kind: GalleryKind, tally: Tally | None = None) -> GalleryInfo:
+    async def look_up(self, name: str | None, kind: GalleryKind, tally: Tally | None = None) -> GalleryInfo:
         """Ask for the list, and choose a gallery of it."""
         listed = await self.fetch_galleries(tally)
         self._chosen[name, kind] = found = _choose_gallery(listed, name, kind)
@@ -462,14 +462,14 @@ class Session:
         if self.features.needs_gallery(given):
             if info is None:
                 await self.end_slot(tally.heard, EXTRACTION_PERIOD)
-                info = await self._look_up(name, "open", tally)
+                info = await self.look_up(name, "open", tally)
             rows = await asyncio.to_thread(self.features.extract, given, info)
             await self.end_slot(tally.heard, EXTRACTION_PERIOD)
         else:
             rows = await asyncio.to_thread(self.features.extract, given)
             if any(image.ndim > 1 for image in given):
                 await self.end_slot(tally.heard, EXTRACTION_PERIOD)
-            info = info or await self._look_up(name, "open")
+            info = info or await self.look_up(name, "open")
         self.features.check(given, rows, info)
         return info, rows
 
@@ -477,7 +477,7 @@ class Session:
         """Return the map of a gallery as it is now. What is held already is not sent again."""
         etag, kept = self._maps.get((info.name, candidates), ("", None))
         most = HEADER_BYTES + DEFAULT_LIMITS.public_part
-        response = await self._send(Request("map", info.name, candidates=candidates, etag=etag, most=most), tally)
+        response = await self.send(Request("map", info.name, candidates=candidates, etag=etag, most=most), tally)
         if response.status == 304 and kept is not None:
             return kept
         with self._forgetting(info.name):
@@ -499,7 +499,7 @@ class Session:
         kept = self._models.get(gallery)
         if kept is not None and 0 <= now - kept.checked < CHECK_AGAIN:
             return kept
-        info = await self._look_up(gallery, "protected")
+        info = await self.look_up(gallery, "protected")
         if kept is None or kept.info.version != info.version:
             model = await self._download_model(info)
         else:
@@ -513,7 +513,7 @@ class Session:
             raise QuestionError("id", "it must be the id of an item, a whole number of 32 bits")
         info = await self.find_gallery(gallery, "open")
         request = Request("original", info.name, number=number, most=LARGEST_ORIGINAL)
-        return read_bytes(await self._send(request, Tally()))
+        return read_bytes(await self.send(request, Tally()))
 
     async def send_query(self, info: GalleryInfo, body: bytes, nonce: str, *, most: int, tally: Tally) -> Response:
         """Send the frame of a query. The same frame with the same nonce is the same request, at any time.
@@ -522,9 +522,9 @@ class Session:
         """
         text = f"{self._token}\0query\0{info.name}\0".encode() + body
         key = hmac.digest(nonce.encode(), text, "sha256").hex()[:32]
-        return await self._send(Request("query", info.name, body, key, most=max(most, _LEAST_REPLY)), tally)
+        return await self.send(Request("query", info.name, body, key, most=max(most, _LEAST_REPLY)), tally)
 
-    async def _send(self, request: Request, tally: Tally) -> Response:
+    async def send(self, request: Request, tally: Tally) -> Response:
         """Send a request until there is a reply that another attempt would not better. Every attempt is the same."""
         for attempt in range(self._patience.retries + 1):
             last = attempt == self._patience.retries
@@ -544,7 +544,7 @@ class Session:
         raise AssertionError("the last attempt returns or raises")
 
     async def _download_model(self, info: GalleryInfo) -> "PublicDiscriminant":
-        body = read_bytes(await self._send(Request("model", info.name, most=MOST_MODEL), Tally()))
+        body = read_bytes(await self.send(Request("model", info.name, most=MOST_MODEL), Tally()))
         if hashlib.sha256(body).hexdigest() != info.version:
             raise ReplyError(
                 "the model is another than the gallery names: it may have published one just now; ask again"
@@ -609,7 +609,7 @@ def _list_names(infos: tuple[GalleryInfo, ...]) -> str:
 
 
 CLASSIFYING_PERIOD = 0.1  # seconds: a matrix of at most 16 MiB and a row
-_NOTHING_TOLD = Guarantee(
+NOTHING_TOLD = Guarantee(
     epsilon=0.0,
     delta=0.0,
     protects="query",
@@ -619,6 +619,7 @@ _NOTHING_TOLD = Guarantee(
     events=(NoOpDpEvent(),),
 )
 USUAL = 8  # neighbours
+Way = Literal["auto", "message", "home"]
 _UTF8 = 4  # bytes of a character, at most
 
 
@@ -636,9 +637,15 @@ class NearestQuestion:
     dummies: Images = field(repr=False)
     key: str | None
     rng: Source | None
+    by: Way = "auto"
 
     def __post_init__(self) -> None:
-        checked_epsilon(self.epsilon)
+        if self.by not in get_args(Way):
+            raise QuestionError("by", f"it must be one of {', '.join(get_args(Way))}")
+        if (self.epsilon == 0) == (self.by == "message") and self.by != "auto":
+            raise QuestionError("by", "message needs an epsilon above 0; home has epsilon 0")
+        if self.epsilon != 0:
+            checked_epsilon(self.epsilon)
         if self.k is not None and (isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1):
             raise QuestionError("k", "it must be a whole number of at least 1")
         fraction = self.candidates
@@ -658,7 +665,7 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
     info, rows = await session.prepare_features([question.image, *question.dummies], question.gallery)
     public = await session.fetch_map(info, question.candidates, tally)
     client = await asyncio.to_thread(ClientProtocol, question.epsilon, public=public)
-    count, plan = _count(question.k, client.candidates), _plan_extras(question, public)
+    count, plan = count_matches(question.k, client.candidates), _plan_extras(question, public)
     key = make_key(question.key)
 
     def pay() -> PaidMessages:
@@ -698,7 +705,7 @@ async def classify_image(session: Session, image: Image, gallery: str | None) ->
     await session.end_slot(since, EXTRACTION_PERIOD if given[0].ndim > 1 else CLASSIFYING_PERIOD)
     found = dict(zip(kept.model.classes.tolist(), chances, strict=True))
     label = max(found, key=found.__getitem__)
-    return Classified(label, found, _NOTHING_TOLD, kept.model.guarantee, _caution(kept.model))
+    return Classified(label, found, NOTHING_TOLD, kept.model.guarantee, _caution(kept.model))
 
 
 def _caution(model: "PublicDiscriminant") -> str:
@@ -750,7 +757,8 @@ def make_key(key: str | None) -> str:
     return new_key()
 
 
-def _count(k: int | None, candidates: int) -> int:
+def count_matches(k: int | None, candidates: int) -> int:
+    """Return how many matches there will be, or say that so many cannot be."""
     if k is None:
         return min(USUAL, candidates)
     if k > candidates:

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import re
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from nearveil.gallery import Index
     from nearveil.service.server.galleries import Gallery
 
-What = Literal["galleries", "map", "query", "model", "original"]
+What = Literal["galleries", "map", "query", "model", "original", "codes", "group"]
 JSON, BYTES = "application/json", "application/octet-stream"
 
 
@@ -38,7 +39,8 @@ class Request:
     key: str = ""  # names a query; a retry has the same
     candidates: float | None = None  # of a map
     etag: str = ""  # of the map that the client holds
-    number: int = 0  # of an item
+    number: int = 0  # of an item, or of a group of codes
+    blocks: tuple[int, ...] | None = None  # of a group; None for all
     most: int = 1 << 20  # bytes of a reply that are read
 
 
@@ -68,7 +70,15 @@ class Transport(Protocol):
 _TOKEN = re.compile(r"[\x21-\x7e]{1,500}")
 _HOST = re.compile(rb"[a-z0-9._-]{1,253}|[0-9a-f:.]{2,45}")  # a name, or an address
 _SECONDS = re.compile(r"[0-9]{1,9}")
-_ACCEPTS = {"galleries": JSON, "map": FRAME, "query": FRAME, "model": BYTES, "original": BYTES}
+_ACCEPTS = {"galleries": JSON, "model": BYTES, "original": BYTES}  # all else is a frame
+_PATHS = {
+    "map": "/map",
+    "query": "/query",
+    "model": "/model",
+    "original": "/items/{}/original",
+    "codes": "/codes",
+    "group": "/codes/{}",
+}
 
 
 @dataclass(frozen=True)
@@ -228,22 +238,24 @@ class HttpTransport:
 
     def _to_http(self, request: Request) -> dict[str, Any]:
         """Return the method, the address, the headers and the body of a request."""
-        headers = {"Accept": _ACCEPTS[request.what]}
-        path = f"{self._address.url}/v1/galleries"
-        if request.what == "galleries":
-            return {"method": "GET", "url": path, "headers": headers}
-        path = f"{path}/{quote(request.gallery, safe='')}"
+        headers, params, path = {"Accept": _ACCEPTS.get(request.what, FRAME)}, {}, f"{self._address.url}/v1/galleries"
+        if request.what != "galleries":
+            path += f"/{quote(request.gallery, safe='')}{_PATHS[request.what].format(request.number)}"
         if request.what == "query":
             headers |= {"Content-Type": FRAME, KEY_HEADER: request.key}
-            return {"method": "POST", "url": f"{path}/query", "headers": headers, "content": request.body}
-        if request.what == "model":
-            return {"method": "GET", "url": f"{path}/model", "headers": headers}
-        if request.what == "original":
-            return {"method": "GET", "url": f"{path}/items/{request.number}/original", "headers": headers}
+            return {"method": "POST", "url": path, "headers": headers, "content": request.body}
         if request.etag:
             headers["If-None-Match"] = request.etag
-        params = {} if request.candidates is None else {"candidates": repr(float(request.candidates))}
-        return {"method": "GET", "url": f"{path}/map", "headers": headers, "params": params}
+        if request.candidates is not None:
+            params["candidates"] = repr(float(request.candidates))
+        if request.blocks is not None:
+            params["blocks"] = write_blocks(request.blocks)
+        return {"method": "GET", "url": path, "headers": headers, "params": params}
+
+
+def write_blocks(blocks: tuple[int, ...]) -> str:
+    """Return which blocks of a group are asked for, as an address says it."""
+    return ",".join(map(str, blocks)) or "none"
 
 
 M = TypeVar("M", bound=Model)
@@ -393,6 +405,11 @@ class LocalTransport:
         if request.what == "query":
             data = self._gallery.query(request.body)
             return Response(frame_status(data), FRAME, data)
-        if request.what == "model":
-            return Response(200, BYTES, self._gallery.model())
-        return Response(200, BYTES, self._gallery.original(request.number))
+        gallery, number = self._gallery, request.number
+        made: dict[str, Callable[[], bytes]] = {
+            "model": gallery.model,
+            "original": lambda: gallery.original(number),
+            "codes": gallery.codes,
+            "group": lambda: gallery.codes_group(number, request.blocks),
+        }
+        return Response(200, _ACCEPTS.get(request.what, FRAME), made[request.what]())

@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 import nearveil
-from nearveil.service.schema import FRAME, GALLERY_NAME, KEY, KEY_HEADER, Galleries, Health, Problem
+from nearveil.service.schema import BLOCKS, FRAME, GALLERY_NAME, KEY, KEY_HEADER, Galleries, Health, Problem
 from nearveil.service.server.errors import FieldError, ServiceError, UnknownError
 from nearveil.service.server.galleries import Gallery
 from nearveil.service.server.requests import ASKED, AppState, GuardMiddleware, get_context, problem
@@ -313,6 +313,8 @@ def _add_looked_up(app: FastAPI, desk: AppState) -> None:
             return Response(status_code=304, headers={"etag": etag})
         return desk.reply(visit, content, "application/octet-stream", headers={"etag": etag})
 
+    _add_codes(app, desk)
+
     @app.get(
         "/v1/galleries/{gallery}/items/{number}/original",
         tags=_GALLERIES,
@@ -327,6 +329,54 @@ def _add_looked_up(app: FastAPI, desk: AppState) -> None:
         visit.may("originals")
         content = await desk.run(visit, chosen, lambda: chosen.original(number), files=True)
         return desk.reply(visit, content, "application/octet-stream")
+
+
+def _add_codes(app: FastAPI, desk: AppState) -> None:
+    """Add what those fetch who search at home: the same for everybody."""
+
+    @app.get(
+        "/v1/galleries/{gallery}/codes",
+        tags=_GALLERIES,
+        openapi_extra=_TOKEN_EXTRA,
+        response_class=Response,
+        responses={
+            **describe_frame("The frame of a manifest: the digests of all groups of codes."),
+            **describe_replies(403, 422, *_USUAL),
+        },
+    )
+    async def codes(request: Request, gallery: Name) -> Response:
+        """List all codes of an open gallery that hands them out, for search at home."""
+        visit = get_context(request)
+        visit.may("query")
+        chosen = desk.gallery(visit, gallery)
+        return desk.reply(visit, await desk.run(visit, chosen, chosen.codes, files=True), FRAME)
+
+    @app.get(
+        "/v1/galleries/{gallery}/codes/{number}",
+        tags=_GALLERIES,
+        openapi_extra=_TOKEN_EXTRA,
+        response_class=Response,
+        responses={
+            **describe_frame("The frame of a group: ids, codes and names."),
+            **describe_replies(403, 422, *_USUAL),
+        },
+    )
+    async def codes_group(
+        request: Request,
+        gallery: Name,
+        number: Annotated[int, Path(ge=0, lt=1 << 32)],
+        blocks: Annotated[
+            str | None,
+            Query(pattern=BLOCKS, max_length=300, description="Which blocks, such as 0,3; or none. All by default."),
+        ] = None,
+    ) -> Response:
+        """Give a group of codes, or some blocks of it."""
+        visit = get_context(request)
+        visit.may("query")
+        chosen = desk.gallery(visit, gallery)
+        wanted = None if blocks is None else tuple(map(int, filter(str.isdigit, blocks.split(","))))
+        found = await desk.run(visit, chosen, lambda: chosen.codes_group(number, wanted), files=True)
+        return desk.reply(visit, found, FRAME)
 
 
 @asynccontextmanager

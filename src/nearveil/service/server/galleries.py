@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NoReturn, Protocol, cast, get_args, runtime_checkable
+from typing import NoReturn, Protocol, cast, get_args, runtime_checkable
 
 from nearveil.frames import Kind
 from nearveil.gallery.answers import EXTRAS, ID_BYTES, Extras
@@ -17,8 +17,9 @@ from nearveil.gallery.errors import IndexStoreError, UnknownItemError
 from nearveil.gallery.index import Index
 from nearveil.gallery.publishing import Stamp
 from nearveil.protocol.client import MapChanged, Refusal, RefusalCode, decode_frame
+from nearveil.protocol.home import CodesGroup, CodesSource
 from nearveil.protocol.server import ServedMap, ServerProtocol
-from nearveil.service.schema import GALLERY_NAME, MOST_MAPS, GalleryInfo
+from nearveil.service.schema import GALLERY_NAME, MOST_MAPS, GalleryInfo, Offer
 from nearveil.service.server.errors import NotOfferedError, UnavailableError, UnknownError
 
 _OVERHEAD = 250  # bytes that an entry costs besides its own
@@ -124,7 +125,6 @@ class GallerySnapshot:
 
 
 _LOG = logging.getLogger(__name__)
-Offer = Literal["names", "thumbnails", "originals"]
 OFFERS: tuple[Offer, ...] = get_args(Offer)
 _LONGEST_KEY = 4096  # bytes of a query whose answer is remembered: ours have some hundred
 _CACHE = 256 << 20
@@ -162,6 +162,14 @@ class Gallery(Protocol):
         """Return one original. Not private: the request says which one."""
         ...
 
+    def codes(self) -> bytes:
+        """Return the manifest of all codes, for those who search at home."""
+        ...
+
+    def codes_group(self, number: int, blocks: tuple[int, ...] | None = None) -> bytes:
+        """Return a group of codes, with some of its blocks or all."""
+        ...
+
     def refresh(self) -> None:
         """Look whether something new was published."""
         ...
@@ -194,8 +202,9 @@ class OpenGallery:
         another process makes its rows private later on, nothing is answered from then on.
     name : str
         Small letters, digits, and ``. _ -`` between them.
-    offers : sequence of {"names", "thumbnails", "originals"}, default=("names", "thumbnails")
-        What is sent with all candidates, to those who ask for it.
+    offers : sequence of {"names", "thumbnails", "originals", "codes"}, default=("names", "thumbnails")
+        What is sent with all candidates, to those who ask for it; "codes" hands out the codes of all items (and their
+        names, if offered), for search at home: every client then sees every code.
     extractor : str, default=""
         The name of what makes the features, for people.
     cache : int, default=256 MiB
@@ -238,6 +247,9 @@ class OpenGallery:
         self._on_wire = cast("tuple[Extras, ...]", tuple(word for word in EXTRAS if word in offers))
         self._lock = threading.Lock()
         self._snapshot = GallerySnapshot(Stamp(-1, ()), (), None, ByteCache(0), {})
+        self._hashing = threading.Lock()
+        self._hashed: dict[bytes, CodesGroup] = {}  # groups of codes, by what they hold
+        self._source: tuple[ServedMap, CodesSource] | None = None
 
     @property
     def name(self) -> str:
@@ -359,6 +371,33 @@ class OpenGallery:
             raise UnknownError("there is no original of this item")
         return content
 
+    def codes(self) -> bytes:
+        """Return the manifest of all codes.
+
+        Returns
+        -------
+        bytes
+        """
+        return self._read_codes().manifest.to_bytes()
+
+    def codes_group(self, number: int, blocks: tuple[int, ...] | None = None) -> bytes:
+        """Return a group of codes.
+
+        Parameters
+        ----------
+        number : int
+        blocks : tuple of int, optional
+            Which of its blocks; all by default.
+
+        Returns
+        -------
+        bytes
+        """
+        found = self._read_codes().group(number, blocks)
+        if found is None:
+            raise UnknownError("there is no such group of codes any more: ask for the manifest again")
+        return found.to_bytes()
+
     def refresh(self) -> None:
         """Look whether something new was published."""
         self._read_snapshot()
@@ -378,6 +417,19 @@ class OpenGallery:
         if found[KIND] == Kind.ANSWER and found[FLAGS] != _ORIGINALS and len(data) <= _LONGEST_KEY:
             snapshot.answers.put(data, found)
         return found
+
+    def _read_codes(self) -> CodesSource:
+        """Return the codes of the newest map that are still there."""
+        if "codes" not in self._offers:
+            raise NotOfferedError("this gallery does not hand out its codes: ask it by messages")
+        maps = self._read_snapshot().maps
+        if not maps:
+            raise UnknownError("nothing was published in this gallery yet")
+        with self._hashing, _in_words():  # one thread reads every name, the others wait for it
+            if self._source is None or self._source[0] is not maps[0]:
+                self._source = maps[0], maps[0].make_codes_source(self._hashed)
+            self._source[1].manifest  # noqa: B018 (made once)
+            return self._source[1]
 
     def _read_snapshot(self) -> GallerySnapshot:
         """Return the snapshot of now, after reading what has changed."""

@@ -238,6 +238,15 @@ class ProtectedGallery:
         del number
         raise NotOfferedError(_SHOWN)
 
+    def codes(self) -> NoReturn:
+        """Refuse: codes of records are not shown."""
+        raise NotOfferedError(_SHOWN)
+
+    def codes_group(self, number: int, blocks: tuple[int, ...] | None = None) -> NoReturn:
+        """Refuse: codes of records are not shown."""
+        del number, blocks
+        raise NotOfferedError(_SHOWN)
+
     def refresh(self) -> None:
         """Look whether another model was published."""
         try:

@@ -12,8 +12,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from nearveil.errors import NearveilError
 from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES
-from nearveil.service.schema import GALLERY_NAME, GalleryKind
-from nearveil.service.server.galleries import Offer
+from nearveil.service.schema import GALLERY_NAME, GalleryKind, Offer
 from nearveil.service.server.tokens import default_place
 
 PREFIX = "NEARVEIL_SERVER_"
@@ -46,8 +45,8 @@ class GallerySettings(BaseModel):
     kind : {"open", "protected"}
     index : str
         A folder or a PostgreSQL URL, as `nearveil index` made it. Of a protected gallery: the private records.
-    offers : tuple of {"names", "thumbnails", "originals"}
-        What an open gallery sends with all candidates.
+    offers : tuple of {"names", "thumbnails", "originals", "codes"}
+        What an open gallery sends with all candidates; "codes" hands out all codes, for search at home.
     extractor : str
         The name of what makes the features, for people.
     public : str

@@ -1,0 +1,240 @@
+"""Search at home: a copy of a gallery's codes, fetched by command and searched here. No question causes a request."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES
+from nearveil.gallery.answers import ID_BYTES, Answer
+from nearveil.protocol.client import Found, PublicPart
+from nearveil.protocol.home import CodesGroup, CodesManifest, HomeCopy, HomeError
+from nearveil.service.client.errors import QuestionError, ReplyError
+from nearveil.service.client.questions import (
+    EXTRACTION_PERIOD,
+    NOTHING_TOLD,
+    NearestQuestion,
+    Session,
+    count_matches,
+    decode_images,
+)
+from nearveil.service.client.results import Match, Nearest
+from nearveil.service.client.transport import Request, Tally, make_refusal, read_frame
+from nearveil.service.schema import GalleryInfo
+
+MOST = 2 << 30  # bytes of a copy
+Progress = Callable[[int, int], None]
+_TRIES = 3  # of a gallery that changes while it is fetched
+_AT_ONCE = 4  # groups that are under way
+_OPERATION = 2e-9  # seconds: of a search in a copy, for each number that is compared
+_GUARANTEE = replace(NOTHING_TOLD, basis=replace(NOTHING_TOLD.basis, link="docs/theory/home.md"))
+
+
+class HomeCopies:
+    """The copies that a client holds, one for each gallery of its server.
+
+    `folder`: Where they are; by default in the user's folder, by the address of the server.
+    """
+
+    def __init__(self, folder: Path | None, where: str) -> None:
+        self._given, self._where = folder, where
+        self._open: dict[str, HomeCopy] = {}
+
+    @property
+    def folder(self) -> Path:
+        """Where all copies of the server are."""
+        if self._given is not None:
+            return self._given
+        from nearveil.storage import data_folder
+
+        return data_folder() / "home" / hashlib.sha256(self._where.encode()).hexdigest()[:16]
+
+    def find(self, gallery: str | None) -> HomeCopy | None:
+        """Return the copy of a gallery, or the only one; None where there is none. Nothing is sent."""
+        names = [gallery] if gallery is not None else self._names()
+        held = [copy for copy in map(self.open, names) if len(copy)]
+        if len(held) > 1:
+            raise QuestionError("gallery", f"there are copies of {', '.join(names)}: name one of them")
+        return held[0] if held else None
+
+    def open(self, gallery: str) -> HomeCopy:
+        """Return the copy of a gallery, perhaps an empty one."""
+        if gallery not in self._open:
+            self._open[gallery] = HomeCopy(self.folder / gallery)
+        return self._open[gallery]
+
+    def _names(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir() if path.is_dir()) if self.folder.is_dir() else []
+
+
+async def sync_codes(
+    session: Session, copies: HomeCopies, gallery: str | None, most: int, progress: Progress | None
+) -> HomeCopy:
+    """Bring a copy of a gallery's codes to where the gallery is now. What is held already is not fetched again."""
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise QuestionError("most", "it must be a number of bytes")
+    info = await session.look_up(gallery, "open")
+    if "codes" not in info.offers:
+        raise QuestionError("gallery", f"{info.name} does not hand out its codes: ask it by messages, at an epsilon")
+    copy = copies.open(info.name)
+    for attempt in range(_TRIES):
+        public = await session.fetch_map(info, None, Tally())
+        manifest = await _fetch_manifest(session, info, public, most)
+        if manifest is not None and await _fetch_groups(session, info, copy, manifest, most, progress):
+            await asyncio.to_thread(copy.commit, manifest, public)
+            return copy
+        await session.clock.pause(float(attempt))
+    raise ReplyError("the gallery changes faster than it can be fetched: synchronise again later")
+
+
+async def search_home(session: Session, question: NearestQuestion, copies: HomeCopies) -> Nearest:
+    """Find the nearest items in a copy. Nothing is sent, and nothing is paid."""
+    since, copy = session.clock.now(), await asyncio.to_thread(copies.find, question.gallery)
+    if copy is None:
+        raise QuestionError(
+            "epsilon",
+            "at 0 a copy of the gallery's codes is searched, and there is none: fetch one with Client.sync or "
+            "`nearveil sync`, on a schedule and not because of an image",
+        )
+    public, info = copy.public, _describe(copy)
+    assert public is not None
+    for word, asked in (("thumbnails", question.thumbnails), ("originals", question.originals)):
+        if asked:
+            raise QuestionError(word, "a copy holds no images: leave it out, or ask by a message")
+    if len(question.dummies) or question.candidates is not None:
+        raise QuestionError("epsilon", "at 0 nothing is sent: leave out dummies and candidates")
+    given = await asyncio.to_thread(decode_images, [question.image])
+    rows = await asyncio.to_thread(session.features.extract, given, info)
+    session.features.check(given, rows, info)
+    count = count_matches(question.k, len(copy))
+    try:
+        found, names = await asyncio.to_thread(_search, copy, rows[0], count)
+    except HomeError as error:
+        raise QuestionError("by", str(error)) from None
+    # Whatever the caller does next, such as hanging up, must not tell how long this took.
+    work = _OPERATION * len(copy) * len(public.mean)
+    await session.end_slot(since, (EXTRACTION_PERIOD if given[0].ndim > 1 else 0.1) + work)
+    numbers = found.ids.tolist()
+    return Nearest(
+        matches=tuple(
+            Match(number, name, min(float(score), 1.0))
+            for number, name, score in zip(numbers, names, found.scores, strict=True)
+        ),
+        guarantee=_GUARANTEE,
+        key="",
+        repeated=False,
+        candidates=len(copy),
+        sets=(),
+        n_sets=0,
+        bytes_sent=0,
+        bytes_received=0,
+        found=found,
+        names=dict(zip(numbers, names, strict=True)),
+    )
+
+
+def _search(copy: HomeCopy, row: NDArray[Any], count: int) -> tuple[Found, list[str]]:
+    ids, scores = (best[0] for best in copy.search(row[None], count))
+    codes, order = copy.codes(ids), np.argsort(ids)
+    answer = Answer(ids[order].astype(np.uint32), codes[order])
+    return Found(ids, codes, (), answer, scores), copy.texts(ids)
+
+
+def _describe(copy: HomeCopy) -> GalleryInfo:
+    """Return what is known of the gallery of a copy, without asking it."""
+    public, manifest = copy.public, copy.manifest
+    assert public is not None
+    assert manifest is not None
+    return GalleryInfo(
+        name=manifest.gallery,
+        kind="open",
+        candidates=(public.candidates,),
+        offers=("codes",),
+        extractor=public.extractor,
+        fingerprint=public.fingerprint,
+        dimension=len(public.mean),
+        revision=manifest.revision,
+    )
+
+
+async def _fetch_manifest(session: Session, info: GalleryInfo, public: PublicPart, most: int) -> CodesManifest | None:
+    """Return the manifest, or None where it is of another map than the one that was fetched."""
+    limit = HEADER_BYTES + DEFAULT_LIMITS.codes_manifest
+    response = await session.send(Request("codes", info.name, most=limit), Tally())
+    if response.status != 200:
+        raise make_refusal(response)
+    manifest = await asyncio.to_thread(CodesManifest.from_bytes, read_frame(response))
+    if manifest.gallery != info.name:
+        raise ReplyError("the server sent the codes of another gallery")
+    if manifest.items * (ID_BYTES + manifest.width) > most:
+        size = manifest.items * (ID_BYTES + manifest.width)
+        raise QuestionError("most", f"the gallery's codes are {size:,} bytes, and at most {most:,} are kept")
+    return manifest if manifest.public_digest == public.public_digest else None
+
+
+async def _fetch_groups(
+    session: Session, info: GalleryInfo, copy: HomeCopy, manifest: CodesManifest, most: int, progress: Progress | None
+) -> bool:
+    """Fetch what the copy lacks; return whether all of it was as the manifest says."""
+    changed = await asyncio.to_thread(copy.find_changed, manifest)
+    received, done = 0, 0
+
+    async def fetch(number: int, older: bool) -> bool:
+        nonlocal received, done
+        group, size = await _fetch_group(session, info, copy, number, older)
+        received, done = received + size, done + 1
+        if received > most:
+            raise QuestionError("most", f"the server sent more than {most:,} bytes")
+        if group is None or group.digest != manifest.groups[number]:
+            return False
+        await asyncio.to_thread(copy.write_group, group)
+        if progress is not None:
+            progress(done, len(changed))
+        return True
+
+    if progress is not None:
+        progress(0, len(changed))
+    waiting = list(changed.items())
+    while waiting:
+        some, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
+        if not all(await asyncio.gather(*(fetch(*one) for one in some))):
+            return False
+    return True
+
+
+async def _fetch_group(
+    session: Session, info: GalleryInfo, copy: HomeCopy, number: int, older: bool
+) -> tuple[CodesGroup | None, int]:
+    """Return a group and the bytes that came; of one that is held in an older form, what changed is fetched alone."""
+    held = await asyncio.to_thread(copy.read_group, number) if older else None
+    if held is None:
+        return await _request_group(session, info, number, None)
+    told, size = await _request_group(session, info, number, ())
+    if told is None:
+        return None, size
+    wanted = tuple(one for one, digest in told.digests.items() if held.digests.get(one) != digest)
+    sent, more = await _request_group(session, info, number, wanted) if wanted else (told, 0)
+    if sent is None or sent.digest != told.digest or sent.blocks.keys() != set(wanted):
+        return None, size + more
+    blocks = {one: sent.blocks.get(one) or held.blocks[one] for one in told.digests}
+    return CodesGroup(number, told.digests, blocks), size + more
+
+
+async def _request_group(
+    session: Session, info: GalleryInfo, number: int, blocks: tuple[int, ...] | None
+) -> tuple[CodesGroup | None, int]:
+    limit = HEADER_BYTES + DEFAULT_LIMITS.codes_group
+    response = await session.send(Request("group", info.name, number=number, blocks=blocks, most=limit), Tally())
+    if response.status == 404:  # the gallery has changed
+        return None, 0
+    if response.status != 200:
+        raise make_refusal(response)
+    group = await asyncio.to_thread(CodesGroup.from_bytes, read_frame(response))
+    if group.number != number:
+        raise ReplyError("the server sent another group than was asked for")
+    return group, len(response.body)

@@ -1,0 +1,212 @@
+"""Search at home: a copy is fetched by command alone, a search sends nothing, and a hostile server changes nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from nearveil.frames import WireError
+from nearveil.gallery import Index
+from nearveil.protocol.home import CodesGroup, CodesManifest
+from nearveil.service import Client
+from nearveil.service.client.errors import DeclinedError, QuestionError, ReplyError
+from nearveil.service.client.questions import Clock
+from tests.service.asking import COUNT, QUERIES, Scene, framed, make_index, scene
+
+OFFERS = ("names", "thumbnails", "codes")
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    return make_index(tmp_path / "birds")
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path) -> Iterator[Scene]:
+    with scene(made, tmp_path, offers=OFFERS) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def pause(self: Clock, seconds: float) -> None:
+        del self, seconds
+
+    monkeypatch.setattr(Clock, "pause", pause)
+
+
+def test_a_search_at_home_finds_the_nearest_sends_nothing_and_pays_nothing(here: Scene, tmp_path: Path) -> None:
+    client, wire = here.client(home=tmp_path / "home")
+    seen: list[tuple[int, int]] = []
+    assert len(client.sync(progress=lambda done, of: seen.append((done, of)))) == COUNT
+    assert seen == [(0, 1), (1, 1)]
+    sent = len(wire.requests)
+    every = [client.nearest(row, 5, epsilon=0) for row in QUERIES[:6]]
+    assert len(wire.requests) == sent
+    assert here.paid == 0
+    index = here.gallery.index  # type: ignore[attr-defined]
+    centred = index.snapshot().features - index.snapshot().features.mean(0)
+    for row, found in zip(QUERIES, every, strict=False):
+        query = row - index.snapshot().features.mean(0)
+        cosines = centred @ query / np.linalg.norm(centred, axis=1) / np.linalg.norm(query)
+        best = np.argsort(-cosines)[:5]
+        assert [match.id for match in found.matches] == best.tolist()
+        assert np.allclose([match.similarity for match in found.matches], cosines[best], atol=2e-3)
+        assert [match.name for match in found.matches] == [f"bird {number}.png" for number in best]
+    guarantee = every[0].guarantee
+    assert (guarantee.epsilon, guarantee.delta, guarantee.sound) == (0.0, 0.0, True)
+    assert (every[0].sets, every[0].bytes_sent, every[0].candidates) == ((), 0, COUNT)
+
+
+def test_no_account_and_no_server_are_needed_to_search_a_copy(here: Scene, tmp_path: Path) -> None:
+    first, _ = here.client(home=tmp_path / "home")
+    first.sync()
+    nobody = httpx.MockTransport(lambda request: pytest.fail(f"{request.url} was asked for"))
+    second, _ = here.client(home=tmp_path / "home", account=None, wire=nobody)
+    assert second.nearest(QUERIES[0], 5, epsilon=0).matches == first.nearest(QUERIES[0], 5, epsilon=0).matches
+    assert second.nearest(QUERIES[0], 5, 0, gallery="birds", by="home").matches
+
+
+def test_a_question_without_a_copy_is_refused_and_sends_nothing(here: Scene, tmp_path: Path) -> None:
+    client, wire = here.client(home=tmp_path / "home")
+    with pytest.raises(QuestionError, match="nearveil sync"):
+        client.nearest(QUERIES[0], epsilon=0)
+    assert wire.requests == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"by": "message"}, "above 0"),
+        ({"by": "home", "epsilon": 4.0}, "epsilon 0"),
+        ({"by": "magic"}, "one of"),
+        ({"thumbnails": True}, "no images"),
+        ({"candidates": 0.1}, "nothing is sent"),
+        ({"k": COUNT + 1}, "at most"),
+        ({"image": np.ones(3)}, "numbers"),
+    ],
+)
+def test_what_does_not_fit_a_search_at_home_is_refused(
+    here: Scene, tmp_path: Path, options: dict[str, object], words: str
+) -> None:
+    client, wire = here.client(home=tmp_path / "home")
+    client.sync()
+    sent = len(wire.requests)
+    with pytest.raises(QuestionError, match=words):
+        client.nearest(**({"image": QUERIES[0], "epsilon": 0} | options))  # type: ignore[arg-type]
+    assert (len(wire.requests), here.paid) == (sent, 0)
+
+
+def test_a_second_time_only_what_changed_is_fetched(here: Scene, tmp_path: Path) -> None:
+    client, wire = here.client(home=tmp_path / "home")
+    client.sync()
+    before = len(wire.requests)
+    client.sync()
+    assert [url.rpartition("/")[2] for _, url, _, _ in wire.requests[before:]] == ["galleries", "map", "codes"]
+    here.gallery.index.delete([7])  # type: ignore[attr-defined]
+    before = len(wire.requests)
+    assert len(client.sync()) == COUNT - 1
+    asked = [url.rpartition("birds/")[2] for _, url, _, _ in wire.requests[before:]]
+    assert asked[2:] == ["codes", "codes/0?blocks=none", "codes/0?blocks=0"]
+    assert 7 not in [match.id for match in client.nearest(QUERIES[0], COUNT - 1, epsilon=0).matches]
+
+
+def test_a_gallery_that_is_published_anew_is_fetched_anew(here: Scene, tmp_path: Path) -> None:
+    client, _ = here.client(home=tmp_path / "home")
+    client.sync()
+    index = here.gallery.index  # type: ignore[attr-defined]
+    index.delete(range(40))
+    index.publish(4.0, 0.1, n_sets=6)
+    assert len(client.sync()) == COUNT - 40
+    assert min(match.id for match in client.nearest(QUERIES[0], 5, epsilon=0).matches) >= 40
+
+
+def test_a_gallery_must_offer_its_codes(made: Path, tmp_path: Path) -> None:
+    with scene(made, tmp_path) as here:
+        client, wire = here.client(home=tmp_path / "home")
+        with pytest.raises(QuestionError, match="does not hand out its codes"):
+            client.sync()
+        assert len(wire.requests) == 1
+        told, _ = here.client(_say_codes, home=tmp_path / "other")  # one that asks all the same
+        with pytest.raises(DeclinedError, match="not hand out"):
+            told.sync()
+
+
+def _say_codes(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+    """Let the list say that codes are offered."""
+    if not request.url.path.endswith("/galleries"):
+        return reply
+    stream = reply.stream
+
+    class Changed(httpx.AsyncByteStream):
+        async def __aiter__(self):  # type: ignore[no-untyped-def]
+            data = b"".join([part async for part in stream])  # type: ignore[union-attr]
+            yield data.replace(b'"names"', b'"codes"')
+
+    headers = {"content-type": "application/json"}
+    return httpx.Response(reply.status_code, headers=headers, stream=Changed())
+
+
+def test_a_server_that_sends_other_codes_than_it_named_changes_nothing(here: Scene, tmp_path: Path) -> None:
+    client, _ = here.client(home=tmp_path / "home")
+    client.sync()
+    here.gallery.index.delete([3])  # type: ignore[attr-defined]
+    group = CodesGroup(0, {0: bytes(32)}, {})
+
+    def swap(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+        return framed(group.to_bytes()) if "/codes/" in request.url.path else reply
+
+    hostile, wire = here.client(swap, home=tmp_path / "home")
+    with pytest.raises(ReplyError, match="changes faster"):
+        hostile.sync()
+    assert sum("/codes/" in url for _, url, _, _ in wire.requests) <= 6
+    assert here.client(home=tmp_path / "home")[0].nearest(QUERIES[0], 5, epsilon=0).candidates == COUNT
+
+
+@pytest.mark.parametrize("size", [1, 400])
+def test_a_manifest_that_is_too_large_is_refused_before_anything_is_fetched(
+    here: Scene, tmp_path: Path, size: int
+) -> None:
+    client, wire = here.client(home=tmp_path / "home")
+    with pytest.raises(QuestionError, match="at most"):
+        client.sync(most=size)
+    assert not any("/codes/" in url for _, url, _, _ in wire.requests)
+    with pytest.raises(QuestionError, match="number of bytes"):
+        client.sync(most=0)
+
+
+def test_a_manifest_of_another_gallery_or_none_is_refused(here: Scene, tmp_path: Path) -> None:
+    manifest = CodesManifest.from_bytes(here.gallery.codes())
+    other = CodesManifest(**(vars(manifest) | {"gallery": "cars"}))
+
+    def swap(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+        return framed(other.to_bytes()) if request.url.path.endswith("/codes") else reply
+
+    with pytest.raises(ReplyError, match="another gallery"):
+        here.client(swap, home=tmp_path / "home")[0].sync()
+
+    def spoil(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+        return framed(b"NVW" + bytes(40)) if request.url.path.endswith("/codes") else reply
+
+    with pytest.raises(WireError):
+        here.client(spoil, home=tmp_path / "home")[0].sync()
+
+
+def test_an_index_here_is_searched_at_home_too(made: Path, tmp_path: Path) -> None:
+    with Index.open(made) as index, Client(index, home=tmp_path / "home") as client:
+        client.sync()
+        assert len(client.nearest(QUERIES[0], 5, epsilon=0).matches) == 5
+
+
+def test_two_galleries_have_a_copy_each(here: Scene, tmp_path: Path) -> None:
+    client, _ = here.client(home=tmp_path / "home")
+    client.sync()
+    (tmp_path / "home" / "cars").mkdir()
+    for path in (tmp_path / "home" / "birds").iterdir():
+        (tmp_path / "home" / "cars" / path.name).write_bytes(path.read_bytes())
+    fresh, _ = here.client(home=tmp_path / "home")
+    with pytest.raises(QuestionError, match="birds, cars: name one"):
+        fresh.nearest(QUERIES[0], epsilon=0)
+    assert fresh.nearest(QUERIES[0], epsilon=0, gallery="cars").matches
