@@ -1,8 +1,10 @@
 """What every index promises, whatever keeps it. ``test_index.py`` runs it on both stores."""
 
+import datetime
+import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import sqlalchemy as sa
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from nearveil.features import HogColor
 from nearveil.gallery import _directory as _index_matrix
 from nearveil.gallery import index as _index
+from nearveil.gallery import items as _items
+from nearveil.gallery.answers import encode_name
 from nearveil.gallery.errors import (
     DamagedIndexError,
     IndexStoreError,
@@ -27,6 +34,7 @@ from nearveil.gallery.index import Index
 from nearveil.gallery.items import Head, Item, bindings, checksum
 from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import Covers
+from nearveil.protocol.client import Query
 from nearveil.protocol.server import serve_maps
 
 from .index_places import DIMENSION, WEBP, filled, names, plain_items, true_nearest, unit_rows
@@ -45,11 +53,13 @@ WRONG_ITEMS: list[tuple[Any, str]] = [
     (Item(np.append(ROW, np.float32(0))), "has 13 dimensions"),
     (Item(replaced(2, np.nan)), "must be finite"),
     (Item(replaced(2, np.inf)), "must be finite"),
-    (Item(np.zeros(DIMENSION, np.float32)), "must have norm one"),
-    (Item(2 * ROW), "must have norm one"),
-    (Item(ROW[None]), "one row of floats"),
-    (Item(np.ones(DIMENSION, int)), "one row of floats"),
-    (Item(list(ROW)), "one row of floats"),  # type: ignore[arg-type]
+    (Item(np.zeros(DIMENSION, np.float32)), "number 2 must not be all zeros"),
+    (Item(np.array([ROW, ROW])), "number 2 must be one row"),
+    (Item(ROW[None, None]), "number 2 must have shape"),
+    (Item(ROW > 0), "number 2 must be numbers"),
+    (Item("text"), "number 2 must be numbers"),
+    (Item([1.0, [2.0]]), "number 2 must be numbers"),  # type: ignore[arg-type]
+    (Item([]), "number 2 must have shape"),
     (ROW, "must be an Item"),
     (Item(ROW, "a\0b"), "name of number 2"),
     (Item(ROW, "\udcff"), "name of number 2"),
@@ -58,7 +68,68 @@ WRONG_ITEMS: list[tuple[Any, str]] = [
     (Item(ROW, thumbnail=WEBP + bytes(1 << 20)), "thumbnail of number 2"),
     (Item(ROW, thumbnail=b"\x89PNG"), "thumbnail of number 2 must be WebP"),
     (Item(ROW, original="a/path"), "original of number 2"),  # type: ignore[arg-type]
+    (Item(ROW, external_id="a\0b"), "external_id of number 2"),
+    (Item(ROW, external_id=""), "external_id of number 2 is empty"),
+    (Item(ROW, external_id="x" * 513), "external_id of number 2"),
+    (Item(ROW, external_id=b"a"), "external_id of number 2"),  # type: ignore[arg-type]
+    (Item(ROW, metadata=["a"]), "metadata of number 2 must be a mapping"),  # type: ignore[arg-type]
+    (Item(ROW, metadata={1: "a"}), "metadata of number 2 must be a mapping"),  # type: ignore[dict-item]
+    (Item(ROW, metadata={"a": float("nan")}), "metadata of number 2 must hold what JSON can"),
+    (Item(ROW, metadata={"a": object()}), "metadata of number 2 must hold what JSON can"),
+    (Item(ROW, metadata={"a": "\udcff"}), "metadata of number 2 must hold what JSON can"),
+    (Item(ROW, metadata={"a": "x" * (64 << 10)}), "metadata of number 2 must be at most 65536 bytes"),
 ]
+
+
+class Loud(str):
+    """Text that shows itself as something else."""
+
+    def __str__(self) -> str:
+        return "something else"
+
+    __repr__ = __str__
+
+
+class Data(bytes):
+    """Bytes of a subclass."""
+
+
+TEXTS: list[Any] = [str, Loud, np.str_, lambda text: pd.Series([text])[0], lambda text: np.array([text])[0]]
+BYTES: list[Any] = [bytes, Data, np.bytes_, lambda data: pd.Series([data])[0]]
+ROWS: list[Any] = [np.asarray, torch.tensor, pd.Series, list, lambda row: row[None], lambda row: row.astype(np.float64)]
+LETTERS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+VALUES: list[tuple[Any, Any]] = [
+    (np.int64(3), 3),
+    (np.float32(0.5), 0.5),
+    (np.bool_(True), True),
+    (Loud("a"), "a"),
+    (np.str_("b"), "b"),
+    (np.array([1, 2]), [1, 2]),
+    ({"inner": np.uint8(1)}, {"inner": 1}),
+    (pd.Timestamp("2026-11-17"), "2026-11-17T00:00:00"),
+    (datetime.date(2026, 11, 17), "2026-11-17"),
+    (torch.tensor([0.5]), [0.5]),
+    (None, None),
+]
+
+
+@st.composite
+def foreign_items(draw: st.DrawFn, number: int) -> tuple[Item, tuple[Any, ...]]:
+    """Return an item of values of other libraries, and what an index shall give back."""
+    text, data = st.sampled_from(TEXTS), st.sampled_from(BYTES)
+    # A byte string of NumPy ends before its last zeros.
+    name, original = draw(LETTERS), draw(st.none() | st.binary(max_size=8).map(lambda one: one.rstrip(b"\0")))
+    small, own = draw(st.sampled_from([b"", WEBP])), draw(st.none() | st.just(f"{number}: "))
+    given, want = draw(st.sampled_from(VALUES))
+    item = Item(
+        draw(st.sampled_from(ROWS))(unit_rows(1, seed=number)[0]),
+        draw(text)(name),
+        draw(data)(small),
+        None if original is None else draw(data)(original),
+        None if own is None else draw(text)(own),
+        {draw(text)("key"): given},
+    )
+    return item, (name, original, small, own, {"key": want})
 
 
 def _message(published: Published) -> Any:
@@ -279,36 +350,141 @@ class IndexConformance:
             assert index.snapshot().features.tobytes() == expected.tobytes()
             index.verify()
 
-    def test_values_of_other_libraries_come_back_as_plain_ones(self, place: str) -> None:
+    @given(st.data())
+    @settings(
+        max_examples=12,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],  # both stores
+    )
+    def test_values_of_other_libraries_come_back_as_plain_ones(self, place: str, data: st.DataObject) -> None:
         """A NumPy string changed the checksum on the way back: every question that was paid for failed."""
-
-        class Loud(str):
-            def __str__(self) -> str:
-                return "something else"
-
-            __repr__ = __str__
-
-        class Data(bytes):
-            pass
-
-        frame = pd.DataFrame({"name": ["from pandas"], "bytes": [b"file"]})
-        names = [np.array(["from NumPy"])[0], frame["name"].iloc[0], Loud("a subclass"), Path("a/b").name, "plain"]
-        originals = [np.bytes_(b"file"), frame["bytes"].iloc[0], Data(b"file"), b"file", None]
-        thumbnails = [np.bytes_(WEBP), Data(WEBP), WEBP, b"", WEBP]
-        rows = [*unit_rows(2), *unit_rows(5)[2:].astype(np.float64)]
-        items = [Item(*one) for one in zip(rows, names, thumbnails, originals, strict=True)]
-        with Index.create(place, dimension=DIMENSION, extractor="tests") as made:
-            ids = made.add(items)
-            made.publish(4.0, 0.5)
+        drawn = [data.draw(foreign_items(number)) for number in range(4)]
+        with self.opened(place) as index:
+            index.delete(index.ids())
+            ids = index.add([item for item, _ in drawn])
+            index.publish(4.0, 0.25, n_sets=2, keep=1)
         with Index.open(place) as index:
             index.verify()
-            found = index.items(ids)
-            assert [one.name for one in found] == ["from NumPy", "from pandas", "a subclass", "b", "plain"]
-            assert {type(one.name) for one in found} == {str}
-            assert [one.original for one in found] == [b"file"] * 4 + [None]
+            for stored, (_, want) in zip(index.items(ids), drawn, strict=True):
+                told = (stored.name, stored.original, stored.thumbnail, stored.external_id, dict(stored.metadata))
+                assert told == want
+                assert [type(one) for one in told] == [type(one) for one in want]
+                assert json.dumps(stored.metadata) == json.dumps(want[-1])  # plain all the way down
             (served,) = serve_maps(index, "birds", offers=("thumbnails", "originals", "names"))
-            assert served.read_extras(ids, "names", 1 << 20)[0] == b"from NumPy"
-            assert served.read_extras(ids, "originals", 1 << 20)[2] == b"file"
+            answer = served.answer(Query(_message(served.published), "names"), 1 << 20)
+            plain = {number: want[0] for number, (_, want) in zip(ids.tolist(), drawn, strict=True)}
+            assert list(answer.images) == [encode_name(plain[number]) for number in answer.ids.tolist()]
+
+    def opened(self, place: str) -> Index:
+        """Return the index of this place, made where there is none."""
+        try:
+            return Index.open(place)
+        except NotAnIndexError:
+            return Index.create(place, dimension=DIMENSION, extractor="tests")
+
+    def test_tables_of_any_library(self, place: str) -> None:
+        rows = unit_rows(6)
+        scaled = rows * np.array([[1], [2], [1e-30], [1e30], [7], [1]], np.float32)
+        columns = {"ids": np.array(["a", "b", "c", "d", "e", "f"]), "names": pd.Series(list("uvwxyz"))}
+        frame = pd.DataFrame({"n": np.arange(6), "text": ["x", None, "y", "z", "ä", ""]})
+        kinds = [scaled, scaled.astype(np.float64), torch.tensor(scaled), pd.DataFrame(scaled), scaled.tolist()]
+        with Index.create(place, dimension=DIMENSION) as index:
+            for number, kind in enumerate(kinds):
+                ids = index.add_table(kind, metadata=frame, replace=bool(number), **columns)
+                np.testing.assert_allclose(index.features(columns["ids"]), rows, atol=1e-6)
+                assert ids.tolist() == [item.id for item in index.items(list("abcdef"))]
+            found = index.items(["b", "e"])
+            assert [(one.external_id, one.name, one.metadata) for one in found] == [
+                ("b", "v", {"n": 1, "text": None}),
+                ("e", "y", {"n": 4, "text": "ä"}),
+            ]
+            assert len(index) == 6
+            assert index.add_table(rows[0], ids=[17]).tolist() == index.add_table(rows[:1], [17], replace=True).tolist()
+            assert index.items(["17"])[0].external_id == "17"
+            index.verify()
+
+    def test_replace_and_delete_by_your_own_ids(self, place: str) -> None:
+        rows = unit_rows(8)
+        own = [f"doc {number}" for number in range(8)]
+        with Index.create(place, dimension=DIMENSION) as index:
+            first = index.add_table(rows, own, metadata=[{"n": number} for number in range(8)])
+            with pytest.raises(ValueError, match="ids: number 0 is in the index already, and so are 1 others"):
+                index.add_table(rows[:2], own[:2])
+            with pytest.raises(ValueError, match="ids: number 1 is the same as number 0"):
+                index.add_table(rows[:2], ["new", "new"])
+            assert (len(index), index.revision) == (8, 1)
+            # What is the same stays, with its number: nothing is written, and the map stays in step.
+            same = index.add_table(rows, own, metadata=[{"n": number} for number in range(8)], replace=True)
+            assert (same.tolist(), index.revision) == (first.tolist(), 1)
+            changed = index.add_table(rows[[0, 1, 0]], own[:3], metadata=[{"n": 0}, {"n": 9}, {"n": 2}], replace=True)
+            assert changed.tolist() == [0, 8, 9]
+            assert [one.metadata["n"] for one in index.items(own[:3])] == [0, 9, 2]
+            assert (len(index), index.revision) == (8, 2)
+            index.delete(["doc 1", "doc 7"])
+            with pytest.raises(UnknownItemError, match="does not hold doc 1"):
+                index.delete(["doc 0", "doc 1"])
+            assert [one.external_id for one in index.items(["doc 1", "doc 0"], lenient=True)] == ["doc 0"]
+            assert index.ids().tolist() == [0, 3, 4, 5, 6, 9]
+            assert index.features([9, 3]).tobytes() == rows[[0, 3]].tobytes()
+            index.add([Item(rows[1], "an image", WEBP, external_id="doc 0")], replace=True)
+            assert index.items(["doc 0"])[0].thumbnail == WEBP
+            index.verify()
+        with Index.open(place) as index:
+            index.verify()
+            assert names(index, index.ids()) == [""] * 5 + ["an image"]
+
+    @pytest.mark.parametrize(
+        ("table", "words"),
+        [
+            ({"rows": np.zeros((2, DIMENSION))}, "rows: number 0 must not be all zeros"),
+            ({"rows": np.stack([ROW, replaced(1, np.nan)])}, "rows: number 1 must be finite"),
+            ({"rows": [[1e400] * DIMENSION]}, "rows: number 0 must be finite"),
+            ({"rows": unit_rows(2, 3)}, "rows have 3 dimensions; this index holds 12"),
+            ({"rows": "text"}, "rows must be numbers"),
+            ({"rows": [[1.0], [1.0, 2.0]]}, "rows must be numbers"),
+            ({"rows": np.empty((0, DIMENSION))}, "rows must have shape"),
+            ({"rows": ROW, "ids": ["a", "b"]}, "ids must be a list of 1, one for each row"),
+            ({"rows": ROW, "ids": "a"}, "ids must be a list of 1"),
+            ({"rows": ROW, "ids": [0.5]}, "ids: number 0 must be text"),
+            ({"rows": ROW, "ids": [True]}, "ids: number 0 must be text"),
+            ({"rows": ROW, "names": [None]}, "names: number 0 must be text"),
+            ({"rows": ROW, "metadata": ["a"]}, "metadata: number 0 must be a mapping"),
+            ({"rows": ROW, "metadata": [{"a": np.nan}]}, "metadata: number 0 must hold what JSON can"),
+        ],
+    )
+    def test_wrong_tables(self, index: Index, table: dict[str, Any], words: str) -> None:
+        with pytest.raises(ValueError, match=re.escape(words)):
+            index.add_table(**table)
+        assert (len(index), index.revision) == (40, 1)
+
+    def test_a_large_table_with_holes(self, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Features and names lie in rows of many; whatever is deleted, the others stay."""
+        monkeypatch.setattr(_items, "_BLOCK_BYTES", 4 * DIMENSION * 16)
+        monkeypatch.setattr(_items, "_DETAILS_BLOCK", 32)
+        rows = unit_rows(150)
+        ticks: list[int] = []
+        own = [f"{number}" for number in range(150)]
+        with Index.create(place, dimension=DIMENSION) as index:
+            index.add_table(rows[:7], own[:7])
+            totals: list[tuple[str, int | None]] = []
+
+            def start(text: str, total: int | None) -> Callable[[int], object]:
+                totals.append((text, total))
+                return ticks.append
+
+            assert index.add_table(rows[7:], own[7:], own[7:], progress=start).tolist() == list(range(7, 150))
+            assert (totals, sum(ticks)) == ([("adding", 143)], 143)
+            held = np.arange(150)
+            for gone in ([0], [15, 16, 17], list(range(30, 70)), [149], list(range(71, 149, 2))):
+                index.delete([own[number] for number in gone] if len(gone) % 2 else gone)
+                held = np.setdiff1d(held, gone)
+                with Index.open(place) as other:
+                    other.verify()
+                    assert other.snapshot().features.tobytes() == rows[held].tobytes()
+                    assert [item.external_id for item in other.items(held)] == [own[number] for number in held]
+                    assert other.items([held[-1]])[0].name == own[held[-1]]
+                assert index.ids().tolist() == held.tolist()
 
     def test_an_id_is_never_given_twice(self, index: Index, place: str) -> None:
         index.delete([39, 3])
@@ -457,13 +633,15 @@ class IndexConformance:
             Index.create(place, dimension=3)
 
     def test_a_newer_format_is_left_alone(self, index: Index, place: str) -> None:
-        self.set_format(place, Head(2, DIMENSION, 1, 40, 40, "tests"))
+        self.set_format(place, Head(3, DIMENSION, 1, 40, 40, "tests"))
         with pytest.raises(IndexStoreError, match="install a newer nearveil"):
             Index.open(place)
         with pytest.raises(IndexStoreError):
             index.add(plain_items(unit_rows(1)))
 
-    @pytest.mark.parametrize("table", ["nearveil_index", "nearveil_item", "nearveil_feature", "nearveil_deleted"])
+    @pytest.mark.parametrize(
+        "table", ["nearveil_index", "nearveil_item", "nearveil_feature", "nearveil_deleted", "nearveil_details"]
+    )
     def test_damage_is_told(self, index: Index, place: str, table: str) -> None:
         index.delete([30])
         index.verify()

@@ -22,7 +22,7 @@ from nearveil.gallery.errors import (
     NotAnIndexError,
 )
 from nearveil.gallery.index import Index
-from nearveil.gallery.items import Head, Item, Snapshot
+from nearveil.gallery.items import FORMAT, Head, Item, Snapshot
 from nearveil.storage import describe_url
 
 from ..ledger.postgres import Postgres
@@ -40,7 +40,12 @@ class TestDirectory(IndexConformance):
         return str(tmp_path / "a gallery")
 
     def damage(self, place: str, table: str) -> None:
-        column = {"nearveil_index": "next_id", "nearveil_item": "name", "nearveil_deleted": "revision"}.get(table)
+        column = {
+            "nearveil_index": "next_id",
+            "nearveil_item": "name",
+            "nearveil_deleted": "revision",
+            "nearveil_details": "columns",
+        }.get(table)
         change = f"{column} = {column} || 1" if column else "feature = zeroblob(48)"
         with sqlite3.connect(Path(place) / "index.db") as file:
             file.execute(f"UPDATE {table} SET {change} WHERE rowid = (SELECT min(rowid) FROM {table})")  # noqa: S608
@@ -164,12 +169,12 @@ class TestDirectory(IndexConformance):
         with filled(place, unit_rows(10)) as index, Index.open(place) as other:
             other.add(plain_items(unit_rows(5)))
             with sqlite3.connect(Path(place) / "index.db") as file:
-                (kept,) = file.execute("SELECT feature FROM nearveil_feature WHERE id = 12").fetchone()
-                file.execute("UPDATE nearveil_feature SET feature = zeroblob(48) WHERE id = 12")
+                (kept,) = file.execute("SELECT feature FROM nearveil_feature WHERE id = 10").fetchone()
+                file.execute("UPDATE nearveil_feature SET feature = zeroblob(240) WHERE id = 10")
                 file.commit()
                 with pytest.raises(DamagedIndexError):
                     index.snapshot()
-                file.execute("UPDATE nearveil_feature SET feature = ? WHERE id = 12", (kept,))
+                file.execute("UPDATE nearveil_feature SET feature = ? WHERE id = 10", (kept,))
             file.close()
             assert index.snapshot().features.tobytes() == other.snapshot().features.tobytes()
 
@@ -183,7 +188,7 @@ class TestDirectory(IndexConformance):
     def test_all_ids_used_up(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         place = str(tmp_path / "i")
         filled(place, unit_rows(10)).close()
-        head = Head(1, DIMENSION, 1, 2**32 - 1, 10, "tests")
+        head = Head(FORMAT, DIMENSION, 1, 2**32 - 1, 10, "tests")
         with sqlite3.connect(Path(place) / "index.db") as file:
             file.execute("UPDATE nearveil_index SET next_id = :next_id, crc = :crc", head.row())
         file.close()
@@ -205,10 +210,11 @@ class TestPostgres(IndexConformance):
             "nearveil_index": "next_id = next_id + 1",
             "nearveil_item": "name = name || '1'",
             "nearveil_deleted": "revision = revision + 1",
+            "nearveil_details": "columns = columns || '1'",
             "nearveil_feature": "feature = (SELECT feature FROM nearveil_feature WHERE id = 1)",
         }[table]
         with psycopg.connect(place) as server:
-            only = "" if table in ("nearveil_index", "nearveil_deleted") else " WHERE id = 0"
+            only = " WHERE id = 0" if table in ("nearveil_item", "nearveil_feature") else ""
             server.execute("SET search_path = {}, public".format(place.rpartition("%3D")[2]).encode())
             server.execute(f"UPDATE {table} SET {change}{only}".encode())  # noqa: S608
 

@@ -169,10 +169,10 @@ def test_every_cut_of_the_log_is_a_step_of_the_course(tmp_path: Path) -> None:
             do(index, step)
         data, log = ((source / name).read_bytes() for name in ("index.db", "index.db-wal"))
         assert check(index) == 5
-    frame, chance = 4096 + 24, random.Random(0)  # noqa: S311
+    frame, chance = (32 << 10) + 24, random.Random(0)  # noqa: S311
     frames = (len(log) - 32) // frame
     assert frames >= 6
-    cuts = sorted({0, 31, 32, len(log), *(32 + n * frame + at for n in range(frames) for at in (0, 24, 4119))})
+    cuts = sorted({0, 31, 32, len(log), *(32 + n * frame + at for n in range(frames) for at in (0, 24, frame - 1))})
     reached = []
     for cut in cuts:
         for rubbish in (b"", chance.randbytes(5000)):
@@ -208,8 +208,8 @@ def test_killed_while_it_is_made(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MiB."""
-    yield from mounted(tmp_path / "small disk", "1m")
+    """A disk of 8 MiB: pages are of 32 KiB."""
+    yield from mounted(tmp_path / "small disk", "8m")
 
 
 def state(index: Index) -> tuple[int, list[str]]:
@@ -230,7 +230,7 @@ def add_until_it_fails(index: Index, step: int) -> tuple[tuple[int, list[str]], 
 def test_a_full_disk_at_every_point(small_disk: Path) -> None:
     with Index.create(small_disk / "i", dimension=DIMENSION) as index:
         for leave in range(12):
-            ballast = fill(small_disk, leave)
+            ballast = fill(small_disk, 8 * leave)
             before, error = add_until_it_fails(index, leave)
             assert isinstance(error, IndexStoreError)
             assert "full" in str(error)

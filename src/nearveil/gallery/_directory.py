@@ -33,12 +33,14 @@ from nearveil.gallery.items import (
     Head,
     Ids,
     Snapshot,
-    check_ids,
+    Tick,
     check_k,
     count_deleted,
+    cut_runs,
     decode_features,
     encode_features,
-    encode_items,
+    encode_images,
+    features_per_row,
     find_deleted_since,
     heads,
     load_head,
@@ -220,12 +222,18 @@ _FILE = "index.db"
 _APPLICATION = 0x4E567831  # "NVx1", in the header of the file: what tells it from other SQLite files
 _SQLITE = b"SQLite format 3\0"
 _LOG_BYTES = 64 << 20  # of the log that stay on the disk after a large addition
-_READ = 4096  # rows read at once
+_READ = 64  # rows read at once: each has up to a megabyte
+_PAGE = 32 << 10  # bytes: features are many times a page, and fewer pages are written faster
 _INSERT_FEATURE = f"INSERT INTO {FEATURES} (id, crc, feature) VALUES (?, ?, ?)"  # noqa: S608
 _INSERT_ITEM = (
     "INSERT INTO nearveil_item (id, crc, name, thumbnail, original, path, original_crc) VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
 _SELECT = f"SELECT id, crc, feature FROM {FEATURES} WHERE id >= ? ORDER BY id"  # noqa: S608
+_SELECT_SOME = (
+    f"SELECT id, crc, feature FROM {FEATURES} "  # noqa: S608
+    "WHERE id BETWEEN ? AND ? AND id + length(feature) / ? > ? ORDER BY id"
+)
+_DELETE = f"DELETE FROM {FEATURES} WHERE id = ?"  # noqa: S608
 
 
 class DirectoryIndex(_index.Index):
@@ -278,7 +286,7 @@ class DirectoryIndex(_index.Index):
 
     def features(self, ids: ArrayLike) -> Singles:
         """Return features, in the order of the ids."""
-        numbers = check_ids(ids)
+        numbers = self._find_numbers(ids)
         _, view = self._view()
         positions = view.positions(numbers)
         if (positions < 0).any():
@@ -346,9 +354,36 @@ class DirectoryIndex(_index.Index):
     def _forget(self) -> None:
         self._matrix, self._revision, self._next_id = _start_empty(self.dimension)
 
-    def _insert(self, connection: sa.Connection, ids: NDArray[np.int64], batch: Batch) -> None:
-        connection.exec_driver_sql(_INSERT_FEATURE, encode_features(ids, batch.features))
-        connection.exec_driver_sql(_INSERT_ITEM, encode_items(ids, batch))
+    def _insert(self, connection: sa.Connection, ids: NDArray[np.int64], batch: Batch, tick: Tick) -> None:
+        self._insert_features(connection, ids, batch.features, tick)
+        if batch.attached:
+            connection.exec_driver_sql(_INSERT_ITEM, encode_images(ids, batch))
+
+    def _insert_features(
+        self, connection: sa.Connection, ids: NDArray[np.int64], features: Singles, tick: Tick
+    ) -> None:
+        width = features.shape[1] * features.itemsize
+        for row in encode_features(ids, features, features_per_row(self.dimension)):
+            connection.exec_driver_sql(_INSERT_FEATURE, row)
+            tick(len(row[2]) // width)
+
+    def _delete_features(self, connection: sa.Connection, ids: NDArray[np.int64]) -> int:
+        count, block = 0, features_per_row(self.dimension)
+        for number in np.unique(ids // block).tolist():
+            some = ids[ids // block == number]
+            where = (number * block, int(some[-1]), 4 * self.dimension, int(some[0]))
+            for row in connection.exec_driver_sql(_SELECT_SOME, where).all():
+                held, features = decode_features([tuple(row)], self.dimension, self._where)
+                first, stop = int(held[0]), int(held[-1]) + 1
+                gone = some[(some >= first) & (some < stop)]
+                if not len(gone):
+                    continue
+                connection.exec_driver_sql(_DELETE, (first,))
+                for start, end in cut_runs(first, stop, gone):
+                    left = np.arange(start, end, dtype=np.int64)
+                    self._insert_features(connection, left, features[start - first : end - first], lambda _: None)
+                count += len(gone)
+        return count
 
     def _stored(self, connection: sa.Connection, first: int) -> Iterator[tuple[Ids, Singles]]:
         cursor = connection.connection.cursor()
@@ -397,6 +432,7 @@ def _write_empty(path: Path, first: Head, timeout: float) -> None:
     sa.event.listen(engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
     try:
         with engine.connect() as connection:
+            connection.exec_driver_sql(f"PRAGMA page_size = {_PAGE}")
             connection.exec_driver_sql("PRAGMA synchronous = FULL")
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             if sa.inspect(connection).get_table_names():

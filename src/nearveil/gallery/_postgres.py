@@ -23,11 +23,11 @@ from nearveil.gallery.items import (
     Head,
     Ids,
     Snapshot,
-    check_ids,
+    Tick,
     check_k,
     decode_features,
     encode_features,
-    encode_items,
+    encode_images,
     heads,
     load_head,
     make_damaged_error,
@@ -107,7 +107,7 @@ class PostgresIndex(_index.Index):
 
     def features(self, ids: ArrayLike) -> Singles:
         """Return features, in the order of the ids."""
-        numbers = check_ids(ids)
+        numbers = self._find_numbers(ids)
         with self._database.begin_read() as connection:
             rows = self._rows(connection, "WHERE id = ANY(%s)", (np.unique(numbers).tolist(),))
             blocks = [decode_features(some, self.dimension, self._where) for some in rows]
@@ -192,17 +192,22 @@ class PostgresIndex(_index.Index):
                 connection.exec_driver_sql("RESET maintenance_work_mem")
                 connection.execute(sa.select(sa.func.pg_advisory_unlock(_LOCK)))
 
-    def _insert(self, connection: sa.Connection, ids: NDArray[np.int64], batch: Batch) -> None:
+    def _insert(self, connection: sa.Connection, ids: NDArray[np.int64], batch: Batch, tick: Tick) -> None:
         from pgvector import Vector
 
-        features = [
-            (number, told, Vector(row))
-            for (number, told, _), row in zip(encode_features(ids, batch.features), batch.features, strict=True)
-        ]
-        _copy(connection, f"{FEATURES} (id, crc, feature)", ("int8", "int8", "vector"), features)
+        for start in range(0, len(batch), _BLOCK):
+            some = batch.features[start : start + _BLOCK]
+            rows = zip(encode_features(ids[start : start + _BLOCK], some, 1), some, strict=True)
+            features = [(number, told, Vector(row)) for (number, told, _), row in rows]
+            _copy(connection, f"{FEATURES} (id, crc, feature)", ("int8", "int8", "vector"), features)
+            tick(len(some))
         columns = "nearveil_item (id, crc, name, thumbnail, original, path, original_crc)"
         types = ("int8", "int8", "text", "bytea", "bytea", "text", "int8")
-        _copy(connection, columns, types, encode_items(ids, batch))
+        _copy(connection, columns, types, encode_images(ids, batch))
+
+    def _delete_features(self, connection: sa.Connection, ids: NDArray[np.int64]) -> int:
+        gone = connection.exec_driver_sql(f"DELETE FROM {FEATURES} WHERE id = ANY(%s)", (ids.tolist(),))  # noqa: S608
+        return int(gone.rowcount)
 
     def _stored(self, connection: sa.Connection, first: int) -> Iterator[tuple[Ids, Singles]]:
         for rows in self._rows(connection, "WHERE id >= %s", (first,)):

@@ -430,6 +430,7 @@ _SIZES = struct.Struct("<II")  # candidates, bytes of a code
 LARGEST_ORIGINAL = 64 << 20  # bytes
 IMAGE_HEADER_BYTES = 4  # of an image: its length
 LONGEST_NAME = 4096  # characters, as an index holds them
+LARGEST_METADATA = 64 << 10  # bytes of JSON, of one item
 # What breaks a line, steers a terminal, or turns the direction of the text round it.
 _STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 

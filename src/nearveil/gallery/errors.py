@@ -28,8 +28,8 @@ class UnknownItemError(IndexStoreError, ValueError):
     `ids`: Those that it does not hold.
     """
 
-    def __init__(self, ids: Sequence[int]) -> None:
-        self.ids = tuple(int(number) for number in ids)
+    def __init__(self, ids: Sequence[int | str]) -> None:
+        self.ids = tuple(ids)
         shown = ", ".join(map(str, self.ids[:5])) + (", ..." if len(self.ids) > 5 else "")
         super().__init__(f"ids must be of items in the index; it does not hold {shown}")
 

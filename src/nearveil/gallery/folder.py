@@ -1,7 +1,7 @@
 """Keep an index in step with a folder of images: add what is new, delete what is gone, publish the map."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from nearveil.features.images import thumbnail
 from nearveil.gallery.answers import ID_BYTES
 from nearveil.gallery.errors import NotAnIndexError, NotPublishedError
 from nearveil.gallery.index import Index
-from nearveil.gallery.items import Item
+from nearveil.gallery.items import Item, Progress, Tick
 from nearveil.gallery.publishing import KEPT_MAPS, Published
 from nearveil.mechanisms.base import candidate_count
 from nearveil.mechanisms.covers.covers import checked_epsilon
@@ -29,8 +29,6 @@ _LINK = "a link: only what lies in the folder itself is indexed"
 _NO_TEXT = "its name is not text"
 
 Skipped = tuple[Path, str]
-Tick = Callable[[int], object]
-Progress = Callable[[str, int | None], Tick]
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """A gallery that lasts: one interface, kept in a directory or in PostgreSQL."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import sqlalchemy as sa
@@ -15,12 +15,15 @@ from numpy.typing import ArrayLike, NDArray
 from nearveil.gallery.answers import Singles
 from nearveil.gallery.errors import InexactRowsError, UnknownItemError
 from nearveil.gallery.items import (
+    FORMAT,
     Batch,
     Head,
     Ids,
     Item,
+    Progress,
     Snapshot,
     StoredItem,
+    Tick,
     check_dimension,
     check_exact,
     check_extractor,
@@ -28,12 +31,14 @@ from nearveil.gallery.items import (
     check_items,
     check_k,
     check_queries,
+    check_table,
     check_unknown,
     count_deleted,
     count_inexact,
     delete_maps,
     delete_rows,
     find_deleted_since,
+    find_external_ids,
     find_present,
     load_binding,
     load_head,
@@ -41,9 +46,11 @@ from nearveil.gallery.items import (
     make_damaged_error,
     mark_exact,
     save_binding,
+    save_details,
     save_head,
     sum_sizes,
     take_ids,
+    upgrade,
 )
 from nearveil.gallery.publishing import MapPublisher
 from nearveil.storage import Database
@@ -98,7 +105,7 @@ class Index(MapPublisher):
         -------
         Index
         """
-        first = Head(1, check_dimension(dimension), 0, 0, 0, check_extractor(extractor))
+        first = Head(FORMAT, check_dimension(dimension), 0, 0, 0, check_extractor(extractor))
         return _store(where)._create(str(where), first, timeout)
 
     @staticmethod
@@ -157,12 +164,14 @@ class Index(MapPublisher):
         with self._database.begin_read() as connection:
             self._check_exact(connection)
 
-    def add(self, items: Iterable[Item], *, row_exact: bool = False) -> Ids:
+    def add(self, items: Iterable[Item], *, replace: bool = False, row_exact: bool = False) -> Ids:
         """Add items: all of them, or, where something is wrong with one, none.
 
         Parameters
         ----------
         items : iterable of Item
+        replace : bool, default=False
+            Whether items take the place of those with the same `external_id`. Otherwise such an item is refused.
         row_exact : bool, default=False
             Your word that each row was made from its own image alone, to the last bit: by
             ``extract(images, row_exact=True)``, or in a way of your own for which you can prove it.
@@ -170,51 +179,91 @@ class Index(MapPublisher):
         Returns
         -------
         ndarray of shape (n,), uint32
-            Their ids, rising. An id is never given twice.
+            Their ids, in the order of the items. An id is never given twice.
 
         Raises
         ------
         InexactRowsError
             If the rows of this index are private, and these are not row-exact.
         """
-        batch = check_items(items, self.dimension)
-        if not len(batch):
-            return np.empty(0, np.uint32)
-        with self._database.begin_write() as connection:
-            head = load_head(connection, self._where, lock=True)
-            ids = take_ids(head, len(batch))
-            self._insert(connection, ids, batch)
-            if row_exact or self._extractor_is_exact:
-                mark_exact(connection, ids)
-            elif load_binding(connection, self._where) is not None:
-                raise InexactRowsError(
-                    "items: private rows must be row-exact: make them by extract(images, row_exact=True), and say so: "
-                    "add(items, row_exact=True)"
-                )
-            grown = replace(head, next_id=head.next_id + len(batch), count=head.count + len(batch))
-            save_head(connection, replace(grown, revision=head.revision + 1))
-        return ids.astype(np.uint32)
+        return self._add(check_items(items, self.dimension), replace, row_exact, lambda _: None)
+
+    def add_table(
+        self,
+        rows: Any,
+        ids: Any = None,
+        names: Any = None,
+        metadata: Any = None,
+        *,
+        replace: bool = False,
+        row_exact: bool = False,
+        progress: Progress | None = None,
+    ) -> Ids:
+        """Add many vectors at once: all of them, or, where something is wrong with one, none.
+
+        Rows whose norm is not one are divided by it, as the vectors of questions are. A row of zeros has no direction
+        and is refused.
+
+        Parameters
+        ----------
+        rows : array-like of shape (n, d) or (d,)
+            An array of NumPy, a tensor, a data frame, a pyarrow table or column of lists, or lists of numbers.
+        ids : sequence of str or int, optional
+            Your own ids, each once in an index; whole numbers become text. They replace and delete items.
+        names : sequence of str, optional
+            For people; need not be unique.
+        metadata : sequence of mappings, or a data frame, optional
+            What JSON can hold, for each row. Clients get it with every match where the gallery offers it.
+        replace : bool, default=False
+            Whether rows take the place of items with the same ids. Those that are the same already stay as they are.
+        row_exact : bool, default=False
+            As of :meth:`add`.
+        progress : callable, optional
+            ``progress(text, total)`` returns a function that is called with the number of rows done.
+
+        Returns
+        -------
+        ndarray of shape (n,), uint32
+            The index's own ids, in the order of the rows.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> index = Index.create(Path(folder.name) / "texts", dimension=2)
+        >>> index.add_table([[3, 4], [1, 0]], ids=["a", "b"], metadata=[{"lang": "en"}, {"lang": "de"}])
+        array([0, 1], dtype=uint32)
+        >>> index.add_table([[0, 2], [1, 0]], ids=["a", "b"], replace=True)
+        array([2, 3], dtype=uint32)
+        >>> index.delete(["b"])
+        >>> index.features(["a"]), index.items(["a"])[0].metadata
+        (array([[0., 1.]], dtype=float32), {})
+        >>> index.close(); folder.cleanup()
+        """
+        batch = check_table(rows, ids, names, metadata, self.dimension)
+        tick = (lambda _: None) if progress is None else progress("adding", len(batch))
+        return self._add(batch, replace, row_exact, tick)
 
     def delete(self, ids: ArrayLike) -> None:
         """Delete items: all of them, or, where one is not there, none. No answer that begins later holds them.
 
         Parameters
         ----------
-        ids : array-like of int
+        ids : sequence of int or str
+            The index's own ids, or your `external_id`.
         """
-        numbers = np.unique(check_ids(ids))
-        if not len(numbers):
+        given = check_ids(ids)
+        if not len(given):
             return
         with self._database.begin_write() as connection:
             head = load_head(connection, self._where, lock=True)
-            missing = sorted(set(numbers.tolist()) - find_present(connection, numbers))
+            numbers = np.unique(self._resolve(connection, given))
+            missing = sorted(set(numbers.tolist()) - find_present(connection, numbers, head))
             if missing:
                 check_unknown(connection, missing, self._where)
                 raise UnknownItemError(missing)
-            count = delete_rows(connection, numbers, head.revision + 1)
-            if count != len(numbers):
-                raise make_damaged_error(self._where, "the list of features")
-            save_head(connection, replace(head, revision=head.revision + 1, count=head.count - count))
+            self._delete(connection, head, numbers)
+            save_head(connection, _change(head, gone=len(numbers)))
         self._wipe()
 
     def ids(self) -> Ids:
@@ -226,7 +275,8 @@ class Index(MapPublisher):
 
         Parameters
         ----------
-        ids : array-like of int
+        ids : sequence of int or str
+            The index's own ids, or your `external_id`.
         lenient : bool, default=False
             Whether ids that the index does not hold are left out, instead of an error: for a server, whose items may be
             deleted while it answers.
@@ -237,8 +287,9 @@ class Index(MapPublisher):
         -------
         list of StoredItem
         """
-        numbers = check_ids(ids)
+        given = check_ids(ids)
         with self._database.begin_read() as connection:
+            numbers = self._resolve(connection, given, lenient=lenient)
             found = load_items(connection, np.unique(numbers), self._where, originals=originals)
             missing = sorted(set(numbers.tolist()) - set(found))
             check_unknown(connection, missing, self._where)
@@ -259,7 +310,7 @@ class Index(MapPublisher):
         int
         """
         with self._database.begin_read() as connection:
-            return sum_sizes(connection, np.unique(check_ids(ids)), kind)
+            return sum_sizes(connection, np.unique(self._resolve(connection, check_ids(ids))), kind)
 
     @abstractmethod
     def features(self, ids: ArrayLike) -> Singles:
@@ -267,7 +318,8 @@ class Index(MapPublisher):
 
         Parameters
         ----------
-        ids : array-like of int
+        ids : sequence of int or str
+            The index's own ids, or your `external_id`.
 
         Returns
         -------
@@ -413,6 +465,92 @@ class Index(MapPublisher):
         if not self._extractor_is_exact:
             check_exact(connection, self._where)
 
+    def _add(self, batch: Batch, replacing: bool, row_exact: bool, tick: Tick) -> Ids:
+        """Write items, in one transaction."""
+        if not len(batch):
+            return np.empty(0, np.uint32)
+        with self._database.begin_write() as connection:
+            head = load_head(connection, self._where, lock=True)
+            upgrade(connection)
+            known = self._find_known(connection, batch, replacing=replacing)
+            same = self._find_same(connection, batch, known)
+            ids = np.full(len(batch), -1, np.int64)
+            ids[list(same)] = list(same.values())
+            places = np.flatnonzero(ids < 0)
+            new = batch if not same else batch.select(places.tolist())
+            tick(len(same))
+            gone = np.array(sorted(set(known.values()) - set(same.values())), np.int64)
+            if len(new):
+                ids[places] = given = take_ids(head, len(new))
+                self._insert(connection, given, new, tick)
+                save_details(connection, int(given[0]), new.details)
+                self._mark_exact(connection, given, row_exact=row_exact)
+                self._delete(connection, head, gone)
+                save_head(connection, _change(head, added=len(new), gone=len(gone)))
+        if len(gone):
+            self._wipe()
+        return ids.astype(np.uint32)
+
+    def _find_known(self, connection: sa.Connection, batch: Batch, *, replacing: bool) -> dict[int, int]:
+        """Return the ids of items that rows of a batch take the place of, by the position of the row."""
+        own = batch.details.external_ids or []
+        held = find_external_ids(connection, own, self._where)
+        known = {place: held[one] for place, one in enumerate(own) if one in held} if held else {}
+        if known and not replacing:
+            raise ValueError(
+                f"ids: number {min(known)} is in the index already, and so are {len(known) - 1:,} others: replace=True "
+                "replaces them; nothing was changed"
+            )
+        return known
+
+    def _find_same(self, connection: sa.Connection, batch: Batch, known: dict[int, int]) -> dict[int, int]:
+        """Return those of the known items that a batch would not change."""
+        if not known or batch.attached:
+            return {}
+        places = list(known)
+        held = load_items(connection, np.unique(list(known.values())), self._where, originals=False)
+        alike = (self.features([known[place] for place in places]) == batch.features[places]).all(axis=1)
+        return {
+            place: known[place]
+            for place, equal in zip(places, alike.tolist(), strict=True)
+            if equal and held[known[place]] == batch.details.as_item(place, known[place])
+        }
+
+    def _delete(self, connection: sa.Connection, head: Head, numbers: NDArray[np.int64]) -> None:
+        """Delete items that are there, inside the caller's transaction; the head is the caller's."""
+        if self._delete_features(connection, numbers) != len(numbers):
+            raise make_damaged_error(self._where, "the list of features")
+        delete_rows(connection, numbers, head.revision + 1, self._where)
+
+    def _mark_exact(self, connection: sa.Connection, ids: NDArray[np.int64], *, row_exact: bool) -> None:
+        if row_exact or self._extractor_is_exact:
+            mark_exact(connection, ids)
+        elif load_binding(connection, self._where) is not None:
+            raise InexactRowsError(
+                "items: private rows must be row-exact: make them by extract(images, row_exact=True), and say so: "
+                "add(items, row_exact=True)"
+            )
+
+    def _resolve(
+        self, connection: sa.Connection, ids: NDArray[np.int64] | Sequence[str], *, lenient: bool = False
+    ) -> NDArray[np.int64]:
+        """Return the index's own ids of ids that were checked; those that are not held are left out if `lenient`."""
+        if isinstance(ids, np.ndarray):
+            return ids
+        held = find_external_ids(connection, ids, self._where)
+        missing = [one for one in ids if one not in held]
+        if missing and not lenient:
+            raise UnknownItemError(missing)
+        return np.array([held[one] for one in ids if one in held], np.int64)
+
+    def _find_numbers(self, ids: ArrayLike) -> NDArray[np.int64]:
+        """Return the index's own ids of items."""
+        given = check_ids(ids)
+        if isinstance(given, np.ndarray):
+            return given
+        with self._database.begin_read() as connection:
+            return self._resolve(connection, given)
+
     def _head(self) -> Head:
         with self._database.begin_read() as connection:
             return load_head(connection, self._where)
@@ -426,8 +564,12 @@ class Index(MapPublisher):
     def _open(cls, where: str, timeout: float) -> "Index": ...
 
     @abstractmethod
-    def _insert(self, connection: sa.Connection, ids: NDArray[np.int64], batch: Batch) -> None:
-        """Write items, inside the caller's transaction."""
+    def _insert(self, connection: sa.Connection, ids: NDArray[np.int64], batch: Batch, tick: Tick) -> None:
+        """Write features and images of items, inside the caller's transaction."""
+
+    @abstractmethod
+    def _delete_features(self, connection: sa.Connection, ids: NDArray[np.int64]) -> int:
+        """Delete features of ids, which rise, inside the caller's transaction; return how many there were."""
 
     @abstractmethod
     def _stored(self, connection: sa.Connection, first: int) -> Iterator[tuple[Ids, Singles]]:
@@ -442,6 +584,17 @@ class Index(MapPublisher):
 
     def _check_pages(self, connection: sa.Connection) -> None:
         """Check what is below the rows, as far as the store can."""
+
+
+def _change(head: Head, *, added: int = 0, gone: int = 0) -> Head:
+    """Return the head after a change, in today's format."""
+    return replace(
+        head,
+        format=FORMAT,
+        revision=head.revision + 1,
+        next_id=head.next_id + added,
+        count=head.count + added - gone,
+    )
 
 
 def _store(where: str | Path) -> type[Index]:

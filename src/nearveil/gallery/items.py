@@ -1,22 +1,25 @@
 """Items of an index: what it is given and gives back, files of originals, and the tables that keep all of it.
 
-The tables are the same in SQLite and PostgreSQL but for how a feature is kept. Every row has a checksum.
+The tables are the same in SQLite and PostgreSQL but for how features are kept. Every row has a checksum.
 """
 
+import datetime
 import hashlib
+import json
 import os
 import stat
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.gallery.answers import LARGEST_ORIGINAL, Singles, is_thumbnail
+from nearveil.features.vectors import as_list, as_rows, normalize_rows
+from nearveil.gallery.answers import LARGEST_METADATA, LARGEST_ORIGINAL, Singles, is_thumbnail
 from nearveil.gallery.errors import (
     DamagedIndexError,
     IndexStoreError,
@@ -72,32 +75,42 @@ def _open_without_links(path: Path) -> int:
 
 
 Ids = NDArray[np.uint32]
+Tick = Callable[[int], object]
+Progress = Callable[[str, int | None], Tick]
+"""``progress(text, total)`` returns a function that is called with the number of items done."""
 
 _LONGEST_NAME = 4096
+_LONGEST_ID = 512
 _LARGEST_THUMBNAIL = 1 << 20
-_OFF_ONE = 1e-3  # of a norm: what 16-bit rows lose, and more
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """What an index keeps of one image.
+    """What an index keeps of one image, or of any other record that has a vector.
 
     Parameters
     ----------
-    feature : ndarray of shape (d,), float32
-        Of norm one.
+    feature : array-like of shape (d,) or (1, d)
+        Divided by its norm where that is not one.
     name : str, default=""
         For people; need not be unique.
     thumbnail : bytes, default=b""
         WebP, as answers hold it, or nothing.
     original : bytes, Path or None, default=None
         The file itself, or where it is. A file is served only while it is what it was when the item was added.
+    external_id : str or None, default=None
+        Your own id of it; no two items of an index have the same. It replaces and deletes items by name.
+    metadata : mapping or None, default=None
+        What JSON can hold, with text as keys. It comes back with every match where the gallery offers it.
     """
 
-    feature: NDArray[np.floating]
+    feature: ArrayLike
     name: str = ""
     thumbnail: bytes = field(default=b"", repr=False)
     original: bytes | Path | None = field(default=None, repr=False)
+    external_id: str | None = None
+    metadata: Mapping[str, Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -113,6 +126,9 @@ class StoredItem:
     original : bytes, Path or None
     digest : bytes or None, default=None
         The SHA-256 of the file that `original` names, when the item was added.
+    external_id : str or None, default=None
+    metadata : mapping
+        Empty where the item has none.
     """
 
     id: int
@@ -120,6 +136,8 @@ class StoredItem:
     thumbnail: bytes = field(repr=False)
     original: bytes | Path | None = field(repr=False)
     digest: bytes | None = field(default=None, repr=False)
+    external_id: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def read_original(self, most: int = LARGEST_ORIGINAL) -> bytes | None:
         """Return the original, also where it lies in a file.
@@ -158,18 +176,86 @@ class Snapshot:
         return len(self.ids)
 
 
+class Attached(NamedTuple):
+    """The images of an item."""
+
+    thumbnail: bytes = b""
+    original: bytes | None = None  # where there is a path, the digest of its file
+    path: str | None = None
+
+
+@dataclass(frozen=True)
+class Details:
+    """What consecutive items are called, in columns; a column is None where it holds nothing.
+
+    `attached`: The positions of items that have images.
+    """
+
+    count: int
+    names: list[str] | None = None
+    external_ids: list[str | None] | None = None
+    metadata: list[str] | None = None  # JSON, or nothing
+    attached: tuple[int, ...] = ()
+
+    def cut(self, start: int, stop: int) -> "Details":
+        """Return those of some positions."""
+        stop = min(stop, self.count)
+        return Details(
+            stop - start,
+            _cut_column(self.names, start, stop),
+            _cut_column(self.external_ids, start, stop),
+            _cut_column(self.metadata, start, stop),
+            tuple(place - start for place in self.attached if start <= place < stop),
+        )
+
+    def as_item(self, position: int, number: int) -> StoredItem:
+        """Return one as an item with a number, without its images."""
+        return StoredItem(
+            number,
+            "" if self.names is None else self.names[position],
+            b"",
+            None,
+            None,
+            None if self.external_ids is None else self.external_ids[position],
+            {} if self.metadata is None or not self.metadata[position] else json.loads(self.metadata[position]),
+        )
+
+
+def _select(column: list[T] | None, positions: Sequence[int]) -> list[T] | None:
+    return None if column is None else [column[place] for place in positions]
+
+
+def _cut_column(column: list[T] | None, start: int, stop: int) -> list[T] | None:
+    some = None if column is None else column[start:stop]
+    return some if some and any(some) else None
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Items that were checked, ready to be written."""
+    """Items that were checked, ready to be written.
+
+    `attached`: By position, for those that have images.
+    """
 
     features: Singles
-    names: list[str]
-    thumbnails: list[bytes]
-    originals: list[bytes | None]  # where there is a path, the digest of its file
-    paths: list[str | None]
+    details: Details
+    attached: dict[int, Attached] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.features)
+
+    def select(self, positions: Sequence[int]) -> "Batch":
+        """Return the items of some positions, in that order; none of them has images."""
+        columns = self.details
+        return Batch(
+            self.features[list(positions)],
+            Details(
+                len(positions),
+                _select(columns.names, positions),
+                _select(columns.external_ids, positions),
+                _select(columns.metadata, positions),
+            ),
+        )
 
 
 def check_items(items: Iterable[Item], dimension: int) -> Batch:
@@ -178,44 +264,71 @@ def check_items(items: Iterable[Item], dimension: int) -> Batch:
     for position, item in enumerate(given):
         if not isinstance(item, Item):
             raise ValueError(f"items: number {position} must be an Item")
-        _check_feature_shape(item.feature, dimension, position)
         _check_attached(item, position)
     features = np.empty((len(given), dimension), np.float32)
     for position, item in enumerate(given):
-        features[position] = item.feature
-    _check_rows(features)
+        features[position] = _read_feature(item.feature, dimension, position)
+    attached = {
+        position: _take_images(item)
+        for position, item in enumerate(given)
+        if item.thumbnail or item.original is not None
+    }
     return Batch(
-        features=features,
-        names=[str.__str__(item.name) for item in given],  # plain text, also of NumPy's: checksums are of values
-        thumbnails=[bytes(item.thumbnail) for item in given],
-        originals=[_held(item.original) for item in given],
-        paths=[str(item.original.resolve()) if isinstance(item.original, Path) else None for item in given],
+        normalize_rows(features, "items: the feature"),
+        Details(
+            len(given),
+            _check_texts([item.name for item in given], "items: the name", _LONGEST_NAME),
+            _check_external_ids([item.external_id for item in given], "items: the external_id"),
+            _encode_metadata([item.metadata for item in given], "items: the metadata"),
+            tuple(attached),
+        ),
+        attached,
     )
 
 
-def _held(original: bytes | Path | None) -> bytes | None:
-    """Return what an index holds of an original: its bytes, or the digest of its file."""
+def check_table(rows: Any, ids: Any, names: Any, metadata: Any, dimension: int) -> Batch:
+    """Return rows with their columns, or say what is wrong with the first wrong one."""
+    features = normalize_rows(as_rows(rows), "rows:")
+    if features.shape[1] != dimension:
+        raise ValueError(f"rows have {features.shape[1]} dimensions; this index holds {dimension}")
+    columns = {
+        name: None if values is None else as_list(values, name, len(features))
+        for name, values in (("ids", ids), ("names", names), ("metadata", metadata))
+    }
+    return Batch(
+        features,
+        Details(
+            len(features),
+            None if columns["names"] is None else _check_texts(columns["names"], "names:", _LONGEST_NAME),
+            None if columns["ids"] is None else _check_external_ids(columns["ids"], "ids:"),
+            None if columns["metadata"] is None else _encode_metadata(columns["metadata"], "metadata:"),
+        ),
+    )
+
+
+def _take_images(item: Item) -> Attached:
+    """Return what an index holds of an item's images: of a file, its path and its digest."""
+    small, original = bytes(item.thumbnail), item.original
     if isinstance(original, Path):
-        return hash_file(original.resolve())
-    return None if original is None else bytes(original)
+        path = original.resolve()
+        return Attached(small, hash_file(path), str(path))
+    return Attached(small, None if original is None else bytes(original))
 
 
-def _check_feature_shape(feature: object, dimension: int, position: int) -> None:
-    if not isinstance(feature, np.ndarray) or feature.dtype.kind != "f" or feature.ndim != 1:
-        raise ValueError(f"items: the feature of number {position} must be one row of floats")
-    if len(feature) != dimension:
+def _read_feature(feature: Any, dimension: int, position: int) -> Singles:
+    rows = as_rows(feature, f"items: the feature of number {position}")
+    if len(rows) != 1:
+        raise ValueError(f"items: the feature of number {position} must be one row")
+    if rows.shape[1] != dimension:
         raise ValueError(
-            f"items: the feature of number {position} has {len(feature)} dimensions; this index holds {dimension}"
+            f"items: the feature of number {position} has {rows.shape[1]} dimensions; this index holds {dimension}"
         )
+    row: Singles = rows[0]
+    return row
 
 
 def _check_attached(item: Item, position: int) -> None:
     original = item.original
-    if not _is_text(item.name) or len(item.name) > _LONGEST_NAME:
-        raise ValueError(
-            f"items: the name of number {position} must be text that UTF-8 can write, without zero characters, "
-            f"of at most {_LONGEST_NAME} characters"
-        )
     if not is_thumbnail(item.thumbnail) or len(item.thumbnail) > _LARGEST_THUMBNAIL:
         raise ValueError(
             f"items: the thumbnail of number {position} must be WebP of at most {_LARGEST_THUMBNAIL} bytes, or empty"
@@ -228,6 +341,87 @@ def _check_attached(item: Item, position: int) -> None:
         raise ValueError(f"items: the original of number {position} must be bytes, a Path that is text, or None")
 
 
+def _check_texts(values: Sequence[Any], what: str, longest: int) -> list[str]:
+    """Return texts as plain ones, also those of NumPy and of subclasses, or say which is none.
+
+    `what`: What an error calls one of them, before its number.
+    """
+    if set(map(type, values)) <= {str} and _is_text("".join(values)) and max(map(len, values), default=0) <= longest:
+        return list(values)
+    for position, value in enumerate(values):
+        if not _is_text(value) or len(value) > longest:
+            of = "number" if what.endswith(":") else "of number"
+            raise ValueError(
+                f"{what} {of} {position} must be text that UTF-8 can write, without zero characters, of at most "
+                f"{longest} characters"
+            )
+    return [str.__str__(value) for value in values]
+
+
+def _check_external_ids(values: Sequence[Any], what: str) -> list[str | None] | None:
+    """Return ids as plain text, whole numbers among them too; None stands for no id."""
+    kinds = set(map(type, values))
+    if kinds <= {type(None)}:
+        return None
+    if kinds != {str}:
+        given = ["" if value is None else str(value) if is_whole(value) else value for value in values]
+    else:
+        given = list(values)
+    texts = _check_texts(given, what, _LONGEST_ID)
+    if "" not in texts and len(set(texts)) == len(texts):
+        return list(texts)
+    first: dict[str, int] = {}
+    for place, text in enumerate(texts):
+        if values[place] is None:
+            continue
+        if first.setdefault(text, place) != place or not text:
+            why = f"is the same as number {first[text]}: give every id once" if text else "is empty"
+            raise ValueError(f"{what} {'' if what.endswith(':') else 'of '}number {place} {why}")
+    return [None if value is None else text for value, text in zip(values, texts, strict=True)]
+
+
+def is_whole(value: object) -> bool:
+    """Return whether a value is a whole number, of Python or NumPy."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
+
+
+def _encode_metadata(values: Sequence[Any], what: str) -> list[str] | None:
+    """Return metadata as JSON, in plain values; None where no item has any."""
+    if set(map(type, values)) <= {type(None)}:
+        return None
+    texts = []
+    encode = json.JSONEncoder(default=_as_plain, allow_nan=False, ensure_ascii=False).encode
+    for position, value in enumerate(values):
+        if value is None:
+            texts.append("")
+            continue
+        of = f"{what} {'' if what.endswith(':') else 'of '}number {position}"
+        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+            raise ValueError(f"{of} must be a mapping with text as keys")
+        try:
+            text = encode(dict(value))
+            size = len(text.encode())
+        except (TypeError, ValueError, RecursionError):
+            raise ValueError(
+                f"{of} must hold what JSON can: text, finite numbers, lists and mappings of them"
+            ) from None
+        if size > LARGEST_METADATA:
+            raise ValueError(f"{of} must be at most {LARGEST_METADATA} bytes as JSON")
+        texts.append(text if value else "")
+    return texts if any(texts) else None
+
+
+def _as_plain(value: Any) -> Any:
+    """Return a value of NumPy, pandas, or of time, as JSON can hold it."""
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if callable(getattr(value, "tolist", None)):  # NumPy's numbers and arrays, tensors, series
+        return value.tolist()
+    raise TypeError
+
+
 def _is_text(value: object) -> bool:
     if not isinstance(value, str) or "\0" in value:
         return False
@@ -236,19 +430,6 @@ def _is_text(value: object) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _check_rows(features: Singles) -> None:
-    """Say which row is not finite, or not of norm one."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        norms = np.sqrt(np.einsum("ij,ij->i", features, features, dtype=np.float64))
-    wrong = np.flatnonzero(~(np.abs(norms - 1) <= _OFF_ONE))
-    if not len(wrong):
-        return
-    position = int(wrong[0])
-    if not np.isfinite(features[position]).all():
-        raise ValueError(f"items: the feature of number {position} must be finite: it holds NaN or infinity")
-    raise ValueError(f"items: the feature of number {position} must have norm one: divide it by its norm")
 
 
 def check_queries(queries: ArrayLike, dimension: int) -> Singles:
@@ -264,13 +445,15 @@ def check_queries(queries: ArrayLike, dimension: int) -> Singles:
     return np.ascontiguousarray(rows)
 
 
-def check_ids(ids: ArrayLike) -> NDArray[np.int64]:
-    """Return ids as whole numbers, shape (n,), or say that they are none."""
+def check_ids(ids: ArrayLike) -> NDArray[np.int64] | list[str]:
+    """Return ids as whole numbers, shape (n,), or external ids as text; or say that they are neither."""
     given = np.asarray(ids)
     if given.size == 0:
         return np.empty(0, np.int64)
+    if given.ndim == 1 and given.dtype.kind in "UTO" and all(isinstance(one, str) for one in given.tolist()):
+        return [str.__str__(one) for one in given.tolist()]
     if given.ndim != 1 or given.dtype.kind not in "iu":
-        raise ValueError("ids must be a list of whole numbers")
+        raise ValueError("ids must be a list of whole numbers, or of external ids")
     return given.astype(np.int64)
 
 
@@ -299,8 +482,10 @@ def check_extractor(extractor: str) -> str:
     return extractor
 
 
-FORMAT = 1
+FORMAT = 2  # 1 had a row for each feature, and names in the table of items
 _SOME = 500  # ids in one statement
+_DETAILS_BLOCK = 4096  # items in a row of details, at most; no row crosses a multiple of it
+_BLOCK_BYTES = 1 << 20  # of features in one row, at most
 
 metadata = sa.MetaData()
 
@@ -316,9 +501,21 @@ heads = sa.Table(
     sa.Column("extractor", sa.Text, nullable=False),
     _number("crc"),
 )
-# Apart from the rest: who reads all features does not read all originals.
+# Apart from the rest: who reads all features does not read all originals. In a directory a row holds the features of
+# consecutive ids, from `id` on.
 FEATURES = "nearveil_feature"
 FEATURE_TABLE = "CREATE TABLE nearveil_feature (id {id} PRIMARY KEY, crc BIGINT NOT NULL, feature {feature} NOT NULL)"
+# The names of items with consecutive ids, in one row: a table of 100,000 is written at once.
+details = sa.Table(
+    "nearveil_details",
+    metadata,
+    _number("first", primary_key=True),
+    _number("last"),
+    sa.Column("external_ids", sa.Text),  # a list in JSON; apart from the rest: all of them are looked through
+    sa.Column("columns", sa.Text, nullable=False),  # in JSON
+    _number("crc"),
+)
+# The images of those items that have some. In format 1 every item had a row here, with its name.
 items = sa.Table(
     "nearveil_item",
     metadata,
@@ -432,29 +629,17 @@ def take_ids(head: Head, count: int) -> NDArray[np.int64]:
     return np.arange(head.next_id, head.next_id + count, dtype=np.int64)
 
 
-def encode_features(ids: NDArray[np.int64], features: Singles) -> list[tuple[int, int, bytes]]:
-    """Return rows of id, checksum and feature as bytes."""
-    width, whole = 4 * features.shape[1], features.astype("<f4", copy=False).tobytes()
-    cut = [whole[start : start + width] for start in range(0, len(whole), width)]
-    numbers = ids.tolist()
-    return list(zip(numbers, feature_crcs(numbers, cut), cut, strict=True))
+def features_per_row(dimension: int) -> int:
+    """Return how many features a row of a directory holds at most; no row crosses a multiple of it."""
+    return max(1, _BLOCK_BYTES // (4 * dimension))
 
 
-def encode_items(ids: NDArray[np.int64], batch: Batch) -> list[tuple[Any, ...]]:
-    """Return rows of the items' table."""
-    columns = zip(ids.tolist(), batch.names, batch.thumbnails, batch.originals, batch.paths, strict=True)
-    return [
-        (
-            number,
-            checksum(number, name, small, path, checksum(original)),
-            name,
-            small,
-            original,
-            path,
-            checksum(original),
-        )
-        for number, name, small, original, path in columns
-    ]
+def encode_features(ids: NDArray[np.int64], features: Singles, block: int) -> Iterator[tuple[int, int, memoryview]]:
+    """Yield rows of the first id, checksum and features as bytes; ids follow each other."""
+    rows, first = np.ascontiguousarray(features, "<f4"), int(ids[0])
+    for start, stop in _cut_blocks(first, first + len(rows), block):
+        data = rows[start - first : stop - first].data.cast("B")
+        yield start, zlib.crc32(data, start), data
 
 
 def decode_features(rows: Sequence[tuple[int, int, bytes]], dimension: int, where: str) -> tuple[Ids, Singles]:
@@ -462,14 +647,75 @@ def decode_features(rows: Sequence[tuple[int, int, bytes]], dimension: int, wher
     if not rows:
         return np.empty(0, np.uint32), np.empty((0, dimension), np.float32)
     ids, crcs, features = zip(*rows, strict=True)
+    width = 4 * dimension
     try:
-        fits = feature_crcs(ids, features) == list(crcs) and set(map(len, features)) == {4 * dimension}
+        fits = feature_crcs(ids, features) == list(crcs) and all(one and len(one) % width == 0 for one in features)
     except (TypeError, OverflowError):  # a number or bytes that are none
         fits = False
-    if not fits or not 0 <= min(ids) <= max(ids) < MOST_ITEMS:
+    counts = [len(one) // width for one in features] if fits else []
+    if not fits or not 0 <= min(ids) <= max(map(sum, zip(ids, counts, strict=True))) <= MOST_ITEMS:
         raise make_damaged_error(where, "a feature")
+    numbers = np.concatenate([np.arange(first, first + count) for first, count in zip(ids, counts, strict=True)])
     joined = np.frombuffer(b"".join(features), "<f4").reshape(-1, dimension)
-    return np.array(ids, np.uint32), joined.astype(np.float32, copy=False)
+    return numbers.astype(np.uint32), joined.astype(np.float32, copy=False)
+
+
+def encode_images(ids: NDArray[np.int64], batch: Batch) -> list[tuple[Any, ...]]:
+    """Return rows of the items' table."""
+    rows = []
+    for position, (small, original, path) in batch.attached.items():
+        number, told = int(ids[position]), checksum(original)
+        rows.append((number, checksum(number, "", small, path, told), "", small, original, path, told))
+    return rows
+
+
+def save_details(connection: sa.Connection, first: int, all_details: Details) -> None:
+    """Write the details of items whose ids follow each other."""
+    rows = []
+    for start, stop in _cut_blocks(first, first + all_details.count, _DETAILS_BLOCK):
+        some = all_details.cut(start - first, stop - first)
+        own = None if some.external_ids is None else _to_json(some.external_ids)
+        columns = {"names": some.names, "metadata": some.metadata, "images": list(some.attached) or None}
+        text = _to_json({name: column for name, column in columns.items() if column is not None})
+        values: tuple[Any, ...] = (start, stop - 1, own, text)
+        rows.append(dict(zip(details.c.keys(), (*values, checksum(*values)), strict=True)))
+    if rows:
+        connection.execute(sa.insert(details), rows)
+
+
+def load_details(
+    connection: sa.Connection, ids: NDArray[np.int64], where: str
+) -> Iterator[tuple[int, Details, NDArray[np.int64]]]:
+    """Yield rows of details that hold some of the ids, which rise: their first id, the details, and those ids."""
+    if not _exists(connection, details):  # an index of format 1
+        return
+    blocks = ids // _DETAILS_BLOCK
+    for block in np.unique(blocks).tolist():
+        some = ids[blocks == block]
+        inside = details.c.first.between(block * _DETAILS_BLOCK, int(some[-1])) & (details.c.last >= int(some[0]))
+        for row in connection.execute(sa.select(details).where(inside).order_by(details.c.first)).all():
+            held = some[(some >= row.first) & (some <= row.last)]
+            if len(held):
+                yield int(row.first), _read_details(row, where), held
+
+
+def find_external_ids(connection: sa.Connection, wanted: Collection[str | None], where: str) -> dict[str | None, int]:
+    """Return the items' own ids of those external ids that the index holds; None stands for none."""
+    found: dict[str | None, int] = {}
+    if not wanted or not _exists(connection, details):
+        return found
+    query = sa.select(details.c.first, details.c.external_ids).where(details.c.external_ids.is_not(None))
+    rows = connection.execute(query).all()
+    looked = set(wanted) - {None} if rows else set()
+    for row in rows:
+        try:
+            held = json.loads(row.external_ids)
+            hits = looked.intersection(held)
+        except (TypeError, ValueError):
+            raise make_damaged_error(where, "the list of names") from None
+        if hits:
+            found.update((one, row.first + place) for place, one in enumerate(held) if one in hits)
+    return found
 
 
 def load_items(
@@ -477,6 +723,28 @@ def load_items(
 ) -> dict[int, StoredItem]:
     """Return those of the items that are there, by id; without `originals`, bytes of originals are not read."""
     found: dict[int, StoredItem] = {}
+    with_images: list[int] = []
+    for first, some, held in load_details(connection, ids, where):
+        attached = set(some.attached)
+        for number in held.tolist():
+            found[number] = some.as_item(number - first, number)
+            if number - first in attached:
+                with_images.append(number)
+    named = np.fromiter(found, np.int64, len(found))
+    rows = _load_images(connection, np.union1d(np.setdiff1d(ids, named), with_images), where, originals=originals)
+    if not rows.keys() >= set(with_images):
+        raise make_damaged_error(where, "the list of items")
+    for number, (name, thumbnail, original, digest) in rows.items():
+        known = found.get(number, StoredItem(number, name, b"", None))  # in format 1 the name is here
+        found[number] = replace(known, thumbnail=thumbnail, original=original, digest=digest)
+    return found
+
+
+def _load_images(
+    connection: sa.Connection, ids: NDArray[np.int64], where: str, *, originals: bool
+) -> dict[int, tuple[str, bytes, bytes | Path | None, bytes | None]]:
+    """Return name, thumbnail, original and digest of items that have a row."""
+    found: dict[int, tuple[str, bytes, bytes | Path | None, bytes | None]] = {}
     columns = [items.c.id, items.c.name, items.c.thumbnail, items.c.path, items.c.original_crc, items.c.crc]
     query = sa.select(*columns, items.c.original if originals else sa.null())
     for some in _chunks(ids):
@@ -485,9 +753,9 @@ def load_items(
             if checksum(*values) != told or (originals and checksum(original) != original_crc):
                 raise make_damaged_error(where, "an item")
             if path is None:
-                found[number] = StoredItem(number, name, thumbnail, original)
+                found[number] = name, thumbnail, original, None
             else:
-                found[number] = StoredItem(number, name, thumbnail, Path(path), original)
+                found[number] = name, thumbnail, Path(path), original
     return found
 
 
@@ -497,23 +765,35 @@ def sum_sizes(connection: sa.Connection, ids: NDArray[np.int64], kind: Literal["
     return sum(int(connection.execute(total.where(items.c.id.in_(some))).scalar_one()) for some in _chunks(ids))
 
 
-def delete_rows(connection: sa.Connection, ids: NDArray[np.int64], revision: int) -> int:
-    """Delete items; remember their ids and when; return how many there were."""
-    count = 0
-    for some in _chunks(ids):
-        connection.execute(sa.delete(items).where(items.c.id.in_(some)))
-        gone = sa.text(f"DELETE FROM {FEATURES} WHERE id IN :some").bindparams(sa.bindparam("some", expanding=True))  # noqa: S608
-        count += connection.execute(gone, {"some": some}).rowcount
-        rows = [{"id": number, "revision": revision, "crc": checksum(number, revision)} for number in some]
+def delete_rows(connection: sa.Connection, ids: NDArray[np.int64], revision: int, where: str) -> None:
+    """Delete all but the features of items, whose ids rise; remember the ids and when."""
+    for first, some, held in list(load_details(connection, ids, where)):
+        connection.execute(sa.delete(details).where(details.c.first == first))
+        for start, stop in cut_runs(first, first + some.count, held):
+            save_details(connection, start, some.cut(start - first, stop - first))
+    for numbers in _chunks(ids):
+        connection.execute(sa.delete(items).where(items.c.id.in_(numbers)))
+        rows = [{"id": number, "revision": revision, "crc": checksum(number, revision)} for number in numbers]
         connection.execute(sa.insert(deleted), rows)
-    return count
 
 
-def find_present(connection: sa.Connection, ids: NDArray[np.int64]) -> set[int]:
+def cut_runs(first: int, stop: int, gone: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return the ranges that are left of one when ids in it, rising, are taken out.
+
+    Examples
+    --------
+    >>> cut_runs(10, 20, np.array([10, 14, 15]))
+    [(11, 14), (16, 20)]
+    """
+    starts, stops = [first, *(gone + 1).tolist()], [*gone.tolist(), stop]
+    return [(start, end) for start, end in zip(starts, stops, strict=True) if start < end]
+
+
+def find_present(connection: sa.Connection, ids: NDArray[np.int64], head: Head) -> set[int]:
     """Return those of the ids that the index holds."""
-    found: set[int] = set()
+    found = {number for number in ids.tolist() if 0 <= number < head.next_id}
     for some in _chunks(ids):
-        found.update(connection.execute(sa.select(items.c.id).where(items.c.id.in_(some))).scalars())
+        found.difference_update(connection.execute(sa.select(deleted.c.id).where(deleted.c.id.in_(some))).scalars())
     return found
 
 
@@ -597,13 +877,45 @@ def check_exact(connection: sa.Connection, where: str) -> None:
 
 def count_inexact(connection: sa.Connection, where: str) -> int:
     """Return how many rows are not row-exact."""
-    total = sa.select(sa.func.count()).select_from(items)
+    held: int = load_head(connection, where).count
     if not _exists(connection, exact_ranges):
-        return connection.execute(total).scalar_one()
-    if any(checksum(row.first, row.last) != row.crc for row in connection.execute(sa.select(exact_ranges))):
+        return held
+    ranges = connection.execute(sa.select(exact_ranges)).all()
+    if any(checksum(row.first, row.last) != row.crc for row in ranges):
         raise make_damaged_error(where, "the list of rows that are row-exact")
-    inside = sa.exists().where(items.c.id.between(exact_ranges.c.first, exact_ranges.c.last))
-    return connection.execute(total.where(~inside)).scalar_one()
+    inside = sa.exists().where(deleted.c.id.between(exact_ranges.c.first, exact_ranges.c.last))
+    gone = connection.execute(sa.select(sa.func.count()).select_from(deleted).where(inside)).scalar_one()
+    return held + int(gone) - sum(int(row.last - row.first + 1) for row in ranges)
+
+
+def upgrade(connection: sa.Connection) -> None:
+    """Make what an index of format 1 has not, under the lock."""
+    details.create(connection, checkfirst=True)
+
+
+def _read_details(row: Any, where: str) -> Details:
+    """Return the details of a row, checked."""
+    try:
+        if checksum(*row[:-1]) != row.crc:
+            raise ValueError
+        columns, count = json.loads(row.columns), row.last - row.first + 1
+        own = None if row.external_ids is None else json.loads(row.external_ids)
+        found = Details(count, columns.get("names"), own, columns.get("metadata"), tuple(columns.get("images", ())))
+        if any(column is not None and len(column) != count for column in (found.names, own, found.metadata)):
+            raise ValueError
+    except (TypeError, ValueError, AttributeError):
+        raise make_damaged_error(where, "the list of names") from None
+    return found
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _cut_blocks(first: int, stop: int, block: int) -> Iterator[tuple[int, int]]:
+    """Yield a range of ids in parts that cross no multiple of a number."""
+    for start in range(first - first % block, stop, block):
+        yield max(start, first), min(start + block, stop)
 
 
 def _exists(connection: sa.Connection, table: sa.Table) -> bool:
