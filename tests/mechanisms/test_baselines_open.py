@@ -230,6 +230,20 @@ def test_guarantees_say_what_is_protected(method: Any, delta: float, events: int
     assert not seeded.guarantee.sound
 
 
+def test_what_another_thread_sets_during_a_fit_changes_nothing() -> None:
+    """Directions of a method without a proof had the guarantee of the one that was asked for."""
+    learned = PrivatePCA(1.0, n_components=2)
+
+    class Late:
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
+            learned.set_params(method="bingham", epsilon=9.0)
+            return data(200)
+
+    learned.fit(Late())
+    assert learned.guarantee.epsilon == 1.0
+    assert learned.guarantee.basis.name == "Gaussian covariance"
+
+
 def test_sequential_directions_spend_an_equal_part_each() -> None:
     # Of k directions the first has the density exp(epsilon / (2 k) v' M v).
     moments = np.diag([12.0, 4.0, 0.0])

@@ -14,8 +14,15 @@ from sklearn.datasets import load_digits
 
 from nearveil.ledger import Account, KeySpentError, Ledger, LedgerUnavailableError, OverBudgetError
 from nearveil.privacy.events import PureDp
-from nearveil.votes import ExhaustedError, PateClassifier, PrivateKNeighborsClassifier, PrivateKNeighborsRegressor
-from nearveil.votes.estimator import Poll
+from nearveil.privacy.noise import unsafe_seeded
+from nearveil.votes import (
+    ExhaustedError,
+    PateClassifier,
+    PrivateKNeighborsClassifier,
+    PrivateKNeighborsRegressor,
+    Student,
+)
+from nearveil.votes.estimator import Poll, PollTerms, VotingEstimator
 from nearveil.votes.spending import AccountSpending
 
 DIGITS, LABELS = load_digits(return_X_y=True)
@@ -317,6 +324,75 @@ def test_a_refit_does_not_mix_teachers() -> None:
         asked.set_params(n_teachers=3, classes=range(20)).fit(X, Y + 10)
 
     np.testing.assert_allclose(asked.answer(DIGITS[:1500], progress=refit).votes, before, atol=0.1)
+
+
+class Late:
+    """Labels that call something as they are read: another thread, at its worst moment."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call, self.shape = call, Y.shape
+
+    def __len__(self) -> int:
+        return len(Y)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        self.call()
+        return np.array(Y, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        PrivateKNeighborsClassifier(vote_noise=9.0, classes=range(10), engine="numpy"),
+        PrivateKNeighborsRegressor(0, 9, vote_noise=9.0, engine="numpy"),
+        PateClassifier(4, mechanism="gnmax", vote_noise=9.0, classes=range(10)),
+    ],
+)
+def test_what_another_thread_sets_during_a_fit_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, model: VotingEstimator
+) -> None:
+    """The guarantee was made for one source of noise, and the noise was drawn from another."""
+    terms = VotingEstimator._terms
+
+    def swapped(self: VotingEstimator, *arguments: Any) -> PollTerms:
+        model.set_params(source=unsafe_seeded(0))
+        return terms(self, *arguments)
+
+    monkeypatch.setattr(VotingEstimator, "_terms", swapped)
+    assert model.fit(X, Y).guarantee.sound
+    assert model._poll.terms.source.sound
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        PrivateKNeighborsClassifier(vote_noise=9.0, engine="numpy"),
+        PateClassifier(4, mechanism="gnmax", vote_noise=9.0),
+    ],
+)
+def test_classes_that_are_read_from_labels_are_told_whatever_is_set_meanwhile(model: Any) -> None:
+    """The guarantee was that of a public list, and the list was read from the labels."""
+    model.fit(X, Late(lambda: model.set_params(classes=range(10))))
+    assert "of a class that occurs anyway" in model.guarantee.unit
+
+
+def test_what_another_thread_sets_between_the_rounds_of_a_student_changes_nothing() -> None:
+    """The guarantee is that of the first round's voter, and the second round drew its noise from a seed."""
+    asked = PrivateKNeighborsClassifier(8.0, max_answered=40, max_screened=0, classes=range(10), engine="numpy")
+    student = Student(asked, rounds=2, random_state=0)
+    told = []
+
+    class Spy:
+        sound = False
+
+        def words(self, count: int) -> Any:
+            told.append(count)
+            return unsafe_seeded(0).words(count)
+
+    student.fit(X, Y, DIGITS[600:900], progress=lambda _: asked.set_params(source=Spy()))
+    assert len(student.rounds_) == 2
+    assert student.guarantee.sound
+    assert not told
 
 
 def test_a_fit_that_fails_leaves_everything_as_it_was() -> None:

@@ -156,7 +156,7 @@ def test_shapes_must_agree(trained: NetworkStudent) -> None:
 
 def test_parameters() -> None:
     with pytest.raises(ValueError, match="'architecture' parameter"):
-        NetworkStudent("lenet").fit(IMAGES[:20], Y[:20])  # type: ignore[arg-type]
+        NetworkStudent("lenet").fit(IMAGES[:20], Y[:20])
     assert clone(NetworkStudent("svhn", epochs=3)).get_params()["epochs"] == 3
 
 

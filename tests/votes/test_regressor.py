@@ -128,7 +128,7 @@ def test_bounds_that_are_none_are_refused_in_words(low: float, high: float) -> N
 
 
 def test_bounds_of_a_narrow_type_are_taken() -> None:
-    voter = PrivateKNeighborsRegressor(np.int8(-100), np.int8(100), n_neighbors=3, vote_noise=5.0, max_answered=3)  # type: ignore[arg-type]
+    voter = PrivateKNeighborsRegressor(np.int8(-100), np.int8(100), n_neighbors=3, vote_noise=5.0, max_answered=3)
     assert np.isfinite(voter.fit(X[:20], Y[:20]).predict(X[:3])).all()
 
 

@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from numbers import Real
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import _fit_context
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import validate_data
 
@@ -153,22 +152,7 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
     votes: Votes = "classes"
     clip: float | None = None
 
-    @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Keep the private records, and fix what may be asked about them.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            Private. The guarantee is about these rows: each must be made from its own record alone, to the last bit. Of
-            images by a network: ``extractor.extract(images, row_exact=True)``.
-        y : array-like of shape (n,) or (n, n_classes)
-            Private.
-
-        Returns
-        -------
-        PrivateKNeighborsClassifier
-        """
+    def _make_poll(self, X: ArrayLike, y: ArrayLike) -> NeighborPoll:
         columns = self._columns()
         X, _ = run_shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)
         classes, ballots, ballot = self._votes(y)
@@ -177,8 +161,7 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
         plan, guarantee = self._plan(ballot, self._wish(), inferred=inferred)
         search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
         terms = self._terms(columns, plan, guarantee)
-        poll = NeighborPoll(terms, classes, declined, ballots, search, self.votes)
-        return self._settle(poll, classes_=classes)
+        return NeighborPoll(terms, classes, declined, ballots, search, self.votes)
 
     def _votes(self, y: ArrayLike) -> tuple[NDArray[Any], Labels | Weights, Ballot]:
         if self.votes == "classes":

@@ -4,11 +4,11 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from numbers import Integral
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, _fit_context, clone
+from sklearn.base import BaseEstimator, clone
 from sklearn.linear_model import RidgeClassifier
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.validation import validate_data
@@ -207,21 +207,7 @@ class PateClassifier(VotingClassifier):
     mechanism: Mechanism = "confident-gnmax"
     _poll: TeacherPoll = field(init=False)
 
-    @_fit_context(prefer_skip_nested_validation=False)  # type: ignore[untyped-decorator]
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Fix what may be asked, and train the teachers.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            Private.
-        y : array-like of shape (n,)
-            Private.
-
-        Returns
-        -------
-        PateClassifier
-        """
+    def _make_poll(self, X: ArrayLike, y: ArrayLike) -> TeacherPoll:
         columns = self._columns()
         rows, _ = run_shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)  # hard_votes checks y
         classes, labels, _ = make_hard_votes(y, self.classes)
@@ -237,8 +223,7 @@ class PateClassifier(VotingClassifier):
             n_classes=len(classes),
             source=self._source,
         )
-        poll = TeacherPoll(self._terms(columns, plan, guarantee), classes, declined, teachers)
-        return self._settle(poll, classes_=classes)
+        return TeacherPoll(self._terms(columns, plan, guarantee), classes, declined, teachers)
 
     def _wish(self, **settled: Any) -> Wish:
         if self.mechanism != "confident-gnmax":

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import RegressorMixin, _fit_context
+from sklearn.base import RegressorMixin
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -190,29 +190,14 @@ class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimat
     depth: int = 8
     _poll: ValuePoll = field(init=False)
 
-    @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Keep the private records, and fix what may be asked about them.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            Private. The guarantee is about these rows: each must be made from its own record alone, to the last bit. Of
-            images by a network: ``extractor.extract(images, row_exact=True)``.
-        y : array-like of shape (n,)
-            Private; clipped to [low, high].
-
-        Returns
-        -------
-        PrivateKNeighborsRegressor
-        """
+    def _make_poll(self, X: ArrayLike, y: ArrayLike) -> ValuePoll:
         columns = self._columns()
         X, y = run_shielded(validate_data, columns, X, y, dtype=np.float64, y_numeric=True)
         asked = ValueQuestion.make(float(self.low), float(self.high), self.method, self.depth)
         plan, guarantee = self._plan(asked.ballot, self._wish(max_screened=0))
         values = asked.votes(np.asarray(y, dtype=np.float64))
         search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
-        return self._settle(ValuePoll(self._terms(columns, plan, guarantee), asked, values, search))
+        return ValuePoll(self._terms(columns, plan, guarantee), asked, values, search)
 
     def predict(self, X: ArrayLike) -> NDArray[np.float64]:
         """Answer public queries. The call is paid for before anything is released.

@@ -343,12 +343,6 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         queries: Rows = validate_data(self, X, dtype=np.float64, reset=False)
         return queries
 
-    def _snapshot(self) -> Self:
-        """Return a copy of the parameters, checked: what another thread sets meanwhile changes nothing in a fit."""
-        given = type(self)(**self.get_params(deep=False))
-        given._validate_params()
-        return given
-
     def _check(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None) -> "_CheckedRecords":
         """Check the input."""
         columns = self._columns()

@@ -66,6 +66,11 @@ class Poll(ABC):
         """Release the votes on queries that were paid for."""
         return self.terms.plan.votes.release(sums, self.terms.source)
 
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The public attributes of an estimator that holds this poll, besides its columns."""
+        return {"plan_": self.terms.plan}
+
     def check_queries(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return queries that have the columns of the records."""
         queries: NDArray[np.float64] = validate_data(self.terms.columns, X, dtype=np.float64, reset=False)
@@ -125,6 +130,31 @@ class VotingEstimator(PayingEstimator, ABC):
     plan_: VotePlan = field(init=False)
     _poll: Poll = field(init=False)
 
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Keep the private records, and fix what may be asked about them.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Private. The guarantee is about these rows: each must be made from its own record alone, to the last bit. Of
+            images by a network: ``extractor.extract(images, row_exact=True)``.
+        y : array-like of shape (n,) or (n, n_classes)
+            Private. Classes, weights of classes, or numbers, which are clipped to their bounds.
+
+        Returns
+        -------
+        VotingEstimator
+            This estimator.
+        """
+        self._warn_of_search()
+        poll = self._snapshot()._make_poll(X, y)
+        self._poll = poll
+        return self._show(poll.terms.columns, **poll.shown)
+
+    @abstractmethod
+    def _make_poll(self, X: ArrayLike, y: ArrayLike) -> Poll:
+        """Return a poll of these records. Called on a copy of the parameters that nobody else has."""
+
     def _wish(self, **settled: Any) -> Wish:
         """Return what the parameters ask for; what is `settled` is no parameter, or another than the user's."""
         names = {known.name for known in fields(Wish)} & set(self.get_params(deep=False))
@@ -140,14 +170,8 @@ class VotingEstimator(PayingEstimator, ABC):
 
     def _terms(self, columns: Self, plan: VotePlan, guarantee: Guarantee) -> PollTerms:
         """Find who pays, and open the caps there: the last thing of a fit that may fail."""
-        self._warn_of_search()
         account = find_account(self.ledger, self.account, plan, guarantee)
         return PollTerms(columns, plan, guarantee, self._source, open_spending(account, plan, guarantee))
-
-    def _settle(self, poll: Poll, **shown: Any) -> Self:
-        """Take what was fitted, all at once; then show people what is public about it."""
-        self._poll = poll
-        return self._show(poll.terms.columns, plan_=poll.terms.plan, **shown)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -190,6 +214,10 @@ class ClassPoll(Poll):
 
     classes: NDArray[Any]
     abstain_label: int | str
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        return {**super().shown, "classes_": self.classes}
 
     def labels(self, votes: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[Any]:
         """Return the class that won each vote, or the abstain label."""

@@ -264,6 +264,12 @@ class PayingEstimator(BaseEstimator):  # type: ignore[misc]
                 stacklevel=3,
             )
 
+    def _snapshot(self) -> Self:
+        """Return a copy of the parameters, checked: what another thread sets meanwhile changes nothing in a fit."""
+        given = type(self)(**self.get_params(deep=False))
+        given._validate_params()
+        return given
+
     def _columns(self) -> Self:
         """Return an empty estimator, for `validate_data` to note the columns in: `self` changes all at once."""
         return type(self).__new__(type(self))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from scipy.sparse import csr_array
-from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin, _fit_context, clone
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin, clone
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.decomposition import PCA
 from sklearn.dummy import DummyClassifier
@@ -278,7 +278,6 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     plan_: VotePlan = field(init=False)
     _public: PublicStudent = field(init=False)
 
-    @_fit_context(prefer_skip_nested_validation=False)  # type: ignore[untyped-decorator]
     def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike, *, progress: Progress | None = None) -> Self:
         """Let the private records vote on public rows, and train the student.
 
@@ -297,6 +296,16 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         -------
         Student
         """
+        parameters = self.get_params(deep=False)
+        # A twin learns, from a copy of the voter's parameters: what another thread sets between two rounds, or while it
+        # fits the same student, changes nothing.
+        twin = type(self)(**{**parameters, "voter": self.voter and _copy_voter(self.voter)})
+        twin._validate_params()
+        twin._learn_from(X, y, public, progress)
+        self.__dict__.update({name: value for name, value in vars(twin).items() if name not in parameters})
+        return self
+
+    def _learn_from(self, X: ArrayLike, y: ArrayLike, public: ArrayLike, progress: Progress | None) -> None:
         private, shown = _check_rows(X, "X"), _check_rows(public, "public")
         if len(private) != len(np.asarray(y)):
             raise ValueError("y must have one label for each row of X")
@@ -330,7 +339,6 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._public = PublicStudent(
             self.classes_, guarantee, self.student_, self.features, self._space, self._takes_images
         )
-        return self
 
     def export(self) -> PublicStudent:
         """Return what may be published: the model and its guarantee, and nothing else.
@@ -391,10 +399,9 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return shares
 
     def _voter(self, **fixed: Any) -> VotingEstimator:
-        """Return a voter with the source, ledger and account of the one given: copies would draw the same noise."""
         if self.voter is None:
             return PrivateKNeighborsClassifier(**{"max_answered": 500, "max_screened": 0, **fixed})
-        return type(self.voter)(**{**self.voter.get_params(deep=False), **fixed})
+        return _copy_voter(self.voter, **fixed)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: of the voter and the student that were given, parameters alone."""
@@ -450,6 +457,11 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _trained(self, lessons: NDArray[Any], labels: NDArray[Any], seed: int) -> Any:
         student = self._new_student(seed) if len(np.unique(labels)) > 1 else DummyClassifier(strategy="most_frequent")
         return student.fit(lessons, labels)
+
+
+def _copy_voter(voter: VotingEstimator, **fixed: Any) -> VotingEstimator:
+    """Return a voter with the very source, ledger and account of another: a copied source would draw the same noise."""
+    return type(voter)(**{**voter.get_params(deep=False), **fixed})
 
 
 def _is_row_exact(features: Features | None) -> bool:

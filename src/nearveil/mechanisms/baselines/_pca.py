@@ -178,22 +178,24 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         PrivatePCA
         """
         del y
-        self._validate_params()
-        reason = UNSOUND.get(self.method, "")
-        if reason and not self.allow_unsound:
+        # A copy: what another thread sets meanwhile must not make a guarantee of what was not done.
+        given = type(self)(**self.get_params(deep=False))
+        given._validate_params()
+        reason = UNSOUND.get(given.method, "")
+        if reason and not given.allow_unsound:
             raise ValueError(
-                f'method="{self.method}" has no proved guarantee: {reason}. Set allow_unsound=True to run it'
+                f'method="{given.method}" has no proved guarantee: {reason}. Set allow_unsound=True to run it'
             )
         source = secure_source() if rng is None else checked_source(rng)
-        rows = self._unit_rows(X)
-        if not self.n_components <= rows.shape[1]:
+        rows = given._unit_rows(X)
+        if not given.n_components <= rows.shape[1]:
             raise ValueError(f"n_components must be at most the {rows.shape[1]} columns of X")
-        learned = self._learn(rows, source)
+        learned = given._learn(rows, source)
         self._guarantee = Guarantee(
-            epsilon=float(self.epsilon),
+            epsilon=float(given.epsilon),
             delta=learned.delta,
             protects="database",
-            unit=_UNITS[self.method],
+            unit=_UNITS[given.method],
             relation="replace",
             basis=Basis(learned.basis, LINK),
             sound=not reason,
