@@ -100,7 +100,7 @@ def test_search_sends_two_messages_whatever_the_server_answers(
 ) -> None:
     rng = np.random.default_rng(0)
     for hostile in (bytes, rng.bytes, lambda size: b"\xff" * size):
-        sent = []
+        sent: list[bytes] = []
 
         def send(data: bytes, hostile=hostile, sent=sent) -> bytes:  # type: ignore[no-untyped-def]
             sent.append(data)

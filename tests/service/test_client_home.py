@@ -95,7 +95,7 @@ def test_what_does_not_fit_a_search_at_home_is_refused(
     client.sync()
     sent = len(wire.requests)
     with pytest.raises(QuestionError, match=words):
-        client.nearest(**({"image": QUERIES[0], "epsilon": 0} | options))  # type: ignore[arg-type]
+        client.nearest(**({"image": QUERIES[0], "epsilon": 0} | options))
     assert (len(wire.requests), here.paid) == (sent, 0)
 
 
