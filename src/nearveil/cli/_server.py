@@ -216,6 +216,10 @@ def serve(
     name: Annotated[
         str | None, typer.Option(help="Of the gallery INDEX; that of its folder or database by default.")
     ] = None,
+    offer: Annotated[
+        list[str] | None,
+        typer.Option(help="What clients of INDEX get besides names and thumbnails: originals, codes. Repeat it."),
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Where to listen; 127.0.0.1 by default.")] = None,
     port: Annotated[int | None, typer.Option(help="Where to listen; 8321 by default, 0 takes a free one.")] = None,
     tokens: Annotated[
@@ -267,9 +271,10 @@ def serve(
         }
         given = {key: value for key, value in given.items() if value is not None}
         if index is not None:
-            given["galleries"] = [{"name": name or _name_gallery(index), "index": index}]
-        elif name is not None:
-            raise ValueError("--name: it is the name of INDEX, and there is none")
+            offers = ("names", "thumbnails", *(offer or ()))
+            given["galleries"] = [{"name": name or _name_gallery(index), "index": index, "offers": offers}]
+        elif name is not None or offer:
+            raise ValueError("--name, --offer: they are about INDEX, and there is none")
         _run(config, given)
 
 
@@ -281,6 +286,9 @@ def _run(config: Path | None, given: dict[str, Any]) -> None:
     _check_log(settings)
     if settings.galleries and not has_tokens(settings.tokens):
         typer.echo(f"There is no token yet, and nobody can ask without: {suggest_token(settings.tokens)}", err=True)
+    for gallery in settings.galleries:
+        if "codes" in gallery.offers:
+            typer.echo(f"{gallery.name} hands out the codes of all its items: every client sees every code.", err=True)
     run(settings, ready=_say)
 
 
