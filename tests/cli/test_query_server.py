@@ -47,7 +47,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     gallery(folder / "photos")
     fine("index", folder / "photos", "--into", folder / "index", "--extractor", "hog", "--candidates", 0.2)
     with Index.open(folder / "index") as index, TokenStore(folder / "tokens.db") as tokens:
-        held = OpenGallery(index, "photos")
+        held = OpenGallery(index, "photos", offers=("names", "thumbnails", "codes"))
         settings = Settings(tokens=str(folder / "tokens.db"), log_file=folder / "log", rate=None)
         server = uvicorn.Server(uvicorn.Config(create_app([held], tokens, settings), log_config=None))
         with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -290,3 +290,21 @@ def test_a_nameless_image_is_shown_as_such(image: Path, served: Served, monkeypa
     monkeypatch.setattr(Index, "items", unnamed)
     found = told("query", image, "--index", served.folder / "index")
     assert {one["name"] for one in found["found"]} == {"(no name)"}
+
+
+def test_a_copy_is_fetched_by_command_and_searched_for_nothing(
+    image: Path, served: Served, words: tuple[Any, ...], here: Path
+) -> None:
+    assert "nearveil sync" in refused("query", image, "--epsilon", 0, *words)
+    fetched = told("sync", served.url, *words[2:])
+    assert fetched["items"] == 40
+    assert Path(fetched["folder"]).is_relative_to(here / "data")
+    far = told("query", image, "--epsilon", 0, "-k", 3, *words)
+    sure = told("query", image, *SURE, "-k", 3, *words)
+    assert far["found"] == sure["found"]
+    assert (far["paid"], far["account"], far["server_saw"]["sets"], far["bytes_sent"]) == (0.0, None, [], 0)
+    assert "The other side saw nothing" in fine("query", image, "--epsilon", 0, *words)
+    assert "--sheet" in refused("query", image, "--epsilon", 0, "--sheet", "found.png", *words)
+    near = told("query", image, "--epsilon", 0, "-k", 3, "--index", served.folder / "index")
+    assert near["found"] == far["found"]
+    assert debits(here) == 1

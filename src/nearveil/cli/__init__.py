@@ -25,7 +25,9 @@ _COMMANDS = {
         "_query",
         "Classify images by the model of a protected gallery. Nothing about them is sent, and nothing is paid.",
     ),
-    "sync": _Command("_sync", "Fetch a gallery's codes, or what changed of them, and search them here at epsilon 0."),
+    "sync": _Command(
+        "_sync", "Fetch all codes of a gallery, or what changed of them, to search them here at epsilon 0."
+    ),
     "plan": _Command("_advice", "Say which release to use for a gallery, and what it will find."),
     "budget": _Command(
         "_budget", "Budgets that last: open accounts, see what is left, check that nobody changed the past."

@@ -22,6 +22,7 @@ from nearveil.cli._shared import (
     AUTO,
     Authorities,
     ExtractorName,
+    HomeFolder,
     IndexPlace,
     Insecure,
     Json,
@@ -50,7 +51,9 @@ _NAMELESS = "(no name)"
 
 def query(
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="The private image.")],
-    epsilon: Annotated[float, typer.Option(help="What the question may cost.")] = 4.0,
+    epsilon: Annotated[
+        float, typer.Option(help="What the question may cost; 0 searches the copy that `nearveil sync` fetched.")
+    ] = 4.0,
     k: Annotated[
         int | None, typer.Option("-k", min=1, help="How many to find; 8, or as many as an answer holds.")
     ] = None,
@@ -75,6 +78,7 @@ def query(
         ),
     ] = None,
     extractor: ExtractorName = AUTO,
+    home: HomeFolder = None,
     ledger: LedgerPlace = None,
     account: AccountName = None,
     key: Annotated[
@@ -99,6 +103,8 @@ def query(
     nearveil query me.jpg --account holiday --ledger budget.db --json
 
     nearveil query me.jpg --server https://birds.example:8321 --token-file token.txt --gallery birds
+
+    nearveil query me.jpg --epsilon 0 --server https://birds.example:8321 --token-file token.txt
     """
     with report_errors(extractor="--extractor"):
         from nearveil.features import load_image
@@ -107,11 +113,13 @@ def query(
 
         number, payer = key or new_key(), LazyAccount(ledger, account, witness)
         _check_sheet(sheet, force=force, among_dummies=dummies is not None)
+        if sheet is not None and epsilon == 0:
+            raise ValueError("--sheet: at epsilon 0 no images come: a copy holds codes and names alone")
         others = list_public_images(dummies)
         tool = None if extractor == AUTO else make_extractor(extractor)
     with report_errors(epsilon="--epsilon"), payer, _name_options(number, payer, others, local=server is None):
         pixels = load_image(image)
-        common: dict[str, Any] = {"account": payer, "extractor": tool}
+        common: dict[str, Any] = {"account": payer, "extractor": tool, "home": home}
         tls = {"ca": ca, "certificate": join_certificate(certificate, certificate_key), "insecure": insecure}
         with open_client(server, index, gallery, read_token(token_file, token, server), common, tls) as (client, held):
             nearest = client.nearest(
@@ -125,7 +133,7 @@ def query(
                 key=number,
             )
             stale = held is not None and held.current().stale
-        answer = PaidAnswer(nearest, payer.account.balance(), payer.opened, stale, server)
+        answer = PaidAnswer(nearest, payer.account.balance() if epsilon else None, payer.opened, stale, server)
     # What was paid for is shown first: a sheet that cannot be written must not lose it.
     _show(answer, sheet, as_json=as_json)
     if sheet is not None:
@@ -156,7 +164,7 @@ class PaidAnswer:
     """One question and what came of it."""
 
     nearest: "Nearest"
-    balance: "Balance"
+    balance: "Balance | None"  # of the account that paid; None where nothing was asked
     opened: str  # the ledger in which the account was opened just now; empty if it was there
     stale: bool  # whether the index has changed since its map was learned
     server: str | None = None  # who was asked; None for an index here
@@ -186,14 +194,14 @@ class PaidAnswer:
         """How often a message names the set that suits its image."""
         from nearveil.gallery.contact_sheet import right_set
 
-        return right_set(self.guarantee.epsilon, self.nearest.n_sets)
+        return right_set(self.guarantee.epsilon, self.nearest.n_sets) if self.nearest.sets else 1.0
 
     @property
     def notes(self) -> list[str]:
         """What else there is to say."""
         balance = self.balance
         notes = []
-        if self.opened:
+        if balance is not None and self.opened:
             where = "" if self.opened == place_ledger(None) else f" --ledger {shlex.quote(self.opened)}"
             notes.append(
                 f"Opened the account {balance.account!r} in {self.opened}: epsilon {balance.epsilon:g} at delta "
@@ -217,6 +225,9 @@ def _show(answer: PaidAnswer, sheet: Path | None, *, as_json: bool) -> None:
     pairs = enumerate(zip(answer.names, answer.similarities, strict=True), 1)
     rows = [(rank, name, f"{similarity:.3f}") for rank, (name, similarity) in pairs]
     print_table(["", "name", "similarity"], rows, right=("", "similarity"))
+    if balance is None:
+        print_lines(_describe_seen(answer), str(answer.guarantee), *answer.notes)
+        return
     print_lines(
         _describe_seen(answer),
         str(answer.guarantee),
@@ -231,6 +242,8 @@ def _show(answer: PaidAnswer, sheet: Path | None, *, as_json: bool) -> None:
 def _describe_seen(answer: PaidAnswer) -> str:
     """Return what the other side knows now."""
     nearest = answer.nearest
+    if not nearest.sets:
+        return f"The other side saw nothing. A copy of all {nearest.candidates:,} items was searched here, for nothing."
     if nearest.set is None:
         return (
             f"The other side saw: {len(nearest.sets)} messages in random order, one of them about your image, and sent "
@@ -302,9 +315,9 @@ def _as_dict(answer: PaidAnswer, sheet: Path | None) -> dict[str, object]:
         "epsilon": answer.guarantee.epsilon,
         "promise": str(answer.guarantee),
         "paid": answer.paid,
-        "account": answer.balance.account,
-        "spent": finite_or_none(answer.balance.spent),
-        "left": answer.balance.left,
+        "account": None if answer.balance is None else answer.balance.account,
+        "spent": None if answer.balance is None else finite_or_none(answer.balance.spent),
+        "left": None if answer.balance is None else answer.balance.left,
         "opened": answer.opened or None,
         "key": nearest.key,
         "repeated": nearest.repeated,

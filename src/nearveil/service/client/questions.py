@@ -405,7 +405,7 @@ class Session:
         watched: bool,
     ) -> None:
         self.transport, self.account, self.features, self.clock = transport, account, features, Clock()
-        self._patience, self._token, self._watched = patience, token, watched
+        self._patience, self._token, self.watched = patience, token, watched
         self._listed: tuple[GalleryInfo, ...] = ()
         self._chosen: dict[tuple[str | None, GalleryKind], GalleryInfo] = {}  # by the name that was asked for
         self._maps: dict[tuple[str, float | None], tuple[str, PublicPart]] = {}
@@ -417,7 +417,7 @@ class Session:
         `since`: When it began: the moment of a public event.
         `period`: Seconds, from public sizes alone.
         """
-        if self._watched:
+        if self.watched:
             await self.clock.until(slot_end(since, period, self.clock.now()))
 
     async def find_payer(self, gallery: str | None) -> Payer:
