@@ -157,5 +157,5 @@ def test_names(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="name must be"):
             OpenGallery(index, name)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="offers must be of"):
-        OpenGallery(index, "a", offers=["codes"])
+        OpenGallery(index, "a", offers=["secrets"])  # type: ignore[list-item]
     index.close()
