@@ -57,22 +57,57 @@ def test_sampled_answers_agree_with_the_expectation(digits: tuple[Floats, Floats
     assert np.mean(found) == pytest.approx(_recall(covers, gallery, queries), abs=4 * np.std(found) / len(found) ** 0.5)
 
 
+def _clusters(n: int, seed: int, count: int = 40, dimension: int = 8) -> NDArray[np.float32]:
+    generator = np.random.default_rng(seed)
+    rows = generator.standard_normal((count, dimension))[generator.integers(0, count, n)]
+    rows += generator.standard_normal(rows.shape)
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
+
+
+def _lists(features: NDArray[np.float32], ranks: int = learning.RANKS) -> learning.Lists:
+    return np.concatenate(list(learning.neighbor_lists(features, np.arange(len(features)), ranks)))
+
+
+def _named(coverage: Floats, epsilon: float, softness: float) -> Floats:
+    """Return how often each set is named for each query, all of it dense."""
+    good = np.exp(softness * (coverage - coverage.max(axis=1, keepdims=True)))
+    good /= good.sum(axis=1, keepdims=True)
+    return np.asarray((1 + np.expm1(epsilon) * good) / (np.exp(epsilon) + coverage.shape[1] - 1))
+
+
 def test_neither_step_lowers_the_recall() -> None:
-    generator = np.random.default_rng(1)
-    features = generator.standard_normal((300, 4)).astype(np.float32)
-    demand = learning.Demand.of(learning.neighbor_lists(features), 300)
-    sets = learning.most_wanted(generator.random((5, 300)).astype(np.float32), 40)
-    last = -1.0
+    features = np.random.default_rng(1).standard_normal((300, 4)).astype(np.float32)
+    wanted, plan = learning.Demand.of(_lists(features), 300).wanted, learning.Plan(5, 40, 2.0)
+    start = np.random.default_rng(2).integers(0, 5, 300)
+    sets = learning.fill_sets(wanted, learning.Shares.given(start, 5), plan)
+    last = 0.0
     for _ in range(8):
-        coverage = demand.wanted @ sets.T
-        named = learning.naming(coverage, 2.0)
-        assert named.sum(axis=1) == pytest.approx(np.ones(300), abs=1e-5)
-        assert np.unique(np.round(named / named.min(), 3)).tolist() == pytest.approx([1, np.exp(2.0)], abs=1e-2)
-        before = float((named * coverage).sum())
-        assert before >= last - 1e-3
-        sets = learning.most_wanted((demand.wanted_by @ named).T, 40)
-        last = float((named * (demand.wanted @ sets.T)).sum())
-        assert last >= before - 1e-3
+        coverage = learning.measure_coverage(wanted, sets)
+        shares = learning.Shares.of(coverage, 1e5)
+        reached = shares.measure(coverage, plan)
+        assert reached >= last - 1e-6
+        sets = learning.fill_sets(wanted, shares, plan)
+        last = shares.measure(learning.measure_coverage(wanted, sets), plan)
+        assert last >= reached - 1e-6
+
+
+@pytest.mark.parametrize("softness", [3.0, 30.0, 1e5])
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+def test_a_sparse_pass_is_a_dense_one(epsilon: float, softness: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "_FAINT", 0.0)
+    features = _clusters(600, 5, 12, 5)
+    wanted, plan = learning.Demand.of(_lists(features), 600).wanted, learning.Plan(7, 60, epsilon)
+    start = learning.nearest_centre(features, learning.centres(features, 7, 0))
+    sets = learning.fill_sets(wanted, learning.Shares.given(start, 7), plan)
+    assert sets.sum(axis=1).tolist() == [60.0] * 7
+    coverage = learning.measure_coverage(wanted, sets)
+    dense = (wanted.toarray() @ sets.toarray().T).astype(float)
+    np.testing.assert_allclose(coverage.toarray(), dense, atol=1e-6)
+    shares, named = learning.Shares.of(coverage, softness), _named(dense, epsilon, softness)
+    assert shares.measure(coverage, plan) == pytest.approx(float((named * dense).sum() / 600), rel=1e-4)
+    wish = named.T @ wanted.toarray()
+    found = (wish * learning.fill_sets(wanted, shares, plan).toarray()).sum(axis=1)
+    assert found == pytest.approx(np.sort(wish, axis=1)[:, -60:].sum(axis=1), rel=1e-4)
 
 
 def test_neighbor_lists_are_those_of_brute_force_without_the_item_itself() -> None:
@@ -80,7 +115,7 @@ def test_neighbor_lists_are_those_of_brute_force_without_the_item_itself() -> No
     features[7] = features[3]  # twins: each has the other, never itself
     similar = features @ features.T
     np.fill_diagonal(similar, -np.inf)
-    lists = learning.neighbor_lists(features, 10)
+    lists = _lists(features, 10)
     assert (lists != np.arange(120)[:, None]).all()
     best = np.sort(similar, axis=1)[:, ::-1][:, :10]
     assert np.take_along_axis(similar, lists, axis=1) == pytest.approx(best, abs=1e-4)
@@ -89,9 +124,9 @@ def test_neighbor_lists_are_those_of_brute_force_without_the_item_itself() -> No
 def test_inverted_lists_find_nearly_all(monkeypatch: pytest.MonkeyPatch) -> None:
     features = np.random.default_rng(3).standard_normal((3000, 8)).astype(np.float32)
     features /= np.linalg.norm(features, axis=1, keepdims=True)
-    exact = learning.neighbor_lists(features, 8)
+    exact = _lists(features, 8)
     monkeypatch.setattr(learning, "_EXACT", 1000)
-    near = learning.neighbor_lists(features, 8)
+    near = _lists(features, 8)
     shared = [len(set(a) & set(b)) for a, b in zip(exact.tolist(), near.tolist(), strict=True)]
     assert np.mean(shared) > 7
 
@@ -101,48 +136,95 @@ def test_a_large_gallery_is_learned_from_a_part_and_stands_for_itself_by_centroi
 ) -> None:
     public, gallery, queries = digits
     whole = Covers(4.0, 0.2).fit(public).index(gallery)
-    monkeypatch.setattr(learning, "_EXACT", 600)
+    monkeypatch.setattr(learning, "_EXACT", 1000)
+    monkeypatch.setattr(learning, "_MOST_QUERIES", 800)
+    monkeypatch.setattr(learning, "_ANNEALED", 400)
+    monkeypatch.setattr(learning, "_QUERIES_A_SET", 1)
     monkeypatch.setattr("nearveil.mechanisms.covers.covers.PROTOTYPES", 128)
     parted = Covers(4.0, 0.2).fit(public).index(gallery)
     assert len(parted.map_.prototypes) == 128
     assert _recall(parted, gallery, queries) > 0.93 * _recall(whole, gallery, queries)
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 4.0])
-def test_a_step_of_a_large_gallery_is_that_of_a_small_one(epsilon: float) -> None:
-    features = np.random.default_rng(5).standard_normal((600, 5)).astype(np.float32)
-    demand = learning.Demand.of(learning.neighbor_lists(features), 600)
-    start = learning.clustering(features, 7, 0)
-    first = np.zeros((600, 7), dtype=np.float32)
-    first[np.arange(600), start] = 1
-    wanted = (demand.wanted_by @ learning.naming(first, epsilon)).T
-    popular = np.asarray(demand.wanted.sum(axis=0), dtype=np.float32)
-    sets = learning._most_wanted(learning._wanted_by_sets(demand.wanted, start, 7), popular, 60, np.exp(epsilon) - 1)
-    assert sets.sum(axis=1).tolist() == [60.0] * 7
-    # Of items that are wanted as much any may be taken.
-    held = (wanted * learning.most_wanted(wanted, 60)).sum(axis=1)
-    assert (wanted * sets.toarray()).sum(axis=1) == pytest.approx(held, rel=1e-5)
-    coverage = demand.wanted @ sets.toarray().T
-    good, by_good, by_all = learning._good_sets(demand.wanted, sets)
-    assert coverage[np.arange(600), good] == pytest.approx(coverage.max(axis=1), rel=1e-5)
-    assert (by_good, by_all) == pytest.approx((coverage.max(axis=1).mean(), coverage.sum(axis=1).mean()), rel=1e-5)
+def test_soft_passes_gain() -> None:
+    features = _clusters(3000, 6)
+    demand, plan = learning.Demand.of(_lists(features), 3000), learning.Plan(12, 150, 4.0)
+    start = learning.nearest_centre(features, learning.centres(features, 12, 0))
+    first = learning.fill_sets(demand.wanted, learning.Shares.given(start, 12), plan)
+    hard, soft = learning.refine(demand.wanted, first, plan), learning.learn(demand.wanted, start, plan)
+    assert learning.measure_recall(demand, soft, plan) > learning.measure_recall(demand, hard, plan)
 
 
-def test_sets_of_a_large_gallery_find_as_much_as_those_of_a_small_one() -> None:
-    generator = np.random.default_rng(6)
-    features = (generator.standard_normal((40, 8))[generator.integers(0, 40, 4000)]).astype(np.float32)
-    features += generator.standard_normal(features.shape).astype(np.float32)
-    features /= np.linalg.norm(features, axis=1, keepdims=True)
-    demand, start = learning.Demand.of(learning.neighbor_lists(features), 4000), learning.clustering(features, 20, 0)
-    dense = learning.learn(demand, start, 20, 200, 4.0)
-    sparse = learning.learn_large(demand.wanted, start, 20, 200, 4.0).toarray()
-    assert learning.recall(sparse, demand, 4.0) > 0.97 * learning.recall(dense, demand, 4.0)
+def test_the_number_of_sets_starts_from_a_rule() -> None:
+    assert learning.usual_number(1_000_000, 1_000, 4.0, 2, 4096) == 815
+    assert learning.usual_number(1_000_000, 1_000, 12.0, 2, 4096) == 4096
+    assert learning.usual_number(100, 90, 0.1, 2, 512) == 2
 
 
-def test_the_number_of_sets_of_a_huge_gallery_follows_a_rule() -> None:
-    assert learning.usual_number(1_000_000, 1_000, 4.0, 4096) == 815
-    assert learning.usual_number(1_000_000, 1_000, 12.0, 4096) == 4096
-    assert learning.usual_number(100, 90, 0.1, 512) == 2
+def test_progress_rises_to_the_end(digits: tuple[Floats, Floats, Floats]) -> None:
+    told: list[tuple[str, float]] = []
+    Covers(2.0, 0.2).fit(digits[0]).index(digits[1], progress=lambda *step: told.append(step))
+    parts = [part for _, part in told]
+    assert parts == sorted(parts)
+    assert parts[-1] == 1.0
+    assert len(dict(told)) == 4
+
+
+def test_reach_makes_every_item_returnable(digits: tuple[Floats, Floats, Floats]) -> None:
+    public, gallery, queries = digits
+    free = Covers(2.0, 0.1).fit(public).index(gallery)
+    assert free.reach_ == len(set(free.members_.indices.tolist())) / len(gallery) < 0.9
+    for reach in (0.9, 1.0):
+        reached = Covers(2.0, 0.1, reach=reach).fit(public).index(gallery)
+        assert reached.reach_ >= reach
+        assert np.diff(reached.members_.indptr).tolist() == [reached.map_.set_size] * reached.map_.n_sets
+        assert len(set(reached.members_.indices[: reached.map_.set_size].tolist())) == reached.map_.set_size
+        assert (
+            _recall(free, gallery, queries) > _recall(reached, gallery, queries) > 0.7 * _recall(free, gallery, queries)
+        )
+    with pytest.raises(ValueError, match="n_sets must be at least 10"):
+        Covers(2.0, 0.1, n_sets=9, reach=1.0).fit(public).index(gallery)
+    with pytest.raises(ValueError, match="reach must be a part"):
+        Covers(2.0, 0.1, reach=1.5).fit(public)
+
+
+@pytest.mark.parametrize("prototypes", [8192, 128])
+@pytest.mark.parametrize("reach", [0.0, 1.0])
+def test_an_update_finds_nearly_what_learning_anew_finds(
+    digits: tuple[Floats, Floats, Floats], prototypes: int, reach: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nearveil.mechanisms.covers.covers.PROTOTYPES", prototypes)
+    public, gallery, queries = digits
+    covers = Covers(4.0, 0.2, n_sets=8, reach=reach).fit(public).index(gallery[:1100])
+    before = np.concatenate([np.arange(50, 1100), np.full(100, -1)])
+    old = covers.map_.map_id
+    covers.update(gallery[50:], before)
+    assert covers.map_.map_id != old
+    assert (covers.map_.n_items, covers.map_.set_size) == (1150, 230)
+    assert np.diff(covers.members_.indptr).tolist() == [230] * 8
+    assert covers.drift_ == pytest.approx(150 / 1150)
+    assert covers.reach_ >= reach
+    assert int(covers.rank(covers.release(queries[0]), gallery[50:]).sum()) == 230
+    anew = Covers(4.0, 0.2, n_sets=8, reach=reach).fit(public).index(gallery[50:])
+    part = 0.97 if prototypes > 1150 else 0.92  # a prototype that stands for nine items tells less of a new one
+    assert _recall(covers, gallery[50:], queries) > part * _recall(anew, gallery[50:], queries)
+
+
+def test_an_update_of_nothing_changes_nothing(digits: tuple[Floats, Floats, Floats]) -> None:
+    public, gallery, _ = digits
+    covers = Covers(4.0, 0.2, n_sets=8).fit(public).index(gallery)
+    old, members = covers.map_.map_id, covers.members_
+    covers.update(gallery, np.arange(len(gallery)))
+    assert (covers.map_.map_id, covers.drift_) == (old, 0.0)
+    assert (covers.members_ != members).nnz == 0
+
+
+@pytest.mark.parametrize("before", [[0, 1], [0.5] * 40, [-2] * 40, [40] * 40, [0] * 40])
+def test_an_update_refuses_places_that_are_none(before: list[float]) -> None:
+    rows = np.random.default_rng(8).standard_normal((40, 3))
+    covers = Covers(1.0, 0.2, n_sets=3).fit(rows).index(rows)
+    with pytest.raises(ValueError, match="before must"):
+        covers.update(rows, before)
 
 
 def test_a_client_needs_the_map_alone(digits: tuple[Floats, Floats, Floats]) -> None:
@@ -276,7 +358,7 @@ def test_a_map_that_changes_during_a_release_is_read_once(
 
 def test_the_default_is_covers() -> None:
     assert isinstance(default(3.0, 0.2), Covers)
-    assert default(3.0, 0.2).get_params() == {"epsilon": 3.0, "candidates": 0.2, "n_sets": None}
+    assert default(3.0, 0.2).get_params() == {"epsilon": 3.0, "candidates": 0.2, "n_sets": None, "reach": 0.0}
 
 
 @pytest.mark.parametrize("n_sets", [1, 0, 41])

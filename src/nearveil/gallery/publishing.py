@@ -161,6 +161,8 @@ class Published:
             "epsilon": float(release.epsilon),
             "candidates": float(release.candidates),
             "n_sets": None if release.n_sets is None else int(release.n_sets),
+            "reach": float(release.reach),
+            "drift": release.drift_,
             "gallery": release._gallery_digest,
             "code_bytes": self.code_bytes,
         }
@@ -193,13 +195,15 @@ class Published:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             about = json.loads(arrays["told"].tobytes())
             table, mean = codes_from_bytes(arrays["table"].tobytes()), arrays["mean"]
-            release = Covers(about["epsilon"], about["candidates"], n_sets=about["n_sets"])
+            # Versions before reach and updates wrote neither.
+            reach, drift = about.get("reach", 0.0), about.get("drift", 0.0)
+            release = Covers(about["epsilon"], about["candidates"], n_sets=about["n_sets"], reach=reach)
             release.fit_mean(mean, _hash_public(mean, table)).use_map(PublicMap.from_bytes(arrays["map"].tobytes()))
             items, starts = arrays["set_items"], arrays["set_starts"]
             members = scipy.sparse.csr_array(
                 (np.ones(len(items), np.uint8), items, starts), shape=(len(starts) - 1, len(arrays["ids"]))
             )
-            release._store(members_=members, _gallery_digest=about["gallery"])
+            release._store(members_=members, drift_=drift, _gallery_digest=about["gallery"])
             return cls(about["revision"], release, table, arrays["codes"], arrays["ids"], about["code_bytes"])
 
 

@@ -11,7 +11,6 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any, Literal, Self, TypeVar, get_args
 
-import faiss
 import numpy as np
 import scipy.sparse
 from numpy.typing import ArrayLike, NDArray
@@ -31,7 +30,15 @@ from nearveil.mechanisms.base import (
     fingerprint,
     make_guarantee,
 )
-from nearveil.mechanisms.covers.learning import Rows, centres, learn_sets, most_wanted, projection
+from nearveil.mechanisms.covers.learning import Progress, Rows, centres, learn_sets, nearest_centre, projection
+from nearveil.mechanisms.covers.members import (
+    carry_members,
+    find_prototypes_of,
+    make_members,
+    measure_around,
+    measure_local,
+    reach_items,
+)
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
@@ -424,8 +431,9 @@ def _check_size(name: str, shape: tuple[int, ...]) -> None:
         raise MapError(str(error)) from None
 
 
-_OF_THE_GALLERY = ("map_", "members_", "_gallery_digest")
+_OF_THE_GALLERY = ("map_", "members_", "drift_", "_gallery_digest")
 PROTOTYPES = MOST_PROTOTYPES  # a gallery up to this size stands for itself
+DUE = 0.1  # the part of a gallery that may change before its sets should be learned anew
 
 
 @dataclass(frozen=True)
@@ -470,19 +478,39 @@ class MappedRelease(TractableRelease):
         self._check_fitted()
         return str(self._public_digest)
 
-    def index(self, gallery: ArrayLike) -> Self:
-        """Build the public map of a gallery, rows of shape (n, d): the server's part, done once and published."""
+    def index(self, gallery: ArrayLike, *, progress: Progress | None = None) -> Self:
+        """Build the public map of a gallery: the server's part, done once and published.
+
+        Parameters
+        ----------
+        gallery : array-like of shape (n, d)
+        progress : callable, optional
+            Called with what is done now, in words, and the part of all work that is done, from 0 to 1.
+
+        Returns
+        -------
+        self
+        """
         features = self.features(gallery, "gallery", lenient=True).astype(np.float32)
         if len(features) < 2:
             raise ValueError("gallery must hold at least two items")
         size = candidate_count(self.candidates, len(features))
-        grouping = self._group(features, size)
+        tell = progress or (lambda _stage, _done: None)
+        grouping = self._group(features, size, tell)
         self._store(
             map_=_make_map(features, grouping, size),
             members_=grouping.members,
+            drift_=0.0,
             _gallery_digest=fingerprint(features),
         )
+        tell("making the map", 1.0)
         return self
+
+    @property
+    def reach_(self) -> float:
+        """The part of the items that are in any set: the others are never returned."""
+        self._check_indexed()
+        return float(len(np.unique(self.members_.indices)) / self.members_.shape[1])
 
     def use_map(self, public_map: PublicMap) -> Self:
         """Take the map that a server published: the client's part. The guarantee holds for any map."""
@@ -520,8 +548,7 @@ class MappedRelease(TractableRelease):
         checked_fraction(self.candidates)
 
     def _prepare(self, features: Floats) -> Floats:
-        if not hasattr(self, "members_"):
-            raise NotFittedError(f"{type(self).__name__} must index its gallery first: call index(gallery)")
+        self._check_indexed()
         if fingerprint(features.astype(np.float32)) != self._gallery_digest:
             raise ValueError("gallery must be the one that was indexed, in the same order: call index(gallery) anew")
         return features
@@ -557,13 +584,17 @@ class MappedRelease(TractableRelease):
             )
         return self.map_
 
+    def _check_indexed(self) -> None:
+        if not hasattr(self, "members_"):
+            raise NotFittedError(f"{type(self).__name__} must index its gallery first: call index(gallery)")
+
     @abstractmethod
     def _channel(self, public_map: PublicMap) -> RandomizedResponse | SubsetSelection:
         """Return the channel for a map."""
 
     @abstractmethod
-    def _group(self, features: Rows, set_size: int) -> Grouping:
-        """Make the sets of a gallery, features of norm one (or zero)."""
+    def _group(self, features: Rows, set_size: int, tell: Progress) -> Grouping:
+        """Make the sets of a gallery, features of norm one (or zero), and tell how far it is."""
 
 
 @lru_cache(maxsize=256)
@@ -572,11 +603,6 @@ def set_guarantee(epsilon: float) -> Guarantee:
     epsilon = checked_epsilon(epsilon)
     theorem = "exact odds of a channel that names sets"
     return make_guarantee(epsilon, 0.0, theorem, "docs/theory/covers.md", events=(PureDp(epsilon),))
-
-
-def as_sparse(sets: NDArray[np.float32]) -> scipy.sparse.csr_array:
-    """Return sets of ones and zeros, shape (n_sets, n_items), as a sparse array."""
-    return scipy.sparse.csr_array(sets.astype(np.uint8))
 
 
 def choose_prototypes(features: Rows, members: scipy.sparse.csr_array) -> tuple[Rows, NDArray[np.float32]]:
@@ -588,13 +614,17 @@ def choose_prototypes(features: Rows, members: scipy.sparse.csr_array) -> tuple[
         order = np.lexsort(features.T)
         return features[order], members.toarray().T[order].astype(np.float32)
     found = centres(features[:: max(1, len(features) // (64 * PROTOTYPES))], PROTOTYPES, seed=0, passes=5)
-    index = faiss.IndexFlatL2(features.shape[1])
-    index.add(found)
-    nearest = index.search(features, 1)[1][:, 0]
-    one = np.ones(len(features), dtype=np.float32)
-    around = scipy.sparse.csr_array((one, (nearest, np.arange(len(features)))), shape=(PROTOTYPES, len(features)))
-    counts = np.maximum(around.sum(axis=1), 1)
-    return found, np.asarray((around @ members.T.astype(np.float32)).toarray() / counts[:, None], dtype=np.float32)
+    return found, measure_around(nearest_centre(features, found), members, PROTOTYPES)
+
+
+def _check_places(before: ArrayLike, n_items: int, n_before: int) -> NDArray[np.int64]:
+    places = np.asarray(before)
+    if places.shape != (n_items,) or not np.issubdtype(places.dtype, np.integer):
+        raise ValueError(f"before must hold one whole number for each of the {n_items} items")
+    kept = places[places >= 0]
+    if (places < -1).any() or (kept >= n_before).any() or len(np.unique(kept)) < len(kept):
+        raise ValueError(f"before must name each of the {n_before} earlier items at most once, or be -1")
+    return places.astype(np.int64)
 
 
 def _make_map(features: Rows, grouping: Grouping, size: int) -> PublicMap:
@@ -627,6 +657,9 @@ class Covers(MappedRelease):
         The fraction f of the gallery that each answer holds.
     n_sets : int, optional
         The number L of sets; by default that with the best recall on a fifth of the gallery, held out.
+    reach : float, default=0.0
+        The part of the items that must be in some set. With 0 the sets are those that find most, and what is hardly
+        ever wanted may be in none; then it is never returned. With 1 every item can be returned, which costs recall.
 
     Attributes
     ----------
@@ -634,6 +667,10 @@ class Covers(MappedRelease):
         What the server publishes.
     members_ : csr array of shape (n_sets, n_items)
         Which items are in which set; at the server alone.
+    reach_ : float
+        The part of the items that are in any set.
+    drift_ : float
+        Items that were added or removed by :meth:`update` since the sets were learned, as a part of the gallery.
 
     Examples
     --------
@@ -654,16 +691,86 @@ class Covers(MappedRelease):
     candidates: float = 0.1
     _: KW_ONLY
     n_sets: int | None = None
+    reach: float = 0.0
+
+    def update(self, gallery: ArrayLike, before: ArrayLike) -> Self:
+        """Bring sets and map in step with a gallery that has changed a little, without learning them anew.
+
+        Items that stayed keep their sets. A new item enters the sets that hold most of what lies around it, so does
+        whatever takes the places of removed items, and every set holds floor(f N) items again. A client needs the new
+        map; messages for the old one do not fit it.
+
+        Where new items are like the old ones little is lost. Learn anew (:meth:`index`) when `drift_` has passed
+        `DUE`, a tenth of the gallery, or when what is new lies where no item was: no set holds what surrounds it.
+
+        Parameters
+        ----------
+        gallery : array-like of shape (n, d)
+            As it is now.
+        before : array-like of shape (n,), int
+            Where each item stood in the gallery that was indexed, or updated last; -1 for a new one.
+
+        Returns
+        -------
+        self
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_digits
+        >>> X = load_digits().data
+        >>> covers = Covers(epsilon=4.0, candidates=0.2, n_sets=6).fit(X[:300]).index(X[300:1700])
+        >>> covers = covers.update(X[320:1750], [*range(20, 1400), *[-1] * 50])
+        >>> covers.map_.n_items, covers.map_.set_size, round(covers.drift_, 3)
+        (1430, 286, 0.049)
+        """
+        self._check_indexed()
+        features = self.features(gallery, "gallery", lenient=True).astype(np.float32)
+        places = _check_places(before, len(features), self.members_.shape[1])
+        old, size = self.map_, candidate_count(self.candidates, len(features))
+        local = measure_local(features, old)
+        held = reach_items(carry_members(self.members_, places, local, size), local, self.reach)
+        members = make_members(held, len(features))
+        if len(features) <= PROTOTYPES or len(old.prototypes) == old.n_items:
+            public_map = _make_map(features, Grouping(members, *choose_prototypes(features, members)), size)
+        else:
+            nearest = find_prototypes_of(features, old, 1)[:, 0]
+            around = np.rint(255 * measure_around(nearest, members, len(old.prototypes))).astype(np.uint8)
+            public_map = PublicMap(old.components, old.prototypes, around, len(features), size)
+        stayed = int((places >= 0).sum())
+        changed = len(features) - stayed + self.members_.shape[1] - stayed
+        self._store(
+            map_=public_map,
+            members_=members,
+            drift_=self.drift_ + changed / len(features),
+            _gallery_digest=fingerprint(features),
+        )
+        return self
+
+    def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
+        super()._fit(features, labels)
+        if not 0 <= checked_number(self.reach, "reach") <= 1:
+            raise ValueError("reach must be a part of the gallery, from 0 to 1")
 
     def _channel(self, public_map: PublicMap) -> RandomizedResponse:
         return RandomizedResponse(self.epsilon, public_map.n_sets)
 
-    def _group(self, features: Rows, set_size: int) -> Grouping:
+    def _group(self, features: Rows, set_size: int, tell: Progress) -> Grouping:
         if self.n_sets is not None and not 2 <= self.n_sets <= len(features):
             raise ValueError("n_sets must be at least 2 and at most the number of items in the gallery")
-        members = learn_sets(features, set_size, self.epsilon, self.n_sets)
-        prototypes, coverage = choose_prototypes(features, members)
-        return Grouping(members, prototypes, coverage)
+        n = len(features)
+        least = -(-int(np.ceil(self.reach * n - 1e-9)) // set_size)
+        if self.n_sets is not None and self.n_sets < least:
+            raise ValueError(f"n_sets must be at least {least}, so that sets of this size reach so many items")
+        sets = learn_sets(features, set_size, self.epsilon, self.n_sets, tell, least=least)
+        tell("making the map", 0.8)
+        members = sets.astype(np.uint8)
+        found = Grouping(members, *choose_prototypes(features, members))
+        if self.reach > 0:
+            local = measure_local(features, _make_map(features, found, set_size))
+            held = reach_items(members.indices.reshape(-1, set_size), local, self.reach)
+            members = make_members(held, n)
+            found = Grouping(members, *choose_prototypes(features, members))
+        return found
 
 
 CellKind = Literal["kmeans", "balanced"]
@@ -712,11 +819,13 @@ class Cells(MappedRelease):
         largest = -(-public_map.n_items // public_map.n_sets)
         return SubsetSelection(self.epsilon, public_map.n_sets, max(1, public_map.set_size // largest))
 
-    def _group(self, features: Rows, set_size: int) -> Grouping:
+    def _group(self, features: Rows, set_size: int, tell: Progress) -> Grouping:
         count = self._count(len(features), set_size)
+        tell("making cells", 0.0)
         centroids = centres(features, count, seed=0)
         if self.kind == "kmeans" and self.response == "randomized":
-            members = as_sparse(most_wanted(-_squared_distances(features, centroids).T, set_size))
+            nearest = np.argpartition(_squared_distances(features, centroids).T, set_size - 1, axis=1)[:, :set_size]
+            members = make_members(nearest, len(features))
         else:
             cells = assign_balanced(_squared_distances(features, centroids))
             ones = np.ones(len(features), dtype=np.uint8)

@@ -2,49 +2,208 @@
 
 Items of the gallery act as queries, each without itself. Every query has a good set, the one that covers most of its
 neighbours; every set holds the items in greatest demand, given how often the channel names it for each query. The two
-steps alternate, and neither lowers the recall. All of it is public, so random choices are seeded.
+steps alternate. The first passes share a query among the sets that cover about as much, ever less softly.
+
+One way serves all sizes: coverage and demand are sparse, and a large gallery learns from a part of its items as
+queries. All of it is public, so random choices are seeded.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import faiss
 import numpy as np
-import scipy.sparse
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from sklearn.utils.extmath import randomized_svd
 
 Rows = NDArray[np.float32]
 Lists = NDArray[np.int32]
-Sets = NDArray[np.float32]  # (n_sets, n_items), ones and zeros
+Positions = NDArray[np.int64]
+
+Progress = Callable[[str, float], object]  # what is done now, and the part of all work that is done
 
 RANKS = 48  # neighbours that count, with weights exp(-rank / DECAY): wider than the top 8, lest sets fit noise
 DECAY = 16.0
-_CHOICE_RANKS, _CHOICE_DECAY = 24, 8.0  # as the client chooses
+CHOICE_RANKS, CHOICE_DECAY = 24, 8.0  # as the client chooses
 _TOP = 8
-_EXACT = 20_000  # items up to which neighbours are searched exactly, and the number of sets on all of them
+_EXACT = 1 << 36  # products of numbers up to which neighbours are searched exactly
+_PROBES = 8  # inverted lists that are searched otherwise
 _WHOLE = 1500  # rows or columns up to which all directions are computed
-_DIMENSIONS = 128  # where clusters are looked for, and neighbours of larger galleries
-_SOFTNESS = np.geomspace(3.0, 100.0, 24)
+_DIMENSIONS = 128  # where clusters are looked for, and neighbours that are not searched in all dimensions
+_SAMPLE = 20_000  # rows that leading directions are computed from
+_MOST_QUERIES = 250_000  # items that act as queries
+_ANNEALED = 15_000  # of these for soft passes, or as many as make enough for each set
+_QUERIES_A_SET = 64
+_SOFT_PASSES = 12
+_FIRMEST = 100.0
+_HARD = 1e5  # a softness that leaves nothing to the second best
+_FAINT = 0.01  # a share of a query that is not looked at
 _MOST_PASSES = 30
-_SEED = 0
-_MOST_SETS = 512
-_MOST_OF_LARGE = 4096
+_GAIN = 1e-4  # a pass that gains less is the last
+_STARTS = 4
+_TRIED_STARTS = 2  # for each number of sets that is tried
+_MOST_SETS = 4096
 _GROWTH = 1.25
-_RESTARTS = 8
+_SEED = 0
+_AT_ONCE = 1 << 14  # queries
 
 
-def neighbor_lists(features: Rows, ranks: int = RANKS) -> Lists:
-    """Return each item's nearest others, nearest first; exact up to 20,000 items, by inverted lists above."""
+@dataclass(frozen=True)
+class Plan:
+    """What sets are learned for."""
+
+    n_sets: int
+    set_size: int
+    epsilon: float
+
+    @property
+    def favour(self) -> float:
+        """How much more often than another the good set is named."""
+        return float(np.expm1(self.epsilon))
+
+
+@dataclass(frozen=True)
+class Demand:
+    """How much each query wants each item, by three kinds of weights; rows sum to one."""
+
+    wanted: csr_array  # for learning: exp(-rank / 16)
+    chosen_by: csr_array  # as the client chooses
+    top: csr_array  # the nearest 8 alike: what is measured
+
+    @classmethod
+    def of(cls, lists: Lists, n_items: int) -> "Demand":
+        """Weigh lists of neighbours, shape (n_queries, ranks)."""
+        return cls(
+            wanted=_weigh(lists, n_items, np.exp(-np.arange(RANKS) / DECAY)),
+            chosen_by=_weigh(lists, n_items, np.exp(-np.arange(CHOICE_RANKS) / CHOICE_DECAY)),
+            top=_weigh(lists, n_items, np.ones(_TOP)),
+        )
+
+
+def _weigh(lists: Lists, n_items: int, weights: NDArray[np.float64]) -> csr_array:
+    ranks = min(lists.shape[1], len(weights))
+    share = (weights[:ranks] / weights[:ranks].sum()).astype(np.float32)
+    starts = np.arange(0, len(lists) * ranks + 1, ranks)
+    parts = (np.tile(share, len(lists)), np.ascontiguousarray(lists[:, :ranks]).ravel(), starts)
+    return csr_array(parts, shape=(len(lists), n_items))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The part of the good set that each set has in each query: `common` for all sets, and `own` besides."""
+
+    own: csr_array  # (n_queries, n_sets)
+    common: NDArray[np.float32]  # (n_queries,)
+
+    @classmethod
+    def of(cls, coverage: csr_array, softness: float) -> "Shares":
+        """Share queries among sets by what they cover: in proportion to exp(softness * coverage)."""
+        n_queries, n_sets = coverage.shape
+        counts = np.diff(coverage.indptr)
+        rows = np.repeat(np.arange(n_queries), counts)
+        largest = np.zeros(n_queries, dtype=np.float32)
+        filled = np.flatnonzero(counts)
+        if len(filled):
+            largest[filled] = np.maximum.reduceat(coverage.data, coverage.indptr[filled])
+        weight = np.exp(softness * (coverage.data - largest[rows]))
+        nothing = np.exp(-softness * largest)  # the weight of a set that covers nothing
+        total = np.bincount(rows, weight, minlength=n_queries) + (n_sets - counts) * nothing
+        own = ((weight - nothing[rows]) / total[rows]).astype(np.float32)
+        kept = own > _FAINT
+        starts = np.concatenate([[0], np.cumsum(np.bincount(rows[kept], minlength=n_queries))])
+        return cls(
+            csr_array((own[kept], coverage.indices[kept], starts), shape=coverage.shape),
+            (nothing / total).astype(np.float32),
+        )
+
+    @classmethod
+    def given(cls, good: Positions, n_sets: int) -> "Shares":
+        """Give each query to one set."""
+        ones = np.ones(len(good), dtype=np.float32)
+        return cls(csr_array((ones, good, np.arange(len(good) + 1)), shape=(len(good), n_sets)), 0 * ones)
+
+    def measure(self, coverage: csr_array, plan: Plan) -> float:
+        """Return the mean of what the channel covers."""
+        by_all = np.asarray(coverage.sum(axis=1)).ravel()
+        by_good = np.asarray(self.own.multiply(coverage).sum(axis=1)).ravel() + self.common * by_all
+        total = (by_all + plan.favour * by_good).sum(dtype=np.float64)
+        return float(total) / (len(by_all) * (plan.favour + plan.n_sets))
+
+
+def measure_coverage(wanted: csr_array, sets: csr_array) -> csr_array:
+    """Return how much of what each query wants every set holds, shape (n_queries, n_sets)."""
+    return (wanted @ sets.T.tocsr()).tocsr()
+
+
+def fill_sets(wanted: csr_array, shares: Shares, plan: Plan) -> csr_array:
+    """Return the sets of the items in greatest demand, shape (n_sets, n_items)."""
+    common = np.asarray(wanted.T @ (1 + plan.favour * shares.common), dtype=np.float32)
+    demand = (shares.own.T.tocsr() @ wanted).tocsr()
+    demand.data *= plan.favour
+    hubs = np.argpartition(common, -plan.set_size)[-plan.set_size :]  # what a set holds that nobody is given to
+    value, taken = common.copy(), np.zeros(len(common), dtype=bool)
+    held = np.empty((plan.n_sets, plan.set_size), dtype=np.int32)
+    for number, (start, end) in enumerate(zip(demand.indptr[:-1], demand.indptr[1:], strict=True)):
+        own = demand.indices[start:end]
+        value[own] += demand.data[start:end]
+        taken[own] = True
+        items = np.concatenate([own, hubs[~taken[hubs]]])
+        held[number] = items[np.argpartition(value[items], -plan.set_size)[-plan.set_size :]]
+        value[own] = common[own]
+        taken[own] = False
+    held.sort(axis=1)
+    starts = np.arange(0, held.size + 1, plan.set_size)
+    return csr_array((np.ones(held.size, np.float32), held.ravel(), starts), shape=demand.shape)
+
+
+def learn(wanted: csr_array, start: Positions, plan: Plan) -> csr_array:
+    """Alternate between good sets (at first `start`) and demand, first softly and then until nothing is gained."""
+    sets = fill_sets(wanted, Shares.given(start, plan.n_sets), plan)
+    for softness in np.geomspace(_softest(plan.n_sets), _FIRMEST, _SOFT_PASSES):
+        sets = fill_sets(wanted, Shares.of(measure_coverage(wanted, sets), softness), plan)
+    return refine(wanted, sets, plan)
+
+
+def _softest(n_sets: int) -> float:
+    """Return the softness to begin with: with more sets, more would be left to those that cover nothing."""
+    return float(max(3.0, 1.5 * np.log(n_sets)))
+
+
+def refine(wanted: csr_array, sets: csr_array, plan: Plan) -> csr_array:
+    """Alternate until hardly anything is gained."""
+    best, found = 0.0, sets
+    for _ in range(_MOST_PASSES):
+        coverage = measure_coverage(wanted, sets)
+        shares = Shares.of(coverage, _HARD)
+        reached = shares.measure(coverage, plan)
+        if reached <= best * (1 + _GAIN):
+            break
+        best, found = reached, sets
+        sets = fill_sets(wanted, shares, plan)
+    return found
+
+
+def measure_recall(demand: Demand, sets: csr_array, plan: Plan) -> float:
+    """Return the expected NN-recall@8 of queries, whose good sets are chosen as a client would."""
+    chosen = Shares.of(measure_coverage(demand.chosen_by, sets), _HARD)
+    return chosen.measure(measure_coverage(demand.top, sets), plan)
+
+
+def neighbor_lists(features: Rows, queries: Positions, ranks: int = RANKS) -> Iterator[Lists]:
+    """Yield, some queries at a time, their nearest other items, nearest first; exact where that is cheap."""
     n, d = features.shape
     count = min(ranks, n - 1)
-    index = faiss.IndexFlatIP(d) if n <= _EXACT else _inverted(features)
+    index = faiss.IndexFlatIP(d) if len(queries) * n * d <= _EXACT else _inverted(features)
     index.add(features)
-    _, found = index.search(features, count + 1)
-    # An item is its own nearest, unless another has the same features or a list ran out (-1).
-    own = found == np.arange(n)[:, None]
-    own[~own.any(axis=1), -1] = True
-    lists = found[~own].reshape(n, count).astype(np.int32)
-    return np.where(lists < 0, np.roll(np.arange(n, dtype=np.int32), 1)[:, None], lists)
+    for start in range(0, len(queries), _AT_ONCE):
+        some = queries[start : start + _AT_ONCE]
+        found = index.search(features[some], count + 1)[1]
+        # An item is its own nearest, unless another has the same features or a list ran out (-1).
+        own = found == some[:, None]
+        own[~own.any(axis=1), -1] = True
+        lists = found[~own].reshape(len(some), count)
+        yield np.where(lists < 0, (some[:, None] + 1) % n, lists).astype(np.int32)
 
 
 def _inverted(features: Rows) -> faiss.IndexIVFFlat:
@@ -52,93 +211,14 @@ def _inverted(features: Rows) -> faiss.IndexIVFFlat:
     n, d = features.shape
     n_lists = int(2 * np.sqrt(n))
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(d), d, n_lists, faiss.METRIC_INNER_PRODUCT)
-    index.nprobe = 8
+    index.nprobe = _PROBES
     index.cp.min_points_per_centroid = 1
-    index.train(_some(features, 64 * n_lists))
+    index.train(features[_some(len(features), 64 * n_lists)])
     return index
 
 
-@dataclass(frozen=True)
-class Demand:
-    """How much each query wants each item, by two kinds of weights."""
-
-    wanted: scipy.sparse.csr_array  # for learning: exp(-rank / 16)
-    wanted_by: scipy.sparse.csr_array  # its transpose
-    chosen_by: scipy.sparse.csr_array  # as the client chooses
-    top: scipy.sparse.csr_array  # the nearest 8 alike: what is measured
-
-    @classmethod
-    def of(cls, lists: Lists, n_items: int) -> "Demand":
-        """Weigh lists of neighbours, shape (n_queries, ranks)."""
-        wanted = _weighted(lists, n_items, np.exp(-np.arange(RANKS) / DECAY))
-        return cls(
-            wanted=wanted,
-            wanted_by=wanted.T.tocsr(),
-            chosen_by=_weighted(lists, n_items, np.exp(-np.arange(_CHOICE_RANKS) / _CHOICE_DECAY)),
-            top=_weighted(lists, n_items, np.ones(_TOP)),
-        )
-
-
-def _weighted(lists: Lists, n_items: int, weights: NDArray[np.float64]) -> scipy.sparse.csr_array:
-    ranks = min(lists.shape[1], len(weights))
-    share = (weights[:ranks] / weights[:ranks].sum()).astype(np.float32)
-    starts = np.arange(0, len(lists) * ranks + 1, ranks)
-    parts = (np.tile(share, len(lists)), np.ascontiguousarray(lists[:, :ranks]).ravel(), starts)
-    return scipy.sparse.csr_array(parts, shape=(len(lists), n_items))
-
-
-def naming(coverage: NDArray[np.float32], epsilon: float, softness: float | None = None) -> NDArray[np.float32]:
-    """Return how often the channel names each set for each query; rows sum to one.
-
-    `softness` shares the part of the good set among those that cover about as much; None gives it to the best.
-    """
-    odds = np.exp(epsilon)
-    if softness is None:
-        good = np.zeros_like(coverage)
-        good[np.arange(len(good)), coverage.argmax(axis=1)] = 1
-    else:
-        good = np.exp(softness * (coverage - coverage.max(axis=1, keepdims=True)))
-        good /= good.sum(axis=1, keepdims=True)
-    return np.asarray((1 + (odds - 1) * good) / (odds + coverage.shape[1] - 1), dtype=np.float32)
-
-
-def most_wanted(demand: NDArray[np.float32], set_size: int) -> Sets:
-    """Return the sets of the items in greatest demand."""
-    sets = np.zeros(demand.shape, dtype=np.float32)
-    kept = np.argpartition(demand, -set_size, axis=1)[:, -set_size:]
-    np.put_along_axis(sets, kept, 1, axis=1)
-    return sets
-
-
-def learn(demand: Demand, start: NDArray[np.int64], n_sets: int, set_size: int, epsilon: float) -> Sets:
-    """Alternate between good sets (at first `start`) and demand, first softly and then until nothing is gained."""
-    first = np.zeros((len(start), n_sets), dtype=np.float32)
-    first[np.arange(len(start)), start] = 1
-    sets = most_wanted((demand.wanted_by @ naming(first, epsilon)).T, set_size)
-    for softness in _SOFTNESS:
-        named = naming(demand.wanted @ sets.T, epsilon, softness)
-        sets = most_wanted((demand.wanted_by @ named).T, set_size)
-    best, best_sets = -1.0, sets
-    for _ in range(_MOST_PASSES):
-        coverage = demand.wanted @ sets.T
-        named = naming(coverage, epsilon)
-        reached = float(np.einsum("ij,ij->", named, coverage, dtype=np.float64)) / len(start)
-        if reached <= best + 1e-5:
-            break
-        best, best_sets = reached, sets
-        sets = most_wanted((demand.wanted_by @ named).T, set_size)
-    return best_sets
-
-
-def recall(sets: Sets, demand: Demand, epsilon: float) -> float:
-    """Return the expected NN-recall@8 of queries, whose good sets are chosen as a client would."""
-    named = naming(demand.chosen_by @ sets.T, epsilon)
-    return float(np.einsum("ij,ij->", named, demand.top @ sets.T, dtype=np.float64)) / len(named)
-
-
-def clustering(features: Rows, n_sets: int, seed: int) -> NDArray[np.int64]:
-    """Return the nearest of `n_sets` k-means centroids of each row."""
-    centroids = centres(features, n_sets, seed)
+def nearest_centre(features: Rows, centroids: Rows) -> Positions:
+    """Return the nearest centroid of each row."""
     index = faiss.IndexFlatL2(features.shape[1])
     index.add(centroids)
     return np.asarray(index.search(features, 1)[1][:, 0], dtype=np.int64)
@@ -153,70 +233,88 @@ def centres(features: Rows, count: int, seed: int, passes: int = 15) -> Rows:
     return np.asarray(means.centroids)
 
 
-def best_number(features: Rows, lists: Lists, set_size: int, epsilon: float) -> int:
-    """Return the number of sets with the best recall on a fifth of the queries that was held out.
-
-    It is near ``2 + 0.11 exp(epsilon / 2) / f``, f the part of the items in a set: the search starts there and climbs.
-    """
+def learn_sets(
+    features: Rows, set_size: int, epsilon: float, n_sets: int | None, tell: Progress, *, least: int = 2
+) -> csr_array:
+    """Return the best sets found; their number, where it is not given, is chosen on held-out queries."""
     n = len(features)
-    held_out = np.zeros(n, dtype=bool)
-    held_out[np.random.default_rng(_SEED).permutation(n)[: max(1, n // 5)]] = True
-    taught, tested = Demand.of(lists[~held_out], n), Demand.of(lists[held_out], n)
-    most = min(_MOST_SETS, n)
-    tried: dict[int, float] = {}
-
-    def score(n_sets: int) -> float:
-        if n_sets not in tried:
-            runs = [
-                recall(
-                    learn(taught, clustering(features, n_sets, seed)[~held_out], n_sets, set_size, epsilon),
-                    tested,
-                    epsilon,
-                )
-                for seed in range(2)
-            ]
-            tried[n_sets] = float(np.mean(runs))
-        return tried[n_sets]
-
-    best = usual_number(n, set_size, epsilon, most)
-    while True:
-        larger = min(max(best + 1, round(best * _GROWTH)), most)
-        smaller = max(min(best - 1, round(best / _GROWTH)), 2)
-        better = max((best, larger, smaller), key=score)
-        if better == best:
-            return best
-        best = better
-
-
-def usual_number(n_items: int, set_size: int, epsilon: float, most: int) -> int:
-    """Return about how many sets are best, at most `most`."""
-    return int(min(max(2, round(2 + 0.11 * np.exp(epsilon / 2) * n_items / set_size)), most))
-
-
-def learn_sets(features: Rows, set_size: int, epsilon: float, n_sets: int | None) -> scipy.sparse.csr_array:
-    """Return the best sets found; their number, where it is not given, is chosen on held-out items."""
+    queries = _some(n, _MOST_QUERIES)
     small = features if features.shape[1] <= _DIMENSIONS else features @ projection(features, _DIMENSIONS)
-    if len(features) > _EXACT:
-        return _large_sets(small, set_size, epsilon, n_sets).astype(np.uint8)
-    lists = neighbor_lists(features)
-    count = best_number(small, lists, set_size, epsilon) if n_sets is None else n_sets
-    demand = Demand.of(lists, len(features))
-    found = (learn(demand, clustering(small, count, seed), count, set_size, epsilon) for seed in range(_RESTARTS))
-    return scipy.sparse.csr_array(max(found, key=lambda sets: recall(sets, demand, epsilon)).astype(np.uint8))
+    exact = len(queries) * n * features.shape[1] <= _EXACT
+    parts = []
+    for some in neighbor_lists(features if exact else small, queries):
+        parts.append(some)
+        tell("looking for neighbours", 0.4 * sum(map(len, parts)) / len(queries))
+    task = _Task(small, queries, np.concatenate(parts), set_size, epsilon)
+    plan = task.plan(n_sets or task.best_number(max(2, least), tell))
+    found = []
+    for seed in range(_STARTS):
+        tell("learning sets", 0.6 + 0.2 * seed / _STARTS)
+        found.append(task.learn(plan, seed))
+    sets, _ = max(found, key=lambda one: one[1])
+    tell("learning sets", 0.8)
+    return refine(Demand.of(task.lists, n).wanted, sets, plan) if len(queries) > task.count_queries(plan) else sets
 
 
-def _large_sets(features: Rows, set_size: int, epsilon: float, n_sets: int | None) -> scipy.sparse.csr_array:
-    """Return sets of a gallery of more than 20,000 items."""
-    n = len(features)
-    if n_sets is None:
-        few = _some(features, _EXACT)
-        few_size = set_size * len(few) // n
-        if few_size >= 2 * RANKS:
-            n_sets = best_number(few, neighbor_lists(few), few_size, epsilon)
-        else:  # among few items, neighbours that count would not fit into a set
-            n_sets = usual_number(n, set_size, epsilon, _MOST_OF_LARGE)
-    wanted = _weighted(neighbor_lists(features), n, np.exp(-np.arange(RANKS) / DECAY))
-    return learn_large(wanted, clustering(features, n_sets, _SEED), n_sets, set_size, epsilon)
+@dataclass(frozen=True)
+class _Task:
+    """A gallery and its queries, for which sets are learned."""
+
+    features: Rows
+    queries: Positions  # items
+    lists: Lists  # their neighbours
+    set_size: int
+    epsilon: float
+
+    def plan(self, n_sets: int) -> Plan:
+        return Plan(n_sets, self.set_size, self.epsilon)
+
+    def count_queries(self, plan: Plan) -> int:
+        """Return how many queries soft passes look at."""
+        return min(len(self.queries), max(_ANNEALED, _QUERIES_A_SET * plan.n_sets))
+
+    def learn(self, plan: Plan, seed: int, held_out: int = 0) -> tuple[csr_array, float]:
+        """Return sets that were learned from one start, and their recall: on other queries where there are some."""
+        n, count = len(self.features), self.count_queries(plan)
+        rows = _some(len(self.queries), 2 * count, mixed=True)
+        taught, others = rows[held_out:count], np.concatenate([rows[:held_out], rows[count:]])
+        tested = others if len(others) else taught
+        centroids = centres(self.features[self.queries[rows[:count]]], plan.n_sets, seed)
+        start = nearest_centre(self.features[self.queries[taught]], centroids)
+        sets = learn(Demand.of(self.lists[taught], n).wanted, start, plan)
+        return sets, measure_recall(Demand.of(self.lists[tested], n), sets, plan)
+
+    def best_number(self, least: int, tell: Progress) -> int:
+        """Return the number of sets with the best recall on a fifth of the queries that was held out.
+
+        It is near ``2 + 0.11 exp(epsilon / 2) / f``, f the part of the items in a set: the search starts there and
+        climbs.
+        """
+        n = len(self.features)
+        most = max(least, min(_MOST_SETS, n))
+        tried: dict[int, float] = {}
+
+        def score(n_sets: int) -> float:
+            if n_sets not in tried:
+                tell("choosing the number of sets", 0.4 + 0.2 * (1 - 0.7 ** len(tried)))
+                plan = self.plan(n_sets)
+                held_out = max(1, self.count_queries(plan) // 5)
+                tried[n_sets] = float(np.mean([self.learn(plan, seed, held_out)[1] for seed in range(_TRIED_STARTS)]))
+            return tried[n_sets]
+
+        best = usual_number(n, self.set_size, self.epsilon, least, most)
+        while True:
+            larger = min(max(best + 1, round(best * _GROWTH)), most)
+            smaller = max(min(best - 1, round(best / _GROWTH)), least)
+            better = max((best, larger, smaller), key=score)
+            if better == best:
+                return best
+            best = better
+
+
+def usual_number(n_items: int, set_size: int, epsilon: float, least: int, most: int) -> int:
+    """Return about how many sets are best."""
+    return int(min(max(least, round(2 + 0.11 * np.exp(epsilon / 2) * n_items / set_size)), most))
 
 
 def projection(features: Rows, dimensions: int) -> Rows:
@@ -224,7 +322,7 @@ def projection(features: Rows, dimensions: int) -> Rows:
     n, d = features.shape
     kept = min(d, dimensions)
     if min(n, d) > _WHOLE:  # the few leading directions are all that is needed
-        _, _, rows = randomized_svd(_some(features, _EXACT), kept, random_state=_SEED)
+        _, _, rows = randomized_svd(features[_some(n, _SAMPLE)], kept, random_state=_SEED)
         return np.ascontiguousarray(rows.T)
     if n >= d:
         _, vectors = np.linalg.eigh(features.T @ features)
@@ -233,75 +331,7 @@ def projection(features: Rows, dimensions: int) -> Rows:
     return np.ascontiguousarray(rows[:kept].T)
 
 
-def _some(features: Rows, count: int) -> Rows:
-    """Return a fixed random choice of rows."""
-    if len(features) <= count:
-        return features
-    return features[np.sort(np.random.default_rng(_SEED).choice(len(features), count, replace=False))]
-
-
-_PASSES = 12
-_GAIN = 1.002  # a pass that gains less is the last
-_AT_ONCE = 50_000  # queries
-
-
-def learn_large(
-    wanted: scipy.sparse.csr_array, start: NDArray[np.int64], n_sets: int, set_size: int, epsilon: float
-) -> scipy.sparse.csr_array:
-    """Alternate between good sets and demand until hardly anything is gained; rows of `wanted` sum to one."""
-    odds = float(np.exp(epsilon))
-    popular = np.asarray(wanted.sum(axis=0), dtype=np.float32).ravel()
-    good, best = start, 0.0
-    found = None
-    for _ in range(_PASSES):
-        sets = _most_wanted(_wanted_by_sets(wanted, good, n_sets), popular, set_size, odds - 1)
-        good, by_good, by_all = _good_sets(wanted, sets)
-        reached = (by_all + (odds - 1) * by_good) / (odds + n_sets - 1)
-        if found is not None and reached <= best * _GAIN:
-            break
-        best, found = reached, sets
-    return found
-
-
-def _wanted_by_sets(wanted: scipy.sparse.csr_array, good: NDArray[np.int64], n_sets: int) -> scipy.sparse.csr_array:
-    """Return how much the queries of each good set want each item, shape (n_sets, n_items)."""
-    count = len(good)
-    ones = np.ones(count, dtype=np.float32)
-    whose = scipy.sparse.csr_array((ones, (good, np.arange(count))), shape=(n_sets, count))
-    return (whose @ wanted).tocsr()
-
-
-def _most_wanted(
-    demand: scipy.sparse.csr_array, popular: NDArray[np.float32], set_size: int, weight: float
-) -> scipy.sparse.csr_array:
-    """Return the items of each set: those with the largest popularity plus weighted demand."""
-    hubs = np.argpartition(popular, -set_size)[-set_size:]  # whatever is not wanted by a set's own queries
-    kept = []
-    for start, end in zip(demand.indptr[:-1], demand.indptr[1:], strict=True):
-        own = demand.indices[start:end]
-        items = np.union1d(own, hubs)
-        value = popular[items]
-        value[np.searchsorted(items, own)] += weight * demand.data[start:end]
-        kept.append(np.sort(items[np.argpartition(value, -set_size)[-set_size:]]))
-    chosen = np.concatenate(kept)
-    starts = np.arange(0, len(chosen) + 1, set_size)
-    return scipy.sparse.csr_array((np.ones(len(chosen), np.float32), chosen, starts), shape=demand.shape)
-
-
-def _good_sets(wanted: scipy.sparse.csr_array, sets: scipy.sparse.csr_array) -> tuple[NDArray[np.int64], float, float]:
-    """Return each query's good set, and the mean coverage by it and by all sets together."""
-    holders = sets.T.tocsr()
-    good = np.zeros(wanted.shape[0], dtype=np.int64)
-    by_good = by_all = 0.0
-    for start in range(0, len(good), _AT_ONCE):
-        coverage = (wanted[start : start + _AT_ONCE] @ holders).tocsr()
-        filled = np.flatnonzero(np.diff(coverage.indptr))
-        largest = np.zeros(coverage.shape[0], dtype=np.float32)
-        largest[filled] = np.maximum.reduceat(coverage.data, coverage.indptr[filled]) if len(filled) else 0
-        rows = np.repeat(np.arange(coverage.shape[0]), np.diff(coverage.indptr))
-        top = np.flatnonzero(coverage.data == largest[rows])
-        # Written backwards: of sets that cover as much, the first that is stored stays.
-        good[start + rows[top][::-1]] = coverage.indices[top][::-1]
-        by_good += float(largest.sum(dtype=np.float64))
-        by_all += float(coverage.data.sum(dtype=np.float64))
-    return good, by_good / len(good), by_all / len(good)
+def _some(n: int, count: int, *, mixed: bool = False) -> Positions:
+    """Return a fixed random choice of positions: rising, or in a random order."""
+    order = np.random.default_rng(_SEED).permutation(n)[:count]
+    return order if mixed else np.sort(order)

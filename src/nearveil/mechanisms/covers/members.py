@@ -1,0 +1,104 @@
+"""Which items are in which set: brought in step with a changed gallery, and so that every item can be returned."""
+
+from typing import TYPE_CHECKING
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from nearveil.mechanisms.covers.learning import CHOICE_DECAY, CHOICE_RANKS, Positions, Rows
+
+if TYPE_CHECKING:
+    from nearveil.mechanisms.covers.covers import PublicMap
+
+Held = NDArray[np.int64]  # the items of each set, shape (n_sets, set_size)
+_FULL = 255.0  # of a coverage
+_LEAST = 5  # a coverage below is none
+
+
+def make_members(held: NDArray[np.integer], n_items: int) -> csr_array:
+    """Return sets of one size, shape (n_sets, n_items), from the items that each holds, in any order."""
+    items = np.sort(held, axis=1).ravel()
+    parts = (np.ones(len(items), np.uint8), items, np.arange(0, len(items) + 1, held.shape[1]))
+    return csr_array(parts, shape=(len(held), n_items))
+
+
+def measure_around(nearest: Positions, members: csr_array, count: int) -> NDArray[np.float32]:
+    """Return which part of the items nearest to each prototype every set holds, shape (count, n_sets)."""
+    n = len(nearest)
+    around = csr_array((np.ones(n, np.float32), (nearest, np.arange(n))), shape=(count, n))
+    counts = np.maximum(np.bincount(nearest, minlength=count), 1)
+    return np.asarray((around @ members.T.astype(np.float32)).toarray() / counts[:, None], dtype=np.float32)
+
+
+def find_prototypes_of(features: Rows, held: "PublicMap", count: int) -> Positions:
+    """Return the prototypes that lie nearest to features, shape (n, count): fast, where nothing is private."""
+    index = faiss.IndexFlatIP(held.prototypes.shape[1])
+    rows = held.prototypes.astype(np.float32)
+    index.add(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1))
+    found = index.search(features @ held.components.astype(np.float32), count)[1]
+    return np.asarray(np.maximum(found, 0), dtype=np.int64)
+
+
+def measure_local(features: Rows, held: "PublicMap") -> csr_array:
+    """Return what the sets of a map hold around each row, as shares of the whole, shape (n_sets, n)."""
+    whole = len(held.prototypes) == held.n_items  # a prototype is an item, in a set or not; else the mean of many
+    near = find_prototypes_of(features, held, min(CHOICE_RANKS, len(held.prototypes)) if whole else 1)
+    n, count = near.shape
+    weights = np.exp(-np.arange(count) / CHOICE_DECAY).astype(np.float32)
+    ends = np.arange(0, n * count + 1, count)
+    around = csr_array((np.tile(weights / weights.sum(), n), near.ravel(), ends), shape=(n, len(held.prototypes)))
+    coverage = np.where(held.coverage < _LEAST, 0, held.coverage / _FULL).astype(np.float32)
+    return (around @ csr_array(coverage)).T.tocsr()
+
+
+def carry_members(members: csr_array, before: Positions, local: csr_array, set_size: int) -> Held:
+    """Return sets for a changed gallery: old members stay, then those enter around which a set holds most."""
+    n = len(before)
+    stayed = np.flatnonzero(before >= 0)
+    moved = csr_array((np.ones(len(stayed), np.float32), (before[stayed], stayed)), shape=(members.shape[1], n))
+    value = (local + 2 * (members.astype(np.float32) @ moved)).tocsr()
+    held = np.empty((value.shape[0], set_size), dtype=np.int64)
+    for number, (start, end) in enumerate(zip(value.indptr[:-1], value.indptr[1:], strict=True)):
+        items, worth = value.indices[start:end], value.data[start:end]
+        if len(items) < set_size:  # a set that holds all that it knows of: any others
+            others = np.setdiff1d(np.arange(n), items)[: set_size - len(items)]
+            items, worth = np.concatenate([items, others]), np.concatenate([worth, np.zeros(len(others))])
+        held[number] = items[np.argpartition(worth, -set_size)[-set_size:]]
+    return held
+
+
+def reach_items(held: Held, local: csr_array, reach: float) -> Held:
+    """Bring items that no set holds into sets, until a part `reach` of all is in one.
+
+    An item enters a set that holds most around it, in place of one that another set holds, too, and around which this
+    set holds least.
+    """
+    n_sets, n = local.shape
+    held, holders = held.copy(), np.bincount(held.ravel(), minlength=n)
+    lost = np.flatnonzero(holders == 0)
+    room = min(int(np.ceil(reach * n - 1e-9)), held.size) - (n - len(lost))
+    if room <= 0:
+        return held
+    by_item = local.T.tocsr()
+    best = np.asarray(by_item[lost].max(axis=1).todense()).ravel()
+    lost = lost[np.argsort(-best, kind="stable")[:room]]
+    wish = by_item[lost].toarray()
+    is_open = np.ones(n_sets, dtype=bool)
+    while len(lost):
+        wish[:, ~is_open] = -1
+        favourite, done = wish.argmax(axis=1), np.zeros(len(lost), dtype=bool)
+        for number in np.unique(favourite):
+            asking = np.flatnonzero(favourite == number)
+            asking = asking[np.argsort(-wish[asking, number], kind="stable")]
+            spare = np.flatnonzero(holders[held[number]] > 1)
+            worth = local[[number]].toarray()[0]
+            spare = spare[np.argsort(worth[held[number, spare]], kind="stable")][: len(asking)]
+            holders[held[number, spare]] -= 1
+            held[number, spare] = lost[asking[: len(spare)]]
+            holders[held[number, spare]] += 1
+            done[asking[: len(spare)]] = True
+            is_open[number] = len(spare) == len(asking)
+        lost, wish = lost[~done], wish[~done]
+    return held
