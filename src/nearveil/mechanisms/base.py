@@ -21,6 +21,7 @@ from sklearn.exceptions import NotFittedError
 
 from nearveil.errors import NearveilError
 from nearveil.privacy import Basis, Guarantee
+from nearveil.privacy.checks import check_integer
 from nearveil.privacy.noise import Source, secure_source
 
 _MAGIC = b"NVM"
@@ -365,9 +366,7 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
 
     def answer_bytes(self, n: int) -> int:
         """Return the bytes of an answer with compact codes that holds `n` candidates for each target of a message."""
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
-            raise ValueError("n must be a whole number of candidates")
-        return CODE_BYTES * int(n)
+        return CODE_BYTES * check_integer(n, "n")
 
     @property
     def guarantee(self) -> Guarantee:
@@ -563,14 +562,6 @@ def checked_number(value: float, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise ValueError(f"{name} must be a number")
     return float(value)
-
-
-def checked_positive(value: float, name: str) -> float:
-    """Return a positive, finite number, or say what is wrong with it."""
-    number = checked_number(value, name)
-    if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"{name} must be positive and finite")
-    return number
 
 
 def checked_rows(X: ArrayLike, name: str) -> Floats:

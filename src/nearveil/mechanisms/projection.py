@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from nearveil.manifold import SupervisedManifold
 from nearveil.mechanisms.base import Floats, TractableRelease, checked_rows, fingerprint, scale_to_unit
+from nearveil.privacy.checks import check_integer
 
 Kind = Literal["pca", "random", "manifold"]
 
@@ -107,28 +108,18 @@ def _learn_projection(
     rows = features[features.any(axis=1)]
     n, d = rows.shape
     most = {"pca": min(n, d), "random": d, "manifold": n}[kind]
-    size = _checked_components(n_components, most, kind)
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 32:
-        raise ValueError("projection_seed must be an integer from 0 to 2^32 - 1")
-    public_id = fingerprint(kind, size, int(seed))
+    if most == 0:
+        raise ValueError("public_X must hold a row that differs from the others, to learn a projection from")
+    size = min(_COMPONENTS, most) if n_components is None else check_integer(n_components, "n_components", 1, most)
+    seed = check_integer(seed, "projection_seed", 0, (1 << 32) - 1)
+    public_id = fingerprint(kind, size, seed)
     if kind == "pca":  # without its centring: features are centred already
         return Projection(size, public_id, matrix=PCA(size, svd_solver="full").fit(rows).components_.T)
     if kind == "random":
-        return Projection(size, public_id, matrix=_draw_orthonormal(d, size, int(seed)))
+        return Projection(size, public_id, matrix=_draw_orthonormal(d, size, seed))
     known = None if labels is None else labels[features.any(axis=1)]
-    manifold = SupervisedManifold(size, random_state=int(seed))
+    manifold = SupervisedManifold(size, random_state=seed)
     return Projection(size, public_id, transformer=manifold.fit(rows, known))
-
-
-def _checked_components(n_components: int | None, most: int, kind: str) -> int:
-    if most == 0:
-        raise ValueError("public_X must hold a row that differs from the others, to learn a projection from")
-    if n_components is None:
-        return min(_COMPONENTS, most)
-    whole = isinstance(n_components, int | np.integer) and not isinstance(n_components, bool)
-    if not whole or not 1 <= n_components <= most:
-        raise ValueError(f'n_components must be an integer from 1 to {most} for projection="{kind}" of these rows')
-    return int(n_components)
 
 
 def _draw_orthonormal(d: int, size: int, seed: int) -> Floats:

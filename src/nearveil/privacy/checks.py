@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, get_args
 
 MAX_EPSILON = 500.0
@@ -16,7 +17,7 @@ LONGEST_TEXT = 200
 def _check(value: Any, name: str, wanted: str, fits: Callable[[float], bool]) -> float:
     """Return `value` as a float that `fits`, or say that it must `wanted`."""
     try:
-        number = math.nan if isinstance(value, str | bytes) else float(value)
+        number = math.nan if isinstance(value, str | bytes | bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not fits(number):
@@ -70,6 +71,14 @@ def check_count(value: int, name: str, least: int = 0) -> int:
     wanted = f"be a whole number of at least {least}"
     _check(value, name, wanted, lambda number: number.is_integer() and number >= least)
     # Through a float, a count above 2^53 would be rounded, perhaps down.
+    return int(value)
+
+
+def check_integer(value: Any, name: str, least: int = 0, most: float = math.inf) -> int:
+    """Return an integer from `least` to `most` as an int, or raise; no float is one, and no boolean."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value <= most:
+        bounds = f"of at least {least}" if math.isinf(most) else f"from {least} to {most}"
+        raise ValueError(f"{name} must be an integer {bounds}")
     return int(value)
 
 

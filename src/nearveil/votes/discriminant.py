@@ -17,7 +17,6 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nearveil.privacy import Guarantee
-from nearveil.privacy.noise import secure_source
 from nearveil.votes._ballots import make_hard_votes, run_shielded
 from nearveil.votes.discriminant_model import (
     COUNT_UNIT,
@@ -35,12 +34,12 @@ from nearveil.votes.discriminant_model import (
 from nearveil.votes.neighbors import LONGEST
 from nearveil.votes.plan import Ballot, GaussianSums, VotePlan, Wish, make_plan
 from nearveil.votes.public_discriminant import (
+    BASIS,
     CLEAR,
     MOST_CLASSES,
     MOST_PUBLICATIONS,
     PublicDiscriminant,
     check_publishable,
-    discriminant_guarantee,
 )
 from nearveil.votes.spending import ExhaustedError, PayingEstimator, find_account, name_inferred_unit, open_spending
 
@@ -349,7 +348,7 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         rows: Rows
         rows, _ = run_shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)
         classes, labels, _ = make_hard_votes(y, self.classes)
-        check_publishable(classes, rows.shape[1])
+        check_publishable(classes, rows.shape[1], self.unit)
         if public is None:
             if rows.shape[1] > _MOST_UNPROJECTED:
                 raise ValueError(f"public must be given for rows of more than {_MOST_UNPROJECTED:,} features")
@@ -388,20 +387,8 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         return min(max(round(_COMPONENTS * math.sqrt(rows_per_noise)), _LEAST_COMPONENTS), MOST_COMPONENTS)
 
     def _guarantee(self, plan: VotePlan) -> Guarantee:
-        stated = plan.guarantee(
-            self.delta,
-            unit=name_inferred_unit(self.unit) if self.classes is None else self.unit,
-            source=secure_source(),
-        )
-        (event, count), *_ = plan.events
-        return discriminant_guarantee(
-            event.noise_multiplier,
-            count,
-            epsilon=stated.epsilon,
-            delta=stated.delta,
-            unit=stated.unit,
-            extra_delta=stated.extra_delta,
-        ).with_source(self._source)
+        unit = name_inferred_unit(self.unit) if self.classes is None else self.unit
+        return replace(plan.guarantee(self.delta, unit=unit, source=self._source), basis=BASIS)
 
     def _pay(self, plan: VotePlan, guarantee: Guarantee) -> None:
         account = find_account(self.ledger, self.account, plan, guarantee)

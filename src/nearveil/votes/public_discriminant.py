@@ -34,7 +34,7 @@ _LARGEST = {
 }
 CLEAR = 5
 """A class is learned well if it has this many times as many records as there is noise on their count."""
-_BASIS = Basis("Gaussian mechanism on whole-number sums, priced by PLD", "docs/theory/private-discriminant.md")
+BASIS = Basis("Gaussian mechanism on whole-number sums, priced by PLD", "docs/theory/private-discriminant.md")
 _KINDS = {"U": str, "i": int, "f": float, "b": bool}
 
 
@@ -259,8 +259,9 @@ class PublicDiscriminant:
         return arrays if projection.components is None else {**arrays, "components": projection.components}
 
 
-def check_publishable(classes: NDArray[Any], n_features: int) -> None:
-    """Refuse classes and features that no published model can hold: before anything is paid."""
+def check_publishable(classes: NDArray[Any], n_features: int, unit: str) -> None:
+    """Refuse what no published model can hold: before anything is paid."""
+    _check_words(unit)
     if _kind_of(classes) not in _KINDS:
         raise ValueError("classes must be text or numbers")
     labels = _list_classes(classes)
@@ -345,27 +346,22 @@ def _read_guarantee(fields: dict[str, Any]) -> Guarantee:
     publications, reason, unit = fields["publications"], fields["reason"], fields["unit"]
     if type(publications) is not int or not 1 <= publications <= MOST_PUBLICATIONS:
         raise ModelError(f"publications must be from 1 to {MOST_PUBLICATIONS}")
-    return discriminant_guarantee(
-        float(fields["noise_multiplier"]),
-        publications,
+    _check_words(unit, reason)
+    return Guarantee(
         epsilon=float(fields["epsilon"]),
         delta=float(fields["delta"]),
+        protects="database",
         unit=unit,
-        extra_delta=float(fields["extra_delta"]),
+        relation="add-remove",
+        basis=BASIS,
         sound=not reason,
         reason=reason,
+        events=(SelfComposedDpEvent(GaussianDpEvent(float(fields["noise_multiplier"])), publications),),
+        extra_delta=float(fields["extra_delta"]),
         source=fields["source"],
     )
 
 
-def discriminant_guarantee(noise_multiplier: float, publications: int, **stated: Any) -> Guarantee:
-    """Return the guarantee of so many releases of sums with Gaussian noise."""
-    if not (_fits(stated["unit"]) and _fits(stated.get("reason", ""))):
+def _check_words(*texts: Any) -> None:
+    if not all(map(_fits, texts)):
         raise ModelError(f"unit and reason must be text of at most {_LONGEST_WORDS} characters that print")
-    return Guarantee(
-        protects="database",
-        relation="add-remove",
-        basis=_BASIS,
-        events=(SelfComposedDpEvent(GaussianDpEvent(noise_multiplier), publications),),
-        **stated,
-    )

@@ -5,14 +5,14 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from decimal import Decimal, localcontext
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import numpy as np
 from dp_accounting import DpEvent, SelfComposedDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
 
-from nearveil.mechanisms.base import Floats, Message, TractableRelease, checked_positive, make_guarantee
+from nearveil.mechanisms.base import Floats, Message, TractableRelease, make_guarantee
 from nearveil.mechanisms.bits._laws import (
     LEAST,
     MOST,
@@ -36,6 +36,7 @@ from nearveil.mechanisms.covers.covers import checked_epsilon
 from nearveil.mechanisms.covers.learning import centres
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
+from nearveil.privacy.checks import check_choice, check_integer, check_positive
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
 from nearveil.privacy.noise.calibration import round_up
@@ -137,7 +138,7 @@ class BitwiseRelease(ProjectedRelease):
                 "epsilon must be given, the exact one of a message, or nominal_epsilon, the paper's; and not both"
             )
         if self.nominal_epsilon is not None:
-            nominal = checked_positive(self.nominal_epsilon, "nominal_epsilon")
+            nominal = check_positive(self.nominal_epsilon, "nominal_epsilon")
             if not LEAST * length <= nominal <= MOST * length:
                 raise ValueError(
                     f"nominal_epsilon must be from {LEAST * length:.3g} to {MOST * length:.6g} for {length} bits"
@@ -176,20 +177,17 @@ class BitwiseRelease(ProjectedRelease):
 
     def _make_encoding(self) -> Encoding:
         for name in ("integer_bits", "fraction_bits"):
-            bits = getattr(self, name)
-            if isinstance(bits, bool) or not isinstance(bits, int | np.integer) or not 0 <= bits <= MOST_BITS:
-                raise ValueError(f"{name} must be a whole number from 0 to {MOST_BITS}")
+            check_integer(getattr(self, name), name, 0, MOST_BITS)
         if not self._least_bits <= self.integer_bits + self.fraction_bits <= MOST_BITS:
             raise ValueError(f"integer_bits + fraction_bits must be from {self._least_bits} to {MOST_BITS}")
         self._check_alpha()
-        for name, choices in (("pairs", get_args(Pairs)), ("decoder", get_args(Decoder))):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}")
-        scale = checked_positive(self.scale, "scale")
+        check_choice(self.pairs, "pairs", Pairs)
+        check_choice(self.decoder, "decoder", Decoder)
+        scale = check_positive(self.scale, "scale")
         return Encoding(int(self.integer_bits), int(self.fraction_bits), scale, self.rounding)
 
     def _check_alpha(self) -> None:
-        if self.alpha is None or not _ALPHAS[0] <= checked_positive(self.alpha, "alpha") <= _ALPHAS[1]:
+        if self.alpha is None or not _ALPHAS[0] <= check_positive(self.alpha, "alpha") <= _ALPHAS[1]:
             raise ValueError(f"alpha must be from {_ALPHAS[0]:g} to {_ALPHAS[1]:g}")
 
     @property
@@ -428,11 +426,8 @@ class Unary(TractableRelease):
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
         del labels
-        if self.kind not in get_args(UnaryKind):
-            raise ValueError('kind must be "symmetric" or "optimised"')
-        whole = isinstance(self.n_cells, int | np.integer) and not isinstance(self.n_cells, bool)
-        if not whole or not 2 <= self.n_cells <= min(_MOST_CELLS, len(features)):
-            raise ValueError(f"n_cells must be a whole number from 2 to {_MOST_CELLS}, at most that of public rows")
+        check_choice(self.kind, "kind", UnaryKind)
+        check_integer(self.n_cells, "n_cells", 2, min(_MOST_CELLS, len(features)))
         law = unary_law(self.epsilon, self.kind)
         self.centroids_ = centres(features.astype(np.float32), int(self.n_cells), seed=0).astype(np.float64)
         own = self._cells(features)

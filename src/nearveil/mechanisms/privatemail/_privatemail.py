@@ -28,13 +28,13 @@ from nearveil.mechanisms.privatemail._sound import (
     SoundEngine,
     aligned_distances,
     calibrate_steps,
-    checked_count,
     choose_anchors,
     prepare_anchors,
     sensitivities,
 )
 from nearveil.mechanisms.privatemail.published import EXPERIMENTS, REASONS, Experiment, PublishedEngine, Recipe, Version
 from nearveil.privacy import Guarantee
+from nearveil.privacy.checks import check_integer
 from nearveil.privacy.noise import LARGEST_EPSILON, Source, secure_source
 
 
@@ -205,7 +205,7 @@ class PrivateMail(Release):
         """Take further public steps of a message; whoever fitted the same public rows can do so."""
         self._check_fitted()
         self._check_message(message)
-        further = checked_count(steps)
+        further = check_integer(steps, "steps", 0, MOST_STEPS)
         if self._engine.read(message)[2] + further > MOST_STEPS:
             raise ValueError(f"steps must not take the message beyond {MOST_STEPS} in all")
         return Message(self.name, message.public_id, self._engine.take_steps(message, further), message.seeded)
@@ -225,9 +225,8 @@ class PrivateMail(Release):
         """
         features = self.features(gallery, "gallery", lenient=True)
         labels = None if gallery_labels is None else checked_labels(gallery_labels, len(features), "gallery_labels")
-        return self._engine.embed_gallery(
-            features, labels, self.n_public_steps if steps is None else checked_count(steps)
-        )
+        taken = self.n_public_steps if steps is None else check_integer(steps, "steps", 0, MOST_STEPS)
+        return self._engine.embed_gallery(features, labels, taken)
 
     def rank_each(
         self, message: Message, gallery: ArrayLike | GalleryEmbedding, gallery_labels: ArrayLike | None = None

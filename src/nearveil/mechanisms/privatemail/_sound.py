@@ -90,13 +90,6 @@ def checked_array(message: Message, name: str, columns: int, least: int) -> Floa
     return rows
 
 
-def checked_count(steps: object) -> int:
-    """Return a number of public steps, or refuse it."""
-    if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or not 0 <= steps <= MOST_STEPS:
-        raise ValueError(f"steps must be a whole number from 0 to {MOST_STEPS}")
-    return int(steps)
-
-
 def checked_steps(message: Message) -> int:
     """Return how many public steps a message has taken."""
     steps = message["steps"]

@@ -15,14 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from nearveil.mechanisms.base import Floats, Message, make_guarantee, read_vector
-from nearveil.mechanisms.projection import ProjectedRelease
+from nearveil.mechanisms.base import Floats, Message
 from nearveil.mechanisms.vectors._gaussian import LINK
-from nearveil.mechanisms.vectors._privunit import CELL, round_to_cells
-from nearveil.privacy import Guarantee
-from nearveil.privacy.events import PureDp
+from nearveil.mechanisms.vectors._privunit import DirectionRelease, check_channel, round_to_cells
 from nearveil.privacy.noise import Source
-from nearveil.privacy.noise.calibration import as_double, round_down
+from nearveil.privacy.noise.calibration import round_down
 from nearveil.privacy.noise.samplers import Table, alias_table, gaussian_integers, look_up
 
 EPSILONS = (1e-2, 64.0)
@@ -99,11 +96,7 @@ def calibrate(epsilon: float, dimension: int) -> FisherChannel:
     (epsilon, extra_delta)-DP by Theorem 4 of docs/theory/baselines.md; attacked by
     `test_the_heights_are_those_of_the_density` and `test_what_the_fisher_channel_costs`.
     """
-    value = as_double(epsilon)
-    if isinstance(epsilon, bool) or not isinstance(value, float) or not EPSILONS[0] <= value <= EPSILONS[1]:
-        raise ValueError(f"epsilon must be a number from {EPSILONS[0]:g} to {EPSILONS[1]:g}; got {epsilon!r}")
-    if not 1 <= dimension <= LARGEST_DIMENSION:
-        raise ValueError(f"X must have 1 to {LARGEST_DIMENSION} columns after the projection")
+    value = check_channel(epsilon, EPSILONS, dimension, LARGEST_DIMENSION)
     size = max(LEAST_DIMENSION, dimension)
     reach = _reach(value / 2, size)
     cost = 2 * _bending(value / 2, size, reach) + 2 * arithmetic_cost(size, reach) + _WEIGHTS
@@ -145,7 +138,7 @@ _CHUNK = 1 << 17  # coordinates at a time
 
 
 @dataclass(eq=False, repr=False)
-class VonMisesFisher(ProjectedRelease):
+class VonMisesFisher(DirectionRelease):
     """Tell a direction by a random one around it, of density ``exp(kappa <g, x>)`` (Weggenmann and Kerschbaum 2021).
 
     Two rows at a Euclidean distance r are told apart by a factor of at most ``exp(kappa r)``: metric privacy, with
@@ -176,19 +169,7 @@ class VonMisesFisher(ProjectedRelease):
     """
 
     name = "von-mises-fisher"
-
-    epsilon: float
-
-    def _make_guarantee(self) -> Guarantee:
-        """For any two rows (Theorem 4 of docs/theory/baselines.md)."""
-        return make_guarantee(
-            self.channel_.epsilon,
-            self.channel_.extra_delta,
-            "von Mises-Fisher: metric privacy, at the largest distance",
-            LINK,
-            events=(PureDp(self.channel_.epsilon),),
-            extra_delta=self.channel_.extra_delta,
-        )
+    theorem = "von Mises-Fisher: metric privacy, at the largest distance", LINK  # Theorem 4
 
     @property
     def metric_epsilon(self) -> float:
@@ -208,21 +189,13 @@ class VonMisesFisher(ProjectedRelease):
         vectors = np.array([self._vector(message) for message in messages]).reshape(-1, rows.shape[1])
         return np.asarray(self.channel_.kappa / np.sqrt(self.channel_.dimension) * vectors @ rows.T)
 
-    def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
-        self.projection_ = self._fit_projection(features, labels)
-        self.channel_: FisherChannel = calibrate(self.epsilon, self.projection_.n_components)
+    def _calibrate(self, dimension: int) -> FisherChannel:
+        return calibrate(self.epsilon, dimension)
 
-    def _release(self, features: Floats, source: Source) -> list[Message]:
-        rows = self.projection_(features)
+    def _draw(self, rows: Floats, source: Source) -> NDArray[np.int8]:
         step = max(1, _CHUNK // self.channel_.dimension)
-        cells = [round_to_cells(draw(self.channel_, rows[i : i + step], source)) for i in range(0, len(rows), step)]
-        return self._messages(source, vector=np.concatenate(cells))
-
-    def _rank(self, message: Message, prepared: Floats) -> Floats:
-        return np.asarray(prepared @ self._vector(message))
-
-    def _vector(self, message: Message) -> Floats:
-        return read_vector(message, "vector", "int8", self.projection_.n_components) * CELL
+        parts = (draw(self.channel_, rows[i : i + step], source) for i in range(0, len(rows), step))
+        return np.concatenate([round_to_cells(found) for found in parts])
 
     def _public_parts(self) -> tuple[object, ...]:
         return self.projection_.n_components, self.projection_.public_id

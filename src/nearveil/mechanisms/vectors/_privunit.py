@@ -8,10 +8,12 @@ floating point. ``docs/theory/privunit.md`` has the proofs.
 """
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,13 +110,19 @@ def calibrate(epsilon: float, dimension: int) -> PrivUnitChannel:
 
     Attacked by `test_exact_likelihood_ratios_reach_epsilon_and_never_pass_it`.
     """
-    value = as_double(epsilon)
-    if isinstance(epsilon, bool) or not isinstance(value, float) or not EPSILONS[0] <= value <= EPSILONS[1]:
-        raise ValueError(f"epsilon must be a number from {EPSILONS[0]:g} to {EPSILONS[1]:g}; got {epsilon!r}")
-    if not 1 <= dimension <= LARGEST_DIMENSION:
-        raise ValueError(f"X must have 1 to {LARGEST_DIMENSION} columns after the projection")
+    value = check_channel(epsilon, EPSILONS, dimension, LARGEST_DIMENSION)
     tilt = round_down(value - arithmetic_cost(dimension))
     return PrivUnitChannel(value, dimension, tilt, int(np.argmax(_heights(tilt))))
+
+
+def check_channel(epsilon: float, epsilons: tuple[float, float], dimension: int, most: int) -> float:
+    """Return epsilon as a float, or raise: also where rows have too many columns."""
+    value = as_double(epsilon)
+    if isinstance(epsilon, bool) or not isinstance(value, float) or not epsilons[0] <= value <= epsilons[1]:
+        raise ValueError(f"epsilon must be a number from {epsilons[0]:g} to {epsilons[1]:g}; got {epsilon!r}")
+    if not 1 <= dimension <= most:
+        raise ValueError(f"X must have 1 to {most} columns after the projection")
+    return value
 
 
 def arithmetic_cost(dimension: int) -> float:
@@ -221,7 +229,42 @@ _FORMAT = 1  # of the vector in a message
 
 
 @dataclass(eq=False, repr=False)
-class PrivUnit(ProjectedRelease):
+class DirectionRelease(ProjectedRelease):
+    """Tells the direction of a row by cells of a random vector, one byte a coordinate: at a pure epsilon."""
+
+    theorem: ClassVar[tuple[str, str]]  # why that holds, and where it is proved
+
+    epsilon: float
+
+    def _make_guarantee(self) -> Guarantee:
+        epsilon, extra = self.channel_.epsilon, self.channel_.extra_delta
+        return make_guarantee(epsilon, extra, *self.theorem, events=(PureDp(epsilon),), extra_delta=extra)
+
+    def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
+        self.projection_ = self._fit_projection(features, labels)
+        self.channel_ = self._calibrate(self.projection_.n_components)
+
+    def _release(self, features: Floats, source: Source) -> list[Message]:
+        return self._messages(source, vector=self._draw(self.projection_(features), source))
+
+    def _rank(self, message: Message, prepared: Floats) -> Floats:
+        return np.asarray(prepared @ self._vector(message))
+
+    def _vector(self, message: Message) -> Floats:
+        """Return the middle of a message's cells."""
+        return read_vector(message, "vector", "int8", self.projection_.n_components) * CELL
+
+    @abstractmethod
+    def _calibrate(self, dimension: int) -> Any:
+        """Return the channel: the law of a message."""
+
+    @abstractmethod
+    def _draw(self, rows: Floats, source: Source) -> NDArray[np.int8]:
+        """Draw the cells of a message for each row."""
+
+
+@dataclass(eq=False, repr=False)
+class PrivUnit(DirectionRelease):
     """Tell the direction of a private row by a Gaussian vector (Bhowmick et al. 2018, Asi et al. 2022).
 
     A Gaussian vector g is drawn from the cap ``<g, x> >= t`` with probability p and from the rest of space
@@ -267,19 +310,7 @@ class PrivUnit(ProjectedRelease):
     """
 
     name = "privunit"
-
-    epsilon: float
-
-    def _make_guarantee(self) -> Guarantee:
-        """Theorem 5 of docs/theory/privunit.md."""
-        return make_guarantee(
-            self.channel_.epsilon,
-            self.channel_.extra_delta,
-            "PrivUnit",
-            "docs/theory/privunit.md",
-            events=(PureDp(self.channel_.epsilon),),
-            extra_delta=self.channel_.extra_delta,
-        )
+    theorem = "PrivUnit", "docs/theory/privunit.md"
 
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
         """By the middle of a message's cells; that they are cells is counted as noise."""
@@ -287,19 +318,11 @@ class PrivUnit(ProjectedRelease):
         squares = np.einsum("ij,ij->i", vectors, vectors)
         return self.channel_.log_density(vectors @ self.projection_(features).T, squares[:, None])
 
-    def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
-        self.projection_ = self._fit_projection(features, labels)
-        self.channel_: PrivUnitChannel = calibrate(self.epsilon, self.projection_.n_components)
+    def _calibrate(self, dimension: int) -> PrivUnitChannel:
+        return calibrate(self.epsilon, dimension)
 
-    def _release(self, features: Floats, source: Source) -> list[Message]:
-        return self._messages(source, vector=draw(self.channel_, self.projection_(features), source))
-
-    def _rank(self, message: Message, prepared: Floats) -> Floats:
-        return np.asarray(prepared @ self._vector(message))
-
-    def _vector(self, message: Message) -> Floats:
-        """Return the middle of a message's cells."""
-        return read_vector(message, "vector", "int8", self.channel_.dimension) * CELL
+    def _draw(self, rows: Floats, source: Source) -> NDArray[np.int8]:
+        return draw(self.channel_, rows, source)
 
     def _public_parts(self) -> tuple[object, ...]:
         return _FORMAT, self.channel_.epsilon, self.projection_.n_components, self.projection_.public_id

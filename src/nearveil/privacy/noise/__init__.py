@@ -19,7 +19,7 @@ import numpy as np
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.privacy.checks import check_positive, check_range
+from nearveil.privacy.checks import check_integer, check_positive, check_range
 from nearveil.privacy.noise.calibration import (
     DELTAS,
     EPSILONS,
@@ -66,7 +66,7 @@ class _GridNoise:
         # Plain floats: in a narrow type the costs of rounding would be rounded away.
         for name in ("sensitivity", "grid", "scale"):
             object.__setattr__(self, name, check_positive(getattr(self, name), name))
-        _check_size(self.size)
+        check_integer(self.size, "size", *_SIZES)
         mantissa, exponent = math.frexp(self.grid)
         if mantissa != 0.5 or not _GRID_EXPONENTS[0] <= exponent <= _GRID_EXPONENTS[1]:
             raise ValueError(f"grid must be a power of two from 2^-901 to 2^899; got {self.grid!r}")
@@ -172,13 +172,13 @@ class LaplaceNoise(_GridNoise):
 
 def gaussian_grid(sensitivity: float, size: int) -> float:
     """Return the coarsest power of two that raises an L2 sensitivity by at most 2^-16 of itself."""
-    _check_size(size)
+    size = check_integer(size, "size", *_SIZES)
     return _power_below(check_positive(sensitivity, "sensitivity") * _GRID_COST / math.sqrt(size))
 
 
 def laplace_grid(sensitivity: float, size: int) -> float:
     """Return the coarsest power of two that raises an L1 sensitivity by at most 2^-16 of itself."""
-    _check_size(size)
+    size = check_integer(size, "size", *_SIZES)
     return _power_below(check_positive(sensitivity, "sensitivity") * _GRID_COST / size)
 
 
@@ -282,11 +282,6 @@ def _on_grid(values: ArrayLike, noise: GaussianNoise | LaplaceNoise) -> NDArray[
     if np.any(np.abs(array) > _RANGE * noise.grid):
         raise ValueError(f"values must be within 2^61 grid steps, {_RANGE * noise.grid:g}: clip them or pass a grid")
     return np.rint(array / noise.grid).astype(np.int64)  # exact: the grid is a power of two
-
-
-def _check_size(size: int) -> None:
-    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or not _SIZES[0] <= size <= _SIZES[1]:
-        raise ValueError(f"size must be an integer from 1 to 2^40; got {size!r}")
 
 
 def _power_below(value: float) -> float:

@@ -13,6 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.privacy.checks import check_integer
+
 
 class Source(Protocol):
     """A stream of uniform, independent 64-bit words.
@@ -84,9 +86,7 @@ def unsafe_seeded(seed: int) -> Source:
     >>> bool((unsafe_seeded(7).words(5) == unsafe_seeded(7).words(5)).all()), unsafe_seeded(7).sound
     (True, False)
     """
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise ValueError("seed must be an integer of at least 0")
-    return _UnsafeSeeded(int(seed))
+    return _UnsafeSeeded(check_integer(seed, "seed"))
 
 
 TOTAL_BITS = 255  # a table's probabilities are multiples of 2^-255
