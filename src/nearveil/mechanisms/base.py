@@ -1,14 +1,13 @@
 """The one interface of all releases (fit on what is public, release what is private, rank), and their messages."""
 
 import copy
-import dataclasses
 import hashlib
 import json
 import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
@@ -527,9 +526,8 @@ def _make_read_only(value: Any) -> None:
     elif isinstance(value, tuple):
         for part in value:
             _make_read_only(part)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            _make_read_only(getattr(value, field.name))
+    elif is_dataclass(value):
+        _make_read_only(tuple(vars(value).values()))
 
 
 def scale_to_unit(rows: Floats) -> Floats:

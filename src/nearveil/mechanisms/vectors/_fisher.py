@@ -7,7 +7,7 @@ lines between knots; each piece is a truncated exponential distribution, which i
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 
@@ -170,6 +170,8 @@ class VonMisesFisher(DirectionRelease):
 
     name = "von-mises-fisher"
     theorem = "von Mises-Fisher: metric privacy, at the largest distance", LINK  # Theorem 4
+
+    channel_: FisherChannel = field(init=False)
 
     @property
     def metric_epsilon(self) -> float:

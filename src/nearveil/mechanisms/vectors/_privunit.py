@@ -9,7 +9,7 @@ floating point. ``docs/theory/privunit.md`` has the proofs.
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
@@ -311,6 +311,8 @@ class PrivUnit(DirectionRelease):
 
     name = "privunit"
     theorem = "PrivUnit", "docs/theory/privunit.md"
+
+    channel_: PrivUnitChannel = field(init=False)
 
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
         """By the middle of a message's cells; that they are cells is counted as noise."""
