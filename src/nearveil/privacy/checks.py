@@ -76,7 +76,7 @@ def check_count(value: int, name: str, least: int = 0) -> int:
 
 def check_integer(value: Any, name: str, least: int = 0, most: float = math.inf) -> int:
     """Return an integer from `least` to `most` as an int, or raise; no float is one, and no boolean."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
         bounds = f"of at least {least}" if math.isinf(most) else f"from {least} to {most}"
         raise ValueError(f"{name} must be an integer {bounds}")
     return int(value)
