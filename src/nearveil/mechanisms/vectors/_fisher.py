@@ -169,7 +169,7 @@ class VonMisesFisher(DirectionRelease):
     """
 
     name = "von-mises-fisher"
-    theorem = "von Mises-Fisher: metric privacy, at the largest distance", LINK  # Theorem 4
+    _theorem = "von Mises-Fisher: metric privacy, at the largest distance", LINK  # Theorem 4
 
     channel_: FisherChannel = field(init=False)
 

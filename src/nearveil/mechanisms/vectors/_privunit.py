@@ -232,13 +232,13 @@ _FORMAT = 1  # of the vector in a message
 class DirectionRelease(ProjectedRelease):
     """Tells the direction of a row by cells of a random vector, one byte a coordinate: at a pure epsilon."""
 
-    theorem: ClassVar[tuple[str, str]]  # why that holds, and where it is proved
+    _theorem: ClassVar[tuple[str, str]]  # why that holds, and where it is proved
 
     epsilon: float
 
     def _make_guarantee(self) -> Guarantee:
         epsilon, extra = self.channel_.epsilon, self.channel_.extra_delta
-        return make_guarantee(epsilon, extra, *self.theorem, events=(PureDp(epsilon),), extra_delta=extra)
+        return make_guarantee(epsilon, extra, *self._theorem, events=(PureDp(epsilon),), extra_delta=extra)
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
         self.projection_ = self._fit_projection(features, labels)
@@ -310,7 +310,7 @@ class PrivUnit(DirectionRelease):
     """
 
     name = "privunit"
-    theorem = "PrivUnit", "docs/theory/privunit.md"
+    _theorem = "PrivUnit", "docs/theory/privunit.md"
 
     channel_: PrivUnitChannel = field(init=False)
 
