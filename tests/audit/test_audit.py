@@ -107,7 +107,7 @@ def test_the_worst_of_several_pairs_is_found() -> None:
 def test_a_density_that_is_not_that_of_the_runs_is_not_trusted() -> None:
     """Half of the noise is missing, and the stated density does not know."""
     noise = calibrate_laplace(1.0, sensitivity=1.0, size=1)
-    from nearveil.audit._laws import make_noise_experiment
+    from nearveil.audit._releases import make_noise_experiment
 
     stated, real = make_noise_experiment(noise), make_noise_experiment(replace(noise, scale=noise.scale / 2))
     mixed = replace(stated, run=real.run)

@@ -17,8 +17,7 @@ import nearveil.mechanisms
 import nearveil.votes
 from nearveil.audit import Experiment, audit, list_mechanisms, list_specimens
 from nearveil.audit import _specimens as broken
-from nearveil.audit._laws import make_noise_experiment
-from nearveil.audit._releases import make_session_experiment
+from nearveil.audit._releases import make_noise_experiment, make_session_experiment
 from nearveil.audit.attacks import make_time_experiment, make_wire_experiment
 from nearveil.audit.attacks._clock import CountingSource, count_lines
 from nearveil.audit.registry import list_not_audited, make_experiment

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from nearveil.audit import _specimens as broken
 from nearveil.audit._experiment import Experiment
-from nearveil.audit._laws import make_noise_experiment
-from nearveil.audit._releases import make_projector_experiment, make_release_experiment
+from nearveil.audit._releases import make_noise_experiment, make_projector_experiment, make_release_experiment
 from nearveil.audit._voters import make_discriminant_experiment, make_membership_experiment, make_student_experiment
 from nearveil.audit.attacks._clock import make_clock_experiment, make_time_experiment, time_choice
 from nearveil.audit.attacks._wire import make_wire_experiment

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
+from functools import wraps
 from importlib.resources import files
 from typing import Any
 
@@ -19,7 +20,7 @@ from nearveil.features.images import MOST_BYTES
 from nearveil.service.server.connections import Connection, Server, Slots
 from nearveil.ui._audit import Auditor
 from nearveil.ui._door import PageEntry, PageGuard, error_dict, name_cookie
-from nearveil.ui._errors import Trouble, describe_error, failure, too_large
+from nearveil.ui._errors import Trouble, describe_error, describe_failure, describe_too_large
 from nearveil.ui._views import list_accounts, list_history, plan_questions, verify_ledger
 from nearveil.ui.session import PageSession, Question
 
@@ -84,25 +85,8 @@ def _let_in(request: Request, entry: PageEntry, port: int, token: str, held: dic
 
 
 def _add_questions(app: FastAPI, session: PageSession) -> None:
-    @app.get("/api/galleries")
-    def galleries() -> dict[str, Any]:
-        return _run_plainly(session.galleries)
-
-    @app.get("/api/map")
-    def public_map(gallery: str, candidates: float | None = None) -> dict[str, Any]:
-        return _run_plainly(lambda: session.map(gallery, candidates))
-
-    @app.get("/api/preview")
-    def preview(epsilon: float) -> dict[str, Any]:
-        return _run_plainly(lambda: session.preview(epsilon))
-
-    @app.get("/api/about")
-    def about() -> dict[str, Any]:
-        return _run_plainly(session.about)
-
-    @app.get("/api/picture")
-    def picture(gallery: str, candidates: float | None = None) -> dict[str, Any]:
-        return _run_plainly(lambda: session.picture(gallery, candidates))
+    for work in (session.galleries, session.map, session.preview, session.about, session.picture):
+        app.get(f"/api/{work.__name__}")(_explain(work))
 
     @app.post("/api/ask")
     async def ask(
@@ -178,7 +162,9 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     def failed(_: Request, __: Exception) -> JSONResponse:
-        return JSONResponse(error_dict(failure()), 500)  # it is raised on, to the edge, which writes down what it was
+        return JSONResponse(
+            error_dict(describe_failure()), 500
+        )  # it is raised on, to the edge, which writes down what it was
 
     @app.exception_handler(HTTPException)
     def unknown(_: Request, error: HTTPException) -> JSONResponse:
@@ -195,6 +181,16 @@ def _run_plainly(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     raise trouble
 
 
+def _explain(work: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Return the same work, with the same parameters, that says in words why it cannot be done."""
+
+    @wraps(work)
+    def run(**given: Any) -> dict[str, Any]:
+        return _run_plainly(lambda: work(**given))
+
+    return run
+
+
 def _is_listening(request: Request) -> bool:
     """Return whether the browser still waits: it may have lost its patience, or loaded the page anew."""
     return not from_thread.run(request.is_disconnected)
@@ -205,12 +201,12 @@ async def _read_body(request: Request, most: int) -> bytes:
     length = request.headers.get("content-length", "0")
     parts, size = [], int(length) if length.isdigit() and len(length) < 16 else most + 1
     if size > most:
-        raise too_large()
+        raise describe_too_large()
     size = 0
     async for part in request.stream():
         size += len(part)
         if size > most:
-            raise too_large()
+            raise describe_too_large()
         parts.append(part)
     return b"".join(parts)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nearveil.ui._errors import Trouble, failure
+from nearveil.ui._errors import Trouble, describe_failure
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class PageGuard:
             # Of an error its type is written down, and not its text: that may hold what is private.
             _LOG.error("a request failed: %s", type(error).__name__)
             if not begun:
-                await _send_error(sending, failure())
+                await _send_error(sending, describe_failure())
 
     def _check(self, scope: Scope) -> None:
         headers = _read_headers(scope["headers"])

@@ -39,24 +39,24 @@ def describe_error(error: Exception) -> Trouble:
     raise error
 
 
-def too_large() -> Trouble:
+def describe_too_large() -> Trouble:
     """Return what is said of an image beyond the limits."""
     words = f"This image is too large: at most 64 megapixels and 64 MiB are read. Save a smaller copy. {_NOTHING}"
     return Trouble(413, "too_large", words)
 
 
-def failure() -> Trouble:
+def describe_failure() -> Trouble:
     """Return what is said where nobody knows more."""
     return Trouble(500, "failed", "Something went wrong here that nobody thought of. Load the page anew.")
 
 
-def relisted() -> Trouble:
+def describe_new_listing() -> Trouble:
     """Return what is said where a gallery has changed what its images are compared by."""
     words = f"The gallery has other features than when it was listed. It is listed anew: ask again. {_NOTHING}"
     return Trouble(409, "listing", words)
 
 
-def spoiled() -> Trouble:
+def describe_spoiled() -> Trouble:
     """Return what is said of an error after the debit: whatever it says itself, something was paid."""
     words = (
         "The question is paid for, and something went wrong here before its answer could be shown. It waits "
@@ -67,7 +67,7 @@ def spoiled() -> Trouble:
 
 def _describe_image(error: ImageError) -> Trouble:
     if error.reason == TOO_LARGE:
-        return too_large()
+        return describe_too_large()
     words = f"This file cannot be used as an image. It is {_end_sentence(error.reason)} {_NOTHING}"
     return Trouble(422, "image", words)
 

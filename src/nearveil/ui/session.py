@@ -20,7 +20,7 @@ from nearveil.protocol.client import ClientProtocol, PublicPart
 from nearveil.search.outlook import EPSILONS, K, Outlook, Singles, find_share, make_outlook
 from nearveil.service import Client, GalleryInfo, UnansweredError
 from nearveil.service.client.questions import unpack_messages
-from nearveil.ui._errors import Trouble, relisted, spoiled
+from nearveil.ui._errors import Trouble, describe_new_listing, describe_spoiled
 from nearveil.ui._map_view import Last, Picture
 from nearveil.ui._views import describe_balance, image_address, preview_cost, view_classified, view_nearest
 
@@ -150,7 +150,7 @@ class PageSession:
         """Return what is left of the account that pays."""
         return describe_balance(self.purse.account)
 
-    def map(self, gallery: str, candidates: float | None) -> dict[str, Any]:
+    def map(self, gallery: str, candidates: float | None = None) -> dict[str, Any]:
         """Return what the public map of a gallery says, and what can be expected of it."""
         public = self.client.map(candidates, gallery=gallery)
         found = self._find_outlook(public)
@@ -203,7 +203,7 @@ class PageSession:
                 raise Trouble(404, "question", "This question waits for no answer here. Load the page anew.")
             return {**self._answer(key, self._waiting[key], listens), "cost": "0"}
 
-    def picture(self, gallery: str, candidates: float | None) -> dict[str, Any]:
+    def picture(self, gallery: str, candidates: float | None = None) -> dict[str, Any]:
         """Return the map as a picture, with what the last answer showed. Nothing is asked but for the map."""
         public = self.client.map(candidates, gallery=gallery)
         name = public.map.map_id
@@ -236,7 +236,7 @@ class PageSession:
         public = self.client.map(question.candidates, gallery=info.name)
         if public.fingerprint != info.fingerprint:  # the row is of no use there, and its width need not show it
             self.galleries()
-            raise relisted()
+            raise describe_new_listing()
         # Decided by the gallery, never by the image.
         images = "thumbnails" in public.offers and public.map.set_size <= _MOST_IMAGES
         nearest = self.client.nearest(
@@ -267,7 +267,7 @@ class PageSession:
         if self.purse.debit is None:  # not looked at yet: what waited before waits on, unless its gallery is another
             return error, waits and not isinstance(error, Trouble)
         _LOG.error("a question failed: %s", type(error).__name__)
-        return spoiled(), True
+        return describe_spoiled(), True
 
     def _read_messages(self) -> tuple[Message, ...]:
         """Return what was sent, as the ledger keeps it."""
