@@ -115,10 +115,7 @@ def make_panels(lines: int, columns: int, size: tuple[float, float], **shared: A
 def make_grid(
     frame: pd.DataFrame, size: tuple[float, float], *, column: str, line: str | None = None, **shared: Any
 ) -> tuple[Figure, Any, list[tuple[Axes, Any, pd.DataFrame]]]:
-    """Return a figure with a panel for each value of `column`, and of `line` where that is given.
-
-    Besides the axes, each panel comes with its values, those of the line first, and with the rows that have them.
-    """
+    """Return a figure, and a panel with its values and rows for each value of `column`, and of `line` if given."""
     names = [column] if line is None else [line, column]
     values = [frame[name].unique() for name in names]
     figure, panels = make_panels(len(values[0]) if line else 1, len(values[-1]), size, **shared)

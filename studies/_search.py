@@ -61,11 +61,7 @@ class Halves:
 
 
 def split_classes(name: str, seed: int, half: int, *, whole_gallery: bool) -> Halves:
-    """Return public rows of one half of the classes, a gallery, and queries of all classes.
-
-    Which image is public, which is in the gallery and which is a query does not depend on `half`, so that each query
-    can be asked once as one of a known class and once as one of an unknown class.
-    """
+    """Return public rows of one half of the classes, a gallery, and queries: the same for both halves."""
     found = load_features(name)
     X, y = found.features, found.labels
     order = np.random.default_rng(seed).permutation(len(y))

@@ -93,10 +93,7 @@ def compute_lower_bound(plan: Plan, *, votes: bool = True) -> float:
 
 
 def compute_votes_lower_bound(plan: Plan) -> float:
-    """Return what the votes alone cost for a pair of databases that exists: records of one class, and one of another.
-
-    Where that one is in a sample it votes, and another does not. All privacy losses are rounded down.
-    """
+    """Return what the votes alone cost at least, for one record of another class than all others."""
     return float(_compose_votes(plan).get_epsilon_for_delta(DELTA + _FFT))
 
 

@@ -291,10 +291,7 @@ def run(data: Photos, folder: Path, console: Console) -> tuple[dict[float, Figur
 
 
 def add_extractor(data: Photos) -> Photos:
-    """Return a gallery whose features can be made of a file that is dropped.
-
-    Photographs have an extractor. Handwritten digits are rows of scikit-learn: some are taken as pictures instead.
-    """
+    """Return a gallery whose features can be made of a file that is dropped: digits become pictures."""
     if data.fingerprint:
         return data
     extractor = HogColor()

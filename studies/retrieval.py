@@ -341,10 +341,7 @@ def compute_differences(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def compute_gains(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return, for each seed, how many true neighbours a budget finds beyond what asking nothing finds.
-
-    Method "ceiling" is what no method can pass.
-    """
+    """Return how many true neighbours a budget finds beyond the floor; no method passes "ceiling"."""
     found, paid = select(rows, part="recall", f=BUDGET_FRACTION), select(rows, part="budget")
     found = found[found["method"].isin(_KNOWN_GAIN)]
     kinds = found["method"].where(found["method"] == "analytic Gaussian", "a pure message")

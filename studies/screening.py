@@ -67,10 +67,7 @@ def _compute_divergences(orders: Floats, votes: Iterable[int]) -> list[Row]:
 
 
 def find_worst(orders: Floats, which: int) -> list[Row]:
-    """Return the maximum over all max-votes, at the first or the last of those that attain it.
-
-    Below and above the threshold there is often one each.
-    """
+    """Return the maximum over all max-votes, at the first or the last that attains it."""
     found = {float(order): screening_rdp(float(order), SCREENING) for order in orders}
     return [
         {"kind": "worst", "order": order, "votes": int(t), "neighbour": int(u), "rdp": float(worst.value)}
@@ -80,10 +77,7 @@ def find_worst(orders: Floats, which: int) -> list[Row]:
 
 
 def compute_rdp(orders: Floats, screening: NoisyScreening, *, sampling_rate: float = 1.0) -> Floats:
-    """Return the Renyi divergence of one screening from a neighbour's, the worst for a given max-vote.
-
-    Both neighbours, one vote more and one less, and both directions are tried.
-    """
+    """Return the Renyi divergence of one screening, the worst neighbour and direction of each max-vote."""
     base, moved, votes = log_pairs(screening, sampling_rate, 0)
     out = np.zeros((len(orders), screening.n_neighbors + 1))
     for row, order in zip(out, orders, strict=True):
@@ -117,10 +111,7 @@ def compute_costs(count: int) -> list[Row]:
 def find_worst_pair(
     count: int, screening: NoisyScreening, *, sampling_rate: float, delta: float
 ) -> tuple[float, tuple[int, int]]:
-    """Return what the costliest fixed pair costs, and the pair: a search, coarse and then fine.
-
-    Any pair gives a lower bound, so a better one that the search misses only makes the bound weaker.
-    """
+    """Search for the costliest fixed pair; one that is missed only makes the lower bound weaker."""
     directions: tuple[Literal["add", "remove"], ...] = ("add", "remove")
 
     def best(lower_votes: Sequence[int]) -> tuple[float, tuple[int, int]]:

@@ -163,11 +163,7 @@ def climb_target(anchors: Floats, others: Floats, bandwidth: float, ends: Floats
 def search_target(
     anchors: Floats, others: Floats, *, bandwidth: float, rng: np.random.Generator, starts: int = STARTS
 ) -> float:
-    """Search for the two targets whose rows are farthest apart.
-
-    Half of the starts lie along the directions in which anchors and starts vary together, the others
-    are random or near anchors.
-    """
+    """Search for the two targets whose rows are farthest apart."""
     d = anchors.shape[1]
     together = np.linalg.svd((anchors - anchors.mean(axis=0)).T @ (others - others.mean(axis=0)), full_matrices=False)
     best = 0.0

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,3 +45,13 @@ def test_a_client_loads_nothing_of_a_server_an_index_or_a_ledger() -> None:
     ).stdout.split()
     assert others == []
     assert int(count) <= 60
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    names = [
+        node.name
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert [name for name, count in Counter(names).items() if count > 1] == []

@@ -123,10 +123,7 @@ def _take_opposites(mean: Floats, direction: Floats) -> Pair:
 
 
 def _find_pairs(release: Any, source: Source) -> tuple[Pair, ...]:
-    """Return opposite rows, those that a pilot finds farthest apart and, where there are cells, two sides of a border.
-
-    The log-likelihood ratio of the farthest two varies most over messages of all rows of a pool.
-    """
+    """Return opposite rows, those that a pilot finds farthest apart, and two sides of a border of cells."""
     rows = _make_pool(release)
     messages = release.release(np.repeat(rows, _PILOT, axis=0), rng=source)
     spread = np.cov(release.log_density(messages, rows), rowvar=False)

@@ -122,11 +122,7 @@ def fixed_size_sample(n_records: int = 20, size: int = 4, noise: float = 1.0) ->
 def shared_sample(
     rate: float = 0.03, threshold: float = 1.0, screening_noise: float = 0.4, noise: float = 0.6, delta: float = 1e-3
 ) -> Experiment:
-    """Return a screening and a vote on one and the same sample, charged as if each had a sample of its own.
-
-    The database holds one record or none. Where the screening passed, the record most likely is in the sample, and the
-    sampling hides it no more.
-    """
+    """Return a screening and a vote on one and the same sample, charged as if each had one of its own."""
     events = (
         PoissonSampledDpEvent(rate, NoisyScreening(screening_noise, threshold, 1)),
         PoissonSampledDpEvent(rate, VoteHistogram(noise)),

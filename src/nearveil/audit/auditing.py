@@ -198,11 +198,7 @@ def _explore(
     rng: Source,
     tick: Progress,
 ) -> tuple[list[_Chosen], list[Attack], Check]:
-    """Try every attack on every pair.
-
-    Returns each attack on the pair where it shows most, the best attack first, nothing of it a bound; the attacks that
-    do not apply; and whether the stated density is that of the runs.
-    """
+    """Try every attack on every pair; return each where it shows most, and those that do not apply."""
     each = max(_LEAST // 2, runs // len(experiment.pairs))
     best: dict[str, _Chosen] = {}
     misfits: list[str] = []

@@ -17,15 +17,12 @@ BackboneName = Literal["EfficientNet-Lite0", "MobileNetV2"]
 
 @dataclass(frozen=True)
 class _NetworkPlan:
-    """A network of inverted residual blocks (Sandler et al. 2018), and where its weights lie.
-
-    A stage is (factor of expansion, channels, blocks, stride of the first block, side of the kernel).
-    """
+    """A network of inverted residual blocks (Sandler et al. 2018), and where its weights lie."""
 
     package: str
     file: str
     digest: str  # its SHA-256
-    stages: tuple[tuple[int, int, int, int, int], ...]
+    stages: tuple[tuple[int, int, int, int, int], ...]  # expansion, channels, blocks, stride of the first, kernel
     epsilon: float  # of the batch norms
     uneven: bool  # TensorFlow's padding: where it does not halve, the right and the bottom get one more
 

@@ -96,8 +96,7 @@ def classification_loss(scores: Any, labels: Any) -> Any:
 def descriptor_head(channels: int, descriptors: str, dimension: int) -> Any:
     """Return a head: maps of shape (n, channels, h, w) to rows of shape (n, dimension) and norm one.
 
-    Each descriptor (S: SPoC, M: MAC, G: GeM with a trained exponent) has a branch: pool the maps, reduce them by a
-    linear layer, normalise. The branches are concatenated and normalised again. Layers are zero until `start`.
+    Each descriptor (S: SPoC, M: MAC, G: GeM with a trained exponent) has a branch: pool, reduce linearly, normalise.
     """
     return _head_class()(channels, check_descriptors(descriptors), dimension)
 

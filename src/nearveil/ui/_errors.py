@@ -18,16 +18,13 @@ _NOTHING = "No message was sent, and nothing was paid."
 
 @dataclass(eq=False)
 class Trouble(Exception):  # noqa: N818
-    """One thing that went wrong, as it is told.
-
-    `again`: Whether the same question may be asked again; where it was paid for, it waits and costs nothing more.
-    """
+    """One thing that went wrong, as it is told."""
 
     status: int  # of HTTP
     code: str  # for the page's script
     words: str
     paid: bool = False  # whether the question was paid for
-    again: bool = False
+    again: bool = False  # whether the same question may be asked again; once paid for it costs nothing more
 
     def __str__(self) -> str:
         return self.words

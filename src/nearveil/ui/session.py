@@ -178,10 +178,9 @@ class PageSession:
         return {**preview_cost(self.purse.account, promise), "promise": str(promise)}
 
     def ask(self, image: bytes, question: Question, listens: Callable[[], bool] = lambda: True) -> dict[str, Any]:
-        """Ask about an image file with a new key, and return all that the page shows.
+        """Ask about an image file with a new key, and return all that the page shows: the same image again pays again.
 
-        Nothing is looked up by the image: the same image again is a new question, and pays. `listens` says whether
-        somebody still waits; an answer that nobody hears waits for :meth:`again`.
+        `listens` says whether somebody still waits; an answer that nobody hears waits for :meth:`again`.
         """
         checked_epsilon(question.epsilon)
         with self._take_turn():

@@ -202,10 +202,7 @@ class Slices:
         return cls(starts, ordered[ends])
 
     def find_misfit(self, first: Floats, second: Floats, mistake: float) -> str | None:
-        """Say where stated losses of runs under P and under Q cannot be those of one density (Theorem 7).
-
-        A true density is called false with a probability of at most `mistake`.
-        """
+        """Say where stated losses of runs under P and under Q are not of one density (Theorem 7)."""
         p, q = (proportion(self._hits(one), len(one), mistake / (2 * len(self.low))) for one in (first, second))
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             too_many = p[0] > np.exp(self.high) * q[1] * (1 + _FORGIVEN)
@@ -253,10 +250,7 @@ def choose_guesser(first: Floats, second: Floats, mistake: float) -> Guesser:
 def run_once(
     experiment: Experiment, pair: Pair, score: Score, guesser: Guesser | None, mistake: float, source: Source
 ) -> float | None:
-    """Run the mechanism once on many records, each with a fair coin, and return the epsilon that guesses show.
-
-    None where the mechanism takes one record alone.
-    """
+    """Run once on many records, each with a fair coin, and return the epsilon that guesses show."""
     if experiment.together is None or guesser is None:
         return None
     delta = experiment.guarantee.delta
