@@ -24,7 +24,7 @@ _SWAPS = 20
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
+class CellPartition:
     """Where items are: cell ``c`` has colour ``c // (n_cells / n_colours)``.
 
     `centroids`: Shape (n_cells, d): what a client compares its question with.
@@ -36,7 +36,7 @@ class Cells:
     n_colours: int
 
 
-def make_cells(vectors: Singles, n_cells: int, n_colours: int, n_slots: int) -> Cells:
+def make_cells(vectors: Singles, n_cells: int, n_colours: int, n_slots: int) -> CellPartition:
     """Part vectors, shape (n, d), into cells of at most `n_slots`, and give them colours.
 
     `n_cells` is a multiple of `n_colours`.
@@ -47,7 +47,7 @@ def make_cells(vectors: Singles, n_cells: int, n_colours: int, n_slots: int) -> 
     order = np.argsort(_colour(centroids, n_colours), kind="stable")
     rank = np.empty(n_cells, np.int64)
     rank[order] = np.arange(n_cells)
-    return Cells(np.ascontiguousarray(centroids[order]), rank[cells], n_colours)
+    return CellPartition(np.ascontiguousarray(centroids[order]), rank[cells], n_colours)
 
 
 def _find_centroids(vectors: Singles, n_cells: int) -> Singles:
