@@ -14,7 +14,7 @@ from scipy.optimize import minimize
 
 from nearveil.graph.labels import Encoding
 from nearveil.privacy.sensitivity import bounds, published_2022
-from nearveil.privacy.sensitivity.bounds import Norm, checked_start, label_floor
+from nearveil.privacy.sensitivity.bounds import Norm, check_start, label_floor
 from studies import _figures as draw
 from studies._search import FILES, NAMES
 from studies._study import Case, Row, Study, select, summarise
@@ -323,7 +323,7 @@ def _bound_target(anchors: Floats, start: Floats, bandwidth: float, rng: np.rand
     public = bounds.collect_figures(
         anchors,
         None,
-        checked_start(start),
+        check_start(start),
         bandwidth=bandwidth,
         label_weight=LABEL_WEIGHT,
         label_encoding="integer",
@@ -344,7 +344,7 @@ def _bound_all(
     setting: dict[str, Any] = {"bandwidth": bandwidth, "label_weight": LABEL_WEIGHT, "n_classes": CLASSES}
     floor = label_floor(CLASSES, encoding, bandwidth)
     box = bounds.Box(float(np.exp(-2 * bandwidth**-2)), floor, LABEL_WEIGHT, private)
-    centred = checked_start(start)
+    centred = check_start(start)
     found = None
     if len(start) <= MOST_SEARCHED:
         found = search_replace(start, rng=rng, encoding=encoding, private_labels=private, **SEARCHES, **setting)

@@ -26,7 +26,7 @@ from nearveil.gallery.items import (
     published,
 )
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
-from nearveil.mechanisms.base import checked_rows, fingerprint
+from nearveil.mechanisms.base import check_rows, fingerprint
 from nearveil.storage import Database, FileWatch, Mark
 
 
@@ -210,7 +210,7 @@ class Published:
 def _find_mean(public: ArrayLike, dimension: int) -> Singles:
     """Return the mean of rows, or the mean that was given, in 32 bits: as it goes over the wire."""
     given = np.asarray(public)
-    rows = checked_rows(given[None] if given.ndim == 1 else given, "public")
+    rows = check_rows(given[None] if given.ndim == 1 else given, "public")
     if rows.shape[1] != dimension:
         raise ValueError(f"public must have {dimension} columns, as the index has")
     return np.asarray(rows.mean(axis=0), dtype=np.float32)

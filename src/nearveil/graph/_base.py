@@ -211,7 +211,7 @@ class Graph(ABC):
             return self._apply(Z), self._degree
         xp = namespace(Z)
         product = self._apply(xp.concat([column_of_ones(self._model), Z], axis=1))
-        self._degree = self._checked_degree(xp.asarray(product[:, 0], copy=True))
+        self._degree = self._check_degree(xp.asarray(product[:, 0], copy=True))
         if isinstance(self._degree, np.ndarray):
             self._degree.setflags(write=False)
         return product[:, 1:], self._degree
@@ -223,7 +223,7 @@ class Graph(ABC):
             return Z
         return xp.astype(self._product(xp.astype(Z, self._work_dtype, copy=False)), self._model.dtype, copy=False)
 
-    def _checked_degree(self, degree: Array) -> Array:
+    def _check_degree(self, degree: Array) -> Array:
         return degree
 
     @abstractmethod
@@ -281,9 +281,9 @@ class GaussianGraph(Graph):
         xp = namespace(Z)
         values = xp.astype(xp.concat([column_of_ones(self._model), Z], axis=1), self._work_dtype, copy=False)
         sums = self._cross_product(X, values)
-        return xp.astype(sums[:, 1:] / self._checked_degree(sums[:, 0])[:, None], self._model.dtype, copy=False)
+        return xp.astype(sums[:, 1:] / self._check_degree(sums[:, 0])[:, None], self._model.dtype, copy=False)
 
-    def _checked_degree(self, degree: Array) -> Array:
+    def _check_degree(self, degree: Array) -> Array:
         xp = namespace(degree)
         lost = degree < tiny_of(degree) / epsilon_of(degree)
         if bool(xp.any(lost)):

@@ -270,7 +270,7 @@ def gaussian_graph(
     rows = check_unit_rows(_precise_enough(X, bandwidth, tolerance))
     model = _model(as_array(X))
     if method == "neighbors":
-        return NeighborsGraph(_at_least_single(rows), bandwidth, model, _checked_neighbors(n_neighbors, rows.shape[0]))
+        return NeighborsGraph(_at_least_single(rows), bandwidth, model, _check_neighbors(n_neighbors, rows.shape[0]))
     if sys.float_info.epsilon * bandwidth**-2 > tolerance:
         raise ValueError(
             f"bandwidth {bandwidth:g} is too small: the rounding of inner products would move weights by more than "
@@ -278,7 +278,9 @@ def gaussian_graph(
         )
     polynomial = None if method == "exact" else least_polynomial(bandwidth**-2, tolerance)
     if method == "series":
-        return SeriesGraph(_at_least_single(rows), bandwidth, model, _checked(polynomial, rows, bandwidth, tolerance))
+        return SeriesGraph(
+            _at_least_single(rows), bandwidth, model, _check_polynomial(polynomial, rows, bandwidth, tolerance)
+        )
     if method == "auto" and polynomial is not None and _series_pays(polynomial, rows):
         return SeriesGraph(rows, bandwidth, model, polynomial)
     return ExactGraph(rows, bandwidth, model)
@@ -309,14 +311,16 @@ def _at_least_single(X: Array) -> Array:
     return X
 
 
-def _checked_neighbors(n_neighbors: Any, n: int) -> int:
+def _check_neighbors(n_neighbors: Any, n: int) -> int:
     whole = isinstance(n_neighbors, Integral) and not isinstance(n_neighbors, bool)
     if not (whole and 1 <= n_neighbors < n):
         raise ValueError(f"n_neighbors must be a whole number from 1 to {n - 1}, one less than the rows")
     return int(n_neighbors)
 
 
-def _checked(polynomial: KernelPolynomial | None, X: Array, bandwidth: float, tolerance: float) -> KernelPolynomial:
+def _check_polynomial(
+    polynomial: KernelPolynomial | None, X: Array, bandwidth: float, tolerance: float
+) -> KernelPolynomial:
     if polynomial is None:
         nearest = best_polynomial(bandwidth**-2, MAX_DEGREE).error_bound
         raise ValueError(

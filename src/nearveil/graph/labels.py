@@ -131,7 +131,7 @@ def label_graph(y: Array, bandwidth: float = 1.0, encoding: Encoding = "integer"
     if encoding not in ("integer", "one-hot"):
         raise ValueError(f'encoding must be "integer" or "one-hot"; got {encoding!r}')
     y = as_array(y)
-    host = _checked_labels(to_numpy(y), encoding)
+    host = _check_labels(to_numpy(y), encoding)
     labelled = host != (UNLABELLED if host.dtype.kind in "iub" else np.array(str(UNLABELLED)).astype(host.dtype.kind))
     classes, codes_of_labelled = np.unique(host[labelled], return_inverse=True)
     codes = np.full(host.shape, len(classes), dtype=np.int64)
@@ -139,7 +139,7 @@ def label_graph(y: Array, bandwidth: float = 1.0, encoding: Encoding = "integer"
     return LabelGraph(y, codes, classes, bandwidth, encoding)
 
 
-def _checked_labels(y: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
+def _check_labels(y: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
     """Return the labels as integers or names, or raise."""
     if y.ndim != 1 or y.shape[0] == 0:
         raise ValueError(f"y must be a 1-D array with a label for each row; got shape {y.shape}")

@@ -299,7 +299,7 @@ class Ledger:
         return without_secrets(core.database.url), self._witness, core.clock, core.database.timeout, core.read_only
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, self._terms
+        return _reopen, self._terms
 
     def __copy__(self) -> Self:
         return self
@@ -320,7 +320,7 @@ class Ledger:
 _OPEN: WeakValueDictionary[tuple[Any, ...], Ledger] = WeakValueDictionary()
 
 
-def _reopened(where: URL, witness: Path | None, clock: Clock, timeout: float, read_only: bool) -> Ledger:
+def _reopen(where: URL, witness: Path | None, clock: Clock, timeout: float, read_only: bool) -> Ledger:
     """Return the ledger of a pickle: the one that this process has open, with its password, or a new one without."""
     found = _OPEN.get((where, witness, clock, timeout, read_only))
     return found or Ledger(where, witness=witness, clock=clock, timeout=timeout, read_only=read_only)

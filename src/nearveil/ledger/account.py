@@ -416,7 +416,7 @@ def _debit(connection: sa.Connection, core: Core, request: SpendRequest) -> tupl
         for name in (request.client, request.cap)
     )
     if earlier is not None:
-        message = _stored(connection, request, earlier)
+        message = _find_message(connection, request, earlier)
         request = replace(request, nonce=earlier.nonce)
         return Debit(core, request, book.receipt, message, repeated=True), None
     book = _append(connection, core, book, request, quota, cap)
@@ -452,7 +452,7 @@ def _pay(held: Held, charge: Charge, client: str | None) -> tuple[Held, Any]:
     return replace(held, totals=totals), price
 
 
-def _stored(connection: sa.Connection, request: SpendRequest, earlier: Row) -> bytes:
+def _find_message(connection: sa.Connection, request: SpendRequest, earlier: Row) -> bytes:
     """Return the message of a key that was spent before."""
     charged = tuple((text, times) for text, times in earlier.content["charge"])
     if earlier.client != request.client or charged != request.charge:

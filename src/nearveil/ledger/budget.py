@@ -49,7 +49,7 @@ def _whole(value: Any) -> int:
 
 
 def _event(value: Any) -> DpEvent | dict[str, Any]:
-    return _decoded(value) if isinstance(value, dict) else _encoded(value)
+    return _decode(value) if isinstance(value, dict) else _encode(value)
 
 
 def _events(value: Any) -> list[Any]:
@@ -80,14 +80,14 @@ _FIELDS: dict[type[DpEvent], dict[str, Callable[[Any], Any]]] = {
 _TYPES: Mapping[str, type[DpEvent]] = {kind.__name__: kind for kind in _FIELDS}
 
 
-def _encoded(event: DpEvent) -> dict[str, Any]:
+def _encode(event: DpEvent) -> dict[str, Any]:
     fields = _FIELDS.get(type(event))
     if fields is None:
         raise ValueError(f"events: the ledger has no text for {type(event).__name__}; use one that accountants price")
     return {"type": type(event).__name__} | {name: write(getattr(event, name)) for name, write in fields.items()}
 
 
-def _decoded(value: Mapping[str, Any]) -> DpEvent:
+def _decode(value: Mapping[str, Any]) -> DpEvent:
     kind = _TYPES.get(value.get("type", ""))
     if kind is None or set(value) != {"type", *_FIELDS[kind]}:
         raise ValueError("events: this text is of no event that is known here")
@@ -96,12 +96,12 @@ def _decoded(value: Mapping[str, Any]) -> DpEvent:
 
 def format_event(event: DpEvent) -> str:
     """Return the canonical text of an event."""
-    return canonical_json(_encoded(event))
+    return canonical_json(_encode(event))
 
 
 def parse_event(text: str) -> DpEvent:
     """Return the event of a canonical text."""
-    return _decoded(json.loads(text))
+    return _decode(json.loads(text))
 
 
 def make_charge(events: Events, relation: Relation) -> Charge:
@@ -121,12 +121,12 @@ def make_charge(events: Events, relation: Relation) -> Charge:
                 counts[format_event(leaf)] += repeats
     if not counts:
         raise ValueError("events must hold at least one mechanism that happens at least once")
-    return _checked(counts)
+    return _check_counts(counts)
 
 
 def repeat_charge(charge: Charge, times: int) -> Charge:
     """Return a charge that happens several times."""
-    return _checked({text: count * times for text, count in charge})
+    return _check_counts({text: count * times for text, count in charge})
 
 
 def join_charges(charges: Iterable[Charge]) -> Charge:
@@ -134,10 +134,10 @@ def join_charges(charges: Iterable[Charge]) -> Charge:
     counts: Counter[str] = Counter()
     for charge in charges:
         counts.update(dict(charge))
-    return _checked(counts)
+    return _check_counts(counts)
 
 
-def _checked(counts: Mapping[str, int]) -> Charge:
+def _check_counts(counts: Mapping[str, int]) -> Charge:
     if any(count > _MOST for count in counts.values()):
         raise ValueError("events: a count is larger than any ledger holds")
     return tuple(sorted(counts.items()))
@@ -164,11 +164,11 @@ def charge_guarantee(guarantee: Guarantee, protects: Protects, unit: str, relati
         raise ValueError(f"guarantee is about the unit {guarantee.unit!r}, this account about {unit!r}")
     if guarantee.relation != relation:
         raise ValueError(f'guarantee is for "{guarantee.relation}", this account for "{relation}"')
-    return _charge_checked(guarantee, relation, delta)
+    return _charge_events(guarantee, relation, delta)
 
 
 @lru_cache(maxsize=256)
-def _charge_checked(guarantee: Guarantee, relation: Relation, delta: float) -> Charge:
+def _charge_events(guarantee: Guarantee, relation: Relation, delta: float) -> Charge:
     """Return the charge of a guarantee that an account covers: computed once, for all messages that it is made for."""
     whole = guarantee if guarantee.whole is None else guarantee.whole
     check_samplers(whole.events, whole.extra_delta, delta)

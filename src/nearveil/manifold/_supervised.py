@@ -353,7 +353,7 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         SupervisedManifold
             The fitted estimator.
         """
-        X = self._checked(X, ensure_min_samples=2)
+        X = self._check_input(X, ensure_min_samples=2)
         n = X.shape[0]
         if self.n_components > n:
             raise ValueError(f"n_components={self.n_components} must be at most the number of rows, {n}")
@@ -387,10 +387,10 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         by the Gaussian kernel of the features.
         """
         check_is_fitted(self)
-        X = self._checked(X, reset=False)
+        X = self._check_input(X, reset=False)
         return self.graph_.interpolate(_unit_rows(X), self.embedding_)
 
-    def _checked(self, X: Array, **options: Any) -> Array:
+    def _check_input(self, X: Array, **options: Any) -> Array:
         """Let scikit-learn check the rows, and keep what it says free of their values."""
         xp, _ = get_namespace(X)
         try:

@@ -243,8 +243,8 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
 
         Never give it private rows: they would be in the open.
         """
-        rows = checked_rows(public_X, "public_X")
-        labels = None if public_y is None else checked_labels(public_y, len(rows), "public_y")
+        rows = check_rows(public_X, "public_X")
+        labels = None if public_y is None else check_labels(public_y, len(rows), "public_y")
         given = self.get_params(deep=False)
         # A twin learns, from copies of the parameters: nobody can reach into what it has learned, and where it fails,
         # or another thread is at work, nothing is half fitted.
@@ -313,7 +313,7 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         return self._unit_rows(X, name, lenient=lenient)
 
     def _unit_rows(self, X: ArrayLike, name: str, *, lenient: bool) -> Floats:
-        checked = checked_rows(X, name)
+        checked = check_rows(X, name)
         if checked.shape[1] != self.n_features_in_:
             raise ValueError(f"{name} must have {self.n_features_in_} columns, as public_X had")
         with np.errstate(over="ignore"):
@@ -339,8 +339,8 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         Message or list of Message
         """
         fitted = self._snapshot()
-        source = secure_source() if rng is None else checked_source(rng)
-        rows = checked_numbers(X, "X")
+        source = secure_source() if rng is None else check_source(rng)
+        rows = check_numbers(X, "X")
         single = rows.ndim == 1
         found = fitted._release(fitted.features(rows[None] if single else rows), source)
         return found[0] if single else found
@@ -542,29 +542,29 @@ def scale_to_unit(rows: Floats) -> Floats:
 
 def candidate_count(candidates: float, items: int) -> int:
     """Return floor(f N), how many candidates an answer holds, or say that f is too small for one."""
-    count = math.floor(checked_fraction(candidates) * items + _ROUNDING)
+    count = math.floor(check_fraction(candidates) * items + _ROUNDING)
     if count < 1:
         raise ValueError(f"candidates must be at least 1/{items}, one item of this gallery")
     return count
 
 
-def checked_fraction(candidates: float) -> float:
+def check_fraction(candidates: float) -> float:
     """Return the fraction of a gallery that an answer holds, or say what is wrong with it."""
     if isinstance(candidates, bool) or not isinstance(candidates, (int, float, np.number)) or not 0 < candidates <= 1:
         raise ValueError("candidates must be a fraction of the gallery, above 0 and at most 1")
     return float(candidates)
 
 
-def checked_number(value: float, name: str) -> float:
+def check_number(value: float, name: str) -> float:
     """Return a real number as a float, or say that it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise ValueError(f"{name} must be a number")
     return float(value)
 
 
-def checked_rows(X: ArrayLike, name: str) -> Floats:
+def check_rows(X: ArrayLike, name: str) -> Floats:
     """Return rows as floats, or say what is wrong with them without showing a value."""
-    rows = checked_numbers(X, name)
+    rows = check_numbers(X, name)
     if rows.ndim != 2:
         raise ValueError(f"{name} must have rows and columns; it has {rows.ndim} dimensions")
     if 0 in rows.shape:
@@ -574,7 +574,7 @@ def checked_rows(X: ArrayLike, name: str) -> Floats:
     return rows
 
 
-def checked_numbers(X: ArrayLike, name: str) -> Floats:
+def check_numbers(X: ArrayLike, name: str) -> Floats:
     """Return an array of floats of any shape, or say that it is none."""
     try:
         given = np.asarray(X)
@@ -585,7 +585,7 @@ def checked_numbers(X: ArrayLike, name: str) -> Floats:
     raise ValueError(f"{name} must be an array of real numbers with rows of one length")
 
 
-def checked_labels(y: ArrayLike, n_rows: int, name: str) -> NDArray[np.int64]:
+def check_labels(y: ArrayLike, n_rows: int, name: str) -> NDArray[np.int64]:
     """Return integer labels, one a row."""
     labels = np.asarray(y)
     if labels.shape != (n_rows,):
@@ -595,7 +595,7 @@ def checked_labels(y: ArrayLike, n_rows: int, name: str) -> NDArray[np.int64]:
     return labels.astype(np.int64)
 
 
-def checked_source(rng: Source) -> Source:
+def check_source(rng: Source) -> Source:
     """Return the source, or refuse what is none."""
     if not (hasattr(rng, "words") and hasattr(rng, "sound")):
         raise ValueError("rng must be secure_source(), or unsafe_seeded(seed) where a test asks for it")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from nearveil.mechanisms.base import Floats, Message, Release, checked_fraction
+from nearveil.mechanisms.base import Floats, Message, Release, check_fraction
 from nearveil.mechanisms.baselines._embeddings import DPdSNE, PlainLDA, PlainManifold, PlainTSNE, RawFeatures
 from nearveil.mechanisms.baselines._pca import PrivatePCA, PrivatePCARelease
 from nearveil.mechanisms.bits._bitwise import OME, Latent, Unary
@@ -41,7 +41,7 @@ def default(epsilon: float, candidates: float = 0.1) -> MappedRelease:
     Covers(epsilon=4.0)
     """
     checked_epsilon(epsilon)
-    checked_fraction(candidates)
+    check_fraction(candidates)
     return Covers(epsilon, candidates)
 
 

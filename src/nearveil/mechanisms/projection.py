@@ -11,7 +11,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
 from nearveil.manifold import SupervisedManifold
-from nearveil.mechanisms.base import Floats, TractableRelease, checked_rows, fingerprint, scale_to_unit
+from nearveil.mechanisms.base import Floats, TractableRelease, check_rows, fingerprint, scale_to_unit
 from nearveil.privacy.checks import check_integer
 
 Kind = Literal["pca", "random", "manifold"]
@@ -94,7 +94,7 @@ def fit_projection(
         return Projection(features.shape[1], "none")
     if hasattr(projection, "transform"):
         return _wrap_transformer(projection, features)
-    matrix = checked_rows(projection, "projection")  # type: ignore[arg-type]
+    matrix = check_rows(projection, "projection")  # type: ignore[arg-type]
     if matrix.shape[0] != features.shape[1]:
         raise ValueError(f"projection must have {features.shape[1]} rows, one for each feature")
     return Projection(matrix.shape[1], fingerprint(matrix), matrix=matrix.copy())

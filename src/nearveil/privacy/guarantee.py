@@ -468,7 +468,7 @@ def compose(
         "assumptions": tuple(dict.fromkeys(one for guarantee in guarantees for one in guarantee.assumptions)),
     }
     reasons = list(dict.fromkeys(guarantee.reason for guarantee in guarantees if not guarantee.sound))
-    stated = _fixed(guarantees, delta, **merged) if within is None else _filtered(within, **merged)
+    stated = _compose_fixed(guarantees, delta, **merged) if within is None else _compose_filtered(within, **merged)
     return replace(guarantees[0], sound=not reasons, reason="; ".join(reasons), **merged, **stated)
 
 
@@ -510,7 +510,7 @@ def compose_events(
     )
 
 
-def _fixed(guarantees: Sequence[Guarantee], delta: float | None, **merged: Any) -> dict[str, Any]:
+def _compose_fixed(guarantees: Sequence[Guarantee], delta: float | None, **merged: Any) -> dict[str, Any]:
     if any(guarantee.within is not None for guarantee in guarantees):
         raise ValueError(
             "within must be given: parameters of some guarantees were chosen along the way, and the filter of all "
@@ -531,7 +531,7 @@ def _fixed(guarantees: Sequence[Guarantee], delta: float | None, **merged: Any) 
     }
 
 
-def _filtered(within: RenyiFilter, **merged: Any) -> dict[str, Any]:
+def _compose_filtered(within: RenyiFilter, **merged: Any) -> dict[str, Any]:
     extra_delta = merged["extra_delta"]
     if not (extra_delta >= 0 and within.delta + extra_delta < 1):
         raise ValueError("extra_delta must not be negative, nor lift delta to 1")

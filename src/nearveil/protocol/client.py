@@ -39,7 +39,7 @@ from nearveil.gallery.answers import (
     merge_answers,
 )
 from nearveil.mechanisms import Covers, Message, PublicMap, Release
-from nearveil.mechanisms.base import candidate_count, checked_numbers
+from nearveil.mechanisms.base import candidate_count, check_numbers
 from nearveil.mechanisms.covers.covers import MOST_FEATURES, MappedRelease, checked_epsilon, set_guarantee
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
@@ -734,7 +734,7 @@ class ClientProtocol:
         self._release, self._public, self._state = release, public, "ready"
 
     def _checked_feature(self, feature: ArrayLike) -> NDArray[np.float64]:
-        row, mean = checked_numbers(feature, "feature"), self._public.mean
+        row, mean = check_numbers(feature, "feature"), self._public.mean
         if row.shape != mean.shape:
             raise ValueError(f"feature must be one row of {len(mean)} numbers")
         if not is_in_range(row):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 
-from nearveil.mechanisms.base import candidate_count, checked_fraction
+from nearveil.mechanisms.base import candidate_count, check_fraction
 
 __all__ = ["class_ceiling", "neighbor_ceiling", "popular_floor", "reference_line", "utility_ceiling"]
 
@@ -101,7 +101,7 @@ def reference_line(epsilon: float, candidates: float) -> float:
     -------
     float
     """
-    return utility_ceiling(epsilon, 0.0, checked_fraction(candidates))
+    return utility_ceiling(epsilon, 0.0, check_fraction(candidates))
 
 
 def popular_floor(candidates: float, popularity: ArrayLike) -> float:

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import norm
 
 from nearveil.gallery.answers import Answer, Singles
-from nearveil.mechanisms.base import candidate_count, checked_labels
+from nearveil.mechanisms.base import candidate_count, check_labels
 from nearveil.privacy.noise import Source
 from nearveil.search.ceiling import best_channel, neighbor_ceiling
 from nearveil.search.retriever import Retriever
@@ -295,7 +295,7 @@ def _check_labels(
         return None
     if retriever.labels is None:
         raise ValueError("query_labels need the gallery's labels: call index(gallery, gallery_y)")
-    return retriever.labels, checked_labels(query_labels, n, "query_labels")
+    return retriever.labels, check_labels(query_labels, n, "query_labels")
 
 
 def _measure_covered(copies: Copies, truth: Items, answers: list[Answer]) -> Floats:

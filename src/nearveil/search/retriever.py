@@ -10,7 +10,7 @@ from sklearn.exceptions import NotFittedError
 
 from nearveil.gallery.answers import Answer, Bytes, Codes, Singles, make_codes
 from nearveil.mechanisms import Message, Release
-from nearveil.mechanisms.base import candidate_count, checked_fraction, checked_labels, checked_numbers
+from nearveil.mechanisms.base import candidate_count, check_fraction, check_labels, check_numbers
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 from nearveil.protocol.client import rank_candidates
@@ -104,7 +104,7 @@ class Retriever:
             raise ValueError(f"candidates must agree with the mechanism's own, {own}; leave it out to take that")
         # A copy: another retriever may fit the same mechanism on other rows.
         self._mechanism = copy.deepcopy(mechanism)
-        self.candidates = checked_fraction(fraction)
+        self.candidates = check_fraction(fraction)
         self.code_bytes = code_bytes
         self._fitted = False
         self._ranker: GalleryRanker | None = None
@@ -143,7 +143,7 @@ class Retriever:
         if not self._fitted:
             raise NotFittedError("Retriever must be fitted on public rows first: call fit(public_X)")
         features = self.mechanism.features(gallery, "gallery", lenient=True).astype(np.float32)
-        labels = None if gallery_y is None else checked_labels(gallery_y, len(features), "gallery_y")
+        labels = None if gallery_y is None else check_labels(gallery_y, len(features), "gallery_y")
         count = candidate_count(self.candidates, len(features))
         codes = make_codes(features, self.code_bytes)
         if hasattr(self.mechanism, "index"):
@@ -197,7 +197,7 @@ class Retriever:
         ndarray of shape (k,) or (n, k), int64
             Gallery positions, best first.
         """
-        rows = checked_numbers(x, "x")
+        rows = check_numbers(x, "x")
         chosen, _, _ = self.search(rows[None] if rows.ndim == 1 else rows, k, rng=rng)
         return chosen[0] if rows.ndim == 1 else chosen
 

@@ -39,10 +39,10 @@ class Teachers:
         """
         counts, rows = np.zeros((len(queries), self.n_classes), dtype=np.int64), np.arange(len(queries))
         for member in self.members if len(queries) else ():
-            counts[rows, member if isinstance(member, int) else self._named(member, queries)] += 1
+            counts[rows, member if isinstance(member, int) else self._ask_member(member, queries)] += 1
         return counts
 
-    def _named(self, member: BaseEstimator, queries: NDArray[Any]) -> NDArray[np.int64]:
+    def _ask_member(self, member: BaseEstimator, queries: NDArray[Any]) -> NDArray[np.int64]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what a teacher warns of is private
             named = np.asarray(member.predict(queries))

@@ -72,10 +72,10 @@ class IntegerRows:
         for start in range(0, len(given), step):
             chunk = slice(start, start + step)
             with np.errstate(over="ignore", under="ignore"):  # wide types may overflow here, tiny rows below
-                rounded[chunk] = self._rounded(given[chunk].astype(np.float64), name)
+                rounded[chunk] = self._round_chunk(given[chunk].astype(np.float64), name)
         return rounded
 
-    def _rounded(self, rows: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+    def _round_chunk(self, rows: NDArray[np.float64], name: str) -> NDArray[np.float64]:
         peaks = np.maximum(rows.max(axis=1, keepdims=True), -rows.min(axis=1, keepdims=True))
         if not np.isfinite(peaks).all():
             raise ValueError(f"{name} must be finite: they hold NaN or infinity")

@@ -135,7 +135,7 @@ class VotePlan:
         Holds for any order, any number of calls and queries chosen along the way, because the caps are fixed
         (``docs/theory/accounting.md``, Theorem 5; attacked by ``tests/votes/test_plan.py``).
 
-        Returns: Infinity where nothing is promised.
+        Returns: Infinity where nothing is guaranteed.
 
         Examples
         --------
@@ -204,7 +204,7 @@ class Wish:
             if getattr(self, name) is not None:
                 check_positive(getattr(self, name), name)
         if self.epsilon is not None and self.epsilon > _LARGEST_EPSILON:
-            raise ValueError(f"epsilon must be at most {_LARGEST_EPSILON:g}: beyond that nothing is promised")
+            raise ValueError(f"epsilon must be at most {_LARGEST_EPSILON:g}: beyond that nothing is guaranteed")
         if self.n_neighbors is not None:
             check_count(self.n_neighbors, "n_neighbors", least=1)
         if self.threshold is not None:
@@ -262,13 +262,13 @@ def make_plan(wish: Wish, ballot: Ballot) -> VotePlan:
             f"epsilon must be at most {_LARGEST_SCREENED:g} where queries are screened: a larger one protects nothing, "
             "and coins tossed in double precision do not bear it; max_screened=0 screens nothing"
         )
-    plan = _plan_at(wish, ballot, screens, _calibrated(wish, ballot, target))
+    plan = _plan_at(wish, ballot, screens, _calibrate(wish, ballot, target))
     plan.votes.check()
     return plan
 
 
 @lru_cache(maxsize=64)
-def _calibrated(wish: Wish, ballot: Ballot, target: float) -> float:
+def _calibrate(wish: Wish, ballot: Ballot, target: float) -> float:
     """Return the least vote noise, up to a thousandth, at which the plan costs `target`."""
     screens = ballot.screened and wish.screens
 

@@ -1,4 +1,4 @@
-"""The discriminant that is published: it predicts for everybody, and says what it promises about the records."""
+"""The discriminant that is published: it predicts for everybody, and states its guarantee for the records."""
 
 import json
 import os
@@ -202,9 +202,9 @@ class PublicDiscriminant:
                 classes=_read_classes(about["classes"], about["kind"]),
                 guarantee=_read_guarantee(about["guarantee"]),
                 projection=_read_projection(read, int(about["n_features"])),
-                weights=_typed(read["weights"], "<f4"),
-                biases=_typed(read["biases"], "<f4"),
-                counts=_typed(read["counts"], "<f4"),
+                weights=_check_type(read["weights"], "<f4"),
+                biases=_check_type(read["biases"], "<f4"),
+                counts=_check_type(read["counts"], "<f4"),
             )
         except (KeyError, TypeError, OverflowError):
             raise ModelError("data is not a discriminant: a part is missing or of another kind") from None
@@ -283,7 +283,7 @@ def _list_classes(classes: NDArray[Any]) -> list[Any]:
 
 def _parse_about(values: NDArray[Any]) -> dict[str, Any]:
     try:
-        about = json.loads(_typed(values, "|u1").tobytes())
+        about = json.loads(_check_type(values, "|u1").tobytes())
     except (ValueError, RecursionError):
         about = None
     if not isinstance(about, dict) or set(about) != {"classes", "kind", "n_features", "guarantee"}:
@@ -291,7 +291,7 @@ def _parse_about(values: NDArray[Any]) -> dict[str, Any]:
     return about
 
 
-def _typed(values: NDArray[Any], kind: str) -> NDArray[Any]:
+def _check_type(values: NDArray[Any], kind: str) -> NDArray[Any]:
     if values.dtype != np.dtype(kind):
         raise ModelError("data is not a discriminant: numbers of another type")
     return values
@@ -317,8 +317,8 @@ def _fits(text: Any) -> bool:
 
 
 def _read_projection(read: Message, n_features: int) -> ClassProjection:
-    offset, scale, reach = (_typed(read[name], "<f8") for name in ("offset", "scale", "reach"))
-    components = _typed(read["components"], "<i2") if "components" in read.arrays else None
+    offset, scale, reach = (_check_type(read[name], "<f8") for name in ("offset", "scale", "reach"))
+    components = _check_type(read["components"], "<i2") if "components" in read.arrays else None
     shape = (n_features, len(offset)) if components is None else components.shape
     if offset.ndim != 1 or not len(offset) or scale.shape != offset.shape or reach.shape != (1,) or reach[0] <= 0:
         raise ModelError("projection must have an offset and a scale for each direction, and a reach above 0")

@@ -151,7 +151,7 @@ class StudentRound:
 
 @dataclass(frozen=True, eq=False)
 class PublicStudent:
-    """A trained student, to be published: it predicts, and says what it promises about the private records.
+    """A trained student, to be published: it predicts, and states its guarantee for the private records.
 
     It holds no record, no voter and no account. Made by :meth:`Student.export`; a pickle of it is what to publish.
 
@@ -422,12 +422,14 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return private and public rows in the student's features, centred by the public ones."""
         # One by one: what a batch makes of a row may depend on the other rows, down to the last bit.
         singles = (private[i : i + 1] for i in range(len(private)))
-        rows = np.concatenate([self._mapped(one if self._takes_images else normalize_rows(one)) for one in singles])
-        space = self._mapped(lessons)
+        rows = np.concatenate(
+            [self._map_lessons(one if self._takes_images else normalize_rows(one)) for one in singles]
+        )
+        space = self._map_lessons(lessons)
         middle = space.mean(axis=0)
         return rows - middle, space - middle
 
-    def _mapped(self, lessons: NDArray[Any]) -> Rows:
+    def _map_lessons(self, lessons: NDArray[Any]) -> Rows:
         method = next(name for name in _FEATURE_METHODS if hasattr(self.student_, name))
         found = np.asarray(getattr(self.student_, method)(lessons), dtype=np.float64)
         return found if found.ndim == 2 else np.column_stack([found, np.ones(len(found))])  # two classes, one score
@@ -442,19 +444,19 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         votes = np.concatenate([answers.votes[answers.answered] for _, answers in known])
         links = build_graph(space)
         voters, noise = self.plan_.n_neighbors, self.plan_.vote_noise
-        labels = self._agreed(links, regress_votes(space, asked, votes / voters, noise / voters))
-        self.student_ = self._trained(lessons, labels, seed)
+        labels = self._agree_on(links, regress_votes(space, asked, votes / voters, noise / voters))
+        self.student_ = self._train_student(lessons, labels, seed)
         for _ in range(self.self_training):
             said = self.student_.predict(lessons)[:, None] == self.classes_
-            labels = self._agreed(links, said.astype(np.float64))
-            self.student_ = self._trained(lessons, labels, seed)
+            labels = self._agree_on(links, said.astype(np.float64))
+            self.student_ = self._train_student(lessons, labels, seed)
         return labels
 
-    def _agreed(self, links: csr_array, scores: Rows) -> NDArray[Any]:
+    def _agree_on(self, links: csr_array, scores: Rows) -> NDArray[Any]:
         agreed: NDArray[Any] = self.classes_[np.argmax(spread_labels(links, scores), axis=1)]
         return agreed
 
-    def _trained(self, lessons: NDArray[Any], labels: NDArray[Any], seed: int) -> Any:
+    def _train_student(self, lessons: NDArray[Any], labels: NDArray[Any], seed: int) -> Any:
         student = self._new_student(seed) if len(np.unique(labels)) > 1 else DummyClassifier(strategy="most_frequent")
         return student.fit(lessons, labels)
 

@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.exceptions import NotFittedError
 from sklearn.utils._param_validation import Interval, StrOptions
 
-from nearveil.mechanisms.base import Floats, Message, Release, checked_rows, checked_source, read_vector, scale_to_unit
+from nearveil.mechanisms.base import Floats, Message, Release, check_rows, check_source, read_vector, scale_to_unit
 from nearveil.mechanisms.vectors._gaussian import DELTA, EPSILON, LINK, computed_norm
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import PureDp
@@ -186,7 +186,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             raise ValueError(
                 f'method="{given.method}" has no proved guarantee: {reason}. Set allow_unsound=True to run it'
             )
-        source = secure_source() if rng is None else checked_source(rng)
+        source = secure_source() if rng is None else check_source(rng)
         rows = given._unit_rows(X)
         if not given.n_components <= rows.shape[1]:
             raise ValueError(f"n_components must be at most the {rows.shape[1]} columns of X")
@@ -228,9 +228,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     def _unit_rows(self, X: ArrayLike) -> Floats:
         """Centre and normalise; a row that equals the mean stays zero, since an error would show it."""
-        rows = checked_rows(X, "X")
+        rows = check_rows(X, "X")
         if self.mean is not None:
-            mean = checked_rows(np.atleast_2d(np.asarray(self.mean)), "mean")
+            mean = check_rows(np.atleast_2d(np.asarray(self.mean)), "mean")
             if mean.shape != (1, rows.shape[1]):
                 raise ValueError(f"mean must hold {rows.shape[1]} numbers, one for each column of X")
             rows = rows - mean

@@ -23,10 +23,10 @@ from nearveil.mechanisms.base import (
     MessageError,
     TractableRelease,
     candidate_count,
+    check_fraction,
+    check_number,
+    check_numbers,
     check_shape,
-    checked_fraction,
-    checked_number,
-    checked_numbers,
     fingerprint,
     make_guarantee,
 )
@@ -149,7 +149,7 @@ def _check_good(good: Indices, n_sets: int) -> None:
 
 def checked_epsilon(epsilon: float) -> float:
     """Return the epsilon of a channel, or say what is wrong with it."""
-    if not _LEAST_EPSILON <= checked_number(epsilon, "epsilon") <= _LARGEST_EPSILON:
+    if not _LEAST_EPSILON <= check_number(epsilon, "epsilon") <= _LARGEST_EPSILON:
         raise ValueError(f"epsilon must be from {_LEAST_EPSILON:g} to {_LARGEST_EPSILON:g}; smaller protects more")
     return float(epsilon)
 
@@ -464,7 +464,7 @@ class MappedRelease(TractableRelease):
         public_digest : str, optional
             `public_digest` of the server's release, so that messages fit both sides; by default that of the mean.
         """
-        row = checked_numbers(mean, "mean")
+        row = check_numbers(mean, "mean")
         if row.ndim != 1:
             raise ValueError(f"mean must be one row; it has {row.ndim} dimensions")
         self.fit(row[None])  # the mean of one row is that row, to the last bit
@@ -545,7 +545,7 @@ class MappedRelease(TractableRelease):
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
         del features, labels  # the public mean is all that both sides need; the map carries the rest
         checked_epsilon(self.epsilon)
-        checked_fraction(self.candidates)
+        check_fraction(self.candidates)
 
     def _prepare(self, features: Floats) -> Floats:
         self._check_indexed()
@@ -748,7 +748,7 @@ class Covers(MappedRelease):
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
         super()._fit(features, labels)
-        if not 0 <= checked_number(self.reach, "reach") <= 1:
+        if not 0 <= check_number(self.reach, "reach") <= 1:
             raise ValueError("reach must be a part of the gallery, from 0 to 1")
 
     def _channel(self, public_map: PublicMap) -> RandomizedResponse:

@@ -15,9 +15,9 @@ from nearveil.mechanisms.base import (
     Message,
     MessageError,
     Release,
-    checked_labels,
-    checked_numbers,
-    checked_source,
+    check_labels,
+    check_numbers,
+    check_source,
 )
 from nearveil.mechanisms.privatemail._sound import (
     MOST_STEPS,
@@ -178,7 +178,7 @@ class PrivateMail(Release):
         """
         features = self.features(rows, "rows")
         client = copy.copy(self)
-        client._store(_dummies=Dummies(features, checked_labels(labels, len(features), "labels")))
+        client._store(_dummies=Dummies(features, check_labels(labels, len(features), "labels")))
         return client
 
     def release(self, X: ArrayLike, *, rng: Source | None = None, labels: ArrayLike | None = None) -> Any:
@@ -193,11 +193,11 @@ class PrivateMail(Release):
         The positions are rows of :meth:`rank_each`. Never send them.
         """
         fitted = self._snapshot()
-        source = secure_source() if rng is None else checked_source(rng)
-        rows = checked_numbers(X, "X")
+        source = secure_source() if rng is None else check_source(rng)
+        rows = check_numbers(X, "X")
         single = rows.ndim == 1
         features = fitted.features(rows[None] if single else rows)
-        own = None if labels is None else checked_labels(np.atleast_1d(labels), len(features), "labels")
+        own = None if labels is None else check_labels(np.atleast_1d(labels), len(features), "labels")
         messages, positions = fitted._make(features, own, source)
         return (messages[0], int(positions[0])) if single else (messages, positions)
 
@@ -224,7 +224,7 @@ class PrivateMail(Release):
             Public steps of the messages to come; `n_public_steps` unless given.
         """
         features = self.features(gallery, "gallery", lenient=True)
-        labels = None if gallery_labels is None else checked_labels(gallery_labels, len(features), "gallery_labels")
+        labels = None if gallery_labels is None else check_labels(gallery_labels, len(features), "gallery_labels")
         taken = self.n_public_steps if steps is None else check_integer(steps, "steps", 0, MOST_STEPS)
         return self._engine.embed_gallery(features, labels, taken)
 

@@ -80,7 +80,7 @@ def aligned_distances(targets: Floats, anchors: Floats, server: GalleryEmbedding
     return distances
 
 
-def checked_array(message: Message, name: str, columns: int, least: int) -> Floats:
+def read_rows(message: Message, name: str, columns: int, least: int) -> Floats:
     """Return rows of a message as floats, or refuse what is none of ours."""
     rows = message[name]
     if rows.dtype != np.float64 or rows.ndim != 2 or rows.shape[1] != columns:
@@ -90,7 +90,7 @@ def checked_array(message: Message, name: str, columns: int, least: int) -> Floa
     return rows
 
 
-def checked_steps(message: Message) -> int:
+def read_steps(message: Message) -> int:
     """Return how many public steps a message has taken."""
     steps = message["steps"]
     if steps.shape != () or steps.dtype.kind not in "iu" or not 0 <= steps <= MOST_STEPS:
@@ -357,7 +357,7 @@ class SoundEngine:
     def _state(self, message: Message) -> tuple[Floats, Floats, int]:
         """Return what was released, where it is now, and how many steps that took."""
         k = len(self.public.start)
-        released, rows = checked_array(message, "released", k, 1), checked_array(message, "embedding", k, 1)
+        released, rows = read_rows(message, "released", k, 1), read_rows(message, "embedding", k, 1)
         if released.shape != rows.shape:
             raise MessageError("embedding must have a row for each row released")
-        return released, rows, checked_steps(message)
+        return released, rows, read_steps(message)

@@ -17,7 +17,7 @@ from nearveil.mechanisms.privatemail._sound import (
     Dummies,
     GalleryEmbedding,
     Labels,
-    checked_array,
+    read_rows,
     secret_order,
 )
 from nearveil.privacy import Guarantee
@@ -240,7 +240,7 @@ class PublishedEngine:
     def read(self, message: Message) -> tuple[Floats, Floats, int]:
         """Return targets, anchors and steps."""
         m = len(self.anchors)
-        rows = checked_array(message, "embedding", self.n_components, m + 1)
+        rows = read_rows(message, "embedding", self.n_components, m + 1)
         return rows[:-m], rows[-m:], self.recipe.public_steps
 
     def take_steps(self, message: Message, steps: int) -> Arrays:

@@ -18,10 +18,10 @@ from nearveil.privacy.sensitivity.bounds import (
     MARGIN,
     Floats,
     Norm,
+    check_error_bound,
     check_matrix,
-    checked_error_bound,
-    checked_result,
-    checked_start,
+    check_result,
+    check_start,
     combine_norms,
     label_floor,
 )
@@ -87,15 +87,15 @@ def target_only(
     >>> round(target_only(anchors, None, start, **setting), 4)
     0.0028
     """
-    bandwidth, label_weight, label_bandwidth = _checked_query(bandwidth, label_weight, label_bandwidth)
+    bandwidth, label_weight, label_bandwidth = _check_query(bandwidth, label_weight, label_bandwidth)
     check_choice(label_encoding, "label_encoding", Encoding)
     check_choice(released, "released", Literal["all", "target"])
     check_choice(norm, "norm", Norm)
-    error_bound = checked_error_bound(error_bound)
-    rows = _checked_anchors(anchors)
+    error_bound = check_error_bound(error_bound)
+    rows = _check_anchors(anchors)
     if anchor_labels is not None and np.shape(anchor_labels) != (len(rows),):
         raise ValueError(f"anchor_labels must have shape ({len(rows)},), one for each anchor; -1 means unlabelled")
-    starts = checked_start(start, rows=len(rows) + 1)
+    starts = check_start(start, rows=len(rows) + 1)
 
     public = bounds.collect_figures(
         rows,
@@ -110,10 +110,10 @@ def target_only(
     own = min(bounds.target_a(public), bounds.target_a_prime(public))
     own_error = bounds.target_error(public, error_bound)
     if released == "target":
-        return checked_result(MARGIN * (own + 2 * own_error))
+        return check_result(MARGIN * (own + 2 * own_error))
     change = combine_norms(np.array([own, min(bounds.anchors_a(public), bounds.anchors_a_prime(public))]), norm)
     error = combine_norms(np.array([own_error, bounds.anchors_error(public, error_bound)]), norm)
-    return checked_result(MARGIN * (change + 2 * error))
+    return check_result(MARGIN * (change + 2 * error))
 
 
 def replace_one(
@@ -158,20 +158,20 @@ def replace_one(
     >>> round(replace_one(start, labels="public", **setting), 3)
     0.067
     """
-    bandwidth, label_weight, label_bandwidth = _checked_query(bandwidth, label_weight, label_bandwidth)
+    bandwidth, label_weight, label_bandwidth = _check_query(bandwidth, label_weight, label_bandwidth)
     n_classes = check_count(n_classes, "n_classes", least=1)
     check_choice(labels, "labels", Literal["private", "public"])
     check_choice(label_encoding, "label_encoding", Encoding)
     check_choice(norm, "norm", Norm)
-    error_bound = checked_error_bound(error_bound)
-    starts = checked_start(start)
+    error_bound = check_error_bound(error_bound)
+    starts = check_start(start)
     floor = label_floor(n_classes, label_encoding, label_bandwidth, may_be_unlabelled)
     box = bounds.Box(float(np.exp(-2 * bandwidth**-2)), floor, label_weight, labels == "private")
     change = min(
         bounds.theorem_b(starts, box, bandwidth, norm),
         bounds.theorem_b_prime(starts, box, bandwidth, norm),
     )
-    return checked_result(MARGIN * (change + 2 * bounds.replace_error(starts, box, error_bound, norm)))
+    return check_result(MARGIN * (change + 2 * bounds.replace_error(starts, box, error_bound, norm)))
 
 
 def published_2022(start: Any, *, bandwidth: float, label_weight: float, n_classes: int) -> float:
@@ -188,9 +188,9 @@ def published_2022(start: Any, *, bandwidth: float, label_weight: float, n_class
     >>> round(published_2022(start, bandwidth=6.0, label_weight=0.6, n_classes=98))
     572
     """
-    bandwidth, label_weight, _ = _checked_query(bandwidth, label_weight, None)
+    bandwidth, label_weight, _ = _check_query(bandwidth, label_weight, None)
     n_classes = check_count(n_classes, "n_classes", least=1)
-    checked_start(start)
+    check_start(start)
     return published.bound_step(np.asarray(start, dtype=np.float64), bandwidth, label_weight, n_classes)
 
 
@@ -238,7 +238,7 @@ def published_2021(
     n = check_count(n_rows, "n_rows", least=2)
     columns = check_count(n_columns, "n_columns", least=1)
     start_scale = check_positive(start_scale, "start_scale")
-    bandwidth, label_weight, _ = _checked_query(bandwidth, label_weight, None)
+    bandwidth, label_weight, _ = _check_query(bandwidth, label_weight, None)
     n_classes = check_count(n_classes, "n_classes", least=1)
     check_choice(label_encoding, "label_encoding", Encoding)
     check_choice(variant, "variant", Variant)
@@ -246,7 +246,7 @@ def published_2021(
     return published.bound_random_start(entries, n, columns, start_scale, published.check_beta(beta, n, columns))
 
 
-def _checked_query(bandwidth: float, label_weight: float, label_bandwidth: float | None) -> tuple[float, float, float]:
+def _check_query(bandwidth: float, label_weight: float, label_bandwidth: float | None) -> tuple[float, float, float]:
     """Return the parameters as floats, or raise where the weights, and with them the bound, would leave all range."""
     bandwidth = check_range(bandwidth, "bandwidth", 0.06, 1e100)
     label_weight = check_range(label_weight, "label_weight", 0, 1e50)
@@ -255,7 +255,7 @@ def _checked_query(bandwidth: float, label_weight: float, label_bandwidth: float
     return bandwidth, label_weight, check_range(label_bandwidth, "label_bandwidth", 1e-50, 1e100)
 
 
-def _checked_anchors(anchors: Any) -> Floats:
+def _check_anchors(anchors: Any) -> Floats:
     """Return the anchors as unit rows in double precision, or raise; names no value."""
     rows = check_matrix(anchors, "anchors")
     norms = np.linalg.norm(rows, axis=1)

@@ -27,7 +27,7 @@ _BLOCK = 512  # rows of a distance matrix that are in memory at a time
 _METRIC = {"l2": "euclidean", "l1": "cityblock"}
 
 
-def checked_error_bound(value: float) -> float:
+def check_error_bound(value: float) -> float:
     """Return the relative error of the weights, in [0, 1), or raise."""
     error_bound = check_nonnegative(value, "error_bound")
     if error_bound >= 1:
@@ -51,7 +51,7 @@ def check_matrix(values: Any, name: str) -> Floats:
     return array
 
 
-def checked_start(start: Any, rows: int | None = None, least: int = 2) -> Floats:
+def check_start(start: Any, rows: int | None = None, least: int = 2) -> Floats:
     """Return the starting matrix in double precision with its mean row taken out, or raise.
 
     The step commutes with translations, so the mean changes no bound; without it nothing cancels.
@@ -68,7 +68,7 @@ def checked_start(start: Any, rows: int | None = None, least: int = 2) -> Floats
     return centred
 
 
-def checked_result(bound: float) -> float:
+def check_result(bound: float) -> float:
     """Return a bound, or raise where the parameters drove it out of range: no bound is better than a wrong one."""
     if not np.isfinite(bound):
         raise ValueError("the bound leaves all range: use a larger bandwidth, or a smaller label_weight")
