@@ -33,10 +33,7 @@ class Teachers:
     n_classes: int
 
     def count_votes(self, queries: NDArray[Any]) -> NDArray[np.int64]:
-        """Count, for each query, how many teachers name each class.
-
-        Returns: Each row sums to the number of teachers.
-        """
+        """Count, for each query, how many teachers name each class."""
         counts, rows = np.zeros((len(queries), self.n_classes), dtype=np.int64), np.arange(len(queries))
         for member in self.members if len(queries) else ():
             counts[rows, member if isinstance(member, int) else self._ask_member(member, queries)] += 1

@@ -405,15 +405,11 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
 
 @dataclass(frozen=True, eq=False)
 class _CheckedRecords:
-    """Input that was checked. Never leaves the estimator: it holds the records.
+    """Input that was checked. Never leaves the estimator: it holds the records."""
 
-    `columns`: An estimator, empty but for the number, and perhaps the names, of the columns.
-    `codes`: The number of each record's class.
-    """
-
-    columns: PrivateDiscriminant
+    columns: PrivateDiscriminant  # empty but for the number, and perhaps the names, of the columns
     classes: NDArray[Any]
-    codes: NDArray[np.int64]
+    codes: NDArray[np.int64]  # the number of each record's class
     rows: Rows
     public: Rows | None
 

@@ -73,10 +73,7 @@ class ClassProjection:
         return len(self.offset)
 
     def round(self, rows: Rows, name: str = "X") -> NDArray[np.int16]:
-        """Map rows to whole numbers; the length of none is above ``LONGEST``.
-
-        `name`: What errors call them.
-        """
+        """Map rows, which errors call `name`, to whole numbers; the length of none is above ``LONGEST``."""
         if self.components is not None:
             with np.errstate(over="ignore", under="ignore"):  # a warning would tell of a row
                 rows = (self._project(rows) - self.offset) * self.scale
@@ -207,10 +204,7 @@ def estimate_means(found: NoisyStatistics, public: PublicMoments) -> ClassMeans:
 
 
 def fit_discriminant(found: ClassMeans, shrinkage: float) -> LinearScores:
-    """Return the linear discriminant.
-
-    `shrinkage`: Share of the covariance's trace that is added to its diagonal.
-    """
+    """Return the linear discriminant; `shrinkage` is the share of the covariance's trace added to its diagonal."""
     covariance = _find_covariance(found) + np.diag(found.doubts.mean(axis=0))
     covariance += shrinkage * np.trace(covariance) * np.eye(len(covariance))
     weights = np.linalg.solve(covariance, found.means.T).T

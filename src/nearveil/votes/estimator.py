@@ -36,12 +36,9 @@ class VoteTally:
 
 @dataclass(frozen=True)
 class PollTerms:
-    """What a fit settles before it looks at who votes.
+    """What a fit settles before it looks at who votes."""
 
-    `columns`: Empty but for the number, and perhaps the names, of the columns that queries must have.
-    """
-
-    columns: "VotingEstimator"
+    columns: "VotingEstimator"  # empty but for the number, and perhaps the names, of the columns of queries
     plan: VotePlan
     guarantee: Guarantee
     source: Source
@@ -161,10 +158,7 @@ class VotingEstimator(PayingEstimator, ABC):
         return Wish(**{**{name: getattr(self, name) for name in names}, **settled})
 
     def _plan(self, ballot: Ballot, wish: Wish, *, inferred: bool = False) -> tuple[VotePlan, Guarantee]:
-        """Return the plan and its guarantee. Nothing of the estimator changes yet: `fit` may still fail.
-
-        `inferred`: whether the classes are read from the labels.
-        """
+        """Return the plan and its guarantee; `inferred` says whether the classes are read from the labels."""
         plan, unit = make_plan(wish, ballot), name_inferred_unit(self.unit) if inferred else self.unit
         return plan, plan.guarantee(wish.delta, unit=unit, source=self._source)
 

@@ -42,10 +42,7 @@ class PoissonSample:
         return 0.0 if self.rate == 1 else (n_neighbors + 1) * _DELTA_PER_GAP
 
     def ranks(self, n_queries: int, n_neighbors: int, source: Source) -> NDArray[np.int64]:
-        """Draw, for each query afresh, which ranks its sample keeps, up to `n_neighbors` of them.
-
-        Returns: Rising in each row, from rank 0, the nearest. A rank beyond the last record is no record.
-        """
+        """Draw, for each query afresh, the first `n_neighbors` ranks that its sample keeps; 0 is the nearest's."""
         if self.rate == 1:
             return np.broadcast_to(np.arange(n_neighbors), (n_queries, n_neighbors))
         table, count = _gaps(self.rate), n_queries * n_neighbors
@@ -161,10 +158,7 @@ class NoisySums:
             raise ValueError("vote_noise cannot be sampled: it must lie between 1e-250 and 1e12") from None
 
     def release(self, sums: NDArray[np.int64], source: Source) -> NDArray[np.float64]:
-        """Add noise to sums, all at once.
-
-        `sums`: In units.
-        """
+        """Add noise to sums, which are in units, all at once."""
         if sums.size == 0:
             return np.zeros(sums.shape)
         return add_noise(sums * self.unit, self._noise(sums.size), source=source)

@@ -60,12 +60,7 @@ class IntegerRows:
             raise ValueError("feature_norm must be a positive, finite number, or None for rows of norm one")
 
     def round(self, rows: ArrayLike, *, name: str = "rows") -> NDArray[np.int16]:
-        """Round rows.
-
-        `rows`: Finite numbers of any real type and any magnitude.
-        `name`: What errors call them.
-        Returns: In C order.
-        """
+        """Round rows, which errors call `name`: finite numbers of any real type and any magnitude."""
         given = _check_rows(rows, self.n_features, name)
         rounded = np.empty(given.shape, dtype=np.int16)
         step = max(1, _CHUNK // self.n_features)
@@ -139,21 +134,14 @@ class NeighborSearch:
         self._engine = _ENGINES[self.engine](table)
 
     def nearest(self, queries: ArrayLike, length: int) -> Ids:
-        """Find the nearest records of every query.
-
-        `length`: How many records each query asks for.
-        Returns: Row numbers, nearest first; of equal distances the smaller number first.
-        """
+        """Find the nearest `length` records of every query, nearest first; of equal ones the smaller row number."""
         batches = list(self.batches(queries, length))
         if not batches:
             return np.empty((0, min(length, self.n_rows)), dtype=np.int32)
         return batches[0][1] if len(batches) == 1 else np.vstack([ids for _, ids in batches])
 
     def batches(self, queries: ArrayLike, length: int) -> Iterator[tuple[slice, Ids]]:
-        """Find the nearest records of every query, a batch at a time, in bounded memory.
-
-        Returns: Which queries, and what `nearest` gives for them.
-        """
+        """Yield which queries, and what `nearest` gives for them, a batch at a time in bounded memory."""
         if length < 1:
             raise ValueError("length must be at least 1")
         return self._batches(self._integers.round(queries, name="queries"), min(length, self.n_rows))

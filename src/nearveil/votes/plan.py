@@ -240,10 +240,7 @@ class Wish:
 
 
 def make_plan(wish: Wish, ballot: Ballot) -> VotePlan:
-    """Return the plan of a wish, calibrated where it leaves something open.
-
-    Returns: Costs at most ``wish.epsilon``, and at least 0.999 of it where it was calibrated.
-    """
+    """Return the plan of a wish, at most ``wish.epsilon``, and at least 0.999 of it where it was calibrated."""
     if not ballot.screened and (wish.max_screened or any(v is not None for v in wish._about_screening.values())):
         raise ValueError("max_screened must be 0 or None here: these votes have no largest one to screen")
     screens = ballot.screened and wish.screens

@@ -42,10 +42,7 @@ class Spending(ABC):
 
     @abstractmethod
     def take_once(self, key: str, client: str | None) -> Debit:
-        """Pay for one vote under a key, or find what was paid and stored under it before, which costs nothing.
-
-        `client`: Whose quota pays as well.
-        """
+        """Pay for one vote under a key, also from a client's quota, or find what was stored under it before."""
 
     def assert_open(self) -> None:
         """Raise where no further query may be answered."""

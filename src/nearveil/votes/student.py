@@ -84,10 +84,7 @@ def normalize_rows(rows: Rows) -> Rows:
 
 
 def choose_typical(rows: Rows, count: int, seed: int) -> NDArray[np.int64]:
-    """Return the public rows to ask about: those nearest to the centres of `count` clusters.
-
-    Returns: In no order that means anything; filled up at random where clusters share a row.
-    """
+    """Return the public rows nearest to the centres of `count` clusters, filled up at random where some share one."""
     rng = np.random.default_rng(seed)
     if count >= len(rows):
         return rng.permutation(len(rows))

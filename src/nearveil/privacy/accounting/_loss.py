@@ -115,10 +115,7 @@ class Bound(NamedTuple):
 
 
 def loss_epsilon(parts: Parts, delta: float) -> Bound:
-    """Return an epsilon at which mechanisms, each run so often, are (epsilon, delta)-private in one direction.
-
-    Returns: Infinity where none is found.
-    """
+    """Return an epsilon, or infinity, at which mechanisms, each run so often, are private in one direction."""
     parts, count = _count(parts)
     if _total(parts, MAX_EPSILON) > delta:
         return Bound(math.inf, tight=True)
@@ -137,10 +134,7 @@ def loss_epsilon(parts: Parts, delta: float) -> Bound:
 
 
 def loss_delta(parts: Parts, epsilon: float) -> Bound:
-    """Return a delta at which mechanisms, each run so often, are (epsilon, delta)-private in one direction.
-
-    Returns: At most 1.
-    """
+    """Return a delta of at most 1 at which mechanisms, each run so often, are private in one direction."""
     parts, count = _count(parts)
     simple = min(_total(parts, 0.0), 1.0)
     if count <= 1:
