@@ -273,8 +273,8 @@ def test_the_model_has_the_noise_that_the_account_pays_for(scans: ProtectedGalle
 
 def test_another_last_digit_of_an_accountant_loses_no_publication(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     published(place).close()
-    calibrated = plan._calibrated
-    monkeypatch.setattr(plan, "_calibrated", lambda *given: calibrated(*given) * (1 + 1e-12))
+    calibrated = plan._calibrate
+    monkeypatch.setattr(plan, "_calibrate", lambda *given: calibrated(*given) * (1 + 1e-12))
     again = gallery(place)
     assert again.publish().number == 2
     again.close()
