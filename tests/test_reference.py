@@ -19,7 +19,7 @@ PUBLIC = {
 
 def test_every_public_name_is_in_the_reference() -> None:
     text = "\n".join(PAGES.values())
-    named = {name.rpartition(".")[2] for name in re.findall(r"auto(?:class|function|exception):: (\S+)", text)}
+    named = {name.rpartition(".")[2] for name in re.findall(r"auto(?:class|function|exception|data):: (\S+)", text)}
     for module, names in re.findall(r"automodule:: (\S+)\n   :members:(.*)", text):
         told = names.split(", ") if names.strip() else vars(importlib.import_module(module))
         named.update(one.strip() for one in told)
