@@ -43,6 +43,7 @@ bench: $(VENV)/.bench ## Measure; a table, JSON and a picture
 	$(BIN)/python bench/votes.py --out $(OUT)/bench
 	$(BIN)/python bench/discriminant.py --out $(OUT)/bench
 	$(BIN)/python bench/index.py --out $(OUT)/bench
+	$(BIN)/python bench/home.py --out $(OUT)/bench
 	$(BIN)/python bench/features.py --out $(OUT)/bench
 	$(BIN)/python bench/service.py --out $(OUT)/bench
 	$(BIN)/python bench/strangers.py --out $(OUT)/bench

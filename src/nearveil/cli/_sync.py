@@ -1,6 +1,5 @@
 """``nearveil sync``: fetch a gallery's codes, for search at home."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -64,11 +63,11 @@ def sync(
                 copy = client.sync(gallery=gallery, most=most, progress=show)
         except QuestionError as error:
             raise ValueError(describe_question_error(error, (), local=False)) from None
-    _show(copy.folder, len(copy), sum(path.stat().st_size for path in copy.folder.iterdir()), as_json=as_json)
-
-
-def _show(folder: Path, items: int, size: int, *, as_json: bool) -> None:
+    size = sum(path.stat().st_size for path in copy.folder.iterdir())
     if as_json:
-        print_json({"folder": str(folder), "items": items, "bytes": size})
+        print_json({"folder": str(copy.folder), "items": len(copy), "bytes": size, "fetched": copy.fetched})
     else:
-        print_lines(f"{items:,} items in {folder} ({size / 1e6:,.1f} MB). `nearveil query --epsilon 0` searches them.")
+        print_lines(
+            f"{len(copy):,} items in {copy.folder} ({size / 1e6:,.2f} MB); {copy.fetched / 1e6:,.2f} MB were fetched.",
+            "`nearveil query --epsilon 0` searches them, tells nothing and costs nothing.",
+        )

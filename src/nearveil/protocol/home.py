@@ -267,6 +267,7 @@ class HomeCopy:
         self._loaded: _Rows | None = None
         self.manifest: CodesManifest | None = None
         self.public: PublicPart | None = None
+        self.fetched = 0  # bytes, when it was last synchronised by this process
         try:
             held, part = (self._folder / _MANIFEST).read_bytes(), (self._folder / _PUBLIC).read_bytes()
             manifest, public = CodesManifest.from_bytes(held), decode_frame(part, PublicPart)

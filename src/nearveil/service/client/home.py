@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES
 from nearveil.gallery.answers import ID_BYTES, Answer
-from nearveil.protocol.client import Found, PublicPart
+from nearveil.protocol.client import Found
 from nearveil.protocol.home import CodesGroup, CodesManifest, HomeCopy, HomeError
 from nearveil.service.client.errors import QuestionError, ReplyError
 from nearveil.service.client.questions import (
@@ -81,12 +81,16 @@ async def sync_codes(
     info = await session.look_up(gallery, "open")
     if "codes" not in info.offers:
         raise QuestionError("gallery", f"{info.name} does not hand out its codes: ask it by messages, at an epsilon")
-    copy = copies.open(info.name)
+    copy, tally = copies.open(info.name), Tally()
+    download = _Download(session, info, copy, most + HEADER_BYTES + DEFAULT_LIMITS.public_part, tally)
     for attempt in range(_TRIES):
-        public = await session.fetch_map(info, None, Tally())
-        manifest = await _fetch_manifest(session, info, public, most)
-        if manifest is not None and await _fetch_groups(session, info, copy, manifest, most, progress):
+        manifest = await _fetch_manifest(session, info, most, tally)
+        public = copy.public
+        if public is None or public.public_digest != manifest.public_digest:
+            public = await session.fetch_map(info, None, tally)
+        if public.public_digest == manifest.public_digest and await download.fetch_all(manifest, progress):
             await asyncio.to_thread(copy.commit, manifest, public)
+            copy.fetched = tally.received
             return copy
         await session.clock.pause(float(attempt))
     raise ReplyError("the gallery changes faster than it can be fetched: synchronise again later")
@@ -162,10 +166,10 @@ def _describe(copy: HomeCopy) -> GalleryInfo:
     )
 
 
-async def _fetch_manifest(session: Session, info: GalleryInfo, public: PublicPart, most: int) -> CodesManifest | None:
-    """Return the manifest, or None where it is of another map than the one that was fetched."""
+async def _fetch_manifest(session: Session, info: GalleryInfo, most: int, tally: Tally) -> CodesManifest:
+    """Return the manifest, unless it names more bytes than are wanted."""
     limit = HEADER_BYTES + DEFAULT_LIMITS.codes_manifest
-    response = await session.send(Request("codes", info.name, most=limit), Tally())
+    response = await session.send(Request("codes", info.name, most=limit), tally)
     if response.status != 200:
         raise make_refusal(response)
     manifest = await asyncio.to_thread(CodesManifest.from_bytes, read_frame(response))
@@ -174,67 +178,61 @@ async def _fetch_manifest(session: Session, info: GalleryInfo, public: PublicPar
     if manifest.items * (ID_BYTES + manifest.width) > most:
         size = manifest.items * (ID_BYTES + manifest.width)
         raise QuestionError("most", f"the gallery's codes are {size:,} bytes, and at most {most:,} are kept")
-    return manifest if manifest.public_digest == public.public_digest else None
+    return manifest
 
 
-async def _fetch_groups(
-    session: Session, info: GalleryInfo, copy: HomeCopy, manifest: CodesManifest, most: int, progress: Progress | None
-) -> bool:
-    """Fetch what the copy lacks; return whether all of it was as the manifest says."""
-    changed = await asyncio.to_thread(copy.find_changed, manifest)
-    received, done = 0, 0
+@dataclass(frozen=True)
+class _Download:
+    """Fetches groups of codes for a copy."""
 
-    async def fetch(number: int, older: bool) -> bool:
-        nonlocal received, done
-        group, size = await _fetch_group(session, info, copy, number, older)
-        received, done = received + size, done + 1
-        if received > most:
-            raise QuestionError("most", f"the server sent more than {most:,} bytes")
-        if group is None or group.digest != manifest.groups[number]:
-            return False
-        await asyncio.to_thread(copy.write_group, group)
-        if progress is not None:
-            progress(done, len(changed))
+    session: Session
+    info: GalleryInfo
+    copy: HomeCopy
+    most: int  # bytes in all
+    tally: Tally
+
+    async def fetch_all(self, manifest: CodesManifest, progress: Progress | None) -> bool:
+        """Fetch what the copy lacks; return whether all of it was as the manifest says."""
+        changed = await asyncio.to_thread(self.copy.find_changed, manifest)
+        waiting, done = list(changed.items()), 0
+        show = progress or (lambda *_: None)
+        show(0, len(changed))
+        while waiting:
+            some, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
+            groups = await asyncio.gather(*(self._fetch(*one) for one in some))
+            for (number, _), group in zip(some, groups, strict=True):
+                if group is None or group.digest != manifest.groups[number]:
+                    return False
+                await asyncio.to_thread(self.copy.write_group, group)
+                done += 1
+                show(done, len(changed))
         return True
 
-    if progress is not None:
-        progress(0, len(changed))
-    waiting = list(changed.items())
-    while waiting:
-        some, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
-        if not all(await asyncio.gather(*(fetch(*one) for one in some))):
-            return False
-    return True
+    async def _fetch(self, number: int, older: bool) -> CodesGroup | None:
+        """Return a group; of one that is held in an older form, what changed is fetched alone."""
+        held = await asyncio.to_thread(self.copy.read_group, number) if older else None
+        if held is None:
+            return await self._request(number, None)
+        told = await self._request(number, ())
+        if told is None:
+            return None
+        wanted = tuple(one for one, digest in told.digests.items() if held.digests.get(one) != digest)
+        sent = await self._request(number, wanted) if wanted else told
+        if sent is None or sent.digest != told.digest or sent.blocks.keys() != set(wanted):
+            return None
+        return CodesGroup(number, told.digests, {one: sent.blocks.get(one) or held.blocks[one] for one in told.digests})
 
-
-async def _fetch_group(
-    session: Session, info: GalleryInfo, copy: HomeCopy, number: int, older: bool
-) -> tuple[CodesGroup | None, int]:
-    """Return a group and the bytes that came; of one that is held in an older form, what changed is fetched alone."""
-    held = await asyncio.to_thread(copy.read_group, number) if older else None
-    if held is None:
-        return await _request_group(session, info, number, None)
-    told, size = await _request_group(session, info, number, ())
-    if told is None:
-        return None, size
-    wanted = tuple(one for one, digest in told.digests.items() if held.digests.get(one) != digest)
-    sent, more = await _request_group(session, info, number, wanted) if wanted else (told, 0)
-    if sent is None or sent.digest != told.digest or sent.blocks.keys() != set(wanted):
-        return None, size + more
-    blocks = {one: sent.blocks.get(one) or held.blocks[one] for one in told.digests}
-    return CodesGroup(number, told.digests, blocks), size + more
-
-
-async def _request_group(
-    session: Session, info: GalleryInfo, number: int, blocks: tuple[int, ...] | None
-) -> tuple[CodesGroup | None, int]:
-    limit = HEADER_BYTES + DEFAULT_LIMITS.codes_group
-    response = await session.send(Request("group", info.name, number=number, blocks=blocks, most=limit), Tally())
-    if response.status == 404:  # the gallery has changed
-        return None, 0
-    if response.status != 200:
-        raise make_refusal(response)
-    group = await asyncio.to_thread(CodesGroup.from_bytes, read_frame(response))
-    if group.number != number:
-        raise ReplyError("the server sent another group than was asked for")
-    return group, len(response.body)
+    async def _request(self, number: int, blocks: tuple[int, ...] | None) -> CodesGroup | None:
+        limit = HEADER_BYTES + DEFAULT_LIMITS.codes_group
+        request = Request("group", self.info.name, number=number, blocks=blocks, most=limit)
+        response = await self.session.send(request, self.tally)
+        if self.tally.received > self.most:
+            raise QuestionError("most", f"the server sent more than {self.most:,} bytes")
+        if response.status == 404:  # the gallery has changed
+            return None
+        if response.status != 200:
+            raise make_refusal(response)
+        group = await asyncio.to_thread(CodesGroup.from_bytes, read_frame(response))
+        if group.number != number:
+            raise ReplyError("the server sent another group than was asked for")
+        return group
