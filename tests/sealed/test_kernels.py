@@ -12,7 +12,8 @@ KERNELS: list[KernelName] = ["numpy", "numba", "torch"]
 
 def reference(database: np.ndarray, questions: np.ndarray) -> np.ndarray:
     """Multiply in Python's whole numbers."""
-    return np.asarray(np.einsum("brc,qbc->qbr", database.astype(object), questions.astype(object)) % (1 << 24))
+    product = np.einsum("brc,qbc->qbr", database.astype(object), questions.astype(object))
+    return np.asarray(product % (1 << 24), dtype=np.uint32)
 
 
 @pytest.fixture(params=KERNELS)

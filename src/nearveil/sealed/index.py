@@ -46,6 +46,7 @@ _ROOM = 1.06  # slots for each item: what balance and later items need
 _CLIP = 3.6  # standard deviations of a coordinate beyond which it is clipped
 _HINT_ROWS = 256  # of a hint that one worker makes at a time
 _DIMENSIONS = 64
+_SAMPLE = 1 << 16  # rows that directions are learned from, and that are projected at a time
 _N_FETCHED = 16
 _DIGITS = 127
 _LARGEST_FAILURE = 2.0**-30  # probability that a byte of a record is read wrongly
@@ -121,21 +122,22 @@ class SealedIndex:
         n_jobs : int, default=1
             Workers that make hints.
         """
-        vectors = check_rows(rows)
-        n_cells, n_colours = choose_shape(len(vectors), n_cells, n_colours)
-        projection = _find_projection(vectors, check_count(dimension, "dimension", 1))
-        codes, scale, reach = _quantise(_project(vectors, projection))
+        given = np.atleast_1d(np.asarray(rows))
+        projection = _find_projection(check_rows(given[_spread(len(given))]), check_count(dimension, "dimension", 1))
+        blocks = (given[start : start + _SAMPLE] for start in range(0, len(given), _SAMPLE))
+        codes, scale, reach = _quantise(np.concatenate([check_rows(block) @ projection for block in blocks]))
+        n_cells, n_colours = choose_shape(len(codes), n_cells, n_colours)
         # Every cell has the same number of slots, a few more than items fill on average.
-        n_slots = -(-math.ceil(_ROOM * len(vectors) / n_cells + 1) // _TILE) * _TILE
+        n_slots = -(-math.ceil(_ROOM * len(codes) / n_cells + 1) // _TILE) * _TILE
         cells = make_cells(codes.astype(np.float32), n_cells, n_colours, n_slots)
         counts = np.bincount(cells.cells, minlength=n_cells)
         order = np.argsort(cells.cells, kind="stable")
         slots = np.empty(len(codes), np.int64)
         slots[order] = np.arange(len(codes)) - np.repeat(np.cumsum(counts) - counts, counts)
         per_colour, width = n_cells // n_colours, projection.shape[1]
-        blocks = np.zeros((n_colours, n_slots, per_colour, width), np.int8)
-        blocks[cells.cells // per_colour, slots, cells.cells % per_colour] = codes
-        database = blocks.reshape(n_colours, n_slots, per_colour * width)
+        parted = np.zeros((n_colours, n_slots, per_colour, width), np.int8)
+        parted[cells.cells // per_colour, slots, cells.cells % per_colour] = codes
+        database = parted.reshape(n_colours, n_slots, per_colour * width)
         items = np.full((n_cells, n_slots), -1, np.int64)
         items[cells.cells, slots] = np.arange(len(codes))
         seed = os.urandom(SEED_BYTES)
@@ -229,7 +231,7 @@ class SealedIndex:
         """
         vectors = check_rows(rows, self.layout.projection.shape[0])
         self._check_record_count(records, len(vectors))
-        codes = _clip(np.rint(_project(vectors, self.layout.projection) * self._scale), self.layout.reach)
+        codes = _clip(np.rint(vectors @ self.layout.projection * self._scale), self.layout.reach)
         if int(self.layout.counts.astype(np.int64).sum()) + len(codes) > self._items.size:
             raise SealedError("the index has too few free slots for these rows: build it anew")
         number, found = int(self._items.max()), []
@@ -370,8 +372,9 @@ def _find_projection(vectors: Singles, dimension: int) -> Singles:
     return np.asarray(directions[:, ::-1][:, :kept] @ rotation[:kept], dtype=np.float32)
 
 
-def _project(vectors: Singles, projection: Singles) -> Singles:
-    return np.asarray(vectors @ projection, dtype=np.float32)
+def _spread(count: int) -> NDArray[np.int64]:
+    """Return which rows to learn directions from: all, or some from all over."""
+    return np.unique(np.linspace(0, count - 1, min(count, _SAMPLE)).astype(np.int64))
 
 
 def _quantise(projected: Singles) -> tuple[Bytes, float, int]:

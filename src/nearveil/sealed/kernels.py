@@ -127,25 +127,26 @@ class _TorchKernel:
         )
 
     def multiply(self, questions: Words) -> Words:
-        torch = self._torch
-        count, _, columns = questions.shape
-        asked = torch.from_numpy(questions.astype(np.int32)).to(self._device)
-        digits = split_digits(torch, asked).permute(1, 3, 0, 2).flatten(2)  # (colours, columns, 3 q)
-        missing = (-digits.shape[2] % _TILE, self._database.shape[2] - columns)
-        digits = torch.nn.functional.pad(digits, (0, missing[0], 0, missing[1])).transpose(1, 2).contiguous()
-        found = torch.stack(
-            [torch._int_mm(matrix, own.T)[:, : 3 * count] for matrix, own in zip(self._database, digits, strict=True)]
-        )
-        parts = found[:, : self._source.shape[1]].unflatten(2, (count, 3))
-        answers = (parts[..., 0] + (parts[..., 1] << 8) + (parts[..., 2] << 16)) & _MASK
-        return np.asarray(answers.permute(2, 0, 1).cpu().numpy(), dtype=np.uint32)
+        missing = self._database.shape[2] - questions.shape[2]
+        padded = np.pad(questions.astype(np.int32), ((0, 0), (0, 0), (0, missing)))
+        asked = self._torch.from_numpy(padded).to(self._device)
+        answers = multiply_digits(self._torch, self._database, asked)[:, :, : self._source.shape[1]]
+        return np.asarray(answers.cpu().numpy(), dtype=np.uint32)
 
 
-def split_digits(torch: Any, values: Any) -> Any:
-    """Return the digits from -128 to 127 to base 256 of numbers modulo 2^24: (q, colours, 3, columns)."""
-    digits = []
-    for _ in range(3):
-        low = ((values + 128) & 255) - 128
-        digits.append(low)
-        values = (values - low) >> 8
-    return torch.stack(digits, dim=2).to(torch.int8)
+def multiply_digits(torch: Any, database: Any, questions: Any) -> Any:
+    """Return the answers, shape (q, colours, rows), of tensors on one device; sides must be multiples of eight."""
+    count = len(questions)
+    answers = torch.empty((count, *database.shape[:2]), dtype=torch.int32, device=database.device)
+    for colour, matrix in enumerate(database):
+        values, digits = questions[:, colour], []
+        for _ in range(3):  # balanced: from -128 to 127
+            low = ((values + 128) & 255) - 128
+            digits.append(low.to(torch.int8))
+            values = (values - low) >> 8
+        planes = torch.cat(digits)  # (3 q, columns)
+        planes = torch.nn.functional.pad(planes, (0, 0, 0, -len(planes) % _TILE))
+        parts = torch._int_mm(matrix, planes.T).T
+        low, middle, high = (parts[at * count : (at + 1) * count] for at in range(3))
+        answers[:, colour] = (low + (middle << 8) + (high << 16)) & _MASK
+    return answers
