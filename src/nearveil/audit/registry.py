@@ -160,6 +160,11 @@ def _list_surroundings(epsilon: float) -> dict[str, dict[str, Make]]:
     # Without httpx there is no client to attack.
     has_client = find_spec("httpx") is not None
     client: dict[str, dict[str, Make]] = {"Client": {"covers: clock": make_clock_experiment}} if has_client else {}
+    sealed: dict[str, dict[str, Make]] = {}
+    if find_spec("cryptography") is not None:
+        from nearveil.audit.attacks._sealed import make_sealed_experiment
+
+        sealed = {"sealed.SealedClient": {"sealed: question": make_sealed_experiment}}
     return {
         "protocol.ClientProtocol": {"covers: on the wire": make_wire_experiment},
         "mechanisms.PublicMap": {
@@ -172,6 +177,7 @@ def _list_surroundings(epsilon: float) -> dict[str, dict[str, Make]]:
             "analytic-gaussian: time": lambda: make_time_experiment(AnalyticGaussian(epsilon)),
         },
         **client,
+        **sealed,
     }
 
 
@@ -206,6 +212,10 @@ def list_specimens() -> list[AuditEntry]:
     }
     if find_spec("httpx") is not None:
         made["a question sent as soon as it is made"] = broken.hasty_question
+    if find_spec("cryptography") is not None:
+        from nearveil.audit import _weak_seals as weak
+
+        made |= {f"sealed, with {name}": make for name, make in weak.SPECIMENS.items()}
     planted: dict[str, Make] = {
         "classical Gaussian at epsilon 12": broken.classical_gaussian,
         "four fifths of the vote noise": lambda: broken.QuietVotes(EPSILON, max_answered=1, max_screened=0),

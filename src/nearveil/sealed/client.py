@@ -67,6 +67,8 @@ class SealedClient:
     3
     """
 
+    _encrypt = staticmethod(encrypt)  # an audit puts weaker ones here
+
     def __init__(self, layout: bytes, hints: Sequence[bytes], *, source: Source | None = None) -> None:
         self._source = secure_source() if source is None else source
         self.layout = Layout.from_bytes(layout)
@@ -119,15 +121,8 @@ class SealedClient:
     def ask(self, row: ArrayLike) -> SealedQuestion:
         """Return a question for the scores of the items near a row, shape (n_features,)."""
         layout = self.layout
-        vector = check_rows(np.asarray(row)[None], layout.projection.shape[0])[0] @ layout.projection
-        length = float(np.linalg.norm(vector))
-        if length == 0:
-            raise SealedError("row must have a part in the space of codes: it is orthogonal to all of them")
-        cells = choose_cells(vector, layout.centroids, layout.n_colours)
-        chosen = np.arange(layout.cells_per_colour) == cells[:, None]
-        steps = np.rint(vector / length * get_message_scale(layout)).astype(np.int64)
-        messages = (chosen[:, :, None] * steps).reshape(layout.n_colours, -1)
-        ciphertexts, secrets = encrypt(SCORES, layout.seed, messages, self._source)
+        messages, cells = make_messages(layout, row)
+        ciphertexts, secrets = self._encrypt(SCORES, layout.seed, messages, self._source)
         first = (np.arange(layout.n_colours) * layout.cells_per_colour + cells) * layout.n_slots
         data = write_question("scores", layout.version, ciphertexts)
         return SealedQuestion(data, secrets, tuple(first.tolist()), layout.version)
@@ -162,7 +157,7 @@ class SealedClient:
         columns = np.array(padded) // kept.per_column
         unit = 1 << (FETCH.modulus_bits - BYTE_BITS)
         messages = (np.arange(kept.n_columns) == columns[:, None]) * np.int64(unit)
-        ciphertexts, secrets = encrypt(FETCH, self.layout.seed, messages, self._source)
+        ciphertexts, secrets = self._encrypt(FETCH, self.layout.seed, messages, self._source)
         data = write_question("records", self.layout.version, ciphertexts)
         return SealedQuestion(data, secrets, tuple(wanted), self.layout.version)
 
@@ -206,6 +201,18 @@ class SealedClient:
 def describe_assumption(parameters: LweParameters) -> Assumption:
     """Return what a set of parameters assumes, for a guarantee."""
     return Assumption(f"{parameters} is hard", parameters.core_svp_bits)
+
+
+def make_messages(layout: Layout, row: ArrayLike) -> tuple[Longs, Longs]:
+    """Return what is encrypted for a row: for every colour the row in the place of a cell, and which cell that is."""
+    vector = check_rows(np.asarray(row)[None], layout.projection.shape[0])[0] @ layout.projection
+    length = float(np.linalg.norm(vector))
+    if length == 0:
+        raise SealedError("row must have a part in the space of codes: it is orthogonal to all of them")
+    cells = choose_cells(vector, layout.centroids, layout.n_colours)
+    chosen = np.arange(layout.cells_per_colour) == cells[:, None]
+    steps = np.rint(vector / length * get_message_scale(layout)).astype(np.int64)
+    return (chosen[:, :, None] * steps).reshape(layout.n_colours, -1), cells
 
 
 def get_message_scale(layout: Layout) -> float:

@@ -1,0 +1,91 @@
+"""Sealed questions: a distinguisher that knows the two images, and a look at the errors that only their owner can take.
+
+No attack that runs in an audit tells errors of a tenth the width from none at all: the lattice is too large for that.
+So the width of errors and secrets is measured with the secrets in hand, and what a server sees is attacked without.
+"""
+
+import math
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.audit._experiment import DIMENSION, Experiment, Floats, Pair, draw_gallery
+from nearveil.audit.report import Check
+from nearveil.privacy.noise import Source
+from nearveil.sealed import SCORES, SealedClient, SealedIndex
+from nearveil.sealed.client import SealedQuestion, make_messages
+from nearveil.sealed.layout import Layout
+from nearveil.sealed.lwe import QUESTION_BITS, Longs, centre, expand_matrix, unpack
+
+_TRIALS = 400
+_CHECKED = 20  # questions whose errors are measured
+_HEADER = 14 + 8  # bytes of a question before its numbers
+
+
+def make_sealed_experiment(kind: type[SealedClient] = SealedClient, *, name: str = "sealed: question") -> Experiment:
+    """Return the experiment of a client that seals its questions, perhaps a weaker one than it should be."""
+    index = _make_index()
+    layout, hints = index.layout.to_bytes(), index.get_hints()
+    axes = np.eye(DIMENSION)
+    pair = Pair("opposite unit vectors", axes[0], -axes[0])
+    candidates = [make_messages(index.layout, one)[0] for one in (pair.first, pair.second)]
+
+    def run(row: Floats, runs: int, source: Source) -> list[SealedQuestion]:
+        client = kind(layout, hints, source=source)
+        return [client.ask(row) for _ in range(runs)]
+
+    def look(source: Source, mistake: float) -> Check:
+        return check_errors(index.layout, run(pair.first, _CHECKED, source), candidates[0], mistake)
+
+    return Experiment(
+        name=name,
+        guarantee=SealedClient(layout, hints).guarantee,
+        pairs=(pair,),
+        run=run,
+        numbers=lambda seen: np.array([_describe(index.layout, one, candidates) for one in seen]),
+        checks=(look,),
+        trials=_TRIALS,
+    )
+
+
+def check_errors(layout: Layout, questions: list[SealedQuestion], message: Longs, mistake: float) -> Check:
+    """Measure errors and secrets of questions about one image, whose messages are known."""
+    matrix = expand_matrix(SCORES, layout.seed, 0, layout.n_samples).astype(np.int64)
+    drop = SCORES.modulus_bits - QUESTION_BITS
+    secrets = np.concatenate([one.secrets for one in questions])
+    sent = np.concatenate([_read(layout, one) for one in questions])
+    messages = np.tile(message, (len(questions), 1))
+    errors = centre((sent << drop) - secrets @ matrix.T - messages, SCORES.modulus_bits)
+    expected = float(SCORES.sigma) ** 2
+    failed = [
+        f"the variance of {word} is {found / wanted:.3g} times what it must be"
+        for word, values, wanted in (("errors", errors, expected + 4.0**drop / 12), ("secrets", secrets, expected))
+        if abs((found := float(values.var())) / wanted - 1) > 2 * math.sqrt(2 / values.size * 2 * math.log(8 / mistake))
+    ]
+    if len(np.unique(secrets, axis=0)) < len(secrets):
+        failed.append("a secret is used again")
+    return Check("errors and secrets", "failed" if failed else "passed", "; ".join(failed))
+
+
+def _describe(layout: Layout, question: SealedQuestion, candidates: list[Longs]) -> NDArray[np.float64]:
+    """Return what a server sees as numbers: the length, and how well either image explains what colours share."""
+    sent, drop = _read(layout, question), SCORES.modulus_bits - QUESTION_BITS
+    fits = []
+    for message in candidates:
+        rest = (sent << drop) - message
+        apart = centre(rest[:-1] - rest[1:], SCORES.modulus_bits)  # small, if two colours share their secret
+        own = centre(rest, SCORES.modulus_bits)
+        fits += [math.log1p(float(np.abs(apart).mean())), float(np.abs(own).mean()), float(own.mean())]
+    return np.array([len(question.data), *fits])
+
+
+def _read(layout: Layout, question: SealedQuestion) -> Longs:
+    """Return the numbers of a question, shape (colours, columns)."""
+    count = layout.n_colours * layout.n_samples
+    return unpack(question.data[_HEADER : _HEADER + 3 * count], 3).reshape(layout.n_colours, -1).astype(np.int64)
+
+
+@lru_cache(maxsize=1)
+def _make_index() -> SealedIndex:
+    return SealedIndex.build(draw_gallery(), n_cells=24, n_colours=6, kernel="numpy")
