@@ -35,7 +35,7 @@ Singles = NDArray[np.float32]
 def unit(rows: NDArray[Any]) -> Singles:
     """Return rows of length 1."""
     values = np.asarray(rows, dtype=np.float32)
-    return values / np.linalg.norm(values, axis=1, keepdims=True)
+    return np.asarray(values / np.linalg.norm(values, axis=1, keepdims=True), dtype=np.float32)
 
 
 def load_photos(folder: Path, n_queries: int) -> tuple[Singles, NDArray[np.int64], Singles]:

@@ -56,7 +56,8 @@ def check_errors(layout: Layout, questions: list[SealedQuestion], message: Longs
     secrets = np.concatenate([one.secrets for one in questions])
     sent = np.concatenate([_read(layout, one) for one in questions])
     messages = np.tile(message, (len(questions), 1))
-    errors = centre((sent << drop) - secrets @ matrix.T - messages, SCORES.modulus_bits)
+    masks = np.asarray(secrets @ matrix.T, dtype=np.int64)
+    errors = centre((sent << drop) - masks - messages, SCORES.modulus_bits)
     expected = float(SCORES.sigma) ** 2
     failed = [
         f"the variance of {word} is {found / wanted:.3g} times what it must be"
