@@ -1,5 +1,8 @@
 """An index and its clients: what is found, what is sent, what changes, and what hostile bytes do."""
 
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +123,37 @@ def test_questions_that_wait_are_answered_together(rows: np.ndarray, index: Seal
     assert index.answer_many(data) == [index.answer(one) for one in data]
 
 
+def test_threads_that_wait_share_a_pass(rows: np.ndarray, index: SealedIndex, client: SealedClient) -> None:
+    passes, real = [], index.answer_many
+
+    def watch(questions: Sequence[bytes]) -> list[bytes]:
+        passes.append(len(questions))
+        return real(questions)
+
+    data = [client.ask(rows[i]).data for i in range(6)]
+    expected = [index.answer(one) for one in data]
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(6) as pool:
+        patch.setattr(index, "answer_many", watch)
+        with index._turn:
+            asked = [pool.submit(index.answer, one) for one in data]
+            while len(index._waiting) < 6:
+                time.sleep(0.001)
+        assert [one.result() for one in asked] == expected
+    assert passes == [6]
+    with pytest.raises(WireError):
+        index.answer(b"nothing")
+    assert not index._waiting
+
+
+def test_processes_that_build_of_one_seed_answer_for_each_other(rows: np.ndarray) -> None:
+    one, other = (SealedIndex.build(rows, n_cells=12, n_colours=3, seed=b"gallery") for _ in range(2))
+    question = connect(one).ask(rows[0])
+    assert one.answer(question.data) == other.answer(question.data)
+    third = SealedIndex.build(rows[:-1], n_cells=12, n_colours=3, seed=b"gallery")
+    with pytest.raises(SealedError, match="changed since"):
+        third.answer(question.data)
+
+
 def check_consistent(index: SealedIndex) -> None:
     """Check that hints are those of the data."""
     for colour, matrix in enumerate(index._database):
@@ -134,13 +168,13 @@ def check_consistent(index: SealedIndex) -> None:
 def test_changes_update_hints_for_changed_rows_alone() -> None:
     rows = make_rows(100)
     index = SealedIndex.build(rows, records=[b"%d" % i for i in range(100)], n_cells=12, n_colours=3)
-    client = connect(index)
+    client, first = connect(index), index.layout.version
     fresh = make_rows(3, seed=9)
     index.add(fresh, [b"x", b"y", b"z"])
     index.remove(17)
     index.remove(101)
     check_consistent(index)
-    changed = index.get_hints(since=1)
+    changed = index.get_hints(since=first)
     assert len(changed[0]) < len(index.get_hints()[0]) / 2
     with pytest.raises(SealedError, match="changed since the question was made"):
         index.answer(client.ask(rows[0]).data)
@@ -157,10 +191,11 @@ def test_changes_update_hints_for_changed_rows_alone() -> None:
 
 def test_a_full_index_refuses_and_changes_nothing() -> None:
     index = SealedIndex.build(make_rows(20), n_cells=2, n_colours=1)
+    first = index.layout.version
     room = index.layout.counts.size * index.layout.n_slots - len(index)
     with pytest.raises(SealedError, match="too few free slots"):
         index.add(make_rows(room + 1))
-    assert index.layout.version == 1
+    assert index.layout.version == first
     assert len(index.add(make_rows(room))) == room
     with pytest.raises(SealedError, match="item must be the number"):
         index.remove(1000)

@@ -349,7 +349,7 @@ class HomeCopy:
         scores : ndarray of shape (q, k)
         """
         held = self._load()
-        queries = _center(held.public, rows)
+        queries = center_rows(held.public, rows)
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(held.ids):
             raise ValueError(f"k must be a whole number from 1 to {len(held.ids)}, the items of the copy")
         return held.search(queries, k)
@@ -470,7 +470,7 @@ def _make_half(dimension: int) -> Any:
     return faiss.IndexScalarQuantizer(dimension, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT)
 
 
-def _center(public: PublicPart, rows: ArrayLike) -> NDArray[np.float64]:
+def center_rows(public: PublicPart, rows: ArrayLike) -> NDArray[np.float64]:
     """Return features as the gallery compares them."""
     given = np.atleast_2d(np.asarray(rows, np.float64))
     if given.ndim != 2 or given.shape[1] != len(public.mean) or not len(given):

@@ -1,9 +1,12 @@
 """The server's half of sealed search: codes in cells, records in columns, their hints, and answers."""
 
+import hashlib
 import math
 import os
+import threading
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 from zipfile import BadZipFile
@@ -44,6 +47,7 @@ from nearveil.sealed.wire import Hint, get_parameters, read_question, write_answ
 _TILE = 8  # dimensions and slots are multiples of it: what processors multiply at a time
 _ROOM = 1.06  # slots for each item: what balance and later items need
 _CLIP = 3.6  # standard deviations of a coordinate beyond which it is clipped
+_TOGETHER = 32  # questions of one pass
 _HINT_ROWS = 256  # of a hint that one worker makes at a time
 _DIMENSIONS = 64
 _SAMPLE = 1 << 16  # rows that directions are learned from, and that are projected at a time
@@ -52,6 +56,15 @@ _DIGITS = 127
 _LARGEST_FAILURE = 2.0**-30  # probability that a byte of a record is read wrongly
 _PROBED = 14_000  # slots that a question looks into: their number makes the hint
 _SEED = 20260902  # of the rotation, which is public
+
+
+@dataclass
+class _Waiting:
+    """A question that waits for its answer."""
+
+    question: bytes
+    answer: bytes | None = None
+    error: Exception | None = None
 
 
 class SealedIndex:
@@ -80,6 +93,8 @@ class SealedIndex:
         self._items: NDArray[np.int64] = state["items"]
         self._records: Bytes | None = state.get("records")
         self._record_hint: Words | None = state.get("record_hint")
+        self._waiting: deque[_Waiting] = deque()
+        self._turn = threading.Lock()
         self._changed: dict[str, dict[int, int]] = {"scores": {}, "records": {}}
         kernel, device = state.get("kernel", "auto"), state.get("device", "cpu")
         self._kernels: dict[str, Kernel] = {"scores": make_kernel(database, kernel, device)}
@@ -99,6 +114,7 @@ class SealedIndex:
         kernel: KernelName = "auto",
         device: str = "cpu",
         n_jobs: int = 1,
+        seed: bytes | None = None,
     ) -> Self:
         """Make an index of rows.
 
@@ -121,6 +137,9 @@ class SealedIndex:
             Of torch.
         n_jobs : int, default=1
             Workers that make hints.
+        seed : bytes, optional
+            Of the public matrix, 32 bytes; random by default. Processes that build of the same rows and seed can answer
+            for each other.
         """
         given = np.atleast_1d(np.asarray(rows))
         projection = _find_projection(check_rows(given[_spread(len(given))]), check_count(dimension, "dimension", 1))
@@ -140,14 +159,14 @@ class SealedIndex:
         database = parted.reshape(n_colours, n_slots, per_colour * width)
         items = np.full((n_cells, n_slots), -1, np.int64)
         items[cells.cells, slots] = np.arange(len(codes))
-        seed = os.urandom(SEED_BYTES)
+        seed = os.urandom(SEED_BYTES) if seed is None else hashlib.sha256(seed).digest()
         state: dict[str, Any] = {"scale": scale, "items": items, "kernel": kernel, "device": device}
         kept = None
         if records is not None:
             kept, matrix = _lay_out_records(records, items, n_fetched)
             state |= {"records": matrix, "record_hint": _build_hint(FETCH, seed, matrix, n_jobs)}
         layout = Layout(
-            version=1,
+            version=_name_version(seed, database, state.get("records")),
             seed=seed,
             n_colours=n_colours,
             n_slots=n_slots,
@@ -187,8 +206,25 @@ class SealedIndex:
         return Hint(part, self.layout.version, listed, values).to_bytes()
 
     def answer(self, question: bytes) -> bytes:
-        """Return the answer to one question."""
-        return self.answer_many([question])[0]
+        """Return the answer to one question; those of threads that wait meanwhile are answered in one pass."""
+        self.check_question(question)
+        waiting = _Waiting(question)
+        self._waiting.append(waiting)
+        with self._turn:
+            while waiting.answer is None and waiting.error is None:
+                self._answer_some([self._waiting.popleft() for _ in range(min(len(self._waiting), _TOGETHER))])
+        if waiting.error is not None:
+            raise waiting.error
+        assert waiting.answer is not None
+        return waiting.answer
+
+    def _answer_some(self, some: "list[_Waiting]") -> None:
+        try:
+            for one, found in zip(some, self.answer_many([one.question for one in some]), strict=True):
+                one.answer = found
+        except Exception as error:  # nobody must wait for what failed
+            for one in some:
+                one.error = error
 
     def answer_many(self, questions: Sequence[bytes]) -> list[bytes]:
         """Return the answers to questions, those for scores in one pass over the codes.
@@ -342,6 +378,12 @@ class SealedIndex:
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise SealedError(f"the sealed index at {path} cannot be read: it is missing or damaged") from error
         return cls(layout, database, hint, scale=scale, kernel=kernel, device=device, **parts)
+
+
+def _name_version(seed: bytes, database: Bytes, records: Bytes | None) -> int:
+    """Return a number that another build has only by chance: questions to the one are then refused by the other."""
+    digest = hashlib.sha256(seed + database.tobytes() + (b"" if records is None else records.tobytes())).digest()
+    return int.from_bytes(digest[:6], "little") + 1
 
 
 def choose_shape(n_items: int, n_cells: int | None = None, n_colours: int | None = None) -> tuple[int, int]:

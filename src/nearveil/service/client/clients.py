@@ -40,6 +40,7 @@ from nearveil.service.client.questions import (
     note_key,
 )
 from nearveil.service.client.results import Classified, Nearest
+from nearveil.service.client.sealed import KeptSeal, ask_sealed
 from nearveil.service.client.transport import HttpTransport, LocalTransport, Patience, ServerAddress, Tally, Transport
 from nearveil.service.schema import GalleryInfo
 
@@ -251,6 +252,7 @@ class AsyncClient:
                 self._ledger.close()
             raise
         patience = Patience(retries if remote else 0)
+        self._sealed: dict[str, KeptSeal] = {}
         self._copies = HomeCopies(None if home is None else Path(home), self._shown)
         self._session = Session(self._transport, payer, FeatureMaker(extractor), patience, token or "", watched=remote)
 
@@ -275,6 +277,8 @@ class AsyncClient:
             return await ask_nearest(self._session, question)
         if not self._session.watched:  # a gallery in this process: nobody sees when it is read
             await self.sync(gallery=gallery)
+        if question.by == "sealed":
+            return await ask_sealed(self._session, question, self._sealed)
         return await search_home(self._session, question, self._copies)
 
     async def sync(

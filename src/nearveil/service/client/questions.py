@@ -619,7 +619,7 @@ NOTHING_TOLD = Guarantee(
     events=(NoOpDpEvent(),),
 )
 USUAL = 8  # neighbours
-Way = Literal["auto", "message", "home"]
+Way = Literal["auto", "message", "home", "sealed"]
 _UTF8 = 4  # bytes of a character, at most
 
 
@@ -643,7 +643,7 @@ class NearestQuestion:
         if self.by not in get_args(Way):
             raise QuestionError("by", f"it must be one of {', '.join(get_args(Way))}")
         if (self.epsilon == 0) == (self.by == "message") and self.by != "auto":
-            raise QuestionError("by", "message needs an epsilon above 0; home has epsilon 0")
+            raise QuestionError("by", "message needs an epsilon above 0; home and sealed have epsilon 0")
         if self.epsilon != 0:
             checked_epsilon(self.epsilon)
         if self.k is not None and (isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nearveil.gallery import Index
     from nearveil.service.server.galleries import Gallery
 
-What = Literal["galleries", "map", "query", "model", "original", "codes", "group"]
+What = Literal["galleries", "map", "query", "model", "original", "codes", "group", "layout", "hint", "sealed"]
 JSON, BYTES = "application/json", "application/octet-stream"
 
 
@@ -39,7 +39,7 @@ class Request:
     key: str = ""  # names a query; a retry has the same
     candidates: float | None = None  # of a map
     etag: str = ""  # of the map that the client holds
-    number: int = 0  # of an item, or of a group of codes
+    number: int = 0  # of an item, of a group of codes, or of a part of hints
     blocks: tuple[int, ...] | None = None  # of a group; None for all
     most: int = 1 << 20  # bytes of a reply that are read
 
@@ -78,6 +78,9 @@ _PATHS = {
     "original": "/items/{}/original",
     "codes": "/codes",
     "group": "/codes/{}",
+    "layout": "/sealed",
+    "hint": "/sealed/{}",
+    "sealed": "/sealed",
 }
 
 
@@ -241,7 +244,7 @@ class HttpTransport:
         headers, params, path = {"Accept": _ACCEPTS.get(request.what, FRAME)}, {}, f"{self._address.url}/v1/galleries"
         if request.what != "galleries":
             path += f"/{quote(request.gallery, safe='')}{_PATHS[request.what].format(request.number)}"
-        if request.what == "query":
+        if request.what in ("query", "sealed"):
             headers |= {"Content-Type": FRAME, KEY_HEADER: request.key}
             return {"method": "POST", "url": path, "headers": headers, "content": request.body}
         if request.etag:
@@ -398,8 +401,8 @@ class LocalTransport:
 
         if request.what == "galleries":
             return Response(200, JSON, Galleries(galleries=(self._gallery.info(),)).model_dump_json().encode())
-        if request.what == "map":
-            data = self._gallery.map(request.candidates)
+        if request.what in ("map", "layout"):
+            data = self._gallery.map(request.candidates) if request.what == "map" else self._gallery.sealed()
             etag = f'"{hashlib.sha256(data).hexdigest()}"'
             return Response(304, FRAME, b"", etag) if etag == request.etag else Response(200, FRAME, data, etag)
         if request.what == "query":
@@ -411,5 +414,7 @@ class LocalTransport:
             "original": lambda: gallery.original(number),
             "codes": gallery.codes,
             "group": lambda: gallery.codes_group(number, request.blocks),
+            "hint": lambda: gallery.sealed(number),
+            "sealed": lambda: gallery.ask_sealed(request.body),
         }
         return Response(200, _ACCEPTS.get(request.what, FRAME), made[request.what]())

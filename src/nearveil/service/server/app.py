@@ -249,6 +249,25 @@ def _add_asked(app: FastAPI, desk: AppState) -> None:
         },
     )
 
+    async def ask_sealed(request: Request) -> Response:
+        """Answer a sealed question, which tells nothing: one pass over all codes, or over all records."""
+        gallery, data = await desk.question(request, "sealed", desk.settings.max_sealed)
+        visit = get_context(request)
+        return desk.reply(visit, await desk.run(visit, gallery, lambda: gallery.ask_sealed(data)), FRAME)
+
+    app.router.add_api_route(
+        f"{ASKED}sealed",
+        ask_sealed,
+        methods=["POST"],
+        openapi_extra=_QUERY_EXTRA,
+        tags=_GALLERIES,
+        response_class=Response,
+        responses={
+            **describe_frame("The frame of an answer: encrypted scores, or records."),
+            **describe_replies(*_USUAL, *_ASKED),
+        },
+    )
+
 
 def _add_looked_up(app: FastAPI, desk: AppState) -> None:
     """Add what clients look up in galleries."""
@@ -314,6 +333,7 @@ def _add_looked_up(app: FastAPI, desk: AppState) -> None:
         return desk.reply(visit, content, "application/octet-stream", headers={"etag": etag})
 
     _add_codes(app, desk)
+    _add_sealed(app, desk)
 
     @app.get(
         "/v1/galleries/{gallery}/items/{number}/original",
@@ -377,6 +397,47 @@ def _add_codes(app: FastAPI, desk: AppState) -> None:
         wanted = None if blocks is None else tuple(map(int, filter(str.isdigit, blocks.split(","))))
         found = await desk.run(visit, chosen, lambda: chosen.codes_group(number, wanted), files=True)
         return desk.reply(visit, found, FRAME)
+
+
+def _add_sealed(app: FastAPI, desk: AppState) -> None:
+    """Add what those fetch who ask sealed questions: the same for everybody."""
+    told: dict[str, Any] = {"tags": _GALLERIES, "openapi_extra": _TOKEN_EXTRA, "response_class": Response}
+
+    @app.get(
+        "/v1/galleries/{gallery}/sealed",
+        responses={
+            **describe_frame("The frame of a layout: cells and sizes.", etag="Of this layout."),
+            **describe_replies(304, 403, 422, *_USUAL),
+        },
+        **told,
+    )
+    async def sealed(
+        request: Request,
+        gallery: Name,
+        if_none_match: Annotated[str | None, Header(description="The ETag of the layout that the client has.")] = None,
+    ) -> Response:
+        """Give the layout of an open gallery that answers sealed questions."""
+        visit = get_context(request)
+        chosen = desk.gallery(visit, gallery)
+        content = await desk.run(visit, chosen, chosen.sealed, files=True)
+        etag = desk.etag(chosen, content)
+        if if_none_match is not None and _matches(if_none_match, etag):
+            return Response(status_code=304, headers={"etag": etag})
+        return desk.reply(visit, content, FRAME, headers={"etag": etag})
+
+    @app.get(
+        "/v1/galleries/{gallery}/sealed/{part}",
+        responses={
+            **describe_frame("The frame of a hint: of scores (0), or of records (1)."),
+            **describe_replies(403, 422, *_USUAL),
+        },
+        **told,
+    )
+    async def sealed_hint(request: Request, gallery: Name, part: Annotated[int, Path(ge=0, lt=2)]) -> Response:
+        """Give a part of the hints that answers to sealed questions are read with."""
+        visit = get_context(request)
+        chosen = desk.gallery(visit, gallery)
+        return desk.reply(visit, await desk.run(visit, chosen, lambda: chosen.sealed(part), files=True), FRAME)
 
 
 @asynccontextmanager

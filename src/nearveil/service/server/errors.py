@@ -33,6 +33,12 @@ class ServiceError(NearveilError, ValueError):
     retry_after: int | None = None
 
 
+class FrameError(ServiceError):
+    """A frame cannot be read."""
+
+    code = "frame"
+
+
 class UnauthorizedError(ServiceError):
     """The token is missing, invalid or revoked."""
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NoReturn, Protocol, cast, get_args, runtime_checkable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NoReturn, Protocol, cast, get_args, runtime_checkable
 
-from nearveil.frames import Kind
+from nearveil.frames import Kind, WireError
 from nearveil.gallery.answers import EXTRAS, ID_BYTES, Extras
 from nearveil.gallery.errors import IndexStoreError, UnknownItemError
 from nearveil.gallery.index import Index
@@ -20,7 +21,16 @@ from nearveil.protocol.client import MapChanged, Refusal, RefusalCode, decode_fr
 from nearveil.protocol.home import CodesGroup, CodesSource
 from nearveil.protocol.server import ServedMap, ServerProtocol
 from nearveil.service.schema import GALLERY_NAME, MOST_MAPS, GalleryInfo, Offer
-from nearveil.service.server.errors import NotOfferedError, UnavailableError, UnknownError
+from nearveil.service.server.errors import (
+    ConflictError,
+    FrameError,
+    NotOfferedError,
+    UnavailableError,
+    UnknownError,
+)
+
+if TYPE_CHECKING:
+    from nearveil.sealed import SealedIndex
 
 _OVERHEAD = 250  # bytes that an entry costs besides its own
 
@@ -170,6 +180,14 @@ class Gallery(Protocol):
         """Return a group of codes, with some of its blocks or all."""
         ...
 
+    def sealed(self, part: int | None = None) -> bytes:
+        """Return the public layout for sealed questions, or a part of its hints."""
+        ...
+
+    def ask_sealed(self, data: bytes) -> bytes:
+        """Answer a sealed question."""
+        ...
+
     def refresh(self) -> None:
         """Look whether something new was published."""
         ...
@@ -202,9 +220,10 @@ class OpenGallery:
         another process makes its rows private later on, nothing is answered from then on.
     name : str
         Small letters, digits, and ``. _ -`` between them.
-    offers : sequence of {"names", "thumbnails", "originals", "codes"}, default=("names", "thumbnails")
+    offers : sequence of {"names", "thumbnails", "originals", "codes", "sealed"}, default=("names", "thumbnails")
         What is sent with all candidates, to those who ask for it; "codes" hands out the codes of all items (and their
-        names, if offered), for search at home: every client then sees every code.
+        names, if offered), for search at home: every client then sees every code. "sealed" answers sealed questions,
+        each by one pass over all codes.
     extractor : str, default=""
         The name of what makes the features, for people.
     cache : int, default=256 MiB
@@ -250,6 +269,8 @@ class OpenGallery:
         self._hashing = threading.Lock()
         self._hashed: dict[bytes, CodesGroup] = {}  # groups of codes, by what they hold
         self._source: tuple[ServedMap, CodesSource] | None = None
+        self._sealing = threading.Lock()
+        self._sealed: tuple[ServedMap, tuple[SealedIndex, bytes, list[bytes]]] | None = None
 
     @property
     def name(self) -> str:
@@ -398,6 +419,46 @@ class OpenGallery:
             raise UnknownError("there is no such group of codes any more: ask for the manifest again")
         return found.to_bytes()
 
+    def sealed(self, part: int | None = None) -> bytes:
+        """Return what clients need for sealed questions.
+
+        Parameters
+        ----------
+        part : int, optional
+            Of the hints: 0 of scores, 1 of records. The layout by default.
+
+        Returns
+        -------
+        bytes
+        """
+        layout, hints = self._read_sealed()[1:]
+        if part is None:
+            return layout
+        if part >= len(hints):
+            raise UnknownError("there is no such part of the hints")
+        return hints[part]
+
+    def ask_sealed(self, data: bytes) -> bytes:
+        """Answer a sealed question; those of threads that wait meanwhile are answered in one pass.
+
+        Parameters
+        ----------
+        data : bytes
+
+        Returns
+        -------
+        bytes
+        """
+        from nearveil.sealed import SealedError
+
+        index = self._read_sealed()[0]
+        try:
+            return index.answer(data)
+        except SealedError as error:
+            raise ConflictError(str(error)) from None
+        except WireError as error:
+            raise FrameError(str(error)) from None
+
     def refresh(self) -> None:
         """Look whether something new was published."""
         self._read_snapshot()
@@ -430,6 +491,21 @@ class OpenGallery:
                 self._source = maps[0], maps[0].make_codes_source(self._hashed)
             self._source[1].manifest  # noqa: B018 (made once)
             return self._source[1]
+
+    def _read_sealed(self) -> tuple["SealedIndex", bytes, list[bytes]]:
+        """Return the sealed index of the newest map, its layout and its hints."""
+        if "sealed" not in self._offers:
+            raise NotOfferedError("this gallery answers no sealed questions: ask it by messages")
+        if find_spec("cryptography") is None:
+            raise NotOfferedError("this server lacks what sealed questions need: install nearveil[sealed]")
+        maps = self._read_snapshot().maps
+        if not maps:
+            raise UnknownError("nothing was published in this gallery yet")
+        with self._sealing, _in_words():  # one thread builds it, the others wait
+            if self._sealed is None or self._sealed[0] is not maps[0]:
+                index = maps[0].make_sealed_index()
+                self._sealed = maps[0], (index, index.layout.to_bytes(), index.get_hints())
+            return self._sealed[1]
 
     def _read_snapshot(self) -> GallerySnapshot:
         """Return the snapshot of now, after reading what has changed."""

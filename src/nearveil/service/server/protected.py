@@ -247,6 +247,16 @@ class ProtectedGallery:
         del number, blocks
         raise NotOfferedError(_SHOWN)
 
+    def sealed(self, part: int | None = None) -> NoReturn:
+        """Refuse: records are not searched."""
+        del part
+        raise NotOfferedError(_SHOWN)
+
+    def ask_sealed(self, data: bytes) -> NoReturn:
+        """Refuse: records are not searched."""
+        del data
+        raise NotOfferedError(_SHOWN)
+
     def refresh(self) -> None:
         """Look whether another model was published."""
         try:

@@ -277,8 +277,11 @@ class AppState:
         workers = pools.files if files else pools.answers
         return await workers.run(work, may_begin=lambda: not visit.gone())
 
-    async def question(self, request: Request) -> tuple[Gallery, bytes]:
-        """Return which gallery is asked what: of a request that holds a frame, under a key that fits it."""
+    async def question(self, request: Request, what: str = "query", most: int | None = None) -> tuple[Gallery, bytes]:
+        """Return which gallery is asked what: of a request that holds a frame, under a key that fits it.
+
+        `most`: Bytes of the frame; those of a query by default.
+        """
         visit = get_context(request)
         name = request.path_params["gallery"]
         token, gallery = visit.may("query"), self.gallery(visit, name)
@@ -288,12 +291,13 @@ class AppState:
         if visit.content_type.partition(b";")[0].strip().lower() != _FRAME:
             raise MediaError(f"the body must be of the type {FRAME}")
         settings = self.settings
-        data = await read_body(visit.length, visit.chunked, request.receive, settings.max_body, settings.body_timeout)
+        limit = settings.max_body if most is None else most
+        data = await read_body(visit.length, visit.chunked, request.receive, limit, settings.body_timeout)
         visit.read = True
         visit.begin(self.under_way)
         if data[FLAGS : FLAGS + 1] == _ORIGINALS:
             visit.may("originals")
-        await self.replays.check(key, token.id, f"{name}/query", data)
+        await self.replays.check(key, token.id, f"{name}/{what}", data)
         return gallery, data
 
     async def map(self, visit: RequestContext, gallery: Gallery, candidates: float | None) -> tuple[bytes, str]:

@@ -45,8 +45,9 @@ class GallerySettings(BaseModel):
     kind : {"open", "protected"}
     index : str
         A folder or a PostgreSQL URL, as `nearveil index` made it. Of a protected gallery: the private records.
-    offers : tuple of {"names", "thumbnails", "originals", "codes"}
-        What an open gallery sends with all candidates; "codes" hands out all codes, for search at home.
+    offers : tuple of {"names", "thumbnails", "originals", "codes", "sealed"}
+        What an open gallery sends with all candidates; "codes" hands out all codes, for search at home; "sealed"
+        answers sealed questions.
     extractor : str
         The name of what makes the features, for people.
     public : str
@@ -121,6 +122,8 @@ class Settings(BaseSettings):
         A file, or a PostgreSQL URL.
     max_body : int
         Bytes of a request.
+    max_sealed : int
+        Bytes of a sealed question.
     rate, burst
         Requests a minute that a token may make, none is no limit; and how many at once after a pause.
     per_token : int
@@ -162,6 +165,7 @@ class Settings(BaseSettings):
     insecure: bool = False
     tokens: Annotated[str, Field(min_length=1)] = Field(default_factory=lambda: str(default_place()))
     max_body: Annotated[int, Field(ge=HEADER_BYTES, le=1 << 30)] = DEFAULT_LIMITS.query + HEADER_BYTES
+    max_sealed: Annotated[int, Field(ge=HEADER_BYTES, le=1 << 30)] = DEFAULT_LIMITS.sealed_question + HEADER_BYTES
     rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 1200.0
     burst: Annotated[int, Field(ge=1)] = 120
     per_token: Annotated[int, Field(ge=1)] = 16

@@ -1,0 +1,151 @@
+"""Sealed questions over a transport: two requests of fixed length, which tell nothing of the image."""
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, WireError
+from nearveil.gallery.answers import ID_BYTES, Answer
+from nearveil.protocol.client import Found, PublicPart
+from nearveil.protocol.home import center_rows
+from nearveil.service.client.errors import QuestionError, ReplyError
+from nearveil.service.client.questions import NearestQuestion, Session, count_matches
+from nearveil.service.client.results import Match, Nearest
+from nearveil.service.client.transport import Request, Tally, make_printable, make_refusal, read_etag, read_frame
+from nearveil.service.schema import GalleryInfo
+
+if TYPE_CHECKING:
+    from nearveil.sealed import SealedClient
+
+_OPERATION = 4e-9  # seconds: of private work, for each product of an entry of a matrix and one of a secret
+_LEAST = 0.1  # seconds of private work
+_KEPT = 4  # galleries whose hints are kept
+
+
+@dataclass(frozen=True)
+class KeptSeal:
+    """The sealed client of a gallery, and the tag of the layout that it has."""
+
+    etag: str
+    client: "SealedClient"
+
+
+async def ask_sealed(session: Session, question: NearestQuestion, kept: dict[str, KeptSeal]) -> Nearest:
+    """Find the nearest items by encrypted questions: one for scores, one for records. Nothing is paid."""
+    for word, asked in (("thumbnails", question.thumbnails), ("originals", question.originals)):
+        if asked:
+            raise QuestionError(word, "a sealed question fetches no images: leave it out, or ask by a message")
+    if len(question.dummies) or question.candidates is not None:
+        raise QuestionError("by", "a sealed question tells nothing: leave out dummies and candidates")
+    tally = Tally(heard=session.clock.now())
+    info, rows = await session.prepare_features([question.image], question.gallery)
+    if "sealed" not in info.offers:
+        raise QuestionError("by", f"{info.name} answers no sealed questions: ask it by messages, or at home")
+    public = await session.fetch_map(info, None, tally)
+    client = await _fetch_client(session, info, kept, tally)
+    layout = client.layout
+    assert layout.records is not None
+    count = count_matches(question.k, min(layout.records.n_fetched, int(layout.counts.sum())))
+    row = center_rows(public, rows[0])[0]
+    if not row.any():
+        raise QuestionError("image", "it is the mean of the gallery, which is near to nothing in particular")
+    work = layout.question_bytes // 3 + layout.n_colours * layout.n_slots
+    fetching = layout.records.n_fetched * (layout.records.n_columns + layout.records.n_rows)
+    asked = await asyncio.to_thread(client.ask, row)
+    await session.end_slot(tally.heard, _LEAST + _OPERATION * 1024 * work)
+    answer = await _send(session, info, asked.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, tally)
+    found = await asyncio.to_thread(_read, client.read_scores, asked, answer, layout.records.n_fetched)
+    fetch = await asyncio.to_thread(client.ask_records, [match.position for match in found])
+    await session.end_slot(tally.heard, _LEAST + _OPERATION * 1280 * fetching)
+    answer = await _send(session, info, fetch.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, tally)
+    records = await asyncio.to_thread(_read, client.read_records, fetch, answer)
+    result = _rank(public, row, records, count)
+    await session.end_slot(tally.heard, _LEAST + _OPERATION * 1280 * fetching)
+    chosen, names = result
+    return Nearest(
+        matches=tuple(
+            Match(number, names[number], min(float(score), 1.0))
+            for number, score in zip(chosen.ids.tolist(), chosen.scores, strict=True)
+        ),
+        guarantee=client.guarantee,
+        key="",
+        repeated=False,
+        candidates=layout.n_colours * layout.n_slots,
+        sets=(),
+        n_sets=0,
+        bytes_sent=tally.sent,
+        bytes_received=tally.received,
+        found=chosen,
+        names=names,
+    )
+
+
+async def _fetch_client(session: Session, info: GalleryInfo, kept: dict[str, KeptSeal], tally: Tally) -> "SealedClient":
+    """Return what reads answers of a gallery as it is now. What is held already is not sent again."""
+    try:
+        from nearveil.sealed import SealedClient, SealedError
+    except ImportError:
+        raise QuestionError("by", "sealed questions need cryptography: pip install nearveil[sealed]") from None
+    held = kept.get(info.name)
+    most = HEADER_BYTES + DEFAULT_LIMITS.sealed_public
+    response = await session.send(
+        Request("layout", info.name, etag="" if held is None else held.etag, most=most), tally
+    )
+    if response.status == 304 and held is not None:
+        return held.client
+    if response.status != 200:
+        raise make_refusal(response)
+    layout, hints = read_frame(response), []
+    for part in range(2):
+        most = HEADER_BYTES + DEFAULT_LIMITS.sealed_hint
+        reply = await session.send(Request("hint", info.name, number=part, most=most), tally)
+        if reply.status != 200:
+            raise make_refusal(reply)
+        hints.append(read_frame(reply))
+    try:
+        client = await asyncio.to_thread(SealedClient, layout, hints)
+    except (SealedError, WireError) as error:
+        raise ReplyError(f"the gallery's hints cannot be used, or it has changed just now: {error}") from None
+    if client.layout.records is None or client.layout.projection.shape[0] != info.dimension:
+        raise ReplyError("the gallery's layout is of other features than the gallery's")
+    while len(kept) >= _KEPT:
+        kept.pop(next(iter(kept)))
+    kept[info.name] = KeptSeal(read_etag(response), client)
+    return client
+
+
+async def _send(session: Session, info: GalleryInfo, body: bytes, most: int, tally: Tally) -> bytes:
+    response = await session.send(Request("sealed", info.name, body, secrets.token_hex(16), most=most), tally)
+    if response.status != 200:
+        raise make_refusal(response)
+    return read_frame(response)
+
+
+def _read(read: Any, *given: Any) -> Any:
+    """Read an answer; what is wrong with it is the server's."""
+    from nearveil.sealed import SealedError
+
+    try:
+        return read(*given)
+    except (SealedError, WireError) as error:
+        raise ReplyError(f"the server's answer cannot be read: {error}") from None
+
+
+def _rank(public: PublicPart, row: NDArray[Any], records: list[bytes], count: int) -> tuple[Found, dict[int, str]]:
+    """Rank what was fetched by its codes. Records of a server that cheats are read as far as they go."""
+    width = public.table.width
+    whole = {int.from_bytes(one[:ID_BYTES], "little"): one for one in records if len(one) >= ID_BYTES + width}
+    if not whole:
+        raise ReplyError("the server's records cannot be read")
+    ids = np.array(sorted(whole), np.int64)
+    codes = np.stack([np.frombuffer(whole[one], np.uint8, width, ID_BYTES) for one in ids.tolist()])
+    with np.errstate(all="ignore"):  # a hostile table may hold numbers of any size
+        scores = np.nan_to_num(public.table.scores(row[None], codes)[0], nan=float(np.finfo(np.float32).min))
+    best = np.argsort(-scores, kind="stable")[:count]
+    names = {one: make_printable(whole[one][ID_BYTES + width :].decode(errors="replace")) for one in ids.tolist()}
+    answer = Answer(ids.astype(np.uint32), codes)
+    return Found(ids[best], codes[best], (), answer, scores[best].astype(np.float32)), names

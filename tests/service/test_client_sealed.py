@@ -1,0 +1,148 @@
+"""Sealed questions over HTTP: what they find, what is sent, and what servers of bad will bring about."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+from nearveil.frames import Kind, frame, unframe
+from nearveil.gallery import Index
+from nearveil.service import Client
+from nearveil.service.client.errors import QuestionError, ReplyError
+from nearveil.service.client.questions import Clock
+from nearveil.service.schema import FRAME, KEY_HEADER
+from tests.service.asking import COUNT, QUERIES, URL, Scene, framed, make_index, scene
+
+OFFERS = ("names", "thumbnails", "sealed")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_index(tmp_path_factory.mktemp("sealed") / "birds")
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path) -> Iterator[Scene]:
+    with scene(made, tmp_path, offers=OFFERS) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def pause(self: Clock, seconds: float) -> None:
+        del self, seconds
+
+    monkeypatch.setattr(Clock, "pause", pause)
+    monkeypatch.setattr(Clock, "until", pause)
+
+
+def test_sealed_questions_find_the_nearest_and_pay_nothing(here: Scene) -> None:
+    client, wire = here.client()
+    every = [client.nearest(row, 5, epsilon=0, by="sealed") for row in QUERIES[:4]]
+    assert here.paid == 0
+    features = here.gallery.index.snapshot().features  # type: ignore[attr-defined]
+    centred = features - features.mean(0)
+    hits = 0
+    for row, found in zip(QUERIES, every, strict=False):
+        query = row - features.mean(0)
+        cosines = centred @ query / np.linalg.norm(centred, axis=1) / np.linalg.norm(query)
+        best = np.argsort(-cosines)[:5]
+        assert found.matches[0].id == best[0]
+        hits += len({match.id for match in found.matches} & set(best.tolist()))
+        assert all(match.name == f"bird {match.id}.png" for match in found.matches)
+        assert all(abs(match.similarity - cosines[match.id]) < 2e-3 for match in found.matches)
+    assert hits >= 18  # of 20
+    guarantee = every[0].guarantee
+    assert (guarantee.epsilon, guarantee.sound, guarantee.is_computational) == (0.0, True, True)
+    assert len({found.bytes_sent for found in every}) == 1
+    assert [url.rpartition("/")[2] for _, url, _, _ in wire.posts] == ["sealed"] * 8
+    assert len({len(body) for _, _, _, body in wire.posts[::2]}) == 1
+    assert len({len(body) for _, _, _, body in wire.posts[1::2]}) == 1
+    assert len([url for _, url, _, _ in wire.requests if "/sealed/" in url]) == 2  # hints are fetched once
+
+
+def test_an_owner_asks_an_index_here_in_the_same_way(made: Path) -> None:
+    with Index.open(made) as index, Client(index) as client:
+        found = client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
+    assert len(found.matches) == 3
+
+
+def test_a_gallery_that_changed_is_read_anew(tmp_path: Path) -> None:
+    place = make_index(tmp_path / "changing")
+    with scene(place, tmp_path, offers=OFFERS) as here:
+        client, _ = here.client()
+        first = client.nearest(QUERIES[0], 1, epsilon=0, by="sealed").matches[0].id
+        with Index.open(place) as index:
+            index.delete([first])
+            index.publish(4.0, 0.1)
+        assert client.nearest(QUERIES[0], 1, epsilon=0, by="sealed").matches[0].id != first
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epsilon": 4.0}, "epsilon 0"),
+        ({"thumbnails": True}, "no images"),
+        ({"candidates": 0.1}, "tells nothing"),
+        ({"k": COUNT + 1}, "at most"),
+        ({"image": np.ones(3)}, "numbers"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(here: Scene, options: dict[str, object], words: str) -> None:
+    client, wire = here.client()
+    asked = {"image": QUERIES[0], "k": 5, "epsilon": 0, "by": "sealed"} | options
+    with pytest.raises(QuestionError, match=words):
+        client.nearest(**asked)  # type: ignore[arg-type]
+    assert not wire.posts
+
+
+def test_a_gallery_that_does_not_offer_it_says_so(made: Path, tmp_path: Path) -> None:
+    with scene(made, tmp_path, offers=("names",)) as here:
+        client, _ = here.client()
+        with pytest.raises(QuestionError, match="answers no sealed questions"):
+            client.nearest(QUERIES[0], epsilon=0, by="sealed")
+
+
+@pytest.mark.parametrize(("cut", "posts"), [(0, 2), (2, 1)])
+def test_noise_for_answers_gives_no_further_request(here: Scene, cut: int, posts: int) -> None:
+    def lie(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+        if request.method != "POST":
+            return reply
+        kind, flags, body = unframe(read_body(reply))
+        noise = np.random.default_rng(0).bytes(len(body) - 8 - cut)
+        return framed(frame(kind, body[:8] + noise, flags))
+
+    client, wire = here.client(lie)
+    with suppress(ReplyError):
+        client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
+    assert len(wire.posts) == posts
+
+
+def read_body(reply: httpx.Response) -> bytes:
+    async def read() -> bytes:
+        return await reply.aread()
+
+    done = read()
+    try:
+        done.send(None)
+    except StopIteration as ended:
+        return bytes(ended.value)
+    raise AssertionError("the body is not there yet")
+
+
+@pytest.mark.parametrize("body", [b"nothing", b"NVW" + bytes(40), frame(Kind.SEALED_QUESTION, bytes(8)), b""])
+def test_the_server_refuses_what_is_no_question(here: Scene, body: bytes) -> None:
+    async def post() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(here.server.app), base_url=URL) as client:
+            headers = {"Authorization": f"Bearer {here.server.token}", "Content-Type": FRAME, KEY_HEADER: "k" * 16}
+            return await client.post("/v1/galleries/birds/sealed", content=body, headers=headers)
+
+    reply = asyncio.run(post())
+    assert reply.status_code in (400, 409)
+    assert reply.json()["code"] in ("frame", "conflict")
