@@ -132,7 +132,7 @@ def measure_rates(index: SealedIndex, client: SealedClient, row: Singles, repeat
     """Return how fast a pass is beside reading as many bytes of memory by two threads, runs of both in turn."""
     from concurrent.futures import ThreadPoolExecutor
 
-    words = np.random.default_rng(0).integers(0, 9, max(index.nbytes, 256 << 20) // 8)
+    words = index._database.reshape(-1).view(np.int64)
     halves = np.array_split(words, 2)
     question = client.ask(row)
     _, asked = index.check_question(question.data)

@@ -333,7 +333,7 @@ def test_near_cells_have_different_colours_more_often_than_by_chance() -> None:
 
 
 def test_shapes_are_chosen_by_size() -> None:
-    assert choose_shape(1_000_000) == (3024, 42)
+    assert choose_shape(1_000_000) == (3034, 41)
     assert choose_shape(1) == (3, 3)
     assert choose_shape(100, n_cells=10, n_colours=4) == (12, 4)
     assert choose_shape(100, n_cells=2, n_colours=50) == (2, 2)

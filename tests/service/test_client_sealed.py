@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -94,11 +95,11 @@ def test_a_gallery_that_changed_is_read_anew(tmp_path: Path) -> None:
         ({"image": np.ones(3)}, "numbers"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(here: Scene, options: dict[str, object], words: str) -> None:
+def test_what_cannot_be_asked_is_refused(here: Scene, options: dict[str, Any], words: str) -> None:
     client, wire = here.client()
-    asked = {"image": QUERIES[0], "k": 5, "epsilon": 0, "by": "sealed"} | options
+    asked: dict[str, Any] = {"image": QUERIES[0], "k": 5, "epsilon": 0, "by": "sealed"} | options
     with pytest.raises(QuestionError, match=words):
-        client.nearest(**asked)  # type: ignore[arg-type]
+        client.nearest(**asked)
     assert not wire.posts
 
 

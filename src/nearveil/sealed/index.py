@@ -392,11 +392,11 @@ def choose_shape(n_items: int, n_cells: int | None = None, n_colours: int | None
     Examples
     --------
     >>> choose_shape(1_000_000), choose_shape(1_000, n_colours=4)
-    ((3024, 42), (96, 4))
+    ((3034, 41), (96, 4))
     """
     cells = max(1, round(3 * math.sqrt(n_items))) if n_cells is None else check_count(n_cells, "n_cells", 1)
     if n_colours is None:
-        n_colours = max(1, min(cells, round(_PROBED * cells / n_items), 42))
+        n_colours = max(1, min(cells, round(_PROBED * cells / n_items), 41))
     n_colours = min(check_count(n_colours, "n_colours", 1), cells)
     return -(-cells // n_colours) * n_colours, n_colours
 

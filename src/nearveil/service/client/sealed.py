@@ -55,10 +55,10 @@ async def ask_sealed(session: Session, question: NearestQuestion, kept: dict[str
         raise QuestionError("image", "it is the mean of the gallery, which is near to nothing in particular")
     work = layout.question_bytes // 3 + layout.n_colours * layout.n_slots
     fetching = layout.records.n_fetched * (layout.records.n_columns + layout.records.n_rows)
-    asked = await asyncio.to_thread(client.ask, row)
+    sealed = await asyncio.to_thread(client.ask, row)
     await session.end_slot(tally.heard, _LEAST + _OPERATION * 1024 * work)
-    answer = await _send(session, info, asked.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, tally)
-    found = await asyncio.to_thread(_read, client.read_scores, asked, answer, layout.records.n_fetched)
+    answer = await _send(session, info, sealed.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, tally)
+    found = await asyncio.to_thread(_read, client.read_scores, sealed, answer, layout.records.n_fetched)
     fetch = await asyncio.to_thread(client.ask_records, [match.position for match in found])
     await session.end_slot(tally.heard, _LEAST + _OPERATION * 1280 * fetching)
     answer = await _send(session, info, fetch.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, tally)
