@@ -18,6 +18,8 @@ NAMES = (
     "label-weight",
     "retrieval",
     "covers",
+    "ceiling",
+    "growth",
     "codes",
     "sensitivity",
     "latent-ome",

@@ -11,6 +11,7 @@ from scipy.optimize import linprog
 
 from nearveil.mechanisms.base import candidate_count
 from nearveil.search.ceiling import (
+    answer_ceiling,
     best_channel,
     class_ceiling,
     neighbor_ceiling,
@@ -119,6 +120,26 @@ def test_neighbor_ceiling_holds_for_several_neighbors_and_delta(seed: int) -> No
     for delta in (0.0, 1e-3, 0.05, 0.5):
         best = best_of_all_channels(prior, utility, epsilon, delta)
         assert best <= neighbor_ceiling(epsilon, count / items, shares, delta) + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_answer_ceiling_is_the_best_of_all_channels(seed: int) -> None:
+    """Theorem E is exact: it agrees with a linear programme over all channels, and is below Theorem D."""
+    rng = np.random.default_rng(seed)
+    items, size, epsilon = 6, 2, float(rng.uniform(0.2, 3))
+    wants = np.array([rng.permutation(items)[:3] for _ in range(4)])
+    recalls = answers(items, size).T[:, wants].mean(axis=2)
+    best = best_of_all_channels(np.full(4, 0.25), recalls.T, epsilon)
+    assert answer_ceiling(epsilon, recalls) == pytest.approx(best, abs=2e-4)
+    assert answer_ceiling(epsilon, recalls) >= best - 1e-9
+    counts = np.bincount(wants.ravel(), minlength=items)
+    assert answer_ceiling(epsilon, recalls) <= neighbor_ceiling(epsilon, size / items, counts) + 2e-4
+
+
+@pytest.mark.parametrize("recalls", [[], [[1.5]], [[np.nan]], [0.5]])
+def test_recalls_that_are_none(recalls: Any) -> None:
+    with pytest.raises(ValueError, match="recalls must be"):
+        answer_ceiling(1.0, recalls)
 
 
 def test_a_tiny_delta_raises_the_ceiling_by_a_tiny_amount() -> None:

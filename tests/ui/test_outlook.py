@@ -91,7 +91,7 @@ def _thinned(held: PublicMap, n_items: int) -> PublicMap:
 
 
 def test_the_line_by_hand() -> None:
-    found = Outlook(5, 0.9, 0.1, True, 0.2, np.ones(10, dtype=np.int64))
+    found = Outlook(5, 0.9, 0.1, True, 0.2, 1.0, np.ones(10, dtype=np.int64))
     hit = np.e**2 / (np.e**2 + 4)
     assert found.expected(2.0) == pytest.approx(0.9 * hit + 0.1 * (1 - hit))
 

@@ -115,6 +115,7 @@ def _describe(report: "FolderReport") -> dict[str, Any]:
             "epsilon": float(published.release.epsilon),
             "candidates": published.map.set_size,
             "sets": published.map.n_sets,
+            "reach": round(published.reach, 4),
             "map_bytes": published.map.nbytes,
             "code_bytes": report.item_bytes,
         }
@@ -153,5 +154,8 @@ def _describe_map(figures: dict[str, Any]) -> dict[str, str]:
         return {"map": f"none: the images are private{others}"}
     return {
         "map": f"{figures['sets']:,} sets, {figures['map_bytes']:,} bytes, for epsilon {figures['epsilon']:g}",
+        "in any set": f"{figures['reach']:.1%} of the images; the others are never returned"
+        if figures["reach"] < 1
+        else "every image",
         "an answer": f"{figures['candidates']:,} images, {figures['code_bytes']:,} bytes each",
     }

@@ -69,6 +69,7 @@ class Published:
         *,
         public: ArrayLike | None = None,
         n_sets: int | None = None,
+        reach: float = 0.0,
         code_bytes: int | Literal["auto"] | None = "auto",
     ) -> Self:
         """Learn the sets of a gallery.
@@ -84,6 +85,8 @@ class Published:
             The mean that features are centred by, or public rows to take it from; the gallery's own otherwise.
         n_sets : int, optional
             Chosen on held-out items where it is not given.
+        reach : float, default=0.0
+            The part of the items that must be in some set, as of :class:`nearveil.mechanisms.Covers`.
         code_bytes : int, "auto" or None, default="auto"
             As of :class:`nearveil.search.Retriever`.
 
@@ -94,7 +97,7 @@ class Published:
         if len(snapshot) < 2:
             raise ValueError("the index must hold at least two items before a map can be learned")
         mean = _find_mean(snapshot.features if public is None else public, snapshot.features.shape[1])
-        release = Covers(epsilon, candidates, n_sets=n_sets).fit_mean(mean)
+        release = Covers(epsilon, candidates, n_sets=n_sets, reach=reach).fit_mean(mean)
         features = release.features(snapshot.features, "gallery", lenient=True).astype(np.float32)
         table = make_codes(features, code_bytes)
         release.fit_mean(mean, _hash_public(mean, table)).index(snapshot.features)
@@ -109,6 +112,11 @@ class Published:
     def public_digest(self) -> str:
         """The fingerprint of the mean and the table: codes are read by the table that a message was made with."""
         return self.release.public_digest
+
+    @property
+    def reach(self) -> float:
+        """The part of the items that are in any set: the others are never returned."""
+        return self.release.reach_
 
     @property
     def map(self) -> PublicMap:
@@ -360,6 +368,7 @@ class MapPublisher(ABC):
         *,
         public: ArrayLike | None = None,
         n_sets: int | None = None,
+        reach: float = 0.0,
         code_bytes: int | Literal["auto"] | None = "auto",
         keep: int = KEPT_MAPS,
     ) -> Published:
@@ -367,7 +376,7 @@ class MapPublisher(ABC):
 
         Parameters
         ----------
-        epsilon, candidates, public, n_sets, code_bytes
+        epsilon, candidates, public, n_sets, reach, code_bytes
             As of :meth:`Published.learn`.
         keep : int, default=2
             How many maps are answered from now on, this one included. The one before it serves clients that have
@@ -388,7 +397,9 @@ class MapPublisher(ABC):
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise ValueError("keep must be a whole number of at least 1")
         now = self.snapshot()
-        found = Published.learn(now, epsilon, candidates, public=public, n_sets=n_sets, code_bytes=code_bytes)
+        found = Published.learn(
+            now, epsilon, candidates, public=public, n_sets=n_sets, reach=reach, code_bytes=code_bytes
+        )
         self._store.save(found, keep)
         return found
 
@@ -423,6 +434,7 @@ class MapPublisher(ABC):
                 release.candidates,
                 public=newest.mean,
                 n_sets=release.n_sets,
+                reach=release.reach,
                 code_bytes=newest.code_bytes,
                 keep=keep,
             )

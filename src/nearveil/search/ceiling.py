@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
+from scipy.optimize import brentq, linprog
 
 from nearveil.mechanisms.base import candidate_count, check_fraction
 
-__all__ = ["class_ceiling", "neighbor_ceiling", "popular_floor", "reference_line", "utility_ceiling"]
+__all__ = ["answer_ceiling", "class_ceiling", "neighbor_ceiling", "popular_floor", "reference_line", "utility_ceiling"]
 
 Floats = NDArray[np.float64]
 
@@ -238,6 +238,52 @@ def _find_chances(shares: Floats, count: int, price: float, ratio: float) -> Flo
     kept = size / (size + (ratio - 1) * room)  # Theorem D's m, from the budget that it must use up
     chances: Floats = np.where(sure, 1.0, np.where(middle, (1 - kept) * ratio / (ratio - 1), 0.0))
     return chances
+
+
+def answer_ceiling(epsilon: float, recalls: ArrayLike, *, gap: float = 1e-4) -> float:
+    """Return the most expected recall of a private message that is answered with one of some answers (Theorem E).
+
+    Every answer is listed, so this is for small cases. Cutting planes raise the dual programme from below; the value
+    that is returned is a certificate of the theorem, so no message does better, and one comes within `gap` of it.
+
+    Parameters
+    ----------
+    epsilon : float
+    recalls : array-like of shape (n_answers, n_queries)
+        What each query finds in each answer, from 0 to 1. Queries are equally likely.
+    gap : float, default=1e-4
+        At which the search ends.
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> round(answer_ceiling(1.0, np.eye(4)), 4) == round(class_ceiling(1.0, 4, 1), 4)
+    True
+    """
+    _check_guarantee(epsilon, 0.0)
+    values = np.asarray(recalls, dtype=np.float64)
+    if values.ndim != 2 or 0 in values.shape or not ((values >= 0) & (values <= 1)).all():
+        raise ValueError("recalls must be a table of numbers from 0 to 1")
+    n, favour = values.shape[1], math.expm1(min(epsilon, _HUGE))
+    levels: Floats = values.max(axis=0)
+    cuts: list[Floats] = []
+    rights: list[float] = []
+    best = float(levels.mean())
+    while True:
+        above = values - levels
+        worth = values.mean(axis=1) + favour * np.maximum(above, 0).mean(axis=1)
+        best = min(best, max(float(levels.mean()), float(worth.max())))
+        for answer in np.argsort(-worth)[:n]:  # the n answers that break the condition most
+            better = above[answer] > 0
+            cuts.append(-(1 + favour * better) / n)
+            rights.append(-float(values[answer].mean() + favour * values[answer, better].sum() / n))
+        found = linprog(np.full(n, 1 / n), A_ub=np.array(cuts), b_ub=rights, bounds=(0, 1))
+        if best - found.fun <= gap:
+            return best
+        levels = found.x
 
 
 def check_popularity(popularity: ArrayLike) -> Floats:

@@ -158,6 +158,7 @@ class Evaluation:
     ceiling: Estimate
     floor: Estimate  # what the most popular items would find, sent to everybody without asking
     share: Estimate  # `nn_recall` over the ceiling's value
+    reach: float | None  # the part of the items that some answer holds; None where a message may call for any item
     k: int
     queries: int
     repeats: int
@@ -172,6 +173,7 @@ class Evaluation:
             ("  share of ceiling", str(self.share)),
             (f"Recall@{self.k}", "no labels" if self.recall is None else str(self.recall)),
             ("candidates", f"{self.candidates:.3f} of the gallery"),
+            ("items in any set", "all" if self.reach is None else f"{self.reach:.3f} of the gallery"),
             ("bytes", f"{self.message_bytes:,} out, {self.answer_bytes:,} back"),
             ("queries", f"{self.queries:,} x {self.repeats}, intervals of {self.confidence:.0%}"),
         ]
@@ -248,6 +250,7 @@ def evaluate(
         ceiling=ceiling,
         floor=floor,
         share=Estimate(recall.value / top, recall.low / top, recall.high / top),
+        reach=getattr(retriever.mechanism, "reach_", None),
         k=k,
         queries=len(wanted),
         repeats=repeats,

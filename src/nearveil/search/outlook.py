@@ -33,6 +33,7 @@ class Outlook:
     other: float
     whole: bool  # whether the map's prototypes are the gallery's items, so that their popularity is known
     candidates: float
+    reach: float  # the part of the images that some set holds; where prototypes stand for many items, about
     popularity: NDArray[np.int64] | None = field(repr=False)
 
     def expected(self, epsilon: float) -> float:
@@ -72,7 +73,9 @@ def make_outlook(public: PublicPart) -> Outlook:
         right += good / len(near)
         other += (around.sum() - good) / (held.n_sets - 1) / len(near)
     popularity = np.bincount(near[:, :K].ravel(), minlength=len(rows)) if whole else None
-    return Outlook(held.n_sets, float(right), float(other), whole, public.candidates, popularity)
+    # Of the items around a centroid at least those are in a set that its best set holds.
+    reach = float(held.coverage.max(axis=1).mean() / _FULL)
+    return Outlook(held.n_sets, float(right), float(other), whole, public.candidates, reach, popularity)
 
 
 def find_share(public: PublicPart, feature: Singles, sets: tuple[int, ...]) -> float:

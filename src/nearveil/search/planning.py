@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nearveil.gallery.answers import CANDIDATE_BYTES, Answer
+from nearveil.mechanisms.covers.covers import MOST_SETS
+from nearveil.mechanisms.covers.learning import usual_number
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line, utility_ceiling
 
 WHOLE, RELEASE, NONE = "whole gallery", "covers", "none"
@@ -42,6 +44,7 @@ class SearchPlan:
     answer_needed: int  # bytes at which this epsilon begins to work: f = e^-epsilon
     answer_whole: int  # bytes of the whole gallery's codes
     popularity_known: bool
+    reach: float  # the part of the items that covers can hold at most, with their usual number of sets
 
     def __str__(self) -> str:
         if self.release == WHOLE:
@@ -58,7 +61,17 @@ class SearchPlan:
             f"{CANDIDATE_BYTES} bytes, at epsilon {self.epsilon:g}. Expect {self.expected[0]:.0%} to "
             f"{self.expected[1]:.0%} of the true nearest neighbours, as on image features. "
             f"{self._most(0).capitalize()}; the same answer for everybody finds {self.floor:.0%}. "
+            f"{self._tell_reach()}"
             f"The whole gallery's codes would take {_write_bytes(self.answer_whole)}, at epsilon 0."
+        )
+
+    def _tell_reach(self) -> str:
+        """Say what can never be returned."""
+        if self.reach >= 1:
+            return ""
+        return (
+            f"The usual number of sets holds at most {self.reach:.0%} of the items, and the others are never returned; "
+            "reach=1.0 puts every item into a set, at some cost in recall. "
         )
 
     def _most(self, digits: int) -> str:
@@ -145,6 +158,7 @@ def plan(
         answer_needed=min(whole, _count_answer_bytes(max(1, math.ceil(items * math.exp(-epsilon))))),
         answer_whole=whole,
         popularity_known=popularity is not None,
+        reach=_bound_reach(int(items), count, epsilon) if release == RELEASE else 1.0,
     )
 
 
@@ -163,6 +177,11 @@ def _find_limits(epsilon: float, delta: float, fraction: float, popularity: Arra
         return popular_floor(fraction, popularity), neighbor_ceiling(epsilon, fraction, popularity, delta)
     line = utility_ceiling(epsilon, delta, fraction) if delta else reference_line(epsilon, fraction)
     return fraction, line
+
+
+def _bound_reach(items: int, count: int, epsilon: float) -> float:
+    """Return the part of the items that the usual number of sets can hold at most."""
+    return min(1.0, usual_number(items, count, min(epsilon, _LARGEST_EPSILON), 2, MOST_SETS) * count / items)
 
 
 def _count_answer_bytes(count: int) -> int:

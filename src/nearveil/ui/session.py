@@ -161,6 +161,7 @@ class PageSession:
             "items": public.map.n_items,
             "set_size": public.map.set_size,
             "n_sets": public.map.n_sets,
+            "reach": round(found.reach, 4),
             "learned_for": public.epsilon,
             "k": K,
             "curve": {

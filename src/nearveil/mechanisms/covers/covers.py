@@ -441,7 +441,8 @@ class Grouping:
     """Sets of a gallery, and how a client shall choose among them."""
 
     members: scipy.sparse.csr_array  # ones where an item is in a set
-    prototypes: Rows  # features that stand for the gallery
+    components: NDArray[np.float16]  # the projection of features
+    prototypes: Rows  # projected rows that stand for the gallery
     coverage: NDArray[np.float32]  # the share of what lies around a prototype that a set holds
 
 
@@ -498,7 +499,7 @@ class MappedRelease(TractableRelease):
         tell = progress or (lambda _stage, _done: None)
         grouping = self._group(features, size, tell)
         self._store(
-            map_=_make_map(features, grouping, size),
+            map_=_make_map(len(features), grouping, size),
             members_=grouping.members,
             drift_=0.0,
             _gallery_digest=fingerprint(features),
@@ -605,16 +606,25 @@ def set_guarantee(epsilon: float) -> Guarantee:
     return make_guarantee(epsilon, 0.0, theorem, "docs/theory/covers.md", events=(PureDp(epsilon),))
 
 
-def choose_prototypes(features: Rows, members: scipy.sparse.csr_array) -> tuple[Rows, NDArray[np.float32]]:
-    """Return prototypes of a gallery and what the sets cover around each.
+def find_components(features: Rows) -> NDArray[np.float16]:
+    """Return the projection that a map publishes."""
+    return projection(features, MOST_DIMENSIONS).astype(np.float16)
+
+
+def group_around_prototypes(
+    features: Rows, members: scipy.sparse.csr_array, components: NDArray[np.float16]
+) -> Grouping:
+    """Choose prototypes of a gallery, and measure what the sets cover around each.
 
     A small gallery stands for itself, in an order that tells no item's position; a large one has k-means centroids.
     """
+    placed = features @ components.astype(np.float32)
     if len(features) <= PROTOTYPES:
         order = np.lexsort(features.T)
-        return features[order], members.toarray().T[order].astype(np.float32)
-    found = centres(features[:: max(1, len(features) // (64 * PROTOTYPES))], PROTOTYPES, seed=0, passes=5)
-    return found, measure_around(nearest_centre(features, found), members, PROTOTYPES)
+        return Grouping(members, components, placed[order], members.toarray().T[order].astype(np.float32))
+    found = centres(placed[:: max(1, len(placed) // (64 * PROTOTYPES))], PROTOTYPES, seed=0, passes=4)
+    around = measure_around(nearest_centre(placed, found), members, PROTOTYPES)
+    return Grouping(members, components, found, around)
 
 
 def _check_places(before: ArrayLike, n_items: int, n_before: int) -> NDArray[np.int64]:
@@ -627,16 +637,15 @@ def _check_places(before: ArrayLike, n_items: int, n_before: int) -> NDArray[np.
     return places.astype(np.int64)
 
 
-def _make_map(features: Rows, grouping: Grouping, size: int) -> PublicMap:
-    components = projection(features, MOST_DIMENSIONS).astype(np.float16)
-    placed = grouping.prototypes @ components.astype(np.float32)
+def _make_map(n_items: int, grouping: Grouping, size: int) -> PublicMap:
+    placed = grouping.prototypes
     largest = np.abs(placed).max(axis=1, keepdims=True)
     scaled = np.divide(127 * placed, largest, out=np.zeros_like(placed), where=largest > 0)
     return PublicMap(
-        components=components,
+        components=grouping.components,
         prototypes=np.rint(scaled).astype(np.int8),
         coverage=np.rint(255 * grouping.coverage).astype(np.uint8),
-        n_items=len(features),
+        n_items=n_items,
         set_size=size,
     )
 
@@ -731,7 +740,8 @@ class Covers(MappedRelease):
         held = reach_items(carry_members(self.members_, places, local, size), local, self.reach)
         members = make_members(held, len(features))
         if len(features) <= PROTOTYPES or len(old.prototypes) == old.n_items:
-            public_map = _make_map(features, Grouping(members, *choose_prototypes(features, members)), size)
+            grouping = group_around_prototypes(features, members, find_components(features))
+            public_map = _make_map(len(features), grouping, size)
         else:
             nearest = find_prototypes_of(features, old, 1)[:, 0]
             around = np.rint(255 * measure_around(nearest, members, len(old.prototypes))).astype(np.uint8)
@@ -764,13 +774,12 @@ class Covers(MappedRelease):
         sets = learn_sets(features, set_size, self.epsilon, self.n_sets, tell, least=least)
         tell("making the map", 0.8)
         members = sets.astype(np.uint8)
-        found = Grouping(members, *choose_prototypes(features, members))
-        if self.reach > 0:
-            local = measure_local(features, _make_map(features, found, set_size))
-            held = reach_items(members.indices.reshape(-1, set_size), local, self.reach)
-            members = make_members(held, n)
-            found = Grouping(members, *choose_prototypes(features, members))
-        return found
+        found = group_around_prototypes(features, members, find_components(features))
+        if self.reach == 0:
+            return found
+        local = measure_local(features, _make_map(n, found, set_size))
+        held = reach_items(members.indices.reshape(-1, set_size), local, self.reach)
+        return group_around_prototypes(features, make_members(held, n), found.components)
 
 
 CellKind = Literal["kmeans", "balanced"]
@@ -831,7 +840,9 @@ class Cells(MappedRelease):
             ones = np.ones(len(features), dtype=np.uint8)
             members = scipy.sparse.csr_array((ones, (cells, np.arange(len(features)))), shape=(count, len(features)))
             members.sort_indices()
-        return Grouping(members, centroids, np.eye(count, dtype=np.float32))
+        components = find_components(features)
+        placed = centroids @ components.astype(np.float32)
+        return Grouping(members, components, placed, np.eye(count, dtype=np.float32))
 
     def _count(self, n_items: int, set_size: int) -> int:
         """Return the number of cells, checked."""

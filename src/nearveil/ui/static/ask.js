@@ -71,7 +71,7 @@ function showCandidates() {
   slider.setAttribute("aria-valuetext", state.candidates === null ? "" : `${percent(state.candidates)} of the gallery`);
   if (map === null) return;
   const offered = fractions.length < 2 ? "The gallery has one map, so there is nothing to choose." : `The gallery has maps for ${fractions.map(percent).join(", ")}.`;
-  find("candidates-note").textContent = `${map.set_size.toLocaleString("en")} of ${count(map.items, "image")} come back; one of ${count(map.n_sets, "set")} is named. ${offered} This map was learned for epsilon ${map.learned_for}; any other is just as private.`;
+  find("candidates-note").textContent = `${map.set_size.toLocaleString("en")} of ${count(map.items, "image")} come back; one of ${count(map.n_sets, "set")} is named. ${map.reach < 1 ? `About ${Math.floor(100 * map.reach)}% of all are in some set; the others never come back.` : "Every one is in some set."} ${offered} This map was learned for epsilon ${map.learned_for}; any other is just as private.`;
 }
 
 async function loadMap() {

@@ -1,0 +1,120 @@
+"""Theorem D, the true optimum and covers, where all answers can be enumerated."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from nearveil.mechanisms.covers import learning
+from nearveil.search.ceiling import answer_ceiling, neighbor_ceiling
+from nearveil.search.evaluation import count_popularity, true_neighbors
+from studies import _figures as draw
+from studies._study import Case, Row, Study, summarise
+
+SHAPES = ((24, 3), (30, 3))  # items, and items of an answer
+EPSILONS = (1.0, 2.0, 3.0)
+SEEDS = (0, 1, 2)
+NEIGHBORS = 3
+DIMENSION = 3
+STARTS = 8  # of covers, for each number of sets
+MOST_SETS = 10
+COLUMNS = {"optimum": "optimum of all messages", "covers": "covers"}
+
+
+def draw_gallery(items: int, seed: int) -> NDArray[np.float32]:
+    """Return points on a sphere; some are near to many."""
+    rows = np.random.default_rng(seed).standard_normal((items, DIMENSION)).astype(np.float32)
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
+
+
+def find_optimum(lists: NDArray[np.intp], items: int, size: int, epsilon: float) -> float:
+    """Return the most that any message finds, over all answers of `size` items."""
+    answers = np.array(list(itertools.combinations(range(items), size)))
+    inside = np.zeros((len(answers), items))
+    np.put_along_axis(inside, answers, 1, axis=1)
+    return answer_ceiling(epsilon, np.mean([inside[:, lists[:, rank]] for rank in range(lists.shape[1])], axis=0))
+
+
+def find_covers(lists: NDArray[np.intp], items: int, size: int, epsilon: float) -> float:
+    """Return the most that randomised response over learned sets finds, over their number and many starts."""
+    n, count = lists.shape
+    parts = (
+        np.full(lists.size, 1 / count, np.float32),
+        lists.ravel().astype(np.int32),
+        np.arange(0, lists.size + 1, count),
+    )
+    wanted, best = csr_array(parts, shape=(n, items)), 0.0
+    rng = np.random.default_rng(0)
+    for n_sets in range(2, MOST_SETS + 1):
+        plan = learning.Plan(n_sets, size, epsilon)
+        for _ in range(STARTS):
+            start = np.asarray(rng.integers(0, n_sets, size=n), dtype=np.int64)
+            sets = learning.learn(wanted, start, plan)
+            coverage = learning.measure_coverage(wanted, sets)
+            best = max(best, learning.Shares.of(coverage, 1e5).measure(coverage, plan))
+    return best
+
+
+def cases() -> list[Case]:
+    """Return every shape, epsilon and seed."""
+    return [
+        {"items": items, "size": size, "epsilon": epsilon, "seed": seed}
+        for items, size in SHAPES
+        for epsilon in EPSILONS
+        for seed in SEEDS
+    ]
+
+
+def measure(case: Case) -> list[Row]:
+    """Compare the three on items that act as queries, each left out of its own neighbours."""
+    gallery = draw_gallery(case["items"], case["seed"])
+    lists = true_neighbors(gallery, gallery, NEIGHBORS, leave_out=True)
+    ceiling = neighbor_ceiling(case["epsilon"], case["size"] / case["items"], count_popularity(gallery, NEIGHBORS))
+    some = (lists, case["items"], case["size"], case["epsilon"])
+    optimum, covers = find_optimum(*some), find_covers(*some)
+    return [{**case, "ceiling": ceiling, "optimum": optimum / ceiling, "covers": covers / ceiling}]
+
+
+def figures(rows: pd.DataFrame) -> dict[str, Figure]:
+    """Draw both as shares of Theorem D."""
+    groups = rows.groupby(["items", "size"], sort=False)
+    figure, panels = draw.make_panels(1, len(groups), (7.5, 3.4), sharey=True)
+    for axes, ((items, size), some) in zip(panels[0], groups, strict=True):
+        epsilons = sorted(some["epsilon"].unique())
+        draw.ceiling(axes, epsilons, [1.0] * len(epsilons), top=1.05)
+        for place, (column, name) in enumerate(COLUMNS.items()):
+            draw.curve(axes, name, summarise(some, column, "epsilon").sort_index(), place=place + 3)
+        draw.epsilon_axis(axes, epsilons)
+        axes.set_title(f"{size} of {items} items")
+        axes.set_ylim(0.7, 1.03)
+    panels[0, 0].set_ylabel("expected recall of the\nnearest 3, share of D")
+    draw.legend_below(figure, panels[0], ncols=3)
+    return {"shares": figure}
+
+
+def facts(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return the ranges of both."""
+    part = rows["covers"] / rows["optimum"]
+    means = rows.assign(part=part).groupby(["items", "size", "epsilon"], sort=False)
+    lines = means[["ceiling", "optimum", "covers", "part"]].mean().map("{:.3f}".format).reset_index()
+    names = {
+        "items": "items",
+        "size": "in an answer",
+        "ceiling": "D",
+        "optimum": "optimum / D",
+        "covers": "covers / D",
+        "part": "covers / optimum",
+    }
+    return {
+        "optimum": (rows["optimum"].min(), rows["optimum"].max()),
+        "part": (part.min(), part.max()),
+        "lines": lines.rename(columns=names),
+    }
+
+
+PARAMETERS = {"shapes": [list(shape) for shape in SHAPES], "epsilons": EPSILONS, "neighbours": NEIGHBORS}
+STUDY = Study("ceiling", cases, measure, figures, facts, ("points on a sphere",), PARAMETERS, SEEDS)
