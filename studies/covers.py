@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from nearveil.mechanisms import Cells, Covers
 from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.mechanisms.covers.learning import projection
-from nearveil.search.ceiling import neighbor_ceiling
+from nearveil.search.ceiling import best_channel
 from nearveil.search.evaluation import true_neighbors
 from studies import _figures as draw
 from studies._report import interval
@@ -66,7 +66,9 @@ def compare(search: Search, candidates: float, epsilons: Sequence[float]) -> lis
         covers = Covers(epsilon, candidates).fit(public).index(gallery)
         usual = Covers(epsilon, candidates, n_sets=round(1 / candidates)).fit(public).index(gallery)
         cells = cells.with_epsilon(epsilon)  # cells are the same at every epsilon
-        ceiling = neighbor_ceiling(epsilon, candidates, search.counts)
+        everything = Covers(epsilon, candidates, reach=1.0).fit(public).index(gallery)
+        best = best_channel(epsilon, candidates, search.counts)
+        ceiling = best.ceiling
         found.append(
             {
                 "epsilon": epsilon,
@@ -77,6 +79,9 @@ def compare(search: Search, candidates: float, epsilons: Sequence[float]) -> lis
                 "knowing": compute_expected(covers, search, knowing=True) / ceiling,
                 "usual_number": compute_expected(usual, search) / ceiling,
                 "kmeans": compute_expected(cells, search) / ceiling,
+                "reach": covers.reach_,
+                "reached": compute_expected(everything, search) / ceiling,
+                "lower": float(best.chances[search.truth].mean()) / ceiling,
                 "codes": codes,
             }
         )
@@ -135,10 +140,16 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
         "true good set": shares["knowing"].map("{:.3f}".format),
         "1/f sets": shares["usual_number"].map("{:.3f}".format),
         "k-means cells": shares["kmeans"].map("{:.3f}".format),
+        "items in any set": groups["reach"].mean().map("{:.0%}".format),
+        "covers, reach 1": groups["reached"].mean().map("{:.3f}".format),
+        "lower estimate of D": groups["lower"].mean().map("{:.3f}".format),
     }
     lines = pd.DataFrame(cells).reset_index()
     sets = rows.groupby("data", sort=False).agg(codes=("codes", "mean"), items=("items", "first"))
     return {
+        "least_reach": groups["reach"].mean().min(),
+        "cost": (1 - groups["reached"].mean() / shares["share"]).max(),
+        "lower": (groups["lower"].mean().min(), groups["lower"].mean().max()),
         "near": int((shares["share"] >= NEAR).sum()),
         "total": len(shares),
         "rule": (rows["knowing"] - rows["share"]).max(),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nearveil.search import plan
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line
-from nearveil.search.planning import CODE_LOSS, SHARES
+from nearveil.search.planning import CODE_LOSS, SHARES, find_shares
 
 
 def test_a_release_where_the_answer_is_large_enough() -> None:
@@ -93,6 +93,17 @@ def test_plans_are_consistent(items: int, epsilon: float, answer: int) -> None:
 def test_absurd_input(arguments: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         plan(*arguments, **options)
+
+
+def test_less_is_expected_of_smaller_answers_and_not_all_items_are_reached() -> None:
+    shares = [find_shares(fraction) for fraction in (0.001, 0.01, 0.02, 0.05, 0.1, 1.0)]
+    assert shares == sorted(shares)
+    assert shares[-1] == shares[-2] == pytest.approx(SHARES)
+    found = plan(60_000, 4.6, 600 * 128 + 100)
+    assert found.expected[1] == pytest.approx(0.79 * found.ceiling, abs=0.01)
+    assert plan(60_000, 2.0, 6_000 * 128 + 100).reach == pytest.approx(0.5, abs=0.11)
+    assert "never returned" in str(plan(60_000, 2.0, 6_000 * 128 + 100))
+    assert plan(60_000, 6.0, 6_000 * 128 + 100).reach == 1
 
 
 def test_what_is_expected_fits_into_the_answer_and_needs_no_delta() -> None:

@@ -13,8 +13,11 @@ from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_l
 
 WHOLE, RELEASE, NONE = "whole gallery", "covers", "none"
 
-# Of the ceiling, by learned covers on CUB and Cars, f .1 and .2, epsilon 1 to 6: nearveil study covers
+# Of the ceiling, by learned covers. Answers of a tenth or more: CUB and Cars, epsilon 1 to 6 (nearveil study covers).
+# Smaller ones: the share falls with the answer's part of the gallery (nearveil study growth).
 SHARES = (0.85, 0.96)
+_FRACTIONS = (0.01, 0.03, 0.1)
+_LOW_SHARES = (0.68, 0.80, SHARES[0])
 CODE_LOSS = 0.07  # of NN-recall by codes of 128 bytes: nearveil study codes
 _TOP = 8  # neighbours that NN-recall@8 counts
 _LARGEST_EPSILON = 40.0  # of covers; more protects nothing
@@ -101,8 +104,9 @@ def plan(
 
     The ceiling is Theorem D's. Where popularity is not known all items count as equally popular, which makes
     the ceiling a reference line and the floor f. What is expected is the share of the ceiling that
-    learned covers reached on two sets of images, `SHARES`, never below the floor; its lower end also counts
-    what compact codes lose, `CODE_LOSS`.
+    learned covers reached on sets of images, never below the floor: `SHARES` for answers of a tenth of the
+    gallery or more, and less for smaller ones (`find_shares`). Its lower end also counts what compact codes lose,
+    `CODE_LOSS`.
 
     Parameters
     ----------
@@ -151,7 +155,7 @@ def plan(
         epsilon=0.0 if release == WHOLE else float(epsilon),
         delta=0.0 if release == WHOLE else float(delta),
         candidates=fraction,
-        expected=_estimate_recall(release, floor, reachable, count),
+        expected=_estimate_recall(release, floor, reachable, count, fraction),
         floor=floor,
         ceiling=ceiling,
         epsilon_needed=math.log(1 / fraction) if count else math.inf,
@@ -162,9 +166,17 @@ def plan(
     )
 
 
-def _estimate_recall(release: str, floor: float, ceiling: float, count: int) -> tuple[float, float]:
+def find_shares(fraction: float) -> tuple[float, float]:
+    """Return the share of the ceiling to expect, from and to, where answers hold a fraction of the gallery."""
+    low = float(np.interp(math.log(fraction), np.log(_FRACTIONS), _LOW_SHARES))
+    return low, low + SHARES[1] - SHARES[0]
+
+
+def _estimate_recall(release: str, floor: float, ceiling: float, count: int, fraction: float) -> tuple[float, float]:
     """Return NN-recall@8 from (with what codes lose) and to (without)."""
-    low, high = (1.0, 1.0) if release == WHOLE else (max(floor, share * ceiling) for share in SHARES)
+    low, high = (
+        (1.0, 1.0) if release == WHOLE else (max(floor, share * ceiling) for share in find_shares(fraction or 1.0))
+    )
     room = min(1.0, count / _TOP)
     return min(room, (1 - CODE_LOSS) * low), min(room, high)
 
