@@ -4,7 +4,8 @@ Both servers are processes of their own, with the same uvicorn settings: ours is
 limits, logs, checks, deletions looked up for every answer), the bare one is a FastAPI endpoint that reads the request
 and returns constant bytes, and nothing else. A third process asks: so many connections, each with one question at a
 time, written on sockets directly so that the asker costs little. The two servers take turns; each figure is the median
-of the rounds. Every question names a set at random and has a key of its own.
+of the rounds. Every question names a set at random and has a key of its own. The processor time of a question is that
+of the server's processes: unlike rates, it does not depend on what else runs on the machine.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
@@ -122,7 +123,7 @@ def load(
             raise RuntimeError(f"the server said: {next(word for word in said if word)}")
         spent = time.perf_counter() - began
         p50, p99 = (1000 * float(value) for value in np.percentile(times, [50, 99]))
-        return {"rate": len(times) / spent, "p50": p50, "p99": p99}
+        return {"rate": len(times) / spent, "p50": p50, "p99": p99, "asked": len(times)}
 
     import uvloop
 
@@ -228,40 +229,56 @@ def running(kind: str, *told: str) -> Iterator[tuple[str, int]]:
         process.wait(30)
 
 
+def processor_seconds(pid: int) -> float:
+    """Return the processor time of a process and of its children that live."""
+    total = 0
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            number, _, rest = entry.read_text().partition(" (")
+            told = rest.rpartition(") ")[2].split()
+            if pid in (int(number), int(told[1])):
+                total += int(told[11]) + int(told[12])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
 def measure(folder: Path, items: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure one gallery at all numbers of connections."""
     from nearveil.service import TokenStore
 
-    place = str(folder / f"{items}")
+    place, about = str(folder / f"{items}"), folder / f"{items}.json"
     with PROCESSES.Pool(1) as pool:
-        built = pool.apply(build, (place, items, CANDIDATES / items, options.sets))
+        if not about.exists():
+            about.write_text(json.dumps(pool.apply(build, (place, items, CANDIDATES / items, options.sets))))
         bodies, answer, map_bytes = pool.apply(questions, (place,))
+    built = json.loads(about.read_text())
     (folder / "answer").write_bytes(answer)
     with TokenStore(str(folder / "tokens.db")) as tokens:
         secret = [tokens.create(f"client {number}", galleries=(NAME,))[1] for number in range(max(CONNECTIONS))]
     workers = str(options.workers)
     ours = running("ours", place, str(folder / "tokens.db"), str(folder / "log"), workers)
     bare = running("bare", str(folder / "answer"), workers)
-    with ours as (our_url, _), bare as (bare_url, _), PROCESSES.Pool(1) as pool:
+    with ours as (our_url, our_pid), bare as (bare_url, bare_pid), PROCESSES.Pool(1) as pool:
         cold = pool.apply(load, (our_url, secret, bodies, 8, options.seconds))  # answers are made as they are asked for
         # A server that has run for a while: answers are made once, and kept.
         pool.apply(load, (our_url, secret, bodies, 8, max(1.0, 0.04 * options.workers * len(bodies))))
         for connections in CONNECTIONS:
             turns: dict[str, list[dict[str, float]]] = {"ours": [], "bare": []}
             for _ in range(options.rounds):
-                for kind, url in (("bare", bare_url), ("ours", our_url)):
-                    turns[kind].append(pool.apply(load, (url, secret, bodies, connections, options.seconds)))
+                for kind, url, pid in (("bare", bare_url, bare_pid), ("ours", our_url, our_pid)):
+                    before = processor_seconds(pid)
+                    turn = pool.apply(load, (url, secret, bodies, connections, options.seconds))
+                    turns[kind].append({**turn, "cpu": 1000 * (processor_seconds(pid) - before) / turn["asked"]})
             medians = {
                 f"{kind}_{what}": statistics.median(turn[what] for turn in some)
                 for kind, some in turns.items()
-                for what in ("rate", "p50", "p99")
+                for what in ("rate", "p50", "p99", "cpu")
             }
             yield {
                 "items": items, "fraction": CANDIDATES / items,
                 "sets": len(bodies), "connections": connections, "workers": options.workers, **built,
                 "cold_rate": cold["rate"], "cold_p50": cold["p50"], "cold_p99": cold["p99"],
                 "answer_bytes": len(answer), "question_bytes": len(bodies[0]), "map_bytes": map_bytes, **medians,
-                "ratio": medians["ours_rate"] / medians["bare_rate"],
+                "ratio": medians["ours_rate"] / medians["bare_rate"], "load": os.getloadavg()[0],
             }  # fmt: skip
 
 
@@ -272,17 +289,18 @@ def show(records: Sequence[dict[str, Any]]) -> None:
 
     told = f"{DIMENSION} dimensions, codes of {CODE_BYTES} bytes, epsilon {EPSILON:g}"
     grid = Table(title=f"Server on loopback, {told}; ratio to the bare endpoint")
-    headings = ("items", "f", "sets", "answer, kB", "clients", "questions/s", "p50, ms", "p99, ms", "bare/s", "p50",
-                "p99", "ratio")  # fmt: skip
+    headings = ("items", "f", "sets", "answer, kB", "clients", "questions/s", "p50, ms", "p99, ms", "cpu, ms", "bare/s",
+                "p50", "p99", "cpu", "ratio", "load")  # fmt: skip
     for heading in headings:
         grid.add_column(heading, justify="right", no_wrap=True)
     for r in records:
         grid.add_row(
             f"{r['items']:,}", f"{r['fraction']:g}", str(r["sets"]), f"{r['answer_bytes'] / 1000:.1f}",
             str(r["connections"]), f"{r['ours_rate']:,.0f}", f"{r['ours_p50']:.2f}", f"{r['ours_p99']:.2f}",
-            f"{r['bare_rate']:,.0f}", f"{r['bare_p50']:.2f}", f"{r['bare_p99']:.2f}", f"{r['ratio']:.2f}",
+            f"{r['ours_cpu']:.2f}", f"{r['bare_rate']:,.0f}", f"{r['bare_p50']:.2f}", f"{r['bare_p99']:.2f}",
+            f"{r['bare_cpu']:.2f}", f"{r['ratio']:.2f}", f"{r['load']:.1f}",
         )  # fmt: skip
-    Console(width=130).print(grid)
+    Console(width=150).print(grid)
     for items in dict.fromkeys(r["items"] for r in records):
         r = next(r for r in records if r["items"] == items)
         print(
@@ -306,6 +324,7 @@ def main() -> None:
         help="of galleries; the map of a million takes minutes to learn",
     )
     parser.add_argument("--workers", type=int, default=1, help="processes of each server")
+    parser.add_argument("--folder", type=Path, help="where galleries are kept for the next run; nowhere by default")
     parser.add_argument("--sets", type=int, help="of the map; what is found best by default")
     parser.add_argument("--be", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -316,7 +335,7 @@ def main() -> None:
     records: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for items in options.items:
-            records.extend(measure(Path(folder), items, options))
+            records.extend(measure(options.folder or Path(folder), items, options))
     show(records)
     options.out.mkdir(parents=True, exist_ok=True)
     kept = {"machine": platform.machine(), "processors": os.cpu_count(), "records": records}

@@ -78,6 +78,15 @@ def test_a_table_that_does_not_answer_lets_nobody_pass(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_of_one_key_that_comes_twice_at_once_the_first_use_counts(where: str) -> None:
+    store = ReplayStore(where, 5.0)
+    first, second = (Use.of("a", "ann", "birds", data) for data in (b"1", b"2"))
+    others = [Use.of(f"key {number}", "ann", "birds", b"1") for number in range(limits._SOME)]
+    assert store.use([first, *others, second]) == [first.what, *(use.what for use in others), first.what]
+    assert store.use([second]) == [first.what]
+    store.close()
+
+
 def test_old_keys_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "_KEPT", -100.0)
     store, use = ReplayStore(str(tmp_path / "tokens.db"), 5.0), Use.of("a", "ann", "birds", b"1")

@@ -28,7 +28,7 @@ from nearveil.service.server.errors import (
     UnavailableError,
 )
 from nearveil.service.server.tokens import make_file, open_store, store_url
-from nearveil.storage import create_tables, describe_url
+from nearveil.storage import create_tables
 
 T = TypeVar("T")
 STRANGERS = 60.0, 120, 4096  # refusals a minute of one address, at once after a pause, and addresses that are known
@@ -270,11 +270,12 @@ async def read_body(length: bytes | None, chunked: bool, receive: Receive, most:
 _MOST = 1 << 16  # keys that one process remembers: at 1,000 requests a second the last minute's
 _KEPT = 86_400.0  # seconds that a table remembers them
 
-# One statement, as text: with every question asked, SQLAlchemy's own would cost more than the database.
+# One statement for all that came together, as text: SQLAlchemy's own would cost more than the database.
 _NOTE = (
-    "INSERT INTO nearveil_replay (key, what, time) VALUES ({0}, {0}, {0}) "
-    "ON CONFLICT (key) DO UPDATE SET time = nearveil_replay.time RETURNING what"
+    "INSERT INTO nearveil_replay (key, what, time) VALUES {} "
+    "ON CONFLICT (key) DO UPDATE SET time = nearveil_replay.time RETURNING key, what"
 )
+_SOME = 500  # keys in one statement
 
 _metadata = sa.MetaData()
 _replays = sa.Table(
@@ -312,22 +313,25 @@ class ReplayStore:
             # In a file of its own: who looks for changed tokens need not look at every request.
             url = url.set(database=f"{url.database}.replays")
             make_file(Path(str(url.database)))
-        self._where = describe_url(url)
         self._database = open_store(url, timeout, durable=False)
         with self._database.begin_write() as connection:
             create_tables(connection, _metadata)
-        self._note = _NOTE.format("?" if self._database.is_sqlite else "%s")
+        self._row = "(?, ?, ?)" if self._database.is_sqlite else "(%s, %s, %s)"
         self._pruned = time.monotonic()
 
     def use(self, uses: Sequence[Use]) -> list[bytes]:
         """Note uses of keys that are new, and return what each key was first used for."""
+        # A key once, the first that came; by rising keys, so that no two processes wait for each other.
+        first = sorted({use.key: use.what for use in reversed(uses)}.items())
+        found: dict[bytes, bytes] = {}
         try:
             with self._database.begin_write() as connection:
-                now, ask = int(time.time()), connection.exec_driver_sql
-                found = {  # by rising keys, so that no two processes wait for each other
-                    use.key: bytes(ask(self._note, (use.key, use.what, now)).scalar_one())
-                    for use in sorted(uses, key=lambda use: use.key)
-                }
+                now = int(time.time())
+                for start in range(0, len(first), _SOME):
+                    some = first[start : start + _SOME]
+                    note = _NOTE.format(", ".join([self._row] * len(some)))
+                    values = tuple(value for use in some for value in (*use, now))
+                    found.update((bytes(key), bytes(what)) for key, what in connection.exec_driver_sql(note, values))
                 if time.monotonic() - self._pruned > _KEPT / 24:
                     self._pruned = time.monotonic()
                     connection.execute(sa.delete(_replays).where(_replays.c.time < now - _KEPT))

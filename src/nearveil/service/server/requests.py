@@ -59,8 +59,8 @@ class RequestContext:
     """What is known of one request: for its handler, and for the line that is written of it."""
 
     __slots__ = (
-        "chunked", "content_type", "error", "gallery", "gone", "held", "id", "key", "length", "read", "sent", "status",
-        "token", "under_way",
+        "came", "chunked", "content_type", "error", "gallery", "gone", "held", "id", "key", "length", "read", "sent",
+        "status", "token", "under_way",
     )  # fmt: skip
 
     def __init__(self, gone: Callable[[], bool]) -> None:
@@ -68,6 +68,7 @@ class RequestContext:
         self.gone = gone
         self.status, self.sent, self.held = 0, 0, 0  # held: of the bytes that all answers under way may have
         self.read = False  # whether its body was read
+        self.came: float | None = None  # when that was
         self.under_way: UnderWay | None = None
         self.token: Token | None = None
         self.gallery: str | None = None
@@ -122,14 +123,18 @@ class Look:
         self._began = -math.inf  # of the last look that succeeded
         self._looking: asyncio.Task[None] | None = None
 
-    async def take(self) -> None:
-        """Return when a look is good that began after the request came, or not long before it."""
-        earliest = time.monotonic() - self._believed
+    async def take(self, came: float | None = None) -> None:
+        """Return when a look is good that began after a request came (now by default), or not long before it."""
+        earliest = (time.monotonic() if came is None else came) - self._believed
         while self._began < earliest:
-            if self._looking is None:
-                self._looking = asyncio.create_task(self._look())
-                self._looking.add_done_callback(_retrieve)
-            await asyncio.shield(self._looking)
+            await asyncio.shield(self.begin())
+
+    def begin(self) -> "asyncio.Task[None]":
+        """Return the look that is under way; begin one if there is none."""
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
+            self._looking.add_done_callback(_retrieve)
+        return self._looking
 
     async def _look(self) -> None:
         began = time.monotonic()
@@ -293,10 +298,12 @@ class AppState:
         settings = self.settings
         limit = settings.max_body if most is None else most
         data = await read_body(visit.length, visit.chunked, request.receive, limit, settings.body_timeout)
-        visit.read = True
+        visit.read, visit.came = True, time.monotonic()
         visit.begin(self.under_way)
         if data[FLAGS : FLAGS + 1] == _ORIGINALS:
             visit.may("originals")
+        if self._quick[name] is not None:
+            self._looks[name].begin()  # meanwhile: both wait for a thread
         await self.replays.check(key, token.id, f"{name}/{what}", data)
         return gallery, data
 
@@ -324,7 +331,7 @@ class AppState:
         """Ask a gallery for candidates: at once where it can, else in a thread."""
         quick, reply = self._quick[gallery.name], None
         if quick is not None:
-            await self._looks[gallery.name].take()
+            await self._looks[gallery.name].take(visit.came)
             reply = quick.known(data)
         if reply is None:
             kind = gallery.name, data[FLAGS : FLAGS + 1]
