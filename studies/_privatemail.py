@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
+from sklearn.datasets import load_digits
+from sklearn.decomposition import PCA
 
 from nearveil.mechanisms import (
     Covers,
@@ -29,7 +31,7 @@ from nearveil.privacy.noise import unsafe_seeded
 from nearveil.search.ceiling import class_ceiling
 from studies._report import interval
 from studies._study import summarise
-from studies.data import FeatureSet, load_features
+from studies.data import FeatureSet, data_folder, load_features
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -50,16 +52,24 @@ class Source:
     per_class: int  # queries of each class
 
 
-SETS: dict[Experiment, Source] = {
+DIGITS = "the digits of scikit-learn, each in ten styles"  # what a package carries: no file
+SETS: dict[str, Source] = {
     "cub200": Source("cub200_cropped_lite0", "CUB-200-2011", 100, 1),
     "cars196": Source("cars196_cropped_lite0", "Cars196", 98, 1),
     "cifar100": Source("cifar100_partial", "CIFAR-100, a part", 50, 2),  # fewer classes are left to ask for
+    "digits": Source(DIGITS, "digits in ten styles", 50, 1),
 }
 
 
-def list_files(*names: Experiment) -> tuple[str, ...]:
+def list_files(*names: str) -> tuple[str, ...]:
     """Return the files of some sets, for a study's `data`."""
-    return tuple(f"{SETS[name].file}/{SETS[name].file}.npz" for name in names)
+    files = (SETS[name].file for name in names)
+    return tuple(file if file == DIGITS else f"{file}/{file}.npz" for file in files)
+
+
+def has_files(*names: str) -> bool:
+    """Return whether the files of some sets are on this machine."""
+    return all((data_folder() / file).exists() for file in list_files(*names))
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +93,21 @@ class Images:
 
 @functools.cache
 def _load(file: str) -> FeatureSet:
-    return load_features(file)
+    return _make_styles() if file == DIGITS else load_features(file)
 
 
-def sample_images(data: Experiment, seed: int, *, gallery: int, anchors: int = 0) -> Images:
+def _make_styles() -> FeatureSet:
+    """Return digits in a hundred classes of equal size: tenths of a digit's images along their first component."""
+    X, y = load_digits(return_X_y=True)
+    labels = np.zeros(len(X), np.int64)
+    for digit in range(10):
+        rows = np.flatnonzero(y == digit)
+        order = rows[np.argsort(PCA(1, random_state=0).fit_transform(X[rows])[:, 0], kind="stable")]
+        labels[order] = 10 * digit + np.arange(len(order)) * 10 // len(order)
+    return FeatureSet("digits", X.astype(np.float32), labels)
+
+
+def sample_images(data: str, seed: int, *, gallery: int, anchors: int = 0) -> Images:
     """Draw anchors, gallery and queries. As many queries of every class, so that classes are equally likely."""
     source, found = SETS[data], _load(SETS[data].file)
     X, y = found.features.astype(np.float64), found.labels

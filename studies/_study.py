@@ -50,6 +50,8 @@ class Study:
         The page, as a Jinja template in Markdown; by default the file ``templates/NAME.md``. Its first line is the
         title. It shows every figure as ``![what it shows](STUDY-FIGURE.svg)``, and the command that makes the study as
         ``{{ command }}``.
+    note : str
+        What differs on this machine, where the data is not what the page was written for; the command says it.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Study:
     seeds: tuple[int, ...] = (0,)
     alone: bool = False
     template: str = ""
+    note: str = ""
 
     @property
     def page(self) -> str:

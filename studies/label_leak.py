@@ -17,6 +17,7 @@ from studies._privatemail import (
     K,
     compute_ceiling,
     compute_floor,
+    has_files,
     list_files,
     sample_images,
     show,
@@ -24,7 +25,16 @@ from studies._privatemail import (
 from studies._report import round_up
 from studies._study import Case, Row, Study, summarise
 
-DATA: tuple[Any, ...] = ("cars196", "cub200")
+PAPERS: tuple[Any, ...] = ("cars196", "cub200")
+DATA = PAPERS if has_files(*PAPERS) else ("digits",)
+NOTE = (
+    ""
+    if DATA == PAPERS
+    else "The papers' images are not on this machine (NEARVEIL_DATA names their folder). These are the digits that "
+    "scikit-learn carries: 100 classes are tenths of a digit's images along their first principal component, the 50 of "
+    "the digits 0 to 4 are public and those of 5 to 9 are searched. So there are some 900 anchors and a gallery of some "
+    "850 images, the features are pixels, and the ceiling is higher, as there are fewer classes. The label leaks less here than with the papers' images."
+)
 SEEDS = (0, 1, 2, 3, 4)
 EPSILON = 0.01
 GALLERY = 4000
@@ -40,7 +50,8 @@ def measure(case: Case) -> list[Row]:
     """Ask the authors' program with true and random features, and true and random labels."""
     data, seed = case["data"], case["seed"]
     drawn = sample_images(data, seed, gallery=GALLERY)
-    mail = PrivateMail.published("2022-code", data, epsilon=EPSILON, public_seed=seed, allow_unsound=True)
+    table = "cars196" if data == "digits" else data
+    mail = PrivateMail.published("2022-code", table, epsilon=EPSILON, public_seed=seed, allow_unsound=True)
     mail.fit(drawn.anchors, drawn.anchor_labels)
     server = mail.embed_gallery(drawn.gallery, drawn.gallery_labels)
     generator = np.random.default_rng([seed, 7])
@@ -143,4 +154,4 @@ PARAMETERS = {
     "queries a class": 1,
     "others": "Table 2 of the 2022 paper",
 }
-STUDY = Study("label-leak", cases, measure, figures, facts, list_files("cars196", "cub200"), PARAMETERS, SEEDS)
+STUDY = Study("label-leak", cases, measure, figures, facts, list_files(*DATA), PARAMETERS, SEEDS, note=NOTE)

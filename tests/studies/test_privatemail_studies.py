@@ -1,6 +1,7 @@
 """The studies of PrivateMail in miniature: made-up images stand in for the real ones, and numbers are checked."""
 
 import csv
+import importlib
 import json
 import math
 from dataclasses import replace
@@ -145,6 +146,25 @@ def test_the_label_leaks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
             assert found[data, features, "random"] < 0.2
             assert told[data, features, "random"] == pytest.approx(found[data, features, "true"], abs=0.15)
     assert all(row["recall"] > row["ceiling"] for row in rows if row["label"] == "true")
+
+
+def test_the_label_leaks_from_data_that_a_package_carries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    styles = _privatemail._make_styles()
+    sizes = np.bincount(styles.labels)
+    assert len(sizes) == 100
+    assert 17 <= sizes.min() <= sizes.max() <= 19
+    monkeypatch.setenv("NEARVEIL_DATA", str(tmp_path / "nothing"))
+    here = importlib.reload(label_leak)
+    try:
+        assert here.DATA == ("digits",)
+        assert "papers' images are not on this machine" in here.STUDY.note
+        monkeypatch.setattr(here, "SEEDS", (0, 1))
+        rows = made(here.STUDY, tmp_path)
+        found = means(rows, "features", "label")
+        assert found["random", "true"] > rows[0]["ceiling"]
+    finally:
+        monkeypatch.undo()
+        importlib.reload(label_leak)
 
 
 def test_recall_converges_to_the_label_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

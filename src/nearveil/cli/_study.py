@@ -79,6 +79,8 @@ def _run(one: "Study", out: Path, docs: Path | None, fresh: bool, jobs: int, con
     from studies._study import run
     from studies.data import DataMissingError
 
+    if one.note:
+        console.print(f"{one.name}: {one.note}", soft_wrap=True, highlight=False)
     folder = out / one.name
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
