@@ -208,7 +208,7 @@ def test_dummies_go_with_the_question(image: Path, served: Served, words: tuple[
         assert len(found["server_saw"]["sets"]) == 4
         assert found["paid"] == 4.0
     text = fine("query", image, "--dummies", "public", *words)
-    assert "4 messages in random order, one of them about your image" in text
+    assert "4 messages in random order, 1 of them about your image" in text
     assert debits(here) == 3
 
 

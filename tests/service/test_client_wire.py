@@ -48,6 +48,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "thumbnails": {"thumbnails": True},
     "originals": {"originals": True},
     "dummies": {"dummies": QUERIES[30:34]},
+    "repeat": {"repeat": 3},
     "all": {"thumbnails": True, "dummies": QUERIES[30:34], "candidates": 0.1, "gallery": "birds"},
 }
 SECRET = "nv_0123456789abcdef_" + "s3cret" * 7

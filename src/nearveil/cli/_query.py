@@ -77,6 +77,13 @@ def query(
             metavar="DIR", help="Public images, one of every class: questions about them go with yours, unpaid."
         ),
     ] = None,
+    repeat: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Send so many messages about the image, whatever they name, each at --epsilon; decide it beforehand.",
+        ),
+    ] = 1,
     extractor: ExtractorName = AUTO,
     home: HomeFolder = None,
     ledger: LedgerPlace = None,
@@ -112,7 +119,7 @@ def query(
         from nearveil.ledger import new_key
 
         number, payer = key or new_key(), LazyAccount(ledger, account, witness)
-        _check_sheet(sheet, force=force, among_dummies=dummies is not None)
+        _check_sheet(sheet, force=force, alone=dummies is None and repeat == 1)
         if sheet is not None and epsilon == 0:
             raise ValueError("--sheet: at epsilon 0 no images come: a copy holds codes and names alone")
         others = list_public_images(dummies)
@@ -131,6 +138,7 @@ def query(
                 thumbnails=sheet is not None,
                 dummies=others,
                 key=number,
+                repeat=repeat,
             )
             stale = held is not None and held.current().stale
         answer = PaidAnswer(nearest, payer.account.balance() if epsilon else None, payer.opened, stale, server)
@@ -194,7 +202,8 @@ class PaidAnswer:
         """How often a message names the set that suits its image."""
         from nearveil.gallery.contact_sheet import right_set
 
-        return right_set(self.guarantee.epsilon, self.nearest.n_sets) if self.nearest.sets else 1.0
+        epsilon, sets = self.guarantee.epsilon / self.nearest.repeat, self.nearest.n_sets
+        return right_set(epsilon, sets) if self.nearest.sets else 1.0
 
     @property
     def notes(self) -> list[str]:
@@ -224,6 +233,7 @@ def _show(answer: PaidAnswer, sheet: Path | None, *, as_json: bool) -> None:
     balance, nearest = answer.balance, answer.nearest
     pairs = enumerate(zip(answer.names, answer.similarities, strict=True), 1)
     rows = [(rank, name, f"{similarity:.3f}") for rank, (name, similarity) in pairs]
+    print_lines(nearest.worth)
     print_table(["", "name", "similarity"], rows, right=("", "similarity"))
     if balance is None:
         print_lines(_describe_seen(answer), str(answer.guarantee), *answer.notes)
@@ -239,6 +249,10 @@ def _show(answer: PaidAnswer, sheet: Path | None, *, as_json: bool) -> None:
     )
 
 
+def _count_own(nearest: "Nearest") -> str:
+    return f"{nearest.repeat} of them" if nearest.repeat < len(nearest.sets) else "all"
+
+
 def _describe_seen(answer: PaidAnswer) -> str:
     """Return what the other side knows now."""
     nearest = answer.nearest
@@ -246,9 +260,9 @@ def _describe_seen(answer: PaidAnswer) -> str:
         return f"The other side saw nothing. A copy of all {nearest.candidates:,} items was searched here, for nothing."
     if nearest.set is None:
         return (
-            f"The other side saw: {len(nearest.sets)} messages in random order, one of them about your image, and sent "
-            f"the {nearest.candidates:,} images of their sets; these were chosen here. Yours names the set that suits "
-            f"its image with probability {answer.right:.2f}, and else any other."
+            f"The other side saw: {len(nearest.sets)} messages in random order, {_count_own(nearest)} about your "
+            f"image, and sent the {nearest.candidates:,} images of their sets; these were chosen here. A message names "
+            f"the set that suits its image with probability {answer.right:.2f}, and else any other."
         )
     return (
         f"The other side saw: set {nearest.set + 1} of {nearest.n_sets}, and sent all {nearest.candidates:,} images of "
@@ -257,12 +271,12 @@ def _describe_seen(answer: PaidAnswer) -> str:
     )
 
 
-def _check_sheet(path: Path | None, *, force: bool, among_dummies: bool) -> None:
+def _check_sheet(path: Path | None, *, force: bool, alone: bool) -> None:
     """Raise unless a contact sheet may be written here, or none is wanted; before anything is paid."""
     if path is None:
         return
-    if among_dummies:
-        raise ValueError("--sheet: it shows one message, and --dummies sends many: leave one of them out")
+    if not alone:
+        raise ValueError("--sheet: it shows one message, and --dummies or --repeat sends many: leave one of them out")
     if path.suffix.lower() != ".png":
         raise ValueError("--sheet: it must end in .png")
     if not path.absolute().parent.is_dir():
@@ -309,6 +323,9 @@ def _as_dict(answer: PaidAnswer, sheet: Path | None) -> dict[str, object]:
             "of": nearest.n_sets,
             "probability_of_the_right_one": answer.right,
         },
+        "named_best_set": nearest.named_best_set,
+        "expected_share": nearest.expected_share,
+        "worth": nearest.worth,
         "candidates": nearest.candidates,
         "bytes_sent": nearest.bytes_sent,
         "bytes_received": nearest.bytes_received,

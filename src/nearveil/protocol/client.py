@@ -676,6 +676,18 @@ class ClientProtocol:
         self._check_answer(found, self._extras if extras is None else extras)
         return found
 
+    def best_set(self) -> int:
+        """Return the set that suits the feature, which the message names or not. Private: never send it.
+
+        Returns
+        -------
+        int
+        """
+        self._turn("asked")
+        assert self._row is not None
+        with np.errstate(all="ignore"):
+            return int(self._public.map.choose(self._release.features(self._row[None]))[0])
+
     def choose(self, answers: Sequence[Answer], k: int = 8) -> Found:
         """Choose among the candidates of answers that were read. Nothing can be sent afterwards.
 

@@ -32,6 +32,8 @@ def view_nearest(
     shown = list(zip(answer.ids.tolist(), pictures, strict=True))[:MOST_SHOWN]  # by id: the same for every image
     return {
         "kind": "nearest",
+        "worth": nearest.worth,
+        "missed": not nearest.named_best_set,
         "saw": {
             **_view_messages(messages, nearest.sets, nearest.n_sets),
             "candidates": [

@@ -17,7 +17,7 @@ from nearveil.mechanisms.covers.covers import checked_epsilon
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 from nearveil.protocol.client import ClientProtocol, PublicPart
-from nearveil.search.outlook import EPSILONS, K, Outlook, Singles, find_share, make_outlook
+from nearveil.search.outlook import EPSILONS, K, Outlook, Singles, make_outlook
 from nearveil.service import Client, GalleryInfo, UnansweredError
 from nearveil.service.client.questions import unpack_messages
 from nearveil.ui._errors import Trouble, describe_new_listing, describe_spoiled
@@ -252,7 +252,7 @@ class PageSession:
         )
         # The gallery may have taken a new map in between; then nothing is said by the one before.
         same = (nearest.n_sets, nearest.found.codes.shape[1]) == (public.map.n_sets, public.table.width)
-        share = round(find_share(public, row, nearest.sets), 4) if same else None
+        share = round(nearest.expected_share, 4) if same else None
         if same:
             self._last = self._last.update(nearest, public, row, images=images)
         view = view_nearest(nearest, self._read_messages(), self.balance(), images=images)

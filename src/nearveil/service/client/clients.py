@@ -269,10 +269,13 @@ class AsyncClient:
         dummies: Images = (),
         key: str | None = None,
         by: Way = "auto",
+        repeat: int = 1,
         rng: Source | None = None,
     ) -> Nearest:
         """Find the nearest images of an open gallery: :meth:`nearveil.Client.nearest`."""
-        question = NearestQuestion(image, k, epsilon, candidates, gallery, thumbnails, originals, dummies, key, rng, by)
+        question = NearestQuestion(
+            image, k, epsilon, candidates, gallery, thumbnails, originals, dummies, key, rng, by, repeat
+        )
         if question.epsilon:
             return await ask_nearest(self._session, question)
         if not self._session.watched:  # a gallery in this process: nobody sees when it is read
@@ -418,6 +421,7 @@ class Client:
         dummies: Images = (),
         key: str | None = None,
         by: Way = "auto",
+        repeat: int = 1,
         rng: Source | None = None,
     ) -> Nearest:
         """Find the nearest images of an open gallery.
@@ -447,6 +451,10 @@ class Client:
             it from the image: the ledger keeps it.
         by : {"auto", "message", "home"}, default="auto"
             The way to ask; by default the one that `epsilon` needs.
+        repeat : int, default=1
+            How many messages are sent about the image, whatever they name: all are paid for first, at `repeat` times
+            `epsilon`, and their answers are merged. Decide it without looking at the image or an answer. One message at
+            the same price in all finds more.
         rng : Source, optional
             For tests and studies; see :meth:`nearveil.mechanisms.Release.release`. No account pays for what is made
             with a seed.
@@ -477,6 +485,7 @@ class Client:
                 dummies=dummies,
                 key=key,
                 by=by,
+                repeat=repeat,
                 rng=rng,
             ),
             note_key(key) if epsilon else "",

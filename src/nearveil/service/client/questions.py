@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
@@ -34,7 +34,7 @@ from nearveil.gallery.answers import ID_BYTES, IMAGE_HEADER_BYTES, LARGEST_ORIGI
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.base import MessageError
 from nearveil.mechanisms.covers.covers import checked_epsilon
-from nearveil.privacy import Basis, Guarantee
+from nearveil.privacy import Basis, Guarantee, compose_events
 from nearveil.privacy.checks import check_text
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.protocol.client import (
@@ -46,6 +46,7 @@ from nearveil.protocol.client import (
     decode_frame,
     is_in_range,
 )
+from nearveil.search.outlook import find_share
 from nearveil.service.client.errors import QuestionError, ReplyError, UnansweredError, UnreachableError, unanswered
 from nearveil.service.client.results import Classified, Match, Nearest
 from nearveil.service.client.transport import (
@@ -183,6 +184,7 @@ def _pillow_pixels(image: Any) -> Pixels:
 
 
 MOST = 4096  # dummies of one question
+MOST_REPEATED = 64  # messages about one image
 _MESSAGE = b"NVM"  # what the bytes of one message begin with
 
 
@@ -229,8 +231,16 @@ class PaidMessages:
     is, is nowhere kept: the client looks at the candidates of all.
     """
 
-    def __init__(self, account: Payer, key: str, dummies: Sequence[Message], rng: Source | None) -> None:
-        self._account, self._key, self._dummies = account, key, dummies
+    def __init__(
+        self,
+        account: Payer,
+        key: str,
+        dummies: Sequence[Message],
+        rng: Source | None,
+        more: Callable[[], Sequence[Message]] = tuple,
+        repeat: int = 1,
+    ) -> None:
+        self._account, self._key, self._dummies, self._more, self.repeat = account, key, dummies, more, repeat
         self._rng = secure_source() if rng is None else rng
         self.messages: tuple[Message, ...] = ()
 
@@ -248,7 +258,7 @@ class PaidMessages:
 
     def spend(self, promise: Guarantee) -> AbstractContextManager["PaidMessages"]:
         """Debit the account, or find the debit of this key."""
-        self._debit = self._account.spend(promise, self._key)
+        self._debit = self._account.spend(multiply_guarantee(promise, self.repeat), self._key)
         if self.repeated:
             assert self._debit.message is not None
             self.messages = unpack_messages(self._debit.message)
@@ -271,7 +281,7 @@ class PaidMessages:
 
     def store(self, message: bytes, /) -> None:
         """Keep all messages, in the order in which they will be sent."""
-        found = [Message.from_bytes(message), *self._dummies]
+        found = [Message.from_bytes(message), *self._more(), *self._dummies]
         self.messages = tuple(found[place] for place in _shuffle(len(found), self._rng))
         self._debit.store(_pack(self.messages))
 
@@ -281,6 +291,15 @@ class PaidMessages:
 
     def __exit__(self, *told: object) -> None:
         self._debit.__exit__(None, None, None)
+
+
+def multiply_guarantee(promise: Guarantee, repeat: int) -> Guarantee:
+    """Return what as many messages about one image promise together: pure epsilons add up."""
+    if repeat == 1:
+        return promise
+    about: Any = {name: getattr(promise, name) for name in ("protects", "unit", "relation", "basis")}
+    together = compose_events(promise.events * repeat, delta=0.0, **about)
+    return replace(promise, epsilon=together.epsilon, events=together.events)
 
 
 def _shuffle(count: int, source: Source) -> list[int]:
@@ -638,12 +657,10 @@ class NearestQuestion:
     key: str | None
     rng: Source | None
     by: Way = "auto"
+    repeat: int = 1
 
     def __post_init__(self) -> None:
-        if self.by not in get_args(Way):
-            raise QuestionError("by", f"it must be one of {', '.join(get_args(Way))}")
-        if (self.epsilon == 0) == (self.by == "message") and self.by != "auto":
-            raise QuestionError("by", "message needs an epsilon above 0; home and sealed have epsilon 0")
+        self._check_way()
         if self.epsilon != 0:
             checked_epsilon(self.epsilon)
         if self.k is not None and (isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1):
@@ -658,6 +675,16 @@ class NearestQuestion:
         if self.key is not None:
             check_text(self.key, "key")
 
+    def _check_way(self) -> None:
+        if self.by not in get_args(Way):
+            raise QuestionError("by", f"it must be one of {', '.join(get_args(Way))}")
+        if (self.epsilon == 0) == (self.by == "message") and self.by != "auto":
+            raise QuestionError("by", "message needs an epsilon above 0; home and sealed have epsilon 0")
+        if isinstance(self.repeat, bool) or not isinstance(self.repeat, int) or not 1 <= self.repeat <= MOST_REPEATED:
+            raise QuestionError("repeat", f"it must be a whole number from 1 to {MOST_REPEATED}")
+        if self.repeat > 1 and self.epsilon == 0:
+            raise QuestionError("repeat", "at epsilon 0 nothing is sent: leave it out")
+
 
 async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
     """Find the nearest images: find the map, pay, ask, choose. Nothing is sent after the choice."""
@@ -669,14 +696,17 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
     key = make_key(question.key)
 
     def pay() -> PaidMessages:
+        def repeat() -> tuple[Message, ...]:
+            return make_dummy_messages(rows[:1] * (question.repeat - 1), public, question.epsilon, question.rng)
+
         dummies = make_dummy_messages(rows[1:], public, question.epsilon, question.rng)
-        paid = PaidMessages(account, key, dummies, question.rng)
+        paid = PaidMessages(account, key, dummies, question.rng, repeat, question.repeat)
         paid.ask(client, rows[0])
         return paid
 
     with _noting(key):
         paid = await finish_in_thread(pay)
-        await session.end_slot(tally.heard, client.question_period(len(rows)))
+        await session.end_slot(tally.heard, client.question_period(len(rows) - 1 + question.repeat))
         try:
             replies: list[tuple[Extras, bytes]] = []
             for message in paid.messages:
@@ -684,7 +714,7 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
                     body, most = Query(message, extras).to_bytes(), _most(public, extras)
                     response = await session.send_query(info, body, paid.nonce, most=most, tally=tally)
                     replies.append((extras, _read_reply(client, response, extras)))
-            result = await asyncio.to_thread(_choose, client, replies, count, paid, key, tally)
+            result = await asyncio.to_thread(_choose, client, rows[0], replies, count, paid, key, tally)
             # Whatever the caller does next, such as hanging up, must not tell how long the choice took.
             size = sum(len(data) for _, data in replies)
             await session.end_slot(tally.heard, client.choice_period(len(replies), size))
@@ -798,8 +828,15 @@ def _read_reply(client: ClientProtocol, response: Response, extras: Extras) -> b
 
 
 def _choose(
-    client: ClientProtocol, replies: Sequence[tuple[Extras, bytes]], k: int, paid: PaidMessages, key: str, tally: Tally
+    client: ClientProtocol,
+    row: NDArray[Any],
+    replies: Sequence[tuple[Extras, bytes]],
+    k: int,
+    paid: PaidMessages,
+    key: str,
+    tally: Tally,
 ) -> Nearest:
+    best = client.best_set()
     answers = [client.read_answer(data, extras) for extras, data in replies]
     first = answers[0].extras
     names: dict[int, str] = {}
@@ -814,16 +851,20 @@ def _choose(
         Match(number, names.get(number, ""), min(score, 1.0), image)  # codes and rounding may take it beyond
         for number, score, image in zip(found.ids.tolist(), scores, images, strict=True)
     )
+    sets = tuple(int(message["sets"][0]) for message in paid.messages)
     return Nearest(
         matches=matches,
-        guarantee=client.guarantee,
+        guarantee=multiply_guarantee(client.guarantee, paid.repeat),
         key=key,
         repeated=paid.repeated,
         candidates=len(found.answer.ids),
-        sets=tuple(int(message["sets"][0]) for message in paid.messages),
+        sets=sets,
         n_sets=client.public.map.n_sets,
         bytes_sent=tally.sent,
         bytes_received=tally.received,
         found=found,
         names=names,
+        repeat=paid.repeat,
+        named_best_set=best in sets,
+        expected_share=find_share(client.public, row, sets),
     )

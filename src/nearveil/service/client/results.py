@@ -54,6 +54,13 @@ class Nearest:
         All candidates, with codes and images.
     names : mapping of int to str
         Of all candidates, by their ids; empty where the gallery tells none.
+    repeat : int
+        How many of the messages were about the image.
+    named_best_set : bool
+        Whether the set that suits the image is among those that were named. Private: it depends on the image. Never
+        ask again because it is false, for that would tell (``docs/theory/service.md``).
+    expected_share : float
+        The share of what lies nearest to the image that the candidates hold, by the public map. Private as well.
     """
 
     matches: tuple[Match, ...]
@@ -67,6 +74,22 @@ class Nearest:
     bytes_received: int
     found: Found = field(repr=False)
     names: Mapping[int, str] = field(default_factory=dict, repr=False)
+    repeat: int = 1
+    named_best_set: bool = True
+    expected_share: float = 1.0
+
+    @property
+    def worth(self) -> str:
+        """What the answer is worth, in a sentence for whoever asked, and nobody else."""
+        if not self.sets:
+            return "The whole gallery was searched."
+        share = f"about {self.expected_share:.0%} of what lies nearest to your image"
+        if self.named_best_set:
+            return f"This answer comes from the set that suits your image, and holds {share}."
+        return (
+            f"This answer comes from another set than the one that suits your image, and holds {share}: the noise that "
+            "hides your image named it. Do not ask again because of that: asking again would tell."
+        )
 
     @property
     def set(self) -> int | None:

@@ -59,6 +59,7 @@ export function showGot(place, told) {
   }
   put(
     place,
+    make("p", { class: told.missed ? "worth open" : "worth" }, told.worth),
     make("p", {}, `The ${told.got.length} nearest of the ${count(told.saw.total, "candidate")}, chosen on this machine by your image itself. Nothing was sent after the choice.`),
     make("ol", { class: "matches" }, ...told.got.map(match)),
   );
