@@ -1,4 +1,16 @@
-"""Nearest neighbours with a privacy promise that you can check."""
+"""Nearest neighbours with a privacy promise that you can check.
+
+Begin with these:
+
+- ``Client(where, token, account=..., ledger=...)`` asks a gallery, here or on a server: ``client.nearest(image)`` and
+  ``client.classify(image)``. ``AsyncClient`` is the same for event loops.
+- ``PrivateKNeighborsClassifier``, ``PrivateKNeighborsRegressor`` and ``PrivateDiscriminant`` answer from private
+  records; ``PublicDiscriminant`` is the model that may be published.
+- ``SupervisedManifold`` embeds rows; it protects nothing by itself.
+
+Galleries are made with ``nearveil.gallery``, budgets with ``nearveil.ledger``, mechanisms are in
+``nearveil.mechanisms`` and evaluation in ``nearveil.search``. On the command line: ``nearveil --help``.
+"""
 
 from typing import TYPE_CHECKING
 
