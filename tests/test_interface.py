@@ -1,7 +1,11 @@
 """The public interface changes only where somebody means it to."""
 
 import importlib
+import pydoc
+import subprocess
+import sys
 
+import nearveil
 from nearveil import NearveilError
 from tests.interface import FILE, interface
 
@@ -16,3 +20,20 @@ def test_errors_have_one_base() -> None:
         if what == "error":
             room, _, word = name.rpartition(".")
             assert issubclass(getattr(importlib.import_module(room), word), NearveilError), name
+
+
+def test_importing_a_client_loads_no_heavy_library() -> None:
+    heavy = "{'numpy', 'scipy', 'sklearn', 'faiss', 'httpx', 'pydantic', 'sqlalchemy', 'dp_accounting', 'torch'}"
+    see = f"import sys; print(sorted({heavy} & set(sys.modules)))"
+    for what in ("from nearveil import AsyncClient, Client", "import nearveil; dir(nearveil)"):
+        command = [sys.executable, "-c", f"{what}; {see}"]
+        found = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+        assert found.stdout.strip() == "[]", what
+
+
+def test_help_begins_with_what_to_begin_with() -> None:
+    text = nearveil.__doc__ or ""
+    places = [text.index(name) for name in ("Client", "PrivateKNeighborsClassifier", "SupervisedManifold")]
+    assert places == sorted(places)
+    assert pydoc.plain(pydoc.render_doc(nearveil)).index("Begin with these") < 200
+    assert [name for name in dir(nearveil) if name[0] != "_"][:2] == ["AsyncClient", "Client"]

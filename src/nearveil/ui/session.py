@@ -252,7 +252,7 @@ class PageSession:
         )
         # The gallery may have taken a new map in between; then nothing is said by the one before.
         same = (nearest.n_sets, nearest.found.codes.shape[1]) == (public.map.n_sets, public.table.width)
-        share = round(nearest.expected_share, 4) if same else None
+        share = round(nearest.expected_share or 0.0, 4) if same else None
         if same:
             self._last = self._last.update(nearest, public, row, images=images)
         view = view_nearest(nearest, self._read_messages(), self.balance(), images=images)

@@ -3,6 +3,8 @@
 The portal of anyio is not used: an interrupt while it starts hangs, and a finalizer cannot end it from its own thread.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import os
@@ -17,41 +19,29 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
-from numpy.typing import NDArray
-
-from nearveil.features.extractor import Extractor
-from nearveil.privacy.noise import Source
-from nearveil.protocol.client import PublicPart
-from nearveil.protocol.home import HomeCopy
 from nearveil.service.client.errors import QuestionError
-from nearveil.service.client.home import MOST as MOST_COPIED
-from nearveil.service.client.home import HomeCopies, Progress, search_home, sync_codes
-from nearveil.service.client.questions import (
-    FeatureMaker,
-    Image,
-    Images,
-    NearestQuestion,
-    Payer,
-    Session,
-    Way,
-    ask_nearest,
-    classify_image,
-    make_key,
-    note_key,
-)
-from nearveil.service.client.results import Classified, Nearest
-from nearveil.service.client.sealed import KeptSeal, ask_sealed
-from nearveil.service.client.transport import HttpTransport, LocalTransport, Patience, ServerAddress, Tally, Transport
-from nearveil.service.schema import GalleryInfo
 
+# Whoever imports a client waits for no more than this: what it needs to ask is imported when one is made.
 if TYPE_CHECKING:
     import httpx
+    from numpy.typing import NDArray
 
+    from nearveil.features.extractor import Extractor
     from nearveil.gallery import Index
     from nearveil.ledger import Ledger
+    from nearveil.privacy.noise import Source
+    from nearveil.protocol.client import PublicPart
+    from nearveil.protocol.home import HomeCopy
+    from nearveil.service.client.home import Progress
+    from nearveil.service.client.questions import Image, Images, Payer, Way
+    from nearveil.service.client.results import Classified, Nearest
+    from nearveil.service.client.sealed import KeptSeal
+    from nearveil.service.client.transport import Transport
+    from nearveil.service.schema import GalleryInfo
     from nearveil.service.server.galleries import Gallery
     from nearveil.votes import PublicDiscriminant
 
+MOST_COPIED = 2 << 30  # bytes of a copy
 T = TypeVar("T")
 
 
@@ -151,7 +141,7 @@ class Portal:
                 loop.call_soon_threadsafe(cancel)
                 answer.arrived.get()
 
-    def _serve(self, started: "SimpleQueue[OSError | None]") -> None:
+    def _serve(self, started: SimpleQueue[OSError | None]) -> None:
         """Be the thread of the loop, unless there is one."""
         error: OSError | None = None
         with self._lock:
@@ -183,7 +173,7 @@ class Portal:
         await self._last()
 
     def _begin(self, answer: _Answer[T], ask: Callable[[], Awaitable[T]]) -> None:
-        def end(_: "asyncio.Task[None]") -> None:
+        def end(_: asyncio.Task[None]) -> None:
             self._asked.pop(answer, None)
             answer.cancel()  # one that was cancelled before it began; the others are done
 
@@ -226,7 +216,7 @@ class AsyncClient:
         token: str | None = None,
         *,
         account: Payer | str | None = None,
-        ledger: "str | Path | Ledger | None" = None,
+        ledger: str | Path | Ledger | None = None,
         extractor: Extractor | None = None,
         retries: int = 3,
         timeout: float = 60.0,
@@ -235,10 +225,14 @@ class AsyncClient:
         certificate: str | Path | tuple[str | Path, str | Path] | None = None,
         proxies: bool = False,
         home: str | Path | None = None,
-        transport: "httpx.AsyncBaseTransport | None" = None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise QuestionError("retries", "it must be a whole number from 0 upwards")
+        from nearveil.service.client.home import HomeCopies
+        from nearveil.service.client.questions import FeatureMaker, Session
+        from nearveil.service.client.transport import LocalTransport, Patience
+
         self._shown, remote = _hide_password(where), _is_url(where)
         payer, self._ledger = _open_account(account, ledger)
         try:
@@ -273,6 +267,9 @@ class AsyncClient:
         rng: Source | None = None,
     ) -> Nearest:
         """Find the nearest images of an open gallery: :meth:`nearveil.Client.nearest`."""
+        from nearveil.service.client.home import search_home
+        from nearveil.service.client.questions import NearestQuestion, ask_nearest
+
         question = NearestQuestion(
             image, k, epsilon, candidates, gallery, thumbnails, originals, dummies, key, rng, by, repeat
         )
@@ -281,6 +278,8 @@ class AsyncClient:
         if not self._session.watched:  # a gallery in this process: nobody sees when it is read
             await self.sync(gallery=gallery)
         if question.by == "sealed":
+            from nearveil.service.client.sealed import ask_sealed
+
             return await ask_sealed(self._session, question, self._sealed)
         return await search_home(self._session, question, self._copies)
 
@@ -288,10 +287,14 @@ class AsyncClient:
         self, *, gallery: str | None = None, most: int = MOST_COPIED, progress: Progress | None = None
     ) -> HomeCopy:
         """Fetch all codes of a gallery, or what changed of them: :meth:`nearveil.Client.sync`."""
+        from nearveil.service.client.home import sync_codes
+
         return await sync_codes(self._session, self._copies, gallery, most, progress)
 
     async def classify(self, image: Image, *, gallery: str | None = None) -> Classified:
         """Classify an image by the model of a protected gallery: :meth:`nearveil.Client.classify`."""
+        from nearveil.service.client.questions import classify_image
+
         return await classify_image(self._session, image, gallery)
 
     async def prepare(self, images: Images, *, gallery: str | None = None) -> tuple[GalleryInfo, list[NDArray[Any]]]:
@@ -308,10 +311,12 @@ class AsyncClient:
 
     async def map(self, candidates: float | None = None, *, gallery: str | None = None) -> PublicPart:
         """Return the public map of a gallery as it is now: :meth:`nearveil.Client.map`."""
+        from nearveil.service.client.transport import Tally
+
         info = await self._session.find_gallery(gallery, "open")
         return await self._session.fetch_map(info, candidates, Tally())
 
-    async def model(self, *, gallery: str | None = None) -> "PublicDiscriminant":
+    async def model(self, *, gallery: str | None = None) -> PublicDiscriminant:
         """Return the model of a protected gallery: :meth:`nearveil.Client.model`."""
         return (await self._session.fetch_model(gallery)).model
 
@@ -379,7 +384,7 @@ class Client:
         token: str | None = None,
         *,
         account: Payer | str | None = None,
-        ledger: "str | Path | Ledger | None" = None,
+        ledger: str | Path | Ledger | None = None,
         extractor: Extractor | None = None,
         retries: int = 3,
         timeout: float = 60.0,
@@ -388,7 +393,7 @@ class Client:
         certificate: str | Path | tuple[str | Path, str | Path] | None = None,
         proxies: bool = False,
         home: str | Path | None = None,
-        transport: "httpx.AsyncBaseTransport | None" = None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._client = AsyncClient(
             where,
@@ -472,6 +477,8 @@ class Client:
         UnansweredError
             It is paid for. Where its `again` is true, its `key` asks again, for nothing; else no answer will come.
         """
+        from nearveil.service.client.questions import make_key, note_key
+
         key = make_key(key)
         return self._run(
             lambda client: client.nearest(
@@ -603,7 +610,7 @@ class Client:
         """
         return self._run(lambda client: client.map(candidates, gallery=gallery))
 
-    def model(self, *, gallery: str | None = None) -> "PublicDiscriminant":
+    def model(self, *, gallery: str | None = None) -> PublicDiscriminant:
         """Return the model of a protected gallery, as :meth:`classify` uses it. Nothing private plays a part.
 
         Parameters
@@ -661,14 +668,16 @@ def _open_http(url: str, token: str | None, *options: Any) -> Transport:
         import httpx  # noqa: F401
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError('a server is asked with httpx: pip install "nearveil[client]"') from missing
+    from nearveil.service.client.transport import HttpTransport, ServerAddress
+
     if token is None:
         raise QuestionError("token", "a server needs one: `nearveil token create` makes it there")
     return HttpTransport(ServerAddress(url, token, *options))
 
 
 def _open_account(
-    account: Payer | str | None, ledger: "str | Path | Ledger | None"
-) -> "tuple[Payer | None, Ledger | None]":
+    account: Payer | str | None, ledger: str | Path | Ledger | None
+) -> tuple[Payer | None, Ledger | None]:
     """Return who pays, and the ledger that was opened for that, if one was."""
     if not isinstance(account, str):
         if ledger is not None:

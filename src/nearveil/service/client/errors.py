@@ -1,7 +1,6 @@
 """Why a question was not asked, or has no answer. None of these errors holds anything private, or a token."""
 
 from nearveil.errors import NearveilError
-from nearveil.protocol.client import OutdatedMapError
 
 
 class QuestionError(NearveilError, ValueError):
@@ -93,6 +92,8 @@ def _unanswered(reason: str, key: str, again: bool) -> UnansweredError:
 
 def unanswered(error: Exception, key: str) -> UnansweredError:
     """Return what went wrong after a debit, with how to go on."""
+    from nearveil.protocol.client import OutdatedMapError  # a program that imports the client waits for no protocol
+
     return UnansweredError(str(error).rstrip("."), key, again=not isinstance(error, OutdatedMapError))
 
 

@@ -27,7 +27,6 @@ from nearveil.service.client.results import Match, Nearest
 from nearveil.service.client.transport import Request, Tally, make_refusal, read_frame
 from nearveil.service.schema import GalleryInfo
 
-MOST = 2 << 30  # bytes of a copy
 Progress = Callable[[int, int], None]
 _TRIES = 3  # of a gallery that changes while it is fetched
 _AT_ONCE = 4  # groups that are under way
@@ -139,6 +138,7 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
         bytes_received=0,
         found=found,
         names=dict(zip(numbers, names, strict=True)),
+        expected_share=1.0,
     )
 
 

@@ -59,8 +59,9 @@ class Nearest:
     named_best_set : bool
         Whether the set that suits the image is among those that were named. Private: it depends on the image. Never
         ask again because it is false, for that would tell (``docs/theory/service.md``).
-    expected_share : float
-        The share of what lies nearest to the image that the candidates hold, by the public map. Private as well.
+    expected_share : float or None
+        The share of what lies nearest to the image that the candidates hold, by the public map. Private as well. None
+        for a sealed question, which uses no map.
     """
 
     matches: tuple[Match, ...]
@@ -76,13 +77,13 @@ class Nearest:
     names: Mapping[int, str] = field(default_factory=dict, repr=False)
     repeat: int = 1
     named_best_set: bool = True
-    expected_share: float = 1.0
+    expected_share: float | None = None
 
     @property
     def worth(self) -> str:
         """What the answer is worth, in a sentence for whoever asked, and nobody else."""
-        if not self.sets:
-            return "The whole gallery was searched."
+        if not self.sets or self.expected_share is None:
+            return "No set was named, so none was missed."
         share = f"about {self.expected_share:.0%} of what lies nearest to your image"
         if self.named_best_set:
             return f"This answer comes from the set that suits your image, and holds {share}."
