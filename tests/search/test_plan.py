@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nearveil.cli import load_command
+from nearveil.gallery.answers import CANDIDATE_BYTES, ID_BYTES, make_codes
 from nearveil.search import plan
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line
 from nearveil.search.planning import CODE_LOSS, SHARES, find_shares
@@ -41,6 +43,29 @@ def test_nothing_where_nothing_can_work_and_what_would() -> None:
     assert plan(1_000_000, found.epsilon_needed, 100_000).release == "covers"
     assert plan(1_000_000, 1.0, found.answer_needed).release == "covers"
     assert plan(1_000_000, 1.0, found.answer_whole).release == "whole gallery"
+
+
+@pytest.mark.parametrize("dimension", [8, 61, 62, 90, 128, 500])
+def test_bytes_are_those_that_publish_makes(dimension: int) -> None:
+    rows = np.random.default_rng(0).standard_normal((400, dimension)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    found = plan(400, 2.0, 20_000, dimension=dimension)
+    assert found.item_bytes == ID_BYTES + make_codes(rows, CANDIDATE_BYTES).width
+    assert f"{found.item_bytes} bytes" in str(found)
+    assert found.dimension == dimension
+
+
+def test_every_way_that_is_advised_is_a_command_that_works() -> None:
+    for found in (plan(100_000, 4.0, 2_000_000), plan(1000, 3.0, 10**6), plan(100, 4.0, 5000, dimension=16)):
+        assert found.commands
+        for line in found.commands:
+            program, name, *words = line.split()
+            assert program == "nearveil"
+            known = {option for parameter in load_command(name).params for option in parameter.opts}
+            assert {word for word in words if word.startswith("--")} <= known
+    fraction = float(plan(100_000, 4.0, 2_000_000).commands[0].split()[4])
+    assert fraction * 100_000 * 128 + 12 <= 2_000_000
+    assert plan(1_000_000, 1.0, 100_000).commands == ()
 
 
 def test_no_room_for_one_item() -> None:

@@ -67,6 +67,9 @@ def plan(
     items: Annotated[int, typer.Option(min=1, help="How many items the gallery holds.")],
     epsilon: Annotated[float, typer.Option(help="Of one query.")],
     answer: Annotated[str, typer.Option(metavar="SIZE", help="What an answer may take, such as 2MB.")],
+    dimension: Annotated[
+        int, typer.Option(min=1, help="Of a feature; 1280 is that of images by EfficientNet-Lite0.")
+    ] = 1280,
     delta: Annotated[float, typer.Option(help="Of one query.")] = 0.0,
     as_json: Json = False,
 ) -> None:
@@ -79,20 +82,20 @@ def plan(
 
     nearveil plan --items 100000 --epsilon 4 --answer 2MB
 
-    nearveil plan --items 1000000 --epsilon 1 --answer 100kB --json
+    nearveil plan --items 1000000 --epsilon 1 --answer 100kB --dimension 128 --json
     """
     from nearveil.search import plan as advise
 
     try:
-        found = advise(items, epsilon, parse_size(answer), delta=delta)
+        found = advise(items, epsilon, parse_size(answer), delta=delta, dimension=dimension)
     except ValueError as wrong:
         raise typer.BadParameter(str(wrong)) from None
     if as_json:
         # JSON has no infinity: an answer with no room for one item needs an infinite epsilon.
         fields = {name: None if value == math.inf else value for name, value in asdict(found).items()}
-        print_json({**fields, "advice": str(found)})
+        print_json({**fields, "advice": str(found), "commands": list(found.commands)})
     else:
-        print_lines(*str(found).splitlines())
+        print_lines(*str(found).splitlines(), *(f"  {line}" for line in found.commands))
 
 
 def parse_size(text: str) -> int:

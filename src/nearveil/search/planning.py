@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nearveil.gallery.answers import CANDIDATE_BYTES, Answer
+from nearveil.gallery.answers import CANDIDATE_BYTES, ID_BYTES, Answer
 from nearveil.mechanisms.covers.covers import MOST_SETS
 from nearveil.mechanisms.covers.learning import usual_number
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line, utility_ceiling
@@ -48,20 +48,36 @@ class SearchPlan:
     answer_whole: int  # bytes of the whole gallery's codes
     popularity_known: bool
     reach: float  # the part of the items that covers can hold at most, with their usual number of sets
+    dimension: int = 1280
+    item_bytes: int = CANDIDATE_BYTES  # of an item in an answer, as `publish` makes it with `code_bytes` 128
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """What to type for the way that is advised; none where nothing works."""
+        codes = f"--code-bytes {CANDIDATE_BYTES}"
+        if self.release == NONE:
+            return ()
+        if self.release == WHOLE:
+            return (f"nearveil index DIR {codes}", "nearveil sync URL", "nearveil query IMAGE --server URL --epsilon 0")
+        fraction = f"{math.floor(self.candidates * 10**6) / 10**6:.6f}".rstrip("0")
+        return (
+            f"nearveil index DIR --candidates {fraction} {codes} --epsilon {self.epsilon:g}",
+            f"nearveil query IMAGE --epsilon {self.epsilon:g}",
+        )
 
     def __str__(self) -> str:
         if self.release == WHOLE:
             return (
-                f"Send the codes of all {self.items:,} items ({_write_bytes(self.answer_whole)}) to everybody. Nothing "
-                "is asked, so nothing is told: epsilon is 0, and every neighbour is among them. What codes of this "
-                f"size lose when the client ranks by them is up to {CODE_LOSS:.0%} on image features of 1280 "
-                "dimensions."
+                f"Send the codes of all {self.items:,} items ({self.item_bytes} bytes each, "
+                f"{_write_bytes(self.answer_whole)}) to everybody. Nothing is asked, so nothing is told: epsilon is 0, "
+                "and every neighbour is among them. What codes of 128 bytes lose when the client ranks by them is up to "
+                f"{CODE_LOSS:.0%} on image features of 1280 dimensions."
             )
         if self.release == NONE:
             return self._refusal()
         return (
-            f"Use {self.release}: an answer of {self.candidates:.2%} of {self.items:,} items, in codes of "
-            f"{CANDIDATE_BYTES} bytes, at epsilon {self.epsilon:g}. Expect {self.expected[0]:.0%} to "
+            f"Use {self.release}: an answer of {self.candidates:.2%} of {self.items:,} items of {self.dimension:,} "
+            f"dimensions, in codes of {self.item_bytes} bytes, at epsilon {self.epsilon:g}. Expect {self.expected[0]:.0%} to "
             f"{self.expected[1]:.0%} of the true nearest neighbours, as on image features. "
             f"{self._most(0).capitalize()}; the same answer for everybody finds {self.floor:.0%}. "
             f"{self._tell_reach()}"
@@ -98,7 +114,13 @@ class SearchPlan:
 
 
 def plan(
-    items: int, epsilon: float, answer_bytes: int, *, delta: float = 0.0, popularity: ArrayLike | None = None
+    items: int,
+    epsilon: float,
+    answer_bytes: int,
+    *,
+    delta: float = 0.0,
+    popularity: ArrayLike | None = None,
+    dimension: int = 1280,
 ) -> SearchPlan:
     """Say which release to use, and what to expect of it.
 
@@ -115,14 +137,16 @@ def plan(
     epsilon : float
         For one query.
     answer_bytes : int
-        What an answer may take; a candidate takes 128.
+        What an answer may take.
     delta : float, default=0.0
     popularity : array-like of shape (items,), optional
         How often each item is a true neighbour.
+    dimension : int, default=1280
+        Of a feature. With `code_bytes` 128 a candidate takes 128 bytes, or fewer of up to 61 dimensions.
 
     Returns
     -------
-    Plan
+    SearchPlan
 
     Examples
     --------
@@ -134,15 +158,16 @@ def plan(
     >>> plan(1_000, 1.0, 200_000).release
     'whole gallery'
     """
-    for name, value in (("items", items), ("answer_bytes", answer_bytes)):
+    for name, value in (("items", items), ("answer_bytes", answer_bytes), ("dimension", dimension)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
             raise ValueError(f"{name} must be a whole number of at least 1")
     utility_ceiling(epsilon, delta, 0.5)  # refuses an absurd epsilon or delta
     if popularity is not None and np.shape(popularity) != (items,):
         raise ValueError(f"popularity must hold one number for each of the {items} items")
-    whole = _count_answer_bytes(items)
-    count = min(items, max(0, answer_bytes - Answer.header_bytes) // CANDIDATE_BYTES)
-    count = items if answer_bytes >= CANDIDATE_BYTES * items else count  # nobody shall ask for want of a header
+    size = ID_BYTES + min(2 * int(dimension), CANDIDATE_BYTES - ID_BYTES)
+    whole = Answer.header_bytes + size * items
+    count = min(items, max(0, answer_bytes - Answer.header_bytes) // size)
+    count = items if answer_bytes >= size * items else count  # nobody shall ask for want of a header
     fraction = count / items
     floor, ceiling = _find_limits(epsilon, delta, fraction, popularity)
     works = math.log(fraction) + epsilon >= math.log(_WORTH) if count else False
@@ -159,10 +184,12 @@ def plan(
         floor=floor,
         ceiling=ceiling,
         epsilon_needed=math.log(1 / fraction) if count else math.inf,
-        answer_needed=min(whole, _count_answer_bytes(max(1, math.ceil(items * math.exp(-epsilon))))),
+        answer_needed=min(whole, Answer.header_bytes + size * max(1, math.ceil(items * math.exp(-epsilon)))),
         answer_whole=whole,
         popularity_known=popularity is not None,
         reach=_bound_reach(int(items), count, epsilon) if release == RELEASE else 1.0,
+        dimension=int(dimension),
+        item_bytes=size,
     )
 
 
@@ -194,11 +221,6 @@ def _find_limits(epsilon: float, delta: float, fraction: float, popularity: Arra
 def _bound_reach(items: int, count: int, epsilon: float) -> float:
     """Return the part of the items that the usual number of sets can hold at most."""
     return min(1.0, usual_number(items, count, min(epsilon, _LARGEST_EPSILON), 2, MOST_SETS) * count / items)
-
-
-def _count_answer_bytes(count: int) -> int:
-    """Return the bytes of an answer of so many candidates."""
-    return Answer.header_bytes + CANDIDATE_BYTES * count
 
 
 def _write_bytes(size: int) -> str:
