@@ -77,8 +77,8 @@ class SearchPlan:
             return self._refusal()
         return (
             f"Use {self.release}: an answer of {self.candidates:.2%} of {self.items:,} items of {self.dimension:,} "
-            f"dimensions, in codes of {self.item_bytes} bytes, at epsilon {self.epsilon:g}. Expect {self.expected[0]:.0%} to "
-            f"{self.expected[1]:.0%} of the true nearest neighbours, as on image features. "
+            f"dimensions, in codes of {self.item_bytes} bytes, at epsilon {self.epsilon:g}. Expect "
+            f"{self.expected[0]:.0%} to {self.expected[1]:.0%} of the true nearest neighbours, as on image features. "
             f"{self._most(0).capitalize()}; the same answer for everybody finds {self.floor:.0%}. "
             f"{self._tell_reach()}"
             f"The whole gallery's codes would take {_write_bytes(self.answer_whole)}, at epsilon 0."
