@@ -70,8 +70,8 @@ class SearchPlan:
             return (
                 f"Send the codes of all {self.items:,} items ({self.item_bytes} bytes each, "
                 f"{_write_bytes(self.answer_whole)}) to everybody. Nothing is asked, so nothing is told: epsilon is 0, "
-                "and every neighbour is among them. What codes of 128 bytes lose when the client ranks by them is up to "
-                f"{CODE_LOSS:.0%} on image features of 1280 dimensions."
+                "and every neighbour is among them. What codes of 128 bytes lose when the client ranks by them is up "
+                f"to {CODE_LOSS:.0%} on image features of 1280 dimensions."
             )
         if self.release == NONE:
             return self._refusal()
