@@ -147,3 +147,14 @@ def test_the_server_refuses_what_is_no_question(here: Scene, body: bytes) -> Non
     reply = asyncio.run(post())
     assert reply.status_code in (400, 409)
     assert reply.json()["code"] in ("frame", "conflict")
+
+
+def test_a_feature_that_a_server_takes_as_its_mean_is_asked_about_like_any_other(here: Scene) -> None:
+    client, wire = here.client()
+    client.nearest(QUERIES[0], 5, epsilon=0, by="sealed")
+    mean, every = client.map().mean, []
+    for row in (QUERIES[1], mean):
+        before = len(wire.requests)
+        client.nearest(row, 5, epsilon=0, by="sealed")
+        every.append([(one[0], one[1], len(one[3])) for one in wire.requests[before:]])
+    assert every[0] == every[1]

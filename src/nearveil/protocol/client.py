@@ -412,6 +412,18 @@ _MECHANISMS: dict[str, type[MappedRelease]] = {Covers.name: Covers}
 _NOWHERE = 1e-30  # of the public mean: a row so near has no direction
 
 
+def leave_mean(row: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a row that has a direction from the mean: the row itself, unless it is the mean.
+
+    A server may send a suspect's feature as its mean. Were that row refused, silence would tell it.
+    """
+    if np.abs(row - mean).max() >= _NOWHERE:
+        return row
+    moved = row.copy()
+    moved[0] += 1.0
+    return moved
+
+
 def rank_candidates(
     mechanism: Release, codes: Codes, X: ArrayLike, answers: Sequence[Answer], k: int
 ) -> tuple[NDArray[np.int64], Singles]:
@@ -751,11 +763,7 @@ class ClientProtocol:
             raise ValueError(f"feature must be one row of {len(mean)} numbers")
         if not is_in_range(row):
             raise ValueError(f"feature {OUT_OF_RANGE}")
-        row = row.copy()
-        # A server may send a suspect's feature as its mean. Were that row refused, silence would tell it.
-        if np.abs(row - mean).max() < _NOWHERE:
-            row[0] += 1.0
-        return row
+        return leave_mean(row, mean)
 
     def _paid_message(self, row: NDArray[np.float64], spend: Spend, rng: Source | None) -> Message:
         source = secure_source() if rng is None else rng

@@ -25,7 +25,7 @@ from nearveil.errors import NearveilError
 from nearveil.frames import DEFAULT_LIMITS, Kind, Reader, WireError, Writer, check_text, check_whole, frame, unframe
 from nearveil.gallery.answers import Bytes, Singles, encode_name
 from nearveil.mechanisms import Covers
-from nearveil.protocol.client import OUT_OF_RANGE, PublicPart, decode_frame, is_in_range
+from nearveil.protocol.client import OUT_OF_RANGE, PublicPart, decode_frame, is_in_range, leave_mean
 
 GROUP_BITS, BLOCK_BITS = 14, 8  # ids of a group, which is one file and one request; of a block, which is fetched alone
 _BLOCKS = 1 << (GROUP_BITS - BLOCK_BITS)  # of a group
@@ -477,8 +477,9 @@ def center_rows(public: PublicPart, rows: ArrayLike) -> NDArray[np.float64]:
         raise ValueError(f"rows must be of shape (q, {len(public.mean)})")
     if not is_in_range(given):
         raise ValueError(f"rows {OUT_OF_RANGE}")
+    given = np.stack([leave_mean(row, public.mean) for row in given])
     release = Covers(1.0, public.candidates).fit_mean(public.mean, public.public_digest)
-    return np.asarray(release.features(given, "rows", lenient=True), np.float64)
+    return np.asarray(release.features(given, "rows"), np.float64)
 
 
 def _join_digests(digests: Mapping[int, bytes]) -> bytes:

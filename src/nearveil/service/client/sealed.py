@@ -51,8 +51,6 @@ async def ask_sealed(session: Session, question: NearestQuestion, kept: dict[str
     assert layout.records is not None
     count = count_matches(question.k, min(layout.records.n_fetched, int(layout.counts.sum())))
     row = center_rows(public, rows[0])[0]
-    if not row.any():
-        raise QuestionError("image", "it is the mean of the gallery, which is near to nothing in particular")
     work = layout.question_bytes // 3 + layout.n_colours * layout.n_slots
     fetching = layout.records.n_fetched * (layout.records.n_columns + layout.records.n_rows)
     sealed = await asyncio.to_thread(client.ask, row)
