@@ -292,11 +292,11 @@ def test_a_slow_publisher_does_not_hide_a_newer_map(where: str, monkeypatch: pyt
         real = Covers.index
         late = iter([True])
 
-        def slow(self: Covers, gallery: NDArray[np.float32]) -> Covers:
+        def slow(self: Covers, gallery: NDArray[np.float32], **options: Any) -> Covers:
             if next(late, False):
                 other.add(plain_items(unit_rows(8, seed=4)))
                 other.publish(EPSILON, F, n_sets=3, keep=1)
-            return real(self, gallery)
+            return real(self, gallery, **options)
 
         monkeypatch.setattr(Covers, "index", slow)
         with pytest.raises(StaleMapError, match="published meanwhile"):
@@ -360,9 +360,9 @@ def test_items_deleted_while_a_map_is_learned(where: str, monkeypatch: pytest.Mo
     with filled(where, unit_rows(60)) as index, Index.open(where) as other:
         real = Covers.index
 
-        def slow(self: Covers, gallery: NDArray[np.float32]) -> Covers:
+        def slow(self: Covers, gallery: NDArray[np.float32], **options: Any) -> Covers:
             other.delete([1, 2, 3])
-            return real(self, gallery)
+            return real(self, gallery, **options)
 
         monkeypatch.setattr(Covers, "index", slow)
         published = index.publish(EPSILON, F, n_sets=4)
@@ -402,3 +402,32 @@ def test_damage_to_what_was_published_is_told(where: str, table: str) -> None:
             connection.exec_driver_sql(f"UPDATE {table} SET {column} = {column} + 1")  # noqa: S608
     with Index.open(where) as index, pytest.raises(DamagedIndexError, match="what was published is damaged"):
         index.current()
+
+
+@pytest.mark.parametrize("code_bytes", ["auto", 12, None])
+def test_small_changes_update_the_map(tmp_path: Path, code_bytes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes of what stayed are kept, new items have codes by the same table, and nothing is learned."""
+    with filled(tmp_path / "i", unit_rows(300)) as index:
+        told: list[float] = []
+        first = index.publish(EPSILON, F, n_sets=4, code_bytes=code_bytes, progress=lambda _, part: told.append(part))
+        assert told == sorted(told)
+        assert told[-1] == 1.0
+    with Index.open(tmp_path / "i") as index:
+        index.delete([1, 7])
+        new = index.add(plain_items(unit_rows(5, seed=9)))
+        monkeypatch.setattr(Covers, "index", None)
+        second = index.republish()
+        assert (second.revision, second.public_digest) == (index.revision, first.public_digest)
+        assert second.ids.tolist() == index.ids().tolist()
+        stayed = np.isin(second.ids, first.ids)
+        assert second.codes[stayed].tobytes() == first.codes[np.isin(first.ids, second.ids)].tobytes()
+        features = second.release.features(index.features(new), lenient=True).astype(np.float32)
+        close = np.diag(second.table.scores(features, second.codes[~stayed]))
+        np.testing.assert_allclose(close, 1, atol=0.35 if code_bytes == 12 else 1e-2)
+        assert second.release.drift_ == pytest.approx(7 / 303)
+        assert index.republish().public_id == second.public_id
+        monkeypatch.undo()
+        index.add(plain_items(unit_rows(40, seed=10)))  # now more than a tenth has changed
+        third = index.republish()
+        assert third.release.drift_ == 0
+        assert len(third.ids) == 343

@@ -1,4 +1,4 @@
-"""``nearveil index``: a folder of images becomes a gallery that can be asked privately."""
+"""``nearveil index``: a folder of images, or a file of vectors, becomes a gallery that can be asked privately."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 _SHOWN = 10  # skipped files in the table
 _OPTIONS = {
     "folder": "DIR",
+    "ids": "--ids",
+    "names": "--names",
+    "metadata": "--metadata",
+    "vectors": "--vectors",
+    "delete": "--delete",
     "extractor": "--extractor",
     "private": "--private",
     "epsilon": "--epsilon",
@@ -32,7 +37,13 @@ _OPTIONS = {
 
 
 def index(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of images, also in folders below it.")],
+    source: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="DIR_OR_FILE",
+            help="A folder of images, also in folders below it; or vectors in a .npy, .npz, .parquet or .csv file.",
+        ),
+    ] = None,
     into: Annotated[
         str | None,
         typer.Option(
@@ -67,12 +78,31 @@ def index(
             "one, and features are row-exact, which takes longer. The index remembers it.",
         ),
     ] = False,
+    ids: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Of a file: your own ids. Vectors replace those with the same ids."),
+    ] = None,
+    names: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a file: names, for people.")] = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Of a file: what comes back with a match; may be given several times."),
+    ] = None,
+    vectors: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Of a file: the vectors, where that is not clear.")
+    ] = None,
+    delete: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Delete the vector with this id; may be given several times."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Index a folder of images: add what is new, delete what is gone, publish the map.
+    """Index a folder of images, or vectors of a file: add what is new, delete what is gone, publish the map.
 
     A second run does only what has changed. Images of other folders in the same index stay. Files that are no sound
     images are skipped, with the reason. The originals stay where they are.
+
+    Vectors are divided by their norms, as those of questions are. Without --ids they are called FILE:0, FILE:1, and so
+    on. Vectors that a file no longer holds stay: --delete takes them out.
 
     [bold]Examples[/bold]
 
@@ -83,27 +113,88 @@ def index(
     nearveil index photos/ --into postgresql://me@host/gallery --extractor hog
 
     nearveil index records/ --into private-index/ --private
+
+    nearveil index emb.parquet --into texts/ --ids id --metadata text --metadata url
+
+    nearveil index --into texts/ --delete doc-17
     """
+    columns = {"ids": ids, "names": names, "metadata": tuple(metadata or ()), "vectors": vectors}
+    terms: dict[str, Any] = {"epsilon": epsilon, "candidates": candidates, "n_sets": sets, "code_bytes": code_bytes}
+    if source is None or delete or not source.is_dir():
+        with report_errors(**_OPTIONS):
+            if extractor != AUTO or private:
+                raise ValueError("--extractor, --private: they are for images: leave them out")
+        index_vectors(source, into, columns, delete or [], terms, as_json=as_json)
+        return
     with report_errors(**_OPTIONS), show_bars() as bars:
+        if any(columns.values()):
+            raise ValueError("--ids, --names, --metadata, --vectors: a folder of images has no columns: leave them out")
         from nearveil.features.backbones import make_extractor
         from nearveil.gallery.folder import sync_folder
 
         report = sync_folder(
-            directory,
+            source,
             into,
             extractor=None if extractor == AUTO else make_extractor(extractor),
             private=private,
-            epsilon=epsilon,
-            candidates=candidates,
-            n_sets=sets,
-            code_bytes=code_bytes,
             progress=bars,
+            **terms,
         )
     figures = _describe(report)
     if as_json:
         print_json(figures)
     else:
         _show(figures)
+
+
+def index_vectors(
+    source: Path | None,
+    into: str | None,
+    columns: dict[str, Any],
+    delete: list[str],
+    terms: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    """Index the vectors of a file, and delete some."""
+    with report_errors(**_OPTIONS), show_bars() as bars:
+        from nearveil.features.vectors import read_table
+        from nearveil.gallery.tables import sync_table
+
+        if source is None and not delete:
+            raise ValueError("DIR_OR_FILE: give a folder of images or a file of vectors, or --delete an id")
+        table = None if source is None else read_table(source, **columns)
+        if source is not None and table is not None and table.ids is None:
+            table = table._replace(ids=[f"{source.name}:{number}" for number in range(len(table.rows))])
+        report = sync_table(table, into, delete=delete, progress=bars, **terms)
+    published = report.published
+    figures = {
+        "index": report.index,
+        "vectors": report.items,
+        "added": report.added,
+        "deleted": report.deleted,
+        "dimension": report.dimension,
+        "epsilon": float(published.release.epsilon),
+        "candidates": published.map.set_size,
+        "sets": published.map.n_sets,
+        "map_bytes": published.map.nbytes,
+        "map_learned": report.learned,
+        "revision": report.revision,
+    }
+    if as_json:
+        print_json(figures)
+        return
+    changes = f"{report.added:,} added, {report.deleted:,} deleted"
+    lines = {
+        "vectors": f"{report.items:,} ({changes}), {report.dimension:,} dimensions",
+        "map": f"{published.map.n_sets:,} sets, {published.map.nbytes:,} bytes, for epsilon {figures['epsilon']:g}",
+        "an answer": f"{published.map.set_size:,} vectors",
+        "revision": f"{report.revision:,}",
+        "index": report.index,
+    }
+    print_table(["", ""], lines.items())
+    if not report.learned:
+        print_lines("Nothing new: nothing was done.")
 
 
 def _describe(report: "FolderReport") -> dict[str, Any]:

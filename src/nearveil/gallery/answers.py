@@ -1,11 +1,13 @@
 """Codes of items, and answers: the ids and codes of all candidates, perhaps with names or images."""
 
+import json
 import math
 import re
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, Self, cast, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, cast, get_args
 
 import faiss
 import numpy as np
@@ -321,6 +323,13 @@ def make_codes(features: Singles, code_bytes: int | Literal["auto"] | None) -> C
     return (ScalarCodes if features.shape[1] <= width else ProductCodes).fit(features, width)
 
 
+def prepare_table(table: Codes, features: Singles) -> Codes:
+    """Return a table that encodes features of a gallery, also where it was read and its sample is missing."""
+    if isinstance(table, ProductCodes) and not len(table.sample):
+        return replace(table, sample=_sample_rows(features, _SAMPLE))
+    return table
+
+
 def _sample_rows(rows: Singles, most: int) -> Singles:
     """Return at most so many rows, from all over the gallery, without a dice."""
     if len(rows) <= most:
@@ -423,14 +432,16 @@ def _get_array(message: Message, name: str, kind: str, dimensions: int) -> NDArr
     return values
 
 
-Extras = Literal["none", "thumbnails", "originals", "names"]
+Extras = Literal["none", "thumbnails", "originals", "names", "metadata"]
 EXTRAS: tuple[Extras, ...] = get_args(Extras)  # a flag is the place of its word
 
 _SIZES = struct.Struct("<II")  # candidates, bytes of a code
 LARGEST_ORIGINAL = 64 << 20  # bytes
 IMAGE_HEADER_BYTES = 4  # of an image: its length
 LONGEST_NAME = 4096  # characters, as an index holds them
+LONGEST_ID = 512  # characters of an external id
 LARGEST_METADATA = 64 << 10  # bytes of JSON, of one item
+_LARGEST_DETAILS = LARGEST_METADATA + 12 * (LONGEST_NAME + LONGEST_ID) + 100  # JSON may write a character in 12
 # What breaks a line, steers a terminal, or turns the direction of the text round it.
 _STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -443,7 +454,7 @@ class Answer:
     would ask about is what the message hid.
 
     `images`: One for each candidate, empty where the gallery has none; no tuple at all for "none". A thumbnail is
-    WebP, a name is text in UTF-8 without control characters.
+    WebP, a name is text in UTF-8 without control characters, metadata is JSON (:class:`ItemDetails`).
 
     Examples
     --------
@@ -476,6 +487,9 @@ class Answer:
         if len(self.images) != (0 if self.extras == "none" else len(self.ids)):
             raise WireError("images must be one for each id, or none at all")
         # The whole answer is refused, whichever of them will be chosen.
+        if self.extras == "metadata":
+            for image in self.images:
+                read_details(image)
         if self.extras == "thumbnails" and not all(map(is_thumbnail, self.images)):
             raise WireError("images must be WebP, or empty, as thumbnails")
         if self.extras == "names" and not all(map(_is_name, self.images)):
@@ -550,6 +564,48 @@ def encode_name(name: str) -> bytes:
     'a tab�.png'
     """
     return _STEERING.sub("\N{REPLACEMENT CHARACTER}", name[:LONGEST_NAME]).encode()
+
+
+class ItemDetails(NamedTuple):
+    """What an answer tells of an item besides its code, where metadata is asked for."""
+
+    name: str = ""
+    external_id: str | None = None
+    metadata: Mapping[str, Any] = MappingProxyType({})
+
+
+def encode_details(details: ItemDetails) -> bytes:
+    """Return details as an answer holds them, in JSON.
+
+    Examples
+    --------
+    >>> encode_details(ItemDetails("a bird", "b-7", {"wings": 2})).decode()
+    '{"name":"a bird","id":"b-7","metadata":{"wings":2}}'
+    """
+    told = {"name": encode_name(details.name).decode(), "id": details.external_id, "metadata": details.metadata}
+    return json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def read_details(data: bytes) -> ItemDetails:
+    """Read what :func:`encode_details` wrote; nothing in it is trusted. Empty for an item that is there no more."""
+    if not data:
+        return ItemDetails()
+    try:
+        if len(data) > _LARGEST_DETAILS:
+            raise ValueError
+        told = json.loads(data, parse_constant=_refuse_constant)
+        name, own, metadata = told.pop("name"), told.pop("id"), told.pop("metadata")
+        fits = isinstance(name, str) and len(name) <= LONGEST_NAME and not _STEERING.search(name)
+        fits = fits and (own is None or (isinstance(own, str) and len(own) <= LONGEST_ID))
+        if told or not fits or not isinstance(metadata, dict):
+            raise ValueError
+    except (ValueError, KeyError, AttributeError, RecursionError, TypeError):
+        raise WireError("images must be JSON of a name, an id and metadata, as metadata") from None
+    return ItemDetails(name, own, metadata)
+
+
+def _refuse_constant(_: str) -> Any:
+    raise ValueError
 
 
 def merge_answers(answers: Sequence[Answer]) -> Answer:

@@ -1,7 +1,7 @@
 """Keep an index in step with a folder of images: add what is new, delete what is gone, publish the map."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from nearveil.mechanisms.base import candidate_count
 from nearveil.mechanisms.covers.covers import checked_epsilon
 from nearveil.storage import data_folder, describe_url, make_data_folder
 
+_PARTS = 100  # of the work of learning a map, on a bar
 _AT_ONCE = 1024  # items read, or written in one transaction
 _SAME = 1e-5  # two features of one image differ by less: networks add in another order in another batch
 _LINK = "a link: only what lies in the folder itself is indexed"
@@ -148,7 +149,7 @@ def sync_folder(
     start = progress or (lambda _, __: lambda ___: None)
     root, where = _find_root(Path(folder)), find_index(index)
     with ExitStack() as stack:
-        held = _open(where)
+        held = open_index(where)
         if held is not None:
             stack.enter_context(held)
         private = _check_private(held, given, asked=private)
@@ -239,7 +240,8 @@ def _is_text(path: Path) -> bool:
     return True
 
 
-def _open(where: str) -> Index | None:
+def open_index(where: str) -> Index | None:
+    """Return the index of a place; None where there is none."""
     try:
         return Index.open(where)
     except NotAnIndexError:
@@ -294,12 +296,11 @@ def _synchronise(
         added = _add(held, root, found, new, skipped, start("adding", len(new)))
         return added, len(gone), skipped, None, False
     gone, new = _compare(known, _find_unchanged(held, known, found, _SAME), found)
-    terms = _find_terms(held).updated(**given)
+    terms = find_terms(held).updated(**given)
     terms.check(len(held) - len(gone) + len(new))
     added = _add(held, root, found, new, skipped, start("adding", len(new)))
     held.delete(gone)
-    start("learning the map", None)
-    return added, len(gone), skipped, *_publish(held, terms)
+    return added, len(gone), skipped, *publish_map(held, terms, start)
 
 
 def _compare(
@@ -350,25 +351,39 @@ def _add(held: Index, root: Path, found: GalleryFeatures, new: list[int], skippe
     return added
 
 
-def _find_terms(held: Index) -> MapTerms:
+def find_terms(held: Index) -> MapTerms:
+    """Return the terms of the newest map, or the usual ones."""
     try:
         return MapTerms.from_map(held.current().published)
     except NotPublishedError:
         return MapTerms()
 
 
-def _publish(held: Index, terms: MapTerms) -> tuple[Published, bool]:
-    """Return the map in step with the index, and whether it had to be learned."""
-    keep = KEPT_MAPS
+def publish_map(held: Index, terms: MapTerms, start: Progress) -> tuple[Published, bool]:
+    """Return the map in step with the index, and whether it had to be learned or updated."""
+    keep, told = KEPT_MAPS, _tell_parts(start)
     try:
         newest, stale = held.current()
         if not stale and MapTerms.from_map(newest) == terms:
             return newest, False
         if not held.alive(newest).all():
             keep = 1  # an older map tells of what was deleted
+        if MapTerms.from_map(newest) == terms:
+            return held.republish(keep, progress=told), True
     except NotPublishedError:
         pass
     published = held.publish(
-        terms.epsilon, terms.candidates, n_sets=terms.n_sets, code_bytes=terms.code_bytes, keep=keep
+        terms.epsilon, terms.candidates, n_sets=terms.n_sets, code_bytes=terms.code_bytes, keep=keep, progress=told
     )
     return published, True
+
+
+def _tell_parts(start: Progress) -> Callable[[str, float], None]:
+    """Return what moves a bar by the part of the work that is done."""
+    tick, moved = start("learning the map", _PARTS), [0]
+
+    def tell(_: str, part: float) -> None:
+        tick(max(0, int(part * _PARTS) - moved[0]))
+        moved[0] = max(moved[0], int(part * _PARTS))
+
+    return tell

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
 from nearveil.features.vectors import as_list, as_rows, normalize_rows
-from nearveil.gallery.answers import LARGEST_METADATA, LARGEST_ORIGINAL, Singles, is_thumbnail
+from nearveil.gallery.answers import LARGEST_METADATA, LARGEST_ORIGINAL, LONGEST_ID, Singles, is_thumbnail
 from nearveil.gallery.errors import (
     DamagedIndexError,
     IndexStoreError,
@@ -80,7 +80,6 @@ Progress = Callable[[str, int | None], Tick]
 """``progress(text, total)`` returns a function that is called with the number of items done."""
 
 _LONGEST_NAME = 4096
-_LONGEST_ID = 512
 _LARGEST_THUMBNAIL = 1 << 20
 T = TypeVar("T")
 
@@ -367,7 +366,7 @@ def _check_external_ids(values: Sequence[Any], what: str) -> list[str | None] | 
         given = ["" if value is None else str(value) if is_whole(value) else value for value in values]
     else:
         given = list(values)
-    texts = _check_texts(given, what, _LONGEST_ID)
+    texts = _check_texts(given, what, LONGEST_ID)
     if "" not in texts and len(set(texts)) == len(texts):
         return list(texts)
     first: dict[str, int] = {}

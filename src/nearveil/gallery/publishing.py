@@ -12,7 +12,16 @@ import scipy.sparse
 import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.gallery.answers import Answer, Bytes, Codes, Singles, codes_from_bytes, codes_to_bytes, make_codes
+from nearveil.gallery.answers import (
+    Answer,
+    Bytes,
+    Codes,
+    Singles,
+    codes_from_bytes,
+    codes_to_bytes,
+    make_codes,
+    prepare_table,
+)
 from nearveil.gallery.errors import IndexStoreError, MapChangedError, NotPublishedError, StaleMapError
 from nearveil.gallery.items import (
     Ids,
@@ -27,6 +36,8 @@ from nearveil.gallery.items import (
 )
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
 from nearveil.mechanisms.base import check_rows, fingerprint
+from nearveil.mechanisms.covers.covers import DUE
+from nearveil.mechanisms.covers.learning import Progress
 from nearveil.storage import Database, FileWatch, Mark
 
 
@@ -71,6 +82,7 @@ class Published:
         n_sets: int | None = None,
         reach: float = 0.0,
         code_bytes: int | Literal["auto"] | None = "auto",
+        progress: Progress | None = None,
     ) -> Self:
         """Learn the sets of a gallery.
 
@@ -89,6 +101,8 @@ class Published:
             The part of the items that must be in some set, as of :class:`nearveil.mechanisms.Covers`.
         code_bytes : int, "auto" or None, default="auto"
             As of :class:`nearveil.search.Retriever`.
+        progress : callable, optional
+            Called with what is done now, in words, and the part of all work that is done, from 0 to 1.
 
         Returns
         -------
@@ -100,8 +114,50 @@ class Published:
         release = Covers(epsilon, candidates, n_sets=n_sets, reach=reach).fit_mean(mean)
         features = release.features(snapshot.features, "gallery", lenient=True).astype(np.float32)
         table = make_codes(features, code_bytes)
-        release.fit_mean(mean, _hash_public(mean, table)).index(snapshot.features)
+        release.fit_mean(mean, _hash_public(mean, table)).index(snapshot.features, progress=progress)
         return cls(snapshot.revision, release, table, table.encode(features), snapshot.ids, code_bytes)
+
+    def update(self, snapshot: Snapshot) -> "Published":
+        """Bring the map in step with a gallery that has changed a little, without learning it anew.
+
+        Mean, table of codes and the codes of items that stayed are kept. See :meth:`nearveil.mechanisms.Covers.update`.
+
+        Parameters
+        ----------
+        snapshot : Snapshot
+
+        Returns
+        -------
+        Published
+        """
+        places = self._find_places(snapshot.ids)
+        release = self.release.with_epsilon(self.release.epsilon).update(snapshot.features, places)
+        codes = self.codes[np.maximum(places, 0)]
+        if (places < 0).any():
+            features = release.features(snapshot.features, "gallery", lenient=True).astype(np.float32)
+            codes[places < 0] = prepare_table(self.table, features).encode(features[places < 0])
+        return Published(snapshot.revision, release, self.table, codes, snapshot.ids, self.code_bytes)
+
+    def measure_drift(self, snapshot: Snapshot) -> float:
+        """Return the part of the gallery that an update to it would have changed since the map was learned.
+
+        Parameters
+        ----------
+        snapshot : Snapshot
+
+        Returns
+        -------
+        float
+            With what earlier updates changed.
+        """
+        stayed = int((self._find_places(snapshot.ids) >= 0).sum())
+        changed = len(snapshot) + len(self.ids) - 2 * stayed
+        return float(self.release.drift_ + changed / max(1, len(snapshot)))
+
+    def _find_places(self, ids: Ids) -> NDArray[np.int64]:
+        """Return where items are in this map; -1 for those that came later."""
+        found = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        return np.where(self.ids[found] == ids, found, -1)
 
     @property
     def public_id(self) -> str:
@@ -213,6 +269,11 @@ class Published:
             )
             release._store(members_=members, drift_=drift, _gallery_digest=about["gallery"])
             return cls(about["revision"], release, table, arrays["codes"], arrays["ids"], about["code_bytes"])
+
+
+def _check_keep(keep: int) -> None:
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise ValueError("keep must be a whole number of at least 1")
 
 
 def _find_mean(public: ArrayLike, dimension: int) -> Singles:
@@ -371,12 +432,13 @@ class MapPublisher(ABC):
         reach: float = 0.0,
         code_bytes: int | Literal["auto"] | None = "auto",
         keep: int = KEPT_MAPS,
+        progress: Progress | None = None,
     ) -> Published:
         """Learn a map of the gallery as it is now, and keep it. Items may come and go meanwhile.
 
         Parameters
         ----------
-        epsilon, candidates, public, n_sets, reach, code_bytes
+        epsilon, candidates, public, n_sets, code_bytes, progress
             As of :meth:`Published.learn`.
         keep : int, default=2
             How many maps are answered from now on, this one included. The one before it serves clients that have
@@ -394,11 +456,16 @@ class MapPublisher(ABC):
             If the rows are private.
         """
         self.assert_open()
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise ValueError("keep must be a whole number of at least 1")
-        now = self.snapshot()
+        _check_keep(keep)
         found = Published.learn(
-            now, epsilon, candidates, public=public, n_sets=n_sets, reach=reach, code_bytes=code_bytes
+            self.snapshot(),
+            epsilon,
+            candidates,
+            public=public,
+            n_sets=n_sets,
+            reach=reach,
+            code_bytes=code_bytes,
+            progress=progress,
         )
         self._store.save(found, keep)
         return found
@@ -411,12 +478,17 @@ class MapPublisher(ABC):
         with self._database.begin_read() as connection:
             check_open(connection, self._where)
 
-    def republish(self, keep: int = KEPT_MAPS) -> Published:
-        """Bring the map in step with the gallery: learn it anew, on the same terms, where the gallery has changed.
+    def republish(self, keep: int = KEPT_MAPS, *, progress: Progress | None = None) -> Published:
+        """Bring the map in step with the gallery, on the same terms, where the gallery has changed.
+
+        It is updated while at most a tenth of the gallery has changed since it was learned, and learned anew after
+        that; :meth:`publish` learns it anew in any case.
 
         Parameters
         ----------
         keep : int, default=2
+            As of :meth:`publish`.
+        progress : callable, optional
             As of :meth:`publish`.
 
         Returns
@@ -427,8 +499,14 @@ class MapPublisher(ABC):
         newest, stale = self.current()
         if not stale:
             return newest
-        release = newest.release
+        release, now = newest.release, self.snapshot()
         try:
+            if len(now) > 1 and newest.measure_drift(now) <= DUE:
+                self.assert_open()
+                _check_keep(keep)
+                found = newest.update(now)
+                self._store.save(found, keep)
+                return found
             return self.publish(
                 release.epsilon,
                 release.candidates,
@@ -437,9 +515,10 @@ class MapPublisher(ABC):
                 reach=release.reach,
                 code_bytes=newest.code_bytes,
                 keep=keep,
+                progress=progress,
             )
         except StaleMapError:  # somebody was faster: theirs may be in step
-            return self.republish(keep)
+            return self.republish(keep, progress=progress)
 
     def current(self) -> Current:
         """Return the newest map, and whether the gallery has changed since it was learned.

@@ -10,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, Limits, WireError, WireSizeError, WireVersionError
-from nearveil.gallery.answers import IMAGE_HEADER_BYTES, LARGEST_ORIGINAL, Answer, Extras, encode_name
+from nearveil.gallery.answers import (
+    IMAGE_HEADER_BYTES,
+    LARGEST_ORIGINAL,
+    Answer,
+    Extras,
+    ItemDetails,
+    encode_details,
+    encode_name,
+)
 from nearveil.gallery.errors import NotPublishedError
 from nearveil.gallery.items import StoredItem
 from nearveil.gallery.publishing import Published
@@ -104,9 +112,15 @@ class ServedMap:
 
         WireSizeError where images are more than `most` bytes: sizes are looked at before anything is read.
         """
-        if kind == "names":
-            named = {item.id: item.name for item in self.index.items(ids, lenient=True, originals=False)}
-            return [encode_name(named.get(number, "")) for number in ids.tolist()]
+        if kind in ("names", "metadata"):
+            told = {item.id: item for item in self.index.items(ids, lenient=True, originals=False)}
+            items = [told.get(number) for number in ids.tolist()]
+            if kind == "names":
+                return [b"" if item is None else encode_name(item.name) for item in items]
+            return [
+                b"" if item is None else encode_details(ItemDetails(item.name, item.external_id, item.metadata))
+                for item in items
+            ]
         whole = kind == "originals"
         held = self.index.stored_bytes(ids, "original" if whole else "thumbnail")
         if held > most:

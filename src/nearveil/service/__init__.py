@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         QuestionError,
         ReplyError,
         UnansweredError,
+        UnfinishedError,
         UnreachableError,
     )
     from nearveil.service.client.results import Classified, Match, Nearest
@@ -40,6 +41,7 @@ __all__ = [
     "Settings",
     "TokenStore",
     "UnansweredError",
+    "UnfinishedError",
     "UnreachableError",
     "create_app",
     "open_galleries",
@@ -57,6 +59,7 @@ __getattr__ = import_later(
             "QuestionError",
             "ReplyError",
             "UnansweredError",
+            "UnfinishedError",
             "UnreachableError",
         ),
         "client.results": (

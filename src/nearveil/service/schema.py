@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from nearveil.mechanisms.covers.covers import MOST_FEATURES
 
 GalleryKind = Literal["open", "protected"]
-Offer = Literal["names", "thumbnails", "originals", "codes", "sealed"]
+Offer = Literal["names", "thumbnails", "originals", "codes", "metadata", "sealed"]
 GALLERY_NAME = r"^[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?$"
 KEY = r"^[A-Za-z0-9_.:-]{8,128}$"
 KEY_HEADER = "Nearveil-Key"
@@ -45,7 +45,7 @@ class GalleryInfo(Model):
     kind : {"open", "protected"}
     candidates : tuple of float
         The fractions that there are maps for, the newest first.
-    offers : tuple of {"names", "thumbnails", "originals", "codes", "sealed"}
+    offers : tuple of {"names", "thumbnails", "originals", "codes", "metadata", "sealed"}
         What an open gallery sends with all candidates; whether it hands out all of its codes; and whether it answers
         sealed questions.
     extractor, fingerprint : str

@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
-from nearveil.service.client.errors import QuestionError
+from nearveil.service.client.errors import QuestionError, UnansweredError, UnfinishedError
 
 # Whoever imports a client waits for no more than this: what it needs to ask is imported when one is made.
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nearveil.protocol.client import PublicPart
     from nearveil.protocol.home import HomeCopy
     from nearveil.service.client.home import Progress
-    from nearveil.service.client.questions import Image, Images, Payer, Way
+    from nearveil.service.client.questions import Filter, Image, Images, Payer, Way
     from nearveil.service.client.results import Classified, Nearest
     from nearveil.service.client.sealed import KeptSeal
     from nearveil.service.client.transport import Transport
@@ -264,6 +264,7 @@ class AsyncClient:
         key: str | None = None,
         by: Way = "auto",
         repeat: int = 1,
+        where: Filter | None = None,
         rng: Source | None = None,
     ) -> Nearest:
         """Find the nearest images of an open gallery: :meth:`nearveil.Client.nearest`."""
@@ -271,7 +272,7 @@ class AsyncClient:
         from nearveil.service.client.questions import NearestQuestion, ask_nearest
 
         question = NearestQuestion(
-            image, k, epsilon, candidates, gallery, thumbnails, originals, dummies, key, rng, by, repeat
+            image, k, epsilon, candidates, gallery, thumbnails, originals, dummies, key, rng, by, repeat, where
         )
         if question.epsilon:
             return await ask_nearest(self._session, question)
@@ -282,6 +283,32 @@ class AsyncClient:
 
             return await ask_sealed(self._session, question, self._sealed)
         return await search_home(self._session, question, self._copies)
+
+    async def nearest_many(
+        self,
+        rows: Any,
+        k: int | None = 8,
+        epsilon: float = 4.0,
+        candidates: float | None = None,
+        *,
+        gallery: str | None = None,
+        keys: Sequence[str] | None = None,
+        where: Filter | None = None,
+    ) -> list[Nearest]:
+        """Find the nearest of many rows, one question after the other: :meth:`nearveil.Client.nearest_many`."""
+        from nearveil.service.client.questions import check_many
+
+        given, names = check_many(rows, keys)
+        results: list[Nearest] = []
+        for row, key in zip(given, names, strict=True):
+            try:
+                found = await self.nearest(row, k, epsilon, candidates, gallery=gallery, key=key, where=where)
+            except Exception as error:
+                if not results and not isinstance(error, UnansweredError):
+                    raise  # nothing was paid yet
+                raise UnfinishedError(str(error).rstrip("."), results, names) from error
+            results.append(found)
+        return results
 
     async def sync(
         self, *, gallery: str | None = None, most: int = MOST_COPIED, progress: Progress | None = None
@@ -427,6 +454,7 @@ class Client:
         key: str | None = None,
         by: Way = "auto",
         repeat: int = 1,
+        where: Filter | None = None,
         rng: Source | None = None,
     ) -> Nearest:
         """Find the nearest images of an open gallery.
@@ -437,8 +465,9 @@ class Client:
 
         Parameters
         ----------
-        image : path, bytes, image of Pillow, or ndarray
-            Private. An array is pixels, shape (height, width, 3), uint8; or a feature, shape (d,), floats.
+        image : path, bytes, image of Pillow, or array-like
+            Private. An array is pixels, shape (height, width, 3), uint8; or a feature, shape (d,) or (1, d): of NumPy,
+            torch, pandas or pyarrow, or a list. A feature is divided by its norm, as the gallery's are.
         k : int or None, default=8
             How many; None for 8, or as many as an answer holds.
         epsilon : float, default=4.0
@@ -460,6 +489,9 @@ class Client:
             How many messages are sent about the image, whatever they name: all are paid for first, at `repeat` times
             `epsilon`, and their answers are merged. Decide it without looking at the image or an answer. One message at
             the same price in all finds more.
+        where : mapping or callable, optional
+            Which matches are wanted: those whose metadata has these values, or those for which the function is true.
+            It is applied here, after the answer: one that was sent would tell. There may be fewer than `k`.
         rng : Source, optional
             For tests and studies; see :meth:`nearveil.mechanisms.Release.release`. No account pays for what is made
             with a seed.
@@ -493,9 +525,53 @@ class Client:
                 key=key,
                 by=by,
                 repeat=repeat,
+                where=where,
                 rng=rng,
             ),
             note_key(key) if epsilon else "",
+        )
+
+    def nearest_many(
+        self,
+        rows: Any,
+        k: int | None = 8,
+        epsilon: float = 4.0,
+        candidates: float | None = None,
+        *,
+        gallery: str | None = None,
+        keys: Sequence[str] | None = None,
+        where: Filter | None = None,
+    ) -> list[Nearest]:
+        """Find the nearest of many rows: one question, one key and one debit for each, one after the other.
+
+        All rows are checked before the first is asked about. Each question is sent at a moment that public sizes fix,
+        as of :meth:`nearest`; the server sees how many there are.
+
+        Parameters
+        ----------
+        rows : array-like of shape (n, d)
+            Private; of NumPy, torch, pandas or pyarrow, or lists.
+        k, epsilon, candidates, gallery, where
+            As of :meth:`nearest`, for each row. The epsilons add up.
+        keys : sequence of str, optional
+            One for each row; new ones by default. With the same keys and rows, what was paid is asked for nothing: give
+            them, and keep them, to go on after an interruption.
+
+        Returns
+        -------
+        list of Nearest
+
+        Raises
+        ------
+        UnfinishedError
+            If a question fails after others were answered. It holds their answers, and all keys.
+        """
+        from nearveil.service.client.questions import check_many
+
+        given, names = check_many(rows, keys)  # an interrupt shall not lose the keys that were made
+        return self._run(
+            lambda client: client.nearest_many(given, k, epsilon, candidates, gallery=gallery, keys=names, where=where),
+            f"keys={names!r} go on: each is paid for at most once" if epsilon else "",
         )
 
     def sync(

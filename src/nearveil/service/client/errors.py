@@ -1,6 +1,12 @@
 """Why a question was not asked, or has no answer. None of these errors holds anything private, or a token."""
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from nearveil.errors import NearveilError
+
+if TYPE_CHECKING:
+    from nearveil.service.client.results import Nearest
 
 
 class QuestionError(NearveilError, ValueError):
@@ -88,6 +94,28 @@ class UnansweredError(NearveilError, ValueError):
 
 def _unanswered(reason: str, key: str, again: bool) -> UnansweredError:
     return UnansweredError(reason, key, again=again)
+
+
+class UnfinishedError(NearveilError, ValueError):
+    """One of many questions failed; those before it were answered. The same keys go on, and pay nothing twice.
+
+    Attributes
+    ----------
+    results : tuple of Nearest
+        The answers to the rows before.
+    keys : tuple of str
+        Of all rows.
+    """
+
+    def __init__(self, reason: str, results: Sequence["Nearest"], keys: Sequence[str]) -> None:
+        super().__init__(
+            f"rows[{len(results)}]: {reason}. nearest_many(rows, keys=error.keys) goes on, and pays for no key twice"
+        )
+        self.reason, self.results, self.keys = reason, tuple(results), tuple(keys)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Survive pickling."""
+        return UnfinishedError, (self.reason, self.results, self.keys)
 
 
 def unanswered(error: Exception, key: str) -> UnansweredError:

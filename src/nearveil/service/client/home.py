@@ -114,6 +114,8 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
     given = await asyncio.to_thread(decode_images, [question.image])
     rows = await asyncio.to_thread(session.features.extract, given, info)
     session.features.check(given, rows, info)
+    if question.where is not None:
+        raise QuestionError("where", "a copy holds no metadata: leave it out, or ask by a message")
     count = count_matches(question.k, len(copy))
     try:
         found, names = await asyncio.to_thread(_search, copy, rows[0], count)

@@ -16,7 +16,7 @@ import hmac
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -29,8 +29,18 @@ from numpy.typing import ArrayLike, NDArray
 from nearveil.features import Extractor, ImageError, load_image
 from nearveil.features.backbones import find_extractor
 from nearveil.features.images import COLOURS, Pixels
+from nearveil.features.vectors import as_rows, normalize_rows
 from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, Reader, WireError, Writer
-from nearveil.gallery.answers import ID_BYTES, IMAGE_HEADER_BYTES, LARGEST_ORIGINAL, LONGEST_NAME, Answer, Extras
+from nearveil.gallery.answers import (
+    ID_BYTES,
+    IMAGE_HEADER_BYTES,
+    LARGEST_ORIGINAL,
+    LONGEST_NAME,
+    Answer,
+    Extras,
+    ItemDetails,
+    read_details,
+)
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.base import MessageError
 from nearveil.mechanisms.covers.covers import checked_epsilon
@@ -40,6 +50,7 @@ from nearveil.privacy.noise import Source, secure_source
 from nearveil.protocol.client import (
     OUT_OF_RANGE,
     ClientProtocol,
+    Found,
     ProtocolError,
     PublicPart,
     Query,
@@ -70,7 +81,7 @@ if TYPE_CHECKING:
     from nearveil.votes import PublicDiscriminant
 
 Image: TypeAlias = "str | os.PathLike[str] | bytes | NDArray[Any] | Any"
-"""A path, the bytes of a file, an image of Pillow, pixels (height, width, 3) in uint8; or a feature, shape (d,)."""
+"""A path, the bytes of a file, an image of Pillow, pixels (height, width, 3) in uint8; or a feature of any library."""
 Images: TypeAlias = "Sequence[Image] | NDArray[Any]"
 """Several of them; the rows of a matrix are features."""
 
@@ -107,7 +118,9 @@ class FeatureMaker:
         for number, row in enumerate(rows):
             if not is_in_range(row):
                 raise QuestionError(_argument(number), f"its feature {OUT_OF_RANGE}")
-        return rows
+            if not np.any(row):
+                raise QuestionError(_argument(number), "its feature must not be all zeros: it has no direction")
+        return [normalize_rows(row[None], "rows:")[0] for row in rows]  # as a gallery's own
 
     def check(self, given: Sequence[NDArray[Any]], rows: Sequence[NDArray[Any]], info: GalleryInfo) -> None:
         """Refuse features that a gallery cannot compare with its own."""
@@ -156,18 +169,26 @@ def _decode(image: Image, name: str) -> NDArray[Any]:
 
 def _read_image(image: Image, name: str) -> NDArray[Any]:
     if isinstance(image, np.ndarray):
-        if image.ndim == 1 and image.dtype.kind == "f":
-            if not is_in_range(image):
-                raise QuestionError(name, f"feature {OUT_OF_RANGE}")
-            return image
         if image.ndim == 3 and image.dtype == np.uint8:
             return image
-        raise QuestionError(name, "an array must be a row of floats, or pixels (height, width, 3) in uint8")
+        if image.dtype.kind not in "fiu" or image.shape not in ((image.size,), (1, image.size)):
+            raise QuestionError(name, "an array must be one row of numbers, or pixels (height, width, 3) in uint8")
+        row = image.ravel() if image.dtype.kind == "f" else image.ravel().astype(np.float64)
+        if not is_in_range(row):
+            raise QuestionError(name, f"feature {OUT_OF_RANGE}")
+        return row.astype(np.float32) if row.dtype == np.float16 else row
     if isinstance(image, (str, os.PathLike, bytes)):
         return load_image(image)
     if callable(getattr(image, "save", None)) and hasattr(image, "getexif"):
         return _pillow_pixels(image)
-    raise QuestionError(name, "it must be a path, bytes, an image of Pillow, an array of pixels, or a feature")
+    try:
+        return _read_image(as_rows(image), name)
+    except QuestionError:
+        raise
+    except ValueError:
+        raise QuestionError(
+            name, "it must be a path, bytes, an image of Pillow, an array of pixels, or one row of numbers"
+        ) from None
 
 
 def _pillow_pixels(image: Any) -> Pixels:
@@ -639,6 +660,8 @@ NOTHING_TOLD = Guarantee(
 )
 USUAL = 8  # neighbours
 Way = Literal["auto", "message", "home", "sealed"]
+Filter: TypeAlias = Mapping[str, Any] | Callable[[Match], bool]
+"""Which matches are wanted: those whose metadata has these values, or those for which a function is true."""
 _UTF8 = 4  # bytes of a character, at most
 
 
@@ -658,6 +681,7 @@ class NearestQuestion:
     rng: Source | None
     by: Way = "auto"
     repeat: int = 1
+    where: Filter | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._check_way()
@@ -674,6 +698,8 @@ class NearestQuestion:
             raise QuestionError("dummies", f"at most {MOST}")
         if self.key is not None:
             check_text(self.key, "key")
+        if not (self.where is None or callable(self.where) or isinstance(self.where, Mapping)):
+            raise QuestionError("where", "it must be a mapping of metadata, or a function of a match")
 
     def _check_way(self) -> None:
         if self.by not in get_args(Way):
@@ -714,7 +740,7 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
                     body, most = Query(message, extras).to_bytes(), _most(public, extras)
                     response = await session.send_query(info, body, paid.nonce, most=most, tally=tally)
                     replies.append((extras, _read_reply(client, response, extras)))
-            result = await asyncio.to_thread(_choose, client, rows[0], replies, count, paid, key, tally)
+            result = await asyncio.to_thread(_choose, client, rows[0], replies, count, paid, key, tally, question.where)
             # Whatever the caller does next, such as hanging up, must not tell how long the choice took.
             size = sum(len(data) for _, data in replies)
             await session.end_slot(tally.heard, client.choice_period(len(replies), size))
@@ -787,6 +813,19 @@ def make_key(key: str | None) -> str:
     return new_key()
 
 
+def check_many(rows: Any, keys: Sequence[str] | None) -> tuple[NDArray[np.float32], list[str]]:
+    """Return rows to ask about, and a key for each; nothing was asked where one is wrong."""
+    given = as_rows(rows)
+    if not is_in_range(given):
+        raise QuestionError("rows", OUT_OF_RANGE)
+    names = [make_key(None) for _ in given] if keys is None else list(keys)
+    for key in names:
+        check_text(key, "keys")
+    if len(names) != len(given) or len(set(names)) != len(names):
+        raise QuestionError("keys", f"there must be {len(given):,}, one for each row, and no two the same")
+    return normalize_rows(given, "rows:"), names
+
+
 def count_matches(k: int | None, candidates: int) -> int:
     """Return how many matches there will be, or say that so many cannot be."""
     if k is None:
@@ -804,7 +843,11 @@ def _plan_extras(question: NearestQuestion, public: PublicPart) -> tuple[Extras,
             raise QuestionError(word, f"this gallery does not offer {word}")
         if asks:
             wanted.append(word)  # type: ignore[arg-type]
-    if "names" in public.offers:
+    if isinstance(question.where, Mapping) and "metadata" not in public.offers:
+        raise QuestionError("where", "this gallery does not offer metadata")
+    if "metadata" in public.offers:
+        wanted.append("metadata")  # the names are in it
+    elif "names" in public.offers:
         wanted.append("names")
     return tuple(wanted) or ("none",)
 
@@ -827,6 +870,25 @@ def _read_reply(client: ClientProtocol, response: Response, extras: Extras) -> b
     return data
 
 
+def select_matches(matches: Sequence[Match], where: Filter | None, k: int) -> list[int]:
+    """Return the places of the first k matches that are wanted. All are looked at: how many are is public.
+
+    Examples
+    --------
+    >>> found = [Match(0, "a", 0.9, metadata={"lang": "de"}), Match(1, "b", 0.8, metadata={"lang": "en"})]
+    >>> select_matches(found, {"lang": "en"}, 8), select_matches(found, lambda match: match.similarity > 0.5, 8)
+    ([1], [0, 1])
+    """
+    if where is None:
+        return list(range(min(k, len(matches))))
+    if isinstance(where, Mapping):
+        nothing, pairs = object(), list(where.items())
+        kept = [all(match.metadata.get(name, nothing) == value for name, value in pairs) for match in matches]
+    else:
+        kept = [bool(where(match)) for match in matches]
+    return [place for place, wanted in enumerate(kept) if wanted][:k]
+
+
 def _choose(
     client: ClientProtocol,
     row: NDArray[Any],
@@ -835,25 +897,32 @@ def _choose(
     paid: PaidMessages,
     key: str,
     tally: Tally,
+    where: Filter | None,
 ) -> Nearest:
     best = client.best_set()
     answers = [client.read_answer(data, extras) for extras, data in replies]
     first = answers[0].extras
-    names: dict[int, str] = {}
+    told: dict[int, ItemDetails] = {}
     for answer in answers:
-        if answer.extras == "names":
-            for number, name in zip(answer.ids.tolist(), answer.images, strict=True):
-                names.setdefault(number, name.decode())
-    found = client.choose([answer for answer in answers if answer.extras == first], k)
-    images: Sequence[bytes | None] = found.images if first in ("thumbnails", "originals") else [None] * k
-    scores = found.scores.tolist()
-    matches = tuple(
-        Match(number, names.get(number, ""), min(score, 1.0), image)  # codes and rounding may take it beyond
-        for number, score, image in zip(found.ids.tolist(), scores, images, strict=True)
-    )
+        if answer.extras in ("names", "metadata"):
+            for number, data in zip(answer.ids.tolist(), answer.images, strict=True):
+                told.setdefault(number, ItemDetails(data.decode()) if answer.extras == "names" else read_details(data))
+    found = client.choose([one for one in answers if one.extras == first], k if where is None else client.candidates)
+    images: Sequence[bytes | None] = found.images if first in ("thumbnails", "originals") else [None] * len(found.ids)
+    nothing = ItemDetails()
+    ranked = [
+        Match(number, about.name, min(score, 1.0), image, about.external_id, about.metadata)  # rounding may pass 1
+        for number, score, image in zip(found.ids.tolist(), found.scores.tolist(), images, strict=True)
+        for about in (told.get(number, nothing),)
+    ]
+    places = select_matches(ranked, where, k)
+    if where is not None:
+        kept = tuple(found.images[place] for place in places) if found.images else ()
+        found = Found(found.ids[places], found.codes[places], kept, found.answer, found.scores[places])
+    names = {number: about.name for number, about in told.items()}
     sets = tuple(int(message["sets"][0]) for message in paid.messages)
     return Nearest(
-        matches=matches,
+        matches=tuple(ranked[place] for place in places),
         guarantee=multiply_guarantee(client.guarantee, paid.repeat),
         key=key,
         repeated=paid.repeated,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from nearveil.privacy import Guarantee
 from nearveil.protocol.client import Found
@@ -20,12 +21,18 @@ class Match:
         The cosine of the features, less the public mean; as precise as the gallery's codes.
     image : bytes or None
         Its thumbnail or original, if they were asked for; empty where the gallery has none.
+    external_id : str or None
+        The owner's own id, where the gallery offers metadata and the item has one.
+    metadata : mapping
+        As the owner gave it, where the gallery offers it.
     """
 
     id: int
     name: str
     similarity: float
     image: bytes | None = field(default=None, repr=False)
+    external_id: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

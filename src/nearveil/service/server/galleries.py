@@ -220,10 +220,10 @@ class OpenGallery:
         another process makes its rows private later on, nothing is answered from then on.
     name : str
         Small letters, digits, and ``. _ -`` between them.
-    offers : sequence of {"names", "thumbnails", "originals", "codes", "sealed"}, default=("names", "thumbnails")
-        What is sent with all candidates, to those who ask for it; "codes" hands out the codes of all items (and their
-        names, if offered), for search at home: every client then sees every code. "sealed" answers sealed questions,
-        each by one pass over all codes.
+    offers : sequence of {"names", "thumbnails", "originals", "codes", "metadata", "sealed"}
+        By default names and thumbnails. What is sent with all candidates, to those who ask for it; "codes" hands out
+        the codes of all items (and their names, if offered), for search at home: every client then sees every code.
+        "sealed" answers sealed questions, each by one pass over all codes.
     extractor : str, default=""
         The name of what makes the features, for people.
     cache : int, default=256 MiB

@@ -45,7 +45,7 @@ class GallerySettings(BaseModel):
     kind : {"open", "protected"}
     index : str
         A folder or a PostgreSQL URL, as `nearveil index` made it. Of a protected gallery: the private records.
-    offers : tuple of {"names", "thumbnails", "originals", "codes", "sealed"}
+    offers : tuple of {"names", "thumbnails", "originals", "codes", "metadata", "sealed"}
         What an open gallery sends with all candidates; "codes" hands out all codes, for search at home; "sealed"
         answers sealed questions.
     extractor : str

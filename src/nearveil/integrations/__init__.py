@@ -1,0 +1,1 @@
+"""Retrievers for other libraries. Each needs the extra of its name."""

@@ -1,0 +1,86 @@
+"""The retriever for LangChain passes LangChain's own suite, and asks as privately as a client does."""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("langchain_core")
+
+from langchain_core.embeddings import DeterministicFakeEmbedding
+
+from nearveil import Client
+from nearveil.gallery import Index
+from nearveil.integrations.langchain import NearveilRetriever
+from nearveil.ledger import Ledger
+
+TEXTS = [f"sentence number {number}" for number in range(60)]
+EMBED = DeterministicFakeEmbedding(size=16)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        with Index.create(place / "texts", dimension=16) as index:
+            index.add_table(
+                EMBED.embed_documents(TEXTS),
+                ids=[f"s{number}" for number in range(60)],
+                metadata=[{"text": text, "even": number % 2 == 0} for number, text in enumerate(TEXTS)],
+            )
+            index.publish(4.0, 0.2, n_sets=4)
+        with Ledger(place / "budget.db") as ledger:
+            account = ledger.open_account(
+                "me", owner="me", protects="query", unit="text", relation="replace", epsilon=500.0, delta=0.0
+            )
+            with Client(place / "texts", account=account) as found:
+                yield found
+
+
+def test_documents_hold_text_metadata_and_id(client: Client) -> None:
+    retriever = NearveilRetriever(client=client, embed=EMBED, k=3, where={"even": True})
+    for found in (
+        retriever.invoke("a private question"),
+        asyncio.run(retriever.ainvoke("a private question")),
+        NearveilRetriever(client=client, embed=lambda text: np.array(EMBED.embed_query(text))).invoke("another", k=5),
+    ):
+        assert found
+        for one in found:
+            number = int(str(one.id).removeprefix("s"))
+            assert one.page_content == TEXTS[number]
+            assert set(one.metadata) == {"even", "similarity"}
+            assert one.metadata["even"] == (number % 2 == 0)
+    assert all(one.metadata["even"] for one in retriever.invoke("a private question"))
+
+
+try:
+    from langchain_tests.integration_tests.retrievers import RetrieversIntegrationTests
+except ImportError:
+
+    @pytest.mark.skip(reason="langchain-tests is not installed")
+    def test_the_suite_of_langchain() -> None: ...
+
+else:
+
+    class TestSuite(RetrieversIntegrationTests):  # type: ignore[misc, unused-ignore]
+        """LangChain's own tests of retrievers."""
+
+        @pytest.fixture(autouse=True)
+        def _client(self, client: Client) -> None:
+            self.client = client
+
+        @property
+        def retriever_constructor(self) -> type[NearveilRetriever]:
+            return NearveilRetriever
+
+        @property
+        def retriever_constructor_params(self) -> dict[str, Any]:
+            return {"client": self.client, "embed": EMBED, "k": 2}
+
+        @property
+        def retriever_query_example(self) -> str:
+            return "a private question"

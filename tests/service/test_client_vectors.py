@@ -1,0 +1,221 @@
+"""Questions about vectors: of any library, many at once, with metadata and filters that never leave the client."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from nearveil.frames import WireError
+from nearveil.gallery import Index
+from nearveil.gallery.answers import ItemDetails, encode_details, read_details
+from nearveil.protocol.client import question_period
+from nearveil.service import AsyncClient, Client, QuestionError, UnfinishedError
+from tests.clocks import Watched, watched
+from tests.search.standins import clustered
+from tests.service.asking import CANDIDATES, COUNT, DIMENSION, QUERIES, URL, Scene, is_post, public_of, scene, unit
+
+__all__ = ["watched"]
+
+PRIVATE = QUERIES[0]
+OFFERS = ("names", "metadata")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("made") / "texts"
+    rows = 3 * unit(clustered(2, COUNT, DIMENSION)[0])  # whatever their norms
+    with Index.create(place, dimension=DIMENSION) as index:
+        index.add_table(
+            rows,
+            ids=[f"doc-{n}" for n in range(COUNT)],
+            names=[f"text {n}" for n in range(COUNT)],
+            metadata=[{"even": n % 2 == 0, "n": n} for n in range(COUNT)],
+        )
+        index.publish(4.0, 0.1, n_sets=6)
+    return place
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path) -> Iterator[Scene]:
+    with scene(made, tmp_path, epsilon=500.0, offers=OFFERS) as found:
+        yield found
+
+
+def test_vectors_of_any_library_and_any_norm_ask_the_same(made: Path, here: Scene) -> None:
+    kinds: list[Any] = [
+        PRIVATE,
+        PRIVATE[None],
+        7 * PRIVATE,
+        PRIVATE.astype(np.float64),
+        torch.tensor(PRIVATE, requires_grad=True),
+        torch.tensor(PRIVATE)[None],
+        pd.Series(PRIVATE),
+        PRIVATE.tolist(),
+        [PRIVATE.tolist()],
+    ]
+    with Client(made, account=here.account) as client:
+        answers = [client.nearest(kind, key="one question") for kind in kinds]
+    assert here.paid == 1
+    for other in answers[1:]:
+        assert [match.id for match in other.matches] == [match.id for match in answers[0].matches]
+        np.testing.assert_allclose(
+            [match.similarity for match in other.matches],
+            [match.similarity for match in answers[0].matches],
+            atol=1e-6,
+        )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (np.zeros(DIMENSION), "image: its feature must not be all zeros"),
+        ([0.0] * DIMENSION, "image: its feature must not be all zeros"),
+        ([np.nan] * DIMENSION, "image: feature must be finite"),
+        (QUERIES[:2], "image: an array must be one row"),
+        ([1.0, "a"], "image: it must be a path"),
+        (7.0, "image: it must be a path"),
+        (np.array(["a"] * DIMENSION), "image: an array must be one row of numbers"),
+    ],
+)
+def test_what_has_no_direction_is_refused_before_anything_is_sent(here: Scene, wrong: Any, words: str) -> None:
+    client, wire = here.client()
+    with pytest.raises(QuestionError, match=words):
+        client.nearest(wrong)
+    assert wire.requests == []
+    assert here.paid == 0
+
+
+def test_metadata_comes_back_with_every_match(here: Scene) -> None:
+    client, _ = here.client()
+    for match in client.nearest(PRIVATE, k=CANDIDATES).matches:
+        assert match.external_id == f"doc-{match.id}"
+        assert match.name == f"text {match.id}"
+        assert match.metadata == {"even": match.id % 2 == 0, "n": match.id}
+
+
+def test_a_filter_is_applied_here_and_never_sent(here: Scene) -> None:
+    client, wire = here.client()
+    everything = client.nearest(PRIVATE, k=CANDIDATES, key="a question")
+    sent = list(wire.posts)
+    even = client.nearest(PRIVATE, k=3, key="a question", where={"even": True})
+    assert list(even.matches) == [match for match in everything.matches if match.metadata["even"]][:3]
+    assert even.found.ids.tolist() == [match.id for match in even.matches]
+    late = client.nearest(PRIVATE, key="a question", where=lambda match: match.metadata["n"] > 60)
+    assert list(late.matches) == [match for match in everything.matches if match.id > 60][:8]
+    assert client.nearest(PRIVATE, key="a question", where={"no such": 1}).matches == ()
+    assert wire.posts == 4 * sent
+    assert here.paid == 1
+
+
+def test_filters_that_cannot_work_are_refused_before_anything_is_paid(made: Path, tmp_path: Path) -> None:
+    with scene(made, tmp_path, offers=("names",)) as here:
+        client, wire = here.client()
+        with pytest.raises(QuestionError, match="where: this gallery does not offer metadata"):
+            client.nearest(PRIVATE, where={"even": True})
+        with pytest.raises(QuestionError, match="where: it must be a mapping"):
+            client.nearest(PRIVATE, where="even")  # type: ignore[arg-type]
+        assert wire.posts == []
+        assert here.paid == 0
+        assert {match.external_id for match in client.nearest(PRIVATE).matches} == {None}
+
+
+def test_many_rows_pay_one_debit_and_have_one_key_each(here: Scene) -> None:
+    client, wire = here.client()
+    found = client.nearest_many(torch.tensor(QUERIES[:5]), k=2, epsilon=2.0)
+    assert len({one.key for one in found}) == here.paid == len(wire.posts) == 5
+    again = client.nearest_many(QUERIES[:5], k=2, epsilon=2.0, keys=[one.key for one in found])
+    assert [one.matches for one in again] == [one.matches for one in found]
+    assert all(one.repeated for one in again)
+    assert here.paid == 5
+
+    async def ask() -> list[Any]:
+        async with AsyncClient(URL, here.server.token, account=here.account, transport=here.server.wire()) as other:
+            return await other.nearest_many(QUERIES[:2], keys=["first", "second"])
+
+    assert [one.key for one in asyncio.run(ask())] == ["first", "second"]
+    assert here.paid == 7
+
+
+def test_each_of_many_rows_is_sent_at_a_fixed_moment(here: Scene, watched: Watched) -> None:
+    client, _ = here.client()
+    client.galleries()
+    period, moments = question_period(public_of(here.gallery), 1), set()
+    for work in (0.0, 0.0078125, 0.03125):
+        start = watched.clock.time
+        watched.work(paying=work, ranking=work)
+        client.nearest_many(QUERIES[:3])
+        sent = [moment for what, moment in watched.sent if what == "query"]
+        heard = [moment for what, moment in watched.heard if what == "map"]
+        assert sent == [moment + period for moment in heard]
+        moments.add(tuple(round(moment - start, 9) for moment in sent))
+    assert len(moments) == 1
+
+
+def test_what_was_answered_before_a_failure_is_not_lost(here: Scene) -> None:
+    seen: list[int] = []
+
+    def broken(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+        seen.append(is_post(request))
+        if sum(seen) > 2 and is_post(request):
+            raise httpx.ReadError("broken pipe", request=request)
+        return reply
+
+    client, _ = here.client(broken, retries=0)
+    with pytest.raises(UnfinishedError, match=r"rows\[2\]: .*nearest_many\(rows, keys=error.keys\)") as raised:
+        client.nearest_many(QUERIES[:4])
+    assert (len(raised.value.results), len(raised.value.keys), here.paid) == (2, 4, 3)
+    other, _ = here.client()
+    found = other.nearest_many(QUERIES[:4], keys=raised.value.keys)
+    assert [one.repeated for one in found] == [True, True, True, False]
+    assert here.paid == 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "words"),
+    [
+        (np.zeros((2, DIMENSION)), None, "rows: number 0 must not be all zeros"),
+        ([[1.0] * DIMENSION, [np.inf] * DIMENSION], None, "rows: must be finite"),
+        (QUERIES[:2], ["one"], "keys: there must be 2"),
+        (QUERIES[:2], ["one", "one"], "no two the same"),
+        ("text", None, "rows must be numbers"),
+        (QUERIES[:2, :5], None, "image: a feature must have 8 numbers"),
+    ],
+)
+def test_all_rows_are_checked_before_the_first_is_paid(here: Scene, rows: Any, keys: Any, words: str) -> None:
+    client, wire = here.client()
+    with pytest.raises(ValueError, match=words):
+        client.nearest_many(rows, keys=keys)
+    assert wire.posts == []
+    assert here.paid == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[]",
+        b"{}",
+        b"\xff",
+        b'{"name":"a","id":null,"metadata":[]}',
+        b'{"name":"a","id":7,"metadata":{}}',
+        b'{"name":"a\\u001b","id":null,"metadata":{}}',
+        b'{"name":"a","id":null,"metadata":{},"more":1}',
+        b'{"name":"a","id":null,"metadata":{"a":NaN}}',
+        b'{"name":"a","id":null,"metadata":' + b'{"a":' * 20_000 + b"1" + b"}" * 20_000 + b"}",
+        b'{"name":"' + b"a" * 5000 + b'","id":null,"metadata":{}}',
+    ],
+)
+def test_metadata_of_bad_will(data: bytes) -> None:
+    with pytest.raises(WireError, match="as metadata"):
+        read_details(data)
+
+
+def test_metadata_goes_to_and_fro() -> None:
+    given = ItemDetails("Amsel\x1b[2J", "a\nb", {"ä": [1, None, {"b": 0.5}]})
+    assert read_details(encode_details(given)) == ItemDetails("Amsel�[2J", "a\nb", given.metadata)
+    assert read_details(b"") == ItemDetails("", None, {})
