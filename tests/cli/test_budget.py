@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import socket
 import sqlite3
 import stat
 from pathlib import Path
@@ -393,3 +394,11 @@ def test_names_cannot_steer_the_terminal(here: Path) -> None:
 def test_examples_are_in_the_help() -> None:
     for command in ("create", "show", "preview", "quota", "history", "export", "verify", "backup"):
         assert f"nearveil budget {command}" in fine(command, "--help")
+
+
+def test_a_database_that_is_not_there_is_said_to_refuse(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]  # nobody listens there afterwards
+    found = CliRunner().invoke(app, ["budget", "show", "--ledger", f"postgresql://me@127.0.0.1:{port}/{tmp_path.name}"])
+    assert found.exit_code == 1
+    assert "connection refused: no server listens there" in " ".join(found.output.split())

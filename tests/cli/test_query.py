@@ -1,5 +1,6 @@
 """``nearveil query``: pays first, says one thing, chooses at home, and explains what went wrong."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -279,3 +280,21 @@ def test_two_first_queries_open_one_account(image: Path, here: Path, monkeypatch
 
     monkeypatch.setattr(_asking, "_open_first", late)
     assert told("query", image)["left"] == 96.0
+
+
+def test_a_sheet_that_cannot_be_written_is_noticed_before_paying(
+    image: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path).name != here.name)
+    assert "cannot be written; nothing was paid" in refused("query", image, "--sheet", "sheet.png")
+    assert not (here / "data" / "nearveil" / "ledger.db").exists()
+
+
+def test_what_an_answer_is_worth_stands_above_it(image: Path) -> None:
+    text = fine("query", image, *SURE)
+    assert text.index("comes from the set that suits your image") < text.index("similarity")
+    found = told("query", image, "--epsilon", 25, "--repeat", 2)
+    assert found["named_best_set"] is True
+    assert 0 < found["expected_share"] <= 1
+    assert len(found["server_saw"]["sets"]) == 2
+    assert found["paid"] == pytest.approx(50)

@@ -1,5 +1,6 @@
 """``nearveil query`` and ``nearveil classify``: ask an index here, or a server, privately."""
 
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -281,6 +282,8 @@ def _check_sheet(path: Path | None, *, force: bool, alone: bool) -> None:
         raise ValueError("--sheet: it must end in .png")
     if not path.absolute().parent.is_dir():
         raise ValueError(f"--sheet: the folder of {path} does not exist; make it, or give another path")
+    if not os.access(path.absolute().parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise ValueError(f"--sheet: {path} cannot be written; nothing was paid, give another path")
     if path.is_dir() or (path.exists() and not force):
         raise ValueError(f"--sheet: {path} exists; --force replaces a file, or give another path")
 

@@ -7,7 +7,7 @@ from sqlalchemy.engine import URL
 
 from nearveil.errors import NearveilError
 from nearveil.mechanisms import MessageError
-from nearveil.storage import describe_url, find_error
+from nearveil.storage import describe_url, find_error, is_connection_refused
 
 
 class IndexStoreError(NearveilError):
@@ -113,6 +113,10 @@ def explain(error: BaseException, url: URL) -> IndexStoreError:
         found = (DamagedIndexError, _DAMAGED)
     if found is not None:
         return found[0](f"{where}: {found[1]}")
+    if is_connection_refused(error):
+        return IndexStoreError(
+            f"{where}: connection refused: no server listens there. Start it, or check host and port"
+        )
     return IndexStoreError(
         f"{where}: the database did not answer as it should ({type(error).__name__}); a change that was under way may "
         "stand or not: look at the revision"

@@ -73,7 +73,7 @@ from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import check_count, check_text
 from nearveil.privacy.events import Budgeted
 from nearveil.privacy.guarantee import FilterTerms, Protects, Relation
-from nearveil.storage import describe_url, find_error, is_transient
+from nearveil.storage import describe_url, find_error, is_connection_refused, is_transient
 
 if TYPE_CHECKING:
     from nearveil.ledger._ledger import Ledger
@@ -195,6 +195,11 @@ def explain_error(error: Exception, url: URL) -> LedgerError:
     found, kind = find_error(error, _ERRORS), type(getattr(error, "orig", None) or error).__name__
     if found is not None:
         return found[0](f"{where}: {found[1]}")
+    if is_connection_refused(error):
+        return LedgerUnavailableError(
+            f"{where}: connection refused: no server listens there. Start it, or check host and port; release nothing, "
+            "and try again with the same key"
+        )
     if not is_transient(error):
         return LedgerError(
             f"{where}: the database refused ({kind}): check its address, the role and its rights. Release nothing"

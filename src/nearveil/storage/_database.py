@@ -256,6 +256,11 @@ def is_transient(error: Exception) -> bool:
     return str(state).startswith(_POSTGRES_TRANSIENT)
 
 
+def is_connection_refused(error: BaseException) -> bool:
+    """Return whether no database listens at an address."""
+    return "connection refused" in str(getattr(error, "orig", None) or error).lower()
+
+
 def _is_of_database(error: Exception) -> bool:
     """Whether an error comes from SQLAlchemy, or from a driver past it; SQLite tells of damaged text by Unicode."""
     return isinstance(error, (sa.exc.SQLAlchemyError, sqlite3.Error, UnicodeDecodeError)) or hasattr(error, "sqlstate")

@@ -1,10 +1,10 @@
 import { make } from "./dom.js";
 
-// What is left of an account.
+// An account: the bar fills with what is spent, as those of `nearveil budget show` do.
 export function gauge(balance) {
   const share = balance.epsilon > 0 ? balance.left / balance.epsilon : 0;
   const fill = make("span", { class: share < 0.15 ? "fill low" : "fill" });
-  fill.style.width = `${100 * share}%`;
+  fill.style.width = `${100 * (1 - share)}%`;
   const track = make(
     "div",
     {
