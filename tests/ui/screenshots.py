@@ -16,7 +16,7 @@ from studies.photos import Photos, add_extractor, keep_gallery, load_digit_photo
 from tests.ui.test_browser import Look, looking, shown
 
 FOLDER = Path("docs/howto")
-WIDE, NARROW = ViewportSize(width=1180, height=860), ViewportSize(width=360, height=780)
+WIDE, NARROW = ViewportSize(width=1280, height=860), ViewportSize(width=400, height=780)
 
 
 def take(look: Look, name: str, *, whole: bool = True) -> None:
@@ -38,9 +38,12 @@ def tour(look: Look, image: Path) -> None:
     look.ask()
     expect(page.locator(".matches li")).to_have_count(8)
     take(look, "ask")
-    page.set_viewport_size(NARROW)
     page.emulate_media(color_scheme="dark")
+    take(look, "dark", whole=False)
+    page.set_viewport_size(NARROW)
     take(look, "narrow", whole=False)
+    page.emulate_media(color_scheme="light")
+    take(look, "narrow-light", whole=False)
     page.emulate_media(color_scheme="light")
     page.set_viewport_size(WIDE)
     look.go("gallery")
