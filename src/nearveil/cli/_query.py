@@ -51,7 +51,7 @@ _NAMELESS = "(no name)"
 
 
 def query(
-    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="The private image.")],
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="The private image, or a vector in a .npy file.")],
     epsilon: Annotated[
         float, typer.Option(help="What the question may cost; 0 searches the copy that `nearveil sync` fetched.")
     ] = 4.0,
@@ -117,16 +117,19 @@ def query(
     with report_errors(extractor="--extractor"):
         from nearveil.features import load_image
         from nearveil.features.backbones import make_extractor
+        from nearveil.features.vectors import read_vector
         from nearveil.ledger import new_key
 
         number, payer = key or new_key(), LazyAccount(ledger, account, witness)
+        if sheet is not None and image.suffix.lower() == ".npy":
+            raise ValueError("--sheet: a vector has no picture: leave it out")
         _check_sheet(sheet, force=force, alone=dummies is None and repeat == 1)
         if sheet is not None and epsilon == 0:
             raise ValueError("--sheet: at epsilon 0 no images come: a copy holds codes and names alone")
         others = list_public_images(dummies)
         tool = None if extractor == AUTO else make_extractor(extractor)
     with report_errors(epsilon="--epsilon"), payer, _name_options(number, payer, others, local=server is None):
-        pixels = load_image(image)
+        pixels: Any = read_vector(image) if image.suffix.lower() == ".npy" else load_image(image)
         common: dict[str, Any] = {"account": payer, "extractor": tool, "home": home}
         tls = {"ca": ca, "certificate": join_certificate(certificate, certificate_key), "insecure": insecure}
         with open_client(server, index, gallery, read_token(token_file, token, server), common, tls) as (client, held):
@@ -181,7 +184,7 @@ class PaidAnswer:
     @property
     def names(self) -> list[str]:
         """Of the images that were found."""
-        return [match.name or _NAMELESS for match in self.nearest.matches]
+        return [match.name or match.external_id or _NAMELESS for match in self.nearest.matches]
 
     @property
     def similarities(self) -> list[float]:

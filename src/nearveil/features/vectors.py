@@ -176,6 +176,18 @@ def read_table(
     )
 
 
+def read_vector(path: str | os.PathLike[str]) -> Singles:
+    """Read one vector from a ``.npy`` file."""
+    rows = read_table(path).rows
+    if len(rows) != 1:
+        raise ValueError(
+            f"vectors: {Path(path).name} holds {len(rows):,} rows, and a question is about one: nearest_many of a client "
+            "in Python asks about many"
+        )
+    row: Singles = rows[0]
+    return row
+
+
 def _choose_vectors(columns: dict[str, Any], name: str | None, others: set[str | None], file: str) -> Any:
     """Return the rows of a file: the array or column of that name, or what can only be them."""
     if name is not None:
