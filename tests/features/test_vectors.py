@@ -19,8 +19,7 @@ def write(folder: Path, kind: str) -> Path:
     elif kind == "npz":
         np.savez(place, vectors=ROWS, ids=np.array(IDS), text=np.array(IDS))
     else:
-        pa = pytest.importorskip("pyarrow")
-
+        pa, csv, parquet = (pytest.importorskip(f"pyarrow{one}") for one in ("", ".csv", ".parquet"))
         columns = {f"x{n}": ROWS[:, n] for n in range(3)} if kind == "csv" else {"v": ROWS.tolist()}
         table = pa.table({"ids": IDS, "text": IDS, **columns})
         (csv.write_csv if kind == "csv" else parquet.write_table)(table, place)

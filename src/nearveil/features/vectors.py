@@ -181,8 +181,8 @@ def read_vector(path: str | os.PathLike[str]) -> Singles:
     rows = read_table(path).rows
     if len(rows) != 1:
         raise ValueError(
-            f"vectors: {Path(path).name} holds {len(rows):,} rows, and a question is about one: nearest_many of a client "
-            "in Python asks about many"
+            f"vectors: {Path(path).name} holds {len(rows):,} rows, and a question is about one: nearest_many of a "
+            "client in Python asks about many"
         )
     row: Singles = rows[0]
     return row
