@@ -1,4 +1,4 @@
-"""How fast each kernel of sealed search passes over a million codes of 64 bytes, beside reading as much memory.
+"""How fast each kernel of sealed search passes over codes of 64 bytes, beside reading as much memory.
 
 One thread, and seconds of its processor rather than of the clock, so that other programs count less; runs of all take
 turns, and the least of each is told::
@@ -8,17 +8,26 @@ turns, and the least of each is told::
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from nearveil.sealed.index import choose_shape
 from nearveil.sealed.kernels import KernelName, make_kernel
 
-SHAPE = (41, 352, 74 * 64)  # colours, slots, columns of a million codes
+DIMENSION = 64
 KERNELS: tuple[KernelName, ...] = ("numpy", "numba", "torch")
 COUNTS = (1, 4, 32)
+
+
+def find_shape(n_items: int) -> tuple[int, int, int]:
+    """Return colours, slots and columns of an index of so many items, as it would be built."""
+    n_cells, n_colours = choose_shape(n_items)
+    slots = -(-math.ceil(1.06 * n_items / n_cells + 1) // 8) * 8
+    return n_colours, slots, n_cells // n_colours * DIMENSION
 
 
 def main() -> None:
@@ -26,16 +35,19 @@ def main() -> None:
     import torch
 
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--items", type=int, default=1_000_000)
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=KERNELS)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     given = parser.parse_args()
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
-    database = rng.integers(-127, 128, SHAPE).astype(np.int8)
-    asked = {count: rng.integers(0, 1 << 24, (count, SHAPE[0], SHAPE[2])).astype(np.uint32) for count in COUNTS}
+    shape = find_shape(given.items)
+    database = rng.integers(-127, 128, shape, dtype=np.int8)
+    asked = {count: rng.integers(0, 1 << 24, (count, shape[0], shape[2]), dtype=np.uint32) for count in COUNTS}
     words = database.reshape(-1).view(np.int64)
     actions: dict[str, Callable[[], object]] = {"memory": lambda: np.bitwise_or.reduce(words)}
-    for kind in KERNELS:
+    for kind in given.kernels:
         kernel = make_kernel(database, kind, n_threads=1)
         for count in COUNTS if kind != "numpy" else (1,):
             actions[f"{kind}, {count}"] = lambda kernel=kernel, count=count: kernel.multiply(asked[count])  # type: ignore[misc]
@@ -58,7 +70,7 @@ def main() -> None:
         }
         print(name, {word: round(value, 2) for word, value in report[name].items()})
     given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "sealed-kernels.json").write_text(json.dumps(report, indent=1) + "\n")
+    (given.out / f"sealed-kernels-{given.items}.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

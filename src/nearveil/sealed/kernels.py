@@ -17,6 +17,7 @@ from nearveil.sealed.lwe import QUESTION_BITS, Bytes, Words, centre
 KernelName = Literal["auto", "numpy", "numba", "torch"]
 _MASK = (1 << QUESTION_BITS) - 1
 _AT_ONCE = 1 << 21  # entries of a matrix that one thread multiplies at a time
+_TASKS = 4  # for each thread
 _FOUR = 4  # questions that the compiled product takes at once
 _TILE = 8  # a GPU multiplies matrices whose sides are multiples of this
 _LEAST_ROWS = 17  # and have at least so many rows
@@ -80,12 +81,15 @@ class _NumbaKernel:
 
         self._one, self._fours = _compiled.multiply_one, _compiled.multiply_fours
         self._database = database
-        self._threads = ThreadPoolExecutor(n_threads or joblib.cpu_count())
+        count = n_threads or joblib.cpu_count()
+        self._threads = ThreadPoolExecutor(count)
         step = max(8, _AT_ONCE // database.shape[2] // 8 * 8)
         n_colours, n_rows, _ = database.shape
-        self._parts = [
+        parts = [
             (colour, slice(start, start + step)) for colour in range(n_colours) for start in range(0, n_rows, step)
         ]
+        tasks = 1 if count == 1 else _TASKS * count  # few: handing one to a thread takes as long as reading a megabyte
+        self._tasks = [parts[first::tasks] for first in range(min(tasks, len(parts)))]
 
     def multiply(self, questions: Words) -> Words:
         count = len(questions)
@@ -94,15 +98,15 @@ class _NumbaKernel:
         asked[:, :count] = questions.transpose(1, 0, 2)
         found = np.empty((questions.shape[1], padded, self._database.shape[1]), np.int32)
 
-        def fill(part: tuple[int, slice]) -> None:
-            colour, rows = part
-            matrix, out = self._database[colour, rows], found[colour, :, rows]
-            if padded == 1:
-                self._one(matrix, asked[colour, 0], out[0])
-            else:
-                self._fours(matrix, asked[colour], out)
+        def fill(parts: list[tuple[int, slice]]) -> None:
+            for colour, rows in parts:
+                matrix, out = self._database[colour, rows], found[colour, :, rows]
+                if padded == 1:
+                    self._one(matrix, asked[colour, 0], out[0])
+                else:
+                    self._fours(matrix, asked[colour], out)
 
-        list(self._threads.map(fill, self._parts))
+        list(self._threads.map(fill, self._tasks))
         return (found[:, :count].transpose(1, 0, 2) & _MASK).astype(np.uint32)
 
     def refresh(self) -> None:
