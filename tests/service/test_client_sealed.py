@@ -68,6 +68,12 @@ def test_sealed_questions_find_the_nearest_and_pay_nothing(here: Scene) -> None:
     assert len([url for _, url, _, _ in wire.requests if "/sealed/" in url]) == 2  # hints are fetched once
 
 
+def test_without_a_copy_at_home_epsilon_0_is_a_sealed_question(here: Scene, tmp_path: Path) -> None:
+    client, wire = here.client(home=tmp_path / "home")
+    assert client.nearest(QUERIES[0], 3, epsilon=0).guarantee.is_computational
+    assert len(wire.posts) == 2
+
+
 def test_an_owner_asks_an_index_here_in_the_same_way(made: Path) -> None:
     with Index.open(made) as index, Client(index) as client:
         found = client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")

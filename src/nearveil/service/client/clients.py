@@ -276,12 +276,12 @@ class AsyncClient:
         )
         if question.epsilon:
             return await ask_nearest(self._session, question)
-        if not self._session.watched:  # a gallery in this process: nobody sees when it is read
-            await self.sync(gallery=gallery)
-        if question.by == "sealed":
+        if question.by == "sealed" or (question.by == "auto" and await self._prefers_sealed(gallery)):
             from nearveil.service.client.sealed import ask_sealed
 
             return await ask_sealed(self._session, question, self._sealed)
+        if not self._session.watched:  # a gallery in this process: nobody sees when it is read
+            await self.sync(gallery=gallery)
         return await search_home(self._session, question, self._copies)
 
     async def nearest_many(
@@ -309,6 +309,12 @@ class AsyncClient:
                 raise UnfinishedError(str(error).rstrip("."), results, names) from error
             results.append(found)
         return results
+
+    async def _prefers_sealed(self, gallery: str | None) -> bool:
+        """Return whether there is no copy to search at home, and the gallery answers sealed questions."""
+        if not self._session.watched or await asyncio.to_thread(self._copies.find, gallery) is not None:
+            return False
+        return "sealed" in (await self._session.find_gallery(gallery, "open")).offers
 
     async def sync(
         self, *, gallery: str | None = None, most: int = MOST_COPIED, progress: Progress | None = None
