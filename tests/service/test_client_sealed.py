@@ -97,6 +97,7 @@ def test_a_gallery_that_changed_is_read_anew(tmp_path: Path) -> None:
         ({"epsilon": 4.0}, "epsilon 0"),
         ({"thumbnails": True}, "no images"),
         ({"candidates": 0.1}, "tells nothing"),
+        ({"where": {"colour": "red"}}, "no metadata"),
         ({"k": COUNT + 1}, "at most"),
         ({"image": np.ones(3)}, "numbers"),
     ],

@@ -39,8 +39,10 @@ async def ask_sealed(session: Session, question: NearestQuestion, kept: dict[str
     for word, asked in (("thumbnails", question.thumbnails), ("originals", question.originals)):
         if asked:
             raise QuestionError(word, "a sealed question fetches no images: leave it out, or ask by a message")
-    if len(question.dummies) or question.candidates is not None:
-        raise QuestionError("by", "a sealed question tells nothing: leave out dummies and candidates")
+    if len(question.dummies) or question.candidates is not None or question.repeat != 1:
+        raise QuestionError("by", "a sealed question tells nothing: leave out dummies, candidates and repeat")
+    if question.where is not None:
+        raise QuestionError("where", "a sealed question fetches no metadata: leave it out, or ask by a message")
     tally = Tally(heard=session.clock.now())
     info, rows = await session.prepare_features([question.image], question.gallery)
     if "sealed" not in info.offers:
