@@ -59,7 +59,7 @@ _SEED = 20260902  # of the rotation, which is public
 
 
 @dataclass
-class _Waiting:
+class _OpenQuestion:
     """A question that waits for its answer."""
 
     question: bytes
@@ -93,7 +93,7 @@ class SealedIndex:
         self._items: NDArray[np.int64] = state["items"]
         self._records: Bytes | None = state.get("records")
         self._record_hint: Words | None = state.get("record_hint")
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_OpenQuestion] = deque()
         self._turn = threading.Lock()
         self._changed: dict[str, dict[int, int]] = {"scores": {}, "records": {}}
         kernel, device = state.get("kernel", "auto"), state.get("device", "cpu")
@@ -208,7 +208,7 @@ class SealedIndex:
     def answer(self, question: bytes) -> bytes:
         """Return the answer to one question; those of threads that wait meanwhile are answered in one pass."""
         self.check_question(question)
-        waiting = _Waiting(question)
+        waiting = _OpenQuestion(question)
         self._waiting.append(waiting)
         with self._turn:
             while waiting.answer is None and waiting.error is None:
@@ -218,7 +218,7 @@ class SealedIndex:
         assert waiting.answer is not None
         return waiting.answer
 
-    def _answer_some(self, some: "list[_Waiting]") -> None:
+    def _answer_some(self, some: "list[_OpenQuestion]") -> None:
         try:
             for one, found in zip(some, self.answer_many([one.question for one in some]), strict=True):
                 one.answer = found
