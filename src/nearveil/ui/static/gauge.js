@@ -19,5 +19,5 @@ export function gauge(balance) {
     fill,
   );
   const left = make("span", {}, make("strong", {}, balance.left_words), ` of ${balance.epsilon} left`);
-  return make("div", { class: "gauge" }, track, make("p", {}, left, make("span", {}, `${balance.spent_words} spent`)));
+  return make("div", { class: "gauge" }, track, make("p", {}, make("span", {}, `${balance.spent_words} spent`), left));
 }
