@@ -125,6 +125,32 @@ def measure(store: str, where: str, n: int, dimension: int, count: int, threads:
     return record
 
 
+def measure_table(n: int = 100_000, dimension: int = 128, rounds: int = 5) -> dict[str, float]:
+    """Return the median seconds of building plain FAISS and writing its file, and of `add_table`; they take turns."""
+    import faiss
+
+    from nearveil.gallery.index import Index
+
+    rows, own = clustered(n, dimension, 0), [f"doc-{number}" for number in range(n)]
+    times: dict[str, list[float]] = {"plain_s": [], "table_s": [], "table_ids_s": []}
+    with tempfile.TemporaryDirectory() as folder:
+
+        def write_plain() -> None:
+            plain = faiss.IndexFlatIP(dimension)
+            plain.add(rows)
+            faiss.write_index(plain, f"{folder}/plain")
+
+        def write_table(where: str, ids: list[str] | None) -> None:
+            with Index.create(where, dimension=dimension) as index:
+                index.add_table(rows, ids)
+
+        for turn in range(rounds):
+            times["plain_s"].append(timed(write_plain)[0])
+            times["table_s"].append(timed(lambda turn=turn: write_table(f"{folder}/{turn}", None))[0])  # type: ignore[misc]
+            times["table_ids_s"].append(timed(lambda turn=turn: write_table(f"{folder}/{turn}i", own))[0])  # type: ignore[misc]
+    return {name: float(np.median(spent)) for name, spent in times.items()}
+
+
 @contextmanager
 def server(count: int) -> Iterator[list[str]]:
     """Start a durable PostgreSQL; yield the URLs of so many databases on it."""
@@ -196,7 +222,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of FAISS; PostgreSQL has its own workers")
     parser.add_argument("--stores", nargs="+", choices=STORES, default=STORES)
     parser.add_argument("--large", action="store_true", help="a million items, too: many minutes")
+    parser.add_argument("--table", action="store_true", help="measure add_table alone, against writing plain FAISS")
     options = parser.parse_args()
+    if options.table:
+        found = measure_table()
+        ratios = (found["table_s"] / found["plain_s"], found["table_ids_s"] / found["plain_s"])
+        print(
+            f"plain FAISS {found['plain_s']:.3f} s; add_table {ratios[0]:.1f} times that, with ids {ratios[1]:.1f} times"
+        )
+        return
     cases = (*CASES, LARGE) if options.large else CASES
     records = run(cases, options.stores, options.queries, options.threads)
     show(records)
