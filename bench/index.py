@@ -227,9 +227,7 @@ def main() -> None:
     if options.table:
         found = measure_table()
         ratios = (found["table_s"] / found["plain_s"], found["table_ids_s"] / found["plain_s"])
-        print(
-            f"plain FAISS {found['plain_s']:.3f} s; add_table {ratios[0]:.1f} times that, with ids {ratios[1]:.1f} times"
-        )
+        print(f"FAISS {found['plain_s']:.3f} s; add_table {ratios[0]:.1f} times that, with ids {ratios[1]:.1f} times")
         return
     cases = (*CASES, LARGE) if options.large else CASES
     records = run(cases, options.stores, options.queries, options.threads)
