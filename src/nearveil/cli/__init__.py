@@ -17,7 +17,10 @@ class _Command(NamedTuple):
 
 
 _COMMANDS = {
-    "index": _Command("_index", "Index a folder of images: add what is new, delete what is gone, publish the map."),
+    "index": _Command(
+        "_index",
+        "Index a folder of images, or vectors of a file: add what is new, delete what is gone, publish the map.",
+    ),
     "query": _Command(
         "_query", "Find the images nearest to a private one. The other side sees the name of one set, and nothing else."
     ),

@@ -19,6 +19,7 @@ from nearveil.cli._shared import (
 if TYPE_CHECKING:
     from nearveil.gallery.folder import FolderReport
 
+_TABLES = (".npy", ".npz", ".parquet", ".csv")
 _SHOWN = 10  # skipped files in the table
 _OPTIONS = {
     "folder": "DIR",
@@ -120,7 +121,7 @@ def index(
     """
     columns = {"ids": ids, "names": names, "metadata": tuple(metadata or ()), "vectors": vectors}
     terms: dict[str, Any] = {"epsilon": epsilon, "candidates": candidates, "n_sets": sets, "code_bytes": code_bytes}
-    if source is None or delete or not source.is_dir():
+    if source is None or delete or (source.suffix.lower() in _TABLES and not source.is_dir()):
         with report_errors(**_OPTIONS):
             if extractor != AUTO or private:
                 raise ValueError("--extractor, --private: they are for images: leave them out")
