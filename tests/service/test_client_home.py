@@ -74,6 +74,9 @@ def test_a_question_without_a_copy_is_refused_and_sends_nothing_of_it(here: Scen
     with pytest.raises(QuestionError, match="nearveil sync"):
         client.nearest(QUERIES[0], epsilon=0)
     assert [url.rpartition("/")[2] for _, url, _, _ in wire.requests] == ["galleries"]  # does it answer sealed ones?
+    with pytest.raises(QuestionError, match="nearveil sync"):
+        client.nearest(QUERIES[0], epsilon=0, by="home")
+    assert len(wire.requests) == 1
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,9 @@ def page(folder: Path, where: Any, *, epsilon: float = 12.0, entered: bool = Tru
     with ExitStack() as stack:
         ledger = stack.enter_context(Ledger(folder / "budget.db"))
         purse = Purse(open_account(ledger, "holiday", epsilon))
-        options = {name: more.pop(name) for name in ("token", "transport", "retries", "extractor") if name in more}
+        options = {
+            name: more.pop(name) for name in ("token", "transport", "retries", "extractor", "home") if name in more
+        }
         client = stack.enter_context(Client(where, account=purse, **options))
         seconds = more.pop("seconds", 20.0)
         desk, entry = PageSession(client, purse, ledger, "a gallery", **more), PageEntry()

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -230,8 +230,14 @@ def test_what_will_be_paid_is_said_before(here: Page) -> None:
     told = here.get("/api/preview?epsilon=12.5").json()
     assert (told["allowed"], told["cost"], told["before"], told["after"]) == (False, "12.5", "12", "12")
     assert here.debits == 0
-    for wrong in ("0", "41", "-1", "inf", "nan", "x"):
+    for wrong in ("41", "-1", "inf", "nan", "x"):
         words_of(here.get(f"/api/preview?epsilon={wrong}"), 422, "question")
+    told = here.get("/api/preview?epsilon=0").json()
+    assert (told["cost"], told["after"], told["promise"]) == (
+        "0",
+        "12",
+        "Nothing is told about your image, whatever it is.",
+    )
 
 
 def test_what_was_paid_is_what_the_account_says(made: Path, tmp_path: Path) -> None:
@@ -244,6 +250,33 @@ def test_what_was_paid_is_what_the_account_says(made: Path, tmp_path: Path) -> N
         assert before["cost"] != "0.1"  # it adds up more slowly there
         told = here.ask(png(100), 0.1).json()
         assert (told["cost"], told["balance"]["odds"]) == (before["cost"], None)
+
+
+@pytest.mark.parametrize("way", ["home", "sealed"])
+def test_questions_at_epsilon_zero_cost_nothing(made: Path, tmp_path: Path, way: str) -> None:
+    offers: Any = ("names", "codes" if way == "home" else "sealed")
+    with Index.open(made) as index, ExitStack() as stack:
+        server = Server(tmp_path / "tokens.db", OpenGallery(index, "local", offers=offers))
+        stack.callback(server.close)
+        wire = server.wire()
+        options: Any = {"token": server.token, "transport": wire, "home": tmp_path / "home"}
+        here = stack.enter_context(page(tmp_path, URL, **options))
+        (gallery,) = here.get("/api/galleries").json()["galleries"]
+        assert (gallery["copy"], way == "home") == (0, "codes" in gallery["offers"])
+        if way == "home":
+            assert "nearveil sync" in words_of(here.ask(png(100), 0.0), 422, "question")
+            fetched = here.post("/api/sync", params={"gallery": "local"}).json()
+            assert (fetched["items"], fetched["fetched"] > 1000) == (COUNT, True)
+            assert here.get("/api/galleries").json()["galleries"][0]["copy"] == COUNT
+        before = len(wire.requests)
+        told = here.ask(png(100), 0.0).json()
+        assert (told["kind"], told["way"], len(told["got"]), told["cost"], here.debits) == ("free", way, 8, "0", 0)
+        assert len(told["saw"]["messages"]) == (0 if way == "home" else 2)
+        assert len(wire.posts) == (0 if way == "home" else 2)
+        assert way == "sealed" or len(wire.requests) == before
+        if way == "sealed":
+            assert told["saw"]["messages"][0]["bytes"] == len(wire.posts[0][3])
+        assert here.left == 12.0
 
 
 def test_all_that_was_told_so_far_is_counted(here: Page) -> None:

@@ -103,6 +103,11 @@ def _add_questions(app: FastAPI, session: PageSession) -> None:
         image = await _read_body(request, MOST_BYTES)
         return await run_in_threadpool(_run_plainly, lambda: session.classify(image, gallery))
 
+    @app.post("/api/sync")
+    async def sync(request: Request, gallery: str) -> dict[str, Any]:
+        await _read_body(request, _NO_MORE)
+        return await run_in_threadpool(_run_plainly, lambda: session.sync(gallery))
+
     @app.post("/api/again")
     async def again(request: Request, key: str) -> dict[str, Any]:
         await _read_body(request, _NO_MORE)

@@ -14,7 +14,7 @@ from nearveil.mechanisms.covers.covers import RandomizedResponse
 from nearveil.privacy import Basis, Guarantee, compose_events
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.guarantee import format_factor
-from nearveil.service import Classified, Nearest
+from nearveil.service import Classified, Match, Nearest
 from nearveil.ui._errors import Trouble
 
 MOST_SHOWN = 240  # candidates in the server's pane
@@ -44,16 +44,33 @@ def view_nearest(
             "bytes_sent": nearest.bytes_sent,
             "bytes_received": nearest.bytes_received,
         },
-        "got": [
-            {
-                "id": match.id,
-                "name": match.name,
-                "similarity": round(match.similarity, 4),
-                "image": image_address(match.image or b""),
-            }
-            for match in nearest.matches
-        ],
+        "got": [_view_match(match) for match in nearest.matches],
         **_view_cost(nearest.guarantee, nearest.n_sets, balance, repeated=nearest.repeated),
+    }
+
+
+def view_free(nearest: Nearest, balance: dict[str, Any]) -> dict[str, Any]:
+    """Return what was found at epsilon 0, and what the server saw: nothing, or sealed questions."""
+    return {
+        "kind": "free",
+        "way": "sealed" if nearest.sealed else "home",
+        "saw": {
+            "messages": [{"bytes": len(one), "hex": shorten_hex(one)} for one in nearest.sealed],
+            "total": nearest.candidates,
+        },
+        "got": [_view_match(match) for match in nearest.matches],
+        "promise": str(nearest.guarantee),
+        "balance": balance,
+        "cost": "0",
+    }
+
+
+def _view_match(match: Match) -> dict[str, Any]:
+    return {
+        "id": match.id,
+        "name": match.name,
+        "similarity": round(match.similarity, 4),
+        "image": image_address(match.image or b""),
     }
 
 

@@ -22,7 +22,7 @@ from nearveil.service import Client, GalleryInfo, UnansweredError
 from nearveil.service.client.questions import unpack_messages
 from nearveil.ui._errors import Trouble, describe_new_listing, describe_spoiled
 from nearveil.ui._map_view import Last, Picture
-from nearveil.ui._views import describe_balance, image_address, preview_cost, view_classified, view_nearest
+from nearveil.ui._views import describe_balance, image_address, preview_cost, view_classified, view_free, view_nearest
 
 
 class Purse:
@@ -48,6 +48,7 @@ class Purse:
         return self.debit
 
 
+_NOTHING = "Nothing is told about your image, whatever it is."
 _MOST_IMAGES = 4000  # candidates that come with thumbnails
 _MOST_WAITING = 16  # questions that are paid for and have no answer
 _LOG = logging.getLogger(__name__)
@@ -140,6 +141,8 @@ class PageSession:
                     "newest": one.candidates[0] if one.candidates else None,
                     "published": one.is_published,
                     "extractor": one.extractor,
+                    "offers": one.offers,
+                    "copy": self._count_copy(one),
                     "promise": None if one.promise is None else one.promise.words,
                 }
                 for one in infos
@@ -175,6 +178,9 @@ class PageSession:
 
     def preview(self, epsilon: float) -> dict[str, Any]:
         """Return what a question would cost, and what it would promise. Nothing is spent."""
+        if epsilon == 0:
+            left = self.balance()["left_words"]
+            return {"allowed": True, "cost": "0", "before": left, "after": left, "words": "", "promise": _NOTHING}
         promise = ClientProtocol(checked_epsilon(epsilon)).guarantee
         return {**preview_cost(self.purse.account, promise), "promise": str(promise)}
 
@@ -183,12 +189,31 @@ class PageSession:
 
         `listens` says whether somebody still waits; an answer that nobody hears waits for :meth:`again`.
         """
+        if question.epsilon == 0:
+            return self._ask_for_nothing(image, question.gallery)
         checked_epsilon(question.epsilon)
         with self._take_turn():
             info, row = self._prepare(image, question.gallery)
             cost = self._check_cost(question.epsilon)
             asked = WaitingQuestion(question, info, row, int(time.time()))
             return {**self._answer(new_key(), asked, listens), "cost": cost}
+
+    def sync(self, gallery: str) -> dict[str, Any]:
+        """Fetch a gallery's codes, or what changed of them. The page does so by a button, never because of an image."""
+        with self._take_turn():
+            self._check_gallery(gallery)
+            copy = self.client.sync(gallery=gallery)
+            return {"items": len(copy), "fetched": copy.fetched}
+
+    def _ask_for_nothing(self, image: bytes, gallery: str) -> dict[str, Any]:
+        """Search the copy that is here, or ask a sealed question; nothing is paid, and nothing waits."""
+        with self._take_turn():
+            self._check_gallery(gallery)
+            return view_free(self.client.nearest(image, None, 0, gallery=gallery), self.balance())
+
+    def _count_copy(self, info: GalleryInfo) -> int:
+        copy = self.client.home(gallery=info.name) if "codes" in info.offers else None
+        return 0 if copy is None else len(copy)
 
     def classify(self, image: bytes, gallery: str) -> dict[str, Any]:
         """Classify an image file by the model of a protected gallery. Nothing is paid, and nothing waits."""

@@ -316,6 +316,10 @@ class AsyncClient:
             return False
         return "sealed" in (await self._session.find_gallery(gallery, "open")).offers
 
+    def home(self, *, gallery: str | None = None) -> HomeCopy | None:
+        """Return the copy of a gallery that is here: :meth:`nearveil.Client.home`."""
+        return self._copies.find(gallery)
+
     async def sync(
         self, *, gallery: str | None = None, most: int = MOST_COPIED, progress: Progress | None = None
     ) -> HomeCopy:
@@ -489,8 +493,9 @@ class Client:
         key : str, optional
             Names this question. The same image with the same key sends the same again and pays nothing. Never derive
             it from the image: the ledger keeps it.
-        by : {"auto", "message", "home"}, default="auto"
-            The way to ask; by default the one that `epsilon` needs.
+        by : {"auto", "message", "home", "sealed"}, default="auto"
+            The way to ask. By default a message where epsilon is above 0; at 0 the copy that is here, or, without one,
+            a sealed question if the gallery answers them.
         repeat : int, default=1
             How many messages are sent about the image, whatever they name: all are paid for first, at `repeat` times
             `epsilon`, and their answers are merged. Decide it without looking at the image or an answer. One message at
@@ -607,6 +612,20 @@ class Client:
             The copy, if there was one, is as before.
         """
         return self._run(lambda client: client.sync(gallery=gallery, most=most, progress=progress))
+
+    def home(self, *, gallery: str | None = None) -> HomeCopy | None:
+        """Return the copy of a gallery that :meth:`sync` fetched, or None. Nothing is sent.
+
+        Parameters
+        ----------
+        gallery : str, optional
+            Its name; needed where there are copies of several.
+
+        Returns
+        -------
+        HomeCopy or None
+        """
+        return self._client.home(gallery=gallery)
 
     def classify(self, image: Image, *, gallery: str | None = None) -> Classified:
         """Classify an image by the model of a protected gallery. Nothing is told about the image, and nothing is paid.

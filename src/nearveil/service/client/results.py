@@ -61,6 +61,8 @@ class Nearest:
         All candidates, with codes and images.
     names : mapping of int to str
         Of all candidates, by their ids; empty where the gallery tells none.
+    sealed : tuple of bytes
+        The sealed questions, as the server saw them: noise, to who has no key. Empty for other ways to ask.
     repeat : int
         How many of the messages were about the image.
     named_best_set : bool
@@ -82,6 +84,7 @@ class Nearest:
     bytes_received: int
     found: Found = field(repr=False)
     names: Mapping[int, str] = field(default_factory=dict, repr=False)
+    sealed: tuple[bytes, ...] = field(default=(), repr=False)
     repeat: int = 1
     named_best_set: bool = True
     expected_share: float | None = None

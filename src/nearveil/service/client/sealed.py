@@ -81,6 +81,7 @@ async def ask_sealed(session: Session, question: NearestQuestion, kept: dict[str
         bytes_received=tally.received,
         found=chosen,
         names=names,
+        sealed=(sealed.data, fetch.data),
     )
 
 

@@ -6,7 +6,22 @@ const chance = (share) => (share > 0.995 ? "above 99%" : percent(share));
 const likely = (share) => (share < 0.001 ? "below 0.1%" : share > 0.999 ? "above 99.9%" : `${(100 * share).toFixed(1)}%`);
 const named = (sets) => (sets.length === 1 ? `Set ${sets[0] + 1}` : `Sets ${sets.map((one) => one + 1).join(", ")}`);
 
+function showFree(place, { way, saw }) {
+  if (way === "home") {
+    put(place, make("p", { class: "big" }, "Nothing"), make("p", {}, `All ${count(saw.total, "item")} lay on this machine already, and were searched here. Nothing was sent.`));
+    return;
+  }
+  const size = saw.messages.reduce((sum, one) => sum + one.bytes, 0);
+  put(
+    place,
+    make("p", { class: "big" }, "Noise"),
+    make("p", {}, `${count(saw.messages.length, "sealed question")}, ${count(size, "byte")} in all. They are as long for every image, and nobody can tell them from random numbers who cannot solve a hard lattice problem:`),
+    ...saw.messages.map((one) => make("code", { class: "hex" }, one.hex)),
+  );
+}
+
 export function showSaw(place, told) {
+  if (told.kind === "free") return showFree(place, told);
   if (told.kind === "classified") {
     put(
       place,
@@ -57,6 +72,10 @@ export function showGot(place, told) {
     );
     return;
   }
+  if (told.kind === "free") {
+    put(place, make("p", {}, `The ${told.got.length} nearest, chosen on this machine.`), make("ol", { class: "matches" }, ...told.got.map(match)));
+    return;
+  }
   put(
     place,
     make("p", { class: told.missed ? "worth open" : "worth" }, told.worth),
@@ -66,7 +85,7 @@ export function showGot(place, told) {
 }
 
 export function showPaid(place, told) {
-  const facts = told.kind === "classified" ? [["Cost", "nothing"], ["Left", `${told.balance.left_words} of ${told.balance.epsilon}`]] : [
+  const facts = told.kind !== "nearest" ? [["Cost", "nothing"], ["Left", `${told.balance.left_words} of ${told.balance.epsilon}`]] : [
     ["Cost", told.repeated ? "nothing: it was paid for before" : `epsilon ${told.cost}`],
     ["Odds change at most", `× ${told.odds} by this message`],
     ...(told.balance.odds === null ? [] : [["By all paid so far", `× ${told.balance.odds}, were it all about one image`]]),

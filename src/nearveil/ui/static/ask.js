@@ -5,7 +5,7 @@ import { count, find, make, percent, put, say } from "./dom.js";
 import { gauge } from "./gauge.js";
 import { chosen, state } from "./state.js";
 
-const STOPS = [0.25, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 10, 12];
+const STOPS = [0, 0.25, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 10, 12];
 const LEAST = 1e-6, MOST = 40;
 const LARGEST = 64 * 2 ** 20;
 
@@ -14,10 +14,11 @@ let file = null, map = null, asked = null, busy = false, previewed = 0, looked =
 const epsilon = () => Number(find("epsilon-number").value);
 const nearestStop = (value) => STOPS.reduce((best, stop, place) => (Math.abs(stop - value) < Math.abs(STOPS[best] - value) ? place : best), 0);
 const isProtected = () => chosen()?.kind === "protected";
-const valid = () => Number.isFinite(epsilon()) && epsilon() >= LEAST && epsilon() <= MOST;
+const isFree = () => find("epsilon-number").value.trim() !== "" && epsilon() === 0;
+const valid = () => isFree() || (Number.isFinite(epsilon()) && epsilon() >= LEAST && epsilon() <= MOST);
 
 function showCurve() {
-  if (map !== null && valid()) put(find("curve"), curve(map, epsilon(), asked));
+  if (map !== null && valid() && !isFree()) put(find("curve"), curve(map, epsilon(), asked));
 }
 
 // A protected gallery is not asked: its model is used here. So there is nothing to pay, and nothing to choose.
@@ -34,11 +35,20 @@ function showKind() {
   if (asked === null) find("promise").textContent = "Nothing is told about your image, whatever it is.";
 }
 
+// At epsilon 0: a copy on this machine, or a sealed question. A copy is never fetched because of an image.
+function freeWay() {
+  const gallery = chosen(), offers = gallery?.offers ?? [];
+  if (gallery?.copy) return `Nothing is sent: the copy of ${count(gallery.copy, "item")} on this machine is searched.`;
+  if (offers.includes("sealed")) return "The server is sent noise that it computes on and cannot read.";
+  if (offers.includes("codes")) return "There is no copy on this machine yet. Fetch one on the page Gallery, at a time that has nothing to do with an image.";
+  return "This gallery hands out no codes and answers no sealed questions: choose an epsilon above 0.";
+}
+
 async function preview() {
   const turn = ++previewed;
   if (isProtected()) return showKind();
   if (!valid()) {
-    find("epsilon-note").textContent = "Epsilon must be a number from 0.000001 to 40.";
+    find("epsilon-note").textContent = "Epsilon must be 0, or a number from 0.000001 to 40.";
     find("cost-note").textContent = "";
     return;
   }
@@ -46,7 +56,14 @@ async function preview() {
     const told = await get("/api/preview", { epsilon: epsilon() }, 20);
     if (turn !== previewed) return;
     find("epsilon").setAttribute("aria-valuetext", `epsilon ${epsilon()}. ${told.promise}`);
-    find("epsilon-note").textContent = told.promise;
+    find("epsilon-note").textContent = isFree() ? `${told.promise} ${freeWay()}` : told.promise;
+    find("candidates-field").hidden = isFree();
+    find("hide-field").hidden = isFree() || dummies === 0;
+    if (isFree()) {
+      find("cost-note").textContent = "This costs nothing.";
+      if (asked === null) find("promise").textContent = told.promise;
+      return;
+    }
     if (asked === null) find("promise").textContent = told.promise;
     find("cost-note").textContent = told.allowed
       ? `This will cost ${told.cost} of the ${told.before} left.`
@@ -173,6 +190,10 @@ function show(told, which) {
   put(find("gauge"), gauge(told.balance));
   find("answer").hidden = false;
   state.answers += 1;
+  if (told.kind === "free") {
+    find("ask-status").textContent = `${told.got.length} matches found. It cost nothing.`;
+    return;
+  }
   if (told.kind === "classified") {
     find("ask-status").textContent = `The most probable class is ${told.label}. It cost nothing.`;
     return;
@@ -207,7 +228,7 @@ async function ask(event) {
   if (busy) return;
   const error = find("ask-error");
   if (file === null) return say(error, "Choose an image first: drop one, or press the field and pick a file.");
-  if (!isProtected() && !valid()) return say(error, "Epsilon must be a number from 0.000001 to 40.");
+  if (!isProtected() && !valid()) return say(error, "Epsilon must be 0, or a number from 0.000001 to 40.");
   if (file.size > LARGEST) return say(error, "This image is too large: at most 64 megapixels and 64 MiB are read. Save a smaller copy. No message was sent, and nothing was paid.");
   if (chosen() === null) return loadGalleries();
   if (isProtected()) return answered("/api/classify", { gallery: state.gallery }, file);

@@ -1,4 +1,4 @@
-import { get } from "./api.js";
+import { get, post } from "./api.js";
 import { count, draw, find, make, picture, put, say } from "./dom.js";
 import { chosen, state } from "./state.js";
 
@@ -59,6 +59,25 @@ function drawn(told) {
   return make("div", { class: "split" }, make("figure", { class: "card map" }, picture, legend(told)), side);
 }
 
+// A copy for search at home. It is fetched by this button alone: the server sees when.
+function copyCard(gallery) {
+  if (!gallery.offers.includes("codes")) return null;
+  const said = make("p", { class: "note", "aria-live": "polite" }, gallery.copy ? `A copy of ${count(gallery.copy, "item")} is on this machine.` : "There is no copy on this machine yet.");
+  const button = make("button", { type: "button", id: "sync", onclick: async () => {
+    button.disabled = true;
+    said.textContent = "Fetching…";
+    try {
+      const told = await post("/api/sync", { gallery: gallery.name }, "");
+      gallery.copy = told.items;
+      said.textContent = `A copy of ${count(told.items, "item")} is on this machine; ${(told.fetched / 1e6).toFixed(2)} MB were fetched.`;
+    } catch (trouble) {
+      said.textContent = trouble.message;
+    }
+    button.disabled = false;
+  } }, "Fetch what is new");
+  return make("section", { class: "card" }, make("h2", {}, "Search at home"), make("p", {}, "This gallery hands out all its codes. With a copy here, questions at epsilon 0 send nothing and cost nothing. The server sees when you fetch: do so on a schedule of your own, never because of an image."), button, said);
+}
+
 export async function show() {
   const body = find("gallery-body"), error = find("gallery-error");
   const gallery = chosen();
@@ -71,7 +90,7 @@ export async function show() {
   body.setAttribute("aria-busy", "true");
   try {
     const told = await get("/api/picture", { gallery: gallery.name, candidates: state.candidates }, 120);
-    put(body, drawn(told));
+    put(body, drawn(told), ...[copyCard(gallery)].filter(Boolean));
     say(error, "");
   } catch (trouble) {
     say(error, trouble.message);
