@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearveil.gallery import Index
+from nearveil.gallery import Index, Item
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Message
 from nearveil.privacy.events import PureDp
@@ -56,12 +56,38 @@ def test_frames(name: str) -> None:
         assert [one.to_bytes().hex() for one in spoken()] == list(kept.values())
 
 
-def test_an_index(name: str, tmp_path: Path) -> None:
-    (tmp_path / "birds").mkdir(mode=0o700)
-    database = tmp_path / "birds" / "index.db"
+def unpacked(name: str, into: Path) -> Path:
+    """Return an index as a version wrote it."""
+    into.mkdir(mode=0o700)
+    database = into / "index.db"
     database.write_bytes(gzip.decompress((HERE / f"index-{name}.db.gz").read_bytes()))
     database.chmod(0o600)
-    assert answers(tmp_path / "birds") == json.loads((HERE / f"answers-{name}.json").read_text())
+    return into
+
+
+def test_an_index(name: str, tmp_path: Path) -> None:
+    assert answers(unpacked(name, tmp_path / "birds")) == json.loads((HERE / f"answers-{name}.json").read_text())
+
+
+def test_an_index_changes_after_opening(name: str, tmp_path: Path) -> None:
+    place = unpacked(name, tmp_path / "birds")
+    with Index.open(place) as index:
+        old, revision = index.ids(), index.revision
+        rows, names = index.features(old), [item.name for item in index.items(old)]
+        (first,) = index.add([Item(rows[0], "new", external_id="own")])
+        index.delete([int(old[0])])
+        assert index.revision > revision
+    with Index.open(place) as index:
+        index.verify()
+        kept = index.ids()
+        assert kept.tolist() == [*old[1:].tolist(), int(first)]
+        np.testing.assert_array_equal(index.features(kept), np.concatenate([rows[1:], rows[:1]]))
+        assert [item.name for item in index.items(kept)] == [*names[1:], "new"]
+        assert index.items(["own"])[0].id == first
+        published = index.republish()
+        assert first in published.ids
+        assert not index.current().stale
+    assert answers(place)
 
 
 def test_tokens(name: str, tmp_path: Path) -> None:

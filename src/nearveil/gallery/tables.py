@@ -9,7 +9,7 @@ from nearveil.features.vectors import VectorTable
 from nearveil.gallery.errors import UnknownItemError
 from nearveil.gallery.folder import MapTerms, describe_place, find_index, find_terms, open_index, publish_map
 from nearveil.gallery.index import Index
-from nearveil.gallery.items import Progress
+from nearveil.gallery.items import Progress, check_table
 from nearveil.gallery.publishing import Published
 from nearveil.storage import make_data_folder
 
@@ -53,6 +53,7 @@ def sync_table(
         if table is None:
             raise ValueError(f"delete: there is no index at {describe_place(where)}")
         MapTerms().updated(**given).check(len(table.rows))
+        check_table(*table, table.rows.shape[1])  # before anything is made
         if index is None:
             make_data_folder()
         held = Index.create(where, dimension=table.rows.shape[1])

@@ -1,0 +1,136 @@
+"""``nearveil index`` and ``nearveil query`` of vectors that a user brings, from every kind of file."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nearveil.gallery import Index
+from nearveil.ledger import Ledger
+from tests.cli.galleries import fine, refused, told
+
+COUNT = 60
+ROWS = np.random.default_rng(3).standard_normal((COUNT, 8)).astype(np.float32)
+IDS = [f"doc-{number}" for number in range(COUNT)]
+TERMS = ("--sets", 3, "--candidates", 0.2)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("NEARVEIL_INDEX", "NEARVEIL_LEDGER", "NEARVEIL_WITNESS"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def write(kind: str, rows: Any = ROWS, ids: list[str] = IDS, name: str = "emb") -> Path:
+    place = Path(f"{name}.{kind}")
+    text = [f"text of {one}" for one in ids]
+    if kind == "npy":
+        np.save(place, rows)
+    elif kind == "npz":
+        np.savez(place, vectors=rows, key=np.array(ids), text=np.array(text))
+    else:
+        pa, csv, parquet = (pytest.importorskip(f"pyarrow{one}") for one in ("", ".csv", ".parquet"))
+        columns = {f"x{n}": rows[:, n] for n in range(rows.shape[1])} if kind == "csv" else {"v": rows.tolist()}
+        table = pa.table({"key": ids, "text": text, **columns})
+        (csv.write_csv if kind == "csv" else parquet.write_table)(table, place)
+    return place
+
+
+def stored(*ids: str) -> list[tuple[str | None, Any]]:
+    with Index.open("texts") as index:
+        return [(item.external_id, item.metadata) for item in index.items(list(ids))]
+
+
+@pytest.mark.parametrize("kind", ["npz", "parquet", "csv"])
+def test_a_file_becomes_a_gallery_with_the_users_own_ids(kind: str) -> None:
+    words = ("index", write(kind), "--into", "texts", "--ids", "key", "--metadata", "text", *TERMS)
+    found = told(*words)
+    assert (found["vectors"], found["added"], found["deleted"], found["dimension"]) == (COUNT, COUNT, 0, 8)
+    assert (found["sets"], found["candidates"], found["map_learned"]) == (3, 12, True)
+    assert stored("doc-7") == [("doc-7", {"text": "text of doc-7"})]
+    with Index.open("texts") as index:
+        unit = ROWS[7] / np.linalg.norm(ROWS[7])
+        np.testing.assert_allclose(index.features(["doc-7"])[0], unit, atol=1e-6)
+    again = told(*words)
+    assert (again["added"], again["map_learned"], again["revision"]) == (0, False, found["revision"])
+    assert "Nothing new: nothing was done." in fine(*words)
+
+
+def test_rows_alone_are_called_by_their_file_and_number() -> None:
+    assert "60 (60 added, 0 deleted), 8 dimensions" in fine("index", write("npy"), "--into", "texts", *TERMS)
+    assert stored("emb.npy:59") == [("emb.npy:59", {})]
+
+
+def test_vectors_are_replaced_and_deleted_by_their_ids() -> None:
+    common = ("--into", "texts")
+    first = told("index", write("npz"), *common, "--ids", "key", "--metadata", "text", *TERMS)
+    changed = ROWS[:2].copy()
+    changed[0] = -changed[0]
+    found = told("index", write("npz", changed, ["doc-0", "new"]), *common, "--ids", "key", "--metadata", "text")
+    assert (found["vectors"], found["map_learned"]) == (COUNT + 1, True)
+    assert (found["sets"], found["epsilon"]) == (first["sets"], first["epsilon"])
+    with Index.open("texts") as index:
+        np.testing.assert_allclose(index.features(["doc-0"])[0], -ROWS[0] / np.linalg.norm(ROWS[0]), atol=1e-6)
+    gone = told("index", *common, "--delete", "new", "--delete", "doc-1")
+    assert (gone["vectors"], gone["added"], gone["deleted"]) == (COUNT - 1, 0, 2)
+    said = refused("index", *common, "--delete", "doc-2", "--delete", "nobody")
+    assert "--delete: the index does not hold nobody; nothing was changed" in said
+    assert stored("doc-2") == [("doc-2", {"text": "text of doc-2"})]
+
+
+def test_what_cannot_be_indexed_is_said_and_makes_nothing() -> None:
+    bad = ROWS.copy()
+    bad[4] = 0
+    empty = Path("empty.npy")
+    empty.touch()
+    for words, said in (
+        ((write("npz"), "--ids", "nothing"), "nothing"),
+        ((write("npy", bad, name="zeros"),), "must not be all zeros"),
+        ((write("npy", np.where(np.arange(COUNT)[:, None] == 5, np.nan, ROWS), name="nan"),), "NaN"),
+        ((empty,), "empty.npy"),
+        ((Path("none.npy"),), "none.npy"),
+        (("--delete", "doc-1"), "--delete: there is no index at"),
+        ((), "give a folder of images or a file of vectors"),
+        ((write("npy"), "--private"), "they are for images"),
+    ):
+        assert said in refused("index", *words, "--into", "texts")
+        assert not Path("texts").exists()
+    fine("index", write("npy"), "--into", "texts", *TERMS)
+    assert "dimension" in refused("index", write("npy", ROWS[:, :5]), "--into", "texts")
+
+
+def test_a_vector_is_asked_for_and_paid_once(here: Path) -> None:
+    fine("index", write("npz"), "--into", "texts", "--ids", "key", *TERMS)
+    np.save("q.npy", 3 * ROWS[7])  # its norm plays no part
+    words = ("query", "q.npy", "--index", "texts", "--ledger", "budget.db", "--epsilon", 40)
+    found = told(*words)
+    assert found["found"][0]["name"] == "doc-7"
+    assert found["found"][0]["similarity"] == pytest.approx(1, abs=1e-3)
+    assert found["paid"] == 40
+    again = told(*words, "--key", found["key"])
+    assert (again["found"], again["paid"]) == (found["found"], 0)
+    np.save("row.npy", ROWS[7][None])
+    other = told("query", "row.npy", *words[2:])["found"]
+    assert [one["id"] for one in other] == [one["id"] for one in found["found"]]
+
+    def spent() -> float:
+        with Ledger("budget.db", read_only=True) as book:
+            return sum(account.balance().spent for account in book.accounts())
+
+    before = spent()
+    assert before == 80
+    for name, row, said in (
+        ("zeros", np.zeros(8), "all zeros"),
+        ("nan", np.full(8, np.nan), "finite"),
+        ("short", ROWS[7][:5], "8"),
+        ("many", ROWS, "holds 60 rows, and a question is about one"),
+    ):
+        np.save(f"{name}.npy", row)
+        assert said in refused("query", f"{name}.npy", *words[2:])
+    assert "a vector has no picture" in refused(*words, "--sheet", "found.png")
+    assert spent() == before

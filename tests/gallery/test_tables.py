@@ -1,0 +1,59 @@
+"""``sync_table``: vectors of a table come in, replace and go out by their ids, and the map follows."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nearveil.features.vectors import VectorTable
+from nearveil.gallery import Index
+from nearveil.gallery.tables import sync_table
+
+ROWS = np.random.default_rng(5).standard_normal((50, 6)).astype(np.float32)
+IDS = [f"a{number}" for number in range(50)]
+
+
+def test_a_table_is_kept(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def progress(words: str, total: int | None) -> object:
+        seen.append(words)
+        return lambda _: None
+
+    first = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", n_sets=3, candidates=0.2, progress=progress)  # type: ignore[arg-type]
+    assert (first.items, first.added, first.deleted, first.dimension, first.learned) == (50, 50, 0, 6, True)
+    assert first.published.map.n_sets == 3
+    assert seen
+    same = sync_table(VectorTable(ROWS, IDS), tmp_path / "i")
+    assert (same.added, same.deleted, same.learned, same.revision) == (0, 0, False, first.revision)
+    assert same.published.public_id == first.published.public_id
+
+    # Rows with known ids are replaced, and those that the table lacks stay.
+    changed = VectorTable(np.concatenate([-ROWS[:1], ROWS[1:2]]), ["a0", "b"])
+    next_ = sync_table(changed, tmp_path / "i", delete=["a49"])
+    assert (next_.items, next_.learned) == (50, True)
+    assert next_.added - next_.deleted == 0
+    with Index.open(tmp_path / "i") as index:
+        held = {item.external_id for item in index.items(index.ids())}
+        assert held == {*IDS[:49], "b"}
+        np.testing.assert_allclose(index.features(["a0"])[0], -ROWS[0] / np.linalg.norm(ROWS[0]), atol=1e-6)
+        assert not index.current().stale
+        index.verify()
+
+
+def test_what_is_wrong_changes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no index at"):
+        sync_table(None, tmp_path / "i", delete=["a0"])
+    with pytest.raises(ValueError, match="epsilon"):
+        sync_table(VectorTable(ROWS, IDS), tmp_path / "i", epsilon=-1.0)
+    assert not (tmp_path / "i").exists()
+    made = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", n_sets=3, candidates=0.2)
+    with pytest.raises(ValueError, match="does not hold b; nothing was changed"):
+        sync_table(VectorTable(ROWS, IDS), tmp_path / "i", delete=["a0", "b"])
+    with pytest.raises(ValueError, match="6"):
+        sync_table(VectorTable(ROWS[:, :4], IDS), tmp_path / "i")
+    with Index.open(tmp_path / "i") as index:
+        assert (len(index), index.revision) == (50, made.revision)
+    Index.create(tmp_path / "images", dimension=6, extractor="toy").close()
+    with pytest.raises(ValueError, match="this index has features of images"):
+        sync_table(VectorTable(ROWS, IDS), tmp_path / "images")
