@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nearveil.sealed.index import choose_shape
 from nearveil.sealed.kernels import KernelName, make_kernel
+from nearveil.sealed.sizes import choose_shape
 
 DIMENSION = 64
 KERNELS: tuple[KernelName, ...] = ("numpy", "numba", "torch")

@@ -15,9 +15,9 @@ from nearveil.privacy.noise import unsafe_seeded
 from nearveil.sealed import FETCH, SCORES, SealedClient, SealedError, SealedIndex
 from nearveil.sealed.accuracy import bound_score_error, find_score_deviation
 from nearveil.sealed.cells import make_cells
-from nearveil.sealed.index import choose_shape
 from nearveil.sealed.layout import Layout, check_rows, pad_records, unpad_record
 from nearveil.sealed.lwe import make_hint
+from nearveil.sealed.sizes import choose_shape
 
 N = 400
 

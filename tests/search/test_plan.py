@@ -134,3 +134,38 @@ def test_less_is_expected_of_smaller_answers_and_not_all_items_are_reached() -> 
 def test_what_is_expected_fits_into_the_answer_and_needs_no_delta() -> None:
     assert plan(100_000, 20.0, 400).expected[1] <= 3 / 8  # three candidates
     assert plan(100_000, 4.0, 2_000_000, delta=0.5).expected == plan(100_000, 4.0, 2_000_000).expected
+
+
+@pytest.mark.parametrize(
+    ("items", "storage", "advised"),
+    [
+        (10_000, 1 << 30, "home"),
+        (100_000_000, 1 << 30, "sealed"),
+        (100_000, 1_000_000, "message"),
+        (10**10, 1 << 30, None),
+    ],
+)
+def test_three_ways_are_weighed_and_one_is_advised(items: int, storage: int, advised: str | None) -> None:
+    found = plan(items, 6.0, 2_000_000, dimension=64, storage=storage)
+    assert [way.name for way in found.ways] == ["home", "sealed", "message"]
+    assert [way.name for way in found.ways if way.advised] == ([] if advised is None else [advised])
+    home, sealed, message = found.ways
+    assert (home.epsilon, sealed.epsilon, message.epsilon) == (0.0, 0.0, 6.0)
+    assert home.sends == home.gets == 0
+    assert message.found <= found.ceiling
+
+
+def test_sizes_of_sealed_search_are_those_of_an_index() -> None:
+    from nearveil.sealed import SealedClient, SealedIndex
+    from nearveil.sealed.sizes import estimate_sizes
+
+    rows = np.random.default_rng(0).normal(size=(900, 70))
+    index = SealedIndex.build(rows, records=[b"x" * 40] * 900)
+    client = SealedClient(index.layout.to_bytes(), index.get_hints())
+    asked = [client.ask(rows[0]).data, client.ask_records(range(16)).data]
+    told, answers = estimate_sizes(900, 40), [index.answer(one) for one in asked]
+    for size, frames in ((told.question, asked), (told.answer, answers), (told.hint, index.get_hints())):
+        assert size <= sum(map(len, frames)) <= size + 5000
+    kept = index.layout.records
+    assert kept is not None
+    assert 0 <= index.nbytes + kept.n_rows * kept.n_columns - told.passed <= 1000

@@ -70,13 +70,14 @@ def plan(
     dimension: Annotated[
         int, typer.Option(min=1, help="Of a feature; 1280 is that of images by EfficientNet-Lite0.")
     ] = 1280,
+    storage: Annotated[str, typer.Option(metavar="SIZE", help="What a client may keep, such as 2GiB.")] = "2GiB",
     delta: Annotated[float, typer.Option(help="Of one query.")] = 0.0,
     as_json: Json = False,
 ) -> None:
     """Say which release to use for a gallery, and what it will find.
 
     Says so, too, when the whole gallery's codes fit into the answer and nothing need be asked, and when
-    no private release can work, why, and what would.
+    no private release can work, why, and what would. A table weighs a message, search at home and sealed search.
 
     [bold]Examples[/bold]
 
@@ -85,9 +86,11 @@ def plan(
     nearveil plan --items 1000000 --epsilon 1 --answer 100kB --dimension 128 --json
     """
     from nearveil.search import plan as advise
+    from nearveil.search.planning import write_bytes
 
     try:
-        found = advise(items, epsilon, parse_size(answer), delta=delta, dimension=dimension)
+        limits = {"dimension": dimension, "storage": parse_size(storage)}
+        found = advise(items, epsilon, parse_size(answer), delta=delta, **limits)
     except ValueError as wrong:
         raise typer.BadParameter(str(wrong)) from None
     if as_json:
@@ -96,6 +99,22 @@ def plan(
         print_json({**fields, "advice": str(found), "commands": list(found.commands)})
     else:
         print_lines(*str(found).splitlines(), *(f"  {line}" for line in found.commands))
+        print_table(
+            ["way", "you keep", "up", "down", "server reads", "finds up to"],
+            [
+                (
+                    way.name,
+                    *map(write_bytes, (way.keeps, way.sends, way.gets, way.passes)),
+                    f"{way.found:.0%}",
+                )
+                for way in found.ways
+            ],
+            right=("you keep", "up", "down", "server reads", "finds up to"),
+        )
+        print_lines(
+            *(f"{way.name}: the server learns {way.learns}; {way.why}." for way in found.ways),
+            *(f"Advised: {way.name}." for way in found.ways if way.advised),
+        )
 
 
 def parse_size(text: str) -> int:

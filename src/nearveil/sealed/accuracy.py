@@ -4,9 +4,9 @@ import math
 
 from nearveil.sealed.lwe import ANSWER_BITS, QUESTION_BITS
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
+from nearveil.sealed.sizes import HINT_BYTES
 
 SPAN = 2.1  # a score of the largest length is Q / 2.1: a little below the half, where it would wrap
-HINT_BYTES = {"scores": 2, "records": 3}  # of an entry of a hint
 BYTE_BITS = 8
 
 

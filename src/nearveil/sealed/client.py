@@ -9,10 +9,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.privacy.guarantee import Assumption, Basis, Guarantee
 from nearveil.privacy.noise import Source, secure_source
-from nearveil.sealed.accuracy import BYTE_BITS, HINT_BYTES, SPAN
+from nearveil.sealed.accuracy import BYTE_BITS, SPAN
 from nearveil.sealed.layout import Layout, SealedError, check_rows, choose_cells, unpad_record
 from nearveil.sealed.lwe import ANSWER_BITS, Longs, centre, encrypt
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
+from nearveil.sealed.sizes import HINT_BYTES
 from nearveil.sealed.wire import Hint, get_parameters, read_answer, write_question
 
 

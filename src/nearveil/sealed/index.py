@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nearveil.privacy.checks import check_count
-from nearveil.sealed.accuracy import HINT_BYTES, bound_fetch_failure
+from nearveil.sealed.accuracy import bound_fetch_failure
 from nearveil.sealed.cells import make_cells
 from nearveil.sealed.kernels import Kernel, KernelName, make_kernel
 from nearveil.sealed.layout import (
     MOST_FETCHED,
-    QUESTION_BYTES,
     Layout,
     RecordLayout,
     SealedError,
@@ -42,19 +41,24 @@ from nearveil.sealed.lwe import (
     unpack,
 )
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
+from nearveil.sealed.sizes import (
+    DIMENSIONS,
+    HINT_BYTES,
+    N_FETCHED,
+    QUESTION_BYTES,
+    TILE,
+    choose_shape,
+    count_slots,
+    shape_records,
+)
 from nearveil.sealed.wire import Hint, get_parameters, read_question, write_answer
 
-_TILE = 8  # dimensions and slots are multiples of it: what processors multiply at a time
-_ROOM = 1.06  # slots for each item: what balance and later items need
 _CLIP = 3.6  # standard deviations of a coordinate beyond which it is clipped
 _TOGETHER = 32  # questions of one pass
 _HINT_ROWS = 256  # of a hint that one worker makes at a time
-_DIMENSIONS = 64
 _SAMPLE = 1 << 16  # rows that directions are learned from, and that are projected at a time
-_N_FETCHED = 16
 _DIGITS = 127
 _LARGEST_FAILURE = 2.0**-30  # probability that a byte of a record is read wrongly
-_PROBED = 14_000  # slots that a question looks into: their number makes the hint
 _SEED = 20260902  # of the rotation, which is public
 
 
@@ -107,10 +111,10 @@ class SealedIndex:
         rows: ArrayLike,
         *,
         records: Sequence[bytes] | None = None,
-        dimension: int = _DIMENSIONS,
+        dimension: int = DIMENSIONS,
         n_cells: int | None = None,
         n_colours: int | None = None,
-        n_fetched: int = _N_FETCHED,
+        n_fetched: int = N_FETCHED,
         kernel: KernelName = "auto",
         device: str = "cpu",
         n_jobs: int = 1,
@@ -146,8 +150,7 @@ class SealedIndex:
         blocks = (given[start : start + _SAMPLE] for start in range(0, len(given), _SAMPLE))
         codes, scale, reach = _quantise(np.concatenate([check_rows(block) @ projection for block in blocks]))
         n_cells, n_colours = choose_shape(len(codes), n_cells, n_colours)
-        # Every cell has the same number of slots, a few more than items fill on average.
-        n_slots = -(-math.ceil(_ROOM * len(codes) / n_cells + 1) // _TILE) * _TILE
+        n_slots = count_slots(len(codes), n_cells)
         cells = make_cells(codes.astype(np.float32), n_cells, n_colours, n_slots)
         counts = np.bincount(cells.cells, minlength=n_cells)
         order = np.argsort(cells.cells, kind="stable")
@@ -386,21 +389,6 @@ def _name_version(seed: bytes, database: Bytes, records: Bytes | None) -> int:
     return int.from_bytes(digest[:6], "little") + 1
 
 
-def choose_shape(n_items: int, n_cells: int | None = None, n_colours: int | None = None) -> tuple[int, int]:
-    """Return numbers of cells and colours for a gallery; those that are given are kept, cells as a multiple of colours.
-
-    Examples
-    --------
-    >>> choose_shape(1_000_000), choose_shape(1_000, n_colours=4)
-    ((3034, 41), (96, 4))
-    """
-    cells = max(1, round(3 * math.sqrt(n_items))) if n_cells is None else check_count(n_cells, "n_cells", 1)
-    if n_colours is None:
-        n_colours = max(1, min(cells, round(_PROBED * cells / n_items), 41))
-    n_colours = min(check_count(n_colours, "n_colours", 1), cells)
-    return -(-cells // n_colours) * n_colours, n_colours
-
-
 def _find_projection(vectors: Singles, dimension: int) -> Singles:
     """Return the leading directions of vectors, rotated at random, shape (n_features, dimension).
 
@@ -409,7 +397,7 @@ def _find_projection(vectors: Singles, dimension: int) -> Singles:
     n_features = vectors.shape[1]
     kept = min(dimension, n_features)
     _, directions = np.linalg.eigh((vectors.T @ vectors).astype(np.float64))
-    width = -(-kept // _TILE) * _TILE
+    width = -(-kept // TILE) * TILE
     rotation, _ = np.linalg.qr(np.random.default_rng(_SEED).normal(size=(width, width)))
     return np.asarray(directions[:, ::-1][:, :kept] @ rotation[:kept], dtype=np.float32)
 
@@ -440,8 +428,7 @@ def _lay_out_records(records: Sequence[bytes], items: NDArray[np.int64], n_fetch
     if not 1 <= check_count(n_fetched, "n_fetched", 1) <= MOST_FETCHED:
         raise SealedError(f"n_fetched must be from 1 to {MOST_FETCHED}")
     width = max(map(len, records)) + 1
-    per_column = max(1, round(math.sqrt(items.size / (2 * width))))
-    n_columns = -(-items.size // per_column)
+    per_column, n_columns = shape_records(items.size, width)
     table = np.zeros((n_columns * per_column, width), np.int8)
     filled = items.ravel() >= 0
     table[: items.size][filled] = pad_records(records, width)[items.ravel()[filled]]

@@ -12,10 +12,10 @@ from nearveil.errors import NearveilError
 from nearveil.frames import DEFAULT_LIMITS, Kind, Limits, Reader, WireError, Writer, frame, unframe
 from nearveil.sealed.lwe import SEED_BYTES, Bytes
 from nearveil.sealed.parameters import FETCH, SCORES
+from nearveil.sealed.sizes import QUESTION_BYTES
 
 Singles = NDArray[np.float32]
 
-QUESTION_BYTES = 3  # of a number
 MOST_FETCHED = 256
 _MOST = 1 << 31  # of any count
 _MOST_DIMENSIONS = 1 << 12

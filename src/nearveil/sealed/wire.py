@@ -7,14 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.frames import DEFAULT_LIMITS, Kind, Limits, Reader, WireError, Writer, frame, unframe
-from nearveil.sealed.accuracy import HINT_BYTES
-from nearveil.sealed.layout import QUESTION_BYTES, SealedError, open_frame
+from nearveil.sealed.layout import SealedError, open_frame
 from nearveil.sealed.lwe import Words, pack, unpack
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
+from nearveil.sealed.sizes import ANSWER_BYTES, HINT_BYTES, QUESTION_BYTES
 
 _PARTS = ("scores", "records")  # as flags of a frame
 _SETS = {"scores": SCORES, "records": FETCH}
-ANSWER_BYTES = 2
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """What a gallery, an epsilon and an answer's size allow, before anything is built."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 from nearveil.gallery.answers import CANDIDATE_BYTES, ID_BYTES, Answer
 from nearveil.mechanisms.covers.covers import MOST_SETS
 from nearveil.mechanisms.covers.learning import usual_number
+from nearveil.sealed.sizes import estimate_sizes
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line, utility_ceiling
 
 WHOLE, RELEASE, NONE = "whole gallery", "covers", "none"
@@ -19,9 +20,30 @@ SHARES = (0.85, 0.96)
 _FRACTIONS = (0.01, 0.03, 0.1)
 _LOW_SHARES = (0.68, 0.80, SHARES[0])
 CODE_LOSS = 0.07  # of NN-recall by codes of 128 bytes: nearveil study codes
+STORAGE = 2 << 30  # bytes that a client keeps without being asked
 _TOP = 8  # neighbours that NN-recall@8 counts
+_NAME = 16  # bytes of a name, for estimates
+_MAP, _MESSAGE = 500_000, 200  # bytes of a public map and of a message, about
+_PROBED = 0.967  # of exact search on codes that sealed search finds at a million items: docs/results/sealed.md
+_LARGEST_PASS = 100 << 30  # bytes that a server passes over for a question: seconds on one GPU, a minute on a core
 _LARGEST_EPSILON = 40.0  # of covers; more protects nothing
 _WORTH = 0.5  # e^eps f below this: the message moves the odds by less than the answer's smallness costs
+
+
+@dataclass(frozen=True)
+class SearchWay:
+    """One way to ask a gallery, and what it takes."""
+
+    name: str  # message, home or sealed
+    learns: str  # what the server learns from a question
+    epsilon: float
+    keeps: int  # bytes that a client keeps
+    sends: int  # bytes that go up for a question
+    gets: int  # bytes that come back
+    passes: int  # bytes that the server reads for a question, besides what it sends
+    found: float  # at most: the part of the true nearest neighbours that can be ranked
+    advised: bool = False
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,6 +72,7 @@ class SearchPlan:
     reach: float  # the part of the items that covers can hold at most, with their usual number of sets
     dimension: int = 1280
     item_bytes: int = CANDIDATE_BYTES  # of an item in an answer, as `publish` makes it with `code_bytes` 128
+    ways: tuple[SearchWay, ...] = ()  # message, home and sealed, side by side
 
     @property
     def commands(self) -> tuple[str, ...]:
@@ -58,7 +81,12 @@ class SearchPlan:
         if self.release == NONE:
             return ()
         if self.release == WHOLE:
-            return (f"nearveil index DIR {codes}", "nearveil sync URL", "nearveil query IMAGE --server URL --epsilon 0")
+            return (
+                f"nearveil index DIR {codes} --into GALLERY",
+                "nearveil serve GALLERY --offer codes",
+                "nearveil sync URL --token-file TOKEN",
+                "nearveil query IMAGE --server URL --token-file TOKEN --epsilon 0",
+            )
         fraction = f"{math.floor(self.candidates * 10**6) / 10**6:.6f}".rstrip("0")
         return (
             f"nearveil index DIR --candidates {fraction} {codes} --epsilon {self.epsilon:g}",
@@ -69,7 +97,7 @@ class SearchPlan:
         if self.release == WHOLE:
             return (
                 f"Send the codes of all {self.items:,} items ({self.item_bytes} bytes each, "
-                f"{_write_bytes(self.answer_whole)}) to everybody. Nothing is asked, so nothing is told: epsilon is 0, "
+                f"{write_bytes(self.answer_whole)}) to everybody. Nothing is asked, so nothing is told: epsilon is 0, "
                 "and every neighbour is among them. What codes of 128 bytes lose when the client ranks by them is up "
                 f"to {CODE_LOSS:.0%} on image features of 1280 dimensions."
             )
@@ -81,7 +109,7 @@ class SearchPlan:
             f"{self.expected[0]:.0%} to {self.expected[1]:.0%} of the true nearest neighbours, as on image features. "
             f"{self._most(0).capitalize()}; the same answer for everybody finds {self.floor:.0%}. "
             f"{self._tell_reach()}"
-            f"The whole gallery's codes would take {_write_bytes(self.answer_whole)}, at epsilon 0."
+            f"The whole gallery's codes would take {write_bytes(self.answer_whole)}, at epsilon 0."
         )
 
     def _tell_reach(self) -> str:
@@ -99,10 +127,10 @@ class SearchPlan:
         return bound if self.popularity_known else f"{bound} where all items are equally popular"
 
     def _refusal(self) -> str:
-        ways = [f"an answer of {_write_bytes(self.answer_needed)} at this epsilon"]
+        ways = [f"an answer of {write_bytes(self.answer_needed)} at this epsilon"]
         if self.candidates:
             ways.append(f"epsilon {self.epsilon_needed:.1f} with this answer")
-        ways.append(f"the whole gallery's codes, {_write_bytes(self.answer_whole)}, at epsilon 0")
+        ways.append(f"the whole gallery's codes, {write_bytes(self.answer_whole)}, at epsilon 0")
         hope = f"What would work: {'; '.join(ways)}."
         if not self.candidates:
             return f"No release can work here: the answer has no room for even one item. {hope}"
@@ -121,6 +149,7 @@ def plan(
     delta: float = 0.0,
     popularity: ArrayLike | None = None,
     dimension: int = 1280,
+    storage: int = STORAGE,
 ) -> SearchPlan:
     """Say which release to use, and what to expect of it.
 
@@ -143,6 +172,8 @@ def plan(
         How often each item is a true neighbour.
     dimension : int, default=1280
         Of a feature. With `code_bytes` 128 a candidate takes 128 bytes, or fewer of up to 61 dimensions.
+    storage : int, default=2 GiB
+        Bytes that a client may keep; for search at home and sealed search.
 
     Returns
     -------
@@ -158,7 +189,8 @@ def plan(
     >>> plan(1_000, 1.0, 200_000).release
     'whole gallery'
     """
-    for name, value in (("items", items), ("answer_bytes", answer_bytes), ("dimension", dimension)):
+    given = ("items", items), ("answer_bytes", answer_bytes), ("dimension", dimension), ("storage", storage)
+    for name, value in given:
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
             raise ValueError(f"{name} must be a whole number of at least 1")
     utility_ceiling(epsilon, delta, 0.5)  # refuses an absurd epsilon or delta
@@ -174,13 +206,14 @@ def plan(
     release = WHOLE if count == items else RELEASE if works else NONE
     # Covers are pure: no delta helps them. And an answer of fewer than eight items cannot hold eight.
     reachable = _find_limits(min(epsilon, _LARGEST_EPSILON), 0.0, fraction, popularity)[1]
+    expected = _estimate_recall(release, floor, reachable, count, fraction)
     return SearchPlan(
         release=release,
         items=int(items),
         epsilon=0.0 if release == WHOLE else float(epsilon),
         delta=0.0 if release == WHOLE else float(delta),
         candidates=fraction,
-        expected=_estimate_recall(release, floor, reachable, count, fraction),
+        expected=expected,
         floor=floor,
         ceiling=ceiling,
         epsilon_needed=math.log(1 / fraction) if count else math.inf,
@@ -190,7 +223,39 @@ def plan(
         reach=_bound_reach(int(items), count, epsilon) if release == RELEASE else 1.0,
         dimension=int(dimension),
         item_bytes=size,
+        ways=_weigh_ways(int(items), float(epsilon), size, count, expected[1] if works else floor, int(storage)),
     )
+
+
+def _weigh_ways(items: int, epsilon: float, size: int, count: int, found: float, storage: int) -> tuple[SearchWay, ...]:
+    """Return message, home and sealed side by side; one of them is advised."""
+    sizes, answer = estimate_sizes(items, size + _NAME), Answer.header_bytes + count * size
+    taken = sizes.hint, sizes.question, sizes.answer, sizes.passed
+    ways = (
+        SearchWay("home", "nothing", 0.0, items * (size + _NAME), 0, 0, 0, 1.0),
+        SearchWay("sealed", "nothing, if LWE is hard", 0.0, *taken, _PROBED),
+        SearchWay("message", f"epsilon {epsilon:g}", epsilon, _MAP, _MESSAGE, answer, 0, found),
+    )
+    fits = {
+        "home": ways[0].keeps <= storage,
+        "sealed": ways[1].keeps <= storage and ways[1].passes <= _LARGEST_PASS,
+        "message": count == items or found > 2 * count / items,
+    }
+    best = next((way.name for way in ways if fits[way.name]), None)
+    return tuple(replace(way, advised=way.name == best, why=_say_why(way, fits[way.name], storage)) for way in ways)
+
+
+def _say_why(way: SearchWay, fits: bool, storage: int) -> str:
+    """Say why a way fits, or does not."""
+    if way.name == "message":
+        return "no state, one request" if fits else "the answer is too small for this epsilon"
+    if way.keeps > storage:
+        return f"more than the {write_bytes(storage)} that a client may keep"
+    if not fits:
+        return "a pass over the codes takes the server too long"
+    if way.name == "home":
+        return "if the operator may hand out every code"
+    return "if codes may not be handed out as a whole"
 
 
 def find_shares(fraction: float) -> tuple[float, float]:
@@ -223,7 +288,7 @@ def _bound_reach(items: int, count: int, epsilon: float) -> float:
     return min(1.0, usual_number(items, count, min(epsilon, _LARGEST_EPSILON), 2, MOST_SETS) * count / items)
 
 
-def _write_bytes(size: int) -> str:
+def write_bytes(size: int) -> str:
     """Write bytes for people."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
