@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import nearveil.service
+from nearveil.gallery import Index, Item
 from nearveil.service import Settings, TokenStore
 from nearveil.service.server.tokens import default_place
 
@@ -109,6 +111,16 @@ def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ((tmp_path / "nowhere", "--port", "0"), "there is none here: `nearveil index DIR --into` makes one"),
     ):
         assert said in refused("serve", *words)
+
+
+def test_an_index_without_a_map_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NEARVEIL_CONFIG", raising=False)
+    with Index.create(tmp_path / "bare", dimension=4, extractor="toy") as index:
+        index.add(Item(row) for row in np.eye(4, dtype=np.float32))
+    for more in ((), ("--workers", 2)):
+        said = refused("serve", tmp_path / "bare", "--port", 0, "--tokens", tmp_path / "t.db", *more)
+        assert "galleries: bare has no map yet: `nearveil index` makes one" in said
+        assert "nearveil serves at" not in said
 
 
 def test_help_has_examples() -> None:

@@ -134,3 +134,20 @@ def test_a_vector_is_asked_for_and_paid_once(here: Path) -> None:
         assert said in refused("query", f"{name}.npy", *words[2:])
     assert "a vector has no picture" in refused(*words, "--sheet", "found.png")
     assert spent() == before
+
+
+def test_a_key_is_good_until_the_map_changes() -> None:
+    words = ("index", write("npz"), "--into", "texts", "--ids", "key", *TERMS)
+    fine(*words)
+    np.save("q.npy", ROWS[7])
+    asked = ("query", "q.npy", "--index", "texts", "--ledger", "budget.db", "--key", "my question")
+    first = told(*asked)
+    fine(*words)  # nothing has changed
+    again = told(*asked)
+    assert (again["found"], again["paid"], again["left"]) == (first["found"], 0, first["left"])
+    fine("index", "--into", "texts", "--delete", "doc-1")
+    said = refused(*asked)
+    assert "the gallery has another map than when this key was paid for" in said
+    assert (
+        told(*asked[:-1], "another question")["left"] == first["left"] - first["paid"]
+    )  # it paid, the refusal did not

@@ -433,3 +433,13 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ModuleNotFoundError, match=r"pip install nearveil\["):
             act()
+
+
+@pytest.mark.parametrize("name", list(backbones.EXTRACTORS))
+def test_a_fingerprint_names_its_extractor(name: str) -> None:
+    try:
+        found = backbones.EXTRACTORS[name]()
+    except ModuleNotFoundError as error:
+        pytest.skip(str(error))
+    assert backbones.name_extractor(found.fingerprint) == found.name
+    assert backbones.name_extractor(found.fingerprint[:-1]) == ""

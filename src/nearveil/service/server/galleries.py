@@ -12,6 +12,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn, Protocol, cast, get_args, runtime_checkable
 
+from nearveil.features.backbones import name_extractor
 from nearveil.frames import Kind, WireError
 from nearveil.gallery.answers import EXTRAS, ID_BYTES, Extras
 from nearveil.gallery.errors import IndexStoreError, UnknownItemError
@@ -225,7 +226,7 @@ class OpenGallery:
         the codes of all items (and their names, if offered), for search at home: every client then sees every code.
         "sealed" answers sealed questions, each by one pass over all codes.
     extractor : str, default=""
-        The name of what makes the features, for people.
+        The name of what makes the features, for people. Those that come with nearveil are named without it.
     cache : int, default=256 MiB
         Bytes of answers that are kept. They depend on the message and the gallery alone. Nothing else is kept of a
         query.
@@ -261,7 +262,8 @@ class OpenGallery:
         if unknown:
             raise ValueError(f"offers must be of {', '.join(OFFERS)}")
         index.assert_open()
-        self._index, self._name, self._extractor, self._cache = index, name, extractor, cache
+        self._index, self._name, self._cache = index, name, cache
+        self._extractor = extractor or name_extractor(index.extractor)
         self._offers = tuple(word for word in OFFERS if word in offers)
         self._on_wire = cast("tuple[Extras, ...]", tuple(word for word in EXTRAS if word in offers))
         self._lock = threading.Lock()

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.errors import NearveilError
+from nearveil.features.backbones import name_extractor
 from nearveil.gallery import Index
 from nearveil.ledger import Account, KeySpentError, Ledger, LedgerError, OverBudgetError
 from nearveil.service.schema import GalleryInfo
@@ -69,7 +70,7 @@ class ProtectedGallery:
     account : Account or str
         Opened by :meth:`publish` where there is none of that name.
     extractor : str, default=""
-        The name of what makes the features.
+        The name of what makes the features. Those that come with nearveil are named without it.
 
     Examples
     --------
@@ -116,7 +117,8 @@ class ProtectedGallery:
         self._classes = check_classes(classes)
         self._terms = Terms(epsilon, delta, publications, unit)
         check_indexes(private, public)
-        self._private, self._public, self._name, self._extractor = private, public, name, extractor
+        self._private, self._public, self._name = private, public, name
+        self._extractor = extractor or name_extractor(public.extractor)
         self._given, self._lock = account, threading.Lock()
         self._publications: Publications | None = None
         self._ledger, self._ours = open_ledger(ledger, account)

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from nearveil.service.server.protected import ProtectedGallery
 
 _LOG = logging.getLogger(__name__)
+_MISSING = {
+    "open": "no map yet: `nearveil index` makes one, of a folder of images or a file of vectors",
+    "protected": "no model yet: `nearveil protect {name} --publish` makes one",
+}
 _LOOK = 0.2  # seconds between two looks at the processes
 _PAUSE = 1.0  # seconds before a process that ended is started anew
 _SILENT = 30.0  # seconds without a sign of life after which a process is ended
@@ -62,10 +66,8 @@ def open_galleries(settings: Settings, *, close: bool = False) -> list[Gallery]:
         for told in settings.galleries:
             gallery = _opened(told, settings)
             stack.callback(gallery.close)
-            if not gallery.info().is_published and told.kind == "protected":
-                raise SettingsError(
-                    f"galleries: {told.name} has no model yet: `nearveil protect {told.name} --publish` makes one"
-                )
+            if not gallery.info().is_published:
+                raise SettingsError(f"galleries: {told.name} has {_MISSING[told.kind].format(name=told.name)}")
             found.append(gallery)
         if not close:
             stack.pop_all()

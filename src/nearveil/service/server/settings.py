@@ -49,7 +49,7 @@ class GallerySettings(BaseModel):
         What an open gallery sends with all candidates; "codes" hands out all codes, for search at home; "sealed"
         answers sealed questions.
     extractor : str
-        The name of what makes the features, for people.
+        The name of what makes the features, for people. Those that come with nearveil are named without it.
     public : str
         Of a protected gallery: the index of public images, which shape its model.
     classes : tuple of str
