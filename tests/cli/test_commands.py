@@ -1,12 +1,14 @@
 """The commands as a whole: they start at once, and their summaries are true."""
 
+import io
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from nearveil.cli import _COMMANDS, app, load_command
+from nearveil.cli import _COMMANDS, _shared, app, load_command
 
 HEAVY = {"numpy", "scipy", "sklearn", "faiss", "sqlalchemy", "fastapi", "httpx", "matplotlib", "dp_accounting", "torch"}
 
@@ -36,3 +38,13 @@ def test_a_misspelt_command_is_understood() -> None:
     result = CliRunner().invoke(app, ["budgt"])
     assert result.exit_code == 2
     assert "Did you mean 'budget'" in result.output
+
+
+def test_a_bar_is_there_before_there_is_anything_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(_shared, "Console", lambda **_: Console(file=screen, force_terminal=True, width=100))
+    with _shared.show_bars() as start:
+        assert "Getting ready" in screen.getvalue()
+        tick = start("Making features", 2)
+        tick(1)
+        assert "Making features" in screen.getvalue()

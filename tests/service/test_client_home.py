@@ -213,3 +213,52 @@ def test_two_galleries_have_a_copy_each(here: Scene, tmp_path: Path) -> None:
     with pytest.raises(QuestionError, match="birds, cars: name one"):
         fresh.nearest(QUERIES[0], epsilon=0)
     assert fresh.nearest(QUERIES[0], epsilon=0, gallery="cars").matches
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    with Index.create(tmp_path / "texts", dimension=QUERIES.shape[1]) as index:
+        index.add_table(
+            np.random.default_rng(1).standard_normal((300, QUERIES.shape[1])),
+            ids=[f"doc-{n}" for n in range(300)],
+            metadata=[{"n": n, "rare": n % 50 == 0} for n in range(300)],
+        )
+        index.publish(4.0, 0.1, n_sets=6)
+    return tmp_path / "texts"
+
+
+def test_metadata_comes_with_a_copy_and_filters_there(texts: Path, tmp_path: Path) -> None:
+    with scene(texts, tmp_path, offers=("names", "metadata", "codes")) as here:
+        client, wire = here.client(home=tmp_path / "home")
+        client.sync()
+        sent = len(wire.requests)
+        everything = client.nearest(QUERIES[0], 300, epsilon=0)
+        for match in everything.matches:
+            assert match.external_id == f"doc-{match.metadata['n']}"
+        rare = [match.id for match in everything.matches if match.metadata["rare"]]
+        assert len(rare) == 6
+        # However far behind they lie, the nearest of those that are wanted are found.
+        assert [one.id for one in client.nearest(QUERIES[0], 4, epsilon=0, where={"rare": True}).matches] == rare[:4]
+        few = client.nearest(QUERIES[0], 8, epsilon=0, where=lambda match: match.metadata["rare"])
+        assert [one.id for one in few.matches] == few.found.ids.tolist() == rare
+        assert client.nearest(QUERIES[0], 8, epsilon=0, where={"no such": 1}).matches == ()
+        assert (len(wire.requests), here.paid) == (sent, 0)
+
+
+def test_a_copy_without_metadata_filters_by_names_alone(here: Scene, tmp_path: Path) -> None:
+    client, _ = here.client(home=tmp_path / "home")
+    client.sync()
+    with pytest.raises(QuestionError, match="where: this copy holds no metadata"):
+        client.nearest(QUERIES[0], epsilon=0, where={"colour": "red"})
+    found = client.nearest(QUERIES[0], 2, epsilon=0, where=lambda match: match.name.endswith("7.png"))
+    assert [match.name.endswith("7.png") for match in found.matches] == [True, True]
+
+
+def test_metadata_of_a_hostile_server_is_refused_in_words(texts: Path, tmp_path: Path) -> None:
+    with scene(texts, tmp_path, offers=("metadata", "codes")) as here:
+        client, _ = here.client(home=tmp_path / "home")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("nearveil.protocol.server.encode_details", lambda _: b"[1]")
+            client.sync()
+        with pytest.raises(QuestionError, match="holds no sound metadata"):
+            client.nearest(QUERIES[0], epsilon=0)

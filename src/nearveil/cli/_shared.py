@@ -166,7 +166,7 @@ def _make_cell(cell: object) -> RenderableType:
 
 @contextmanager
 def show_bars() -> Iterator[Bars]:
-    """Yield what starts a bar, without numbers: how many records there are is private."""
+    """Show that work began, and yield what starts a bar, without numbers: how many records there are is private."""
     from rich.progress import Progress
 
     console = Console(stderr=True)
@@ -178,6 +178,7 @@ def show_bars() -> Iterator[Bars]:
             task = progress.add_task(text, total=total)
             return lambda count: progress.advance(task, count)
 
+        start("Getting ready", None)  # libraries are loaded and files are read before there is anything to count
         yield start
 
 

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.errors import NearveilError
 from nearveil.frames import DEFAULT_LIMITS, Kind, Reader, WireError, Writer, check_text, check_whole, frame, unframe
-from nearveil.gallery.answers import Bytes, Singles, encode_name
+from nearveil.gallery.answers import Bytes, ItemDetails, Singles, encode_name, read_details
 from nearveil.mechanisms import Covers
 from nearveil.protocol.client import OUT_OF_RANGE, PublicPart, decode_frame, is_in_range, leave_mean
 
@@ -34,7 +34,7 @@ _MOST_COLUMNS = 4
 _WORTH = 0.9  # of its size that a group must shrink to, or it is sent as it is
 _HALF = 1 << 30  # bytes of rows in memory above which they are held in 16 bits
 _WIDER = 4  # candidates for each neighbour that are compared by their codes
-_MANIFEST, _PUBLIC = "manifest", "public"
+_MANIFEST, _PUBLIC, _METADATA = "manifest", "public", "metadata"
 
 Text = Callable[[NDArray[np.uint32]], Sequence[bytes]]
 
@@ -368,6 +368,30 @@ class HomeCopy:
         """
         return self._load().texts(np.asarray(ids, np.int64), column)
 
+    @property
+    def has_metadata(self) -> bool:
+        """Whether the gallery hands out metadata with its codes."""
+        return self.manifest is not None and _METADATA in self.manifest.columns
+
+    def details(self, ids: ArrayLike) -> list[ItemDetails]:
+        """Return names, and their owner's ids and metadata where the gallery offers them.
+
+        Parameters
+        ----------
+        ids : array-like of int
+
+        Returns
+        -------
+        list of ItemDetails
+        """
+        held, wanted = self._load(), np.asarray(ids, np.int64)
+        if not self.has_metadata:
+            return [ItemDetails(name) for name in held.texts(wanted, "names")]
+        try:
+            return [read_details(content) for content in held.contents(wanted, _METADATA)]
+        except WireError as error:
+            raise HomeError(f"the copy in {self._folder} holds no sound metadata: synchronise again") from error
+
     def codes(self, ids: ArrayLike) -> Bytes:
         """Return the codes of items.
 
@@ -452,15 +476,18 @@ class _Rows:
 
     def texts(self, ids: NDArray[np.int64], column: str) -> list[str]:
         """Return a text of each id."""
+        return [encode_name(content.decode(errors="replace")).decode() for content in self.contents(ids, column)]
+
+    def contents(self, ids: NDArray[np.int64], column: str) -> list[bytes]:
+        """Return what a column holds of each id, as it came; empty where there is no such column."""
         if column not in self._columns:
-            return [""] * len(ids)
+            return [b""] * len(ids)
         which, told = self._columns.index(column), []
         for place in self.find(ids).tolist():
             block = int(np.searchsorted(self._edges, place, side="right")) - 1
             ends, text = self._blocks[block][which]
             at = place - int(self._edges[block])
-            content = text[int(ends[at - 1]) if at else 0 : int(ends[at])]
-            told.append(encode_name(content.decode(errors="replace")).decode())
+            told.append(text[int(ends[at - 1]) if at else 0 : int(ends[at])])
         return told
 
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,9 +71,10 @@ class ServedMap:
     def make_codes_source(self, known: dict[bytes, CodesGroup]) -> CodesSource:
         """Return all codes that are still there, for search at home; `known` holds groups that were hashed before."""
         alive = self.index.alive(self.published) if self.alive is None else self.alive
-        texts: dict[str, Text] = {}
-        if "names" in self.offers:
-            texts["names"] = lambda ids: self.read_extras(ids, "names", 0)
+        columns: tuple[Extras, ...] = ("names", "metadata")
+        texts: dict[str, Text] = {
+            column: partial(self.read_extras, kind=column, most=0) for column in columns if column in self.offers
+        }
         ids, codes = self.published.ids[alive], self.published.codes[alive]
         return CodesSource(self.make_public_part(), ids, codes, texts, known)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,12 @@ from nearveil.service.client.errors import QuestionError, ReplyError
 from nearveil.service.client.questions import (
     EXTRACTION_PERIOD,
     NOTHING_TOLD,
+    Filter,
     NearestQuestion,
     Session,
     count_matches,
     decode_images,
+    select_matches,
 )
 from nearveil.service.client.results import Match, Nearest
 from nearveil.service.client.transport import Request, Tally, make_refusal, read_frame
@@ -31,6 +33,7 @@ Progress = Callable[[int, int], None]
 _TRIES = 3  # of a gallery that changes while it is fetched
 _AT_ONCE = 4  # groups that are under way
 _OPERATION = 2e-9  # seconds: of a search in a copy, for each number that is compared
+_FILTERING = 5e-5  # seconds, for each item that a filter looks at
 _GUARANTEE = replace(NOTHING_TOLD, basis=replace(NOTHING_TOLD.basis, link="docs/theory/home.md"))
 
 
@@ -114,22 +117,18 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
     given = await asyncio.to_thread(decode_images, [question.image])
     rows = await asyncio.to_thread(session.features.extract, given, info)
     session.features.check(given, rows, info)
-    if question.where is not None:
-        raise QuestionError("where", "a copy holds no metadata: leave it out, or ask by a message")
+    if isinstance(question.where, Mapping) and not copy.has_metadata:
+        raise QuestionError("where", "this copy holds no metadata: leave it out, or ask the operator to offer it")
     count = count_matches(question.k, len(copy))
     try:
-        found, names = await asyncio.to_thread(_search, copy, rows[0], count)
+        found, matches = await asyncio.to_thread(_search, copy, rows[0], count, question.where)
     except HomeError as error:
         raise QuestionError("by", str(error)) from None
     # Whatever the caller does next, such as hanging up, must not tell how long this took.
-    work = _OPERATION * len(copy) * len(public.mean)
+    work = len(copy) * (_OPERATION * len(public.mean) + (0.0 if question.where is None else _FILTERING))
     await session.end_slot(since, (EXTRACTION_PERIOD if given[0].ndim > 1 else 0.1) + work)
-    numbers = found.ids.tolist()
     return Nearest(
-        matches=tuple(
-            Match(number, name, min(float(score), 1.0))
-            for number, name, score in zip(numbers, names, found.scores, strict=True)
-        ),
+        matches=matches,
         guarantee=_GUARANTEE,
         key="",
         repeated=False,
@@ -139,16 +138,22 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
         bytes_sent=0,
         bytes_received=0,
         found=found,
-        names=dict(zip(numbers, names, strict=True)),
+        names={match.id: match.name for match in matches},
         expected_share=1.0,
     )
 
 
-def _search(copy: HomeCopy, row: NDArray[Any], count: int) -> tuple[Found, list[str]]:
-    ids, scores = (best[0] for best in copy.search(row[None], count))
-    codes, order = copy.codes(ids), np.argsort(ids)
+def _search(copy: HomeCopy, row: NDArray[Any], count: int, where: Filter | None) -> tuple[Found, tuple[Match, ...]]:
+    """Return the nearest that are wanted. A filter looks at all items: how many it takes must not show in the time."""
+    ids, scores = (best[0] for best in copy.search(row[None], count if where is None else len(copy)))
+    ranked = [
+        Match(number, about.name, min(score, 1.0), None, about.external_id, about.metadata)  # rounding may pass 1
+        for number, score, about in zip(ids.tolist(), scores.tolist(), copy.details(ids), strict=True)
+    ]
+    codes, order, places = copy.codes(ids), np.argsort(ids), select_matches(ranked, where, count)
     answer = Answer(ids[order].astype(np.uint32), codes[order])
-    return Found(ids, codes, (), answer, scores), copy.texts(ids)
+    found = Found(ids[places], codes[places], (), answer, scores[places])
+    return found, tuple(ranked[place] for place in places)
 
 
 def _describe(copy: HomeCopy) -> GalleryInfo:
