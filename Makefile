@@ -76,7 +76,7 @@ $(VENV)/.base: pyproject.toml requirements.lock
 		{ echo "nearveil needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	@echo "setting up $(VENV)"
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e ".[images,service]"
+	$(PIP) -e ".[images,service,sealed]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -38,7 +39,7 @@ from nearveil.mechanisms import Covers
 from nearveil.protocol.server import serve_maps
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor
 from nearveil.search.evaluation import Copies, Estimate, count_popularity, estimate_mean, true_neighbors
-from nearveil.service import Client, Nearest, TokenStore
+from nearveil.service import Client, Nearest, QuestionError, TokenStore
 from studies.data import DataMissingError, find
 
 _GRACE = 30.0  # seconds to stop
@@ -224,6 +225,68 @@ def measure(data: Photos, published: Published, asked: Sequence[Nearest], public
     )
 
 
+@dataclass(frozen=True)
+class WayFigures:
+    """What one way to ask showed the server, found and cost; bytes and seconds are of one question."""
+
+    saw: str
+    nn_recall: float
+    epsilon: float
+    kept: int  # bytes that the client fetched once
+    sent: float
+    received: float
+    seconds: float
+
+
+def ask_in_three_ways(
+    data: Photos, published: Published, server: Loopback, account: Account, home: Path
+) -> dict[str, WayFigures]:
+    """Ask the same pictures by a message, at home, and by sealed questions."""
+    release = published.release
+    gallery = release.features(data.gallery, "gallery", lenient=True).astype(np.float32)
+    truth = true_neighbors(release.features(data.queries).astype(np.float32), gallery, K)
+    found = {}
+    for way, epsilon in (("message", SHOWN), ("home", 0.0), ("sealed", 0.0)):
+        with Client(server.url, server.token, account=account, home=home) as client:
+            if way == "home":
+                client.sync()
+            try:
+                first = client.nearest(data.queries[0], K, epsilon, by=way)  # type: ignore[arg-type]
+            except QuestionError as error:  # cryptography is not installed
+                found[way] = WayFigures(str(error), 0.0, 0.0, 0, 0.0, 0.0, 0.0)
+                continue
+            started = time.perf_counter()
+            asked = [client.nearest(row, K, epsilon, by=way) for row in data.queries[1:]]  # type: ignore[arg-type]
+            seconds = (time.perf_counter() - started) / len(asked)
+        chosen = np.array([[match.id for match in one.matches] for one in asked])
+        received = float(np.mean([one.bytes_received for one in asked]))
+        copy = client.home()
+        kept = copy.fetched if way == "home" and copy is not None else int(first.bytes_received - received)
+        found[way] = WayFigures(
+            saw={"message": f"set {first.sets[0] + 1} of {first.n_sets}" if first.sets else "", "home": "nothing"}.get(
+                way, f"noise: {first.sealed[0][22:25].hex(' ')} ..." if first.sealed else ""
+            ),
+            nn_recall=float(Copies(gallery).recall(truth[1:], chosen).mean()),
+            epsilon=epsilon,
+            kept=kept,
+            sent=float(np.mean([one.bytes_sent for one in asked])),
+            received=received,
+            seconds=seconds,
+        )
+    return found
+
+
+def make_way_table(found: dict[str, WayFigures]) -> Table:
+    """Return the three ways side by side."""
+    shown = Table(title=f"The same pictures in three ways: NN-recall@{K}; bytes and seconds of one question")
+    for heading in ("way", "the server saw", "found", "epsilon", "kept", "up", "down", "s"):
+        shown.add_column(heading, justify="left" if heading in ("way", "the server saw") else "right")
+    for way, one in found.items():
+        sizes = (f"{size / 1000:,.0f} kB" for size in (one.kept, one.sent, one.received))
+        shown.add_row(way, one.saw, f"{one.nn_recall:.2f}", f"{one.epsilon:g}", *sizes, f"{one.seconds:.2f}")
+    return shown
+
+
 def make_table(data: Photos, found: dict[float, Figures]) -> Table:
     """Return what was found at each epsilon."""
     shown = Table(
@@ -274,7 +337,7 @@ def run(data: Photos, folder: Path, console: Console) -> tuple[dict[float, Figur
             ledger.open_account(f"image {number + 1}", **terms, epsilon=sum(EPSILONS), delta=0.0)
             for number in range(len(data.queries))
         ]
-        with serve_on_loopback(place) as server:
+        with serve_on_loopback(place, "--offer", "codes", "--offer", "sealed") as server:
             console.print(f"A server at {server.url}; {len(accounts)} clients ask it.")
             for epsilon in track(EPSILONS, "asking", transient=True):
                 if published.release.epsilon != epsilon:  # while the index is served: the next question is about it
@@ -284,6 +347,8 @@ def run(data: Photos, folder: Path, console: Console) -> tuple[dict[float, Figur
                 found[epsilon] = measure(data, published, asked, len(public))
                 if epsilon == SHOWN or not drawn:
                     drawn = draw_sheet(data, asked[0], 0)
+            payer = ledger.open_account("three ways", **terms, epsilon=SHOWN * len(data.queries), delta=0.0)
+            console.print(make_way_table(ask_in_three_ways(data, published, server, payer, folder / "home")))
         console.print("The server has stopped.")
         console.print(f"Every image has an account of its own, which paid first; {accounts[0].balance()}.")
         console.print(f"The ledger: {ledger.verify()}")
