@@ -1,8 +1,9 @@
 """An index and its clients: what is found, what is sent, what changes, and what hostile bytes do."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from nearveil.privacy.noise import unsafe_seeded
 from nearveil.sealed import FETCH, SCORES, SealedClient, SealedError, SealedIndex
 from nearveil.sealed.accuracy import bound_score_error, find_score_deviation
 from nearveil.sealed.cells import make_cells
+from nearveil.sealed.client import get_message_scale, make_messages
 from nearveil.sealed.layout import Layout, check_rows, pad_records, unpad_record
 from nearveil.sealed.lwe import make_hint
 from nearveil.sealed.sizes import choose_shape
@@ -96,6 +98,43 @@ def test_every_question_has_the_same_length(rows: np.ndarray, index: SealedIndex
     asked_records = {len(client.ask_records(range(count)).data) for count in (0, 1, 16)}
     assert asked == {index.layout.question_bytes + 8 + 14}
     assert len(asked_records) == 1
+
+
+def _pick_first(projection: np.ndarray) -> np.ndarray:
+    """Return a projection that keeps the first number of a row alone."""
+    return np.where(np.arange(len(projection))[:, None] == 0, projection, 0)
+
+
+@pytest.mark.parametrize(
+    ("projection", "centroids"),
+    [
+        (np.zeros_like, np.asarray),
+        (_pick_first, np.asarray),
+        (lambda own: np.full_like(own, 1e-45), np.asarray),
+        (lambda own: own * np.float32(1e-30), np.zeros_like),
+        (lambda own: np.full_like(own, 3e38), np.asarray),
+        (lambda own: np.where(own > 0, 3e38, -3e38), np.asarray),
+        (np.asarray, lambda own: np.full_like(own, 3e38)),
+        (np.asarray, lambda own: np.where(own > 0, 3e38, 1e-45)),
+    ],
+)
+def test_no_hostile_layout_makes_a_client_silent_about_some_rows(
+    index: SealedIndex, projection: Callable[..., np.ndarray], centroids: Callable[..., np.ndarray]
+) -> None:
+    layout = replace(
+        index.layout,
+        projection=projection(index.layout.projection),
+        centroids=centroids(index.layout.centroids),
+    )
+    client = SealedClient(layout.to_bytes(), index.get_hints(), source=unsafe_seeded(1))
+    suspect = np.eye(24)[3]
+    with np.errstate(all="raise"):  # a program may have said so
+        asked = [client.ask(row) for row in (suspect, suspect + 1e-30, -suspect, np.ones(24), make_rows(1)[0])]
+    assert {len(one.data) for one in asked} == {index.layout.question_bytes + 8 + 14}
+    for row in (suspect, np.ones(24)):
+        messages, _ = make_messages(layout, row)
+        steps = messages[messages != 0] / get_message_scale(layout)
+        assert 0.9 < np.linalg.norm(steps) / np.sqrt(layout.n_colours) < 1.1
 
 
 def test_search_sends_two_messages_whatever_the_server_answers(

@@ -12,8 +12,10 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+from nearveil.errors import NearveilError
 from nearveil.frames import Kind, frame, unframe
 from nearveil.gallery import Index
+from nearveil.sealed import SealedClient
 from nearveil.service import Client
 from nearveil.service.client.errors import QuestionError, ReplyError
 from nearveil.service.client.questions import Clock
@@ -165,3 +167,23 @@ def test_a_feature_that_a_server_takes_as_its_mean_is_asked_about_like_any_other
         client.nearest(row, 5, epsilon=0, by="sealed")
         every.append([(one[0], one[1], len(one[3])) for one in wire.requests[before:]])
     assert every[0] == every[1]
+
+
+@pytest.mark.parametrize("records", [[], [b""], [b"\7"] * 16, [b"\xff" * 900], [bytes(4)]])
+def test_records_that_a_server_spoiled_are_wrong_matches_and_no_error(
+    here: Scene, monkeypatch: pytest.MonkeyPatch, records: list[bytes]
+) -> None:
+    client, wire = here.client()
+    monkeypatch.setattr(SealedClient, "read_records", lambda *given: records)
+    with np.errstate(all="raise"):  # a program may have said so
+        found = client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
+    assert len(found.matches) == 1
+    assert len(wire.posts) == 2
+
+
+def test_an_image_that_cannot_be_read_is_refused_before_anything_is_sent(here: Scene, tmp_path: Path) -> None:
+    client, wire = here.client(home=tmp_path / "home")
+    for by in ("auto", "sealed", "home"):
+        with pytest.raises(NearveilError):
+            client.nearest(b"no image", 3, epsilon=0, by=by)
+    assert not wire.requests

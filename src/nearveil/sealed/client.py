@@ -205,14 +205,20 @@ def describe_assumption(parameters: LweParameters) -> Assumption:
 
 
 def make_messages(layout: Layout, row: ArrayLike) -> tuple[Longs, Longs]:
-    """Return what is encrypted for a row: for every colour the row in the place of a cell, and which cell that is."""
-    vector = check_rows(np.asarray(row)[None], layout.projection.shape[0])[0] @ layout.projection
-    length = float(np.linalg.norm(vector))
-    if length == 0:
-        raise SealedError("row must have a part in the space of codes: it is orthogonal to all of them")
-    cells = choose_cells(vector, layout.centroids, layout.n_colours)
+    """Return what is encrypted for a row: for every colour the row in the place of a cell, and which cell that is.
+
+    Every row has a message, whatever the layout: were one refused because of a projection that sends it to zero, or
+    beyond all numbers, silence would tell it. In 64 bits neither happens but by exact zeros.
+    """
+    with np.errstate(all="ignore"):
+        unit = check_rows(np.asarray(row)[None], layout.projection.shape[0])[0]
+        vector = unit.astype(np.float64) @ layout.projection.astype(np.float64)
+        length = float(np.linalg.norm(vector))
+        if length == 0:
+            vector[0] = length = 1.0
+        cells = choose_cells(vector, layout.centroids, layout.n_colours)
+        steps = np.rint(vector / length * get_message_scale(layout)).astype(np.int64)
     chosen = np.arange(layout.cells_per_colour) == cells[:, None]
-    steps = np.rint(vector / length * get_message_scale(layout)).astype(np.int64)
     return (chosen[:, :, None] * steps).reshape(layout.n_colours, -1), cells
 
 

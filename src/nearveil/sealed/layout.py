@@ -170,9 +170,10 @@ def check_rows(rows: ArrayLike, n_features: int | None = None) -> Singles:
     return np.asarray(values / lengths, dtype=np.float32)
 
 
-def choose_cells(query: Singles, centroids: Singles, n_colours: int) -> NDArray[np.int64]:
+def choose_cells(query: NDArray[np.float64], centroids: Singles, n_colours: int) -> NDArray[np.int64]:
     """Return, for every colour, its cell nearest to a query, as a number from 0 to n_cells / n_colours."""
-    scores = (centroids @ query - np.einsum("ij,ij->i", centroids, centroids) / 2).reshape(n_colours, -1)
+    wide = centroids.astype(np.float64)  # squares of any number of 32 bits are finite
+    scores = (wide @ query - np.einsum("ij,ij->i", wide, wide) / 2).reshape(n_colours, -1)
     return np.asarray(scores.argmax(axis=1), dtype=np.int64)
 
 

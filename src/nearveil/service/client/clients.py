@@ -276,7 +276,7 @@ class AsyncClient:
         )
         if question.epsilon:
             return await ask_nearest(self._session, question)
-        if question.by == "sealed" or (question.by == "auto" and await self._prefers_sealed(gallery)):
+        if question.by == "sealed" or (question.by == "auto" and await self._lacks_copy(gallery)):
             from nearveil.service.client.sealed import ask_sealed
 
             return await ask_sealed(self._session, question, self._sealed)
@@ -310,11 +310,9 @@ class AsyncClient:
             results.append(found)
         return results
 
-    async def _prefers_sealed(self, gallery: str | None) -> bool:
-        """Return whether there is no copy to search at home, and the gallery answers sealed questions."""
-        if not self._session.watched or await asyncio.to_thread(self._copies.find, gallery) is not None:
-            return False
-        return "sealed" in (await self._session.find_gallery(gallery, "open")).offers
+    async def _lacks_copy(self, gallery: str | None) -> bool:
+        """Return whether a gallery of a server has no copy here. Nothing is sent."""
+        return self._session.watched and await asyncio.to_thread(self._copies.find, gallery) is None
 
     def home(self, *, gallery: str | None = None) -> HomeCopy | None:
         """Return the copy of a gallery that is here: :meth:`nearveil.Client.home`."""

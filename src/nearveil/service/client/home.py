@@ -34,6 +34,10 @@ _TRIES = 3  # of a gallery that changes while it is fetched
 _AT_ONCE = 4  # groups that are under way
 _OPERATION = 2e-9  # seconds: of a search in a copy, for each number that is compared
 _FILTERING = 5e-5  # seconds, for each item that a filter looks at
+NO_COPY = (
+    "at 0 a copy of the gallery's codes is searched, and there is none: fetch one with Client.sync or "
+    "`nearveil sync`, on a schedule and not because of an image"
+)
 _GUARANTEE = replace(NOTHING_TOLD, basis=replace(NOTHING_TOLD.basis, link="docs/theory/home.md"))
 
 
@@ -102,11 +106,7 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
     """Find the nearest items in a copy. Nothing is sent, and nothing is paid."""
     since, copy = session.clock.now(), await asyncio.to_thread(copies.find, question.gallery)
     if copy is None:
-        raise QuestionError(
-            "epsilon",
-            "at 0 a copy of the gallery's codes is searched, and there is none: fetch one with Client.sync or "
-            "`nearveil sync`, on a schedule and not because of an image",
-        )
+        raise QuestionError("epsilon", NO_COPY)
     public, info = copy.public, _describe(copy)
     assert public is not None
     for word, asked in (("thumbnails", question.thumbnails), ("originals", question.originals)):

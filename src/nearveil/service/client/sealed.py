@@ -13,6 +13,7 @@ from nearveil.gallery.answers import ID_BYTES, Answer
 from nearveil.protocol.client import Found, PublicPart
 from nearveil.protocol.home import center_rows
 from nearveil.service.client.errors import QuestionError, ReplyError
+from nearveil.service.client.home import NO_COPY
 from nearveil.service.client.questions import NearestQuestion, Session, count_matches
 from nearveil.service.client.results import Match, Nearest
 from nearveil.service.client.transport import Request, Tally, make_printable, make_refusal, read_etag, read_frame
@@ -46,11 +47,14 @@ async def ask_sealed(session: Session, question: NearestQuestion, kept: dict[str
     tally = Tally(heard=session.clock.now())
     info, rows = await session.prepare_features([question.image], question.gallery)
     if "sealed" not in info.offers:
+        if question.by == "auto" and "codes" in info.offers:
+            raise QuestionError("epsilon", NO_COPY)
         raise QuestionError("by", f"{info.name} answers no sealed questions: ask it by messages, or at home")
     public = await session.fetch_map(info, None, tally)
     client = await _fetch_client(session, info, kept, tally)
     layout = client.layout
-    assert layout.records is not None
+    if layout.records is None or layout.projection.shape[0] != info.dimension:
+        raise ReplyError("the gallery's layout is of other features than the gallery's")
     count = count_matches(question.k, min(layout.records.n_fetched, int(layout.counts.sum())))
     row = center_rows(public, rows[0])[0]
     work = layout.question_bytes // 3 + layout.n_colours * layout.n_slots
@@ -111,8 +115,6 @@ async def _fetch_client(session: Session, info: GalleryInfo, kept: dict[str, Kep
         client = await asyncio.to_thread(SealedClient, layout, hints)
     except (SealedError, WireError) as error:
         raise ReplyError(f"the gallery's hints cannot be used, or it has changed just now: {error}") from None
-    if client.layout.records is None or client.layout.projection.shape[0] != info.dimension:
-        raise ReplyError("the gallery's layout is of other features than the gallery's")
     while len(kept) >= _KEPT:
         kept.pop(next(iter(kept)))
     kept[info.name] = KeptSeal(read_etag(response), client)
@@ -137,11 +139,14 @@ def _read(read: Any, *given: Any) -> Any:
 
 
 def _rank(public: PublicPart, row: NDArray[Any], records: list[bytes], count: int) -> tuple[Found, dict[int, str]]:
-    """Rank what was fetched by its codes. Records of a server that cheats are read as far as they go."""
+    """Rank what was fetched by its codes.
+
+    Records of a server that cheats are read like all others, as if zeros followed. Were they refused, a server could
+    spoil the records of some cells, and an error would tell that one of these was asked for.
+    """
     width = public.table.width
-    whole = {int.from_bytes(one[:ID_BYTES], "little"): one for one in records if len(one) >= ID_BYTES + width}
-    if not whole:
-        raise ReplyError("the server's records cannot be read")
+    padded = [one.ljust(ID_BYTES + width, b"\0") for one in records or [b""]]
+    whole = {int.from_bytes(one[:ID_BYTES], "little"): one for one in padded}
     ids = np.array(sorted(whole), np.int64)
     codes = np.stack([np.frombuffer(whole[one], np.uint8, width, ID_BYTES) for one in ids.tolist()])
     with np.errstate(all="ignore"):  # a hostile table may hold numbers of any size
