@@ -1,5 +1,6 @@
 """Copies of a gallery's codes: what is downloaded, what is downloaded again, and what is found in them."""
 
+import hashlib
 import zlib
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from nearveil.frames import WireError, Writer, frame
 from nearveil.gallery.items import Snapshot
 from nearveil.gallery.publishing import Published
 from nearveil.protocol.client import PublicPart
-from nearveil.protocol.home import CodesGroup, CodesManifest, CodesSource, HomeCopy, HomeError
+from nearveil.protocol.home import Block, CodesGroup, CodesManifest, CodesSource, HomeCopy, HomeError
 from nearveil.protocol.server import ServedMap
 
 WIDE = 1 << 14  # ids of a group
@@ -201,3 +202,43 @@ def test_names_of_bad_will_are_made_harmless(gallery: tuple[Published, PublicPar
     _download(CodesSource(public, published.ids, published.codes, texts), copy, public)
     assert copy.texts([0]) == ["\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}"]
     assert copy.texts([0], "metadata") == [""]
+
+
+def test_what_others_put_into_the_folder_is_not_deleted(gallery: tuple[Published, PublicPart], tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("mine")
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / ("0" * 64 + ".codes")).write_bytes(b"of an older copy")
+    _download(_source(gallery), HomeCopy(tmp_path), gallery[1])
+    assert (tmp_path / "letter.txt").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 3 + 2 + 2
+
+
+@pytest.mark.parametrize("place", [0, 257, WIDE, 5 * WIDE])
+def test_blocks_with_ids_of_another_place_are_refused(place: int) -> None:
+    def make(ids: np.ndarray) -> bytes:
+        return Block.make(ids.astype(np.uint32), np.zeros((len(ids), 3), np.uint8), []).to_bytes()
+
+    contents = {1: make(np.arange(WIDE + 256, WIDE + 260)), 2: make(np.arange(place, place + 3))}
+    group = CodesGroup(1, {one: hashlib.sha256(content).digest() for one, content in contents.items()}, contents)
+    read = CodesGroup.from_bytes(group.to_bytes())
+    with pytest.raises(WireError, match="ids of its place"):
+        read.read_blocks(3, 0)
+
+
+def test_a_copy_that_another_process_brought_up_to_date_is_searched(
+    gallery: tuple[Published, PublicPart], tmp_path: Path
+) -> None:
+    _download(_source(gallery), HomeCopy(tmp_path), gallery[1])
+    waiting, alive = HomeCopy(tmp_path), np.arange(930) > 3
+    _download(_source(gallery, alive), HomeCopy(tmp_path), gallery[1])
+    assert len(waiting.search(np.ones((1, 8)), 926)[0][0]) == 926
+
+
+def test_one_process_at_a_time_changes_a_copy(tmp_path: Path) -> None:
+    held = HomeCopy(tmp_path / "copy").lock()
+    assert held is not None
+    assert HomeCopy(tmp_path / "copy").lock() is None
+    held.close()
+    again = HomeCopy(tmp_path / "copy").lock()
+    assert again is not None
+    again.close()

@@ -1,6 +1,9 @@
 """Search at home: a copy is fetched by command alone, a search sends nothing, and a hostile server changes nothing."""
 
+import asyncio
+import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -10,7 +13,7 @@ import pytest
 from nearveil.frames import WireError
 from nearveil.gallery import Index
 from nearveil.protocol.home import CodesGroup, CodesManifest
-from nearveil.service import Client
+from nearveil.service import AsyncClient, Client, Nearest
 from nearveil.service.client.errors import DeclinedError, QuestionError, ReplyError
 from nearveil.service.client.questions import Clock
 from tests.service.asking import COUNT, QUERIES, Scene, framed, make_index, scene
@@ -262,3 +265,34 @@ def test_metadata_of_a_hostile_server_is_refused_in_words(texts: Path, tmp_path:
             client.sync()
         with pytest.raises(QuestionError, match="holds no sound metadata"):
             client.nearest(QUERIES[0], epsilon=0)
+
+
+def test_a_group_that_has_its_digest_and_no_meaning_leaves_the_copy_as_it_was(here: Scene, tmp_path: Path) -> None:
+    honest, _ = here.client(home=tmp_path / "home")
+    told = honest.sync().manifest
+    assert told is not None
+    nonsense = CodesGroup(0, {0: hashlib.sha256(b"nonsense").digest()}, {0: b"nonsense"})
+    forged = replace(told, groups={0: nonsense.digest}).to_bytes()
+
+    def lie(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+        if request.url.path.endswith("/codes"):
+            return framed(forged)
+        if "/codes/" in request.url.path:
+            wanted = request.url.params.get("blocks") != "none"
+            return framed(nonsense.to_bytes() if wanted else CodesGroup(0, nonsense.digests).to_bytes())
+        return reply
+
+    liar, _ = here.client(lie, home=tmp_path / "home")
+    with pytest.raises(WireError):
+        liar.sync()
+    assert len(honest.nearest(QUERIES[0], 5, epsilon=0).matches) == 5
+    again, _ = here.client(home=tmp_path / "home")
+    assert len(again.nearest(QUERIES[0], 5, epsilon=0).matches) == 5
+
+
+def test_questions_at_once_about_an_index_here_wait_for_each_other(made: Path, tmp_path: Path) -> None:
+    async def ask() -> list[Nearest]:
+        async with AsyncClient(made, home=tmp_path / "home") as client:
+            return list(await asyncio.gather(*(client.nearest(row, 3, epsilon=0) for row in QUERIES[:20])))
+
+    assert all(len(found.matches) == 3 for found in asyncio.run(ask()))

@@ -174,7 +174,7 @@ def test_records_that_a_server_spoiled_are_wrong_matches_and_no_error(
     here: Scene, monkeypatch: pytest.MonkeyPatch, records: list[bytes]
 ) -> None:
     client, wire = here.client()
-    monkeypatch.setattr(SealedClient, "read_records", lambda *given: records)
+    monkeypatch.setattr(SealedClient, "read_records", lambda *_: records)
     with np.errstate(all="raise"):  # a program may have said so
         found = client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
     assert len(found.matches) == 1

@@ -5,9 +5,10 @@ and the manifest lists the groups. So a client that has a copy fetches the manif
 and the blocks that changed in it. ``docs/theory/home.md`` says what that tells, and what it does not.
 """
 
+import fcntl
 import hashlib
 import os
-import shutil
+import re
 import tempfile
 import threading
 import zlib
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, BinaryIO, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,7 +35,8 @@ _MOST_COLUMNS = 4
 _WORTH = 0.9  # of its size that a group must shrink to, or it is sent as it is
 _HALF = 1 << 30  # bytes of rows in memory above which they are held in 16 bits
 _WIDER = 4  # candidates for each neighbour that are compared by their codes
-_MANIFEST, _PUBLIC, _METADATA = "manifest", "public", "metadata"
+_MANIFEST, _PUBLIC, _LOCK, _DRAFT, _METADATA = "manifest", "public", "lock", "draft-", "metadata"
+_OWN = re.compile(rf"[0-9a-f]{{64}}\.codes|{_DRAFT}.*")  # files that may be deleted: groups, and what was cut off
 
 Text = Callable[[NDArray[np.uint32]], Sequence[bytes]]
 
@@ -147,6 +149,14 @@ class CodesGroup:
     def digest(self) -> bytes:
         """What a manifest holds of it."""
         return hashlib.sha256(_join_digests(self.digests)).digest()
+
+    def read_blocks(self, width: int, n_columns: int) -> list[Block]:
+        """Return the blocks that are here, each with ids of its own place alone. Nothing in them is trusted."""
+        found = [Block.from_bytes(content, width, n_columns) for content in self.blocks.values()]
+        first = self.number << (GROUP_BITS - BLOCK_BITS)
+        if any(block.ids[0] >> BLOCK_BITS != first + place for place, block in zip(self.blocks, found, strict=True)):
+            raise WireError("a block must hold the ids of its place")
+        return found
 
     def to_bytes(self) -> bytes:
         """Return the group as bytes, packed where that is worth it."""
@@ -268,6 +278,10 @@ class HomeCopy:
         self.manifest: CodesManifest | None = None
         self.public: PublicPart | None = None
         self.fetched = 0  # bytes, when it was last synchronised by this process
+        self._read_manifest()
+
+    def _read_manifest(self) -> None:
+        """Take what the folder holds, if it holds a whole copy."""
         try:
             held, part = (self._folder / _MANIFEST).read_bytes(), (self._folder / _PUBLIC).read_bytes()
             manifest, public = CodesManifest.from_bytes(held), decode_frame(part, PublicPart)
@@ -323,15 +337,22 @@ class HomeCopy:
             _write_file(self._folder / _PUBLIC, public.to_bytes())
             _write_file(self._folder / _MANIFEST, manifest.to_bytes())
             self.manifest, self.public, self._loaded = manifest, public, None
-        kept = {self._path(digest).name for digest in manifest.groups.values()} | {_MANIFEST, _PUBLIC}
+        kept = {self._path(digest).name for digest in manifest.groups.values()}
         for path in self._folder.iterdir():
-            if path.name not in kept:
+            if _OWN.fullmatch(path.name) and path.name not in kept:  # what others put there is theirs
                 path.unlink(missing_ok=True)
 
-    def delete(self) -> None:
-        """Delete the copy."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self.manifest = self.public = self._loaded = None
+    def lock(self) -> BinaryIO | None:
+        """Keep others from changing the copy until what this returns is closed; None where another does so now."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = (self._folder / _LOCK).open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        self._read_manifest()  # another process may have synchronised since
+        return file
 
     def search(self, rows: ArrayLike, k: int = 8) -> tuple[NDArray[np.int64], Singles]:
         """Find the nearest items. Nothing is sent, nothing is paid.
@@ -409,6 +430,7 @@ class HomeCopy:
     def _load(self) -> "_Rows":
         with self._lock:
             if self._loaded is None:
+                self._read_manifest()  # another process may have synchronised since
                 if self.manifest is None or self.public is None or not self.manifest.items:
                     raise HomeError(f"there is no copy in {self._folder}: synchronise first (`nearveil sync`)")
                 self._loaded = _Rows(self.public, self.manifest, self._read_blocks())
@@ -420,8 +442,7 @@ class HomeCopy:
             group = self.read_group(number)
             if group is None or group.digest != self.manifest.groups[number]:
                 raise HomeError(f"the copy in {self._folder} is damaged: synchronise again (`nearveil sync`)")
-            for content in group.blocks.values():
-                yield Block.from_bytes(content, self.manifest.width, len(self.manifest.columns))
+            yield from group.read_blocks(self.manifest.width, len(self.manifest.columns))
 
     def _path(self, digest: bytes) -> Path:
         return self._folder / f"{digest.hex()}.codes"
@@ -560,7 +581,7 @@ def _unframe(data: bytes, kind: Kind) -> bytes:
 
 def _write_file(path: Path, content: bytes) -> None:
     """Write a file whole, or not at all."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=_DRAFT, dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

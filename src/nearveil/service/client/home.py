@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from nearveil.service.schema import GalleryInfo
 Progress = Callable[[int, int], None]
 _TRIES = 3  # of a gallery that changes while it is fetched
 _AT_ONCE = 4  # groups that are under way
+_WAIT, _WAITS = 0.02, 500  # seconds between looks whether another synchronises the same copy, and looks
 _OPERATION = 2e-9  # seconds: of a search in a copy, for each number that is compared
 _FILTERING = 5e-5  # seconds, for each item that a filter looks at
 NO_COPY = (
@@ -88,13 +89,30 @@ async def sync_codes(
     if "codes" not in info.offers:
         raise QuestionError("gallery", f"{info.name} does not hand out its codes: ask it by messages, at an epsilon")
     copy, tally = copies.open(info.name), Tally()
-    download = _Download(session, info, copy, most + HEADER_BYTES + DEFAULT_LIMITS.public_part, tally)
+    download = _Download(session, info, copy, most + HEADER_BYTES + DEFAULT_LIMITS.public_part, tally, progress)
+    with await _lock(copy):
+        return await _bring_up(session, download, most)
+
+
+async def _lock(copy: HomeCopy) -> BinaryIO:
+    """Wait until nobody else synchronises the copy, but not for ever."""
+    for _ in range(_WAITS):
+        held = copy.lock()
+        if held is not None:
+            return held
+        await asyncio.sleep(_WAIT)
+    raise HomeError(f"another program synchronises the copy in {copy.folder}: wait until that is done")
+
+
+async def _bring_up(session: Session, download: "_Download", most: int) -> HomeCopy:
+    """Fetch what a copy lacks, anew where the gallery changes meanwhile."""
+    info, copy, tally = download.info, download.copy, download.tally
     for attempt in range(_TRIES):
         manifest = await _fetch_manifest(session, info, most, tally)
         public = copy.public
         if public is None or public.public_digest != manifest.public_digest:
             public = await session.fetch_map(info, None, tally)
-        if public.public_digest == manifest.public_digest and await download.fetch_all(manifest, progress):
+        if public.public_digest == manifest.public_digest and await download.fetch_all(manifest):
             await asyncio.to_thread(copy.commit, manifest, public)
             copy.fetched = tally.received
             return copy
@@ -197,12 +215,13 @@ class _Download:
     copy: HomeCopy
     most: int  # bytes in all
     tally: Tally
+    progress: Progress | None
 
-    async def fetch_all(self, manifest: CodesManifest, progress: Progress | None) -> bool:
+    async def fetch_all(self, manifest: CodesManifest) -> bool:
         """Fetch what the copy lacks; return whether all of it was as the manifest says."""
         changed = await asyncio.to_thread(self.copy.find_changed, manifest)
         waiting, done = list(changed.items()), 0
-        show = progress or (lambda *_: None)
+        show = self.progress or (lambda *_: None)
         show(0, len(changed))
         while waiting:
             some, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
@@ -210,6 +229,8 @@ class _Download:
             for (number, _), group in zip(some, groups, strict=True):
                 if group is None or group.digest != manifest.groups[number]:
                     return False
+                # Before anything of the copy is replaced: a digest says nothing of what the bytes mean.
+                await asyncio.to_thread(group.read_blocks, manifest.width, len(manifest.columns))
                 await asyncio.to_thread(self.copy.write_group, group)
                 done += 1
                 show(done, len(changed))
