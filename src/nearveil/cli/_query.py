@@ -260,6 +260,11 @@ def _count_own(nearest: "Nearest") -> str:
 def _describe_seen(answer: PaidAnswer) -> str:
     """Return what the other side knows now."""
     nearest = answer.nearest
+    if nearest.sealed:
+        sizes = " and ".join(f"{len(one):,}" for one in nearest.sealed)
+        return (
+            f"The other side saw that a question was asked, and when: two sealed messages of {sizes} bytes, all noise."
+        )
     if not nearest.sets:
         return f"The other side saw nothing. A copy of all {nearest.candidates:,} items was searched here, for nothing."
     if nearest.set is None:
