@@ -399,7 +399,7 @@ print(*sorted({name[0] for name in inside}))
 def test_the_clients_half_imports_nothing_of_the_servers_or_of_an_index() -> None:
     shown = subprocess.run([sys.executable, "-c", _FRESH], capture_output=True, text=True, check=True).stdout  # noqa: S603
     own, rooms = (line.split() for line in shown.splitlines())
-    assert set(own) == {"answers", "client", "codes", "wire"}
+    assert set(own) == {"answers", "client"}
     assert not {"ledger", "votes", "service", "cli", "features"} & set(rooms)
 
 

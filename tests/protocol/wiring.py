@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.gallery.answers import Extras, make_codes
+from nearveil.gallery.answers import Extras, ItemDetails, encode_details, make_codes
 from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import Covers, PublicMap
 from nearveil.mechanisms.base import candidate_count
@@ -35,6 +35,8 @@ class Shelf(ServedMap):
             return [THUMBNAIL + int(one).to_bytes(4, "little") for one in ids]
         if kind == "names":
             return [b"bird %d.png" % one for one in ids]
+        if kind == "metadata":
+            return [encode_details(ItemDetails(f"bird {one}.png", f"b-{one}")) for one in ids.tolist()]
         return [b"original of %d" % one if one % 3 else b"" for one in ids]
 
 
@@ -51,7 +53,7 @@ def published(code_bytes: int | None = None, n_sets: int = 6) -> Shelf:
         Published(3, release, table, table.encode(features), ids),
         "birds",
         "a model",
-        ("thumbnails", "originals", "names"),
+        ("thumbnails", "originals", "names", "metadata"),
     )
 
 

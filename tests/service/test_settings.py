@@ -75,7 +75,7 @@ def test_what_is_wrong_is_named_and_not_shown(tmp_path: Path, monkeypatch: pytes
         ({"host": "example.org"}, "host: beyond loopback"),
         ({"galleries": [{"name": "Birds", "index": secret}]}, "galleries.0.name: "),
         ({"galleries": [{"name": "birds"}]}, "galleries.0.index: "),
-        ({"galleries": [{"name": "birds", "index": secret, "offers": ["codes"]}]}, "galleries.0.offers"),
+        ({"galleries": [{"name": "birds", "index": secret, "offers": ["secrets"]}]}, "galleries.0.offers"),
         ({"galleries": [{"name": "birds", "index": secret}] * 2}, "galleries: two have the same name"),
         ({"galleries": [{"name": "birds", "index": secret, "ledger": "x"}]}, "ledger: for protected galleries only"),
         ({"galleries": [{"name": "birds", "index": secret, "unit": "x"}]}, "unit: for protected galleries only"),

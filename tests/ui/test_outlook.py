@@ -9,10 +9,10 @@ from nearveil.features.extractor import unit_rows
 from nearveil.gallery import Index, Item
 from nearveil.mechanisms import Covers, PublicMap
 from nearveil.mechanisms.covers.covers import RandomizedResponse
-from nearveil.protocol.client import PublicPart
+from nearveil.protocol.client import K, PublicPart, find_share, project_rows
 from nearveil.search.ceiling import popular_floor
 from nearveil.search.evaluation import count_popularity, true_neighbors
-from nearveil.search.outlook import K, Outlook, find_share, make_outlook, project_rows, unit_prototypes
+from nearveil.search.outlook import Outlook, make_outlook, unit_prototypes
 from nearveil.service import Client
 from nearveil.ui._errors import Trouble
 from nearveil.ui._map_view import Candidate, Picture, place_codes

@@ -18,7 +18,7 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.features.vectors import as_list, as_rows, normalize_rows
+from nearveil.features.vectors import as_list
 from nearveil.gallery.answers import LARGEST_METADATA, LARGEST_ORIGINAL, LONGEST_ID, Singles, is_thumbnail
 from nearveil.gallery.errors import (
     DamagedIndexError,
@@ -28,6 +28,7 @@ from nearveil.gallery.errors import (
     PrivateIndexError,
 )
 from nearveil.mechanisms.covers.covers import MOST_FEATURES, MOST_ITEMS
+from nearveil.privacy.checks import as_rows, normalize_rows
 
 _FLAGS = {name: getattr(os, name, 0) for name in ("O_PATH", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC")}
 _FOLDER = os.O_RDONLY | _FLAGS["O_PATH"] | _FLAGS["O_DIRECTORY"] | _FLAGS["O_NOFOLLOW"] | _FLAGS["O_CLOEXEC"]

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from numbers import Integral
 from typing import Any, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
 MAX_EPSILON = 500.0
 """Beyond this a guarantee says nothing (odds may change by a factor of 1e217); such a loss counts as infinite."""
 
@@ -12,6 +15,8 @@ ROUNDING = 2.0**-46
 """Relative; more than the error of a value made by a few library functions, each within 4 units in the last place."""
 
 LONGEST_TEXT = 200
+_OFF_ONE = 1e-3  # of a norm: what 16-bit rows lose, and more. Rows nearer to one stay as they are, to the last bit
+_BLOCK = 4096  # rows that are normalised at a time
 
 
 def _check(value: Any, name: str, wanted: str, fits: Callable[[float], bool]) -> float:
@@ -94,3 +99,91 @@ def check_text(value: object, name: str) -> str:
     if not (isinstance(value, str) and 0 < len(value) <= LONGEST_TEXT and value.isprintable() and value.strip()):
         raise ValueError(f"{name} must be a text of 1 to {LONGEST_TEXT} printable characters")
     return value
+
+
+def as_rows(value: Any, name: str = "rows") -> NDArray[np.float32]:
+    """Return vectors as an array of shape (n, d), in 32 bits; one vector is one row.
+
+    `value`: An array of NumPy, a tensor, a data frame, a table or list column of pyarrow, or lists of numbers.
+    `name`: What an error calls it.
+
+    Examples
+    --------
+    >>> as_rows([3, 4]).tolist(), as_rows([[0.5, 0.5], [1, 0]]).shape
+    ([[3.0, 4.0]], (2, 2))
+    """
+    try:
+        with np.errstate(over="ignore"):  # infinity is told where rows are normalised
+            found = np.asarray(_to_array(value))
+            if found.dtype == object:  # a column of vectors
+                found = np.stack([np.asarray(_to_array(row), np.float64) for row in found.ravel()])
+            if found.dtype.kind not in "fiu" or not found.ndim:
+                raise TypeError
+            rows = np.ascontiguousarray(np.atleast_2d(found), np.float32)
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        raise ValueError(f"{name} must be numbers, in rows of one length") from None
+    if rows.ndim != 2 or 0 in rows.shape:
+        raise ValueError(f"{name} must have shape (n, d), with at least one row and one column")
+    return rows
+
+
+def _to_array(value: Any) -> Any:
+    """Return what NumPy can read of a tensor, a frame or a column."""
+    if hasattr(value, "detach"):  # a tensor of torch, perhaps on a device, or in a type that NumPy has not
+        value = value.detach().cpu()
+        return (value.float() if value.is_floating_point() else value).numpy()
+    if hasattr(value, "combine_chunks"):  # a table or a column of pyarrow
+        return _flatten_arrow(value.combine_chunks())
+    if hasattr(value, "flatten") and hasattr(value, "to_pylist"):
+        return _flatten_arrow(value)
+    if hasattr(value, "to_numpy"):  # a frame or a series
+        return value.to_numpy()
+    return value
+
+
+def _flatten_arrow(value: Any) -> Any:
+    """Return the numbers of a pyarrow table, by columns, or of a column of lists."""
+    if hasattr(value, "column_names"):
+        return np.stack([column.to_numpy() for column in value.columns], axis=1)
+    if value.null_count:
+        raise ValueError
+    if not hasattr(value, "value_lengths"):  # a column of plain numbers: one vector
+        return value.to_numpy(zero_copy_only=False)
+    lengths = set(value.value_lengths().to_pylist())
+    if len(lengths) != 1:
+        raise ValueError
+    return value.flatten().to_numpy(zero_copy_only=False).reshape(-1, lengths.pop())
+
+
+def normalize_rows(rows: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return rows divided by their norms, where those are not one: the same for galleries and for questions.
+
+    `name`: What an error calls a row, before its number.
+
+    Examples
+    --------
+    >>> normalize_rows(np.array([[3.0, 4.0], [0.0, 1.0]]), "rows:").tolist()
+    [[0.6, 0.8], [0.0, 1.0]]
+    """
+    out = rows
+    of = f"{name} number" if name.endswith(":") else f"{name} of number"
+    for start in range(0, len(rows), _BLOCK):
+        some = rows[start : start + _BLOCK]
+        with np.errstate(over="ignore", invalid="ignore"):
+            norms = np.sqrt(np.einsum("ij,ij->i", some, some))
+        off = np.flatnonzero(~(np.abs(norms - 1) <= _OFF_ONE))
+        if not len(off):
+            continue
+        wide = some[off].astype(np.float64)
+        finite = np.isfinite(wide).all(axis=1)
+        if not finite.all():
+            raise ValueError(f"{of} {start + off[np.argmin(finite)]} must be finite: it holds NaN or infinity")
+        largest = np.abs(wide).max(axis=1, keepdims=True)
+        if not largest.all():
+            raise ValueError(f"{of} {start + off[np.argmin(largest)]} must not be all zeros: it has no direction")
+        wide /= largest  # squares of tiny or huge numbers leave the range of a float
+        wide /= np.sqrt(np.einsum("ij,ij->i", wide, wide))[:, None]
+        if out is rows:
+            out = rows.copy()
+        out[start + off] = wide
+    return out

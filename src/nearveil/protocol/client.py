@@ -40,7 +40,7 @@ from nearveil.gallery.answers import (
 )
 from nearveil.mechanisms import Covers, Message, PublicMap, Release
 from nearveil.mechanisms.base import candidate_count, check_numbers
-from nearveil.mechanisms.covers.covers import MOST_FEATURES, MappedRelease, checked_epsilon, set_guarantee
+from nearveil.mechanisms.covers.covers import MOST_FEATURES, NEIGHBORS, MappedRelease, checked_epsilon, set_guarantee
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
 
@@ -302,8 +302,8 @@ def decode_frame(data: bytes, *expected: type[WireMessage], limits: Limits = DEF
     MapChanged(gallery='birds', revision=7)
     """
     kind, flags, body = unframe(data, limits)
-    found = _SCHEMA[kind]
-    if found not in expected:
+    found = _SCHEMA.get(kind)
+    if found is None or found not in expected:
         raise WireError(f"data is of kind {kind.name}, which has no place here")
     return found.from_body(flags, body)
 
@@ -404,6 +404,36 @@ def choice_period(public: PublicPart, answers: int, size: int) -> float:
     """
     work = public.table.nbytes + answers * public.map.set_size * (code_dimension(public.table) + _CANDIDATE)
     return _BASE / 2 + _BYTE * size + _OPERATION * work
+
+
+K = 8  # neighbours that are counted where an answer is judged
+FULL = 255.0  # of a coverage
+
+
+def find_share(public: PublicPart, feature: Singles, sets: tuple[int, ...]) -> float:
+    """Return the share of the prototypes nearest to a feature that some sets hold, by the map. Never send it."""
+    near = find_prototypes(public.map, project_rows(public, feature[None]), None)[0, :K]
+    return float(public.map.coverage[near][:, list(sets)].max(axis=1).mean() / FULL)
+
+
+def project_rows(public: PublicPart, features: Singles) -> Singles:
+    """Return where features lie among a map's prototypes, shape (n, r)."""
+    with np.errstate(all="ignore"):
+        rows = features.astype(np.float64) - public.mean
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        return np.nan_to_num(rows @ public.map.components.astype(np.float64)).astype(np.float32)
+
+
+def find_prototypes(held: PublicMap, rows: Singles, own: NDArray[np.intp] | None) -> NDArray[np.int64]:
+    """Return the prototypes nearest to rows, as many as the client's rule looks at; without their own, if told."""
+    count = min(NEIGHBORS + (own is not None), len(held.prototypes))
+    found = held.nearest(rows.astype(np.float64), count)
+    if own is None:
+        return found
+    # Of equal rows another may stand first; then the last one goes in place of the own.
+    keep = found != own[:, None]
+    keep[keep.all(axis=1), -1] = False
+    return np.asarray(found[keep].reshape(len(rows), count - 1))
 
 
 State = Literal["start", "ready", "asked", "answered"]

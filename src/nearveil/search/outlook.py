@@ -9,15 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.mechanisms import PublicMap
-from nearveil.mechanisms.covers.covers import DECAY, NEIGHBORS, RandomizedResponse
-from nearveil.protocol.client import PublicPart
+from nearveil.mechanisms.covers.covers import DECAY, RandomizedResponse
+from nearveil.protocol.client import FULL, K, PublicPart, find_prototypes
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line
 
 Singles = NDArray[np.float32]
-K = 8  # neighbours that are counted
 EPSILONS = tuple(round(0.25 * step, 2) for step in range(1, 49))  # up to 12
 _MOST_ROWS = 2048  # that act as queries where prototypes stand for many items
-_FULL = 255.0  # of a coverage
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,33 +61,19 @@ def make_outlook(public: PublicPart) -> Outlook:
     whole = held.n_items == len(held.prototypes)
     rows = unit_prototypes(held)
     some = np.arange(len(rows)) if whole else np.linspace(0, len(rows) - 1, min(_MOST_ROWS, len(rows))).astype(int)
-    near = _neighbors(held, rows[some], some if whole else None)
+    near = find_prototypes(held, rows[some], some if whole else None)
     weights, counted = np.exp(-np.arange(near.shape[1]) / DECAY), K if whole else 1
     right = other = 0.0
     for one in near:  # a row at a time: a map may have thousands of sets
         covered = held.coverage[one]
-        around = covered[:counted].mean(axis=0) / _FULL
+        around = covered[:counted].mean(axis=0) / FULL
         good = around[(weights @ covered).argmax()]
         right += good / len(near)
         other += (around.sum() - good) / (held.n_sets - 1) / len(near)
     popularity = np.bincount(near[:, :K].ravel(), minlength=len(rows)) if whole else None
     # Of the items around a centroid at least those are in a set that its best set holds.
-    reach = float(held.coverage.max(axis=1).mean() / _FULL)
+    reach = float(held.coverage.max(axis=1).mean() / FULL)
     return Outlook(held.n_sets, float(right), float(other), whole, public.candidates, reach, popularity)
-
-
-def find_share(public: PublicPart, feature: Singles, sets: tuple[int, ...]) -> float:
-    """Return the share of the prototypes nearest to a feature that some sets hold, by the map. Never send it."""
-    near = _neighbors(public.map, project_rows(public, feature[None]), None)[0, :K]
-    return float(public.map.coverage[near][:, list(sets)].max(axis=1).mean() / _FULL)
-
-
-def project_rows(public: PublicPart, features: Singles) -> Singles:
-    """Return where features lie among a map's prototypes, shape (n, r)."""
-    with np.errstate(all="ignore"):
-        rows = features.astype(np.float64) - public.mean
-        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-        return np.nan_to_num(rows @ public.map.components.astype(np.float64)).astype(np.float32)
 
 
 def unit_prototypes(held: PublicMap) -> Singles:
@@ -98,15 +82,3 @@ def unit_prototypes(held: PublicMap) -> Singles:
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     np.divide(rows, norms, out=rows, where=norms > 0)
     return rows
-
-
-def _neighbors(held: PublicMap, rows: Singles, own: NDArray[np.intp] | None) -> NDArray[np.int64]:
-    """Return the prototypes nearest to rows, as many as the client's rule looks at; without their own, if told."""
-    count = min(NEIGHBORS + (own is not None), len(held.prototypes))
-    found = held.nearest(rows.astype(np.float64), count)
-    if own is None:
-        return found
-    # Of equal rows another may stand first; then the last one goes in place of the own.
-    keep = found != own[:, None]
-    keep[keep.all(axis=1), -1] = False
-    return np.asarray(found[keep].reshape(len(rows), count - 1))

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.manifold import SupervisedManifold
-from nearveil.protocol.client import PublicPart
-from nearveil.search.outlook import Singles, project_rows, unit_prototypes
+from nearveil.protocol.client import PublicPart, project_rows
+from nearveil.search.outlook import Singles, unit_prototypes
 from nearveil.service import Nearest
 from nearveil.ui._errors import Trouble
 

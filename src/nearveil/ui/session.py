@@ -16,8 +16,8 @@ from nearveil.mechanisms import Message
 from nearveil.mechanisms.covers.covers import checked_epsilon
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
-from nearveil.protocol.client import ClientProtocol, PublicPart
-from nearveil.search.outlook import EPSILONS, K, Outlook, Singles, make_outlook
+from nearveil.protocol.client import ClientProtocol, K, PublicPart
+from nearveil.search.outlook import EPSILONS, Outlook, Singles, make_outlook
 from nearveil.service import Client, GalleryInfo, UnansweredError
 from nearveil.service.client.questions import unpack_messages
 from nearveil.ui._errors import Trouble, describe_new_listing, describe_spoiled

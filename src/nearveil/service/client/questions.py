@@ -29,7 +29,6 @@ from numpy.typing import ArrayLike, NDArray
 from nearveil.features import Extractor, ImageError, load_image
 from nearveil.features.backbones import find_extractor
 from nearveil.features.images import COLOURS, Pixels
-from nearveil.features.vectors import as_rows, normalize_rows
 from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, Reader, WireError, Writer
 from nearveil.gallery.answers import (
     ID_BYTES,
@@ -45,7 +44,7 @@ from nearveil.mechanisms import Message
 from nearveil.mechanisms.base import MessageError
 from nearveil.mechanisms.covers.covers import checked_epsilon
 from nearveil.privacy import Basis, Guarantee, compose_events
-from nearveil.privacy.checks import check_text
+from nearveil.privacy.checks import as_rows, check_text, normalize_rows
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.protocol.client import (
     OUT_OF_RANGE,
@@ -55,9 +54,9 @@ from nearveil.protocol.client import (
     PublicPart,
     Query,
     decode_frame,
+    find_share,
     is_in_range,
 )
-from nearveil.search.outlook import find_share
 from nearveil.service.client.errors import QuestionError, ReplyError, UnansweredError, UnreachableError, unanswered
 from nearveil.service.client.results import Classified, Match, Nearest
 from nearveil.service.client.transport import (
