@@ -3,6 +3,7 @@
 import asyncio
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import distribution, distributions
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from nearveil.integrations.langchain import NearveilRetriever
 from nearveil.ledger import Ledger
 
 TEXTS = [f"sentence number {number}" for number in range(60)]
+PACKAGES = {one.name for one in distributions()}
 EMBED = DeterministicFakeEmbedding(size=16)
 
 
@@ -55,6 +57,18 @@ def test_documents_hold_text_metadata_and_id(client: Client) -> None:
             assert set(one.metadata) == {"even", "similarity"}
             assert one.metadata["even"] == (number % 2 == 0)
     assert all(one.metadata["even"] for one in retriever.invoke("a private question"))
+
+
+def test_plugins_that_come_along_do_not_run(pytestconfig: pytest.Config) -> None:
+    come = {
+        entry.name
+        for package in ("langsmith", "pytest-asyncio", "pytest-benchmark", "pytest-codspeed", "pytest-recording",
+                        "pytest-socket", "syrupy")
+        if package in PACKAGES
+        for entry in distribution(package).entry_points.select(group="pytest11")
+    }  # fmt: skip
+    assert come
+    assert [name for name in come if pytestconfig.pluginmanager.has_plugin(name)] == []
 
 
 try:

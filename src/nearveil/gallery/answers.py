@@ -582,7 +582,8 @@ def encode_details(details: ItemDetails) -> bytes:
     >>> encode_details(ItemDetails("a bird", "b-7", {"wings": 2})).decode()
     '{"name":"a bird","id":"b-7","metadata":{"wings":2}}'
     """
-    told = {"name": encode_name(details.name).decode(), "id": details.external_id, "metadata": details.metadata}
+    name, held = encode_name(details.name).decode(), dict(details.metadata)
+    told = {"name": name, "id": details.external_id, "metadata": held}
     return json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()
 
 
