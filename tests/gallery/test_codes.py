@@ -166,7 +166,7 @@ def framed(count: int, width: int, rest: bytes, flags: int = 0) -> bytes:
         (framed(1, 1, bytes(5) + struct.pack("<I", 2) + b"a\x1b", flags=3), "without control characters"),
         (framed(1, 1, bytes(5) + struct.pack("<I", 3) + "\u2028".encode(), flags=3), "without control characters"),
         (framed(1, 1, bytes(5) + struct.pack("<I", 4097) + bytes([97]) * 4097, flags=3), "at most 4096 characters"),
-        (framed(1, 1, bytes(5), flags=4), "flags 4"),
+        (framed(1, 1, bytes(5), flags=5), "flags 5"),
     ],
 )
 def test_strange_answers_are_refused(data: bytes, words: str) -> None:
