@@ -341,7 +341,7 @@ def test_what_is_wrong_is_said_before_anything_is_paid(
         ({"k": 0}, QuestionError, "k: it must be"),
         ({"k": 2.0}, QuestionError, "k: it must be"),
         ({"k": True}, QuestionError, "k: it must be"),
-        ({"epsilon": 0.0}, QuestionError, "epsilon: at 0 a copy"),
+        ({"epsilon": 0.0}, QuestionError, "epsilon: birds hands out no codes"),
         ({"epsilon": np.nan}, ValueError, "epsilon must be"),
         ({"epsilon": 41.0}, ValueError, "epsilon must be"),
         ({"candidates": 0.3}, DeclinedError, "0.1, 0.2"),

@@ -47,8 +47,9 @@ async def ask_sealed(session: Session, question: NearestQuestion, kept: dict[str
     tally = Tally(heard=session.clock.now())
     info, rows = await session.prepare_features([question.image], question.gallery)
     if "sealed" not in info.offers:
-        if question.by == "auto" and "codes" in info.offers:
-            raise QuestionError("epsilon", NO_COPY)
+        if question.by == "auto":
+            neither = f"{info.name} hands out no codes and answers no sealed questions: ask it at an epsilon above 0"
+            raise QuestionError("epsilon", NO_COPY if "codes" in info.offers else neither)
         raise QuestionError("by", f"{info.name} answers no sealed questions: ask it by messages, or at home")
     public = await session.fetch_map(info, None, tally)
     client = await _fetch_client(session, info, kept, tally)
