@@ -151,7 +151,7 @@ def test_a_gallery_here_needs_no_server(here: Scene) -> None:
 def test_what_is_wrong_is_named(here: Scene) -> None:
     client, _ = here.client()
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"image": np.zeros(3)}, f"{DIMENSION} numbers"),
+        ({"image": np.ones(3)}, f"{DIMENSION} numbers"),
         ({"image": np.full(DIMENSION, np.nan)}, "finite"),
         ({"gallery": "birds"}, "none named 'birds'"),
     ]

@@ -132,12 +132,13 @@ def test_indexing_killed_while_the_gallery_is_asked(tmp_path: Path) -> None:
     place = tmp_path / "birds"
     index_of(place).close()
     program = (
-        "import sys; from nearveil.gallery import Index, Item; from tests.gallery.index_places import unit_rows\n"
+        "import sys, time; from nearveil.gallery import Index, Item; from tests.gallery.index_places import unit_rows\n"
         "index = Index.open(sys.argv[1])\n"
         "for step in range(10**6):\n"
         "    ids = index.add(Item(row, f'new {step}') for row in unit_rows(3, seed=step))\n"
         "    print(index.revision, *ids, flush=True)\n"
         "    index.republish()\n"
+        "    time.sleep(0.5)  # two maps are kept, and a question takes a fixed time\n"
     )
     with (
         running(tmp_path, str(tmp_path / "tokens.db"), str(place)) as process,

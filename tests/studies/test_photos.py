@@ -46,7 +46,7 @@ def test_the_demo_runs_from_the_base_install(
     assert "handwritten digits instead" in text
     assert "300 handwritten digits in the gallery, 20 private ones; features: their pixels, 64 dimensions" in text
     assert "account image 1: budget epsilon 13 at delta 0, spent 13, left 0" in text
-    assert "20 accounts checked: all is well" in text
+    assert "21 accounts checked: all is well" in text
     rows = re.findall(r"│ (1|12) │ ([\d.]+) \([\d.-]+\) │ ([\d.]+) \([\d.-]+\) │ ([\d.]+) │ ([\d.]+) │ 0.10 │", text)
     assert [row[0] for row in rows] == ["1", "12"]
     (_, _, low, floor, little), (_, recall, high, _, much) = rows

@@ -292,7 +292,7 @@ def test_what_cannot_be_asked_costs_nothing(here: Page) -> None:
     assert "nothing was paid" in not_image
     assert "no bytes" in words_of(here.ask(b""), 422, "image")
     assert "truncated" in words_of(here.ask(png(1)[:200]), 422, "image")
-    words_of(here.ask(png(1), 0.0), 422, "question")
+    words_of(here.ask(png(1), -1.0), 422, "question")
     assert "none named 'nowhere'" in words_of(here.ask(png(1), gallery="nowhere"), 422, "question")
     words_of(here.ask(png(1), candidates=0.9), 502, "declined")
     assert "0.2, 0.25" in words_of(here.ask(png(1), candidates=7), 502, "declined")
