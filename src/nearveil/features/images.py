@@ -216,7 +216,7 @@ def _open(content: bytes) -> Any:
         return _pillow().open(BytesIO(content), formats=_FORMATS)
     from pillow_heif import HeifImageFile  # not registered with Pillow, which belongs to the whole process
 
-    return HeifImageFile(BytesIO(content))  # type: ignore[no-untyped-call]
+    return HeifImageFile(BytesIO(content))  # type: ignore[no-untyped-call, unused-ignore]
 
 
 @contextlib.contextmanager
