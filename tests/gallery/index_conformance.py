@@ -21,7 +21,7 @@ from nearveil.features import HogColor
 from nearveil.gallery import _directory as _index_matrix
 from nearveil.gallery import index as _index
 from nearveil.gallery import items as _items
-from nearveil.gallery.answers import encode_name
+from nearveil.gallery.answers import ItemDetails, encode_details, encode_name
 from nearveil.gallery.errors import (
     DamagedIndexError,
     IndexStoreError,
@@ -485,6 +485,43 @@ class IndexConformance:
                     assert [item.external_id for item in other.items(held)] == [own[number] for number in held]
                     assert other.items([held[-1]])[0].name == own[held[-1]]
                 assert index.ids().tolist() == held.tolist()
+
+    @pytest.mark.parametrize("most", [1 << 20, 300])
+    def test_texts_of_answers_follow_every_change(self, place: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Those that were kept in memory are what `items` reads from the database, also where they are too many."""
+        monkeypatch.setattr(_items, "_DETAILS_BLOCK", 8)
+        monkeypatch.setattr(_items, "_MOST_TEXT", most)
+        rows, odd = unit_rows(40), {2: "two\nlines", 3: "\u202egnp.exe", 4: "", 5: "été \U0001f426\u200d"}
+        told = [{"n": number, "odd": "a\0b"} if number % 3 else None for number in range(40)]
+        shown = [odd.get(number, f"bird {number}") for number in range(40)]
+        with Index.create(place, dimension=DIMENSION) as index, Index.open(place) as other:
+
+            def check() -> None:
+                ids = np.arange(int(index.ids().max()) + 1)[::-1]
+                held = {item.id: item for item in index.items(ids, lenient=True)}
+                found = [held.get(number) for number in ids.tolist()]
+                assert other.texts(ids, "names") == [b"" if one is None else encode_name(one.name) for one in found]
+                details = [
+                    b"" if one is None else encode_details(ItemDetails(one.name, one.external_id, one.metadata))
+                    for one in found
+                ]
+                assert other.texts(ids, "metadata") == details
+                assert other.texts(ids[3:5], "names") == other.texts(ids, "names")[3:5]
+
+            index.add_table(rows[:20], list(range(20)), shown[:20], told[:20])
+            check()
+            index.add_table(rows[20:30], None, shown[20:30])
+            index.delete([0, 7, 8, 9, 21])
+            check()
+            index.add_table(rows[30:31], [1], ["another"], [{"n": 1}], replace=True)
+            index.add([Item(rows[31], "an image", WEBP, metadata={"n": 2})])
+            check()
+
+    def test_damaged_texts_are_told(self, index: Index, place: str) -> None:
+        index.texts([0], "names")
+        self.damage(place, "nearveil_details")
+        with pytest.raises(DamagedIndexError, match="damaged"), Index.open(place) as again:
+            again.texts([0, 1], "names")
 
     def test_an_id_is_never_given_twice(self, index: Index, place: str) -> None:
         index.delete([39, 3])

@@ -83,6 +83,7 @@ def test_an_index_changes_after_opening(name: str, tmp_path: Path) -> None:
         assert kept.tolist() == [*old[1:].tolist(), int(first)]
         np.testing.assert_array_equal(index.features(kept), np.concatenate([rows[1:], rows[:1]]))
         assert [item.name for item in index.items(kept)] == [*names[1:], "new"]
+        assert index.texts(kept, "names") == [name.encode() for name in (*names[1:], "new")]
         assert index.items(["own"])[0].id == first
         published = index.republish()
         assert first in published.ids

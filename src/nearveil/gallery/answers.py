@@ -492,7 +492,7 @@ class Answer:
                 read_details(image)
         if self.extras == "thumbnails" and not all(map(is_thumbnail, self.images)):
             raise WireError("images must be WebP, or empty, as thumbnails")
-        if self.extras == "names" and not all(map(_is_name, self.images)):
+        if self.extras == "names" and not _are_names(self.images):
             raise WireError(
                 f"images must be text in UTF-8, of at most {LONGEST_NAME} characters and without control characters, "
                 "as names"
@@ -566,6 +566,13 @@ def encode_name(name: str) -> bytes:
     return _STEERING.sub("\N{REPLACEMENT CHARACTER}", name[:LONGEST_NAME]).encode()
 
 
+def encode_names(names: Sequence[str]) -> list[bytes]:
+    """Return names of at most 4,096 characters as an answer holds them; faster than one by one."""
+    if _STEERING.search("".join(names)):
+        return list(map(encode_name, names))
+    return [name.encode() for name in names]
+
+
 class ItemDetails(NamedTuple):
     """What an answer tells of an item besides its code, where metadata is asked for."""
 
@@ -626,12 +633,17 @@ def merge_answers(answers: Sequence[Answer]) -> Answer:
     return Answer(ids, codes, answers[0].extras, tuple(images[place] for place in places) if images else ())
 
 
-def _is_name(data: bytes) -> bool:
+def _are_names(images: Sequence[bytes]) -> bool:
+    """Return whether each is text that an answer may hold as a name; all are read at once."""
     try:
-        name = data.decode()
+        names = b"\n".join(images).decode().split("\n")
     except UnicodeDecodeError:
         return False
-    return len(name) <= LONGEST_NAME and not _STEERING.search(name)
+    return (
+        len(names) == len(images)  # else one of them has a line break
+        and max(map(len, names), default=0) <= LONGEST_NAME
+        and not _STEERING.search("".join(names))
+    )
 
 
 def is_thumbnail(image: object) -> bool:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import stat
+import threading
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +20,17 @@ import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
 from nearveil.features.vectors import as_list
-from nearveil.gallery.answers import LARGEST_METADATA, LARGEST_ORIGINAL, LONGEST_ID, Singles, is_thumbnail
+from nearveil.gallery.answers import (
+    LARGEST_METADATA,
+    LARGEST_ORIGINAL,
+    LONGEST_ID,
+    ItemDetails,
+    Singles,
+    encode_details,
+    encode_name,
+    encode_names,
+    is_thumbnail,
+)
 from nearveil.gallery.errors import (
     DamagedIndexError,
     IndexStoreError,
@@ -486,6 +497,7 @@ FORMAT = 2  # 1 had a row for each feature, and names in the table of items
 _SOME = 500  # ids in one statement
 _DETAILS_BLOCK = 4096  # items in a row of details, at most; no row crosses a multiple of it
 _BLOCK_BYTES = 1 << 20  # of features in one row, at most
+_MOST_TEXT = 256 << 20  # bytes of names, or of details, that stay in memory
 
 metadata = sa.MetaData()
 
@@ -697,6 +709,107 @@ def load_details(
             held = some[(some >= row.first) & (some <= row.last)]
             if len(held):
                 yield int(row.first), _read_details(row, where), held
+
+
+class TextColumn:
+    """What answers tell of all items of an index, in memory: their names, or their details.
+
+    An answer holds items from all over an index, and a row of details holds thousands that follow each other: read from
+    the database, every answer would read all rows. Here they are read once, and afterwards what was added or deleted.
+
+    `kind`: "names", or "metadata" for name, external id and metadata.
+    Where there are more than 256 MiB of them, nothing is kept.
+    """
+
+    def __init__(self, kind: Literal["names", "metadata"]) -> None:
+        self._kind = kind
+        self._lock = threading.Lock()
+        self._is_too_large = False
+        self._kept = _KeptTexts()
+
+    def find(self, connection: sa.Connection, ids: NDArray[np.int64], where: str) -> dict[int, bytes]:
+        """Return texts as answers hold them, by id; what is not in the table of details is left out."""
+        head = load_head(connection, where)
+        with self._lock:
+            if self._is_too_large:
+                return {}
+            if self._kept.revision != head.revision:
+                self._kept = self._catch_up(connection, head, where)
+            kept = self._kept
+        if not len(kept.ids):
+            return {}
+        places = np.minimum(np.searchsorted(kept.ids, ids), len(kept.ids) - 1)
+        places = places[kept.ids[places] == ids]
+        bounds = zip(kept.ids[places].tolist(), kept.starts[places].tolist(), kept.stops[places].tolist(), strict=True)
+        texts = {number: kept.data[start:stop] for number, start, stop in bounds}
+        return texts if self._kind == "names" else {number: _encode_packed(text) for number, text in texts.items()}
+
+    def _catch_up(self, connection: sa.Connection, head: Head, where: str) -> "_KeptTexts":
+        """Return the texts of now: with what was added, without what was deleted."""
+        old = self._kept if self._kept.revision < head.revision else _KeptTexts()  # else a backup was put back
+        pack = _pack_names if self._kind == "names" else _pack_details
+        ids, sizes, data = [old.ids], [], [old.data]
+        held = len(old.data)
+        for first, some in _stream_details(connection, old.next_id, where):
+            texts = pack(some)
+            ids.append(np.arange(first, first + some.count))
+            sizes.append(np.fromiter(map(len, texts), np.int64, some.count))
+            data.append(b"".join(texts))
+            held += len(data[-1])
+            if held > _MOST_TEXT:
+                self._is_too_large = True
+                return _KeptTexts()
+        stops = len(old.data) + np.cumsum(np.concatenate([np.empty(0, np.int64), *sizes]))
+        starts = np.concatenate([old.starts, stops - np.concatenate([np.empty(0, np.int64), *sizes])])
+        numbers, stops = np.concatenate(ids), np.concatenate([old.stops, stops])
+        left = ~np.isin(numbers, find_deleted_since(connection, old.revision, where))
+        return _KeptTexts(head.revision, head.next_id, numbers[left], starts[left], stops[left], b"".join(data))
+
+
+@dataclass(frozen=True, eq=False)
+class _KeptTexts:
+    """Texts at one revision, one after the other."""
+
+    revision: int = -1
+    next_id: int = 0
+    ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # rising
+    starts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    stops: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    data: bytes = b""
+
+
+def encode_text(item: StoredItem, kind: Literal["names", "metadata"]) -> bytes:
+    """Return the name of an item, or its details, as answers hold them."""
+    if kind == "names":
+        return encode_name(item.name)
+    return encode_details(ItemDetails(item.name, item.external_id, item.metadata))
+
+
+def _pack_names(some: Details) -> list[bytes]:
+    return [b""] * some.count if some.names is None else encode_names(some.names)
+
+
+def _pack_details(some: Details) -> list[bytes]:
+    """Return names, external ids and metadata, with a zero between them, which none of them holds."""
+    empty = [""] * some.count
+    columns = (some.names or empty, some.external_ids or empty, some.metadata or empty)
+    return ["\0".join((name, own or "", told)).encode() for name, own, told in zip(*columns, strict=True)]
+
+
+def _encode_packed(packed: bytes) -> bytes:
+    """Return details as an answer holds them."""
+    name, own, told = packed.decode().split("\0")
+    return encode_details(ItemDetails(name, own or None, json.loads(told) if told else {}))
+
+
+def _stream_details(connection: sa.Connection, first: int, where: str) -> Iterator[tuple[int, Details]]:
+    """Yield all rows of details from an id on: their first id, and the details."""
+    if not _exists(connection, details):  # an index of format 1
+        return
+    query = sa.select(details).where(details.c.first >= first).order_by(details.c.first)
+    with connection.execute(query.execution_options(yield_per=16)) as rows:  # closed also where not all are read
+        for row in rows:
+            yield int(row.first), _read_details(row, where)
 
 
 def find_external_ids(connection: sa.Connection, wanted: Collection[str | None], where: str) -> dict[str | None, int]:

@@ -16,9 +16,6 @@ from nearveil.gallery.answers import (
     LARGEST_ORIGINAL,
     Answer,
     Extras,
-    ItemDetails,
-    encode_details,
-    encode_name,
 )
 from nearveil.gallery.errors import NotPublishedError
 from nearveil.gallery.items import StoredItem
@@ -115,14 +112,7 @@ class ServedMap:
         WireSizeError where images are more than `most` bytes: sizes are looked at before anything is read.
         """
         if kind in ("names", "metadata"):
-            told = {item.id: item for item in self.index.items(ids, lenient=True, originals=False)}
-            items = [told.get(number) for number in ids.tolist()]
-            if kind == "names":
-                return [b"" if item is None else encode_name(item.name) for item in items]
-            return [
-                b"" if item is None else encode_details(ItemDetails(item.name, item.external_id, item.metadata))
-                for item in items
-            ]
+            return self.index.texts(ids, kind)
         whole = kind == "originals"
         held = self.index.stored_bytes(ids, "original" if whole else "thumbnail")
         if held > most:
