@@ -298,3 +298,25 @@ def test_what_an_answer_is_worth_stands_above_it(image: Path) -> None:
     assert 0 < found["expected_share"] <= 1
     assert len(found["server_saw"]["sets"]) == 2
     assert found["paid"] == pytest.approx(50)
+
+
+def test_home_and_sealed_questions_cost_nothing_and_say_what_was_seen(image: Path, here: Path) -> None:
+    pytest.importorskip("cryptography")
+    text, nothing = fine("query", image, "--by", "sealed"), fine("query", image, "--by", "home")
+    assert "two sealed messages of " in text
+    assert "under encryption" in text
+    assert "This is a computational guarantee" in text
+    assert f"All {COUNT} items of the copy on this machine were compared" in nothing
+    assert "Nothing is told about which record was asked for" in nothing
+    sealed, home = (told("query", image, "--by", way) for way in ("sealed", "home"))
+    assert sealed["found"][0]["id"] == home["found"][0]["id"]
+    assert 8 <= sealed["candidates"] <= COUNT  # items, and not slots
+    assert (sealed["epsilon"], sealed["paid"], sealed["account"]) == (0.0, 0.0, None)
+    assert left(here) == _asking.BUDGET
+
+
+@pytest.mark.parametrize(
+    "words", [("guess",), ("sealed", "--epsilon", 4), ("home", "--epsilon", 1), ("message", "--epsilon", 0)]
+)
+def test_a_way_that_is_not_there_or_does_not_fit_epsilon_is_refused(image: Path, words: tuple[Any, ...]) -> None:
+    assert "--by" in refused("query", image, "--by", *words)

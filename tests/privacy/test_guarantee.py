@@ -66,7 +66,7 @@ def promise(**changes: Any) -> Guarantee:
             "Seeing the answers changes the odds about whether any one image is in the database"
             + " by at most a factor of 7.4.",
         ),
-        ({"epsilon": 0.0}, "Whoever sees the message learns nothing about which image was asked for."),
+        ({"epsilon": 0.0}, "Nothing is told about which image was asked for: no message depends on it."),
         (
             {"epsilon": 0.001},
             "Seeing this message changes the odds between any two images by at most a factor of 1.0011.",

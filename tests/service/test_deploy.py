@@ -42,6 +42,7 @@ def test_the_container_has_all_that_the_server_needs() -> None:
         *told["project"]["dependencies"],
         *extras["service"],
         *extras["postgres"],
+        *extras["sealed"],
         *told["build-system"]["requires"],
     ]
     assert {name_of(one) for one in needed} <= set(container())

@@ -53,8 +53,16 @@ _NAMELESS = "(no name)"
 def query(
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="The private image, or a vector in a .npy file.")],
     epsilon: Annotated[
-        float, typer.Option(help="What the question may cost; 0 searches the copy that `nearveil sync` fetched.")
-    ] = 4.0,
+        float | None,
+        typer.Option(
+            help="What the question may cost; 4 by default. 0 searches the copy that `nearveil sync` fetched; without a "
+            "copy it asks a sealed question, if the gallery answers them."
+        ),
+    ] = None,
+    by: Annotated[
+        str,
+        typer.Option(metavar="WAY", help="auto, message, home or sealed. home and sealed cost nothing: epsilon is 0."),
+    ] = "auto",
     k: Annotated[
         int | None, typer.Option("-k", min=1, help="How many to find; 8, or as many as an answer holds.")
     ] = None,
@@ -99,7 +107,7 @@ def query(
 ) -> None:
     """Find the images nearest to a private one. The other side sees the name of one set, and nothing else.
 
-    The account pays before the question exists. The image and its feature stay in memory: neither is written down,
+    With --by sealed it sees noise; with --by home, nothing. The account pays before the question exists. The image and its feature stay in memory: neither is written down,
     unless you ask for a contact sheet. With --server, an index here plays no part.
 
     [bold]Examples[/bold]
@@ -113,6 +121,8 @@ def query(
     nearveil query me.jpg --server https://birds.example:8321 --token-file token.txt --gallery birds
 
     nearveil query me.jpg --epsilon 0 --server https://birds.example:8321 --token-file token.txt
+
+    nearveil query me.jpg --by sealed --server https://birds.example:8321 --token-file token.txt
     """
     with report_errors(extractor="--extractor"):
         from nearveil.features import load_image
@@ -121,11 +131,13 @@ def query(
         from nearveil.ledger import new_key
 
         number, payer = key or new_key(), LazyAccount(ledger, account, witness)
+        if epsilon is None:
+            epsilon = 0.0 if by in ("home", "sealed") else 4.0
         if sheet is not None and image.suffix.lower() == ".npy":
             raise ValueError("--sheet: a vector has no picture: leave it out")
         _check_sheet(sheet, force=force, alone=dummies is None and repeat == 1)
         if sheet is not None and epsilon == 0:
-            raise ValueError("--sheet: at epsilon 0 no images come: a copy holds codes and names alone")
+            raise ValueError("--sheet: at epsilon 0 no images come, only names: leave it out")
         others = list_public_images(dummies)
         tool = None if extractor == AUTO else make_extractor(extractor)
     with report_errors(epsilon="--epsilon"), payer, _name_options(number, payer, others, local=server is None):
@@ -142,6 +154,7 @@ def query(
                 thumbnails=sheet is not None,
                 dummies=others,
                 key=number,
+                by=by,  # type: ignore[arg-type]  # checked there
                 repeat=repeat,
             )
             stale = held is not None and held.current().stale

@@ -218,7 +218,10 @@ def serve(
     ] = None,
     offer: Annotated[
         list[str] | None,
-        typer.Option(help="What clients of INDEX get besides names and thumbnails: originals, codes. Repeat it."),
+        typer.Option(
+            help="What clients of INDEX get besides names and thumbnails: originals, metadata, codes (all of them, for "
+            "search at home), sealed (answers to encrypted questions). Repeat it."
+        ),
     ] = None,
     host: Annotated[str | None, typer.Option(help="Where to listen; 127.0.0.1 by default.")] = None,
     port: Annotated[int | None, typer.Option(help="Where to listen; 8321 by default, 0 takes a free one.")] = None,
@@ -251,6 +254,8 @@ def serve(
     [bold]Examples[/bold]
 
     nearveil serve gallery/
+
+    nearveil serve gallery/ --offer codes --offer sealed
 
     nearveil serve --config nearveil.toml
 

@@ -353,6 +353,8 @@ class Guarantee(_CheckedAgain):
                 f"{observer} may be next to certain about {self._secret}: "
                 "a factor of more than a million protects nothing."
             )
+        if self.epsilon == self.delta == 0 and self.protects == "query" and not self.assumptions:
+            return f"Nothing is told about {self._secret}: no message depends on it."
         if self.epsilon == self.delta == 0:
             return f"{observer} learns nothing about {self._secret}."
         seeing = "Seeing this message" if self.protects == "query" else "Seeing the answers"

@@ -50,7 +50,8 @@ class Nearest:
     repeated : bool
         Whether the key was paid before.
     candidates : int
-        How many images the choice was made from.
+        How many images the choice was made from: of an answer, of a copy, or of the cells that a sealed question looked
+        into, which depends on the image.
     sets : tuple of int
         That were named, in the order in which they were sent; several where there are dummies.
     n_sets : int
@@ -92,8 +93,10 @@ class Nearest:
     @property
     def worth(self) -> str:
         """What the answer is worth, in a sentence for whoever asked, and nobody else."""
+        if self.sealed:
+            return f"The {self.candidates:,} items of the cells nearest to your image were compared, under encryption."
         if not self.sets or self.expected_share is None:
-            return "No set was named, so none was missed."
+            return f"All {self.candidates:,} items of the copy on this machine were compared with your image."
         share = f"about {self.expected_share:.0%} of what lies nearest to your image"
         if self.named_best_set:
             return f"This answer comes from the set that suits your image, and holds {share}."
