@@ -55,8 +55,8 @@ def query(
     epsilon: Annotated[
         float | None,
         typer.Option(
-            help="What the question may cost; 4 by default. 0 searches the copy that `nearveil sync` fetched; without a "
-            "copy it asks a sealed question, if the gallery answers them."
+            help="What the question may cost; 4 by default. 0 searches the copy that `nearveil sync` fetched; without "
+            "a copy it asks a sealed question, if the gallery answers them."
         ),
     ] = None,
     by: Annotated[
@@ -107,8 +107,9 @@ def query(
 ) -> None:
     """Find the images nearest to a private one. The other side sees the name of one set, and nothing else.
 
-    With --by sealed it sees noise; with --by home, nothing. The account pays before the question exists. The image and its feature stay in memory: neither is written down,
-    unless you ask for a contact sheet. With --server, an index here plays no part.
+    With --by sealed it sees noise; with --by home, nothing. The account pays before the question exists. The image and
+    its feature stay in memory: neither is written down, unless you ask for a contact sheet. With --server, an index
+    here plays no part.
 
     [bold]Examples[/bold]
 
