@@ -91,6 +91,7 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+MOST_FEATURES = 16_000  # dimensions of a feature that travels: what a column of pgvector holds
 
 
 def frame(kind: Kind, body: bytes, flags: int = 0) -> bytes:

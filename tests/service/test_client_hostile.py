@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from nearveil import frames as _wire
-from nearveil.frames import Kind, frame
+from nearveil.frames import MOST_FEATURES, Kind, frame
 from nearveil.gallery import answers as _answer
 from nearveil.gallery.answers import Answer
 from nearveil.mechanisms.covers import covers as _map
@@ -353,7 +353,7 @@ def test_the_documented_caps_are_those_of_the_code() -> None:
         "maps of a gallery in the list": schema.MOST_MAPS,
         "text: names, extractors, labels, reasons": _wire.LONGEST_TEXT,
         "name of an item": _answer.LONGEST_NAME,
-        "dimensions of a feature": _map.MOST_FEATURES,
+        "dimensions of a feature": MOST_FEATURES,
         "dimensions of a projected feature": _map.MOST_DIMENSIONS,
         "prototypes of a map": _map.MOST_PROTOTYPES,
         "sets of a map": _map.MOST_SETS,

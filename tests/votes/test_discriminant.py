@@ -18,10 +18,10 @@ from sklearn.datasets import load_digits
 from sklearn.utils import shuffle
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from nearveil.frames import MOST_FEATURES
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Message, MessageError
 from nearveil.mechanisms.base import fingerprint
-from nearveil.mechanisms.covers.covers import MOST_FEATURES
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.privacy.noise.calibration import gaussian_delta
 from nearveil.votes import ExhaustedError, PrivateDiscriminant, PublicDiscriminant, plan_publications

@@ -15,10 +15,19 @@ from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 from threadpoolctl import threadpool_limits
 
-from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, Kind, Limits, WireError, frame, read_flag, unframe
+from nearveil.frames import (
+    DEFAULT_LIMITS,
+    HEADER_BYTES,
+    MOST_FEATURES,
+    Kind,
+    Limits,
+    WireError,
+    frame,
+    read_flag,
+    unframe,
+)
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.base import fingerprint
-from nearveil.mechanisms.covers.covers import MOST_FEATURES
 
 Singles = NDArray[np.float32]
 Rows = NDArray[np.float32] | NDArray[np.float64]

@@ -14,6 +14,7 @@ from nearveil.errors import NearveilError
 from nearveil.frames import (
     DEFAULT_LIMITS,
     HEADER_BYTES,
+    MOST_FEATURES,
     Kind,
     Limits,
     Reader,
@@ -40,7 +41,7 @@ from nearveil.gallery.answers import (
 )
 from nearveil.mechanisms import Covers, Message, PublicMap, Release
 from nearveil.mechanisms.base import candidate_count, check_numbers
-from nearveil.mechanisms.covers.covers import MOST_FEATURES, NEIGHBORS, MappedRelease, checked_epsilon, set_guarantee
+from nearveil.mechanisms.covers.covers import NEIGHBORS, MappedRelease, checked_epsilon, set_guarantee
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nearveil.mechanisms.covers.covers import MOST_FEATURES
+from nearveil.frames import MOST_FEATURES
 
 GalleryKind = Literal["open", "protected"]
 Offer = Literal["names", "thumbnails", "originals", "codes", "metadata", "sealed"]

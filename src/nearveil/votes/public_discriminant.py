@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
 from sklearn.utils import check_array
 
+from nearveil.frames import MOST_FEATURES
 from nearveil.mechanisms.base import Message, MessageError, fingerprint
-from nearveil.mechanisms.covers.covers import MOST_FEATURES
 from nearveil.privacy import Basis, Guarantee
 from nearveil.votes.discriminant_model import COUNT_UNIT, SENSITIVITY, ClassProjection, Rows
 

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
+from nearveil.frames import MOST_FEATURES
 from nearveil.mechanisms.base import (
     Floats,
     Message,
@@ -268,7 +269,6 @@ def _rank_weights(keys: Keys) -> Singles:
 Number = TypeVar("Number", bound=np.generic)
 
 _NAME = "map"
-MOST_FEATURES = 16_000  # dimensions of a feature: what a column of pgvector holds
 MOST_DIMENSIONS = 64  # of a projected feature
 MOST_PROTOTYPES = 8192
 MOST_SETS = 4096
