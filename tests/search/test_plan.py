@@ -56,16 +56,31 @@ def test_bytes_are_those_that_publish_makes(dimension: int) -> None:
 
 
 def test_every_way_that_is_advised_is_a_command_that_works() -> None:
-    for found in (plan(100_000, 4.0, 2_000_000), plan(1000, 3.0, 10**6), plan(100, 4.0, 5000, dimension=16)):
-        assert found.commands
-        for line in found.commands:
+    known_plans = (
+        plan(100_000, 4.0, 2_000_000),
+        plan(1000, 3.0, 10**6),
+        plan(100, 4.0, 5000, dimension=16),
+        plan(10**9, 0.1, 10_000),
+        plan(1000, 1.0, 50),
+    )
+    for found in known_plans:
+        assert found.commands == next((way.commands for way in found.ways if way.advised), ())
+        assert found.ways[2].commands
+        for line in (line for way in found.ways for line in way.commands):
             program, name, *words = line.split()
             assert program == "nearveil"
             known = {option for parameter in load_command(name).params for option in parameter.opts}
             assert {word for word in words if word.startswith("--")} <= known
-    fraction = float(plan(100_000, 4.0, 2_000_000).commands[0].split()[4])
+    fraction = float(plan(100_000, 4.0, 2_000_000).ways[2].commands[0].split()[4])
     assert fraction * 100_000 * 128 + 12 <= 2_000_000
-    assert plan(1_000_000, 1.0, 100_000).commands == ()
+
+
+def test_a_message_that_cannot_work_names_settings_that_do() -> None:
+    refused = plan(1_000_000, 1.0, 100_000)
+    for line in refused.ways[2].commands[::2]:
+        words = line.split()
+        candidates, epsilon = float(words[4]), float(words[-1])
+        assert plan(1_000_000, epsilon, int(candidates * 1_000_000 * 128) + 1000).release == "covers"
 
 
 def test_no_room_for_one_item() -> None:

@@ -31,7 +31,9 @@ _COMMANDS = {
     "sync": _Command(
         "_sync", "Fetch all codes of a gallery, or what changed of them, to search them here at epsilon 0."
     ),
-    "plan": _Command("_advice", "Say which release to use for a gallery, and what it will find."),
+    "plan": _Command(
+        "_advice", "Weigh the ways to ask a gallery: what each finds, what the server learns, and what to type."
+    ),
     "budget": _Command(
         "_budget", "Budgets that last: open accounts, see what is left, check that nobody changed the past."
     ),

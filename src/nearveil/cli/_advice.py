@@ -3,12 +3,15 @@
 import math
 import re
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nearveil.cli._budget import METAVAR, Known, read_plan
 from nearveil.cli._shared import Json, print_json, print_lines, print_table
+
+if TYPE_CHECKING:
+    from nearveil.search.planning import SearchPlan
 
 _LEAST_DELTA = 1e-18  # for which noise is calibrated
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -74,10 +77,10 @@ def plan(
     delta: Annotated[float, typer.Option(help="Of one query.")] = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Say which release to use for a gallery, and what it will find.
+    """Weigh the ways to ask a gallery: what each finds, what the server learns, and what to type.
 
-    Says so, too, when the whole gallery's codes fit into the answer and nothing need be asked, and when
-    no private release can work, why, and what would. A table weighs a message, search at home and sealed search.
+    A copy at home and sealed questions tell the server nothing; a message pays epsilon. Where a message cannot work,
+    its commands are those of a larger answer and of a larger epsilon.
 
     [bold]Examples[/bold]
 
@@ -86,7 +89,6 @@ def plan(
     nearveil plan --items 1000000 --epsilon 1 --answer 100kB --dimension 128 --json
     """
     from nearveil.search import plan as advise
-    from nearveil.search.planning import write_bytes
 
     try:
         limits = {"dimension": dimension, "storage": parse_size(storage)}
@@ -98,23 +100,30 @@ def plan(
         fields = {name: None if value == math.inf else value for name, value in asdict(found).items()}
         print_json({**fields, "advice": str(found), "commands": list(found.commands)})
     else:
-        print_lines(*str(found).splitlines(), *(f"  {line}" for line in found.commands))
-        print_table(
-            ["way", "you keep", "up", "down", "server reads", "finds up to"],
-            [
-                (
-                    way.name,
-                    *map(write_bytes, (way.keeps, way.sends, way.gets, way.passes)),
-                    f"{way.found:.0%}",
-                )
-                for way in found.ways
-            ],
-            right=("you keep", "up", "down", "server reads", "finds up to"),
-        )
-        print_lines(
-            *(f"{way.name}: the server learns {way.learns}; {way.why}." for way in found.ways),
-            *(f"Advised: {way.name}." for way in found.ways if way.advised),
-        )
+        _print_ways(found)
+
+
+def _print_ways(found: "SearchPlan") -> None:
+    """Print the ways side by side, and each with its reason and what to type."""
+    from nearveil.search.planning import write_bytes
+
+    print_table(
+        ["way", "you keep", "up", "down", "server reads", "finds up to", ""],
+        [
+            (
+                way.name,
+                *map(write_bytes, (way.keeps, way.sends, way.gets, way.passes)),
+                f"{way.found:.0%}",
+                "advised" if way.advised else "",
+            )
+            for way in found.ways
+        ],
+        right=("you keep", "up", "down", "server reads", "finds up to"),
+    )
+    for way in found.ways:
+        said = str(found).splitlines() if way.name == "message" else []
+        lines = [f"  {line}" for line in way.commands]
+        print_lines(f"{way.name}: the server learns {way.learns}; {way.why}.", *said, *lines)
 
 
 def parse_size(text: str) -> int:

@@ -42,6 +42,7 @@ class SearchWay:
     gets: int  # bytes that come back
     passes: int  # bytes that the server reads for a question, besides what it sends
     found: float  # at most: the part of the true nearest neighbours that can be ranked
+    commands: tuple[str, ...] = ()  # what to type for it; for a message that cannot work, what would
     advised: bool = False
     why: str = ""
 
@@ -77,21 +78,7 @@ class SearchPlan:
     @property
     def commands(self) -> tuple[str, ...]:
         """What to type for the way that is advised; none where nothing works."""
-        codes = f"--code-bytes {CANDIDATE_BYTES}"
-        if self.release == NONE:
-            return ()
-        if self.release == WHOLE:
-            return (
-                f"nearveil index DIR {codes} --into GALLERY",
-                "nearveil serve GALLERY --offer codes",
-                "nearveil sync URL --token-file TOKEN",
-                "nearveil query IMAGE --server URL --token-file TOKEN --epsilon 0",
-            )
-        fraction = f"{math.floor(self.candidates * 10**6) / 10**6:.6f}".rstrip("0")
-        return (
-            f"nearveil index DIR --candidates {fraction} {codes} --epsilon {self.epsilon:g}",
-            f"nearveil query IMAGE --epsilon {self.epsilon:g}",
-        )
+        return next((way.commands for way in self.ways if way.advised), ())
 
     def __str__(self) -> str:
         if self.release == WHOLE:
@@ -104,7 +91,7 @@ class SearchPlan:
         if self.release == NONE:
             return self._refusal()
         return (
-            f"Use {self.release}: an answer of {self.candidates:.2%} of {self.items:,} items of {self.dimension:,} "
+            f"By {self.release}: an answer of {self.candidates:.2%} of {self.items:,} items of {self.dimension:,} "
             f"dimensions, in codes of {self.item_bytes} bytes, at epsilon {self.epsilon:g}. Expect "
             f"{self.expected[0]:.0%} to {self.expected[1]:.0%} of the true nearest neighbours, as on image features. "
             f"{self._most(0).capitalize()}; the same answer for everybody finds {self.floor:.0%}. "
@@ -223,18 +210,30 @@ def plan(
         reach=_bound_reach(int(items), count, epsilon) if release == RELEASE else 1.0,
         dimension=int(dimension),
         item_bytes=size,
-        ways=_weigh_ways(int(items), float(epsilon), size, count, expected[1] if works else floor, int(storage)),
+        ways=_weigh_ways(int(items), float(epsilon), size, count, expected[1] if works else floor, int(storage), works),
     )
 
 
-def _weigh_ways(items: int, epsilon: float, size: int, count: int, found: float, storage: int) -> tuple[SearchWay, ...]:
+def _weigh_ways(
+    items: int, epsilon: float, size: int, count: int, found: float, storage: int, works: bool
+) -> tuple[SearchWay, ...]:
     """Return message, home and sealed side by side; one of them is advised."""
     sizes, answer = estimate_sizes(items, size + _NAME), Answer.header_bytes + count * size
     taken = sizes.hint, sizes.question, sizes.answer, sizes.passed
     ways = (
-        SearchWay("home", "nothing", 0.0, items * (size + _NAME), 0, 0, 0, 1.0),
-        SearchWay("sealed", "nothing, if LWE is hard", 0.0, *taken, _PROBED),
-        SearchWay("message", f"epsilon {epsilon:g}", epsilon, _MAP, _MESSAGE, answer, 0, found),
+        SearchWay("home", "nothing", 0.0, items * (size + _NAME), 0, 0, 0, 1.0, _write_served("codes", "home")),
+        SearchWay("sealed", "nothing, if LWE is hard", 0.0, *taken, _PROBED, _write_served("sealed", "sealed")),
+        SearchWay(
+            "message",
+            f"epsilon {epsilon:g}",
+            epsilon,
+            _MAP,
+            _MESSAGE,
+            answer,
+            0,
+            found,
+            _write_message(items, count, epsilon, works),
+        ),
     )
     fits = {
         "home": ways[0].keeps <= storage,
@@ -242,7 +241,43 @@ def _weigh_ways(items: int, epsilon: float, size: int, count: int, found: float,
         "message": count == items or found > 2 * count / items,
     }
     best = next((way.name for way in ways if fits[way.name]), None)
-    return tuple(replace(way, advised=way.name == best, why=_say_why(way, fits[way.name], storage)) for way in ways)
+    return tuple(
+        replace(
+            way,
+            advised=way.name == best,
+            why=_say_why(way, fits[way.name], storage),
+            commands=way.commands if fits[way.name] or way.name == "message" else (),
+        )
+        for way in ways
+    )
+
+
+def _write_served(offer: str, way: str) -> tuple[str, ...]:
+    """Return the commands of a way that tells a server nothing."""
+    asking = f"nearveil query IMAGE --server URL --token-file TOKEN --epsilon 0 --by {way}"
+    return (
+        f"nearveil index DIR --code-bytes {CANDIDATE_BYTES} --into GALLERY",
+        f"nearveil serve GALLERY --offer {offer}",
+        *(("nearveil sync URL --token-file TOKEN",) if way == "home" else ()),
+        asking,
+    )
+
+
+def _write_message(items: int, count: int, epsilon: float, works: bool) -> tuple[str, ...]:
+    """Return the commands of a message; where it cannot work, those of a larger answer or of a larger epsilon."""
+    if works:
+        settings = [(count / items, epsilon)]
+    else:
+        settings = [(min(1.0, math.exp(-epsilon)), epsilon)]
+        if count:
+            settings.append((count / items, math.ceil(10 * math.log(items / count)) / 10))
+    lines = []
+    for fraction, spent in settings:
+        # Downwards, so that an answer stays within its bytes; nine digits name one item of a billion.
+        part = f"{max(1, math.floor(fraction * 10**9)) / 10**9:.9f}".rstrip("0").rstrip(".")
+        lines.append(f"nearveil index DIR --candidates {part} --code-bytes {CANDIDATE_BYTES} --epsilon {spent:g}")
+        lines.append(f"nearveil query IMAGE --epsilon {spent:g}")
+    return tuple(lines)
 
 
 def _say_why(way: SearchWay, fits: bool, storage: int) -> str:
@@ -254,8 +289,8 @@ def _say_why(way: SearchWay, fits: bool, storage: int) -> str:
     if not fits:
         return "a pass over the codes takes the server too long"
     if way.name == "home":
-        return "if the operator may hand out every code"
-    return "if codes may not be handed out as a whole"
+        return "it fits, if the operator may hand out every code"
+    return "it fits, also where codes may not be handed out as a whole"
 
 
 def find_shares(fraction: float) -> tuple[float, float]:
