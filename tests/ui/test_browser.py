@@ -438,6 +438,34 @@ def mortal(index: Path) -> Iterator[Loopback]:
         yield server
 
 
+def test_what_an_answer_is_worth_stands_above_it(
+    chromium: Browser, birds: Birds, server: Loopback, tmp_path: Path
+) -> None:
+    said: dict[bool, str] = {}
+    with shown(tmp_path, server.url, server.token, rng=seeded(3)) as address, looking(chromium, address) as look:
+        page = look.page
+        look.open()
+        look.choose(birds.private[0])
+        page.fill("#epsilon-number", "1.5")
+        for _ in range(8):
+            look.ask()
+            expect(page.locator(".matches li")).to_have_count(8)
+            worth = page.locator(".worth")
+            expect(worth).to_have_count(1)
+            assert worth.evaluate("(one) => one.getBoundingClientRect().bottom") <= page.locator(".matches").evaluate(
+                "(one) => one.getBoundingClientRect().top"
+            )
+            missed = "open" in (worth.get_attribute("class") or "").split()
+            said[missed] = worth.inner_text()
+            expect(page.get_by_role("button", name=re.compile("again", re.IGNORECASE))).to_have_count(0)
+            if len(said) == 2:
+                break
+        look.check_quiet()
+    assert "from the set that suits your image" in said[False]
+    assert "from another set" in said[True]
+    assert "Do not ask again because of that" in said[True]
+
+
 def test_a_server_that_is_killed(chromium: Browser, birds: Birds, tmp_path: Path) -> None:
     with (
         mortal(birds.index) as server,
