@@ -304,7 +304,7 @@ def test_home_and_sealed_questions_cost_nothing_and_say_what_was_seen(image: Pat
     pytest.importorskip("cryptography")
     text, nothing = fine("query", image, "--by", "sealed"), fine("query", image, "--by", "home")
     assert "two sealed messages of " in text
-    assert "under encryption" in text
+    assert "were compared, encrypted" in text
     assert "This is a computational guarantee" in text
     assert f"All {COUNT} items of the copy on this machine were compared" in nothing
     assert "Nothing is told about which record was asked for" in nothing

@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from nearveil.frames import Kind, WireError, frame
 from nearveil.gallery.answers import (
-    CANDIDATE_BYTES,
     ID_BYTES,
     Answer,
     Codes,
@@ -20,7 +19,7 @@ from nearveil.gallery.answers import (
     make_codes,
 )
 from nearveil.mechanisms import Message
-from nearveil.mechanisms.base import fingerprint
+from nearveil.mechanisms.base import CODE_BYTES, fingerprint
 
 
 def rows(n: int, dimension: int, seed: int = 0) -> Singles:
@@ -39,10 +38,10 @@ def missed(gallery: Singles, queries: Singles, scores: Singles, k: int = 8) -> f
 @pytest.mark.parametrize(("dimension", "most"), [(3, 0.01), (40, 0.005), (64, 0.005), (90, 0.01), (124, 0.03)])
 def test_128_bytes_lose_next_to_nothing_in_few_dimensions(dimension: int, most: float) -> None:
     gallery, queries = rows(1500, dimension), rows(200, dimension, 1)
-    codes = make_codes(gallery, CANDIDATE_BYTES)
+    codes = make_codes(gallery, CODE_BYTES)
     written = codes.encode(gallery)
     assert written.shape == (1500, codes.width)
-    assert codes.width == min(2 * dimension, CANDIDATE_BYTES - ID_BYTES)
+    assert codes.width == min(2 * dimension, CODE_BYTES - ID_BYTES)
     assert missed(gallery, queries, codes.scores(queries, written)) <= most
 
 
@@ -103,7 +102,7 @@ def test_whole_codes_lose_nothing() -> None:
 @pytest.mark.parametrize("n", [1, 2, 9, 300])
 def test_small_galleries(n: int) -> None:
     gallery = rows(n, 150)
-    codes = make_codes(gallery, CANDIDATE_BYTES)
+    codes = make_codes(gallery, CODE_BYTES)
     scores = codes.scores(gallery, codes.encode(gallery))
     assert scores.argmax(axis=1).tolist() == list(range(n))
 

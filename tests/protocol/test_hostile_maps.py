@@ -216,7 +216,7 @@ SIZES = np.array([200, 40], np.int64).tobytes()
         (sent_by(_number(SIZES, np.array([-1, -1], np.int64).tobytes())), "set_size"),
         (sent_by(_number(b'"coverage":["|u1",[200,6]]', b'"coverage":["|u1",[200,9]]')), "truncated"),
         (sent_by(_number(b'"coverage":["|u1",[200,6]]', b'"coverage":["|u1",[100,6]]')), "after its end"),
-        (sent_by(_number(b'"coverage":["|u1",[200,6]]', b'"coverage":["|u1",[6,200]]')), "must fit each other"),
+        (sent_by(_number(b'"coverage":["|u1",[200,6]]', b'"coverage":["|u1",[6,200]]')), "a row for each prototype"),
         (sent_by(_number(b"birds", b"bi\x1bds")), "gallery must be"),
         (sent_by(_number(b"covers", b"plain!")), "mechanism must be one of"),
         (sent_by(lambda body: body + b"\0"), "after its end"),

@@ -145,13 +145,13 @@ def test_steps_out_of_turn_are_errors() -> None:
         lambda: client.ask(QUERIES[0], spend=Purse()),
         lambda: client.take_answer(b""),
         lambda: client.public,
-        lambda: client.candidates,
+        lambda: client.n_candidates,
     ):
         with pytest.raises(ProtocolError):
             early()
     reply = server.reply(client.public_request())
     assert client.take_public(reply) is client.public
-    assert (client.state, client.candidates) == ("ready", 40)
+    assert (client.state, client.n_candidates) == ("ready", 40)
     for repeated in (client.public_request, lambda: client.take_public(reply), lambda: client.take_answer(b"")):
         with pytest.raises(ProtocolError, match="state 'ready'"):
             repeated()

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearveil.cli import load_command
-from nearveil.gallery.answers import CANDIDATE_BYTES, ID_BYTES, make_codes
+from nearveil.gallery.answers import ID_BYTES, make_codes
+from nearveil.mechanisms.base import CODE_BYTES
 from nearveil.search import plan
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line
 from nearveil.search.planning import CODE_LOSS, SHARES, find_shares
@@ -50,7 +51,7 @@ def test_bytes_are_those_that_publish_makes(dimension: int) -> None:
     rows = np.random.default_rng(0).standard_normal((400, dimension)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     found = plan(400, 2.0, 20_000, dimension=dimension)
-    assert found.item_bytes == ID_BYTES + make_codes(rows, CANDIDATE_BYTES).width
+    assert found.item_bytes == ID_BYTES + make_codes(rows, CODE_BYTES).width
     assert f"{found.item_bytes} bytes" in str(found)
     assert found.dimension == dimension
 

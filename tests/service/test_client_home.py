@@ -60,7 +60,7 @@ def test_a_search_at_home_finds_the_nearest_sends_nothing_and_pays_nothing(here:
         assert [match.name for match in found.matches] == [f"bird {number}.png" for number in best]
     guarantee = every[0].guarantee
     assert (guarantee.epsilon, guarantee.delta, guarantee.sound) == (0.0, 0.0, True)
-    assert (every[0].sets, every[0].bytes_sent, every[0].candidates) == ((), 0, COUNT)
+    assert (every[0].sets, every[0].bytes_sent, every[0].n_candidates) == ((), 0, COUNT)
 
 
 def test_no_account_and_no_server_are_needed_to_search_a_copy(here: Scene, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_server_that_sends_other_codes_than_it_named_changes_nothing(here: Sce
     with pytest.raises(ReplyError, match="changes faster"):
         hostile.sync()
     assert sum("/codes/" in url for _, url, _, _ in wire.requests) <= 6
-    assert here.client(home=tmp_path / "home")[0].nearest(QUERIES[0], 5, epsilon=0).candidates == COUNT
+    assert here.client(home=tmp_path / "home")[0].nearest(QUERIES[0], 5, epsilon=0).n_candidates == COUNT
 
 
 @pytest.mark.parametrize("size", [1, 400])

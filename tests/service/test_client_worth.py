@@ -72,8 +72,8 @@ def test_repeated_messages_are_paid_together_beforehand_and_merged(here: Scene) 
     assert found.guarantee.sound
     assert here.paid == 1
     assert found.set is None
-    assert found.candidates == len(np.unique(found.found.answer.ids))
-    sizes = {len(set(found.sets)): found.candidates}
+    assert found.n_candidates == len(np.unique(found.found.answer.ids))
+    sizes = {len(set(found.sets)): found.n_candidates}
     assert all(size >= public_of(here.gallery).map.set_size for size in sizes.values())
     again = client.nearest(PRIVATE, 5, 1.5, repeat=4, key="four")
     assert (again.repeated, again.matches, again.sets) == (True, found.matches, found.sets)

@@ -116,7 +116,7 @@ def test_what_is_asked_and_drawn(few: photos.Photos, tmp_path: Path) -> None:
         with serve_on_loopback(tmp_path / "index") as server:
             asked = photos.ask(server, few.queries[3], 30.0, account)
         assert account.balance().left == 0
-    assert asked.candidates == len(asked.found.answer.ids) == 60
+    assert asked.n_candidates == len(asked.found.answer.ids) == 60
     members = published.release.members_[list(asked.sets)].indices
     assert asked.found.answer.ids.tolist() == sorted(members.tolist())
     assert load_image(photos.draw_sheet(few, asked, 3)).shape == (600, 1560, 3)

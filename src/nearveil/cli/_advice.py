@@ -91,8 +91,8 @@ def plan(
     from nearveil.search import plan as advise
 
     try:
-        limits = {"dimension": dimension, "storage": parse_size(storage)}
-        found = advise(items, epsilon, parse_size(answer), delta=delta, **limits)
+        limits = {"dimension": dimension, "storage": parse_size(storage, "--storage")}
+        found = advise(items, epsilon, parse_size(answer, "--answer"), delta=delta, **limits)
     except ValueError as wrong:
         raise typer.BadParameter(str(wrong)) from None
     if as_json:
@@ -103,12 +103,15 @@ def plan(
         _print_ways(found)
 
 
+_COSTS = ("way", "you keep", "you send", "you get", "server reads", "finds up to")
+
+
 def _print_ways(found: "SearchPlan") -> None:
     """Print the ways side by side, and each with its reason and what to type."""
     from nearveil.search.planning import write_bytes
 
     print_table(
-        ["way", "you keep", "up", "down", "server reads", "finds up to", ""],
+        [*_COSTS, ""],
         [
             (
                 way.name,
@@ -118,7 +121,7 @@ def _print_ways(found: "SearchPlan") -> None:
             )
             for way in found.ways
         ],
-        right=("you keep", "up", "down", "server reads", "finds up to"),
+        right=_COSTS[1:],
     )
     for way in found.ways:
         said = str(found).splitlines() if way.name == "message" else []
@@ -126,19 +129,19 @@ def _print_ways(found: "SearchPlan") -> None:
         print_lines(f"{way.name}: the server learns {way.learns}; {way.why}.", *said, *lines)
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, option: str) -> int:
     """Read a number of bytes: 2MB is 2,000,000, 2MiB is 2,097,152.
 
     Examples
     --------
-    >>> parse_size("2MB"), parse_size("1.5 KiB"), parse_size("100")
+    >>> parse_size("2MB", "--answer"), parse_size("1.5 KiB", "--answer"), parse_size("100", "--answer")
     (2000000, 1536, 100)
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?i?b?)", text.strip().lower())
     unit = match[2].upper() if match else "?"
     unit = unit if unit in _UNITS else unit + "B"
     if match is None or unit not in _UNITS:
-        raise typer.BadParameter(f"{text!r} is not a size, such as 500kB, 2MB or 1GiB", param_hint="--answer")
+        raise typer.BadParameter(f"{text!r} is not a size, such as 500kB, 2MB or 1GiB", param_hint=option)
     return int(float(match[1]) * _UNITS[unit])
 
 

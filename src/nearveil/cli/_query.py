@@ -273,22 +273,22 @@ def _count_own(nearest: "Nearest") -> str:
 
 def _describe_seen(answer: PaidAnswer) -> str:
     """Return what the other side knows now."""
-    nearest = answer.nearest
+    nearest, count = answer.nearest, answer.nearest.n_candidates
     if nearest.sealed:
         sizes = " and ".join(f"{len(one):,}" for one in nearest.sealed)
         return (
             f"The other side saw that a question was asked, and when: two sealed messages of {sizes} bytes, all noise."
         )
     if not nearest.sets:
-        return f"The other side saw nothing. A copy of all {nearest.candidates:,} items was searched here, for nothing."
+        return f"The other side saw nothing. A copy of all {count:,} items was searched here, for nothing."
     if nearest.set is None:
         return (
             f"The other side saw: {len(nearest.sets)} messages in random order, {_count_own(nearest)} about your "
-            f"image, and sent the {nearest.candidates:,} images of their sets; these were chosen here. A message names "
+            f"image, and sent the {count:,} images of their sets; these were chosen here. A message names "
             f"the set that suits its image with probability {answer.right:.2f}, and else any other."
         )
     return (
-        f"The other side saw: set {nearest.set + 1} of {nearest.n_sets}, and sent all {nearest.candidates:,} images of "
+        f"The other side saw: set {nearest.set + 1} of {nearest.n_sets}, and sent all {count:,} images of "
         f"it; these were chosen here. A message names the set that suits its image with probability "
         f"{answer.right:.2f}, and else any other."
     )
@@ -351,7 +351,7 @@ def _as_dict(answer: PaidAnswer, sheet: Path | None) -> dict[str, object]:
         "named_best_set": nearest.named_best_set,
         "expected_share": nearest.expected_share,
         "worth": nearest.worth,
-        "candidates": nearest.candidates,
+        "candidates": nearest.n_candidates,
         "bytes_sent": nearest.bytes_sent,
         "bytes_received": nearest.bytes_received,
         "epsilon": answer.guarantee.epsilon,

@@ -27,15 +27,14 @@ from nearveil.frames import (
     unframe,
 )
 from nearveil.mechanisms import Message
-from nearveil.mechanisms.base import fingerprint
+from nearveil.mechanisms.base import CODE_BYTES, fingerprint
 
 Singles = NDArray[np.float32]
 Rows = NDArray[np.float32] | NDArray[np.float64]
 Bytes = NDArray[np.uint8]
 
-CANDIDATE_BYTES = 128  # of a candidate in an answer, its id included
 ID_BYTES = 4
-_FAITHFUL = 90  # dimensions up to which codes of 128 bytes lose less than 0.01 of NN-recall
+_COMPACT_DIMENSIONS = 90  # dimensions up to which codes of 128 bytes lose less than 0.01 of NN-recall
 _FACTOR_BYTES = 2  # a float16
 _DIMENSIONS = 4  # kept of the projection for each byte: more gain nothing on image features, and cost table
 _ROWS = 1 << 16  # enough to learn 256 centroids from
@@ -321,7 +320,7 @@ def make_codes(features: Singles, code_bytes: int | Literal["auto"] | None) -> C
     where they lose next to nothing, up to 90 dimensions, and whole features above.
     """
     if code_bytes == "auto":
-        code_bytes = CANDIDATE_BYTES if features.shape[1] <= _FAITHFUL else None
+        code_bytes = CODE_BYTES if features.shape[1] <= _COMPACT_DIMENSIONS else None
     if code_bytes is None:
         return WholeCodes(features.shape[1])
     if isinstance(code_bytes, bool) or not isinstance(code_bytes, (int, np.integer)):

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
 from nearveil.features.vectors import as_list
+from nearveil.frames import MOST_FEATURES
 from nearveil.gallery.answers import (
     LARGEST_METADATA,
     LARGEST_ORIGINAL,
@@ -38,7 +39,7 @@ from nearveil.gallery.errors import (
     NotAnIndexError,
     PrivateIndexError,
 )
-from nearveil.mechanisms.covers.covers import MOST_FEATURES, MOST_ITEMS
+from nearveil.mechanisms.covers.covers import MOST_ITEMS
 from nearveil.privacy.checks import as_rows, normalize_rows
 
 _FLAGS = {name: getattr(os, name, 0) for name in ("O_PATH", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC")}

@@ -13,7 +13,7 @@ class AccountError(LedgerError, ValueError):
 
 
 class OverBudgetError(LedgerError, BudgetExceededError):
-    """The budget would be passed; nothing was spent.
+    """The budget would be exceeded; nothing was spent.
 
     Attributes
     ----------

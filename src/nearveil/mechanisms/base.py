@@ -321,7 +321,7 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         if not np.isfinite(rows).all():
             raise ValueError(f"{name} holds numbers so large that their differences overflow: scale them down")
         if not lenient and not rows.any(axis=1).all():
-            raise ValueError(f"{name} must not hold a row that equals the public mean: it has no direction")
+            raise ValueError(f"{name} must not hold a row that equals the public mean: centred, it is zero")
         return scale_to_unit(rows)
 
     def release(self, X: ArrayLike, *, rng: Source | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""The registry of mechanisms, which audit, studies, command line and documentation read, and their table."""
+"""The registry of all mechanisms, which the audit and the command line read, and their table."""
 
 import math
 from collections.abc import Mapping

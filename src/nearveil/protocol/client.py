@@ -562,7 +562,7 @@ class ClientProtocol:
         return set_guarantee(self.epsilon) if message is None else self._release.guarantee_of(message)
 
     @property
-    def candidates(self) -> int:
+    def n_candidates(self) -> int:
         """How many candidates the answer will hold; the largest k."""
         return self.public.map.set_size
 
@@ -765,8 +765,8 @@ class ClientProtocol:
             )
 
     def _check_count(self, k: int) -> None:
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.candidates:
-            raise ValueError(f"k must be a whole number from 1 to {self.candidates}, the candidates of an answer")
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.n_candidates:
+            raise ValueError(f"k must be a whole number from 1 to {self.n_candidates}, the candidates of an answer")
 
     def _end(self) -> None:
         """Forget the feature: no step needs it any more."""
@@ -821,7 +821,7 @@ class ClientProtocol:
     def _check_answer(self, answer: Answer, extras: Extras) -> None:
         if answer.extras != extras:
             raise WireError(f"answer must have {extras} as extras; it has {answer.extras}")
-        if len(answer.ids) != self.candidates:
-            raise WireError(f"answer must hold {self.candidates} candidates; it holds {len(answer.ids)}")
+        if len(answer.ids) != self.n_candidates:
+            raise WireError(f"answer must hold {self.n_candidates} candidates; it holds {len(answer.ids)}")
         if answer.codes.shape[1] != self._public.table.width:
             raise WireError(f"answer must have codes of {self._public.table.width} bytes, as the public table has")

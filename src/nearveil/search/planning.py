@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nearveil.gallery.answers import CANDIDATE_BYTES, ID_BYTES, Answer
+from nearveil.gallery.answers import ID_BYTES, Answer
+from nearveil.mechanisms.base import CODE_BYTES
 from nearveil.mechanisms.covers.covers import MOST_SETS
 from nearveil.mechanisms.covers.learning import usual_number
 from nearveil.sealed.sizes import estimate_sizes
@@ -72,7 +73,7 @@ class SearchPlan:
     popularity_known: bool
     reach: float  # the part of the items that covers can hold at most, with their usual number of sets
     dimension: int = 1280
-    item_bytes: int = CANDIDATE_BYTES  # of an item in an answer, as `publish` makes it with `code_bytes` 128
+    item_bytes: int = CODE_BYTES  # of an item in an answer, as `publish` makes it with `code_bytes` 128
     ways: tuple[SearchWay, ...] = ()  # message, home and sealed, side by side
 
     @property
@@ -183,7 +184,7 @@ def plan(
     utility_ceiling(epsilon, delta, 0.5)  # refuses an absurd epsilon or delta
     if popularity is not None and np.shape(popularity) != (items,):
         raise ValueError(f"popularity must hold one number for each of the {items} items")
-    size = ID_BYTES + min(2 * int(dimension), CANDIDATE_BYTES - ID_BYTES)
+    size = ID_BYTES + min(2 * int(dimension), CODE_BYTES - ID_BYTES)
     whole = Answer.header_bytes + size * items
     count = min(items, max(0, answer_bytes - Answer.header_bytes) // size)
     count = items if answer_bytes >= size * items else count  # nobody shall ask for want of a header
@@ -225,7 +226,7 @@ def _weigh_ways(
         SearchWay("sealed", "nothing, if LWE is hard", 0.0, *taken, _PROBED, _write_served("sealed", "sealed")),
         SearchWay(
             "message",
-            f"epsilon {epsilon:g}",
+            f"the name of one set (epsilon {epsilon:g})",
             epsilon,
             _MAP,
             _MESSAGE,
@@ -256,7 +257,7 @@ def _write_served(offer: str, way: str) -> tuple[str, ...]:
     """Return the commands of a way that tells a server nothing."""
     asking = f"nearveil query IMAGE --server URL --token-file TOKEN --epsilon 0 --by {way}"
     return (
-        f"nearveil index DIR --code-bytes {CANDIDATE_BYTES} --into GALLERY",
+        f"nearveil index DIR --code-bytes {CODE_BYTES} --into GALLERY",
         f"nearveil serve GALLERY --offer {offer}",
         *(("nearveil sync URL --token-file TOKEN",) if way == "home" else ()),
         asking,
@@ -275,7 +276,7 @@ def _write_message(items: int, count: int, epsilon: float, works: bool) -> tuple
     for fraction, spent in settings:
         # Downwards, so that an answer stays within its bytes; nine digits name one item of a billion.
         part = f"{max(1, math.floor(fraction * 10**9)) / 10**9:.9f}".rstrip("0").rstrip(".")
-        lines.append(f"nearveil index DIR --candidates {part} --code-bytes {CANDIDATE_BYTES} --epsilon {spent:g}")
+        lines.append(f"nearveil index DIR --candidates {part} --code-bytes {CODE_BYTES} --epsilon {spent:g}")
         lines.append(f"nearveil query IMAGE --epsilon {spent:g}")
     return tuple(lines)
 
@@ -283,14 +284,14 @@ def _write_message(items: int, count: int, epsilon: float, works: bool) -> tuple
 def _say_why(way: SearchWay, fits: bool, storage: int) -> str:
     """Say why a way fits, or does not."""
     if way.name == "message":
-        return "no state, one request" if fits else "the answer is too small for this epsilon"
+        return "one small request, and a map to keep" if fits else "the answer is too small for this epsilon"
     if way.keeps > storage:
         return f"more than the {write_bytes(storage)} that a client may keep"
     if not fits:
         return "a pass over the codes takes the server too long"
     if way.name == "home":
-        return "it fits, if the operator may hand out every code"
-    return "it fits, also where codes may not be handed out as a whole"
+        return "it fits, if the operator hands out all codes"
+    return "it fits, also where codes are not handed out"
 
 
 def find_shares(fraction: float) -> tuple[float, float]:

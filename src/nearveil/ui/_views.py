@@ -40,7 +40,7 @@ def view_nearest(
                 {"id": number, "name": nearest.names.get(number, ""), "image": image_address(image)}
                 for number, image in shown
             ],
-            "total": nearest.candidates,
+            "total": nearest.n_candidates,
             "bytes_sent": nearest.bytes_sent,
             "bytes_received": nearest.bytes_received,
         },
@@ -56,7 +56,7 @@ def view_free(nearest: Nearest, balance: dict[str, Any]) -> dict[str, Any]:
         "way": "sealed" if nearest.sealed else "home",
         "saw": {
             "messages": [{"bytes": len(one), "hex": shorten_hex(one)} for one in nearest.sealed],
-            "total": nearest.candidates,
+            "total": nearest.n_candidates,
         },
         "got": [_view_match(match) for match in nearest.matches],
         "promise": str(nearest.guarantee),

@@ -1,4 +1,4 @@
-"""Attacks on what surrounds a release: the work that it is, the time that it takes, and what is sent."""
+"""Attacks on outcomes (`_scores`), and on what surrounds a release: its work, its time, and what is sent."""
 
 from nearveil.audit.attacks._clock import make_clock_experiment, make_time_experiment
 from nearveil.audit.attacks._wire import make_wire_experiment

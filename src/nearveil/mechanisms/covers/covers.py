@@ -333,7 +333,7 @@ class PublicMap:
         if not np.isfinite(self.components).all():
             raise MapError("components must be finite")
         if self.components.shape[1] != self.prototypes.shape[1] or len(self.prototypes) != len(self.coverage):
-            raise MapError("components, prototypes and coverage must fit each other")
+            raise MapError("components and prototypes must have as many columns, and coverage a row for each prototype")
         if self.n_sets < 2:
             raise MapError(f"coverage must be of 2 to {MOST_SETS} sets")
         if self.n_items > MOST_ITEMS:

@@ -257,7 +257,7 @@ class PublishedEngine:
         if (labels < 0).any():
             raise ValueError("gallery_labels must be numbered from 0")
         if not np.any(features, axis=1).all():
-            raise ValueError("gallery must not hold a row that equals the public mean: it has no direction")
+            raise ValueError("gallery must not hold a row that equals the public mean: centred, it is zero")
         generator = np.random.default_rng([self.public_seed, 1])
         start = generator.normal(
             scale=self.recipe.start_scale, size=(len(features) + len(self.anchors), self.n_components)

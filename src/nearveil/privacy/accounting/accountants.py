@@ -362,7 +362,7 @@ class AdditionAccountant(Accountant):
 
 
 class BudgetExceededError(NearveilError, ValueError):
-    """The budget would be passed; nothing was spent."""
+    """The budget would be exceeded; nothing was spent."""
 
 
 class RenyiFilter:
@@ -392,7 +392,7 @@ class RenyiFilter:
         # The tight conversion, solved for the divergence: what order alpha may spend for (epsilon, share).
         self._budget = epsilon - np.log1p(-1 / alpha) + np.log(share * alpha) / (alpha - 1)
         if np.all(self._budget < 0):
-            raise ValueError("orders leave no budget at this epsilon and delta: offer larger ones")
+            raise ValueError("orders are too small for this epsilon and delta: give larger ones, such as FILTER_ORDERS")
 
     @property
     def epsilon(self) -> float:

@@ -239,6 +239,9 @@ def calibrate_laplace(epsilon: float, *, sensitivity: float, size: int, grid: fl
     return replace(draft, scale=draft.effective_sensitivity / epsilon * (1 + 2.0**-46))
 
 
+_SAMPLERS = {GaussianNoise: gaussian_integers, LaplaceNoise: laplace_integers}
+
+
 def add_noise(
     values: ArrayLike, noise: GaussianNoise | LaplaceNoise, *, source: Source | None = None
 ) -> NDArray[np.float64]:
@@ -260,7 +263,7 @@ def add_noise(
     True
     """
     steps = _on_grid(values, noise)
-    draw = gaussian_integers if isinstance(noise, GaussianNoise) else laplace_integers
+    draw = _SAMPLERS[type(noise)]
     ratio = Fraction(noise.scale) / Fraction(noise.grid)
     drawn = draw(ratio, noise.size, secure_source() if source is None else source)
     return (steps + drawn.reshape(steps.shape)).astype(np.float64) * noise.grid

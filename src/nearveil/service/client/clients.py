@@ -394,7 +394,7 @@ class Client:
     retries : int, default=3
         How often a request is sent again where no reply came, or one that says "later". Each time the same bytes.
     timeout : float, default=60.0
-        Seconds for one request with its reply.
+        Seconds for each request with its whole reply. A question makes two or three requests.
     insecure : bool, default=False
         Whether plain HTTP to other machines is allowed.
     ca : str or Path, optional

@@ -84,7 +84,7 @@ async def sync_codes(
 ) -> HomeCopy:
     """Bring a copy of a gallery's codes to where the gallery is now. What is held already is not fetched again."""
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        raise QuestionError("most", "it must be a number of bytes")
+        raise QuestionError("most", "it must be a whole number of bytes, at least 1")
     info = await session.look_up(gallery, "open")
     if "codes" not in info.offers:
         raise QuestionError("gallery", f"{info.name} does not hand out its codes: ask it by messages, at an epsilon")
@@ -150,7 +150,7 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
         guarantee=_GUARANTEE,
         key="",
         repeated=False,
-        candidates=len(copy),
+        n_candidates=len(copy),
         sets=(),
         n_sets=0,
         bytes_sent=0,

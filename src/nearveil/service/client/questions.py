@@ -704,7 +704,7 @@ class NearestQuestion:
         if self.by not in get_args(Way):
             raise QuestionError("by", f"it must be one of {', '.join(get_args(Way))}")
         if (self.epsilon == 0) == (self.by == "message") and self.by != "auto":
-            raise QuestionError("by", "message needs an epsilon above 0; home and sealed have epsilon 0")
+            raise QuestionError("by", "message needs an epsilon above 0; home and sealed need epsilon 0")
         if isinstance(self.repeat, bool) or not isinstance(self.repeat, int) or not 1 <= self.repeat <= MOST_REPEATED:
             raise QuestionError("repeat", f"it must be a whole number from 1 to {MOST_REPEATED}")
         if self.repeat > 1 and self.epsilon == 0:
@@ -717,7 +717,7 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
     info, rows = await session.prepare_features([question.image, *question.dummies], question.gallery)
     public = await session.fetch_map(info, question.candidates, tally)
     client = await asyncio.to_thread(ClientProtocol, question.epsilon, public=public)
-    count, plan = count_matches(question.k, client.candidates), _plan_extras(question, public)
+    count, plan = count_matches(question.k, client.n_candidates), _plan_extras(question, public)
     key = make_key(question.key)
 
     def pay() -> PaidMessages:
@@ -906,7 +906,7 @@ def _choose(
         if answer.extras in ("names", "metadata"):
             for number, data in zip(answer.ids.tolist(), answer.images, strict=True):
                 told.setdefault(number, ItemDetails(data.decode()) if answer.extras == "names" else read_details(data))
-    found = client.choose([one for one in answers if one.extras == first], k if where is None else client.candidates)
+    found = client.choose([one for one in answers if one.extras == first], k if where is None else client.n_candidates)
     images: Sequence[bytes | None] = found.images if first in ("thumbnails", "originals") else [None] * len(found.ids)
     nothing = ItemDetails()
     ranked = [
@@ -925,7 +925,7 @@ def _choose(
         guarantee=multiply_guarantee(client.guarantee, paid.repeat),
         key=key,
         repeated=paid.repeated,
-        candidates=len(found.answer.ids),
+        n_candidates=len(found.answer.ids),
         sets=sets,
         n_sets=client.public.map.n_sets,
         bytes_sent=tally.sent,

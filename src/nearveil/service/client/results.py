@@ -49,21 +49,21 @@ class Nearest:
         The same image with the same key asks the same again, for nothing.
     repeated : bool
         Whether the key was paid before.
-    candidates : int
+    n_candidates : int
         How many images the choice was made from: of an answer, of a copy, or of the cells that a sealed question looked
         into, which depends on the image.
     sets : tuple of int
-        That were named, in the order in which they were sent; several where there are dummies.
+        The sets that the messages named, in the order of sending; several where there are dummies.
     n_sets : int
-        Of the map.
+        How many sets the map has.
     bytes_sent, bytes_received : int
-        Of bodies, in this call.
+        Bytes of the bodies of this call.
     found : Found
         All candidates, with codes and images.
     names : mapping of int to str
-        Of all candidates, by their ids; empty where the gallery tells none.
+        Names of all candidates, by their ids; empty where the gallery tells none.
     sealed : tuple of bytes
-        The sealed questions, as the server saw them: noise, to who has no key. Empty for other ways to ask.
+        The sealed questions, as the server saw them: noise to anybody without the key. Empty for other ways to ask.
     repeat : int
         How many of the messages were about the image.
     named_best_set : bool
@@ -78,7 +78,7 @@ class Nearest:
     guarantee: Guarantee
     key: str
     repeated: bool
-    candidates: int
+    n_candidates: int
     sets: tuple[int, ...]
     n_sets: int
     bytes_sent: int
@@ -94,9 +94,9 @@ class Nearest:
     def worth(self) -> str:
         """What the answer is worth, in a sentence for whoever asked, and nobody else."""
         if self.sealed:
-            return f"The {self.candidates:,} items of the cells nearest to your image were compared, under encryption."
+            return f"The {self.n_candidates:,} items of the cells nearest to your image were compared, encrypted."
         if not self.sets or self.expected_share is None:
-            return f"All {self.candidates:,} items of the copy on this machine were compared with your image."
+            return f"All {self.n_candidates:,} items of the copy on this machine were compared with your image."
         share = f"about {self.expected_share:.0%} of what lies nearest to your image"
         if self.named_best_set:
             return f"This answer comes from the set that suits your image, and holds {share}."

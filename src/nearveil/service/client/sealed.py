@@ -79,7 +79,7 @@ async def ask_sealed(session: Session, question: NearestQuestion, kept: dict[str
         guarantee=client.guarantee,
         key="",
         repeated=False,
-        candidates=int(layout.counts[np.array(sealed.positions) // layout.n_slots].sum()),
+        n_candidates=int(layout.counts[np.array(sealed.positions) // layout.n_slots].sum()),
         sets=(),
         n_sets=0,
         bytes_sent=tally.sent,

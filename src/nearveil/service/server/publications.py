@@ -132,7 +132,9 @@ def check_records(records: Records, public: Index) -> None:
     if not len(records.labels):
         raise ValueError("private holds no record: there is nothing to publish")
     if share_images(records, public):
-        raise ValueError("private and public share an image: what is published is not protected; delete it from one")
+        raise ValueError(
+            "an image is in both indexes, private and public: the public one is not protected; delete it from one"
+        )
 
 
 def check_binding(private: Index, account: Account) -> None:
