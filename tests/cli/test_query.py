@@ -119,13 +119,13 @@ def test_as_many_as_an_answer_holds(image: Path) -> None:
 
 def test_the_other_half_sees_one_message(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent, looked = watched(monkeypatch), []
-    items = Index.items
+    read_texts = Index.texts
 
-    def looking(self: Index, ids: Any, **more: Any) -> Any:
+    def looking(self: Index, ids: Any, kind: Any) -> Any:
         looked.append(np.asarray(ids).tolist())
-        return items(self, ids, **more)
+        return read_texts(self, ids, kind)
 
-    monkeypatch.setattr(Index, "items", looking)
+    monkeypatch.setattr(Index, "texts", looking)
     found = told("query", image, "-k", 2)
     assert sent[0] == PublicRequest().to_bytes()
     assert len(sent) == 2

@@ -261,7 +261,7 @@ def test_metadata_of_a_hostile_server_is_refused_in_words(texts: Path, tmp_path:
     with scene(texts, tmp_path, offers=("metadata", "codes")) as here:
         client, _ = here.client(home=tmp_path / "home")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("nearveil.protocol.server.encode_details", lambda _: b"[1]")
+            patch.setattr("nearveil.gallery.items.encode_details", lambda _: b"[1]")
             client.sync()
         with pytest.raises(QuestionError, match="holds no sound metadata"):
             client.nearest(QUERIES[0], epsilon=0)
