@@ -1,5 +1,6 @@
 """What the page says of a map before a question: compared with what is found when it is asked."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -82,7 +83,7 @@ def test_a_map_of_centroids_has_a_reference_line(public: PublicPart) -> None:
     large = replace(public, map=_thinned(public.map, 100_000))
     found = make_outlook(large)
     assert (found.whole, found.popularity, found.floor) == (False, None, 0.1)
-    assert found.ceiling(2.0) == pytest.approx(0.1 * np.e**2 / (0.1 * np.e**2 + 0.9))
+    assert found.ceiling(2.0) == pytest.approx(0.1 * math.e**2 / (0.1 * math.e**2 + 0.9))
     assert found.expected(8.0) == pytest.approx(make_outlook(public).expected(8.0), abs=0.35)
 
 
@@ -92,7 +93,7 @@ def _thinned(held: PublicMap, n_items: int) -> PublicMap:
 
 def test_the_line_by_hand() -> None:
     found = Outlook(5, 0.9, 0.1, True, 0.2, 1.0, np.ones(10, dtype=np.int64))
-    hit = np.e**2 / (np.e**2 + 4)
+    hit = math.e**2 / (math.e**2 + 4)
     assert found.expected(2.0) == pytest.approx(0.9 * hit + 0.1 * (1 - hit))
 
 
