@@ -30,8 +30,8 @@ that tells them apart. <em>Shown</em> is a lower bound on the true epsilon: half
 other half measured all of them. It also uses the mechanism as its users do, and checks that outcomes follow the law
 that is stated, and that caps, accounts, copies and labels keep to the plan. <b>Broken</b>: an attack shows more than
 was promised, or a check failed; a sound mechanism is called broken with a probability of at most 1e-6. <b>Kept</b>:
-neither, and what the best attack may show ends at the promise or at most a tenth (and 0.05) beyond it. It is no proof,
-and the share of the promise that was shown says how hard was looked. <b>Undecided</b>: the runs do not say; more of
+neither, and what the best attack may show ends at the guarantee or at most a tenth (and 0.05) beyond. It is no proof,
+and the share of the guarantee that was shown says how hard was looked. <b>Undecided</b>: the runs do not say; more of
 them do."""
 _OUTCOMES = {
     "kept": "All guarantees that must be kept are, and every specimen was caught (exit status 0).",
@@ -135,7 +135,7 @@ def _list_remarks(reports: Sequence[Report]) -> Iterator[str]:
 
     promising = [report for report in reports if math.isfinite(report.promised_epsilon) and report.verdict != "broken"]
     yield (
-        f"- {_SHARP:.0%} of the promise and more was shown, so that little room is left for an error of the "
+        f"- {_SHARP:.0%} of the guarantee and more was shown, so that little room is left for an error of the "
         f"calibration: {names([report for report in promising if report.share >= _SHARP])}."
     )
     yield (
@@ -164,7 +164,7 @@ def _save_twice(figure: "Figure", plots: Path, name: str) -> str:
 
 
 def draw_summary(reports: Sequence[Report]) -> "Figure":
-    """Draw shown against promised, for all that promise something."""
+    """Draw shown against promised, for all that guarantee something."""
     from matplotlib.figure import Figure
 
     drawn = [report for report in reports if math.isfinite(report.promised_epsilon)][::-1]

@@ -17,7 +17,7 @@ FALSE_ALARM = 5e-7
 """The probability with which one audit may call a sound mechanism broken, all attacks and checks together."""
 
 _SHOWN, _BORDER, _AREA = "#1b4f9c", "#b3261e", "#f6d9d6"  # colours
-_TOLERANCE = (0.1, 0.05)  # of the promise, and at least: how far an interval may reach beyond it and still be "kept"
+_TOLERANCE = (0.1, 0.05)  # of the guarantee, and at least: how far an interval may reach beyond it and still be "kept"
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Report:
         Of the epsilon of this attack on this pair, not of the mechanism: another attack may show more.
     verdict : {"kept", "broken", "undecided"}
         "broken" if an attack shows more than was promised or a check failed, which happens to a sound mechanism with a
-        probability of at most 5e-7. "kept" if not, and the interval neither begins above the promise nor ends beyond
+        probability of at most 5e-7. "kept" if not, and the interval neither begins above the guarantee nor ends beyond
         `limit`. Else "undecided": more trials would decide.
     limit : float
-        How far the interval of a promise that is "kept" may reach: a tenth beyond it, and at least 0.05.
+        How far the interval of a guarantee that is "kept" may reach: a tenth beyond it, and at least 0.05.
     attack : str
         The one that showed most on the choosing half.
     pair : str
@@ -145,12 +145,12 @@ class Report:
 
     @property
     def limit(self) -> float:
-        """How far the interval of a promise that is "kept" may reach."""
+        """How far the interval of a guarantee that is "kept" may reach."""
         return self.promised_epsilon + max(_TOLERANCE[0] * self.promised_epsilon, _TOLERANCE[1])
 
     @property
     def verdict(self) -> Verdict:
-        """What attacks and checks say about the promise."""
+        """What attacks and checks say about the guarantee."""
         if self.reasons:
             return "broken"
         low, high = self.interval
@@ -158,7 +158,7 @@ class Report:
 
     @property
     def verdict_words(self) -> str:
-        """The verdict, and whether the promise is marked unsound: then "kept" means that no attack here saw why."""
+        """The verdict, and whether the guarantee is marked unsound: then "kept" means that no attack here saw why."""
         doubtful = not self.sound and math.isfinite(self.promised_epsilon)
         return f"{self.verdict}, unsound" if doubtful else self.verdict
 
@@ -183,7 +183,7 @@ class Report:
 
     @property
     def share(self) -> float:
-        """The shown part of the promise: how sharp the audit was. Above 1 the promise is broken."""
+        """The shown part of the guarantee: how sharp the audit was. Above 1 the guarantee is broken."""
         if math.isinf(self.promised_epsilon):
             return 0.0
         return self.shown_epsilon / self.promised_epsilon if self.promised_epsilon > 0 else math.inf
@@ -197,7 +197,7 @@ class Report:
         return json.dumps(self.as_dict(), allow_nan=False)
 
     def plot(self, ax: "Axes | None" = None) -> "Figure":
-        """Draw what was measured, and what the promise allows.
+        """Draw what was measured, and what the guarantee allows.
 
         Parameters
         ----------
@@ -251,13 +251,13 @@ def _plain(value: Any) -> Any:
 
 
 def _draw_events(report: Report, ax: "Axes") -> None:
-    """Draw how often events come in either world; above the border the promise says they cannot be."""
+    """Draw how often events come in either world; above the border the guarantee says they cannot be."""
     x, y = np.array(report.curve.x), np.array(report.curve.y)
     least = min(max(min((v for v in (*x, *y) if v > 0), default=1e-4), 1e-7), 0.5)
     grid = np.geomspace(least, 1.0, 200)
     if report.promised_epsilon < 700:
         allowed = np.minimum(1.0, math.exp(report.promised_epsilon) * grid + report.promised_delta)
-        ax.plot(grid, allowed, color=_BORDER, lw=1.2, label="most that the promise allows")
+        ax.plot(grid, allowed, color=_BORDER, lw=1.2, label="most that the guarantee allows")
         ax.fill_between(grid, allowed, 1.0, color=_AREA, lw=0)
     ax.plot(np.maximum(x, least), np.maximum(y, least), color=_SHOWN, lw=1.5, label="measured, all thresholds")
     ax.plot(*(max(v, least) for v in report.curve.chosen), "o", color=_SHOWN, ms=6, label="the event that was chosen")

@@ -39,7 +39,7 @@ _COMMANDS = {
     ),
     "cost": _Command("_advice", "Price a plan before it runs: by addition, by RDP and by PLD, side by side."),
     "mechanisms": _Command(
-        "_advice", "List every mechanism: what it protects, whether its promise is proved, and how much it sends."
+        "_advice", "List every mechanism: what it protects, whether its guarantee is proved, and how much it sends."
     ),
     "protect": _Command(
         "_server",
@@ -52,7 +52,7 @@ _COMMANDS = {
     "train": _Command("_train", "Train features for your own images: those of one class come close to each other."),
     "audit": _Command(
         "_audit",
-        "Attack a promise, or all of them: run the mechanism many times and show as much epsilon as can be shown.",
+        "Attack a guarantee, or all of them: run the mechanism many times and show as much epsilon as can be shown.",
     ),
     "study": _Command(
         "_study", "Make tables and figures: of the papers, and of this library. Each is CSV, JSON, SVG, PNG and a page."

@@ -146,7 +146,7 @@ def parse_size(text: str, option: str) -> int:
 
 
 def mechanisms(as_json: Json = False) -> None:
-    """List every mechanism: what it protects, whether its promise is proved, and how much it sends.
+    """List every mechanism: what it protects, whether its guarantee is proved, and how much it sends.
 
     Mechanisms that protect different things are not comparable at equal epsilon: read the second column first.
 
@@ -169,7 +169,7 @@ def mechanisms(as_json: Json = False) -> None:
         print_json({"example": example, "mechanisms": [asdict(row) for row in rows]})
         return
     print_table(
-        ["name", "what it protects", "proved", "promise", "bytes", "source"],
+        ["name", "what it protects", "proved", "guarantee", "bytes", "source"],
         [
             (
                 row.name,

@@ -24,9 +24,9 @@ _SPECIMENS = "Broken on purpose: each must be caught"
 _LEGEND = """\
 broken     an attack shows more than was promised, or a check of the mechanism's conduct failed; a sound mechanism is
            called broken with a probability of at most 1e-6
-kept       neither, and what the best attack may show ends at the promise or at most a tenth (and 0.05) beyond; no proof
+kept       neither, and the best attack may show at most the guarantee and a tenth (and 0.05) more; no proof
 undecided  the runs do not say; more of them do (--effort)
-unsound    beside a verdict: the mechanism says itself that its promise is not proved
+unsound    beside a verdict: the mechanism says itself that its guarantee is not proved
 Shown is a lower bound on epsilon. Exit status: 0 all that must be kept is, 1 something is broken that must not be or a
 specimen was not caught, 3 undecided."""
 
@@ -35,7 +35,7 @@ def audit(
     name: Annotated[
         str, typer.Argument(metavar="[NAME|all]", help="A mechanism, the first letters of some, or all.")
     ] = "",
-    epsilon: Annotated[float, typer.Option(help="What the mechanisms promise.")] = 4.0,
+    epsilon: Annotated[float, typer.Option(help="What the mechanisms guarantee.")] = 4.0,
     confidence: Annotated[float, typer.Option(help="Of every interval.")] = 0.95,
     effort: Annotated[float, typer.Option(help="Runs, as a multiple of the usual number.")] = 1.0,
     out: Annotated[Path | None, typer.Option(help="A folder for a page, pictures and JSON.")] = None,
@@ -43,7 +43,7 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     list_all: Annotated[bool, typer.Option("--list", help="Print what can be audited, and what cannot.")] = False,
 ) -> None:
-    """Attack a promise, or all of them: run the mechanism many times and show as much epsilon as can be shown.
+    """Attack a guarantee, or all of them: run the mechanism many times and show as much epsilon as can be shown.
 
     Besides, the mechanism is used as its users use it: stated laws, caps, accounts, copies and labels are checked.
     "all" also attacks specimens that are broken on purpose: if one of them is not caught, the audit is blind.

@@ -38,7 +38,7 @@ def label(
     ],
     public: Annotated[Path, typer.Argument(metavar="PUBLIC", help=".npz, .csv, or a folder of images.")],
     epsilon: Annotated[float, typer.Option(help="What all labels together may cost.")],
-    delta: Annotated[float, typer.Option(help="Of the promise.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="Of the guarantee.")] = 1e-5,
     max_answered: Annotated[
         int | None, typer.Option(min=1, help="Label at most so many; all public rows by default.")
     ] = None,

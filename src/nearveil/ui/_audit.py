@@ -14,7 +14,7 @@ SECONDS = 30.0  # for all looks together
 _FIRST = 2_000  # runs of the first look
 _GROWTH = 2
 _MOST = 512_000
-# Some promise nothing, so there is nothing to attack; some wait for real clocks, or are fitted anew, for minutes.
+# Some guarantee nothing, so there is nothing to attack; some wait for real clocks, or are fitted anew, for minutes.
 _LEFT_OUT = ("raw", "plain-", "covers: clock", "a question sent as soon as it is made", "student")
 
 
@@ -45,7 +45,7 @@ class Auditor:
         self._job: Job | None = None
 
     def names(self) -> dict[str, list[str]]:
-        """Return what can be audited: what keeps its promise, and what is broken on purpose."""
+        """Return what can be audited: what keeps its guarantee, and what is broken on purpose."""
         return {
             kind: [one.name for one in entries if not one.name.startswith(_LEFT_OUT)]
             for kind, entries in (("mechanisms", list_mechanisms()), ("specimens", list_specimens()))

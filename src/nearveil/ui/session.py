@@ -42,9 +42,9 @@ class Purse:
         """Forget the debit of the question before."""
         self.debit = None
 
-    def spend(self, promise: Guarantee, key: str, /) -> Debit:
+    def spend(self, guarantee: Guarantee, key: str, /) -> Debit:
         """Debit the account."""
-        self.debit = self.account.spend(promise, key)
+        self.debit = self.account.spend(guarantee, key)
         return self.debit
 
 
@@ -181,8 +181,8 @@ class PageSession:
         if epsilon == 0:
             left = self.balance()["left_words"]
             return {"allowed": True, "cost": "0", "before": left, "after": left, "words": "", "promise": _NOTHING}
-        promise = ClientProtocol(checked_epsilon(epsilon)).guarantee
-        return {**preview_cost(self.purse.account, promise), "promise": str(promise)}
+        guarantee = ClientProtocol(checked_epsilon(epsilon)).guarantee
+        return {**preview_cost(self.purse.account, guarantee), "promise": str(guarantee)}
 
     def ask(self, image: bytes, question: Question, listens: Callable[[], bool] = lambda: True) -> dict[str, Any]:
         """Ask about an image file with a new key, and return all that the page shows: the same image again pays again.

@@ -211,14 +211,14 @@ _MESSAGE = b"NVM"  # what the bytes of one message begin with
 class Payer(Protocol):
     """Who pays: an account, or what opens one when there is something to pay."""
 
-    def spend(self, promise: Guarantee, key: str, /) -> "Debit":
-        """Debit a promise under a key, durably, or find the debit of that key."""
+    def spend(self, guarantee: Guarantee, key: str, /) -> "Debit":
+        """Debit a guarantee under a key, durably, or find the debit of that key."""
         ...
 
 
 @dataclass
 class _Free:
-    """Pays nothing: a public image has no promise to keep."""
+    """Pays nothing: a public image has no guarantee to keep."""
 
     repeated: bool = False
     message: bytes | None = None
@@ -276,9 +276,9 @@ class PaidMessages:
                 raise
         raise UnansweredError("the gallery has another map than when this key was paid for", self._key, again=False)
 
-    def spend(self, promise: Guarantee) -> AbstractContextManager["PaidMessages"]:
+    def spend(self, guarantee: Guarantee) -> AbstractContextManager["PaidMessages"]:
         """Debit the account, or find the debit of this key."""
-        self._debit = self._account.spend(multiply_guarantee(promise, self.repeat), self._key)
+        self._debit = self._account.spend(multiply_guarantee(guarantee, self.repeat), self._key)
         if self.repeated:
             assert self._debit.message is not None
             self.messages = unpack_messages(self._debit.message)
@@ -313,13 +313,13 @@ class PaidMessages:
         self._debit.__exit__(None, None, None)
 
 
-def multiply_guarantee(promise: Guarantee, repeat: int) -> Guarantee:
+def multiply_guarantee(guarantee: Guarantee, repeat: int) -> Guarantee:
     """Return what as many messages about one image promise together: pure epsilons add up."""
     if repeat == 1:
-        return promise
-    about: Any = {name: getattr(promise, name) for name in ("protects", "unit", "relation", "basis")}
-    together = compose_events(promise.events * repeat, delta=0.0, **about)
-    return replace(promise, epsilon=together.epsilon, events=together.events)
+        return guarantee
+    about: Any = {name: getattr(guarantee, name) for name in ("protects", "unit", "relation", "basis")}
+    together = compose_events(guarantee.events * repeat, delta=0.0, **about)
+    return replace(guarantee, epsilon=together.epsilon, events=together.events)
 
 
 def _shuffle(count: int, source: Source) -> list[int]:

@@ -23,7 +23,7 @@ function events(report) {
     y: { min: least, max: 1, log: true, ticks: decades(least), show: power, label: "in the event’s world" },
     forbidden: [...border, [least, 1]],
     lines: [
-      { points: border, style: "s2", label: "The most that the promise allows; beyond it, in the shaded part, the promise is broken" },
+      { points: border, style: "s2", label: "The most that the guarantee allows; beyond it, in the shaded part, the guarantee is broken" },
       { points: curve.x.map((one, place) => [Math.max(one, least), Math.max(curve.y[place], least)]), style: "s1", label: "Measured, for every threshold" },
     ],
     marks: [{ at: curve.chosen.map((one) => Math.max(one, least)), style: "dot", label: "The event that the attack chose" }],
@@ -57,7 +57,7 @@ function drawn(told) {
       "section", { class: "card" },
       make("h2", {}, report.mechanism),
       make("p", { class: "verdict", id: "verdict" }, make("span", { class: STYLES[report.verdict] }, report.words.slice(0, report.words.search(/\W/))), report.words.slice(report.words.search(/\W/))),
-      report.sound ? null : make("p", { class: "note" }, "The mechanism itself says that its promise is not proved."),
+      report.sound ? null : make("p", { class: "note" }, "The mechanism itself says that its guarantee is not proved."),
       make("p", { class: "note" }, `Attack: ${report.attack}, on ${report.pair}. Each look has runs of its own, and the last one counts.`),
       make("table", {}, make("thead", {}, make("tr", {}, make("th", { scope: "col", class: "n" }, "runs"), make("th", { scope: "col", class: "n" }, "epsilon shown"), make("th", { scope: "col" }, "verdict"))), make("tbody", {}, ...looks)),
     ),
@@ -69,7 +69,7 @@ const WORDS = {
   running: (told) => `Attacking ${told.name}: look ${told.looks.length + 1}, ${Math.min(100, Math.round((100 * told.runs) / told.wanted))}% of its runs.`,
   done: (told) => (told.report ? `Done, after ${told.looks.length} looks.` : "The time was up before the first look ended."),
   stopped: () => "Stopped.",
-  failed: () => "The audit failed, for a reason that is not the mechanism’s promise. Try another one.",
+  failed: () => "The audit failed, for a reason that is not the mechanism’s guarantee. Try another one.",
   none: () => "",
 };
 
