@@ -5,12 +5,16 @@ limits, logs, checks, deletions looked up for every answer), the bare one is a F
 and returns constant bytes, and nothing else. A third process asks: so many connections, each with one question at a
 time, written on sockets directly so that the asker costs little. The two servers take turns; each figure is the median
 of the rounds. Every question names a set at random and has a key of its own. The processor time of a question is that
-of the server's processes: unlike rates, it does not depend on what else runs on the machine.
+of the server's processes: it depends less than rates on what else runs on the machine.
+
+Before the rounds the server is asked for every set until a whole pass makes no answer anew, in any of its processes.
+What answers cost that are not kept is measured with a server that keeps none (cold).
 """
 
 import argparse
 import asyncio
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -29,6 +33,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 from urllib.parse import urlsplit
 
+import httpx
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -47,8 +52,11 @@ PATH = f"/v1/galleries/{NAME}/query"
 class Asker(asyncio.Protocol):
     """One connection with one question at a time."""
 
-    def __init__(self, head: bytes, bodies: Sequence[bytes], until: float, times: list[float]) -> None:
+    def __init__(
+        self, head: bytes, bodies: Sequence[bytes], until: float, most: int | None, times: list[float]
+    ) -> None:
         self._head, self._bodies, self._until, self._times = head, bodies, until, times
+        self._questions_left = most  # None: as many as there is time for
         self.done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._number, self._left, self._seen = secrets.randbelow(1 << 30), -1, bytearray()
 
@@ -84,7 +92,9 @@ class Asker(asyncio.Protocol):
             self._left = -1
             now = time.perf_counter()
             self._times.append(now - self._began)
-            if now < self._until:
+            if self._questions_left is not None:
+                self._questions_left -= 1
+            if now < self._until and self._questions_left != 0:
                 self._ask()
             else:
                 self._finish("")
@@ -100,9 +110,17 @@ class Asker(asyncio.Protocol):
 
 
 def load(
-    url: str, tokens: Sequence[str], bodies: Sequence[bytes], connections: int, seconds: float
+    url: str,
+    tokens: Sequence[str],
+    bodies: Sequence[bytes],
+    connections: int,
+    seconds: float = math.inf,
+    most: int | None = None,
 ) -> dict[str, float]:
-    """Ask for a while; return questions a second, and the median and 99th percentile of milliseconds."""
+    """Ask for a while, or up to a number of questions on each connection.
+
+    Returns questions a second, and the median and 99th percentile of milliseconds.
+    """
     place = urlsplit(url)
     at = (place.hostname or "", place.port or 0)
 
@@ -116,7 +134,7 @@ def load(
         loop = asyncio.get_running_loop()
         askers = []
         for number in range(connections):
-            asker = partial(Asker, head(number), bodies, began + seconds, times)
+            asker = partial(Asker, head(number), bodies, began + seconds, most, times)
             askers.append((await loop.create_connection(asker, *at))[1])
         said = await asyncio.gather(*(asker.done for asker in askers))
         if any(said):
@@ -165,7 +183,26 @@ def questions(place: str) -> tuple[list[bytes], bytes, int]:
     return bodies, answer, published.map.nbytes
 
 
-def serve_ours(place: str, tokens: str, log: str, workers: str) -> None:
+def count_made(url: str, token: str) -> int:
+    """Return how many answers a server has made, in all its processes."""
+    told = httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {token}"}).raise_for_status().text
+    return round(float(told.partition("\nnearveil_answers_made_total ")[2].partition("\n")[0]))
+
+
+def warm(url: str, tokens: Sequence[str], bodies: Sequence[bytes]) -> tuple[int, int]:
+    """Ask for all sets until no answer is made; return how many were made, and how many the last pass made."""
+    before = last = count_made(url, tokens[0])
+    fewest, passes = math.inf, 0
+    while True:
+        load(url, tokens, bodies, 8, most=len(bodies))  # connections stay with a process: each asks for every set
+        now = count_made(url, tokens[0])
+        made, last, passes = now - last, now, passes + 1
+        if made == 0 or (passes > 4 and made >= fewest):  # all are kept, or they do not fit
+            return now - before, made
+        fewest = min(fewest, made)
+
+
+def serve_ours(place: str, tokens: str, log: str, workers: str, cache: str) -> None:
     """Be the server."""
     from nearveil.service import Settings, serve
 
@@ -176,7 +213,7 @@ def serve_ours(place: str, tokens: str, log: str, workers: str) -> None:
         rate=None,
         log_file=Path(log),
         workers=int(workers),
-        cache=int(workers) << 28,
+        cache=int(cache),
     )
     serve(settings, ready=lambda url: print(url, flush=True))
 
@@ -241,9 +278,17 @@ def processor_seconds(pid: int) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
+def measure_turn(pool: Any, url: str, pid: int, told: tuple[Any, ...]) -> dict[str, float]:
+    """Load a server; return what :func:`load` does, and milliseconds of the server's processors for a question."""
+    before = processor_seconds(pid)
+    turn: dict[str, float] = pool.apply(load, (url, *told))
+    return {**turn, "cpu": 1000 * (processor_seconds(pid) - before) / turn["asked"]}
+
+
 def measure(folder: Path, items: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure one gallery at all numbers of connections."""
     from nearveil.service import TokenStore
+    from nearveil.service.server.tokens import Scope
 
     place, about = str(folder / f"{items}"), folder / f"{items}.json"
     with PROCESSES.Pool(1) as pool:
@@ -253,21 +298,24 @@ def measure(folder: Path, items: int, options: argparse.Namespace) -> Iterator[d
     built = json.loads(about.read_text())
     (folder / "answer").write_bytes(answer)
     with TokenStore(str(folder / "tokens.db")) as tokens:
-        secret = [tokens.create(f"client {number}", galleries=(NAME,))[1] for number in range(max(CONNECTIONS))]
+        scopes: tuple[Scope, ...] = ("query", "metrics")
+        secret = [
+            tokens.create(f"client {number}", scopes=scopes, galleries=(NAME,))[1] for number in range(max(CONNECTIONS))
+        ]
     workers = str(options.workers)
-    ours = running("ours", place, str(folder / "tokens.db"), str(folder / "log"), workers)
-    bare = running("bare", str(folder / "answer"), workers)
+    told = place, str(folder / "tokens.db"), str(folder / "log"), workers
+    with running("ours", *told, "0") as (url, pid), PROCESSES.Pool(1) as pool:
+        first = pool.apply(load, (url, secret, bodies, 1, math.inf, 1))
+        pool.apply(load, (url, secret, bodies, 8, math.inf, 4))
+        cold = measure_turn(pool, url, pid, (secret, bodies, 8, options.seconds))
+    ours, bare = running("ours", *told, str(options.workers << 28)), running("bare", str(folder / "answer"), workers)
     with ours as (our_url, our_pid), bare as (bare_url, bare_pid), PROCESSES.Pool(1) as pool:
-        cold = pool.apply(load, (our_url, secret, bodies, 8, options.seconds))  # answers are made as they are asked for
-        # A server that has run for a while: answers are made once, and kept.
-        pool.apply(load, (our_url, secret, bodies, 8, max(1.0, 0.04 * options.workers * len(bodies))))
+        made, made_last = pool.apply(warm, (our_url, secret, bodies))
         for connections in CONNECTIONS:
             turns: dict[str, list[dict[str, float]]] = {"ours": [], "bare": []}
             for _ in range(options.rounds):
                 for kind, url, pid in (("bare", bare_url, bare_pid), ("ours", our_url, our_pid)):
-                    before = processor_seconds(pid)
-                    turn = pool.apply(load, (url, secret, bodies, connections, options.seconds))
-                    turns[kind].append({**turn, "cpu": 1000 * (processor_seconds(pid) - before) / turn["asked"]})
+                    turns[kind].append(measure_turn(pool, url, pid, (secret, bodies, connections, options.seconds)))
             medians = {
                 f"{kind}_{what}": statistics.median(turn[what] for turn in some)
                 for kind, some in turns.items()
@@ -276,7 +324,8 @@ def measure(folder: Path, items: int, options: argparse.Namespace) -> Iterator[d
             yield {
                 "items": items, "fraction": CANDIDATES / items,
                 "sets": len(bodies), "connections": connections, "workers": options.workers, **built,
-                "cold_rate": cold["rate"], "cold_p50": cold["p50"], "cold_p99": cold["p99"],
+                "cold_rate": cold["rate"], "cold_p50": cold["p50"], "cold_p99": cold["p99"], "cold_cpu": cold["cpu"],
+                "first": first["p50"], "made": made, "made_last": made_last,
                 "answer_bytes": len(answer), "question_bytes": len(bodies[0]), "map_bytes": map_bytes, **medians,
                 "ratio": medians["ours_rate"] / medians["bare_rate"], "load": os.getloadavg()[0],
             }  # fmt: skip
@@ -306,7 +355,9 @@ def show(records: Sequence[dict[str, Any]]) -> None:
         print(
             f"{items:,} items: added in {r['add_s']:.0f} s, map of {r['map_bytes'] / 1000:,.0f} kB learned in "
             f"{r['publish_s']:.0f} s; a question has {r['question_bytes']} bytes; {r['workers']} process(es); "
-            f"cold: {r['cold_rate']:,.0f} a second, 8 clients, p50 {r['cold_p50']:.1f} ms, p99 {r['cold_p99']:.1f} ms"
+            f"before the rounds {r['made']:,} answers were made, {r['made_last']:,} of them in the last pass; "
+            f"where none is kept, 8 clients: {r['cold_rate']:,.0f} a second, p50 {r['cold_p50']:.1f} ms, "
+            f"p99 {r['cold_p99']:.1f} ms, {r['cold_cpu']:.2f} ms of processor; the first took {r['first']:.0f} ms"
         )
 
 

@@ -310,7 +310,7 @@ def test_a_look_serves_those_who_came_before_it_and_nobody_later(
         looks.append(1)
         server.gallery.refresh()
 
-    monkeypatch.setattr(desk._looks["birds"], "_work", watched)
+    monkeypatch.setattr(desk._asking["birds"], "_work", watched)
     data = server.query()
     server.ask(data)
     looks.clear()
@@ -466,10 +466,11 @@ def test_a_token_that_nobody_uses_ends_for_good(server: Server, tmp_path: Path) 
 
 def test_figures_for_prometheus(server: Server) -> None:
     for _ in range(3):
-        server.ask(server.query())
+        server.ask(server.query(extras="thumbnails"))
     server.ask(b"x", token=None)
     server.get("/nothing/of/the/kind/secret-path", None)
     text = server.get("/metrics").text
+    assert "nearveil_answers_made_total 1.0" in text  # the others were kept
     assert 'nearveil_requests_total{route="/v1/galleries/{gallery}/query",status="200"} 3.0' in text
     assert 'nearveil_requests_total{route="unmatched",status="404"} 1.0' in text
     assert 'nearveil_refused_total{code="unauthorized"} 1.0' in text

@@ -14,8 +14,8 @@ from nearveil.service.schema import FRAME, KEY_HEADER
 from nearveil.service.server import logs, requests
 from nearveil.service.server.errors import BusyError, LengthError, RateError, SlowError, TooLargeError
 from nearveil.service.server.galleries import ByteCache
-from nearveil.service.server.limits import Buckets, Workers, read_body
-from nearveil.service.server.requests import GONE, Look
+from nearveil.service.server.limits import Buckets, Look, Workers, read_body
+from nearveil.service.server.requests import GONE
 
 from ..gallery.index_places import one_thread
 from .serving import Server, lines, serving

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from nearveil.service.server import limits
 from nearveil.service.server.errors import ReplayedError, UnavailableError
-from nearveil.service.server.limits import Replays, ReplayStore, Use, Workers
+from nearveil.service.server.limits import Look, Replays, ReplayStore, Use
 
 from ..gallery.index_places import index_server, index_url
 
@@ -20,9 +20,26 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "tokens.db") if request.param == "file" else str(request.getfixturevalue("index_url"))
 
 
+class Process:
+    """What one process knows of keys."""
+
+    def __init__(self, where: str | None = None, most: int = 1000) -> None:
+        self.store = None if where is None else ReplayStore(where, 5.0)
+        self.replays = Replays(is_shared=where is not None, most=most)
+        self.look = Look(lambda: None, 30.0, store=self.store)
+
+    async def check(self, key: str, token: str, place: str, data: bytes) -> None:
+        await self.replays.check(key, token, place, data, self.look)
+
+    def close(self) -> None:
+        self.look.workers.close()
+        if self.store is not None:
+            self.store.close()
+
+
 def test_keys_are_remembered_up_to_a_number() -> None:
     async def run() -> None:
-        replays = Replays(most=3)
+        replays = Process(most=3)
         for key in "abc":
             await replays.check(key, "ann", "birds", b"1")
         await replays.check("a", "ann", "birds", b"1")  # used again, so remembered longer
@@ -31,18 +48,17 @@ def test_keys_are_remembered_up_to_a_number() -> None:
             with pytest.raises(ReplayedError):
                 await replays.check(*same)
         await replays.check("b", "ann", "birds", b"2")  # forgotten
-        assert len(replays._seen) == 3
+        assert len(replays.replays._seen) == 3
 
     asyncio.run(run())
 
 
 def test_two_processes_share_what_they_know(where: str) -> None:
     async def run() -> None:
-        workers = Workers(2, 10, 30.0)
-        one, other = (Replays(ReplayStore(where, 5.0), workers, most=2) for _ in range(2))
+        one, other = (Process(where, most=2) for _ in range(2))
         await one.check("a", "ann", "birds", b"1")
         await other.check("a", "ann", "birds", b"1")  # a retry
-        third = Replays(ReplayStore(where, 5.0), workers)
+        third = Process(where)
         opened = one, other, third
         for same in (("a", "bob", "birds", b"1"), ("a", "ann", "cars", b"1"), ("a", "ann", "birds", b"2")):
             with pytest.raises(ReplayedError):
@@ -54,26 +70,23 @@ def test_two_processes_share_what_they_know(where: str) -> None:
             return_exceptions=True,
         )
         assert sorted(type(outcome).__name__ for outcome in both) == ["NoneType", "ReplayedError"]
-        workers.close()
-        for store in opened:
-            store.close()
+        for process in opened:
+            process.close()
 
     asyncio.run(run())
 
 
 def test_a_table_that_does_not_answer_lets_nobody_pass(tmp_path: Path) -> None:
     async def run() -> None:
-        workers = Workers(1, 10, 30.0)
-        store = ReplayStore(str(tmp_path / "tokens.db"), 5.0)
-        replays = Replays(store, workers)
-        with store._database.begin_write() as connection:
+        process = Process(str(tmp_path / "tokens.db"))
+        assert process.store is not None
+        with process.store._database.begin_write() as connection:
             connection.execute(sa.text("DROP TABLE nearveil_replay"))
         outcomes = await asyncio.gather(
-            *(replays.check(key, "ann", "birds", b"1") for key in "abc"), return_exceptions=True
+            *(process.check(key, "ann", "birds", b"1") for key in "abc"), return_exceptions=True
         )
         assert [type(outcome) for outcome in outcomes] == [UnavailableError] * 3
-        workers.close()
-        store.close()
+        process.close()
 
     asyncio.run(run())
 

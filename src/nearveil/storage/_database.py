@@ -22,6 +22,7 @@ _POSTGRES_REFUSALS = ("does not exist", "authentication failed", "pg_hba.conf", 
 _POSTGRES_TRANSIENT = ("08", "57P", "53300", "40", "23505")
 
 E = TypeVar("E", bound=NearveilError)
+T = TypeVar("T")
 
 
 class Database:
@@ -56,6 +57,7 @@ class Database:
         self.url, self.timeout, self._ping = url, timeout, ping
         self._prepare, self._explain, self._busy = prepare, explain, timeout if busy is None else busy
         self._process, self._made = os.getpid(), self._engine()
+        self._direct: sa.Connection | None = None
 
     @property
     def is_sqlite(self) -> bool:
@@ -77,7 +79,39 @@ class Database:
 
     def close(self) -> None:
         """Close all connections."""
+        self._drop_direct()
         self.engine.dispose()
+
+    def run_direct(self, work: Callable[[Any], T]) -> T:
+        """Return what some work gives that is done on the driver's own connection, outside of transactions.
+
+        For one statement on every request: what SQLAlchemy does around it would cost several times as much. The
+        connection is kept for the next call. Where the server has gone away meanwhile, the work is done anew on
+        another: it must be such that twice is as good as once.
+
+        Parameters
+        ----------
+        work : callable
+            Called with a connection of sqlite3 or psycopg. One thread at a time.
+        """
+        kept = self._direct
+        try:
+            if kept is None or kept.engine is not self.engine:
+                kept = None
+                self._direct = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            assert self._direct is not None
+            return work(self._direct.connection.driver_connection)
+        except Exception:
+            self._drop_direct()
+            if kept is None or self.is_sqlite:
+                raise
+        return self.run_direct(work)
+
+    def _drop_direct(self) -> None:
+        if self._direct is not None and self._direct.engine is self.engine:
+            self._direct.invalidate()
+            self._direct.close()
+        self._direct = None
 
     @contextmanager
     def begin_write(self, *, wait: bool = True) -> Iterator[sa.Connection]:
@@ -127,7 +161,7 @@ class Database:
             yield
         except Exception as error:
             # Not `from error`: a driver may quote the row that it could not write.
-            if self._explain is not None and _is_of_database(error):
+            if self._explain is not None and is_of_database(error):
                 raise self._explain(getattr(error, "orig", None) or error, self.url) from None
             raise
 
@@ -261,8 +295,8 @@ def is_connection_refused(error: BaseException) -> bool:
     return "connection refused" in str(getattr(error, "orig", None) or error).lower()
 
 
-def _is_of_database(error: Exception) -> bool:
-    """Whether an error comes from SQLAlchemy, or from a driver past it; SQLite tells of damaged text by Unicode."""
+def is_of_database(error: Exception) -> bool:
+    """Return whether an error is of SQLAlchemy, or of a driver past it; SQLite tells of damaged text by Unicode."""
     return isinstance(error, (sa.exc.SQLAlchemyError, sqlite3.Error, UnicodeDecodeError)) or hasattr(error, "sqlstate")
 
 

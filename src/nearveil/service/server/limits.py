@@ -7,7 +7,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,13 +21,12 @@ from nearveil.service.server.errors import (
     LengthError,
     RateError,
     ReplayedError,
-    ServiceError,
     SlowError,
     TooLargeError,
     UnavailableError,
 )
 from nearveil.service.server.tokens import make_file, open_store, store_url
-from nearveil.storage import create_tables
+from nearveil.storage import create_tables, is_of_database
 
 T = TypeVar("T")
 STRANGERS = 60.0, 120, 4096  # refusals a minute of one address, at once after a pause, and addresses that are known
@@ -145,17 +143,48 @@ class Sending:
         return now
 
 
+class _Job:
+    """Some work, and who waits for it."""
+
+    __slots__ = ("future", "is_taken", "loop", "may_begin", "work")
+
+    def __init__(self, work: Callable[[], Any], may_begin: Callable[[], bool] | None) -> None:
+        self.work, self.may_begin = work, may_begin
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self.loop.create_future()
+        self.is_taken = False  # by a thread, or given up before one did
+
+    def do(self) -> tuple[Any, BaseException | None]:
+        """Return the result, or the error."""
+        try:
+            if self.may_begin is not None and not self.may_begin():
+                raise SlowError("the client went away before its turn came")
+            return self.work(), None
+        except BaseException as error:  # whoever waits gets it
+            return None, error
+
+    def deliver(self, result: Any, error: BaseException | None) -> None:
+        """Give the result to who waits, if somebody still does; on the event loop."""
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(result)
+        else:
+            self.future.set_exception(error)
+
+
 class Workers:
     """Threads for work that may wait for a disk or a database, and a bounded queue before them.
 
-    The threads are daemons: one that never comes back does not keep the process from ending.
+    The threads are daemons: one that never comes back does not keep the process from ending. Not those of
+    `concurrent.futures`: their futures and asyncio's around them cost more than most of the work.
 
     `patience`: Seconds after which a request is given up. Its thread goes on, and counts until it is done.
     """
 
     def __init__(self, threads: int, queue: int, patience: float) -> None:
         self._threads, self._most, self._patience = threads, threads + queue, patience
-        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._pending = self._started = 0
         self._began: dict[int, float] = {}  # when each busy thread began its work
@@ -172,7 +201,7 @@ class Workers:
             return len(self._began) == self._threads and all(began < late for began in self._began.values())
 
     async def run(
-        self, work: Callable[[], T], *, patience: float | None = None, may_begin: Callable[[], bool] = lambda: True
+        self, work: Callable[[], T], *, patience: float | None = None, may_begin: Callable[[], bool] | None = None
     ) -> T:
         """Do some work in a thread.
 
@@ -187,52 +216,53 @@ class Workers:
             self._pending += 1
             begins = self._started < min(self._pending, self._threads)
             self._started += begins
-        future: Future[T] = Future()
-        future.add_done_callback(self._done)
-        self._jobs.put((future, partial(_begun, work, may_begin)))
+        job = _Job(work, may_begin)
+        self._jobs.put(job)
         if begins:
             threading.Thread(target=self._work, name="nearveil-work", daemon=True).start()
         try:
             async with asyncio.timeout(self._patience if patience is None else patience):
-                return await asyncio.wrap_future(future)
+                result: T = await job.future
+                return result
         except TimeoutError:
             raise BusyError("it took too long: ask again later") from None
+        finally:
+            self._give_up(job)
 
     def close(self) -> None:
         """Let no more work begin."""
         with suppress(Empty):
             while job := self._jobs.get_nowait():
-                job[0].cancel()
+                self._give_up(job)
+                job.loop.call_soon_threadsafe(job.future.cancel)
         for _ in range(self._threads):
             self._jobs.put(None)
 
-    def _work(self) -> None:
-        thread = threading.get_ident()
-        while job := self._jobs.get():
-            future, work = job
-            if not future.set_running_or_notify_cancel():
-                continue
-            with self._lock:
-                self._began[thread] = time.monotonic()
-            try:
-                result = work()
-            except BaseException as error:  # whoever waits gets it
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-            finally:
-                with self._lock:
-                    del self._began[thread]
-
-    def _done(self, _: Future[Any]) -> None:
+    def _give_up(self, job: _Job) -> None:
+        """Let a job not begin, if no thread has taken it."""
         with self._lock:
+            if not job.is_taken:
+                job.is_taken = True
+                self._pending -= 1
+
+    def _work(self) -> None:
+        while job := self._jobs.get():
+            self._do(job)
+            del job  # with what it gave: the next may be long in coming
+
+    def _do(self, job: _Job) -> None:
+        thread = threading.get_ident()
+        with self._lock:
+            if job.is_taken:
+                return
+            job.is_taken = True
+            self._began[thread] = time.monotonic()
+        result, error = job.do()
+        with self._lock:
+            del self._began[thread]
             self._pending -= 1
-
-
-def _begun(work: Callable[[], T], may_begin: Callable[[], bool]) -> T:
-    if not may_begin():
-        raise SlowError("the client went away before its turn came")
-    return work()
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            job.loop.call_soon_threadsafe(job.deliver, result, error)
 
 
 async def read_body(length: bytes | None, chunked: bool, receive: Receive, most: int, seconds: float) -> bytes:
@@ -270,7 +300,7 @@ async def read_body(length: bytes | None, chunked: bool, receive: Receive, most:
 _MOST = 1 << 16  # keys that one process remembers: at 1,000 requests a second the last minute's
 _KEPT = 86_400.0  # seconds that a table remembers them
 
-# One statement for all that came together, as text: SQLAlchemy's own would cost more than the database.
+# One statement for all that came together.
 _NOTE = (
     "INSERT INTO nearveil_replay (key, what, time) VALUES {} "
     "ON CONFLICT (key) DO UPDATE SET time = nearveil_replay.time RETURNING key, what"
@@ -302,7 +332,7 @@ class Use:
 
 
 class ReplayStore:
-    """The table that all processes of a service share. It lies beside the tokens.
+    """The table that all processes of a service share. It lies beside the tokens. Any thread may use it.
 
     `where`: As of tokens: a file, or a PostgreSQL URL.
     """
@@ -317,6 +347,7 @@ class ReplayStore:
         with self._database.begin_write() as connection:
             create_tables(connection, _metadata)
         self._row = "(?, ?, ?)" if self._database.is_sqlite else "(%s, %s, %s)"
+        self._lock = threading.Lock()
         self._pruned = time.monotonic()
 
     def use(self, uses: Sequence[Use]) -> list[bytes]:
@@ -324,38 +355,116 @@ class ReplayStore:
         # A key once, the first that came; by rising keys, so that no two processes wait for each other.
         first = sorted({use.key: use.what for use in reversed(uses)}.items())
         found: dict[bytes, bytes] = {}
+        now = int(time.time())
         try:
-            with self._database.begin_write() as connection:
-                now = int(time.time())
+            with self._lock:
                 for start in range(0, len(first), _SOME):
                     some = first[start : start + _SOME]
                     note = _NOTE.format(", ".join([self._row] * len(some)))
                     values = tuple(value for use in some for value in (*use, now))
-                    found.update((bytes(key), bytes(what)) for key, what in connection.exec_driver_sql(note, values))
+                    rows = self._database.run_direct(partial(_fetch, statement=note, values=values))
+                    found.update((bytes(key), bytes(what)) for key, what in rows)
                 if time.monotonic() - self._pruned > _KEPT / 24:
                     self._pruned = time.monotonic()
-                    connection.execute(sa.delete(_replays).where(_replays.c.time < now - _KEPT))
-        except sa.exc.SQLAlchemyError:
+                    with self._database.begin_write() as connection:
+                        connection.execute(sa.delete(_replays).where(_replays.c.time < now - _KEPT))
+        except Exception as error:
+            if not is_of_database(error):
+                raise
             raise UnavailableError("keys cannot be checked now: ask again later") from None
         return [found[use.key] for use in uses]
 
     def close(self) -> None:
-        """Close all connections."""
-        self._database.close()
+        """Close all connections, unless one of them is waited for: it ends with the process."""
+        if self._lock.acquire(timeout=0.1):
+            self._database.close()
+            self._lock.release()
+
+
+def _fetch(connection: Any, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Return the rows of a statement, whichever driver it is."""
+    rows: list[tuple[Any, ...]] = connection.execute(statement, values).fetchall()
+    return rows
+
+
+class Look:
+    """A look at one database, by a thread of its own, and the keys of questions that wait for it.
+
+    `work`: The look.
+    `patience`: Seconds after which who waits for it is told to ask later.
+    `believed`: Seconds, from its beginning, that a look is good for requests that come later.
+    `store`: Where keys are noted, in the same thread: a question waits for both, but for one thread only.
+    """
+
+    def __init__(
+        self, work: Callable[[], None], patience: float, believed: float = 0.0, store: ReplayStore | None = None
+    ) -> None:
+        self.workers = Workers(1, 1, patience)
+        self._work, self._believed, self._store = work, believed, store
+        self._began = -math.inf  # of the last look that succeeded
+        self._looking: asyncio.Task[None] | None = None
+        self._noting: list[tuple[Use, asyncio.Future[bytes]]] = []
+
+    async def take(self, came: float | None = None) -> None:
+        """Return when a look is good that began after a request came (now by default), or not long before it."""
+        earliest = (time.monotonic() if came is None else came) - self._believed
+        while self._began < earliest:
+            await asyncio.shield(self._begin())
+
+    async def note(self, use: Use) -> bytes:
+        """Return what a key was first used for; a look that began after this was called is good by then."""
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._noting.append((use, future))
+        self._begin()
+        return await future
+
+    def _begin(self) -> "asyncio.Task[None]":
+        """Return the look that is under way; begin one if there is none."""
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
+            self._looking.add_done_callback(_retrieve)
+        return self._looking
+
+    async def _look(self) -> None:
+        began = time.monotonic()
+        together, self._noting = self._noting, []
+        try:
+            found = await self.workers.run(partial(self._do, [use for use, _ in together]))
+            self._began = began
+            for (_, future), first in zip(together, found, strict=True):
+                if not future.done():
+                    future.set_result(first)
+        except Exception as error:
+            for _, future in together:
+                if not future.done():
+                    future.set_exception(error)
+            raise
+        finally:
+            self._looking = None
+            if self._noting:  # they came while this one was under way
+                self._begin()
+
+    def _do(self, uses: list[Use]) -> list[bytes]:
+        self._work()
+        return self._store.use(uses) if uses and self._store is not None else []
+
+
+def _retrieve(task: "asyncio.Task[None]") -> None:
+    """Take an error from a task: those who wait for it get it, and where all of them have gone nobody needs it."""
+    if not task.cancelled():
+        task.exception()
 
 
 class Replays:
     """Lets a key pass that is new, or comes again with the same bytes from the same token for the same gallery.
 
-    `store`: Where several processes answer; then what one of them has not seen is looked up there. Requests that
-    come together are looked up together.
-    `workers`: Threads that ask the store.
+    `is_shared`: Whether several processes answer; then a key that this one has not seen is noted by a look.
     `most`: Keys that this process remembers.
 
     Examples
     --------
     >>> async def ask(data):
-    ...     await replays.check("a-random-key", "ann", "birds/query", data)
+    ...     await replays.check("a-random-key", "ann", "birds/query", data, Look(lambda: None, 10.0))
     >>> replays = Replays()
     >>> asyncio.run(ask(b"message"))
     >>> asyncio.run(ask(b"message"))
@@ -364,54 +473,18 @@ class Replays:
     nearveil.service.server.errors.ReplayedError: this key was used before, for another request: take a new key
     """
 
-    def __init__(self, store: ReplayStore | None = None, workers: Workers | None = None, most: int = _MOST) -> None:
-        self._store, self._workers, self._most = store, workers, most
+    def __init__(self, *, is_shared: bool = False, most: int = _MOST) -> None:
+        self._is_shared, self._most = is_shared, most
         self._seen: OrderedDict[bytes, bytes] = OrderedDict()
-        self._waiting: list[tuple[Use, asyncio.Future[bytes]]] = []
-        self._asking: asyncio.Task[None] | None = None
 
-    async def check(self, key: str, token: str, place: str, data: bytes) -> None:
+    async def check(self, key: str, token: str, place: str, data: bytes, look: Look) -> None:
         """Raise ReplayedError where a key was used for something else."""
         use = Use.of(key, token, place, data)
         first = self._seen.get(use.key)
-        if first is None and self._store is not None:
-            first = await self._first_use(use)
+        if first is None and self._is_shared:
+            first = await look.note(use)
         if self._seen.setdefault(use.key, first or use.what) != use.what:
             raise ReplayedError("this key was used before, for another request: take a new key")
         self._seen.move_to_end(use.key)
         if len(self._seen) > self._most:
             self._seen.popitem(last=False)
-
-    def close(self) -> None:
-        """Close the store."""
-        if self._store is not None:
-            self._store.close()
-
-    async def _first_use(self, use: Use) -> bytes:
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting.append((use, future))
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask())
-        return await future
-
-    async def _ask(self) -> None:
-        """Look up all that wait, together, until none does."""
-        assert self._store is not None
-        assert self._workers is not None
-        store = self._store
-        try:
-            while self._waiting:
-                together, self._waiting = self._waiting, []
-                uses = [use for use, _ in together]
-                try:
-                    found = await self._workers.run(lambda uses=uses: store.use(uses))  # type: ignore[misc]
-                except ServiceError as error:
-                    for _, future in together:
-                        if not future.done():
-                            future.set_exception(error)
-                    continue
-                for (_, future), first in zip(together, found, strict=True):
-                    if not future.done():
-                        future.set_result(first)
-        finally:
-            self._asking = None

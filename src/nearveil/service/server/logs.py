@@ -77,6 +77,9 @@ class Metrics:
         self._bytes = Counter(
             "nearveil_answer_bytes", "Bytes of bodies that were sent.", ["route"], registry=self.registry
         )
+        self.made = Counter(
+            "nearveil_answers_made", "Answers that a thread made: neither kept nor small.", registry=self.registry
+        )
         self.log_lines_dropped = Gauge(
             "nearveil_log_lines_dropped", "Lines that could not be written.", registry=self.registry,
             multiprocess_mode="sum",

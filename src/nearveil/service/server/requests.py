@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import ipaddress
 import logging
-import math
 import re
 import secrets
 import time
@@ -38,6 +37,7 @@ from nearveil.service.server.limits import (
     STRANGERS,
     STRANGERS_WAIT,
     Buckets,
+    Look,
     Replays,
     ReplayStore,
     Sending,
@@ -109,48 +109,6 @@ def raise_unauthorized() -> NoReturn:
     raise UnauthorizedError("Invalid or revoked token. Send one: Authorization: Bearer nv_...")
 
 
-class Look:
-    """A look at one database, by a thread of its own.
-
-    `work`: The look.
-    `patience`: Seconds after which who waits for it is told to ask later.
-    `believed`: Seconds, from its beginning, that a look is good for requests that come later.
-    """
-
-    def __init__(self, work: Callable[[], None], patience: float, believed: float = 0.0) -> None:
-        self.workers = Workers(1, 1, patience)
-        self._work, self._believed = work, believed
-        self._began = -math.inf  # of the last look that succeeded
-        self._looking: asyncio.Task[None] | None = None
-
-    async def take(self, came: float | None = None) -> None:
-        """Return when a look is good that began after a request came (now by default), or not long before it."""
-        earliest = (time.monotonic() if came is None else came) - self._believed
-        while self._began < earliest:
-            await asyncio.shield(self.begin())
-
-    def begin(self) -> "asyncio.Task[None]":
-        """Return the look that is under way; begin one if there is none."""
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._look())
-            self._looking.add_done_callback(_retrieve)
-        return self._looking
-
-    async def _look(self) -> None:
-        began = time.monotonic()
-        try:
-            await self.workers.run(self._work)
-            self._began = began
-        finally:
-            self._looking = None
-
-
-def _retrieve(task: "asyncio.Task[None]") -> None:
-    """Take an error from a task: those who wait for it get it, and where all of them have gone nobody needs it."""
-    if not task.cancelled():
-        task.exception()
-
-
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
@@ -204,6 +162,7 @@ class AppState:
     workers: Workers  # for what belongs to no gallery
     pools: dict[str, Pools]
     replays: Replays
+    store: ReplayStore | None  # of keys, where several processes answer
     metrics: Metrics = field(default_factory=Metrics)
     lines: LineWriter = field(default_factory=LineWriter)
     tell_alive: Callable[[], None] = tell_alive
@@ -217,6 +176,11 @@ class AppState:
         self._ready, self._looked = False, -_READY
         self.look_at_tokens = Look(self.tokens.refresh, self.settings.work_timeout, self.tokens.believed)
         self._looks = {name: Look(one.refresh, self.settings.work_timeout) for name, one in self.galleries.items()}
+        # Questions have looks of their own: where keys cannot be noted, what everybody may read is read all the same.
+        self._asking = {
+            name: Look(one.refresh if self._quick[name] else _nothing, self.settings.work_timeout, store=self.store)
+            for name, one in self.galleries.items()
+        }
 
     @classmethod
     def of(cls, galleries: Sequence[Gallery], tokens: TokenStore, settings: Settings) -> "AppState":
@@ -233,9 +197,10 @@ class AppState:
             Buckets(settings.rate, settings.burst),
             UnderWay(settings.per_token),
             Sending(settings.sending),
-            workers := Workers(_OWN_THREADS, settings.queue, settings.work_timeout),
+            Workers(_OWN_THREADS, settings.queue, settings.work_timeout),
             {name: Pools.of(settings) for name in named},
-            Replays(ReplayStore(settings.tokens, settings.database_timeout), workers) if settings.shared else Replays(),
+            Replays(is_shared=settings.shared),
+            ReplayStore(settings.tokens, settings.database_timeout) if settings.shared else None,
             lines=LineWriter(settings.log_file),
         )
 
@@ -302,9 +267,7 @@ class AppState:
         visit.begin(self.under_way)
         if data[FLAGS : FLAGS + 1] == _ORIGINALS:
             visit.may("originals")
-        if self._quick[name] is not None:
-            self._looks[name].begin()  # meanwhile: both wait for a thread
-        await self.replays.check(key, token.id, f"{name}/{what}", data)
+        await self.replays.check(key, token.id, f"{name}/{what}", data, self._asking[name])
         return gallery, data
 
     async def map(self, visit: RequestContext, gallery: Gallery, candidates: float | None) -> tuple[bytes, str]:
@@ -331,13 +294,14 @@ class AppState:
         """Ask a gallery for candidates: at once where it can, else in a thread."""
         quick, reply = self._quick[gallery.name], None
         if quick is not None:
-            await self._looks[gallery.name].take(visit.came)
+            await self._asking[gallery.name].take(visit.came)
             reply = quick.known(data)
         if reply is None:
             kind = gallery.name, data[FLAGS : FLAGS + 1]
             visit.held = self.sending.hold(visit.held, self._sizes.get(kind, 0))  # before memory is taken for it
             files = data[FLAGS : FLAGS + 1] == _ORIGINALS
             reply = await self.run(visit, gallery, lambda: gallery.query(data), files=files)
+            self.metrics.made.inc()
             if len(reply) > _SMALL:
                 self._sizes[kind] = len(reply)
         return self.framed(visit, reply)
@@ -375,12 +339,13 @@ class AppState:
         """Let no more work begin, and write what is left to write."""
         for workers in self._all_workers():
             workers.close()
-        self.replays.close()
+        if self.store is not None:
+            self.store.close()
         self.lines.close()
 
     def _all_workers(self) -> Iterator[Workers]:
         yield self.workers
-        yield from (look.workers for look in (self.look_at_tokens, *self._looks.values()))
+        yield from (look.workers for look in (self.look_at_tokens, *self._looks.values(), *self._asking.values()))
         for pools in self.pools.values():
             yield from (pools.answers, pools.files)
 
@@ -394,6 +359,10 @@ class AppState:
             return False
         found = await self.look(list(self.galleries.values()))
         return all(isinstance(info, GalleryInfo) and info.is_published for info in found)
+
+
+def _nothing() -> None:
+    """Look at nothing."""
 
 
 async def _refresh(words: str, look: Look) -> None:
