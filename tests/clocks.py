@@ -20,6 +20,9 @@ class SetClock(Clock):
     async def until(self, moment: float) -> None:
         self.time = max(self.time, moment)
 
+    async def pause(self, seconds: float) -> None:
+        del seconds  # drawn anew each time: what is seen of the rest does not depend on it
+
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no client wait for the end of a slot."""

@@ -1,29 +1,23 @@
 """What the processes of the chaos tests do. They come from a fork server, so they share nothing with the tests."""
 
-import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from dp_accounting import DpEvent, GaussianDpEvent
 
 from nearveil.ledger import Account, AccountError, KeySpentError, Ledger, LedgerUnavailableError, OverBudgetError
 from nearveil.privacy.events import PureDp
+from tests.programs import PROCESSES
 
 from .stating import stated
 
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["pytest", "sqlalchemy.dialects.postgresql.psycopg", "psycopg", __name__])
-
 KILLS = int(os.environ.get("NEARVEIL_CHAOS", "40"))
 ABOUT: dict[str, Any] = {"owner": "the archive", "protects": "database", "unit": "image", "relation": "add-remove"}
-with TemporaryDirectory() as _folder:  # what a first ledger imports is imported once, in the fork server
-    Ledger(Path(_folder) / "warm.db").close()
 EVENTS: dict[str, DpEvent] = {"pure": PureDp(0.0125), "plan": PureDp(0.0125), "filter": GaussianDpEvent(25.0)}
 
 

@@ -22,6 +22,7 @@ from nearveil.ledger import Account, KeySpentError, Ledger, OverBudgetError
 from nearveil.ledger.history import Entry
 from nearveil.privacy.accounting import RenyiFilter
 from nearveil.privacy.events import PureDp
+from tests.programs import PROCESSES
 
 from . import chaos_worker as chaos
 from .chaos_worker import KILLS
@@ -94,7 +95,7 @@ def test_sixteen_processes_with_the_same_keys_run_once(url: str, ledger: Ledger,
 
 def kill_some(url: str, witness: Path, name: str, paths: list[Path], chance: random.Random) -> None:
     """Start a process for each path and kill it: one while it starts, the others some time after they released."""
-    workers = [chaos.PROCESSES.Process(target=chaos.spend_for_ever, args=(url, witness, name, path)) for path in paths]
+    workers = [PROCESSES.Process(target=chaos.spend_for_ever, args=(url, witness, name, path)) for path in paths]
     for worker in workers:
         worker.start()
     early = chance.randrange(len(workers))
@@ -146,7 +147,7 @@ def test_kill_9_while_a_ledger_is_made(url: str, tmp_path: Path) -> None:
     chance = random.Random(1)  # noqa: S311
     for turn in range(max(4, KILLS // 12)):
         where, witness, path = fresh(url, turn), tmp_path / f"witness {turn}", tmp_path / f"lines-{turn}"
-        worker = chaos.PROCESSES.Process(target=chaos.spend_for_ever, args=(where, witness, "images", path))
+        worker = PROCESSES.Process(target=chaos.spend_for_ever, args=(where, witness, "images", path))
         worker.start()
         while worker.is_alive() and not path.exists():  # made just before it opens the ledger
             time.sleep(0.001)
@@ -200,7 +201,7 @@ def test_a_database_that_goes_away_under_load_and_returns(doomed: Postgres, tmp_
     paths = [tmp_path / f"w{number}" for number in range(6)]
     with Ledger(url) as ledger:
         ledger.open_account("images", **ABOUT, epsilon=100.0, delta=0.0)
-        workers = [chaos.PROCESSES.Process(target=chaos.spend_in_a_storm, args=(url, path, count)) for path in paths]
+        workers = [PROCESSES.Process(target=chaos.spend_in_a_storm, args=(url, path, count)) for path in paths]
         for worker in workers:
             worker.start()
         for storm in range(4):

@@ -20,13 +20,14 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 Verdict = Literal["killed", "survived", "timed out", "broken"]
 
 _TESTS_FAILED = 1  # pytest's exit status; 2 to 5 mean that the tests did not run
-_OPTIONS = ("-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "mutants_profile")
+_OPTIONS = ("-q", "--tb=short", "-p", "no:cacheprovider", "--disable-plugin-autoload", "-p", "mutants_profile")
 # Properties are tried on the same examples every time, without deadlines, and failures are not made smaller.
 _PROFILE = """\
 from hypothesis import Phase, settings
@@ -37,6 +38,12 @@ settings.load_profile("mutants")
 
 class MutantError(Exception):
     """The list of mutants is wrong, or the tests fail without any mutant."""
+
+
+@cache
+def _dump(text: str) -> str:
+    """Return what a text means in Python; many mutants are of one file."""
+    return ast.dump(ast.parse(text))
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ class Mutant:
             raise MutantError(f"{self.name} does not apply: {self.file} holds `old` {found} times, not once")
         changed = text.replace(self.old, self.new)
         try:
-            same = ast.dump(ast.parse(changed)) == ast.dump(ast.parse(text))
+            same = ast.dump(ast.parse(changed)) == _dump(text)
         except SyntaxError as error:
             raise MutantError(f"{self.name} does not apply: `new` is not Python ({error.msg})") from None
         if same:

@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -90,8 +89,7 @@ def test_late_work_is_seen_as_a_number_of_periods(here: Scene, watched: Watched)
         assert watched.sent[1][1] == watched.heard[0][1] + count * period
 
 
-def test_a_retry_goes_by_the_same_rule(here: Scene, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "sleep", lambda seconds: setattr(watched.clock, "time", watched.clock.time + seconds))
+def test_a_retry_goes_by_the_same_rule(here: Scene, watched: Watched) -> None:
     busy = True
 
     def refuse(request: httpx.Request, reply: httpx.Response) -> httpx.Response:

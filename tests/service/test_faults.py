@@ -5,8 +5,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +19,7 @@ from nearveil.ledger import Account, Ledger, new_key
 from nearveil.service import Client, TokenStore
 from nearveil.service.client.errors import UnansweredError
 from nearveil.service.client.results import Nearest
+from tests.programs import Program
 
 from ..gallery.index_places import WEBP, index_server, index_url, unit_rows
 from .protected import CLASSES, make, published, rows
@@ -41,12 +40,11 @@ class Process:
         with TokenStore(tokens) as store:
             _, self.token = store.create("tests")
         told = ["--port", str(self.port), "--tokens", tokens, "--log-file", str(folder / "log")]
-        self._command = [sys.executable, "-m", "nearveil", "serve", *words, *told]
+        self._command = ["-m", "nearveil", "serve", *words, *told]
         self.start()
 
     def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)  # noqa: S603
-        assert self._process.stdout is not None
+        self._process = Program(*self._command)
         assert self._process.stdout.readline().strip(), "it did not start"
 
     def kill(self) -> None:
@@ -147,8 +145,7 @@ def test_indexing_killed_while_the_gallery_is_asked(tmp_path: Path) -> None:
         held: set[int] = set(range(60))
         for turn in range(2):
             # The last words of a process that is killed may be cut off.
-            with subprocess.Popen([sys.executable, "-c", program, str(place)], stdout=subprocess.PIPE) as writer:  # noqa: S603
-                assert writer.stdout is not None
+            with Program("-c", program, str(place)) as writer:
                 said = [writer.stdout.readline()]
                 with Client(process.url, process.token, account=account) as client:
                     for number in range(4):
@@ -156,7 +153,7 @@ def test_indexing_killed_while_the_gallery_is_asked(tmp_path: Path) -> None:
                         assert len(found.matches) == 4
                 writer.kill()
                 said += writer.stdout.readlines()
-            held |= {int(word) for line in said if line.endswith(b"\n") for word in line.split()[1:]}
+            held |= {int(word) for line in said if line.endswith("\n") for word in line.split()[1:]}
             with Index.open(place) as index:
                 index.verify()
                 assert held <= set(index.ids().tolist()), f"turn {turn}: what was acknowledged is lost"
@@ -187,7 +184,6 @@ def test_a_server_of_a_protected_gallery_that_is_killed_shows_the_same_model_and
     """The command publishes; servers show what is in the ledger, also after a kill, and take up what is newer."""
     make(tmp_path)
     told = str(config(tmp_path, publications=2))
-    command = [sys.executable, "-m", "nearveil", "protect", "--config", told, "--publish"]
     published(tmp_path, ledger=tmp_path / "votes.db", epsilon=2.0, publications=2).close()
     with asking(tmp_path, "--config", told) as (process, account, client):
         first = client.model().to_bytes()
@@ -195,7 +191,9 @@ def test_a_server_of_a_protected_gallery_that_is_killed_shows_the_same_model_and
         process.start()
         with Client(process.url, process.token) as again:
             assert again.model().to_bytes() == first
-        subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL)  # noqa: S603
+        command = Program("-m", "nearveil", "protect", "--config", told, "--publish")
+        command.read(120)
+        assert command.returncode == 0
         until = time.monotonic() + 60
         while (info := client.galleries()[0]).revision == 1 and time.monotonic() < until:
             time.sleep(0.2)
@@ -258,8 +256,8 @@ def test_the_client_killed_between_debit_and_answer(tmp_path: Path) -> None:
     np.save(tmp_path / "row.npy", QUERIES[0])
     with asking(tmp_path, str(tmp_path / "birds")) as (process, account, _):
         said = [process.url, process.token, str(tmp_path / "ledger.db"), str(tmp_path / "row.npy")]
-        died = subprocess.run([sys.executable, "-c", program, *said], check=False)  # noqa: S603
-        assert died.returncode == -signal.SIGKILL
+        with Program("-c", program, *said) as client:
+            assert client.wait(60) == -signal.SIGKILL
         assert account.balance().left == pytest.approx(398.0)
         with Client(process.url, process.token, account=account) as client:
             found = client.nearest(QUERIES[0], 4, 2.0, key="the one question")

@@ -1,8 +1,6 @@
 """Processes that die or race: a publication is paid for once, once more after a crash, and never two for one debit."""
 
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 from nearveil.service.server import protected
 from nearveil.service.server.protected import PublicationError
 from nearveil.votes import PrivateDiscriminant
+from tests.programs import Program
 from tests.service.protected import copied, debits, gallery, make
 
 WORKER = """
@@ -38,9 +37,8 @@ print(found.publish().version)
 """
 
 
-def worker(place: Path, how: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", WORKER, str(place), how]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])  # noqa: S603
+def worker(place: Path, how: str) -> Program:
+    return Program("-c", WORKER, str(place), how)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +55,7 @@ def test_a_process_that_is_killed_between_debit_and_store_costs_one_publication(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = worker(made, "dies")
-    dead.communicate(timeout=120)
+    dead.read(120)
     assert dead.returncode == -signal.SIGKILL
     monkeypatch.setattr(protected, "_PATIENCE", 0.05)
     found = gallery(made)
@@ -94,7 +92,7 @@ def test_two_processes_publish_at_once_and_pay_once(made: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(PrivateDiscriminant, "forecast", forecast)
         told = found.publish()
-    assert other.communicate(timeout=120)[0].strip() == told.version
+    assert other.read(120).strip() == told.version
     assert (debits(found), found.publications_left) == (1, 2)
     found.close()
 

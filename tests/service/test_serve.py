@@ -7,7 +7,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from nearveil.gallery import Index, Item
 from nearveil.service import Client, Settings, TokenStore, UnreachableError, open_galleries, serve
 from nearveil.service.schema import FRAME, KEY_HEADER
 from nearveil.service.server.settings import SettingsError
+from tests.programs import Program
 
 from ..gallery.index_places import WEBP, one_thread, unit_rows
 from .serving import index_of
@@ -36,7 +36,7 @@ LARGE = 6_000_000  # bytes: more than the system's buffers of a connection hold
 class Process:
     """`nearveil serve`, its address and a token."""
 
-    running: subprocess.Popen[str]
+    running: Program
     url: str
     secret: str
     folder: Path
@@ -49,7 +49,6 @@ class Process:
         """See to it that nothing of it is left."""
         self.running.kill()
         self.running.wait()
-        assert self.running.stdout is not None
         self.running.stdout.close()
 
     def connect(self, buffer: int | None = None) -> socket.socket:
@@ -77,18 +76,12 @@ def started(folder: Path, *words: str, program: Sequence[str] = ("-m", "nearveil
     with TokenStore(folder / "tokens.db") as store:
         secret = store.create("ann", scopes=["query", "originals", "metrics"])[1]
     variables = {f"NEARVEIL_SERVER_{name}": value for name, value in told.items()}
-    running = subprocess.Popen(  # noqa: S603
-        [sys.executable, *program, "serve", *words, "--port", "0", "--tokens", str(folder / "tokens.db")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=folder,
-        env={**os.environ, **variables, "NEARVEIL_SERVER_LOG_FILE": str(folder / "log.jsonl")},
-    )
-    assert running.stdout is not None
-    line = running.stdout.readline()
-    assert line.startswith("nearveil serves at http"), line
-    return Process(running, line.split()[-1], secret, folder)
+    line = [*program, "serve", *words, "--port", "0", "--tokens", str(folder / "tokens.db")]
+    log = {"NEARVEIL_SERVER_LOG_FILE": str(folder / "log.jsonl")}
+    running = Program(*line, cwd=folder, env={**os.environ, **variables, **log}, quiet=True)
+    said = running.stdout.readline()
+    assert said.startswith("nearveil serves at http"), said
+    return Process(running, said.split()[-1], secret, folder)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from nearveil.ledger import Ledger
 from nearveil.service import Client, TokenStore
 from nearveil.service.schema import FRAME, KEY_HEADER
 from nearveil.service.server.limits import ReplayStore
+from tests.programs import Program
 
 from ..gallery.index_places import index_server, index_url, unit_rows
 from .serving import EPSILON, index_of
@@ -63,16 +64,6 @@ def test_one_is_killed_and_no_question_is_lost_or_paid_twice(process: Process, t
     assert not any(map(lives, mine))
 
 
-def test_processes_end_when_their_parent_is_killed(process: Process) -> None:
-    mine = children(process)
-    process.running.kill()
-    process.running.wait()
-    until = time.monotonic() + 60
-    while any(map(lives, mine)) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not any(map(lives, mine))
-
-
 def lives(pid: int) -> bool:
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
@@ -104,15 +95,7 @@ def test_one_that_is_stopped_is_noticed_and_started_anew(tmp_path: Path) -> None
         process.end()
 
 
-def test_a_stopped_one_does_not_delay_the_end(process: Process) -> None:
-    mine = children(process)
-    os.kill(min(mine), signal.SIGSTOP)
-    process.running.send_signal(signal.SIGTERM)
-    assert process.running.wait(30) == 0
-    assert not any(map(lives, mine))
-
-
-def test_what_the_dead_had_under_way_is_not_counted(process: Process) -> None:
+def test_what_the_dead_had_under_way_is_not_counted_and_all_end_with_their_parent(process: Process) -> None:
     before = children(process)
     with process.connect() as waiting:
         waiting.sendall(process.question(b"a message that does not come"))
@@ -126,12 +109,23 @@ def test_what_the_dead_had_under_way_is_not_counted(process: Process) -> None:
         headers = {"authorization": f"Bearer {process.secret}"}
         text = httpx.get(f"{process.url}/metrics", headers=headers, timeout=60).text
     assert "nearveil_in_flight 1.0" in text.splitlines()  # this request itself
+    mine = children(process)
+    process.running.kill()
+    process.running.wait()
+    until = time.monotonic() + 60
+    while any(map(lives, mine)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(lives, mine))
 
 
-def test_keys_and_revocations_count_in_all_processes(process: Process, tmp_path: Path) -> None:
+def test_figures_keys_and_revocations_are_those_of_all_processes(process: Process, tmp_path: Path) -> None:
+    for _ in range(20):  # each on a connection of its own, which any process may take
+        httpx.get(f"{process.url}/health")
     headers = {"authorization": f"Bearer {process.secret}", "content-type": FRAME, KEY_HEADER: "one-key-of-a-client"}
+    text = httpx.get(f"{process.url}/metrics", headers=headers).text
+    assert 'nearveil_requests_total{route="/health",status="200"} 20.0' in text
     address = f"{process.url}/v1/galleries/birds/query"
-    statuses = [  # each on a connection of its own, which any process may take
+    statuses = [
         httpx.post(address, content=b"message %d" % min(number, 1), headers=headers).status_code for number in range(40)
     ]
     assert set(statuses[1:]) == {409}
@@ -139,33 +133,24 @@ def test_keys_and_revocations_count_in_all_processes(process: Process, tmp_path:
         store.revoke(store.list()[0].id)
     time.sleep(0.3)
     assert {httpx.post(address, content=b"m", headers=headers).status_code for _ in range(20)} <= {401, 429}
-
-
-def test_figures_are_those_of_all_processes(process: Process) -> None:
-    for _ in range(20):
-        httpx.get(f"{process.url}/health")
-    headers = {"authorization": f"Bearer {process.secret}"}
-    text = httpx.get(f"{process.url}/metrics", headers=headers).text
-    assert 'nearveil_requests_total{route="/health",status="200"} 20.0' in text
+    # One that is stopped does not delay the end.
+    mine = children(process)
+    os.kill(min(mine), signal.SIGSTOP)
+    process.running.send_signal(signal.SIGTERM)
+    assert process.running.wait(30) == 0
+    assert not any(map(lives, mine))
 
 
 def test_two_servers_on_one_postgresql(tmp_path: Path, index_url: str) -> None:
     index_of(tmp_path / "birds").close()
     with TokenStore(index_url) as store:
         secret = store.create("ann")[1]
-    servers = []
+    servers: list[Program] = []
     try:
         for _ in range(2):
             words = ["serve", str(tmp_path / "birds"), "--port", "0", "--tokens", index_url]
-            running = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-m", "nearveil", *words],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-            servers.append(running)
-        assert all(one.stdout is not None for one in servers)
-        urls = [one.stdout.readline().split()[-1] for one in servers if one.stdout is not None]
+            servers.append(Program("-m", "nearveil", *words, quiet=True))
+        urls = [one.stdout.readline().split()[-1] for one in servers]
         headers = {"authorization": f"Bearer {secret}", "content-type": FRAME, KEY_HEADER: "one-key-of-a-client"}
 
         def ask(url: str, data: bytes) -> int:
@@ -180,10 +165,8 @@ def test_two_servers_on_one_postgresql(tmp_path: Path, index_url: str) -> None:
         assert [ask(url, b"a message") for url in urls] == [401, 401]
     finally:
         for running in servers:
-            running.kill()
-            running.wait()
-            assert running.stdout is not None
-            running.stdout.close()
+            with running:
+                running.kill()
 
 
 def test_what_is_wrong_is_told_once(tmp_path: Path) -> None:
