@@ -16,7 +16,7 @@ from nearveil.gallery import Index
 from nearveil.gallery import folder as folders
 from nearveil.gallery.errors import PrivateIndexError
 from nearveil.storage import data_folder
-from tests.cli.galleries import COUNT, fine, gallery, picture, refused, run, told
+from tests.cli.galleries import COUNT, colour, fine, gallery, picture, refused, run, told
 
 HOG = ("--extractor", "hog")
 
@@ -380,3 +380,18 @@ def test_private_rows_of_an_earlier_version_are_made_anew(
         assert (found["row_exact"], found["added"], found["deleted"]) == (True, COUNT, COUNT)
         assert order == ["delete", "add"]
         assert not set(first.tolist()) & set(index.ids().tolist())
+
+
+def test_what_sealed_questions_need_is_made_and_kept_in_step(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    from nearveil.sealed import SealedIndex
+
+    place = tmp_path / "sealed index"
+    fine("index", folder, *HOG, "--into", place, "--candidates", 0.2)
+    assert not (place / "index.sealed").exists()
+    fine("index", folder, *HOG, "--into", place, "--sealed")
+    assert len(SealedIndex.load(place / "index.sealed")) == COUNT
+    picture(folder / "one more.png", colour(3), seed=77)
+    fine("index", folder, *HOG, "--into", place)
+    assert len(SealedIndex.load(place / "index.sealed")) == COUNT + 1
+    assert "--sealed" in refused("index", folder, *HOG, "--into", tmp_path / "private", "--private", "--sealed")

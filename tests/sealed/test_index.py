@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -210,14 +211,14 @@ def test_changes_update_hints_for_changed_rows_alone() -> None:
     client, first = connect(index), index.layout.version
     fresh = make_rows(3, seed=9)
     index.add(fresh, [b"x", b"y", b"z"])
-    index.remove(17)
-    index.remove(101)
+    index.remove([17, 101])
     check_consistent(index)
     changed = index.get_hints(since=first)
     assert len(changed[0]) < len(index.get_hints()[0]) / 2
     with pytest.raises(SealedError, match="changed since the question was made"):
         index.answer(client.ask(rows[0]).data)
-    client.update(index.layout.to_bytes(), changed)
+    waiting, client = client, client.update(index.layout.to_bytes(), changed)
+    assert waiting.layout.version == first  # who asked before reads the answer with what was known then
     assert client.search(fresh[2], index.answer, 1)[0].record == b"z"
     assert client.search(fresh[0], index.answer, 1)[0].record == b"x"
     assert client.search(rows[40], index.answer, 1)[0].record == b"40"
@@ -236,19 +237,54 @@ def test_a_full_index_refuses_and_changes_nothing() -> None:
         index.add(make_rows(room + 1))
     assert index.layout.version == first
     assert len(index.add(make_rows(room))) == room
-    with pytest.raises(SealedError, match="item must be the number"):
+    with pytest.raises(SealedError, match="items must be numbers of items"):
         index.remove(1000)
 
 
-def test_an_index_is_kept_in_a_file(tmp_path: Path, rows: np.ndarray, index: SealedIndex) -> None:
-    index.save(tmp_path / "sealed.npz")
-    again = SealedIndex.load(tmp_path / "sealed.npz", kernel="numpy")
+@pytest.mark.parametrize("records", [True, False])
+def test_an_index_is_kept_in_a_file(tmp_path: Path, records: bool) -> None:
+    rows, path = make_rows(60), tmp_path / "sealed"
+    index = SealedIndex.build(rows, records=[b"%d" % i for i in range(60)] if records else None, items=range(7, 67))
+    index.save(path)
+    again, first = SealedIndex.load(path), index.layout.version
     assert again.get_hints() == index.get_hints()
-    assert connect(again).search(rows[3], again.answer, 1)[0].record == b"item 3"
-    (tmp_path / "broken").write_bytes((tmp_path / "sealed.npz").read_bytes()[:5000])
-    for name in ("broken", "missing"):
+    assert again.get_items().tolist() == list(range(7, 67))
+    match = connect(again).search(rows[3], again.answer, 1)[0]
+    assert (again.get_item(match.position), match.record) == (10, b"3" if records else None)
+    with pytest.raises(ValueError, match="read-only"):  # all processes share it
+        again.remove([10])
+    changed = SealedIndex.load(path, writable=True)
+    changed.remove([10])
+    assert SealedIndex.load(path).get_items().tolist() == list(range(7, 67))
+    changed.save(path)
+    loaded = SealedIndex.load(path)
+    assert 10 not in loaded.get_items()
+    assert [len(hint) for hint in loaded.get_hints(first)] < [len(hint) for hint in loaded.get_hints()]
+    assert loaded.get_hints(12345) == loaded.get_hints()  # a version that nobody remembers
+    assert [path] == list(tmp_path.iterdir())
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_file_that_is_damaged_is_not_read(tmp_path: Path, index: SealedIndex) -> None:
+    index.save(tmp_path / "sealed")
+    whole = (tmp_path / "sealed").read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    for name, data in {"short": whole[:5000], "tiny": b"x", "flipped": bytes(flipped), "longer": whole + b"x"}.items():
+        (tmp_path / name).write_bytes(data)
         with pytest.raises(SealedError, match="missing or damaged"):
             SealedIndex.load(tmp_path / name)
+    with pytest.raises(SealedError, match="missing or damaged"):
+        SealedIndex.load(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("items", [[1, 1], [-1, 2], [1], [0.5, 1.5], ["a", "b"]])
+def test_numbers_of_items_that_cannot_be_are_refused(items: Any) -> None:
+    with pytest.raises(SealedError, match="items must be"):
+        SealedIndex.build(make_rows(2), items=items)
+    index = SealedIndex.build(make_rows(20))
+    with pytest.raises(SealedError, match="items must be"):
+        index.add(make_rows(2), items=items)
 
 
 def test_the_guarantee_is_computational_and_costs_nothing(client: SealedClient, index: SealedIndex) -> None:

@@ -1,6 +1,7 @@
 """Sealed questions over HTTP: what they find, what is sent, and what servers of bad will bring about."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,12 +16,15 @@ pytest.importorskip("cryptography")
 from nearveil.errors import NearveilError
 from nearveil.frames import Kind, frame, unframe
 from nearveil.gallery import Index
+from nearveil.protocol import sealed
 from nearveil.sealed import SealedClient
 from nearveil.service import Client
 from nearveil.service.client.errors import QuestionError, ReplyError
 from nearveil.service.client.questions import Clock
 from nearveil.service.schema import FRAME, KEY_HEADER
-from tests.service.asking import COUNT, QUERIES, URL, Scene, framed, make_index, scene
+from nearveil.service.server.errors import BusyError
+from nearveil.service.server.galleries import OpenGallery
+from tests.service.asking import COUNT, QUERIES, URL, Scene, framed, make_index, opened, scene
 
 OFFERS = ("names", "thumbnails", "sealed")
 
@@ -187,3 +191,38 @@ def test_an_image_that_cannot_be_read_is_refused_before_anything_is_sent(here: S
         with pytest.raises(NearveilError):
             client.nearest(b"no image", 3, epsilon=0, by=by)
     assert not wire.requests
+
+
+def test_only_what_changed_of_the_hints_is_sent_again(tmp_path: Path) -> None:
+    place = make_index(tmp_path / "changing")
+    with scene(place, tmp_path, offers=OFFERS) as here:
+        client, wire = here.client()
+        first = client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
+        with Index.open(place) as index:
+            index.delete([first.matches[0].id])
+        second = client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
+        assert second.matches[0].id == first.matches[1].id
+        assert second.bytes_received < first.bytes_received / 2
+        asked = [url.partition("?")[2] for _, url, _, _ in wire.requests if "/sealed/" in url]
+        assert [bool(words) for words in asked] == [False, False, True, True]
+        third = client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
+        assert [match.id for match in third.matches] == [match.id for match in second.matches]
+
+
+def test_an_index_that_takes_long_is_made_meanwhile(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, build = threading.Event(), sealed.open_sealed_index
+
+    def slowly(served: Any) -> Any:
+        assert go.wait(60)
+        return build(served)
+
+    monkeypatch.setattr(sealed, "open_sealed_index", slowly)
+    monkeypatch.setattr(OpenGallery._read_sealed, "__defaults__", (0.01,))
+    with opened(made, offers=OFFERS) as gallery:
+        with pytest.raises(BusyError, match="is being made"):
+            gallery.sealed()
+        go.set()
+        gallery.prepare()
+        assert gallery.sealed()

@@ -1,5 +1,6 @@
 """``nearveil index``: a folder of images, or a file of vectors, becomes a gallery that can be asked privately."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,6 +96,14 @@ def index(
         list[str] | None,
         typer.Option(metavar="ID", help="Delete the vector with this id; may be given several times."),
     ] = None,
+    sealed: Annotated[
+        bool,
+        typer.Option(
+            "--sealed",
+            help="Also make what sealed questions need (`nearveil serve --offer sealed`), in a file of the index. "
+            "Later runs keep it in step.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Index a folder of images, or vectors of a file: add what is new, delete what is gone, publish the map.
@@ -126,6 +135,7 @@ def index(
             if extractor != AUTO or private:
                 raise ValueError("--extractor, --private: they are for images: leave them out")
         index_vectors(source, into, columns, delete or [], terms, as_json=as_json)
+        _keep_sealed(into, wanted=sealed)
         return
     with report_errors(**_OPTIONS), show_bars() as bars:
         if any(columns.values()):
@@ -146,6 +156,31 @@ def index(
         print_json(figures)
     else:
         _show(figures)
+    _keep_sealed(into, wanted=sealed)
+
+
+def _keep_sealed(into: str | None, *, wanted: bool) -> None:
+    """Make the index for sealed questions, or bring the one that is there in step."""
+    with report_errors(**_OPTIONS), show_bars() as bars:
+        from nearveil.gallery.folder import find_index
+        from nearveil.gallery.index import Index
+        from nearveil.protocol.server import serve_maps
+
+        with Index.open(find_index(into)) as held:
+            path = held.sealed_file
+            if not wanted and (path is None or not path.exists()):
+                return
+            if path is None or held.is_private:
+                raise ValueError(
+                    "--sealed: only an open index in a folder has one; a server of PostgreSQL makes its own"
+                )
+            if find_spec("cryptography") is None:
+                raise ValueError('--sealed: this needs cryptography: pip install "nearveil[sealed]"')
+            from nearveil.protocol.sealed import open_sealed_index
+
+            tick = bars("sealed questions", 1)
+            open_sealed_index(serve_maps(held, "index", offers=("names",))[0])
+            tick(1)
 
 
 def index_vectors(

@@ -219,6 +219,7 @@ def _multiply_candidates(rows: Singles, queries: Singles, positions: Positions) 
 
 
 _FILE = "index.db"
+_SEALED = "index.sealed"
 _APPLICATION = 0x4E567831  # "NVx1", in the header of the file: what tells it from other SQLite files
 _SQLITE = b"SQLite format 3\0"
 _LOG_BYTES = 64 << 20  # of the log that stay on the disk after a large addition
@@ -251,6 +252,11 @@ class DirectoryIndex(_index.Index):
         self._lists: InvertedLists | None = None
         self._building = threading.Lock()
         self._view()  # what is damaged shall be told now
+
+    @property
+    def sealed_file(self) -> Path:
+        """Where the index for sealed questions is kept beside this one."""
+        return Path(self._where) / _SEALED
 
     @classmethod
     def _create(cls, where: str, first: Head, timeout: float) -> "DirectoryIndex":

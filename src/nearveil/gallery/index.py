@@ -138,6 +138,11 @@ class Index(MapPublisher):
         return self._extractor
 
     @property
+    def sealed_file(self) -> Path | None:
+        """Where the index for sealed questions is kept beside this one; None where there is no folder."""
+        return None
+
+    @property
     def revision(self) -> int:
         """Grows by one with every `add` and every `delete`, whoever does it."""
         return self._head().revision
@@ -411,6 +416,7 @@ class Index(MapPublisher):
             save_binding(connection, load_binding(connection, self._where) or "")
             delete_maps(connection)
         self._wipe()
+        self._delete_sealed()
 
     def bind(self, name: str) -> str:
         """Bind private rows to something, for good: whoever comes first. A protected gallery binds them to its account.
@@ -438,6 +444,7 @@ class Index(MapPublisher):
             save_binding(connection, held)
             delete_maps(connection)
         self._wipe()
+        self._delete_sealed()
         return held
 
     def unprotect(self, *, rows_are_public: bool) -> None:
@@ -523,6 +530,11 @@ class Index(MapPublisher):
         if len(gone):
             self._wipe()
         return ids.astype(np.uint32)
+
+    def _delete_sealed(self) -> None:
+        """Delete what is kept for sealed questions: it holds codes."""
+        if self.sealed_file is not None:
+            self.sealed_file.unlink(missing_ok=True)
 
     def _find_known(self, connection: sa.Connection, batch: Batch, *, replacing: bool) -> dict[int, int]:
         """Return the ids of items that rows of a batch take the place of, by the position of the row."""

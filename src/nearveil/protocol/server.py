@@ -15,6 +15,7 @@ from nearveil.gallery.answers import (
     IMAGE_HEADER_BYTES,
     LARGEST_ORIGINAL,
     Answer,
+    Bytes,
     Extras,
 )
 from nearveil.gallery.errors import NotPublishedError
@@ -26,7 +27,6 @@ from nearveil.protocol.home import CodesGroup, CodesSource, Text
 
 if TYPE_CHECKING:
     from nearveil.gallery.index import Index
-    from nearveil.sealed import SealedIndex
 
 _LOG = logging.getLogger(__name__)
 _LONGEST = 500  # characters of what went wrong
@@ -67,28 +67,16 @@ class ServedMap:
 
     def make_codes_source(self, known: dict[bytes, CodesGroup]) -> CodesSource:
         """Return all codes that are still there, for search at home; `known` holds groups that were hashed before."""
-        alive = self.index.alive(self.published) if self.alive is None else self.alive
         columns: tuple[Extras, ...] = ("names", "metadata")
         texts: dict[str, Text] = {
             column: partial(self.read_extras, kind=column, most=0) for column in columns if column in self.offers
         }
-        ids, codes = self.published.ids[alive], self.published.codes[alive]
-        return CodesSource(self.make_public_part(), ids, codes, texts, known)
+        return CodesSource(self.make_public_part(), *self.read_alive(), texts, known)
 
-    def make_sealed_index(self) -> "SealedIndex":
-        """Return an index for sealed questions of all items that are still there; a record is id, code and name."""
-        from nearveil.sealed import SealedIndex
-
+    def read_alive(self) -> tuple[NDArray[np.uint32], Bytes]:
+        """Return ids, rising, and codes of all items that are still there."""
         alive = self.index.alive(self.published) if self.alive is None else self.alive
-        ids, codes = self.published.ids[alive], self.published.codes[alive]
-        release = self.published.release
-        rows = np.array(release.features(self.index.features(ids), "rows", lenient=True), np.float32)
-        rows[~rows.any(axis=1)] = 1  # an item at the mean has no direction: any will do, as its code ranks it
-        names = self.read_extras(ids, "names", 0) if "names" in self.offers else [b""] * len(ids)
-        parts = zip(ids.astype("<u4"), codes, names, strict=True)
-        records = [number.tobytes() + code.tobytes() + name for number, code, name in parts]
-        seed = f"{self.name}\0{release.public_digest}".encode()
-        return SealedIndex.build(rows, records=records, seed=seed)
+        return self.published.ids[alive], self.published.codes[alive]
 
     def answer(self, query: Query, most: int) -> Answer:
         """Return an answer, its body of at most `most` bytes; images that would be more are not read."""

@@ -1,6 +1,7 @@
 """The client's half of sealed search: questions that tell nothing, and what answers to them say."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,8 @@ from nearveil.sealed.lwe import ANSWER_BITS, Longs, centre, encrypt
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 from nearveil.sealed.sizes import HINT_BYTES
 from nearveil.sealed.wire import Hint, get_parameters, read_answer, write_question
+
+_KEPT = ("seed", "n_colours", "n_slots", "records")  # of a layout, as long as an index is not built anew
 
 
 @dataclass(frozen=True)
@@ -85,14 +88,23 @@ class SealedClient:
             counts["records"] = self.layout.records.n_rows
         return counts
 
-    def update(self, layout: bytes, hints: Sequence[bytes]) -> None:
-        """Take a newer layout of the same index, and the rows of its hints that changed since this one."""
+    def can_update(self, layout: bytes) -> bool:
+        """Return whether a newer layout is of the same index, so that the rows of hints that changed are enough."""
         fresh = Layout.from_bytes(layout)
-        same = ("seed", "n_colours", "n_slots", "records")
-        if any(getattr(fresh, name) != getattr(self.layout, name) for name in same):
+        return all(getattr(fresh, name) == getattr(self.layout, name) for name in _KEPT)
+
+    def update(self, layout: bytes, hints: Sequence[bytes]) -> "SealedClient":
+        """Return a client of a newer layout of the same index, given the rows of its hints that changed since this one.
+
+        This one goes on to read answers to its own questions.
+        """
+        if not self.can_update(layout):
             raise SealedError("the index was built anew: make a client of all of its layout and hints")
-        self.layout = fresh
-        self._take(hints, whole=False)
+        fresh = copy(self)
+        fresh.layout = Layout.from_bytes(layout)
+        fresh._hints = {part: held.copy() for part, held in self._hints.items()}
+        fresh._take(hints, whole=False)
+        return fresh
 
     def _take(self, hints: Sequence[bytes], *, whole: bool) -> None:
         counts = self._count_hint_rows()

@@ -1,6 +1,7 @@
 """The server's half of sealed search: codes in cells, records in columns, their hints, and answers."""
 
 import hashlib
+import json
 import math
 import os
 import threading
@@ -8,13 +9,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
-from zipfile import BadZipFile
+from typing import Any, Literal, Self
 
 import joblib
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nearveil.frames import WireError
 from nearveil.privacy.checks import check_count
 from nearveil.sealed.accuracy import bound_fetch_failure
 from nearveil.sealed.cells import make_cells
@@ -58,8 +59,19 @@ _TOGETHER = 32  # questions of one pass
 _HINT_ROWS = 256  # of a hint that one worker makes at a time
 _SAMPLE = 1 << 16  # rows that directions are learned from, and that are projected at a time
 _DIGITS = 127
+_REMEMBERED = 64  # changes that hints can be told since
+_SAVED = ("database", "hint", "items", "records", "record_hint")
+_ALIGNED = 64  # bytes: where arrays begin in a file
 _LARGEST_FAILURE = 2.0**-30  # probability that a byte of a record is read wrongly
 _SEED = 20260902  # of the rotation, which is public
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What changed after a version: rows of the hints."""
+
+    version: int
+    rows: dict[str, list[int]]
 
 
 @dataclass
@@ -99,7 +111,8 @@ class SealedIndex:
         self._record_hint: Words | None = state.get("record_hint")
         self._waiting: deque[_OpenQuestion] = deque()
         self._turn = threading.Lock()
-        self._changed: dict[str, dict[int, int]] = {"scores": {}, "records": {}}
+        self._changes: list[_Change] = list(state.get("changes", ()))
+        self._touched: dict[str, set[int]] = {"scores": set(), "records": set()}  # rows of hints, since the last change
         kernel, device = state.get("kernel", "auto"), state.get("device", "cpu")
         self._kernels: dict[str, Kernel] = {"scores": make_kernel(database, kernel, device)}
         if self._records is not None:
@@ -111,6 +124,7 @@ class SealedIndex:
         rows: ArrayLike,
         *,
         records: Sequence[bytes] | None = None,
+        items: ArrayLike | None = None,
         dimension: int = DIMENSIONS,
         n_cells: int | None = None,
         n_colours: int | None = None,
@@ -128,6 +142,8 @@ class SealedIndex:
             Compared by the cosine of their angle; none may be zero.
         records : sequence of bytes, optional
             What a client may fetch of an item: a name, a code, a thumbnail. All are padded to the longest.
+        items : array-like of int, optional
+            Numbers of your own that items are known by, from 0 on; 0, 1, 2 and so on by default.
         dimension : int, default=64
             Numbers of a code: the leading principal directions, rotated. At most 4096.
         n_cells, n_colours : int, optional
@@ -160,13 +176,14 @@ class SealedIndex:
         parted = np.zeros((n_colours, n_slots, per_colour, width), np.int8)
         parted[cells.cells // per_colour, slots, cells.cells % per_colour] = codes
         database = parted.reshape(n_colours, n_slots, per_colour * width)
-        items = np.full((n_cells, n_slots), -1, np.int64)
-        items[cells.cells, slots] = np.arange(len(codes))
+        places = np.full((n_cells, n_slots), -1, np.int64)
+        places[cells.cells, slots] = np.arange(len(codes))
+        numbers = np.append(_check_numbers(items, len(codes), 0), -1)
         seed = os.urandom(SEED_BYTES) if seed is None else hashlib.sha256(seed).digest()
-        state: dict[str, Any] = {"scale": scale, "items": items, "kernel": kernel, "device": device}
+        state: dict[str, Any] = {"scale": scale, "items": numbers[places], "kernel": kernel, "device": device}
         kept = None
         if records is not None:
-            kept, matrix = _lay_out_records(records, items, n_fetched)
+            kept, matrix = _lay_out_records(records, places, n_fetched)
             state |= {"records": matrix, "record_hint": _build_hint(FETCH, seed, matrix, n_jobs)}
         layout = Layout(
             version=_name_version(seed, database, state.get("records")),
@@ -191,19 +208,24 @@ class SealedIndex:
         return self._database.nbytes
 
     def get_item(self, position: int) -> int:
-        """Return the number of the item at a position, as in the rows that the index was built of; -1 for none."""
+        """Return the number of the item at a position; -1 for none."""
         return int(self._items.ravel()[position])
 
+    def get_items(self) -> NDArray[np.int64]:
+        """Return the numbers of all items, rising."""
+        return np.sort(self._items[self._items >= 0])
+
     def get_hints(self, since: int = 0) -> list[bytes]:
-        """Return the hints as frames: all rows, or those that changed since a version of the layout."""
+        """Return the hints as frames: all rows, or those that changed since a version that is remembered."""
         found = [self._make_hint_frame("scores", self._hint.reshape(-1, SCORES.dimension), since)]
         if self._record_hint is not None:
             found.append(self._make_hint_frame("records", self._record_hint, since))
         return found
 
     def _make_hint_frame(self, part: str, hint: Words, since: int) -> bytes:
-        changed = self._changed[part]
-        rows = range(len(hint)) if since == 0 else sorted(row for row, at in changed.items() if at > since)
+        known = [change.version for change in self._changes] + [self.layout.version]
+        later = self._changes[known.index(since) :] if since in known else None
+        rows = range(len(hint)) if later is None else sorted({row for change in later for row in change.rows[part]})
         listed = np.array(rows, np.uint32)
         values = round_down_to(hint[listed], get_parameters(part).modulus_bits, 8 * HINT_BYTES[part])
         return Hint(part, self.layout.version, listed, values).to_bytes()
@@ -263,19 +285,21 @@ class SealedIndex:
         found = round_down_to(self._kernels[part].multiply(asked), QUESTION_BITS, ANSWER_BITS)
         return [write_answer(part, self.layout.version, one) for one in np.split(found, count)]
 
-    def add(self, rows: ArrayLike, records: Sequence[bytes] | None = None) -> list[int]:
+    def add(self, rows: ArrayLike, records: Sequence[bytes] | None = None, items: ArrayLike | None = None) -> list[int]:
         """Put further items into free slots of the cells nearest to them, and return their positions.
 
-        Their numbers follow the largest so far. Only rows of the hint that change are computed anew.
+        Their numbers follow the largest so far, unless they are given. Only rows of the hint that change are computed
+        anew.
         """
         vectors = check_rows(rows, self.layout.projection.shape[0])
         self._check_record_count(records, len(vectors))
         codes = _clip(np.rint(vectors @ self.layout.projection * self._scale), self.layout.reach)
         if int(self.layout.counts.astype(np.int64).sum()) + len(codes) > self._items.size:
             raise SealedError("the index has too few free slots for these rows: build it anew")
-        number, found = int(self._items.max()), []
-        for at, code in enumerate(codes):
-            number += 1
+        numbers, found = _check_numbers(items, len(codes), int(self._items.max()) + 1), []
+        if np.isin(numbers, self._items).any():
+            raise SealedError("items must be numbers that no other item of this index has")
+        for at, (code, number) in enumerate(zip(codes, numbers.tolist(), strict=True)):
             cell = self._find_room(code / np.float32(self._scale))
             slot = int(self.layout.counts[cell])
             self._write(cell, slot, code, number, None if records is None else records[at])
@@ -284,18 +308,20 @@ class SealedIndex:
         self._finish_change()
         return found
 
-    def remove(self, item: int) -> None:
-        """Take an item out; the last of its cell takes its slot."""
-        places = np.argwhere(self._items == item)
-        if len(places) != 1:
-            raise SealedError("item must be the number of an item of this index")
-        cell, slot = map(int, places[0])
-        last = int(self.layout.counts[cell]) - 1
-        record = None if self._records is None else self._read_record(cell * self.layout.n_slots + last)
-        self._write(cell, slot, self._get_code(cell, last), int(self._items[cell, last]), record)
+    def remove(self, items: ArrayLike) -> None:
+        """Take items out; the last of a cell takes the slot that becomes free."""
+        wanted = np.unique(np.atleast_1d(np.asarray(items)))
+        places = np.flatnonzero(np.isin(self._items, wanted))
+        if len(places) != len(wanted) or (wanted < 0).any():
+            raise SealedError("items must be numbers of items of this index")
         empty = np.zeros(self.layout.dimension, np.int8)
-        self._write(cell, last, empty, -1, None if self._records is None else b"")
-        self.layout.counts[cell] -= 1
+        for place in places[::-1].tolist():  # the last of a cell first: it moves nowhere
+            cell, slot = divmod(place, self.layout.n_slots)
+            last = int(self.layout.counts[cell]) - 1
+            record = None if self._records is None else self._read_record(cell * self.layout.n_slots + last)
+            self._write(cell, slot, self._get_code(cell, last), int(self._items[cell, last]), record)
+            self._write(cell, last, empty, -1, None if self._records is None else b"")
+            self.layout.counts[cell] -= 1
         self._finish_change()
 
     def _find_room(self, vector: Singles) -> int:
@@ -316,7 +342,7 @@ class SealedIndex:
         self._hint[colour, slot] = (self._hint[colour, slot] + change @ matrix) % (1 << SCORES.modulus_bits)
         self._database[colour, slot, start:stop] = code
         self._items[cell, slot] = item
-        self._changed["scores"][colour * self.layout.n_slots + slot] = self.layout.version + 1
+        self._touched["scores"].add(colour * self.layout.n_slots + slot)
         if record is not None:
             self._write_record(cell * self.layout.n_slots + slot, record)
 
@@ -333,7 +359,7 @@ class SealedIndex:
         moved = self._record_hint[rows].astype(np.int64) + change[:, None] * matrix
         self._record_hint[rows] = moved % (1 << FETCH.modulus_bits)
         self._records[rows, column] = fresh
-        self._changed["records"] |= dict.fromkeys(range(rows.start, rows.stop), self.layout.version + 1)
+        self._touched["records"].update(range(rows.start, rows.stop))
 
     def _read_record(self, position: int) -> bytes:
         kept = self.layout.records
@@ -350,43 +376,122 @@ class SealedIndex:
             pad_records(records, self.layout.records.width)  # refuses what is too long before anything changes
 
     def _finish_change(self) -> None:
-        self.layout = replace(self.layout, version=self.layout.version + 1)
+        """Name the changed index by a digest, remember what changed, and let kernels read it."""
+        rows = {part: sorted(touched) for part, touched in self._touched.items()}
+        self._changes = [*self._changes, _Change(self.layout.version, rows)][-_REMEMBERED:]
+        parts = [self._database.reshape(-1, self._database.shape[2])[rows["scores"]].tobytes()]
+        if self._records is not None:
+            _check_failure(self._records[rows["records"]])
+            parts.append(self._records[rows["records"]].tobytes())
+        digest = hashlib.sha256(b"".join([str((self.layout.version, rows)).encode(), *parts])).digest()
+        self.layout = replace(self.layout, version=_read_version(digest))
+        self._touched = {part: set() for part in self._touched}
         for kernel in self._kernels.values():
             kernel.refresh()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index, its hints included, to one file; one that is there is replaced when all is written."""
-        records: dict[str, Any] = {"records": self._records, "record_hint": self._record_hint}
         draft = Path(f"{os.fspath(path)}.draft")
-        with draft.open("wb") as file:
-            np.savez(
-                file,
-                layout=np.frombuffer(self.layout.to_bytes(), np.uint8),
-                database=self._database,
-                hint=self._hint,
-                scale=np.float64(self._scale),
-                items=self._items,
-                **(records if self._records is not None else {}),
-            )
-        draft.replace(path)
+        about = {
+            "scale": self._scale,
+            "layout": self.layout.to_bytes().hex(),
+            "changes": [[change.version, change.rows] for change in self._changes],
+        }
+        arrays = [np.frombuffer(json.dumps(about).encode(), np.uint8)]
+        arrays += [array for name in _SAVED if (array := getattr(self, f"_{name}")) is not None]
+        try:
+            draft.touch(0o600)
+            with draft.open("w+b") as file:
+                for array in arrays:
+                    np.lib.format.write_array(file, array, allow_pickle=False)
+                    file.write(bytes(-file.tell() % _ALIGNED))
+                file.seek(0)
+                digest = hashlib.file_digest(file, "sha256").digest()
+                file.write(digest)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, kernel: KernelName = "auto", device: str = "cpu") -> Self:
-        """Read an index that :meth:`save` wrote. Clients that knew it before must fetch all of its hints again."""
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        writable: bool = False,
+        kernel: KernelName = "auto",
+        device: str = "cpu",
+    ) -> Self:
+        """Map an index that :meth:`save` wrote into memory, which all processes share that do so.
+
+        `writable`: Whether it can be changed, in memory alone: :meth:`save` writes the changed one.
+        """
         try:
-            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:
-                parts = {name: stored[name] for name in stored.files}
-            layout = Layout.from_bytes(parts.pop("layout").tobytes())
-            database, hint, scale = parts.pop("database"), parts.pop("hint"), float(parts.pop("scale"))
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            about, arrays = _map_arrays(Path(path), "c" if writable else "r")
+            layout = Layout.from_bytes(bytes.fromhex(about["layout"]))
+            changes = [_Change(int(version), rows) for version, rows in about["changes"]]
+            database, hint, items, *records = arrays
+            state: dict[str, Any] = dict(zip(_SAVED[3:], records, strict=bool(records)))
+            scale = float(about["scale"])
+        except (OSError, ValueError, KeyError, EOFError, TypeError, WireError) as error:
             raise SealedError(f"the sealed index at {path} cannot be read: it is missing or damaged") from error
-        return cls(layout, database, hint, scale=scale, kernel=kernel, device=device, **parts)
+        state |= {"scale": scale, "items": items, "changes": changes, "kernel": kernel, "device": device}
+        return cls(layout, database, hint, **state)
+
+
+def _map_arrays(path: Path, mode: Literal["r", "c"]) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+    """Return what a file says of an index, and its arrays. ValueError where its digest is another."""
+    arrays: list[NDArray[Any]] = []
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END) - hashlib.sha256().digest_size
+        if size <= 0:
+            raise ValueError("the file is too short")
+        whole = np.memmap(file, np.uint8, "r", 0, (size,))
+        file.seek(size)
+        if hashlib.sha256(whole.data).digest() != file.read():
+            raise ValueError("the file is damaged")
+        file.seek(0)
+        while file.tell() < size:
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError("the file is of another kind")
+            shape, _, kind = np.lib.format.read_array_header_1_0(file)
+            begin = file.tell()
+            arrays.append(np.memmap(file, kind, mode, begin, shape))
+            file.seek(-(-(begin + arrays[-1].nbytes) // _ALIGNED) * _ALIGNED)
+    return json.loads(arrays[0].tobytes()), arrays[1:]
+
+
+def _check_numbers(items: ArrayLike | None, count: int, first: int) -> NDArray[np.int64]:
+    """Return the numbers of items that come in."""
+    if items is None:
+        return np.arange(first, first + count)
+    numbers = np.asarray(items)
+    if numbers.shape != (count,) or numbers.dtype.kind not in "iu" or len(np.unique(numbers)) != count:
+        raise SealedError("items must be whole numbers, one for every row, and no number twice")
+    if count and int(numbers.min()) < 0:
+        raise SealedError("items must be numbers from 0 on")
+    return numbers.astype(np.int64)
+
+
+def _check_failure(rows: Bytes) -> None:
+    """Refuse rows of records that are so long that a byte might be read wrongly."""
+    longest = max((float(np.linalg.norm(row.astype(np.float32))) for row in rows), default=0.0)
+    if bound_fetch_failure(longest) > _LARGEST_FAILURE:
+        raise SealedError("records are too many or too long for one table: make them shorter")
+
+
+def _read_version(digest: bytes) -> int:
+    return int.from_bytes(digest[:6], "little") + 1
 
 
 def _name_version(seed: bytes, database: Bytes, records: Bytes | None) -> int:
     """Return a number that another build has only by chance: questions to the one are then refused by the other."""
-    digest = hashlib.sha256(seed + database.tobytes() + (b"" if records is None else records.tobytes())).digest()
-    return int.from_bytes(digest[:6], "little") + 1
+    digest = hashlib.sha256(seed)
+    for array in (database, records):
+        digest.update(b"" if array is None else array.data)
+    return _read_version(digest.digest())
 
 
 def _find_projection(vectors: Singles, dimension: int) -> Singles:
@@ -433,9 +538,7 @@ def _lay_out_records(records: Sequence[bytes], items: NDArray[np.int64], n_fetch
     filled = items.ravel() >= 0
     table[: items.size][filled] = pad_records(records, width)[items.ravel()[filled]]
     matrix = np.ascontiguousarray(table.reshape(n_columns, per_column * width).T)
-    longest = max(float(np.linalg.norm(row.astype(np.float32))) for row in matrix)
-    if bound_fetch_failure(longest) > _LARGEST_FAILURE:
-        raise SealedError("records are too many or too long for one table: make them shorter")
+    _check_failure(matrix)
     return RecordLayout(width, per_column, n_columns, n_fetched), matrix
 
 

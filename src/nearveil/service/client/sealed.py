@@ -106,14 +106,16 @@ async def _fetch_client(session: Session, info: GalleryInfo, kept: dict[str, Kep
     if response.status != 200:
         raise make_refusal(response)
     layout, hints = read_frame(response), []
-    for part in range(2):
-        most = HEADER_BYTES + DEFAULT_LIMITS.sealed_hint
-        reply = await session.send(Request("hint", info.name, number=part, most=most), tally)
-        if reply.status != 200:
-            raise make_refusal(reply)
-        hints.append(read_frame(reply))
     try:
-        client = await asyncio.to_thread(SealedClient, layout, hints)
+        known = held.client if held is not None and held.client.can_update(layout) else None
+        since = 0 if known is None else known.layout.version
+        for part in range(2):
+            most = HEADER_BYTES + DEFAULT_LIMITS.sealed_hint
+            reply = await session.send(Request("hint", info.name, number=part, since=since, most=most), tally)
+            if reply.status != 200:
+                raise make_refusal(reply)
+            hints.append(read_frame(reply))
+        client = await asyncio.to_thread(SealedClient if known is None else known.update, layout, hints)
     except (SealedError, WireError) as error:
         raise ReplyError(f"the gallery's hints cannot be used, or it has changed just now: {error}") from None
     while len(kept) >= _KEPT:

@@ -41,6 +41,7 @@ class Request:
     etag: str = ""  # of the map that the client holds
     number: int = 0  # of an item, of a group of codes, or of a part of hints
     blocks: tuple[int, ...] | None = None  # of a group; None for all
+    since: int = 0  # the version of a layout that the client holds; 0 for none
     most: int = 1 << 20  # bytes of a reply that are read
 
 
@@ -253,6 +254,8 @@ class HttpTransport:
             params["candidates"] = repr(float(request.candidates))
         if request.blocks is not None:
             params["blocks"] = write_blocks(request.blocks)
+        if request.since:
+            params["since"] = str(request.since)
         return {"method": "GET", "url": path, "headers": headers, "params": params}
 
 
@@ -414,7 +417,7 @@ class LocalTransport:
             "original": lambda: gallery.original(number),
             "codes": gallery.codes,
             "group": lambda: gallery.codes_group(number, request.blocks),
-            "hint": lambda: gallery.sealed(number),
+            "hint": lambda: gallery.sealed(number, request.since),
             "sealed": lambda: gallery.ask_sealed(request.body),
         }
         return Response(200, _ACCEPTS.get(request.what, FRAME), made[request.what]())

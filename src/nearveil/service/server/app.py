@@ -433,11 +433,18 @@ def _add_sealed(app: FastAPI, desk: AppState) -> None:
         },
         **told,
     )
-    async def sealed_hint(request: Request, gallery: Name, part: Annotated[int, Path(ge=0, lt=2)]) -> Response:
-        """Give a part of the hints that answers to sealed questions are read with."""
+    async def sealed_hint(
+        request: Request,
+        gallery: Name,
+        part: Annotated[int, Path(ge=0, lt=2)],
+        since: Annotated[
+            int, Query(ge=0, lt=1 << 49, description="The version of the layout that the client has.")
+        ] = 0,
+    ) -> Response:
+        """Give a part of the hints that answers to sealed questions are read with: all, or what changed."""
         visit = get_context(request)
         chosen = desk.gallery(visit, gallery)
-        return desk.reply(visit, await desk.run(visit, chosen, lambda: chosen.sealed(part), files=True), FRAME)
+        return desk.reply(visit, await desk.run(visit, chosen, lambda: chosen.sealed(part, since), files=True), FRAME)
 
 
 @asynccontextmanager

@@ -5,12 +5,13 @@ import math
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NoReturn, Protocol, cast, get_args, runtime_checkable
+from typing import TYPE_CHECKING, NoReturn, Protocol, Self, cast, get_args, runtime_checkable
 
 from nearveil.features.backbones import name_extractor
 from nearveil.frames import Kind, WireError
@@ -23,6 +24,7 @@ from nearveil.protocol.home import CodesGroup, CodesSource
 from nearveil.protocol.server import ServedMap, ServerProtocol
 from nearveil.service.schema import GALLERY_NAME, MOST_MAPS, GalleryInfo, Offer
 from nearveil.service.server.errors import (
+    BusyError,
     ConflictError,
     FrameError,
     NotOfferedError,
@@ -78,6 +80,48 @@ class ByteCache:
             while self._held > self._most:
                 gone, bytes_ = self._kept.popitem(last=False)
                 self._held -= len(gone) + len(bytes_) + _OVERHEAD
+
+
+@dataclass(eq=False)
+class SealedAnswers:
+    """The index for sealed questions of a map, and what is sent of it to everybody."""
+
+    index: "SealedIndex"
+    layout: bytes
+    hints: list[bytes]
+
+    @classmethod
+    def open(cls, served: ServedMap) -> Self:
+        """Load the index, or make it."""
+        from nearveil.protocol.sealed import open_sealed_index
+
+        index = open_sealed_index(served)
+        return cls(index, index.layout.to_bytes(), index.get_hints())
+
+    def make_hint(self, part: int, since: int) -> bytes:
+        """Return a part of the hints: whole, or what changed since a version."""
+        found = self.index.get_hints(since) if since else self.hints
+        if part >= len(found):
+            raise UnknownError("there is no such part of the hints")
+        return found[part]
+
+
+def _start(work: Callable[[], SealedAnswers]) -> Future[SealedAnswers]:
+    """Do something in a thread of its own, which nobody waits for when the process ends."""
+    future: Future[SealedAnswers] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # whoever waits is told
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="sealed", daemon=True).start()
+    return future
+
+
+def _has_failed(future: Future[SealedAnswers]) -> bool:
+    return future.done() and future.exception() is not None
 
 
 KIND, FLAGS = 4, 5  # where a frame says what it holds
@@ -139,6 +183,7 @@ _LOG = logging.getLogger(__name__)
 OFFERS: tuple[Offer, ...] = get_args(Offer)
 _LONGEST_KEY = 4096  # bytes of a query whose answer is remembered: ours have some hundred
 _CACHE = 256 << 20
+_PATIENCE = 15.0  # seconds that a request waits for an index that is being made
 _ORIGINALS, _NOTHING_ELSE = EXTRAS.index("originals"), bytes([EXTRAS.index("none")])
 
 
@@ -181,8 +226,8 @@ class Gallery(Protocol):
         """Return a group of codes, with some of its blocks or all."""
         ...
 
-    def sealed(self, part: int | None = None) -> bytes:
-        """Return the public layout for sealed questions, or a part of its hints."""
+    def sealed(self, part: int | None = None, since: int = 0) -> bytes:
+        """Return the public layout for sealed questions, or a part of its hints: all, or what changed."""
         ...
 
     def ask_sealed(self, data: bytes) -> bytes:
@@ -272,7 +317,7 @@ class OpenGallery:
         self._hashed: dict[bytes, CodesGroup] = {}  # groups of codes, by what they hold
         self._source: tuple[ServedMap, CodesSource] | None = None
         self._sealing = threading.Lock()
-        self._sealed: tuple[ServedMap, tuple[SealedIndex, bytes, list[bytes]]] | None = None
+        self._sealed: tuple[ServedMap, Future[SealedAnswers]] | None = None
 
     @property
     def name(self) -> str:
@@ -421,24 +466,28 @@ class OpenGallery:
             raise UnknownError("there is no such group of codes any more: ask for the manifest again")
         return found.to_bytes()
 
-    def sealed(self, part: int | None = None) -> bytes:
+    def prepare(self) -> None:
+        """Wait until sealed questions can be answered, if they are offered: until their index is made or loaded."""
+        if "sealed" in self._offers and find_spec("cryptography") is not None:
+            self._read_sealed(patience=None)
+
+    def sealed(self, part: int | None = None, since: int = 0) -> bytes:
         """Return what clients need for sealed questions.
 
         Parameters
         ----------
         part : int, optional
             Of the hints: 0 of scores, 1 of records. The layout by default.
+        since : int, default=0
+            The version of the layout that a client has: rows that did not change since are left out, where that is
+            still known.
 
         Returns
         -------
         bytes
         """
-        layout, hints = self._read_sealed()[1:]
-        if part is None:
-            return layout
-        if part >= len(hints):
-            raise UnknownError("there is no such part of the hints")
-        return hints[part]
+        held = self._read_sealed()
+        return held.layout if part is None else held.make_hint(part, since)
 
     def ask_sealed(self, data: bytes) -> bytes:
         """Answer a sealed question; those of threads that wait meanwhile are answered in one pass.
@@ -453,9 +502,8 @@ class OpenGallery:
         """
         from nearveil.sealed import SealedError
 
-        index = self._read_sealed()[0]
         try:
-            return index.answer(data)
+            return self._read_sealed().index.answer(data)
         except SealedError as error:
             raise ConflictError(str(error)) from None
         except WireError as error:
@@ -494,8 +542,8 @@ class OpenGallery:
             self._source[1].manifest  # noqa: B018 (made once)
             return self._source[1]
 
-    def _read_sealed(self) -> tuple["SealedIndex", bytes, list[bytes]]:
-        """Return the sealed index of the newest map, its layout and its hints."""
+    def _read_sealed(self, patience: float | None = _PATIENCE) -> "SealedAnswers":
+        """Return what answers sealed questions about the newest map. A thread makes it; this one waits for a while."""
         if "sealed" not in self._offers:
             raise NotOfferedError("this gallery answers no sealed questions: ask it by messages")
         if find_spec("cryptography") is None:
@@ -503,11 +551,15 @@ class OpenGallery:
         maps = self._read_snapshot().maps
         if not maps:
             raise UnknownError("nothing was published in this gallery yet")
-        with self._sealing, _in_words():  # one thread builds it, the others wait
-            if self._sealed is None or self._sealed[0] is not maps[0]:
-                index = maps[0].make_sealed_index()
-                self._sealed = maps[0], (index, index.layout.to_bytes(), index.get_hints())
-            return self._sealed[1]
+        with self._sealing:
+            if self._sealed is None or self._sealed[0] is not maps[0] or _has_failed(self._sealed[1]):
+                self._sealed = maps[0], _start(lambda: SealedAnswers.open(maps[0]))
+            found = self._sealed[1]
+        with _in_words():
+            try:
+                return found.result(patience)
+            except TimeoutError:
+                raise BusyError("the index for sealed questions is being made: ask again in some minutes") from None
 
     def _read_snapshot(self) -> GallerySnapshot:
         """Return the snapshot of now, after reading what has changed."""

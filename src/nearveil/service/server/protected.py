@@ -249,9 +249,9 @@ class ProtectedGallery:
         del number, blocks
         raise NotOfferedError(_SHOWN)
 
-    def sealed(self, part: int | None = None) -> NoReturn:
+    def sealed(self, part: int | None = None, since: int = 0) -> NoReturn:
         """Refuse: records are not searched."""
-        del part
+        del part, since
         raise NotOfferedError(_SHOWN)
 
     def ask_sealed(self, data: bytes) -> NoReturn:

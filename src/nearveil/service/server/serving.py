@@ -68,6 +68,8 @@ def open_galleries(settings: Settings, *, close: bool = False) -> list[Gallery]:
             stack.callback(gallery.close)
             if not gallery.info().is_published:
                 raise SettingsError(f"galleries: {told.name} has {_MISSING[told.kind].format(name=told.name)}")
+            if isinstance(gallery, OpenGallery):
+                gallery.prepare()
             found.append(gallery)
         if not close:
             stack.pop_all()

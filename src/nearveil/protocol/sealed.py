@@ -1,0 +1,116 @@
+"""The index for sealed questions of a gallery: kept in a file beside its map, and changed where the gallery changed."""
+
+import fcntl
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import joblib
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.gallery.errors import PrivateIndexError
+from nearveil.protocol.server import ServedMap
+from nearveil.sealed import SealedError, SealedIndex
+
+_LOG = logging.getLogger(__name__)
+_MOST_CHANGED = 0.05  # part of the items; beyond it the index is built anew
+
+
+def open_sealed_index(served: ServedMap) -> SealedIndex:
+    """Return an index for sealed questions of all items of a map that are still there; a record is id, code and name.
+
+    It is kept in a file of the gallery's folder, which all processes map into memory. Where a few items came or went,
+    what they change is written anew; where many did, or codes are made by another table, all of it is. A gallery in
+    PostgreSQL has no folder: its index is built in memory.
+    """
+    path = served.index.sealed_file
+    if path is None:
+        return _build(served)
+    ids = served.read_alive()[0]
+    held = _load(path, served)
+    if held is not None and np.array_equal(held.get_items(), ids):
+        return held
+    try:
+        with _lock(path):
+            held = _load(path, served)  # another process may have been here
+            if held is not None and np.array_equal(held.get_items(), ids):
+                return held
+            made = None if held is None else _change(served, path, held)
+            made = made or _build(served)
+            made.save(path)
+            _check_open(served, path)
+        return _load(path, served) or made
+    except OSError as error:
+        _LOG.warning("the sealed index cannot be kept in a file, and is held in memory: %s", type(error).__name__)
+        return _build(served)
+
+
+def _check_open(served: ServedMap, path: Path) -> None:
+    """Delete the file again if its rows were made private meanwhile."""
+    try:
+        served.index.assert_open()
+    except PrivateIndexError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _load(path: Path, served: ServedMap, *, writable: bool = False) -> SealedIndex | None:
+    """Return what is in a file, if codes and records are made as those of a map; None for anything else."""
+    try:
+        held = SealedIndex.load(path, writable=writable)
+    except SealedError:
+        return None
+    return held if held.layout.seed == hashlib.sha256(_make_seed(served)).digest() else None
+
+
+def _change(served: ServedMap, path: Path, held: SealedIndex) -> SealedIndex | None:
+    """Return the index without items that are gone and with those that came; None where it must be built anew."""
+    ids, stored = served.read_alive()[0], held.get_items()
+    gone, came = np.setdiff1d(stored, ids), np.setdiff1d(ids, stored)
+    if len(gone) + len(came) > _MOST_CHANGED * len(stored):
+        return None
+    changed = _load(path, served, writable=True)
+    if changed is None:
+        return None
+    try:
+        if len(gone):
+            changed.remove(gone)
+        if len(came):
+            changed.add(*_read(served, came), items=came)
+    except SealedError:  # no room, or a record that is too long
+        return None
+    return changed
+
+
+def _build(served: ServedMap) -> SealedIndex:
+    ids = served.read_alive()[0]
+    rows, records = _read(served, ids)
+    return SealedIndex.build(rows, records=records, items=ids, seed=_make_seed(served), n_jobs=joblib.cpu_count())
+
+
+def _read(served: ServedMap, wanted: NDArray[np.integer]) -> tuple[NDArray[np.float32], list[bytes]]:
+    """Return rows and records of items."""
+    alive, codes = served.read_alive()
+    ids, codes = wanted.astype(np.uint32), codes[np.searchsorted(alive, wanted)]
+    release = served.published.release
+    rows = np.array(release.features(served.index.features(ids), "rows", lenient=True), np.float32)
+    rows[~rows.any(axis=1)] = 1  # an item at the mean has no direction: any will do, as its code ranks it
+    names = served.read_extras(ids, "names", 0) if "names" in served.offers else [b""] * len(ids)
+    parts = zip(ids.astype("<u4"), codes, names, strict=True)
+    return rows, [number.tobytes() + code.tobytes() + name for number, code, name in parts]
+
+
+def _make_seed(served: ServedMap) -> bytes:
+    """Return the seed of an index: another table of codes, or records without names, make another index."""
+    return f"{served.published.release.public_digest}\0{'names' in served.offers}".encode()
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Wait until no other process makes the file."""
+    with path.with_name(f"{path.name}.lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
