@@ -148,6 +148,16 @@ def test_a_large_gallery_is_learned_from_a_part_and_stands_for_itself_by_centroi
     assert _recall(parted, gallery, queries) > 0.93 * _recall(whole, gallery, queries)
 
 
+def test_fine_centroids_lie_nearly_as_close_as_plain_ones() -> None:
+    rows = np.asarray(load_digits().data, dtype=np.float32)
+    found, nearest = learning.fine_centres(rows, 300)
+    assert found.shape == (300, 64)
+    assert len(np.unique(nearest)) == 300
+    plain = learning.centres(rows, 300, 0)
+    apart = ((rows - plain[learning.nearest_centre(rows, plain)]) ** 2).sum()
+    assert ((rows - found[nearest]) ** 2).sum() < 1.15 * apart
+
+
 def test_soft_passes_gain() -> None:
     features = _clusters(3000, 6)
     demand, plan = learning.Demand.of(_lists(features), 3000), learning.Plan(12, 150, 4.0)

@@ -31,7 +31,7 @@ from nearveil.mechanisms.base import (
     fingerprint,
     make_guarantee,
 )
-from nearveil.mechanisms.covers.learning import Progress, Rows, centres, learn_sets, nearest_centre, projection
+from nearveil.mechanisms.covers.learning import Progress, Rows, centres, fine_centres, learn_sets, projection
 from nearveil.mechanisms.covers.members import (
     carry_members,
     find_prototypes_of,
@@ -622,9 +622,8 @@ def group_around_prototypes(
     if len(features) <= PROTOTYPES:
         order = np.lexsort(features.T)
         return Grouping(members, components, placed[order], members.toarray().T[order].astype(np.float32))
-    found = centres(placed[:: max(1, len(placed) // (64 * PROTOTYPES))], PROTOTYPES, seed=0, passes=4)
-    around = measure_around(nearest_centre(placed, found), members, PROTOTYPES)
-    return Grouping(members, components, found, around)
+    found, nearest = fine_centres(placed, PROTOTYPES)
+    return Grouping(members, components, found, measure_around(nearest, members, len(found)))
 
 
 def _check_places(before: ArrayLike, n_items: int, n_before: int) -> NDArray[np.int64]:

@@ -45,6 +45,7 @@ _STARTS = 4
 _TRIED_STARTS = 2  # for each number of sets that is tried
 _MOST_SETS = 4096
 _GROWTH = 1.25
+_CELLS = 64  # in which fine centroids are looked for
 _SEED = 0
 _AT_ONCE = 1 << 14  # queries
 
@@ -231,6 +232,25 @@ def centres(features: Rows, count: int, seed: int, passes: int = 15) -> Rows:
     )
     means.train(features)
     return np.asarray(means.centroids)
+
+
+def fine_centres(features: Rows, count: int) -> tuple[Rows, Positions]:
+    """Return very many centroids, and the one of each row: k-means in cells, each with its part of the centroids.
+
+    Plain k-means would compare every row with every centroid. A row's centroid is the nearest of its cell.
+    """
+    coarse = centres(features[_some(len(features), 64 * _CELLS)], _CELLS, _SEED)
+    cell = nearest_centre(features, coarse)
+    sizes = np.bincount(cell, minlength=_CELLS)
+    ends = np.rint(np.cumsum(sizes) * ((count - _CELLS) / len(features))).astype(int)
+    parts = np.minimum(sizes, 1 + np.diff(ends, prepend=0))
+    found, nearest = np.empty((parts.sum(), features.shape[1]), np.float32), np.empty(len(features), np.int64)
+    for number, (part, end) in enumerate(zip(parts, np.cumsum(parts), strict=True)):
+        rows = np.flatnonzero(cell == number)
+        if len(rows):
+            found[end - part : end] = centres(features[rows], part, _SEED, passes=6)
+            nearest[rows] = end - part + nearest_centre(features[rows], found[end - part : end])
+    return found, nearest
 
 
 def learn_sets(
