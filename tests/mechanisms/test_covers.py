@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import scipy.sparse
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
 
 from nearveil.mechanisms import Cells, Covers, Message, MessageError, PublicMap, Release, default
 from nearveil.mechanisms.covers import learning
 from nearveil.mechanisms.covers.covers import MapError
+from nearveil.mechanisms.covers.members import find_prototypes_of, fit_coverage, measure_around
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Floats
 from tests.mechanisms.test_cells import MappedContract
@@ -167,6 +169,55 @@ def test_soft_passes_gain() -> None:
     assert learning.measure_recall(demand, soft, plan) > learning.measure_recall(demand, hard, plan)
 
 
+def test_the_set_is_dropped_that_is_missed_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "_PASSES_A_DROP", 0)
+    features = _clusters(900, 7, 12, 5)
+    wanted = learning.Demand.of(_lists(features), 900).wanted
+    plan, fewer = learning.Plan(8, 90, 2.0), learning.Plan(7, 90, 2.0)
+    start = learning.nearest_centre(features, learning.centres(features, 7, 0))
+    sets = learning.fill_sets(wanted, learning.Shares.given(start, 8), plan)
+    sets = csr_array(np.vstack([sets.toarray()[:7], sets.toarray()[2:3]]))  # two are the same
+    kept = learning.drop_sets(wanted, sets, fewer).toarray()
+
+    def recall(some: Floats) -> float:
+        coverage = learning.measure_coverage(wanted, csr_array(some))
+        return learning.Shares.of(coverage, 1e5).measure(coverage, fewer)
+
+    assert recall(kept) == pytest.approx(max(recall(np.delete(sets.toarray(), one, axis=0)) for one in range(8)))
+
+
+def test_more_sets_than_wanted_are_a_better_start() -> None:
+    features = _clusters(3000, 6)
+    lists, plan = _lists(features), learning.Plan(12, 150, 4.0)
+    demand = learning.Demand.of(lists, 3000)
+    start = learning.nearest_centre(features, learning.centres(features, 12, 0))
+    plain = learning.learn(demand.wanted, start, plan)
+    found = learning.learn_sets(features, 150, 4.0, 12, lambda _stage, _part: None).sets
+    assert found.shape == plain.shape
+    assert learning.measure_recall(demand, found, plan) > learning.measure_recall(demand, plain, plan)
+
+
+def test_a_fitted_map_comes_nearer_to_what_queries_find() -> None:
+    features = _clusters(2000, 8)
+    lists, held = _lists(features), np.random.default_rng(0).integers(0, 2, (5, 2000))
+    held[:, :1000] = features[:1000, :5].T > 0  # sets with a place, too
+    members = csr_array(held.astype(np.uint8))
+    prototypes, nearest = learning.fine_centres(features, 200)
+    near = find_prototypes_of(features, prototypes, 24)
+    found = (learning.Demand.of(lists, 2000).top @ members.T.astype(np.float32)).toarray()
+    weights = np.exp(-np.arange(24) / 8) / np.exp(-np.arange(24) / 8).sum()
+
+    def error(coverage: NDArray[np.float32]) -> float:
+        return float(((np.einsum("r,nrs->ns", weights, coverage[near]) - found) ** 2).mean())
+
+    coverage = measure_around(nearest, members, 200)
+    before = error(coverage)
+    fit_coverage(coverage, near, lists, members)
+    assert error(coverage) < 0.9 * before
+    assert coverage.min() >= 0
+    assert coverage.max() <= 1
+
+
 def test_the_number_of_sets_starts_from_a_rule() -> None:
     assert learning.usual_number(1_000_000, 1_000, 4.0, 2, 4096) == 815
     assert learning.usual_number(1_000_000, 1_000, 12.0, 2, 4096) == 4096
@@ -179,7 +230,7 @@ def test_progress_rises_to_the_end(digits: tuple[Floats, Floats, Floats]) -> Non
     parts = [part for _, part in told]
     assert parts == sorted(parts)
     assert parts[-1] == 1.0
-    assert len(dict(told)) == 4
+    assert len(dict(told)) == 3
 
 
 def test_reach_makes_every_item_returnable(digits: tuple[Floats, Floats, Floats]) -> None:

@@ -31,10 +31,11 @@ from nearveil.mechanisms.base import (
     fingerprint,
     make_guarantee,
 )
-from nearveil.mechanisms.covers.learning import Progress, Rows, centres, fine_centres, learn_sets, projection
+from nearveil.mechanisms.covers.learning import Learned, Progress, Rows, centres, fine_centres, learn_sets, projection
 from nearveil.mechanisms.covers.members import (
     carry_members,
     find_prototypes_of,
+    fit_coverage,
     make_members,
     measure_around,
     measure_local,
@@ -433,6 +434,7 @@ def _check_size(name: str, shape: tuple[int, ...]) -> None:
 
 _OF_THE_GALLERY = ("map_", "members_", "drift_", "_gallery_digest")
 PROTOTYPES = MOST_PROTOTYPES  # a gallery up to this size stands for itself
+_FITTED = 50_000  # queries that the coverage of prototypes is fitted to
 DUE = 0.1  # the part of a gallery that may change before its sets should be learned anew
 
 
@@ -612,18 +614,23 @@ def find_components(features: Rows) -> NDArray[np.float16]:
 
 
 def group_around_prototypes(
-    features: Rows, members: scipy.sparse.csr_array, components: NDArray[np.float16]
+    features: Rows, members: scipy.sparse.csr_array, components: NDArray[np.float16], learned: Learned | None = None
 ) -> Grouping:
     """Choose prototypes of a gallery, and measure what the sets cover around each.
 
     A small gallery stands for itself, in an order that tells no item's position; a large one has k-means centroids.
+    What these say is fitted to what queries find, where the sets were `learned` from some.
     """
     placed = features @ components.astype(np.float32)
     if len(features) <= PROTOTYPES:
         order = np.lexsort(features.T)
         return Grouping(members, components, placed[order], members.toarray().T[order].astype(np.float32))
     found, nearest = fine_centres(placed, PROTOTYPES)
-    return Grouping(members, components, found, measure_around(nearest, members, len(found)))
+    coverage = measure_around(nearest, members, len(found))
+    if learned is not None:
+        near = find_prototypes_of(placed[learned.queries[:_FITTED]], found, NEIGHBORS)
+        fit_coverage(coverage, near, learned.lists[:_FITTED], members)
+    return Grouping(members, components, found, coverage)
 
 
 def _check_places(before: ArrayLike, n_items: int, n_before: int) -> NDArray[np.int64]:
@@ -664,7 +671,7 @@ class Covers(MappedRelease):
     candidates : float, default=0.1
         The fraction f of the gallery that each answer holds.
     n_sets : int, optional
-        The number L of sets; by default that with the best recall on a fifth of the gallery, held out.
+        The number L of sets; by default that with the best recall on held-out items of the gallery.
     reach : float, default=0.0
         The part of the items that must be in some set. With 0 the sets are those that find most, and what is hardly
         ever wanted may be in none; then it is never returned. With 1 every item can be returned, which costs recall.
@@ -742,7 +749,7 @@ class Covers(MappedRelease):
             grouping = group_around_prototypes(features, members, find_components(features))
             public_map = _make_map(len(features), grouping, size)
         else:
-            nearest = find_prototypes_of(features, old, 1)[:, 0]
+            nearest = find_prototypes_of(features @ old.components.astype(np.float32), old.prototypes, 1)[:, 0]
             around = np.rint(255 * measure_around(nearest, members, len(old.prototypes))).astype(np.uint8)
             public_map = PublicMap(old.components, old.prototypes, around, len(features), size)
         stayed = int((places >= 0).sum())
@@ -770,15 +777,14 @@ class Covers(MappedRelease):
         least = -(-int(np.ceil(self.reach * n - 1e-9)) // set_size)
         if self.n_sets is not None and self.n_sets < least:
             raise ValueError(f"n_sets must be at least {least}, so that sets of this size reach so many items")
-        sets = learn_sets(features, set_size, self.epsilon, self.n_sets, tell, least=least)
+        learned = learn_sets(features, set_size, self.epsilon, self.n_sets, tell, least=least)
         tell("making the map", 0.8)
-        members = sets.astype(np.uint8)
-        found = group_around_prototypes(features, members, find_components(features))
-        if self.reach == 0:
-            return found
-        local = measure_local(features, _make_map(n, found, set_size))
-        held = reach_items(members.indices.reshape(-1, set_size), local, self.reach)
-        return group_around_prototypes(features, make_members(held, n), found.components)
+        members, components = learned.sets.astype(np.uint8), find_components(features)
+        if self.reach > 0:
+            free = group_around_prototypes(features, members, components)
+            local = measure_local(features, _make_map(n, free, set_size))
+            members = make_members(reach_items(members.indices.reshape(-1, set_size), local, self.reach), n)
+        return group_around_prototypes(features, members, components, learned)
 
 
 CellKind = Literal["kmeans", "balanced"]

@@ -2,7 +2,8 @@
 
 Items of the gallery act as queries, each without itself. Every query has a good set, the one that covers most of its
 neighbours; every set holds the items in greatest demand, given how often the channel names it for each query. The two
-steps alternate. The first passes share a query among the sets that cover about as much, ever less softly.
+steps alternate. The first passes share a query among the sets that cover about as much, ever less softly. More sets
+than are wanted are learned at first, and those dropped that are missed least.
 
 One way serves all sizes: coverage and demand are sparse, and a large gallery learns from a part of its items as
 queries. All of it is public, so random choices are seeded.
@@ -10,6 +11,7 @@ queries. All of it is public, so random choices are seeded.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import faiss
 import numpy as np
@@ -42,9 +44,11 @@ _FAINT = 0.01  # a share of a query that is not looked at
 _MOST_PASSES = 30
 _GAIN = 1e-4  # a pass that gains less is the last
 _STARTS = 4
-_TRIED_STARTS = 2  # for each number of sets that is tried
+_SPARE = 1.5  # times the usual number of sets is learned at first
+_DROPPED = 32  # of so many sets one is dropped at a time
+_PASSES_A_DROP = 2
+_FALL = 0.03  # of the best recall, after which no more sets are dropped
 _MOST_SETS = 4096
-_GROWTH = 1.25
 _CELLS = 64  # in which fine centroids are looked for
 _SEED = 0
 _AT_ONCE = 1 << 14  # queries
@@ -103,10 +107,7 @@ class Shares:
         n_queries, n_sets = coverage.shape
         counts = np.diff(coverage.indptr)
         rows = np.repeat(np.arange(n_queries), counts)
-        largest = np.zeros(n_queries, dtype=np.float32)
-        filled = np.flatnonzero(counts)
-        if len(filled):
-            largest[filled] = np.maximum.reduceat(coverage.data, coverage.indptr[filled])
+        largest = _row_maxima(coverage, coverage.data)
         weight = np.exp(softness * (coverage.data - largest[rows]))
         nothing = np.exp(-softness * largest)  # the weight of a set that covers nothing
         total = np.bincount(rows, weight, minlength=n_queries) + (n_sets - counts) * nothing
@@ -253,12 +254,20 @@ def fine_centres(features: Rows, count: int) -> tuple[Rows, Positions]:
     return found, nearest
 
 
+class Learned(NamedTuple):
+    """Sets of a gallery, and the queries that they were learned from."""
+
+    sets: csr_array  # (n_sets, n_items)
+    queries: Positions  # items, in a random order
+    lists: Lists  # their neighbours
+
+
 def learn_sets(
     features: Rows, set_size: int, epsilon: float, n_sets: int | None, tell: Progress, *, least: int = 2
-) -> csr_array:
+) -> Learned:
     """Return the best sets found; their number, where it is not given, is chosen on held-out queries."""
     n = len(features)
-    queries = _some(n, _MOST_QUERIES)
+    queries = np.random.default_rng(_SEED).permutation(n)[:_MOST_QUERIES]
     small = features if features.shape[1] <= _DIMENSIONS else features @ projection(features, _DIMENSIONS)
     exact = len(queries) * n * features.shape[1] <= _EXACT
     parts = []
@@ -266,14 +275,16 @@ def learn_sets(
         parts.append(some)
         tell("looking for neighbours", 0.4 * sum(map(len, parts)) / len(queries))
     task = _Task(small, queries, np.concatenate(parts), set_size, epsilon)
-    plan = task.plan(n_sets or task.best_number(max(2, least), tell))
-    found = []
+    numbers = (n_sets, n_sets) if n_sets else (max(2, least), max(2, least, min(_MOST_SETS, n)))
+    demand, found = Demand.of(task.lists, n), []
     for seed in range(_STARTS):
-        tell("learning sets", 0.6 + 0.2 * seed / _STARTS)
-        found.append(task.learn(plan, seed))
-    sets, _ = max(found, key=lambda one: one[1])
+        tell("learning sets", 0.4 + 0.4 * seed / _STARTS)
+        sets, _ = max(task.learn(*numbers, seed), key=lambda one: one[1])
+        plan, numbers = task.plan(sets.shape[0]), (sets.shape[0], sets.shape[0])  # the first start chooses the number
+        refined = refine(demand.wanted, sets, plan)
+        found.append((measure_recall(demand, refined, plan), seed, refined))
     tell("learning sets", 0.8)
-    return refine(Demand.of(task.lists, n).wanted, sets, plan) if len(queries) > task.count_queries(plan) else sets
+    return Learned(max(found)[2], queries, task.lists)
 
 
 @dataclass(frozen=True)
@@ -281,7 +292,7 @@ class _Task:
     """A gallery and its queries, for which sets are learned."""
 
     features: Rows
-    queries: Positions  # items
+    queries: Positions  # items, in a random order
     lists: Lists  # their neighbours
     set_size: int
     epsilon: float
@@ -289,47 +300,56 @@ class _Task:
     def plan(self, n_sets: int) -> Plan:
         return Plan(n_sets, self.set_size, self.epsilon)
 
-    def count_queries(self, plan: Plan) -> int:
-        """Return how many queries soft passes look at."""
-        return min(len(self.queries), max(_ANNEALED, _QUERIES_A_SET * plan.n_sets))
+    def learn(self, least: int, most: int, seed: int) -> Iterator[tuple[csr_array, float]]:
+        """Yield ever fewer sets, learned from one start, with their recall on other queries.
 
-    def learn(self, plan: Plan, seed: int, held_out: int = 0) -> tuple[csr_array, float]:
-        """Return sets that were learned from one start, and their recall: on other queries where there are some."""
-        n, count = len(self.features), self.count_queries(plan)
-        rows = _some(len(self.queries), 2 * count, mixed=True)
-        taught, others = rows[held_out:count], np.concatenate([rows[:held_out], rows[count:]])
-        tested = others if len(others) else taught
-        centroids = centres(self.features[self.queries[rows[:count]]], plan.n_sets, seed)
-        start = nearest_centre(self.features[self.queries[taught]], centroids)
-        sets = learn(Demand.of(self.lists[taught], n).wanted, start, plan)
-        return sets, measure_recall(Demand.of(self.lists[tested], n), sets, plan)
-
-    def best_number(self, least: int, tell: Progress) -> int:
-        """Return the number of sets with the best recall on a fifth of the queries that was held out.
-
-        It is near ``2 + 0.11 exp(epsilon / 2) / f``, f the part of the items in a set: the search starts there and
-        climbs.
+        More sets than are usual are learned. Those that are missed least are dropped, the others learn again, and so
+        on until recall falls. That finds better sets than a start with the best number.
         """
-        n = len(self.features)
-        most = max(least, min(_MOST_SETS, n))
-        tried: dict[int, float] = {}
-
-        def score(n_sets: int) -> float:
-            if n_sets not in tried:
-                tell("choosing the number of sets", 0.4 + 0.2 * (1 - 0.7 ** len(tried)))
-                plan = self.plan(n_sets)
-                held_out = max(1, self.count_queries(plan) // 5)
-                tried[n_sets] = float(np.mean([self.learn(plan, seed, held_out)[1] for seed in range(_TRIED_STARTS)]))
-            return tried[n_sets]
-
-        best = usual_number(n, self.set_size, self.epsilon, least, most)
+        n, total = len(self.features), len(self.queries)
+        usual = usual_number(n, self.set_size, self.epsilon, least, most)
+        count = max(_ANNEALED, _QUERIES_A_SET * usual)
+        taught = min(count, total - total // 5)
+        wanted = Demand.of(self.lists[:taught], n).wanted
+        tested = Demand.of(self.lists[taught : taught + count] if total > taught else self.lists, n)
+        placed = self.features[self.queries[: taught + count]]
+        plan = self.plan(min(round(_SPARE * usual) + 2, len(placed)))
+        sets = learn(wanted, nearest_centre(placed[:taught], centres(placed, plan.n_sets, seed)), plan)
+        best = 0.0
         while True:
-            larger = min(max(best + 1, round(best * _GROWTH)), most)
-            smaller = max(min(best - 1, round(best / _GROWTH)), least)
-            better = max((best, larger, smaller), key=score)
-            if better == best:
-                return best
-            best = better
+            if plan.n_sets <= most:
+                recall = measure_recall(tested, sets, plan)
+                yield sets, recall
+                best = max(best, recall)
+                if plan.n_sets <= least or recall < (1 - _FALL) * best:
+                    return
+            target = most if plan.n_sets > most else least
+            plan = self.plan(max(target, plan.n_sets - max(1, plan.n_sets // _DROPPED)))
+            sets = drop_sets(wanted, sets, plan)
+
+
+def drop_sets(wanted: csr_array, sets: csr_array, plan: Plan) -> csr_array:
+    """Leave out those sets whose queries find about as much in another, and let the others learn."""
+    coverage = measure_coverage(wanted, sets)
+    rows = np.repeat(np.arange(len(coverage.indptr) - 1), np.diff(coverage.indptr))
+    best = _row_maxima(coverage, coverage.data)
+    is_best = coverage.data == best[rows]
+    second = _row_maxima(coverage, np.where(is_best, 0, coverage.data))
+    missed = np.where(np.bincount(rows, is_best, minlength=len(best)) == 1, best - second, 0)
+    loss = np.bincount(coverage.indices, coverage.data + plan.favour * is_best * missed[rows], minlength=sets.shape[0])
+    sets = sets[np.sort(np.argsort(loss, kind="stable")[sets.shape[0] - plan.n_sets :])]
+    for _ in range(_PASSES_A_DROP):
+        sets = fill_sets(wanted, Shares.of(measure_coverage(wanted, sets), _HARD), plan)
+    return sets
+
+
+def _row_maxima(table: csr_array, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the largest of the values at a table's entries in each row, 0 where it has none."""
+    largest = np.zeros(table.shape[0], dtype=np.float32)
+    filled = np.flatnonzero(np.diff(table.indptr))
+    if len(filled):
+        largest[filled] = np.maximum.reduceat(values, table.indptr[filled])
+    return largest
 
 
 def usual_number(n_items: int, set_size: int, epsilon: float, least: int, most: int) -> int:
@@ -351,7 +371,6 @@ def projection(features: Rows, dimensions: int) -> Rows:
     return np.ascontiguousarray(rows[:kept].T)
 
 
-def _some(n: int, count: int, *, mixed: bool = False) -> Positions:
-    """Return a fixed random choice of positions: rising, or in a random order."""
-    order = np.random.default_rng(_SEED).permutation(n)[:count]
-    return order if mixed else np.sort(order)
+def _some(n: int, count: int) -> Positions:
+    """Return a fixed random choice of positions, rising."""
+    return np.sort(np.random.default_rng(_SEED).permutation(n)[:count])

@@ -7,7 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from nearveil.mechanisms.covers.learning import CHOICE_DECAY, CHOICE_RANKS, Positions, Rows
+from nearveil.mechanisms.covers.learning import (
+    CHOICE_DECAY,
+    CHOICE_RANKS,
+    Demand,
+    Lists,
+    Positions,
+    Rows,
+    measure_coverage,
+)
 
 if TYPE_CHECKING:
     from nearveil.mechanisms.covers.covers import PublicMap
@@ -15,6 +23,8 @@ if TYPE_CHECKING:
 Held = NDArray[np.int64]  # the items of each set, shape (n_sets, set_size)
 _FULL = 255.0  # of a coverage
 _LEAST = 5  # a coverage below is none
+_FITTING_STEPS = 4
+_SETS_AT_ONCE = 64
 
 
 def make_members(held: NDArray[np.integer], n_items: int) -> csr_array:
@@ -32,25 +42,46 @@ def measure_around(nearest: Positions, members: csr_array, count: int) -> NDArra
     return np.asarray((around @ members.T.astype(np.float32)).toarray() / counts[:, None], dtype=np.float32)
 
 
-def find_prototypes_of(features: Rows, held: "PublicMap", count: int) -> Positions:
-    """Return the prototypes that lie nearest to features, shape (n, count): fast, where nothing is private."""
-    index = faiss.IndexFlatIP(held.prototypes.shape[1])
-    rows = held.prototypes.astype(np.float32)
-    index.add(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1))
-    found = index.search(features @ held.components.astype(np.float32), count)[1]
+def fit_coverage(coverage: NDArray[np.float32], near: Positions, lists: Lists, members: csr_array) -> None:
+    """Change the coverage of prototypes, so that a client's sums over them come near to what queries find in each set.
+
+    `near` holds the prototypes nearest to each query, `lists` the items. Each step goes towards the least squares.
+    """
+    weights = _weigh_prototypes(near, len(coverage))
+    wanted = Demand.of(lists, members.shape[1]).top
+    total = np.maximum(np.asarray(weights.sum(axis=0)), 1e-6)[:, None]
+    for start in range(0, coverage.shape[1], _SETS_AT_ONCE):
+        some = slice(start, start + _SETS_AT_ONCE)
+        held, found = coverage[:, some], measure_coverage(wanted, members[some].astype(np.float32)).toarray()
+        for _ in range(_FITTING_STEPS):
+            held += 2 * (weights.T @ (found - weights @ held)) / total
+            np.clip(held, 0, 1, out=held)
+
+
+def _weigh_prototypes(near: Positions, count: int) -> csr_array:
+    """Return how much each of `count` prototypes says to a client about each row, given the nearest; rows sum to 1."""
+    n, ranks = near.shape
+    weights = np.exp(-np.arange(ranks) / CHOICE_DECAY).astype(np.float32)
+    ends = np.arange(0, n * ranks + 1, ranks)
+    return csr_array((np.tile(weights / weights.sum(), n), near.ravel(), ends), shape=(n, count))
+
+
+def find_prototypes_of(placed: Rows, prototypes: NDArray[np.generic], count: int) -> Positions:
+    """Return the prototypes that lie nearest to projected rows, shape (n, count): fast, where nothing is private."""
+    index = faiss.IndexFlatIP(prototypes.shape[1])
+    rows = prototypes.astype(np.float32)
+    index.add(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9))
+    found = index.search(placed, count)[1]
     return np.asarray(np.maximum(found, 0), dtype=np.int64)
 
 
 def measure_local(features: Rows, held: "PublicMap") -> csr_array:
     """Return what the sets of a map hold around each row, as shares of the whole, shape (n_sets, n)."""
     whole = len(held.prototypes) == held.n_items  # a prototype is an item, in a set or not; else the mean of many
-    near = find_prototypes_of(features, held, min(CHOICE_RANKS, len(held.prototypes)) if whole else 1)
-    n, count = near.shape
-    weights = np.exp(-np.arange(count) / CHOICE_DECAY).astype(np.float32)
-    ends = np.arange(0, n * count + 1, count)
-    around = csr_array((np.tile(weights / weights.sum(), n), near.ravel(), ends), shape=(n, len(held.prototypes)))
+    ranks = min(CHOICE_RANKS, len(held.prototypes)) if whole else 1
+    near = find_prototypes_of(features @ held.components.astype(np.float32), held.prototypes, ranks)
     coverage = np.where(held.coverage < _LEAST, 0, held.coverage / _FULL).astype(np.float32)
-    return (around @ csr_array(coverage)).T.tocsr()
+    return (_weigh_prototypes(near, len(held.prototypes)) @ csr_array(coverage)).T.tocsr()
 
 
 def carry_members(members: csr_array, before: Positions, local: csr_array, set_size: int) -> Held:
