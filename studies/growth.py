@@ -82,7 +82,7 @@ def measure(case: Case) -> list[Row]:
     exact.add(items)
     truth = exact.search(rows.astype(np.float32), K)[1]
     asked = np.sort(np.random.default_rng(1).permutation(n)[:_POPULAR])
-    near = np.concatenate(list(learning.neighbor_lists(items, asked, K)))
+    near = learning.neighbor_lists(items, asked, K)
     best = best_channel(epsilon, fraction, np.bincount(near.ravel(), minlength=n))
     held = covers.members_.T.tocsr()
     found = sum(held[truth[:, rank]].toarray().astype(np.float32) for rank in range(K)) / K

@@ -289,16 +289,16 @@ def test_codes_are_never_read_by_another_table(where: str) -> None:
 def test_a_slow_publisher_does_not_hide_a_newer_map(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with filled(where, unit_rows(40)) as index, Index.open(where) as other:
         index.publish(EPSILON, F, n_sets=3)
-        real = Covers.index
+        real = Covers.index_features
         late = iter([True])
 
-        def slow(self: Covers, gallery: NDArray[np.float32], **options: Any) -> Covers:
+        def slow(self: Covers, *given: Any, **options: Any) -> Covers:
             if next(late, False):
                 other.add(plain_items(unit_rows(8, seed=4)))
                 other.publish(EPSILON, F, n_sets=3, keep=1)
-            return real(self, gallery, **options)
+            return real(self, *given, **options)
 
-        monkeypatch.setattr(Covers, "index", slow)
+        monkeypatch.setattr(Covers, "index_features", slow)
         with pytest.raises(StaleMapError, match="published meanwhile"):
             index.publish(EPSILON, F, n_sets=3, keep=1)
         assert [published.revision for published in index.maps()] == [2]
@@ -358,13 +358,13 @@ def test_images_that_are_too_many_are_not_read(where: str, tmp_path: Path, monke
 
 def test_items_deleted_while_a_map_is_learned(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with filled(where, unit_rows(60)) as index, Index.open(where) as other:
-        real = Covers.index
+        real = Covers.index_features
 
-        def slow(self: Covers, gallery: NDArray[np.float32], **options: Any) -> Covers:
+        def slow(self: Covers, *given: Any, **options: Any) -> Covers:
             other.delete([1, 2, 3])
-            return real(self, gallery, **options)
+            return real(self, *given, **options)
 
-        monkeypatch.setattr(Covers, "index", slow)
+        monkeypatch.setattr(Covers, "index_features", slow)
         published = index.publish(EPSILON, F, n_sets=4)
         assert index.current().stale
         handed = np.concatenate([index.answer(naming(published, number)).ids for number in range(4)])

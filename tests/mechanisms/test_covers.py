@@ -69,7 +69,7 @@ def _clusters(n: int, seed: int, count: int = 40, dimension: int = 8) -> NDArray
 
 
 def _lists(features: NDArray[np.float32], ranks: int = learning.RANKS) -> learning.Lists:
-    return np.concatenate(list(learning.neighbor_lists(features, np.arange(len(features)), ranks)))
+    return learning.neighbor_lists(features, np.arange(len(features)), ranks)
 
 
 def _named(coverage: Floats, epsilon: float, softness: float) -> Floats:

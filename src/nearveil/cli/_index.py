@@ -8,8 +8,16 @@ import typer
 
 from nearveil.cli._shared import (
     AUTO,
+    CLUSTER_OPTIONS,
+    ClusterAuthorities,
+    ClusterOptions,
+    ClusterPlace,
     ExtractorName,
+    InsecureCluster,
     Json,
+    OwnCertificate,
+    OwnKey,
+    connect_cluster,
     print_json,
     print_lines,
     print_table,
@@ -20,7 +28,7 @@ from nearveil.cli._shared import (
 if TYPE_CHECKING:
     from nearveil.gallery.folder import FolderReport
 
-_TABLES = (".npy", ".npz", ".parquet", ".csv")
+_TABLES = (".npy", ".npz", ".parquet", ".csv", ".zarr")
 _SHOWN = 10  # skipped files in the table
 _OPTIONS = {
     "folder": "DIR",
@@ -35,6 +43,7 @@ _OPTIONS = {
     "candidates": "--candidates",
     "n_sets": "--sets",
     "code_bytes": "--code-bytes",
+    **CLUSTER_OPTIONS,
 }
 
 
@@ -43,7 +52,8 @@ def index(
         Path | None,
         typer.Argument(
             metavar="DIR_OR_FILE",
-            help="A folder of images, also in folders below it; or vectors in a .npy, .npz, .parquet or .csv file.",
+            help="A folder of images, also in folders below it; or vectors in a .npy, .npz, .parquet or .csv "
+            "file, or a .zarr folder.",
         ),
     ] = None,
     into: Annotated[
@@ -104,6 +114,11 @@ def index(
             "Later runs keep it in step.",
         ),
     ] = False,
+    cluster: ClusterPlace = None,
+    ca: ClusterAuthorities = None,
+    cert: OwnCertificate = None,
+    key: OwnKey = None,
+    insecure: InsecureCluster = False,
     as_json: Json = False,
 ) -> None:
     """Index a folder of images, or vectors of a file: add what is new, delete what is gone, publish the map.
@@ -127,17 +142,20 @@ def index(
     nearveil index emb.parquet --into texts/ --ids id --metadata text --metadata url
 
     nearveil index --into texts/ --delete doc-17
+
+    nearveil index emb.parquet --into texts/ --cluster local:8
     """
+    at = ClusterOptions(cluster, ca, cert, key, insecure)
     columns = {"ids": ids, "names": names, "metadata": tuple(metadata or ()), "vectors": vectors}
     terms: dict[str, Any] = {"epsilon": epsilon, "candidates": candidates, "n_sets": sets, "code_bytes": code_bytes}
-    if source is None or delete or (source.suffix.lower() in _TABLES and not source.is_dir()):
+    if source is None or delete or _is_table(source):
         with report_errors(**_OPTIONS):
             if extractor != AUTO or private:
                 raise ValueError("--extractor, --private: they are for images: leave them out")
-        index_vectors(source, into, columns, delete or [], terms, as_json=as_json)
+        index_vectors(source, into, columns, delete or [], terms, at, as_json=as_json)
         _keep_sealed(into, wanted=sealed)
         return
-    with report_errors(**_OPTIONS), show_bars() as bars:
+    with report_errors(**_OPTIONS), connect_cluster(at) as workers, show_bars() as bars:
         if any(columns.values()):
             raise ValueError("--ids, --names, --metadata, --vectors: a folder of images has no columns: leave them out")
         from nearveil.features.backbones import make_extractor
@@ -149,6 +167,7 @@ def index(
             extractor=None if extractor == AUTO else make_extractor(extractor),
             private=private,
             progress=bars,
+            cluster=workers,
             **terms,
         )
     figures = _describe(report)
@@ -189,20 +208,19 @@ def index_vectors(
     columns: dict[str, Any],
     delete: list[str],
     terms: dict[str, Any],
+    at: ClusterOptions,
     *,
     as_json: bool,
 ) -> None:
     """Index the vectors of a file, and delete some."""
-    with report_errors(**_OPTIONS), show_bars() as bars:
-        from nearveil.features.vectors import read_table
+    with report_errors(**_OPTIONS), connect_cluster(at) as workers, show_bars() as bars:
+        from nearveil.features.vectors import VectorFile
         from nearveil.gallery.tables import sync_table
 
         if source is None and not delete:
             raise ValueError("DIR_OR_FILE: give a folder of images or a file of vectors, or --delete an id")
-        table = None if source is None else read_table(source, **columns)
-        if source is not None and table is not None and table.ids is None:
-            table = table._replace(ids=[f"{source.name}:{number}" for number in range(len(table.rows))])
-        report = sync_table(table, into, delete=delete, progress=bars, **terms)
+        file = None if source is None else VectorFile(source.absolute(), **columns)
+        report = sync_table(file, into, delete=delete, progress=bars, cluster=workers, **terms)
     published = report.published
     figures = {
         "index": report.index,
@@ -231,6 +249,11 @@ def index_vectors(
     print_table(["", ""], lines.items())
     if not report.learned:
         print_lines("Nothing new: nothing was done.")
+
+
+def _is_table(source: Path) -> bool:
+    kind = source.suffix.lower()
+    return kind in _TABLES and source.is_dir() == (kind == ".zarr")
 
 
 def _describe(report: "FolderReport") -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console, RenderableType
@@ -16,6 +16,7 @@ from rich.text import Text
 from nearveil.errors import NearveilError
 
 if TYPE_CHECKING:
+    from nearveil.cluster import Cluster
     from nearveil.ledger import Account, Ledger
 
 AUTO = "auto"
@@ -75,6 +76,23 @@ OwnKey: TypeAlias = Annotated[Path | None, typer.Option(help="Its key (PEM), if 
 Insecure: TypeAlias = Annotated[
     bool, typer.Option("--insecure", help="Allow plain HTTP to another machine: all on the way see the token.")
 ]
+
+ClusterPlace: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        envvar="NEARVEIL_CLUSTER",
+        metavar="URL",
+        help="Work on a Dask cluster: local, local:N, or its scheduler, tls://host:port. The result is the same.",
+    ),
+]
+ClusterAuthorities: TypeAlias = Annotated[
+    Path | None, typer.Option("--ca", help="Of the cluster: certificates that its scheduler is known by (PEM).")
+]
+InsecureCluster: TypeAlias = Annotated[
+    bool, typer.Option("--insecure", help="Allow tcp:// to another machine: all on the way see the rows.")
+]
+CLUSTER_OPTIONS = {"cluster": "--cluster", "insecure": "--insecure"}
 
 _SPOKEN = {  # what errors say to programs, in the words of the command line
     "Ledger(..., read_only=True).verify() says more": "`nearveil budget verify` says more",
@@ -180,6 +198,27 @@ def show_bars() -> Iterator[Bars]:
 
         start("Getting ready", None)  # libraries are loaded and files are read before there is anything to count
         yield start
+
+
+class ClusterOptions(NamedTuple):
+    """Where a command works, and how that place is known."""
+
+    url: str | None = None
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    insecure: bool = False
+
+
+@contextmanager
+def connect_cluster(options: ClusterOptions) -> "Iterator[Cluster]":
+    """Connect to a cluster, and tell where its dashboard is."""
+    from nearveil.cluster import connect
+
+    with connect(options.url, ca=options.ca, cert=options.cert, key=options.key, insecure=options.insecure) as cluster:
+        if cluster.dashboard is not None:
+            print_lines(f"Dask's dashboard: {cluster.dashboard}", stderr=True)
+        yield cluster
 
 
 def make_folder(folder: Path | None, option: str) -> None:

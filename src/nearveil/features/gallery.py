@@ -5,14 +5,16 @@ import importlib.metadata
 import os
 import platform
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from nearveil.cluster import connect, cut_rows
 from nearveil.features.extractor import Extractor, FeatureError, Floats, Progress
 from nearveil.features.images import ImageError, Pixels, hash_content, load_image, read_file
 
@@ -90,19 +92,13 @@ class _Waiting:
 
 
 class _Collection:
-    """What is known of a gallery so far, by position."""
+    """What is known of some files of a gallery so far, by position."""
 
-    def __init__(
-        self, extractor: Extractor, cache: FeatureCache | None, progress: Progress | None, *, row_exact: bool
-    ) -> None:
-        self.extractor, self.cache, self.progress, self.row_exact = extractor, cache, progress, row_exact
+    def __init__(self, extractor: Extractor, cache: FeatureCache | None, *, row_exact: bool) -> None:
+        self.extractor, self.cache, self.row_exact = extractor, cache, row_exact
         self.key = make_exact_key(extractor.fingerprint) if row_exact else extractor.fingerprint
         self.rows: dict[int, Floats] = {}
         self.skipped: dict[int, str] = {}
-
-    def tick(self, count: int) -> None:
-        if self.progress is not None and count:
-            self.progress(count)
 
     def _kept(self, content: str) -> Floats | None:
         if self.cache is None:
@@ -119,7 +115,6 @@ class _Collection:
             self.rows[position] = row
         except ImageError as refused:
             self.skipped[position] = refused.reason
-        self.tick(1)
         return None
 
     def extract(self, batch: list[_Waiting]) -> None:
@@ -127,14 +122,27 @@ class _Collection:
             found = self.extractor.extract([one.image for one in batch], row_exact=self.row_exact)
         except FeatureError as error:
             self.skipped.update((batch[number].position, NO_FEATURE) for number in error.positions)
-            self.tick(len(error.positions))
             self.extract([one for number, one in enumerate(batch) if number not in error.positions])
             return
         for one, row in zip(batch, found, strict=True):
             self.rows[one.position] = row
             if self.cache is not None:
                 self.cache.put(one.content, self.key, row)
-        self.tick(len(batch))
+
+
+def _extract_part(
+    files: Sequence[Path], extractor: Extractor, cache: FeatureCache | None, row_exact: bool
+) -> tuple[Floats, list[int], dict[int, str]]:
+    """Return the rows of some files, which of them have one, and why the others have none."""
+    known = _Collection(extractor, cache, row_exact=row_exact)
+    waiting = (one for number, path in enumerate(files) if (one := known.look(number, path)) is not None)
+    for batch in _batches(waiting):
+        known.extract(batch)
+    order = sorted(known.rows)
+    features = np.empty((len(order), extractor.dimension), dtype=np.float32)
+    for place, position in enumerate(order):
+        features[place] = known.rows[position]
+    return features, order, dict(sorted(known.skipped.items()))
 
 
 def gallery_features(
@@ -144,6 +152,7 @@ def gallery_features(
     row_exact: bool = False,
     cache: FeatureCache | None = None,
     progress: Progress | None = None,
+    cluster: Any = None,
 ) -> GalleryFeatures:
     """Return the features of a gallery's files; what is no sound image is left out with a reason.
 
@@ -159,6 +168,8 @@ def gallery_features(
     cache : FeatureCache, optional
     progress : callable, optional
         Called with the number of files finished since it was called last.
+    cluster : str or dask.distributed.Client, optional
+        Whose workers read the files, under the same paths; see :func:`nearveil.cluster.connect`.
 
     Returns
     -------
@@ -172,20 +183,21 @@ def gallery_features(
     (2, 436)
     """
     files = [Path(path) for path in paths]
-    known = _Collection(extractor, cache, progress, row_exact=row_exact)
-    waiting = (one for number, path in enumerate(files) if (one := known.look(number, path)) is not None)
-    for batch in _batches(waiting):
-        known.extract(batch)
-    order = sorted(known.rows)
-    features = np.empty((len(order), extractor.dimension), dtype=np.float32)
-    for place, position in enumerate(order):
-        features[place] = known.rows[position]
-    return GalleryFeatures(
-        features,
-        tuple(files[position] for position in order),
-        tuple((files[position], known.skipped[position]) for position in sorted(known.skipped)),
-        row_exact or extractor.row_exact,
-    )
+    cuts = cut_rows(len(files), _MOST_AT_ONCE)
+    parts = [files[some] for some in cuts]
+    names = [f"files {some.start:,} to {some.stop - 1:,}, from {files[some.start]}" for some in cuts]
+    rows: list[Floats] = [np.empty((0, extractor.dimension), np.float32)]
+    kept: list[Path] = []
+    skipped: list[tuple[Path, str]] = []
+    with connect(cluster) as workers:
+        found = workers.map(_extract_part, parts, extractor, cache, row_exact, stage="making features", names=names)
+        for part, (some, order, refused) in zip(parts, found, strict=True):
+            rows.append(some)
+            kept += [part[position] for position in order]
+            skipped += [(part[position], reason) for position, reason in refused.items()]
+            if progress is not None:
+                progress(len(part))
+    return GalleryFeatures(np.concatenate(rows), tuple(kept), tuple(skipped), row_exact or extractor.row_exact)
 
 
 def make_exact_key(fingerprint: str) -> str:

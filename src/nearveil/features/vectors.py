@@ -1,7 +1,9 @@
 """Tables of vectors that users bring, in files."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
@@ -9,6 +11,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil import cluster
 from nearveil.privacy.checks import as_rows
 
 Singles = NDArray[np.float32]
@@ -45,6 +48,99 @@ class VectorTable(NamedTuple):
     metadata: list[dict[str, Any]] | None = None
 
 
+class TablePart(NamedTuple):
+    """A partition of a file: its rows, and the row groups or chunks that hold them."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class VectorFile:
+    """Vectors in a file, read as a whole or by partitions, in any process that reaches the file.
+
+    Parameters
+    ----------
+    path : path
+        A ``.npy``, ``.npz``, ``.parquet`` or ``.csv`` file, or a ``.zarr`` folder. Row groups of Parquet, chunks of
+        Zarr and rows of ``.npy`` are read as they are needed; the others are read as a whole.
+    vectors : str, optional
+        The array or column that holds the vectors. By default the only array of two dimensions, the only column of
+        lists, or all columns of numbers that are not named otherwise.
+    ids, names : str, optional
+        Arrays or columns.
+    metadata : tuple of str, default=()
+        Arrays or columns.
+    """
+
+    path: Path
+    vectors: str | None = None
+    ids: str | None = None
+    names: str | None = None
+    metadata: tuple[str, ...] = ()
+
+    def cut(self) -> list[TablePart]:
+        """Return the partitions: whole row groups or chunks, of `nearveil.cluster.ROWS` rows at least."""
+        parts: list[TablePart] = []
+        start = stop = first = 0
+        sizes = self._open().sizes
+        for number, size in enumerate(sizes):
+            stop += size
+            if stop - start >= cluster.ROWS or number + 1 == len(sizes):
+                parts.append(TablePart(start, stop, first, number + 1))
+                start, first = stop, number + 1
+        return parts
+
+    def describe(self, part: TablePart) -> str:
+        """Return what errors call a partition."""
+        return f"rows {part.start:,} to {part.stop - 1:,} of {self.path.name}"
+
+    def read(self, part: TablePart | None = None) -> VectorTable:
+        """Read the file, or a partition of it."""
+        source = self._open()
+        with _explain_damage(self.path):
+            columns = source.read(0, len(source.sizes)) if part is None else source.read(part.first, part.last)
+        wanted = {"vectors": (self.vectors,), "ids": (self.ids,), "names": (self.names,), "metadata": self.metadata}
+        for option, those in wanted.items():
+            for name in those:
+                if name is not None and name not in columns:
+                    raise ValueError(
+                        f"{option}: there is no {name!r} in {self.path.name}; there are {', '.join(columns)}"
+                    )
+        others = {self.ids, self.names, *self.metadata}
+        rows = as_rows(_choose_vectors(columns, self.vectors, others, self.path.name), "vectors")
+        told = {name: as_list(columns[name], name, len(rows)) for name in others if name is not None}
+        listed = zip(*(told[name] for name in self.metadata), strict=True)
+        return VectorTable(
+            rows,
+            None if self.ids is None else told[self.ids],
+            None if self.names is None else told[self.names],
+            [dict(zip(self.metadata, row, strict=True)) for row in listed] if self.metadata else None,
+        )
+
+    def _open(self) -> "_Source":
+        if not self.path.exists():
+            raise ValueError(f"vectors: there is no file at {self.path}")
+        opener = _SOURCES.get(self.path.suffix.lower())
+        if opener is None:
+            raise ValueError(f"vectors: {self.path.name} must end in {', '.join(_SOURCES)}")
+        with _explain_damage(self.path):
+            return opener(self.path)
+
+
+@contextmanager
+def _explain_damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError:
+        extra, needed = ("cluster", "zarr") if path.suffix.lower() == ".zarr" else ("tables", "pyarrow")
+        raise ModuleNotFoundError(f'tables in files need {needed}: pip install "nearveil[{extra}]"') from None
+    except (OSError, ValueError, EOFError, KeyError, BadZipFile):
+        raise ValueError(f"vectors: {path.name} cannot be read: it is damaged, or not what its name says") from None
+
+
 def read_table(
     path: str | os.PathLike[str],
     *,
@@ -53,38 +149,8 @@ def read_table(
     names: str | None = None,
     metadata: Sequence[str] = (),
 ) -> VectorTable:
-    """Read vectors from a file: ``.npy``, ``.npz``, ``.parquet`` or ``.csv``.
-
-    `vectors`: The array or column that holds them. By default the only array of two dimensions, the only column of
-    lists, or all columns of numbers that are not named otherwise.
-    `ids, names, metadata`: Arrays or columns.
-    """
-    place = Path(path)
-    if not place.is_file():
-        raise ValueError(f"vectors: there is no file at {place}")
-    try:
-        columns = _READERS[place.suffix.lower()](place)
-    except KeyError:
-        raise ValueError(f"vectors: {place.name} must end in {', '.join(_READERS)}") from None
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError('tables in files need pyarrow: pip install "nearveil[tables]"') from None
-    except (OSError, ValueError, EOFError, BadZipFile):
-        raise ValueError(f"vectors: {place.name} cannot be read: it is damaged, or not what its name says") from None
-    for option, wanted in (("vectors", (vectors,)), ("ids", (ids,)), ("names", (names,)), ("metadata", metadata)):
-        for name in wanted:
-            if name is not None and name not in columns:
-                raise ValueError(f"{option}: there is no {name!r} in {place.name}; there are {', '.join(columns)}")
-    chosen = _choose_vectors(columns, vectors, {ids, names, *metadata}, place.name)
-    rows = as_rows(chosen, "vectors")
-    told = {name: as_list(columns[name], name, len(rows)) for name in {ids, names, *metadata} if name is not None}
-    return VectorTable(
-        rows,
-        told[ids] if ids is not None else None,
-        told[names] if names is not None else None,
-        [dict(zip(metadata, values, strict=True)) for values in zip(*(told[name] for name in metadata), strict=True)]
-        if metadata
-        else None,
-    )
+    """Read all vectors of a file; the parameters are those of :class:`VectorFile`."""
+    return VectorFile(Path(path), vectors, ids, names, tuple(metadata)).read()
 
 
 def read_vector(path: str | os.PathLike[str]) -> Singles:
@@ -124,30 +190,75 @@ def _is_number(column: Any) -> bool:
     return str(column.type).startswith(("int", "uint", "float", "double", "halffloat"))
 
 
-def _read_npy(path: Path) -> dict[str, Any]:
-    rows = np.load(path, allow_pickle=False)
+@dataclass(frozen=True)
+class _Source:
+    """Columns of a file: rows of each row group or chunk, and what reads some of these."""
+
+    sizes: list[int]
+    read: Callable[[int, int], dict[str, Any]]
+
+
+def _open_npy(path: Path) -> _Source:
+    rows = np.load(path, mmap_mode="r", allow_pickle=False)
     if not isinstance(rows, np.ndarray):
         raise ValueError
-    return {"rows": np.atleast_2d(rows)}
+    rows = np.atleast_2d(rows)
+    return _make_source({"rows": rows}, len(rows), cluster.ROWS)
 
 
-def _read_npz(path: Path) -> dict[str, Any]:
+def _open_npz(path: Path) -> _Source:
     with np.load(path, allow_pickle=False) as arrays:
-        return dict(arrays)
+        return _open_whole(dict(arrays))
 
 
-def _read_parquet(path: Path) -> dict[str, Any]:
+def _open_parquet(path: Path) -> _Source:
     import pyarrow.parquet
 
-    table = pyarrow.parquet.read_table(path)
-    return dict(zip(table.column_names, table.columns, strict=True))
+    file = pyarrow.parquet.ParquetFile(path)
+
+    def read(first: int, last: int) -> dict[str, Any]:
+        table = file.read_row_groups(range(first, last))
+        return dict(zip(table.column_names, table.columns, strict=True))
+
+    return _Source([file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)], read)
 
 
-def _read_csv(path: Path) -> dict[str, Any]:
+def _open_csv(path: Path) -> _Source:
     import pyarrow.csv
 
     table = pyarrow.csv.read_csv(path)
-    return dict(zip(table.column_names, table.columns, strict=True))
+    return _open_whole(dict(zip(table.column_names, table.columns, strict=True)))
 
 
-_READERS = {".npy": _read_npy, ".npz": _read_npz, ".parquet": _read_parquet, ".csv": _read_csv}
+def _open_zarr(path: Path) -> _Source:
+    import zarr
+
+    found = zarr.open(path, mode="r")
+    columns = {"rows": found} if isinstance(found, zarr.Array) else dict(found.arrays())
+    counts = {column.shape[0] for column in columns.values() if column.ndim}
+    if len(counts) != 1 or not all(column.ndim for column in columns.values()):
+        raise ValueError
+    return _make_source(columns, counts.pop(), max(column.chunks[0] for column in columns.values()))
+
+
+def _make_source(columns: dict[str, Any], count: int, step: int) -> _Source:
+    """Return what reads rows of arrays that are not in memory."""
+
+    def read(first: int, last: int) -> dict[str, Any]:
+        return {name: np.asarray(column[first * step : last * step]) for name, column in columns.items()}
+
+    return _Source([some.stop - some.start for some in cluster.cut_rows(count, step)], read)
+
+
+def _open_whole(columns: dict[str, Any]) -> _Source:
+    count = max((len(column) for column in columns.values() if getattr(column, "ndim", 1)), default=0)
+    return _Source([count], lambda _first, _last: columns)
+
+
+_SOURCES = {
+    ".npy": _open_npy,
+    ".npz": _open_npz,
+    ".parquet": _open_parquet,
+    ".csv": _open_csv,
+    ".zarr": _open_zarr,
+}

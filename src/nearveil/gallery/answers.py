@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 from threadpoolctl import threadpool_limits
 
+from nearveil.cluster import Cluster
 from nearveil.frames import (
     DEFAULT_LIMITS,
     HEADER_BYTES,
@@ -329,6 +330,17 @@ def make_codes(features: Singles, code_bytes: int | Literal["auto"] | None) -> C
     if width <= _FACTOR_BYTES:
         raise ValueError(f"code_bytes must be at least {ID_BYTES + _FACTOR_BYTES + 1}")
     return (ScalarCodes if features.shape[1] <= width else ProductCodes).fit(features, width)
+
+
+def encode_parts(table: Codes, parts: Sequence[Any], workers: Cluster) -> Bytes:
+    """Return the codes of partitions of features, in their order."""
+    shared = codes_to_bytes(table), table.sample if isinstance(table, ProductCodes) else np.empty((0, 0), np.float32)
+    return np.concatenate(list(workers.map(_encode_part, parts, *shared, stage="making codes")))
+
+
+def _encode_part(features: Singles, table: bytes, sample: Singles) -> Bytes:
+    codes = codes_from_bytes(table)
+    return (replace(codes, sample=sample) if isinstance(codes, ProductCodes) else codes).encode(features)
 
 
 def prepare_table(table: Codes, features: Singles) -> Codes:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from sqlalchemy.engine import make_url
 
+from nearveil.cluster import Cluster, connect
 from nearveil.features import Extractor, ImageError, default_extractor, gallery_features, load_image
 from nearveil.features.backbones import find_extractor
 from nearveil.features.gallery import FeatureCache, GalleryFeatures
@@ -114,6 +115,7 @@ def sync_folder(
     n_sets: int | None = None,
     code_bytes: int | None = None,
     progress: Progress | None = None,
+    cluster: Any = None,
 ) -> FolderReport:
     """Bring an index in step with a folder of images, and publish its map.
 
@@ -134,6 +136,9 @@ def sync_folder(
         As in :meth:`Index.publish`; by default as before, or 4, 0.1, the best number, and the whole feature.
     progress : callable, optional
         ``progress(text, total)`` returns a function that is called with the number of images done.
+    cluster : str or dask.distributed.Client, optional
+        Whose workers make features and learn the map; see :func:`nearveil.cluster.connect`. They must reach the
+        images under the same paths. The result is the same.
 
     Returns
     -------
@@ -149,6 +154,7 @@ def sync_folder(
     start = progress or (lambda _, __: lambda ___: None)
     root, where = _find_root(Path(folder)), find_index(index)
     with ExitStack() as stack:
+        workers = stack.enter_context(connect(cluster))
         held = open_index(where)
         if held is not None:
             stack.enter_context(held)
@@ -159,7 +165,9 @@ def sync_folder(
         cache = data_folder() / "features" if "://" in where else Path(f"{where}.features")
         files, refused = list_files(root, leave_out=(cache.resolve(), Path(where).resolve()))
         tick = start("reading", len(files))
-        found = gallery_features(files, tool, row_exact=private, cache=FeatureCache(cache), progress=tick)
+        found = gallery_features(
+            files, tool, row_exact=private, cache=FeatureCache(cache), progress=tick, cluster=workers
+        )
         if not found.paths:
             raise ValueError(
                 f"folder: there is no image below {root}; nothing was changed. To empty an index, delete "
@@ -171,7 +179,7 @@ def sync_folder(
             held = stack.enter_context(_create(where, tool))
         if private:
             held.protect()
-        added, deleted, skipped, published, learned = _synchronise(held, root, found, start, given)
+        added, deleted, skipped, published, learned = _synchronise(held, root, found, start, given, workers)
         return FolderReport(
             describe_place(where),
             len(held),
@@ -285,7 +293,7 @@ def _choose_extractor(given: Extractor | None, held: Index | None) -> Extractor:
 
 
 def _synchronise(
-    held: Index, root: Path, found: GalleryFeatures, start: Progress, given: dict[str, Any]
+    held: Index, root: Path, found: GalleryFeatures, start: Progress, given: dict[str, Any], workers: Cluster
 ) -> tuple[int, int, list[Skipped], Published | None, bool]:
     known, skipped = _find_known(held, root), list(found.skipped)
     if held.is_private:
@@ -300,7 +308,7 @@ def _synchronise(
     terms.check(len(held) - len(gone) + len(new))
     added = _add(held, root, found, new, skipped, start("adding", len(new)))
     held.delete(gone)
-    return added, len(gone), skipped, *publish_map(held, terms, start)
+    return added, len(gone), skipped, *publish_map(held, terms, start, workers)
 
 
 def _compare(
@@ -359,7 +367,7 @@ def find_terms(held: Index) -> MapTerms:
         return MapTerms()
 
 
-def publish_map(held: Index, terms: MapTerms, start: Progress) -> tuple[Published, bool]:
+def publish_map(held: Index, terms: MapTerms, start: Progress, workers: Cluster) -> tuple[Published, bool]:
     """Return the map in step with the index, and whether it had to be learned or updated."""
     keep, told = KEPT_MAPS, _tell_parts(start)
     try:
@@ -369,11 +377,17 @@ def publish_map(held: Index, terms: MapTerms, start: Progress) -> tuple[Publishe
         if not held.alive(newest).all():
             keep = 1  # an older map tells of what was deleted
         if MapTerms.from_map(newest) == terms:
-            return held.republish(keep, progress=told), True
+            return held.republish(keep, progress=told, cluster=workers), True
     except NotPublishedError:
         pass
     published = held.publish(
-        terms.epsilon, terms.candidates, n_sets=terms.n_sets, code_bytes=terms.code_bytes, keep=keep, progress=told
+        terms.epsilon,
+        terms.candidates,
+        n_sets=terms.n_sets,
+        code_bytes=terms.code_bytes,
+        keep=keep,
+        progress=told,
+        cluster=workers,
     )
     return published, True
 

@@ -12,6 +12,8 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
+from nearveil.cluster import connect
+from nearveil.features.vectors import VectorFile
 from nearveil.gallery.answers import Singles
 from nearveil.gallery.errors import InexactRowsError, UnknownItemError
 from nearveil.gallery.items import (
@@ -31,6 +33,7 @@ from nearveil.gallery.items import (
     check_ids,
     check_items,
     check_k,
+    check_part,
     check_queries,
     check_table,
     check_unknown,
@@ -47,6 +50,7 @@ from nearveil.gallery.items import (
     load_items,
     make_damaged_error,
     mark_exact,
+    name_parts,
     save_binding,
     save_details,
     save_head,
@@ -194,7 +198,7 @@ class Index(MapPublisher):
         InexactRowsError
             If the rows of this index are private, and these are not row-exact.
         """
-        return self._add(check_items(items, self.dimension), replace, row_exact, lambda _: None)
+        return self._add([check_items(items, self.dimension)], replace, row_exact, lambda _: None)
 
     def add_table(
         self,
@@ -250,7 +254,46 @@ class Index(MapPublisher):
         """
         batch = check_table(rows, ids, names, metadata, self.dimension)
         tick = (lambda _: None) if progress is None else progress("adding", len(batch))
-        return self._add(batch, replace, row_exact, tick)
+        return self._add([batch], replace, row_exact, tick)
+
+    def add_file(
+        self,
+        file: VectorFile,
+        *,
+        replace: bool = False,
+        row_exact: bool = False,
+        progress: Progress | None = None,
+        cluster: Any = None,
+    ) -> Ids:
+        """Add the vectors of a file that may be larger than the memory: all of them, or none.
+
+        Parameters
+        ----------
+        file : VectorFile
+            From :mod:`nearveil.features`. Without ids, vectors are called ``FILE:0``, ``FILE:1``, and so on.
+        replace, row_exact, progress
+            As of :meth:`add_table`.
+        cluster : str or dask.distributed.Client, optional
+            Whose workers read, check and normalise the partitions; see :func:`nearveil.cluster.connect`. They must
+            reach the file under the same path. The result is the same.
+
+        Returns
+        -------
+        ndarray of shape (n,), uint32
+            The index's own ids, in the order of the rows.
+
+        Raises
+        ------
+        PartitionError
+            If something is wrong with a row; it names the partition.
+        """
+        parts = file.cut()
+        tick = (lambda _: None) if progress is None else progress("adding", parts[-1].stop if parts else 0)
+        with connect(cluster) as workers:
+            batches = workers.map(
+                check_part, parts, file, self.dimension, stage="reading", names=name_parts(file, parts)
+            )
+            return self._add(batches, replace, row_exact, tick)
 
     def delete(self, ids: ArrayLike) -> None:
         """Delete items: all of them, or, where one is not there, none. No answer that begins later holds them.
@@ -271,7 +314,7 @@ class Index(MapPublisher):
                 check_unknown(connection, missing, self._where)
                 raise UnknownItemError(missing)
             self._delete(connection, head, numbers)
-            save_head(connection, _change(head, gone=len(numbers)))
+            save_head(connection, _change(head, head, gone=len(numbers)))
         self._wipe()
 
     def ids(self) -> Ids:
@@ -505,38 +548,42 @@ class Index(MapPublisher):
         super()._reset()
         self._names, self._details = TextColumn("names"), TextColumn("metadata")
 
-    def _add(self, batch: Batch, replacing: bool, row_exact: bool, tick: Tick) -> Ids:
+    def _add(self, batches: Iterable[Batch], replacing: bool, row_exact: bool, tick: Tick) -> Ids:
         """Write items, in one transaction."""
-        if not len(batch):
-            return np.empty(0, np.uint32)
+        added, gone = [np.empty(0, np.int64)], False
         with self._database.begin_write() as connection:
-            head = load_head(connection, self._where, lock=True)
+            first = head = load_head(connection, self._where, lock=True)
             upgrade(connection)
-            known = self._find_known(connection, batch, replacing=replacing)
-            same = self._find_same(connection, batch, known)
-            ids = np.full(len(batch), -1, np.int64)
-            ids[list(same)] = list(same.values())
-            places = np.flatnonzero(ids < 0)
-            new = batch if not same else batch.select(places.tolist())
-            tick(len(same))
-            gone = np.array(sorted(set(known.values()) - set(same.values())), np.int64)
-            if len(new):
+            for batch in batches:
+                known = self._find_known(connection, batch, first.next_id, replacing=replacing)
+                same = self._find_same(connection, batch, known)
+                ids = np.full(len(batch), -1, np.int64)
+                ids[list(same)] = list(same.values())
+                added.append(ids)
+                places = np.flatnonzero(ids < 0)
+                tick(len(same))
+                if not len(places):
+                    continue
+                new = batch if not same else batch.select(places.tolist())
+                old = np.array(sorted(set(known.values()) - set(same.values())), np.int64)
                 ids[places] = given = take_ids(head, len(new))
                 self._insert(connection, given, new, tick)
                 save_details(connection, int(given[0]), new.details)
                 self._mark_exact(connection, given, row_exact=row_exact)
-                self._delete(connection, head, gone)
-                save_head(connection, _change(head, added=len(new), gone=len(gone)))
-        if len(gone):
+                self._delete(connection, first, old)
+                head, gone = _change(first, head, added=len(new), gone=len(old)), gone or len(old) > 0
+            if head is not first:
+                save_head(connection, head)
+        if gone:
             self._wipe()
-        return ids.astype(np.uint32)
+        return np.concatenate(added).astype(np.uint32)
 
     def _delete_sealed(self) -> None:
         """Delete what is kept for sealed questions: it holds codes."""
         if self.sealed_file is not None:
             self.sealed_file.unlink(missing_ok=True)
 
-    def _find_known(self, connection: sa.Connection, batch: Batch, *, replacing: bool) -> dict[int, int]:
+    def _find_known(self, connection: sa.Connection, batch: Batch, next_id: int, *, replacing: bool) -> dict[int, int]:
         """Return the ids of items that rows of a batch take the place of, by the position of the row."""
         own = batch.details.external_ids or []
         held = find_external_ids(connection, own, self._where)
@@ -546,6 +593,9 @@ class Index(MapPublisher):
                 f"ids: number {min(known)} is in the index already, and so are {len(known) - 1:,} others: replace=True "
                 "replaces them; nothing was changed"
             )
+        twice = [place for place, number in known.items() if number >= next_id]
+        if twice:
+            raise ValueError(f"ids: {own[min(twice)]!r} is there twice; nothing was changed")
         return known
 
     def _find_same(self, connection: sa.Connection, batch: Batch, known: dict[int, int]) -> dict[int, int]:
@@ -631,12 +681,12 @@ class Index(MapPublisher):
         """Check what is below the rows, as far as the store can."""
 
 
-def _change(head: Head, *, added: int = 0, gone: int = 0) -> Head:
-    """Return the head after a change, in today's format."""
+def _change(first: Head, head: Head, *, added: int = 0, gone: int = 0) -> Head:
+    """Return the head after a change, in today's format; one transaction is one revision after the `first`."""
     return replace(
         head,
         format=FORMAT,
-        revision=head.revision + 1,
+        revision=first.revision + 1,
         next_id=head.next_id + added,
         count=head.count + added - gone,
     )

@@ -19,7 +19,7 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.features.vectors import as_list
+from nearveil.features.vectors import TablePart, VectorFile, as_list
 from nearveil.frames import MOST_FEATURES
 from nearveil.gallery.answers import (
     LARGEST_METADATA,
@@ -316,6 +316,18 @@ def check_table(rows: Any, ids: Any, names: Any, metadata: Any, dimension: int) 
             None if columns["metadata"] is None else _encode_metadata(columns["metadata"], "metadata:"),
         ),
     )
+
+
+def check_part(part: TablePart, file: VectorFile, dimension: int | None) -> Batch:
+    """Read a partition of a file, and check it as a table; without ids, rows are called by file and number."""
+    table = file.read(part)
+    ids = table.ids if file.ids is not None else [f"{file.path.name}:{row}" for row in range(part.start, part.stop)]
+    return check_table(table.rows, ids, table.names, table.metadata, dimension or table.rows.shape[1])
+
+
+def name_parts(file: VectorFile, parts: Sequence[TablePart]) -> list[str] | None:
+    """Return what errors call the partitions of a file; None where it is read as a whole."""
+    return [file.describe(part) for part in parts] if len(parts) > 1 else None
 
 
 def _take_images(item: Item) -> Attached:

@@ -12,6 +12,7 @@ import scipy.sparse
 import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
+from nearveil.cluster import connect, cut_rows, cut_table
 from nearveil.gallery.answers import (
     Answer,
     Bytes,
@@ -19,6 +20,7 @@ from nearveil.gallery.answers import (
     Singles,
     codes_from_bytes,
     codes_to_bytes,
+    encode_parts,
     make_codes,
     prepare_table,
 )
@@ -83,6 +85,7 @@ class Published:
         reach: float = 0.0,
         code_bytes: int | Literal["auto"] | None = "auto",
         progress: Progress | None = None,
+        cluster: Any = None,
     ) -> Self:
         """Learn the sets of a gallery.
 
@@ -103,6 +106,8 @@ class Published:
             As of :class:`nearveil.search.Retriever`.
         progress : callable, optional
             Called with what is done now, in words, and the part of all work that is done, from 0 to 1.
+        cluster : str or dask.distributed.Client, optional
+            Whose workers search and encode; see :func:`nearveil.cluster.connect`. The map is the same to the last bit.
 
         Returns
         -------
@@ -112,10 +117,14 @@ class Published:
             raise ValueError("the index must hold at least two items before a map can be learned")
         mean = _find_mean(snapshot.features if public is None else public, snapshot.features.shape[1])
         release = Covers(epsilon, candidates, n_sets=n_sets, reach=reach).fit_mean(mean)
-        features = release.features(snapshot.features, "gallery", lenient=True).astype(np.float32)
+        features = release.gallery_features(snapshot.features)
         table = make_codes(features, code_bytes)
-        release.fit_mean(mean, _hash_public(mean, table)).index(snapshot.features, progress=progress)
-        return cls(snapshot.revision, release, table, table.encode(features), snapshot.ids, code_bytes)
+        release.fit_mean(mean, _hash_public(mean, table))
+        with connect(cluster) as workers:
+            parts = workers.place(cut_table(features))
+            release.index_features(features, parts, progress=progress, cluster=workers)
+            codes = encode_parts(table, parts, workers)
+        return cls(snapshot.revision, release, table, codes, snapshot.ids, code_bytes)
 
     def update(self, snapshot: Snapshot) -> "Published":
         """Bring the map in step with a gallery that has changed a little, without learning it anew.
@@ -279,10 +288,11 @@ def _check_keep(keep: int) -> None:
 def _find_mean(public: ArrayLike, dimension: int) -> Singles:
     """Return the mean of rows, or the mean that was given, in 32 bits: as it goes over the wire."""
     given = np.asarray(public)
-    rows = check_rows(given[None] if given.ndim == 1 else given, "public")
-    if rows.shape[1] != dimension:
-        raise ValueError(f"public must have {dimension} columns, as the index has")
-    return np.asarray(rows.mean(axis=0), dtype=np.float32)
+    rows = given[None] if given.ndim == 1 else given
+    for some in cut_rows(len(rows)):
+        if check_rows(rows[some], "public").shape[1] != dimension:
+            raise ValueError(f"public must have {dimension} columns, as the index has")
+    return np.asarray(rows.mean(axis=0, dtype=np.float64), dtype=np.float32)
 
 
 def _hash_public(mean: Singles, table: Codes) -> str:
@@ -433,12 +443,13 @@ class MapPublisher(ABC):
         code_bytes: int | Literal["auto"] | None = "auto",
         keep: int = KEPT_MAPS,
         progress: Progress | None = None,
+        cluster: Any = None,
     ) -> Published:
         """Learn a map of the gallery as it is now, and keep it. Items may come and go meanwhile.
 
         Parameters
         ----------
-        epsilon, candidates, public, n_sets, code_bytes, progress
+        epsilon, candidates, public, n_sets, reach, code_bytes, progress, cluster
             As of :meth:`Published.learn`.
         keep : int, default=2
             How many maps are answered from now on, this one included. The one before it serves clients that have
@@ -466,6 +477,7 @@ class MapPublisher(ABC):
             reach=reach,
             code_bytes=code_bytes,
             progress=progress,
+            cluster=cluster,
         )
         self._store.save(found, keep)
         return found
@@ -478,7 +490,7 @@ class MapPublisher(ABC):
         with self._database.begin_read() as connection:
             check_open(connection, self._where)
 
-    def republish(self, keep: int = KEPT_MAPS, *, progress: Progress | None = None) -> Published:
+    def republish(self, keep: int = KEPT_MAPS, *, progress: Progress | None = None, cluster: Any = None) -> Published:
         """Bring the map in step with the gallery, on the same terms, where the gallery has changed.
 
         It is updated while at most a tenth of the gallery has changed since it was learned, and learned anew after
@@ -488,7 +500,7 @@ class MapPublisher(ABC):
         ----------
         keep : int, default=2
             As of :meth:`publish`.
-        progress : callable, optional
+        progress, cluster : optional
             As of :meth:`publish`.
 
         Returns
@@ -516,9 +528,10 @@ class MapPublisher(ABC):
                 code_bytes=newest.code_bytes,
                 keep=keep,
                 progress=progress,
+                cluster=cluster,
             )
         except StaleMapError:  # somebody was faster: theirs may be in step
-            return self.republish(keep, progress=progress)
+            return self.republish(keep, progress=progress, cluster=cluster)
 
     def current(self) -> Current:
         """Return the newest map, and whether the gallery has changed since it was learned.

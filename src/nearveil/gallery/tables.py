@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nearveil.features.vectors import VectorTable
+import numpy as np
+
+from nearveil.cluster import Cluster, connect
+from nearveil.features.vectors import TablePart, VectorFile, VectorTable
 from nearveil.gallery.errors import UnknownItemError
 from nearveil.gallery.folder import MapTerms, describe_place, find_index, find_terms, open_index, publish_map
 from nearveil.gallery.index import Index
-from nearveil.gallery.items import Progress, check_table
+from nearveil.gallery.items import Progress, check_part, check_table, name_parts
 from nearveil.gallery.publishing import Published
 from nearveil.storage import make_data_folder
 
@@ -32,11 +35,12 @@ class TableReport:
 
 
 def sync_table(
-    table: VectorTable | None,
+    table: VectorTable | VectorFile | None,
     index: str | os.PathLike[str] | None = None,
     *,
     delete: Sequence[str] = (),
     progress: Progress | None = None,
+    cluster: Any = None,
     **given: Any,
 ) -> TableReport:
     """Add the vectors of a table to an index, or replace those with the same ids; delete others; publish the map.
@@ -44,42 +48,63 @@ def sync_table(
     `table`: None where there is only something to delete.
     `index`: Made if it is not there; by default the one of the command line.
     `delete`: External ids.
+    `cluster`: Whose workers read a file and learn the map; see :func:`nearveil.cluster.connect`.
     `given`: As of :meth:`Index.publish`; by default as before.
     """
     start = progress or (lambda _, __: lambda ___: None)
     where = find_index(index)
     held = open_index(where)
-    if held is None:
-        if table is None:
-            raise ValueError(f"delete: there is no index at {describe_place(where)}")
-        MapTerms().updated(**given).check(len(table.rows))
-        check_table(*table, table.rows.shape[1])  # before anything is made
-        if index is None:
-            make_data_folder()
-        held = Index.create(where, dimension=table.rows.shape[1])
-    with held:
-        held.assert_open()
-        if held.extractor and table is not None:
-            raise ValueError("vectors: this index has features of images: use another index")
-        terms, before, count = find_terms(held).updated(**given), held.ids(), len(held)
-        if delete:
-            try:
-                held.delete(list(delete))
-            except UnknownItemError as error:
-                missing = ", ".join(map(str, error.ids[:5]))
-                raise ValueError(f"delete: the index does not hold {missing}; nothing was changed") from None
-        if table is not None:
-            held.add_table(*table, replace=True, progress=start)
-        added = len(set(held.ids().tolist()) - set(before.tolist()))
-        terms.check(len(held))
-        published, learned = publish_map(held, terms, start)
-        return TableReport(
-            describe_place(where),
-            len(held),
-            held.dimension,
-            held.revision,
-            added,
-            count + added - len(held),
-            published,
-            learned,
-        )
+    with connect(cluster) as workers:
+        if held is None:
+            if table is None:
+                raise ValueError(f"delete: there is no index at {describe_place(where)}")
+            count, dimension = _check(table, workers, start)  # before anything is made
+            MapTerms().updated(**given).check(count)
+            if index is None:
+                make_data_folder()
+            held = Index.create(where, dimension=dimension)
+        with held:
+            held.assert_open()
+            if held.extractor and table is not None:
+                raise ValueError("vectors: this index has features of images: use another index")
+            terms, before, count = find_terms(held).updated(**given), held.ids(), len(held)
+            if delete:
+                try:
+                    held.delete(list(delete))
+                except UnknownItemError as error:
+                    missing = ", ".join(map(str, error.ids[:5]))
+                    raise ValueError(f"delete: the index does not hold {missing}; nothing was changed") from None
+            if isinstance(table, VectorFile):
+                held.add_file(table, replace=True, progress=start, cluster=workers)
+            elif table is not None:
+                held.add_table(*table, replace=True, progress=start)
+            added = len(np.setdiff1d(held.ids(), before, assume_unique=True))
+            terms.check(len(held))
+            published, learned = publish_map(held, terms, start, workers)
+            return TableReport(
+                describe_place(where),
+                len(held),
+                held.dimension,
+                held.revision,
+                added,
+                count + added - len(held),
+                published,
+                learned,
+            )
+
+
+def _check(table: VectorTable | VectorFile, workers: Cluster, start: Progress) -> tuple[int, int]:
+    """Return how many vectors of how many dimensions there are, all of them checked."""
+    if not isinstance(table, VectorFile):
+        return check_table(*table, table.rows.shape[1]).features.shape
+    parts = table.cut()
+    tick = start("checking", len(parts))
+    shapes = list(workers.map(_check_part, parts, table, stage="checking", names=name_parts(table, parts), tick=tick))
+    dimensions = {dimension for _, dimension in shapes}
+    if len(dimensions) != 1:
+        raise ValueError("vectors must be numbers, in rows of one length")
+    return sum(count for count, _ in shapes), dimensions.pop()
+
+
+def _check_part(part: TablePart, file: VectorFile) -> tuple[int, int]:
+    return check_part(part, file, None).features.shape

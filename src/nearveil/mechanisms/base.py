@@ -608,7 +608,8 @@ def fingerprint(*parts: object) -> str:
     for part in parts:
         if isinstance(part, np.ndarray):
             small = np.ascontiguousarray(part, dtype=part.dtype.newbyteorder("<"))
-            total.update(f"{small.dtype.str}{small.shape};".encode() + small.tobytes())
+            total.update(f"{small.dtype.str}{small.shape};".encode())
+            total.update(small.reshape(-1).view(np.uint8).data)
         else:
             total.update(f"{type(part).__name__}:{part!r};".encode())
     return total.hexdigest()[:32]

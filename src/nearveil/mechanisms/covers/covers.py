@@ -4,7 +4,7 @@ The channel is randomised response. A client chooses its set by the map in whole
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from decimal import Context
 from fractions import Fraction
@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
+from nearveil.cluster import LOCAL, Cluster, connect, cut_rows, cut_table
 from nearveil.frames import MOST_FEATURES
 from nearveil.mechanisms.base import (
     Floats,
@@ -481,7 +482,7 @@ class MappedRelease(TractableRelease):
         self._check_fitted()
         return str(self._public_digest)
 
-    def index(self, gallery: ArrayLike, *, progress: Progress | None = None) -> Self:
+    def index(self, gallery: ArrayLike, *, progress: Progress | None = None, cluster: Any = None) -> Self:
         """Build the public map of a gallery: the server's part, done once and published.
 
         Parameters
@@ -489,17 +490,35 @@ class MappedRelease(TractableRelease):
         gallery : array-like of shape (n, d)
         progress : callable, optional
             Called with what is done now, in words, and the part of all work that is done, from 0 to 1.
+        cluster : str or dask.distributed.Client, optional
+            Whose workers search; see :func:`nearveil.cluster.connect`. The map is the same to the last bit.
 
         Returns
         -------
         self
         """
-        features = self.features(gallery, "gallery", lenient=True).astype(np.float32)
-        if len(features) < 2:
+        features = self.gallery_features(gallery)
+        with connect(cluster) as workers:
+            return self.index_features(features, workers.place(cut_table(features)), progress=progress, cluster=workers)
+
+    def gallery_features(self, gallery: ArrayLike) -> Rows:
+        """Return the features of public rows in 32 bits, by blocks: all of them in 64 bits would fill the memory."""
+        given = np.asarray(gallery)
+        if given.ndim != 2 or len(given) < 2:
+            self.features(given, "gallery", lenient=True)
             raise ValueError("gallery must hold at least two items")
+        found = np.empty(given.shape, np.float32)
+        for some in cut_rows(len(given)):
+            found[some] = self.features(given[some], "gallery", lenient=True)
+        return found
+
+    def index_features(
+        self, features: Rows, parts: Sequence[Any], *, progress: Progress | None, cluster: Cluster
+    ) -> Self:
+        """Do the work of :meth:`index` on features, whose partitions were placed."""
         size = candidate_count(self.candidates, len(features))
         tell = progress or (lambda _stage, _done: None)
-        grouping = self._group(features, size, tell)
+        grouping = self._group(features, size, tell, parts, cluster)
         self._store(
             map_=_make_map(len(features), grouping, size),
             members_=grouping.members,
@@ -596,7 +615,7 @@ class MappedRelease(TractableRelease):
         """Return the channel for a map."""
 
     @abstractmethod
-    def _group(self, features: Rows, set_size: int, tell: Progress) -> Grouping:
+    def _group(self, features: Rows, set_size: int, tell: Progress, parts: Sequence[Any], workers: Cluster) -> Grouping:
         """Make the sets of a gallery, features of norm one (or zero), and tell how far it is."""
 
 
@@ -614,7 +633,11 @@ def find_components(features: Rows) -> NDArray[np.float16]:
 
 
 def group_around_prototypes(
-    features: Rows, members: scipy.sparse.csr_array, components: NDArray[np.float16], learned: Learned | None = None
+    features: Rows,
+    members: scipy.sparse.csr_array,
+    components: NDArray[np.float16],
+    learned: Learned | None = None,
+    workers: Cluster = LOCAL,
 ) -> Grouping:
     """Choose prototypes of a gallery, and measure what the sets cover around each.
 
@@ -625,7 +648,7 @@ def group_around_prototypes(
     if len(features) <= PROTOTYPES:
         order = np.lexsort(features.T)
         return Grouping(members, components, placed[order], members.toarray().T[order].astype(np.float32))
-    found, nearest = fine_centres(placed, PROTOTYPES)
+    found, nearest = fine_centres(placed, PROTOTYPES, workers)
     coverage = measure_around(nearest, members, len(found))
     if learned is not None:
         near = find_prototypes_of(placed[learned.queries[:_FITTED]], found, NEIGHBORS)
@@ -739,7 +762,7 @@ class Covers(MappedRelease):
         (1430, 286, 0.049)
         """
         self._check_indexed()
-        features = self.features(gallery, "gallery", lenient=True).astype(np.float32)
+        features = self.gallery_features(gallery)
         places = _check_places(before, len(features), self.members_.shape[1])
         old, size = self.map_, candidate_count(self.candidates, len(features))
         local = measure_local(features, old)
@@ -770,21 +793,23 @@ class Covers(MappedRelease):
     def _channel(self, public_map: PublicMap) -> RandomizedResponse:
         return RandomizedResponse(self.epsilon, public_map.n_sets)
 
-    def _group(self, features: Rows, set_size: int, tell: Progress) -> Grouping:
+    def _group(self, features: Rows, set_size: int, tell: Progress, parts: Sequence[Any], workers: Cluster) -> Grouping:
         if self.n_sets is not None and not 2 <= self.n_sets <= len(features):
             raise ValueError("n_sets must be at least 2 and at most the number of items in the gallery")
         n = len(features)
         least = -(-int(np.ceil(self.reach * n - 1e-9)) // set_size)
         if self.n_sets is not None and self.n_sets < least:
             raise ValueError(f"n_sets must be at least {least}, so that sets of this size reach so many items")
-        learned = learn_sets(features, set_size, self.epsilon, self.n_sets, tell, least=least)
+        learned = learn_sets(
+            features, set_size, self.epsilon, self.n_sets, tell, least=least, parts=parts, workers=workers
+        )
         tell("making the map", 0.8)
         members, components = learned.sets.astype(np.uint8), find_components(features)
         if self.reach > 0:
-            free = group_around_prototypes(features, members, components)
+            free = group_around_prototypes(features, members, components, workers=workers)
             local = measure_local(features, _make_map(n, free, set_size))
             members = make_members(reach_items(members.indices.reshape(-1, set_size), local, self.reach), n)
-        return group_around_prototypes(features, members, components, learned)
+        return group_around_prototypes(features, members, components, learned, workers)
 
 
 CellKind = Literal["kmeans", "balanced"]
@@ -833,7 +858,8 @@ class Cells(MappedRelease):
         largest = -(-public_map.n_items // public_map.n_sets)
         return SubsetSelection(self.epsilon, public_map.n_sets, max(1, public_map.set_size // largest))
 
-    def _group(self, features: Rows, set_size: int, tell: Progress) -> Grouping:
+    def _group(self, features: Rows, set_size: int, tell: Progress, parts: Sequence[Any], workers: Cluster) -> Grouping:
+        del parts, workers  # k-means of a few centroids is soon done
         count = self._count(len(features), set_size)
         tell("making cells", 0.0)
         centroids = centres(features, count, seed=0)

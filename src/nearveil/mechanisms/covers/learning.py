@@ -9,15 +9,17 @@ One way serves all sizes: coverage and demand are sparse, and a large gallery le
 queries. All of it is public, so random choices are seeded.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from sklearn.utils.extmath import randomized_svd
+
+from nearveil.cluster import LOCAL, Cluster, cut_rows, cut_table
 
 Rows = NDArray[np.float32]
 Lists = NDArray[np.int32]
@@ -31,6 +33,7 @@ CHOICE_RANKS, CHOICE_DECAY = 24, 8.0  # as the client chooses
 _TOP = 8
 _EXACT = 1 << 36  # products of numbers up to which neighbours are searched exactly
 _PROBES = 8  # inverted lists that are searched otherwise
+_MOST_LISTS = 4096  # with more of them, time would grow faster than the gallery
 _WHOLE = 1500  # rows or columns up to which all directions are computed
 _DIMENSIONS = 128  # where clusters are looked for, and neighbours that are not searched in all dimensions
 _SAMPLE = 20_000  # rows that leading directions are computed from
@@ -51,7 +54,6 @@ _FALL = 0.03  # of the best recall, after which no more sets are dropped
 _MOST_SETS = 4096
 _CELLS = 64  # in which fine centroids are looked for
 _SEED = 0
-_AT_ONCE = 1 << 14  # queries
 
 
 @dataclass(frozen=True)
@@ -192,31 +194,71 @@ def measure_recall(demand: Demand, sets: csr_array, plan: Plan) -> float:
     return chosen.measure(measure_coverage(demand.top, sets), plan)
 
 
-def neighbor_lists(features: Rows, queries: Positions, ranks: int = RANKS) -> Iterator[Lists]:
-    """Yield, some queries at a time, their nearest other items, nearest first; exact where that is cheap."""
+def neighbor_lists(
+    features: Rows,
+    queries: Positions,
+    ranks: int = RANKS,
+    *,
+    parts: Sequence[Any] | None = None,
+    workers: Cluster = LOCAL,
+    tell: Callable[[float], object] | None = None,
+) -> Lists:
+    """Return the nearest other items of items that are queries, nearest first; exact where that is cheap.
+
+    `parts`: The partitions of the features, where they were placed already.
+    `tell`: Called with the part of the work that is done.
+    """
     n, d = features.shape
-    count = min(ranks, n - 1)
-    index = faiss.IndexFlatIP(d) if len(queries) * n * d <= _EXACT else _inverted(features)
-    index.add(features)
-    for start in range(0, len(queries), _AT_ONCE):
-        some = queries[start : start + _AT_ONCE]
-        found = index.search(features[some], count + 1)[1]
-        # An item is its own nearest, unless another has the same features or a list ran out (-1).
-        own = found == some[:, None]
-        own[~own.any(axis=1), -1] = True
-        lists = found[~own].reshape(len(some), count)
-        yield np.where(lists < 0, (some[:, None] + 1) % n, lists).astype(np.int32)
+    count, asked, cuts = min(ranks, n - 1), features[queries], cut_rows(n)
+    lists = None if len(queries) * n * d <= _EXACT else _find_lists(features, asked)
+    given = workers.place(cut_table(features)) if parts is None else parts
+    found = workers.map(_search_part, given, asked, lists, count + 1, stage="looking for neighbours")
+    best: tuple[Rows, Positions] | None = None
+    for number, (some, (scores, items)) in enumerate(zip(cuts, found, strict=True), 1):
+        there = np.where(items < 0, -1, items + some.start)
+        best = (scores, there) if best is None else _merge(best, (scores, there))
+        if tell is not None:
+            tell(number / len(cuts))
+    assert best is not None
+    nearest = best[1]
+    # An item is its own nearest, unless another has the same features or a list ran out (-1).
+    own = nearest == queries[:, None]
+    own[~own.any(axis=1), -1] = True
+    others = nearest[~own].reshape(len(queries), count)
+    return np.asarray(np.where(others < 0, (queries[:, None] + 1) % n, others), dtype=np.int32)
 
 
-def _inverted(features: Rows) -> faiss.IndexIVFFlat:
-    """Return an empty index of inverted lists that has learned where rows lie."""
+def _search_part(rows: Rows, asked: Rows, lists: tuple[Rows, Positions] | None, count: int) -> tuple[Rows, Positions]:
+    """Return scores and places of the nearest rows of a partition; the place -1 where there are fewer."""
+    index = faiss.IndexFlatIP(rows.shape[1])
+    if lists is None:
+        index.add(rows)
+        scores, places = index.search(asked, count)
+        return scores, places
+    centroids, near = lists
+    index.add(centroids)
+    inverted: Any = faiss.IndexIVFFlat(index, rows.shape[1], len(centroids), faiss.METRIC_INNER_PRODUCT)
+    inverted.is_trained, inverted.nprobe = True, near.shape[1]
+    inverted.add(rows)
+    scores, places = inverted.search_preassigned(asked, count, near, None)
+    return scores, places
+
+
+def _merge(first: tuple[Rows, Positions], second: tuple[Rows, Positions]) -> tuple[Rows, Positions]:
+    """Return the best of two lists of each query."""
+    scores, items = np.stack([first[0], second[0]]), np.stack([first[1], second[1]])
+    merged: tuple[Rows, Positions] = faiss.merge_knn_results(scores, items, keep_max=True)
+    return merged
+
+
+def _find_lists(features: Rows, asked: Rows) -> tuple[Rows, Positions]:
+    """Return the centroids of inverted lists, and those that are searched for each query."""
     n, d = features.shape
-    n_lists = int(2 * np.sqrt(n))
+    n_lists = min(int(2 * np.sqrt(n)), _MOST_LISTS)
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(d), d, n_lists, faiss.METRIC_INNER_PRODUCT)
-    index.nprobe = _PROBES
     index.cp.min_points_per_centroid = 1
     index.train(features[_some(len(features), 64 * n_lists)])
-    return index
+    return index.quantizer.reconstruct_n(0, n_lists), index.quantizer.search(asked, min(_PROBES, n_lists))[1]
 
 
 def nearest_centre(features: Rows, centroids: Rows) -> Positions:
@@ -235,7 +277,7 @@ def centres(features: Rows, count: int, seed: int, passes: int = 15) -> Rows:
     return np.asarray(means.centroids)
 
 
-def fine_centres(features: Rows, count: int) -> tuple[Rows, Positions]:
+def fine_centres(features: Rows, count: int, workers: Cluster = LOCAL) -> tuple[Rows, Positions]:
     """Return very many centroids, and the one of each row: k-means in cells, each with its part of the centroids.
 
     Plain k-means would compare every row with every centroid. A row's centroid is the nearest of its cell.
@@ -246,12 +288,21 @@ def fine_centres(features: Rows, count: int) -> tuple[Rows, Positions]:
     ends = np.rint(np.cumsum(sizes) * ((count - _CELLS) / len(features))).astype(int)
     parts = np.minimum(sizes, 1 + np.diff(ends, prepend=0))
     found, nearest = np.empty((parts.sum(), features.shape[1]), np.float32), np.empty(len(features), np.int64)
-    for number, (part, end) in enumerate(zip(parts, np.cumsum(parts), strict=True)):
-        rows = np.flatnonzero(cell == number)
-        if len(rows):
-            found[end - part : end] = centres(features[rows], part, _SEED, passes=6)
-            nearest[rows] = end - part + nearest_centre(features[rows], found[end - part : end])
+    filled, ends = np.flatnonzero(sizes), np.cumsum(parts)
+    cells = workers.place([(features[cell == number], int(parts[number])) for number in filled])
+    each = workers.map(_part_cell, cells, stage="placing prototypes", names=[f"cell {number}" for number in filled])
+    for number, (some, its) in zip(filled, each, strict=True):
+        start = ends[number] - parts[number]
+        found[start : ends[number]] = some
+        nearest[cell == number] = start + its
     return found, nearest
+
+
+def _part_cell(cell: tuple[Rows, int]) -> tuple[Rows, Positions]:
+    """Return centroids of a cell's rows, and the nearest of each row."""
+    rows, count = cell
+    found = centres(rows, count, _SEED, passes=6)
+    return found, nearest_centre(rows, found)
 
 
 class Learned(NamedTuple):
@@ -263,37 +314,60 @@ class Learned(NamedTuple):
 
 
 def learn_sets(
-    features: Rows, set_size: int, epsilon: float, n_sets: int | None, tell: Progress, *, least: int = 2
+    features: Rows,
+    set_size: int,
+    epsilon: float,
+    n_sets: int | None,
+    tell: Progress,
+    *,
+    least: int = 2,
+    parts: Sequence[Any] | None = None,
+    workers: Cluster = LOCAL,
 ) -> Learned:
-    """Return the best sets found; their number, where it is not given, is chosen on held-out queries."""
+    """Return the best sets found; their number, where it is not given, is chosen on held-out queries.
+
+    `parts`: The partitions of the features, where they were placed already.
+    """
     n = len(features)
     queries = np.random.default_rng(_SEED).permutation(n)[:_MOST_QUERIES]
     small = features if features.shape[1] <= _DIMENSIONS else features @ projection(features, _DIMENSIONS)
     exact = len(queries) * n * features.shape[1] <= _EXACT
-    parts = []
-    for some in neighbor_lists(features if exact else small, queries):
-        parts.append(some)
-        tell("looking for neighbours", 0.4 * sum(map(len, parts)) / len(queries))
-    task = _Task(small, queries, np.concatenate(parts), set_size, epsilon)
+    lists = neighbor_lists(
+        features if exact else small,
+        queries,
+        parts=parts if exact or small is features else None,
+        workers=workers,
+        tell=lambda done: tell("looking for neighbours", 0.4 * done),
+    )
+    shared = workers.share(_Task(small[queries], lists, n, set_size, epsilon))
     numbers = (n_sets, n_sets) if n_sets else (max(2, least), max(2, least, min(_MOST_SETS, n)))
-    demand, found = Demand.of(task.lists, n), []
-    for seed in range(_STARTS):
-        tell("learning sets", 0.4 + 0.4 * seed / _STARTS)
-        sets, _ = max(task.learn(*numbers, seed), key=lambda one: one[1])
-        plan, numbers = task.plan(sets.shape[0]), (sets.shape[0], sets.shape[0])  # the first start chooses the number
-        refined = refine(demand.wanted, sets, plan)
-        found.append((measure_recall(demand, refined, plan), seed, refined))
-    tell("learning sets", 0.8)
-    return Learned(max(found)[2], queries, task.lists)
+    found: list[tuple[float, int, csr_array]] = []
+    for seeds in ((0,), range(1, _STARTS)):  # the first start chooses the number
+        jobs = [(seed, *numbers) for seed in seeds]
+        names = [f"start {seed}" for seed in seeds]
+        for one in workers.map(_learn_start, jobs, shared, stage="learning sets", names=names):
+            found.append(one)
+            tell("learning sets", 0.4 + 0.4 * len(found) / _STARTS)
+        numbers = (found[0][2].shape[0],) * 2
+    return Learned(max(found)[2], queries, lists)
+
+
+def _learn_start(job: tuple[int, int, int], task: "_Task") -> tuple[float, int, csr_array]:
+    """Return the best sets of one start, refined on all queries, with their recall and the start's seed."""
+    seed, least, most = job
+    sets, _ = max(task.learn(least, most, seed), key=lambda one: one[1])
+    demand, plan = Demand.of(task.lists, task.n_items), task.plan(sets.shape[0])
+    refined = refine(demand.wanted, sets, plan)
+    return measure_recall(demand, refined, plan), seed, refined
 
 
 @dataclass(frozen=True)
 class _Task:
-    """A gallery and its queries, for which sets are learned."""
+    """A gallery's queries, for which sets are learned."""
 
-    features: Rows
-    queries: Positions  # items, in a random order
+    rows: Rows  # of the queries, which are in a random order
     lists: Lists  # their neighbours
+    n_items: int
     set_size: int
     epsilon: float
 
@@ -306,13 +380,13 @@ class _Task:
         More sets than are usual are learned. Those that are missed least are dropped, the others learn again, and so
         on until recall falls. That finds better sets than a start with the best number.
         """
-        n, total = len(self.features), len(self.queries)
+        n, total = self.n_items, len(self.rows)
         usual = usual_number(n, self.set_size, self.epsilon, least, most)
         count = max(_ANNEALED, _QUERIES_A_SET * usual)
         taught = min(count, total - total // 5)
         wanted = Demand.of(self.lists[:taught], n).wanted
         tested = Demand.of(self.lists[taught : taught + count] if total > taught else self.lists, n)
-        placed = self.features[self.queries[: taught + count]]
+        placed = self.rows[: taught + count]
         plan = self.plan(min(round(_SPARE * usual) + 2, len(placed)))
         sets = learn(wanted, nearest_centre(placed[:taught], centres(placed, plan.n_sets, seed)), plan)
         best = 0.0

@@ -1,0 +1,77 @@
+"""A scheduler of Dask and its workers as plain processes, as an operator would start them."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+distributed: Any = pytest.importorskip("distributed", reason="Dask is not installed (the extra `cluster`)")
+
+
+class Processes:
+    """Starts and ends the processes of a cluster; `tls` are options of both kinds, for certificates."""
+
+    def __init__(self, folder: Path, count: int, *, tls: Sequence[str] = (), security: Any = None) -> None:
+        self._folder, self._tls, self._security = folder, tuple(tls), security
+        self._children: list[subprocess.Popen[bytes]] = []
+        self.scheduler = self._start_scheduler(0)
+        self.address = str(json.loads(self._place.read_text())["address"])
+        for _ in range(count):
+            self.add_worker()
+        self.client: Any = distributed.Client(self.address, security=security, set_as_default=False)
+        self.client.wait_for_workers(count, timeout=60)
+
+    @property
+    def _place(self) -> Path:
+        return self._folder / "scheduler.json"
+
+    def _start_scheduler(self, port: int) -> "subprocess.Popen[bytes]":
+        self._place.unlink(missing_ok=True)
+        protocol = "tls" if self._tls else "tcp"
+        where = ("--protocol", protocol, "--host", "127.0.0.1", "--port", str(port))
+        child = self._start("scheduler", *where, "--scheduler-file", str(self._place))
+        deadline = time.monotonic() + 60
+        while not self._place.exists():
+            assert child.poll() is None, "the scheduler does not start"
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return child
+
+    def restart_scheduler(self) -> None:
+        """Kill the scheduler with -9, and start another at the same address."""
+        self.scheduler.kill()
+        self.scheduler.wait()
+        self.scheduler = self._start_scheduler(int(self.address.rpartition(":")[2]))
+
+    def add_worker(self) -> "subprocess.Popen[bytes]":
+        """Start a worker under a nanny, which starts another when it dies."""
+        where = ("--scheduler-file", str(self._place), "--local-directory", str(self._folder), "--nthreads", "1")
+        return self._start("worker", *where, "--host", "127.0.0.1")
+
+    def _start(self, kind: str, *options: str) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", *options, *self._tls, "--no-dashboard"]
+        log = (self._folder / f"{kind}-{len(self._children)}.log").open("wb")
+        child = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603
+        log.close()
+        self._children.append(child)
+        return child
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.client.close()
+        for child in reversed(self._children):
+            child.terminate()
+        for child in self._children:
+            try:
+                child.wait(10)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()

@@ -1,0 +1,32 @@
+"""Functions of tests that workers import."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+
+def add(part: NDArray[Any], other: NDArray[Any]) -> float:
+    return float(part.sum() + other.sum())
+
+
+def refuse(part: int) -> int:
+    if part == 2:
+        raise ValueError("row 7 must be finite")
+    return part
+
+
+def die_once(part: NDArray[Any], other: NDArray[Any], mark: str) -> float:
+    """Kill the own process at the third partition, the first time."""
+    if part[0] == 3 and not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return add(part, other)
+
+
+def die_always(part: int) -> int:
+    if part == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return part
