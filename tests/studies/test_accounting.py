@@ -12,6 +12,8 @@ from studies._report import write
 from studies._study import run
 from studies.accounting import ACCOUNTANTS, BELOW, BEST, PLANS, PUBLISHED, compute_cost, compute_lower_bound, find_noise
 
+pytestmark = pytest.mark.usefixtures("quick_figures")
+
 SMALL = accounting.Plan(0.2, NoisyScreening(40.0, 20.0, 30), 40, 15.0, 25, 0.3)
 
 

@@ -11,6 +11,8 @@ from studies._report import write
 from studies._study import run
 from studies.data import DataMissingError
 
+pytestmark = pytest.mark.usefixtures("quick_figures")
+
 
 def test_the_study_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)

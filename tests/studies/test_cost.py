@@ -15,6 +15,8 @@ from studies._report import write
 from studies._study import run
 from studies._timing import measure_peak_gib, run_in_new_process, time_repeatedly
 
+pytestmark = pytest.mark.usefixtures("quick_figures")
+
 
 def embedded(X: Any, Z: Any, labels: Any) -> Any:
     """The steps in plain matrices, from their definition."""

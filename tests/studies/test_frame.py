@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +18,9 @@ from studies._figures import LOOKS, STYLE, ceiling, curve, curves, floor, look
 from studies._report import PageError, as_csv, describe_origin, interval, publish, write
 from studies._study import Case, Mean, Row, Study, as_frame, mean, run, select, summarise
 from studies.data import DataMissingError
+from tests.studies.squares import measure
 
 CASES = [{"number": number, "seed": seed} for number in (1, 2, 3) for seed in (0, 1)]
-
-
-def measure(case: Case) -> list[Row]:
-    noise = float(np.random.default_rng(case["seed"]).normal())
-    return [{**case, "square": case["number"] ** 2 + noise, "process": os.getpid()}]
 
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:

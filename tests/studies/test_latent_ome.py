@@ -10,6 +10,8 @@ from studies._report import write
 from studies._study import as_frame, mean, run, summarise
 from tests.studies.small_sets import small_sets
 
+pytestmark = pytest.mark.usefixtures("quick_figures")
+
 
 @pytest.mark.parametrize(
     ("name", "alpha", "nominal", "expected"),

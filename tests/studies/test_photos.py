@@ -19,6 +19,13 @@ from nearveil.protocol.client import Found
 from nearveil.service.client.results import Match, Nearest
 from studies import photos
 from studies.photos import serve_on_loopback
+from tests.clocks import hurry
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no client wait for the end of a slot."""
+    hurry(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,8 @@ from studies._report import write
 from studies._study import mean, run
 from studies.data import DataMissingError, Remembered, extract_digit_features, load_digit_images, straighten
 
+pytestmark = pytest.mark.usefixtures("quick_figures")
+
 pytest.importorskip("skimage", reason="scikit-image is not installed (the extra `images`)")
 
 PRIVATE, HELD = 400, 60
@@ -45,8 +47,10 @@ def few_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]
     monkeypatch.setattr(private_knn, "RATES", (0.5, 0.8))
     monkeypatch.setattr(private_knn, "EPSILONS", {"mnist": (0.05, 40.0), "svhn": (40.0,)})
     monkeypatch.setattr(private_knn, "TEACHERS", {"mnist": 20, "svhn": 10})
-    pate = {"threshold": 120, "screening_noise": 60, "vote_noise": 20, "max_screened": 60, "max_answered": 40}
+    pate = {"threshold": 20, "screening_noise": 10, "vote_noise": 5, "max_screened": 60, "max_answered": 40}
     monkeypatch.setattr(private_knn, "PATE_PUBLISHED", dict.fromkeys(("mnist", "svhn"), pate))
+    make_pate = private_knn.make_pate  # teachers of few digits are few
+    monkeypatch.setattr(private_knn, "make_pate", lambda teachers, *a, **b: make_pate(min(teachers, 40), *a, **b))
     for name in ("MNIST", "SVHN"):
         plan = accounting.PLANS[name]
         easy = NoisyScreening(noise=5.0, threshold=10.0, n_neighbors=20)

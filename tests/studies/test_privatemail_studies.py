@@ -28,6 +28,8 @@ from studies import (
 from studies._report import round_up, write
 from studies._study import Row, Study, as_frame, run
 
+pytestmark = pytest.mark.usefixtures("quick_figures")
+
 CLASSES = {"cub200_cropped_lite0": 200, "cars196_cropped_lite0": 196, "cifar100_partial": 100}
 
 
@@ -56,9 +58,6 @@ def made(study: Study, folder: Path) -> list[Row]:
     measured = run(study, folder / study.name, jobs=1)
     page = write(study, measured, folder / study.name)
     text = page.read_text()
-    for path in page.parent.glob("*.svg"):
-        assert f"({path.name})" in text
-        assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert "nan" not in text
     with page.with_suffix(".csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(measured.rows)

@@ -21,6 +21,8 @@ from studies._search import SETS, SETTINGS, Trial, build_search, find, split, sp
 from studies._study import Row, Study, as_frame, mean, run, select, summarise
 from tests.studies.small_sets import small_sets
 
+pytestmark = pytest.mark.usefixtures("quick_figures")
+
 BIRDS = "cub200_cropped_lite0"
 
 

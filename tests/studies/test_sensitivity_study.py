@@ -11,6 +11,8 @@ from studies._report import render, write
 from studies._study import as_frame, run
 from tests.studies.small_sets import small_sets
 
+pytestmark = pytest.mark.usefixtures("quick_figures")
+
 
 def test_sensitivity_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small_sets(monkeypatch, tmp_path)
