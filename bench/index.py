@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import platform
+import resource
 import sys
 import tempfile
 import time
@@ -151,6 +152,31 @@ def measure_table(n: int = 100_000, dimension: int = 128, rounds: int = 5) -> di
     return {name: float(np.median(spent)) for name, spent in times.items()}
 
 
+def measure_publish(items: int, dimension: int) -> dict[str, tuple[float, float]]:
+    """Return the seconds, by the clock and of the processor, of each stage of publishing a map at epsilon 4, f 0.1."""
+    from nearveil.gallery import Index
+
+    spent: dict[str, tuple[float, float]] = {}
+    stage, clock, processor = "reading", time.perf_counter(), time.process_time()
+
+    def tell(following: str, _part: float) -> None:
+        nonlocal stage, clock, processor
+        if following != stage:
+            now = time.perf_counter(), time.process_time()
+            spent[stage] = now[0] - clock, now[1] - processor
+            stage, clock, processor = following, *now
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Index.create(f"{folder}/index", dimension=dimension, extractor="bench") as index,
+    ):
+        index.add_table(clustered(items, dimension, 0))
+        clock, processor = time.perf_counter(), time.process_time()
+        index.publish(4.0, 0.1, progress=tell)
+        tell("", 1.0)
+    return spent
+
+
 @contextmanager
 def server(count: int) -> Iterator[list[str]]:
     """Start a durable PostgreSQL; yield the URLs of so many databases on it."""
@@ -223,7 +249,15 @@ def main() -> None:
     parser.add_argument("--stores", nargs="+", choices=STORES, default=STORES)
     parser.add_argument("--large", action="store_true", help="a million items, too: many minutes")
     parser.add_argument("--table", action="store_true", help="measure add_table alone, against writing plain FAISS")
+    parser.add_argument("--publish", nargs=2, type=int, metavar=("ITEMS", "DIMENSION"), help="measure publish alone")
     options = parser.parse_args()
+    if options.publish:
+        spent = measure_publish(*options.publish)
+        for stage, (clock, processor) in {**spent, "all": tuple(map(sum, zip(*spent.values(), strict=True)))}.items():
+            print(f"{stage}: {clock:.1f} s, {processor:.1f} s of the processor")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(f"peak memory {peak:.2f} GiB; load average {os.getloadavg()[0]:.1f}")
+        return
     if options.table:
         found = measure_table()
         ratios = (found["table_s"] / found["plain_s"], found["table_ids_s"] / found["plain_s"])

@@ -11,8 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
+from numpy.typing import NDArray
 
+from nearveil.mechanisms import Covers
 from studies._cost_release import (
     AUTHORS,
     BATCH,
@@ -28,6 +31,7 @@ from studies._timing import measure_peak_gib, run_in_new_process
 GALLERY = 5000
 MAP_SIZES = (10_000, 100_000, 1_000_000)
 MAP_DIMENSION = 64
+QUERIES = 2000
 
 
 def speeds() -> list[dict[str, Any]]:
@@ -42,19 +46,32 @@ def speeds() -> list[dict[str, Any]]:
 
 def build(n: int) -> dict[str, Any]:
     """Time the map of a large gallery, in this process."""
-    from nearveil.mechanisms import Covers
-
-    rows, _ = draw_clusters(n, MAP_DIMENSION, 2)
+    rows, _ = draw_clusters(n + QUERIES, MAP_DIMENSION, 2)
+    gallery, queries = rows[:n], rows[n:]
     covers = Covers(EPSILON, CANDIDATES).fit(rows[:1000])
-    start = time.perf_counter()
-    covers.index(rows)
+    start, processor = time.perf_counter(), time.process_time()
+    covers.index(gallery)
+    seconds, processor, peak = time.perf_counter() - start, time.process_time() - processor, measure_peak_gib()
     return {
         "items": n,
-        "seconds": time.perf_counter() - start,
-        "peak_gib": measure_peak_gib(),
+        "seconds": seconds,
+        "processor_seconds": processor,
+        "peak_gib": peak,
+        "recall": expect_recall(covers, gallery, queries),
         "sets": covers.map_.n_sets,
         "map_bytes": covers.map_.nbytes,
     }
+
+
+def expect_recall(covers: Covers, gallery: NDArray[np.float32], queries: NDArray[np.float32]) -> float:
+    """Return the expected NN-recall@8 of queries that the gallery does not hold."""
+    items, asked = covers.features(gallery).astype(np.float32), covers.features(queries)
+    exact = faiss.IndexFlatIP(items.shape[1])
+    exact.add(items)
+    truth = exact.search(asked.astype(np.float32), 8)[1]
+    found = covers.members_.T.tocsr()[truth.ravel()].toarray().reshape(*truth.shape, -1).mean(axis=1)
+    own, hit = found[np.arange(len(found)), covers.map_.choose(asked)], covers._channel(covers.map_).hit
+    return float(np.mean(hit * own + (1 - hit) * (found.sum(axis=1) - own) / (found.shape[1] - 1)))
 
 
 def show(records: list[dict[str, Any]], maps: list[dict[str, Any]]) -> None:
@@ -62,7 +79,7 @@ def show(records: list[dict[str, Any]], maps: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    rival = records[0]["single"]
+    rival = records[0]["single"] if records else 0
     grid = Table(title=f"Messages a second, {DIMENSION} dimensions, epsilon {EPSILON:g}, f {CANDIDATES:g}")
     grid.add_column("release", no_wrap=True)
     for heading in ("one by one", f"{BATCH} at a time", "times the authors', single", "batched", "message bytes"):
@@ -73,13 +90,16 @@ def show(records: list[dict[str, Any]], maps: list[dict[str, Any]]) -> None:
             f"{r['batched'] / rival:,.0f}", f"{r['bytes']:,}",
         )  # fmt: skip
     scale = Table(title=f"The map of learned covers, {MAP_DIMENSION} dimensions")
-    for heading in ("items", "seconds", "peak GiB", "sets", "map bytes"):
+    for heading in ("items", "seconds", "of the processor", "peak GiB", "sets", "NN-recall@8", "map bytes"):
         scale.add_column(heading, justify="right")
     for m in maps:
-        cells = (f"{m['items']:,}", f"{m['seconds']:.0f}", f"{m['peak_gib']:.1f}", str(m["sets"]))
-        scale.add_row(*cells, f"{m['map_bytes']:,}")
+        scale.add_row(
+            f"{m['items']:,}", f"{m['seconds']:.0f}", f"{m['processor_seconds']:.0f}", f"{m['peak_gib']:.1f}",
+            str(m["sets"]), f"{m['recall']:.3f}", f"{m['map_bytes']:,}",
+        )  # fmt: skip
     console = Console(width=120)
-    console.print(grid)
+    if records:
+        console.print(grid)
     console.print(scale)
 
 
@@ -88,8 +108,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the JSON")
     parser.add_argument("--maps", type=int, nargs="*", default=MAP_SIZES, help="sizes of galleries to map")
+    parser.add_argument("--maps-only", action="store_true", help="leave out messages a second")
     options = parser.parse_args()
-    records = speeds()
+    records = [] if options.maps_only else speeds()
     maps = [run_in_new_process(f"{__file__}:build", n=n) for n in options.maps]
     show(records, maps)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from studies import _figures as draw
 from studies._study import Case, Row, Study
 from studies.data import find
 
-SIZES = (5_000, 20_000, 60_000)
+SIZES = (5_000, 20_000, 60_000, 250_000, 1_000_000)
 ANSWER = 600  # items
 QUERIES = 2000
 K = 8
@@ -74,8 +74,8 @@ def measure(case: Case) -> list[Row]:
     n = case["items"]
     epsilon, fraction = round(math.log(n / ANSWER), 2), ANSWER / n
     gallery, queries = load_moved(n)
-    number = learning.usual_number(n, ANSWER, epsilon, 2, 4096)  # the rule: a climb would look at several
-    covers = Covers(epsilon, fraction, n_sets=number).fit(gallery[:_SOME]).index(gallery)
+    covers = Covers(epsilon, fraction).fit(gallery[:_SOME]).index(gallery)
+    number = covers.map_.n_sets
     items = covers.features(gallery).astype(np.float32)
     rows = covers.features(queries)
     exact = faiss.IndexFlatIP(DIMENSION)

@@ -47,6 +47,7 @@ _FAINT = 0.01  # a share of a query that is not looked at
 _MOST_PASSES = 30
 _GAIN = 1e-4  # a pass that gains less is the last
 _STARTS = 4
+_MANY_SETS = 256  # in earlier starts, after which another would find the like
 _SPARE = 1.5  # times the usual number of sets is learned at first
 _DROPPED = 32  # of so many sets one is dropped at a time
 _PASSES_A_DROP = 2
@@ -342,13 +343,15 @@ def learn_sets(
     shared = workers.share(_Task(small[queries], lists, n, set_size, epsilon))
     numbers = (n_sets, n_sets) if n_sets else (max(2, least), max(2, least, min(_MOST_SETS, n)))
     found: list[tuple[float, int, csr_array]] = []
-    for seeds in ((0,), range(1, _STARTS)):  # the first start chooses the number
+    seeds = range(1)
+    while seeds:
         jobs = [(seed, *numbers) for seed in seeds]
         names = [f"start {seed}" for seed in seeds]
         for one in workers.map(_learn_start, jobs, shared, stage="learning sets", names=names):
             found.append(one)
             tell("learning sets", 0.4 + 0.4 * len(found) / _STARTS)
-        numbers = (found[0][2].shape[0],) * 2
+        numbers = (found[0][2].shape[0],) * 2  # the first start chooses the number
+        seeds = range(len(found), min(_STARTS, 1 + _MANY_SETS // numbers[0]))
     return Learned(max(found)[2], queries, lists)
 
 
