@@ -325,10 +325,10 @@ def _map(**changed: object) -> PublicMap:
     ("changed", "words"),
     [
         ({"components": np.full((3, 2), np.nan, dtype=np.float16)}, "components must be finite"),
-        ({"components": np.ones((3, 3), dtype=np.float16)}, "fit each other"),
+        ({"components": np.ones((3, 3), dtype=np.float16)}, "as many columns"),
         ({"components": np.ones(3, dtype=np.float16)}, "components must be a table"),
         ({"prototypes": np.ones((4, 2))}, "prototypes must be a table"),
-        ({"prototypes": np.ones((5, 2), dtype=np.int8)}, "fit each other"),
+        ({"prototypes": np.ones((5, 2), dtype=np.int8)}, "as many columns"),
         ({"coverage": np.ones((4, 1), dtype=np.uint8)}, "2 to 4096 sets"),
         ({"coverage": np.ones((4, 4097), dtype=np.uint8)}, "coverage must be an array of at most 8192 x 4096"),
         ({"prototypes": np.ones((8193, 2), dtype=np.int8)}, "prototypes must be an array of at most 8192 x 64"),
