@@ -646,7 +646,7 @@ def group_around_prototypes(
     """
     placed = features @ components.astype(np.float32)
     if len(features) <= PROTOTYPES:
-        order = np.lexsort(features.T)
+        order = np.lexsort(placed.T)
         return Grouping(members, components, placed[order], members.toarray().T[order].astype(np.float32))
     found, nearest = fine_centres(placed, PROTOTYPES, workers)
     coverage = measure_around(nearest, members, len(found))
@@ -804,7 +804,8 @@ class Covers(MappedRelease):
             features, set_size, self.epsilon, self.n_sets, tell, least=least, parts=parts, workers=workers
         )
         tell("making the map", 0.8)
-        members, components = learned.sets.astype(np.uint8), find_components(features)
+        members = learned.sets.astype(np.uint8)
+        components = learned.directions[:, :MOST_DIMENSIONS].astype(np.float16)
         if self.reach > 0:
             free = group_around_prototypes(features, members, components, workers=workers)
             local = measure_local(features, _make_map(n, free, set_size))

@@ -312,6 +312,7 @@ class Learned(NamedTuple):
     sets: csr_array  # (n_sets, n_items)
     queries: Positions  # items, in a random order
     lists: Lists  # their neighbours
+    directions: Rows  # the leading ones of the features, shape (d, r)
 
 
 def learn_sets(
@@ -331,7 +332,8 @@ def learn_sets(
     """
     n = len(features)
     queries = np.random.default_rng(_SEED).permutation(n)[:_MOST_QUERIES]
-    small = features if features.shape[1] <= _DIMENSIONS else features @ projection(features, _DIMENSIONS)
+    directions = projection(features, _DIMENSIONS)
+    small = features if features.shape[1] <= _DIMENSIONS else features @ directions
     exact = len(queries) * n * features.shape[1] <= _EXACT
     lists = neighbor_lists(
         features if exact else small,
@@ -352,7 +354,7 @@ def learn_sets(
             tell("learning sets", 0.4 + 0.4 * len(found) / _STARTS)
         numbers = (found[0][2].shape[0],) * 2  # the first start chooses the number
         seeds = range(len(found), min(_STARTS, 1 + _MANY_SETS // numbers[0]))
-    return Learned(max(found)[2], queries, lists)
+    return Learned(max(found)[2], queries, lists, directions)
 
 
 def _learn_start(job: tuple[int, int, int], task: "_Task") -> tuple[float, int, csr_array]:
