@@ -4,15 +4,19 @@ Galleries are real features, enlarged: ``photos`` mixes each image of CUB-200 an
 class and adds a little noise (1,280 dimensions); ``digits`` turns, shifts and scales MNIST's (784 pixels). Queries are
 images that were held out::
 
-    python bench/sealed.py --data photos --items 1000000 --out out/bench
+    python bench/sealed.py --data photos --items 1000000 --shapes 64 128:1554:21 192:1036:14 256:780:10
+    python bench/sealed.py --data photos --items 10000000 --project 64 --queries 100
 
-Figures go to a JSON file. Time is told as a ratio to reading memory in the same run.
+A shape is the numbers of a code, cells and colours. With ``--project`` features are cut to their leading principal
+directions before they are enlarged, so that ten million fit into memory. Figures go to a JSON file. Time is told as a
+ratio to reading memory in the same run.
 """
 
 import argparse
 import json
 import os
 import resource
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,11 +100,16 @@ def enlarge_digits(pictures: Singles, count: int) -> Iterator[Singles]:
         yield unit(made.reshape(size, -1))
 
 
-def make_gallery(data: str, count: int, n_queries: int) -> tuple[NDArray[np.float16], Singles, NDArray[np.int64]]:
+def make_gallery(
+    data: str, count: int, n_queries: int, project: int | None
+) -> tuple[NDArray[np.float16], Singles, NDArray[np.int64]]:
     """Return rows in 16 bits, queries, and the exact nearest of each query."""
     folder = Path(os.environ.get("NEARVEIL_DATA", "../shared/data"))
     if data == "photos":
         rows, classes, queries = load_photos(folder, n_queries)
+        if project is not None:
+            directions = np.linalg.eigh(rows.T @ rows)[1][:, ::-1][:, :project]
+            rows, queries = unit(rows @ directions), unit(queries @ directions)
         blocks = enlarge_photos(rows, classes, count)
     else:
         pictures, queries = load_digits(folder, n_queries)
@@ -178,9 +187,9 @@ def measure_recall(
         both, ids = np.concatenate([best, scores], axis=1), np.concatenate([exact, some[found]], axis=1)
         order = np.argsort(-both, axis=1)[:, : 4 * NEAREST]
         best, exact = np.take_along_axis(both, order, axis=1), np.take_along_axis(ids, order, axis=1)
-    sums = dict.fromkeys(("codes", "codes_in_16", "probed", "codes_alone_32"), 0.0)
+    sums = dict.fromkeys(("codes", "codes_in_16", "probed", "codes_alone_32", "codes_of_cells_32"), 0.0)
     sums |= {f"end_to_end_{count}": 0.0 for count in FETCHED}
-    for query, true, by_code in zip(queries, nearest, exact, strict=True):
+    for query, own, true, by_code in zip(queries, projected, nearest, exact, strict=True):
         question = client.ask(query)
         positions = [
             match.position for match in client.read_scores(question, index.answer(question.data), max(FETCHED))
@@ -191,7 +200,11 @@ def measure_recall(
         sums["codes_in_16"] += len(wanted & set(positions[: 2 * NEAREST])) / NEAREST
         sums["probed"] += np.isin(by_code[:NEAREST] // layout.n_slots, cells).mean()
         tried = [(f"end_to_end_{count}", positions[:count]) for count in FETCHED]
-        for name, listed in [*tried, ("codes_alone_32", by_code.tolist())]:
+        looked = (cells[:, None] * layout.n_slots + np.arange(layout.n_slots)).ravel()
+        looked = looked[items[looked] >= 0]
+        clear = looked[np.argsort(-(codes[looked].astype(np.float32) @ own))[: 4 * NEAREST]]
+        tried += [("codes_alone_32", by_code.tolist()), ("codes_of_cells_32", clear.tolist())]
+        for name, listed in tried:
             chosen = items[listed]
             ranked = chosen[np.argsort(-(gallery[chosen].astype(np.float32) @ query))][:NEAREST]
             sums[name] += len(set(ranked.tolist()) & set(true.tolist())) / NEAREST
@@ -204,42 +217,52 @@ def main() -> None:
     parser.add_argument("--data", choices=("photos", "digits"), default="photos")
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--queries", type=int, default=200)
-    parser.add_argument("--dimension", type=int, default=64)
-    parser.add_argument("--cells", type=int)
-    parser.add_argument("--colours", type=int)
+    parser.add_argument("--shapes", nargs="+", default=["64"], help="numbers of a code:cells:colours")
+    parser.add_argument("--project", type=int)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     given = parser.parse_args()
-    gallery, queries, nearest = make_gallery(given.data, given.items, given.queries)
-    start = time.perf_counter()
-    index = SealedIndex.build(
-        gallery, dimension=given.dimension, n_cells=given.cells, n_colours=given.colours, n_jobs=2
-    )
-    built = time.perf_counter() - start
-    hints = index.get_hints()
-    client = SealedClient(index.layout.to_bytes(), hints)
-    layout = index.layout
-    report: dict[str, Any] = {
-        "data": given.data,
-        "items": given.items,
-        "dimension": layout.dimension,
-        "cells": len(layout.centroids),
-        "colours": layout.n_colours,
-        "slots": layout.n_slots,
-        "question_bytes": len(client.ask(queries[0]).data),
-        "answer_bytes": len(index.answer(client.ask(queries[0]).data)),
-        "hint_bytes": len(hints[0]),
-        "layout_bytes": len(layout.to_bytes()),
-        "codes_bytes": given.items * layout.dimension,
-        "build_s": built,
-        **measure_rates(index, client, queries[0], given.repeats),
-        "recall": measure_recall(index, client, gallery, queries, nearest),
-        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20),
-    }
+    gallery, queries, nearest = make_gallery(given.data, given.items, given.queries, given.project)
+    reports = [measure_shape(shape, gallery, queries, nearest, given.repeats) for shape in given.shapes]
     given.out.mkdir(parents=True, exist_ok=True)
     name = f"sealed-{given.data}-{given.items}.json"
-    (given.out / name).write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
+    (given.out / name).write_text(json.dumps({"data": given.data, "shapes": reports}, indent=1) + "\n")
+
+
+def measure_shape(
+    shape: str, gallery: NDArray[np.float16], queries: Singles, nearest: NDArray[np.int64], repeats: int
+) -> dict[str, Any]:
+    """Build an index of a shape, save and load it, and measure."""
+    given: dict[str, Any] = dict(zip(("dimension", "n_cells", "n_colours"), map(int, shape.split(":")), strict=False))
+    start = time.perf_counter()
+    index = SealedIndex.build(gallery, n_jobs=2, **given)
+    built = time.perf_counter() - start
+    with tempfile.TemporaryDirectory() as folder:
+        index.save(Path(folder) / "sealed")
+        loading = take_time(lambda: SealedIndex.load(Path(folder) / "sealed"), 1)
+        index = SealedIndex.load(Path(folder) / "sealed")
+        hints = index.get_hints()
+        client = SealedClient(index.layout.to_bytes(), hints)
+        layout = index.layout
+        report: dict[str, Any] = {
+            "items": len(gallery),
+            "dimension": layout.dimension,
+            "cells": len(layout.centroids),
+            "colours": layout.n_colours,
+            "slots": layout.n_slots,
+            "question_bytes": len(client.ask(queries[0]).data),
+            "answer_bytes": len(index.answer(client.ask(queries[0]).data)),
+            "hint_bytes": len(hints[0]),
+            "layout_bytes": len(layout.to_bytes()),
+            "codes_bytes": len(gallery) * layout.dimension,
+            "build_s": built,
+            "load_s": loading,
+            **measure_rates(index, client, queries[0], repeats),
+            "recall": measure_recall(index, client, gallery, queries, nearest),
+            "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20),
+        }
+    print(json.dumps(report, indent=1), flush=True)
+    return report
 
 
 if __name__ == "__main__":

@@ -11,16 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 Singles = NDArray[np.float32]
+Vectors = NDArray[np.float32] | NDArray[np.int8]
 Whole = NDArray[np.int64]
 
 _SEED = 20260901  # of k-means and of ties: the result is public, and should be the same each time
-_SAMPLE = 64  # rows a cell that k-means learns from
-_PASSES = 10
-_CHOICES = 16  # cells that an item may go to, nearest first
-_ROUNDS = 60
+_SAMPLE = 40  # rows a cell that k-means learns from
+_PASSES = 8
+_CHOICES = 8  # cells that an item may go to, nearest first
+_AT_ONCE = 1 << 18  # rows that are compared with all cells at a time
+_ROUNDS = 40
 _STEP = 0.5  # how fast prices move
 _NEAR = 48  # cells whose colours should differ from a cell's own
 _SWAPS = 20
+_TRIED = 1024  # cells that a cell may change places with, in one pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +39,7 @@ class CellPartition:
     n_colours: int
 
 
-def make_cells(vectors: Singles, n_cells: int, n_colours: int, n_slots: int) -> CellPartition:
+def make_cells(vectors: Vectors, n_cells: int, n_colours: int, n_slots: int) -> CellPartition:
     """Part vectors, shape (n, d), into cells of at most `n_slots`, and give them colours.
 
     `n_cells` is a multiple of `n_colours`.
@@ -50,7 +53,9 @@ def make_cells(vectors: Singles, n_cells: int, n_colours: int, n_slots: int) -> 
     return CellPartition(np.ascontiguousarray(centroids[order]), rank[cells], n_colours)
 
 
-def _find_centroids(vectors: Singles, n_cells: int) -> Singles:
+def _find_centroids(vectors: Vectors, n_cells: int) -> Singles:
+    spread = np.linspace(0, len(vectors) - 1, min(len(vectors), _SAMPLE * n_cells)).astype(np.int64)
+    sample = vectors[spread].astype(np.float32)
     means = faiss.Kmeans(
         vectors.shape[1],
         n_cells,
@@ -60,11 +65,11 @@ def _find_centroids(vectors: Singles, n_cells: int) -> Singles:
         max_points_per_centroid=_SAMPLE,
     )
     # Too few rows are repeated: faiss wants as many as there are centroids.
-    means.train(vectors if len(vectors) >= n_cells else np.resize(vectors, (n_cells, vectors.shape[1])))
+    means.train(sample if len(sample) >= n_cells else np.resize(sample, (n_cells, sample.shape[1])))
     return np.asarray(means.centroids, dtype=np.float32).reshape(n_cells, -1)
 
 
-def _balance(vectors: Singles, centroids: Singles, n_slots: int) -> Whole:
+def _balance(vectors: Vectors, centroids: Singles, n_slots: int) -> Whole:
     """Give every item a cell near it, such that no cell has more than `n_slots`.
 
     Cells that are too full raise their price until items go elsewhere; what is left over goes to the nearest cell
@@ -73,21 +78,25 @@ def _balance(vectors: Singles, centroids: Singles, n_slots: int) -> Whole:
     n_cells = len(centroids)
     search = faiss.IndexFlatL2(centroids.shape[1])
     search.add(centroids)
-    distances, near = search.search(vectors, min(_CHOICES, n_cells))
+    shape = len(vectors), min(_CHOICES, n_cells)
+    distances, near = np.empty(shape, np.float32), np.empty(shape, np.int32)
+    for start in range(0, len(vectors), _AT_ONCE):
+        some = slice(start, start + _AT_ONCE)
+        distances[some], near[some] = search.search(vectors[some].astype(np.float32), shape[1])
     unit = float(np.median(distances[:, -1] - distances[:, 0])) + 1e-12
     prices = np.zeros(n_cells, np.float32)
     for _ in range(_ROUNDS):
         chosen = (distances + prices[near]).argmin(axis=1)
-        counts = np.bincount(near[np.arange(len(near)), chosen], minlength=n_cells)
+        counts = np.bincount(np.take_along_axis(near, chosen[:, None], axis=1)[:, 0], minlength=n_cells)
         if counts.max() <= n_slots:
             break
         prices += (_STEP * unit * np.clip(counts / n_slots - 1, -0.1, 1)).astype(np.float32)
         prices = np.maximum(prices, 0)
-    cells = near[np.arange(len(near)), chosen].astype(np.int64)
+    cells = np.take_along_axis(near, chosen[:, None], axis=1)[:, 0].astype(np.int64)
     return _move_overflow(vectors, centroids, cells, n_slots)
 
 
-def _move_overflow(vectors: Singles, centroids: Singles, cells: Whole, n_slots: int) -> Whole:
+def _move_overflow(vectors: Vectors, centroids: Singles, cells: Whole, n_slots: int) -> Whole:
     """Move the items that are farthest from a cell that is too full to the nearest with room."""
     counts = np.bincount(cells, minlength=len(centroids))
     moved = []
@@ -104,7 +113,7 @@ def _move_overflow(vectors: Singles, centroids: Singles, cells: Whole, n_slots: 
     return cells
 
 
-def _find_means(vectors: Singles, cells: Whole, centroids: Singles) -> Singles:
+def _find_means(vectors: Vectors, cells: Whole, centroids: Singles) -> Singles:
     """Return the mean of each cell's items; a cell without items keeps its centroid."""
     counts = np.bincount(cells, minlength=len(centroids))
     sums = np.stack([np.bincount(cells, column, minlength=len(centroids)) for column in vectors.T], axis=1)
@@ -140,16 +149,18 @@ def _colour(centroids: Singles, n_colours: int) -> Whole:
 
 def _swap(colours: Whole, clash: Singles, weights: Singles, rng: np.random.Generator) -> int:
     """Let each cell change colours with the cell that gains most by it; return how many did."""
-    everywhere, changed = np.arange(len(colours)), 0
+    changed = 0
+    tried = rng.permutation(len(colours))[:_TRIED]
     for cell in rng.permutation(len(colours)):
-        own = colours[cell]
-        gain = clash[cell, own] - clash[cell, colours] + clash[everywhere, colours] - clash[:, own]
-        gain[colours == own] = 0
+        own, theirs = colours[cell], colours[tried]
+        gain = clash[cell, own] - clash[cell, theirs] + clash[tried, theirs] - clash[tried, own]
+        gain[theirs == own] = 0
         # Neighbours would be counted in each other's old colour: they do not change places.
-        gain[weights[cell] > 0] = 0
-        other = int(np.argmax(gain))
-        if gain[other] <= 1e-4:
+        gain[weights[cell, tried] > 0] = 0
+        best = int(np.argmax(gain))
+        if gain[best] <= 1e-4:
             continue
+        other = int(tried[best])
         taken = colours[other]
         shift = weights[other] - weights[cell]
         clash[:, own] += shift

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import joblib
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -41,7 +40,7 @@ from nearveil.sealed.lwe import (
     round_down_to,
     unpack,
 )
-from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
+from nearveil.sealed.parameters import FETCH, SCORES
 from nearveil.sealed.sizes import (
     DIMENSIONS,
     HINT_BYTES,
@@ -56,7 +55,6 @@ from nearveil.sealed.wire import Hint, get_parameters, read_question, write_answ
 
 _CLIP = 3.6  # standard deviations of a coordinate beyond which it is clipped
 _TOGETHER = 32  # questions of one pass
-_HINT_ROWS = 256  # of a hint that one worker makes at a time
 _SAMPLE = 1 << 16  # rows that directions are learned from, and that are projected at a time
 _DIGITS = 127
 _REMEMBERED = 64  # changes that hints can be told since
@@ -163,11 +161,10 @@ class SealedIndex:
         """
         given = np.atleast_1d(np.asarray(rows))
         projection = _find_projection(check_rows(given[_spread(len(given))]), check_count(dimension, "dimension", 1))
-        blocks = (given[start : start + _SAMPLE] for start in range(0, len(given), _SAMPLE))
-        codes, scale, reach = _quantise(np.concatenate([check_rows(block) @ projection for block in blocks]))
+        codes, scale, reach = _quantise(given, projection)
         n_cells, n_colours = choose_shape(len(codes), n_cells, n_colours)
         n_slots = count_slots(len(codes), n_cells)
-        cells = make_cells(codes.astype(np.float32), n_cells, n_colours, n_slots)
+        cells = make_cells(codes, n_cells, n_colours, n_slots)
         counts = np.bincount(cells.cells, minlength=n_cells)
         order = np.argsort(cells.cells, kind="stable")
         slots = np.empty(len(codes), np.int64)
@@ -184,7 +181,7 @@ class SealedIndex:
         kept = None
         if records is not None:
             kept, matrix = _lay_out_records(records, places, n_fetched)
-            state |= {"records": matrix, "record_hint": _build_hint(FETCH, seed, matrix, n_jobs)}
+            state |= {"records": matrix, "record_hint": make_hint(FETCH, seed, matrix, n_jobs)}
         layout = Layout(
             version=_name_version(seed, database, state.get("records")),
             seed=seed,
@@ -196,8 +193,8 @@ class SealedIndex:
             counts=counts.astype(np.uint16),
             records=kept,
         )
-        hint = np.stack([_build_hint(SCORES, seed, matrix, n_jobs) for matrix in database])
-        return cls(layout, database, hint, **state)
+        hint = make_hint(SCORES, seed, database.reshape(-1, database.shape[2]), n_jobs)
+        return cls(layout, database, hint.reshape(n_colours, n_slots, -1), **state)
 
     def __len__(self) -> int:
         return int(self.layout.counts.sum())
@@ -512,11 +509,17 @@ def _spread(count: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, count - 1, min(count, _SAMPLE)).astype(np.int64))
 
 
-def _quantise(projected: Singles) -> tuple[Bytes, float, int]:
-    """Return codes of 8 bits, their scale, and a bound on their length."""
-    scale = _DIGITS / (_CLIP * float(np.sqrt(np.mean(projected**2, dtype=np.float64))))
-    reach = math.ceil(float(np.linalg.norm(projected, axis=1).max()) * scale * 1.02) + 1
-    return _clip(np.rint(projected * scale), reach), scale, reach
+def _quantise(rows: NDArray[Any], projection: Singles) -> tuple[Bytes, float, int]:
+    """Return codes of 8 bits, their scale, and a bound on their length; some rows are projected at a time."""
+    sample = check_rows(rows[_spread(len(rows))]) @ projection
+    scale = _DIGITS / (_CLIP * float(np.sqrt(np.mean(sample**2, dtype=np.float64))))
+    codes, longest = np.empty((len(rows), projection.shape[1]), np.int8), 0.0
+    for start in range(0, len(rows), _SAMPLE):
+        some = slice(start, start + _SAMPLE)
+        steps = np.clip(np.rint(check_rows(rows[some]) @ projection * scale), -_DIGITS, _DIGITS)
+        longest = max(longest, float(np.linalg.norm(steps, axis=1).max()))
+        codes[some] = steps
+    return codes, scale, math.ceil(longest * 1.02) + 1
 
 
 def _clip(steps: Singles, reach: int) -> Bytes:
@@ -540,14 +543,3 @@ def _lay_out_records(records: Sequence[bytes], items: NDArray[np.int64], n_fetch
     matrix = np.ascontiguousarray(table.reshape(n_columns, per_column * width).T)
     _check_failure(matrix)
     return RecordLayout(width, per_column, n_columns, n_fetched), matrix
-
-
-def _build_hint(parameters: LweParameters, seed: bytes, matrix: Bytes, n_jobs: int) -> Words:
-    """Return the hint of a matrix; workers share its rows."""
-    if n_jobs == 1:
-        return make_hint(parameters, seed, matrix)
-    parts = [matrix[start : start + _HINT_ROWS] for start in range(0, len(matrix), _HINT_ROWS)]
-    made = joblib.Parallel(n_jobs, prefer="threads")(
-        joblib.delayed(make_hint)(parameters, seed, part) for part in parts
-    )
-    return np.concatenate(made)

@@ -11,6 +11,7 @@ hint ``D A`` beforehand.
 
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -25,10 +26,12 @@ SEED_BYTES = 32
 LARGEST_DRAW = 119  # of secrets and errors: where the tables of sigma 6.4 end
 _AES_BLOCK = 16
 _ROWS = 1 << 10  # of the public matrix at a time
+_HINT_ROWS = 1 << 10  # of a database at a time
 _EXACT = 1 << 13  # columns of D for which a product with the public matrix stays below 2^53: 7 + 31 + 13 bits
 
 Words = NDArray[np.uint32]
 Longs = NDArray[np.int64]
+Doubles = NDArray[np.float64]
 Bytes = NDArray[np.int8]
 
 
@@ -68,12 +71,18 @@ def encrypt(parameters: LweParameters, seed: bytes, messages: Longs, source: Sou
     return round_down_to(noisy, parameters.modulus_bits, QUESTION_BITS), secrets
 
 
-def make_hint(parameters: LweParameters, seed: bytes, database: Bytes) -> Words:
-    """Return D A modulo Q for D of shape (rows, C); the result has shape (rows, n)."""
+def make_hint(parameters: LweParameters, seed: bytes, database: Bytes, n_jobs: int = 1) -> Words:
+    """Return D A modulo Q for D of shape (rows, C); the result has shape (rows, n). Threads share the rows."""
     hint = np.zeros((len(database), parameters.dimension), np.int64)
-    for start, stop in _spans(database.shape[1], _EXACT):
-        matrix = expand_matrix(parameters, seed, start, stop).astype(np.float64)
-        hint += (database[:, start:stop].astype(np.float64) @ matrix).astype(np.int64)
+    with ThreadPoolExecutor(n_jobs) as threads:
+        for start, stop in _spans(database.shape[1], _EXACT):
+            matrix = expand_matrix(parameters, seed, start, stop).astype(np.float64)
+
+            def add(rows: tuple[int, int], matrix: Doubles = matrix, columns: slice = slice(start, stop)) -> None:
+                some = slice(*rows)
+                hint[some] += (database[some, columns].astype(np.float64) @ matrix).astype(np.int64)
+
+            list(threads.map(add, _spans(len(database), _HINT_ROWS)))
     return (hint & ((1 << parameters.modulus_bits) - 1)).astype(np.uint32)
 
 
