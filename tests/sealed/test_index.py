@@ -207,7 +207,8 @@ def check_consistent(index: SealedIndex) -> None:
 
 def test_changes_update_hints_for_changed_rows_alone() -> None:
     rows = make_rows(100)
-    index = SealedIndex.build(rows, records=[b"%d" % i for i in range(100)], n_cells=12, n_colours=12)  # all cells are looked into
+    # As many colours as cells: all of them are looked into.
+    index = SealedIndex.build(rows, records=[b"%d" % i for i in range(100)], n_cells=12, n_colours=12)
     client, first = connect(index), index.layout.version
     fresh = make_rows(3, seed=9)
     index.add(fresh, [b"x", b"y", b"z"])
