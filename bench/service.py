@@ -202,7 +202,7 @@ def warm(url: str, tokens: Sequence[str], bodies: Sequence[bytes]) -> tuple[int,
         fewest = min(fewest, made)
 
 
-def serve_ours(place: str, tokens: str, log: str, workers: str, cache: str) -> None:
+def serve_ours(place: str, tokens: str, log: str, workers: str, cache: str = str(1 << 28)) -> None:
     """Be the server."""
     from nearveil.service import Settings, serve
 

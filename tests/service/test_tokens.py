@@ -241,7 +241,8 @@ def test_a_revocation_takes_effect_on_a_full_disk(tmp_path: Path) -> None:
             token, secret = store.create("ann")
             assert store.has_room()
             fill(disk, 0)
-            with pytest.raises(TokenError):  # after what the log of the database has room for
+            # After what the log of the database has room for.
+            with pytest.raises(TokenError, match="the disk is full; nothing was changed: make room"):
                 list(map(store.create, ["bob"] * 10_000))
             store.revoke(token.id)
             assert store.verify(secret) is None

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -141,7 +142,8 @@ def test_figures_keys_and_revocations_are_those_of_all_processes(process: Proces
     assert not any(map(lives, mine))
 
 
-def test_two_servers_on_one_postgresql(tmp_path: Path, index_url: str) -> None:
+def test_two_servers_on_one_postgresql_and_one_is_killed(tmp_path: Path, index_url: str) -> None:
+    """Keys and revocations outlive the process that noted them, also where it was killed under load."""
     index_of(tmp_path / "birds").close()
     with TokenStore(index_url) as store:
         secret = store.create("ann")[1]
@@ -151,18 +153,32 @@ def test_two_servers_on_one_postgresql(tmp_path: Path, index_url: str) -> None:
             words = ["serve", str(tmp_path / "birds"), "--port", "0", "--tokens", index_url]
             servers.append(Program("-m", "nearveil", *words, quiet=True))
         urls = [one.stdout.readline().split()[-1] for one in servers]
-        headers = {"authorization": f"Bearer {secret}", "content-type": FRAME, KEY_HEADER: "one-key-of-a-client"}
+        headers = {"authorization": f"Bearer {secret}", "content-type": FRAME}
 
-        def ask(url: str, data: bytes) -> int:
-            return httpx.post(f"{url}/v1/galleries/birds/query", content=data, headers=headers).status_code
+        def ask(url: str, data: bytes, key: str = "one-key-of-a-client") -> int:
+            with suppress(httpx.TransportError):
+                told = {**headers, KEY_HEADER: key}
+                return httpx.post(f"{url}/v1/galleries/birds/query", content=data, headers=told).status_code
+            return 0  # nobody is there any more
 
-        assert ask(urls[0], b"a message") != 409
-        assert ask(urls[1], b"a message") != 409
+        assert ask(urls[0], b"a message") == 400
+        assert ask(urls[1], b"a message") == 400
         assert ask(urls[1], b"another") == 409
+        with ThreadPoolExecutor(4) as pool:
+            keys = [f"key-number-{number}-of-a-client" for number in range(40)]
+            under_way = pool.map(lambda key: ask(urls[0], b"a message", key), keys)
+            first = [next(under_way) for _ in range(10)]
+            servers[0].kill()
+            first += under_way
+            assert first[:10] == [400] * 10
+            for key, status in zip(keys, first, strict=True):
+                if status:  # the one that was killed had noted it: the other knows
+                    assert ask(urls[1], b"another", key) == 409
+                assert ask(urls[1], b"a message", key) == 400
         with TokenStore(index_url) as store:
             store.revoke(store.list()[0].id)
         time.sleep(1.2)
-        assert [ask(url, b"a message") for url in urls] == [401, 401]
+        assert ask(urls[1], b"a message") == 401
     finally:
         for running in servers:
             with running:

@@ -219,6 +219,8 @@ def _work(sock: socket.socket, settings: Settings, beat: "Synchronized[float]") 
         beat.value = time.monotonic()  # which all processes of a machine share
 
     serve_on(sock, settings, tell_alive=tell_parent)
+    # All is closed and written. What is left is to go through all objects of this process, for a second or more.
+    os._exit(0)
 
 
 def _end_with_parent() -> None:

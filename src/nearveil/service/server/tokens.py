@@ -7,6 +7,7 @@ import math
 import os
 import re
 import secrets
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ from nearveil.storage import (
     create_tables,
     data_folder,
     describe_url,
+    find_error,
     is_transient,
     make_private_file,
     parse_url,
@@ -192,6 +194,9 @@ _TEXT = re.compile(r"nv_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _ID = re.compile(r"[0-9a-f]{16}")
 _FILE_BELIEVED, _SERVER_BELIEVED = 0.05, 0.5  # seconds
 _DAY = 86_400
+_FULL: dict[int | str, tuple[type[TokenStoreError], str]] = dict.fromkeys(
+    (sqlite3.SQLITE_FULL, "53100"), (TokenStoreError, "the disk is full; nothing was changed: make room, and try again")
+)
 _NOBODY = hashlib.sha256(secrets.token_bytes(32)).digest()  # what a token of an unknown id is compared with
 
 _metadata = sa.MetaData()
@@ -439,6 +444,9 @@ class TokenStore:
         except (sa.exc.SQLAlchemyError, OSError) as error:
             # Not `from error`: a driver may quote what it could not write.
             kind = type(getattr(error, "orig", None) or error).__name__
+            full = find_error(error, _FULL)
+            if full is not None:
+                raise full[0](f"tokens {describe_url(self._url)}: {full[1]}") from None
             raise TokenStoreError(
                 f"tokens {describe_url(self._url)}: the database does not answer ({kind}): check that it is there, is "
                 "a store of tokens, and that this user may write to it"
