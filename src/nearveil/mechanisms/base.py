@@ -360,7 +360,7 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
             The higher, the nearer.
         """
         fitted = self._snapshot()
-        fitted._check_message(message)
+        fitted._check_messages([message])
         return fitted._rank(message, fitted._prepare(fitted.features(gallery, "gallery", lenient=True)))
 
     def answer_bytes(self, n: int) -> int:
@@ -374,7 +374,7 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
 
     def guarantee_of(self, message: Message) -> Guarantee:
         """Return the guarantee of a message of this mechanism: none where its noise came from a seed."""
-        self._check_message(message)
+        self._check_messages([message])
         return self.guarantee.as_seeded() if message.seeded else self.guarantee
 
     @property
@@ -422,13 +422,17 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
             Message(self.name, public_id, dict(zip(batches, row, strict=True)), seeded=not source.sound) for row in rows
         ]
 
-    def _check_message(self, message: Message) -> None:
-        if not isinstance(message, Message):
-            raise MessageError("message must be a Message; Message.from_bytes reads one")
-        if message.mechanism != self.name:
-            raise MessageError(f"message must come from {self.name!r}; it comes from {message.mechanism!r}")
-        if message.public_id != self.public_id:
-            raise MessageError("message was made with other public rows, parameters or map: fetch the map and ask anew")
+    def _check_messages(self, messages: Sequence[Message]) -> None:
+        public_id = self.public_id
+        for message in messages:
+            if not isinstance(message, Message):
+                raise MessageError("message must be a Message; Message.from_bytes reads one")
+            if message.mechanism != self.name:
+                raise MessageError(f"message must come from {self.name!r}; it comes from {message.mechanism!r}")
+            if message.public_id != public_id:
+                raise MessageError(
+                    "message was made with other public rows, parameters or map: fetch the map and ask anew"
+                )
 
     def _snapshot(self) -> Self:
         """Return this mechanism as it is now, with the parameters of its fit, whatever other threads change."""
@@ -460,8 +464,7 @@ class TractableRelease(Release):
         """
         given = [messages] if isinstance(messages, Message) else list(messages)
         features = self.features(X)
-        for message in given:
-            self._check_message(message)
+        self._check_messages(given)
         return self._log_density(given, features)
 
     @abstractmethod

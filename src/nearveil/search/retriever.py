@@ -40,7 +40,7 @@ class GalleryRanker:
 
     def _scores(self, message: Message) -> NDArray[np.float64]:
         # Not `rank`: it would centre, normalise and prepare the whole gallery anew for every message.
-        self._mechanism._check_message(message)
+        self._mechanism._check_messages([message])
         return self._mechanism._rank(message, self._prepared)
 
 

@@ -97,7 +97,7 @@ class BitwiseRelease(ProjectedRelease):
         With ``decoder="expected"`` that of a row drawn like the public ones, value by value; with "unbiased" an
         estimate whose mean is the encoded row, whatever it is, and whose noise is far larger.
         """
-        self._check_message(message)
+        self._check_messages([message])
         seen = self._read_bits(message)
         if self.decoder == "unbiased":
             return self._estimate_values(self.string_.unbiased(seen).reshape(-1, self.encoding_.word_bits))

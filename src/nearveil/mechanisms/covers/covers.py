@@ -560,7 +560,7 @@ class MappedRelease(TractableRelease):
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
         public_map = self._map()
         good = public_map.choose(features)
-        named = np.stack([self.read_sets(message) for message in messages])
+        named = self._read_sets(messages)
         odds = float(self._channel(public_map).odds)
         return np.where((named[:, None, :] == good[None, :, None]).any(axis=2), np.log(odds), 0.0)
 
@@ -587,13 +587,20 @@ class MappedRelease(TractableRelease):
 
     def read_sets(self, message: Message) -> NDArray[np.int64]:
         """Return the sets that a message names, checked."""
-        self._check_message(message)
+        self._check_messages([message])
+        (named,) = self._read_sets([message])
+        return named
+
+    def _read_sets(self, messages: list[Message]) -> NDArray[np.int64]:
+        """Return the sets that messages of this mechanism name, a row for each."""
         channel = self._channel(self._map())
         size = channel.size if isinstance(channel, SubsetSelection) else 1
-        named = message["sets"]
-        if named.dtype != np.int32 or named.shape != (size,) or ((named < 0) | (named >= channel.n_sets)).any():
-            raise MessageError(f"message must name {size} of the {channel.n_sets} sets")
-        return named.astype(np.int64)
+        named = [message["sets"] for message in messages]
+        if all(one.dtype == np.int32 and one.shape == (size,) for one in named):
+            rows: NDArray[np.int64] = np.array(named, dtype=np.int64).reshape(-1, size)
+            if ((rows >= 0) & (rows < channel.n_sets)).all():
+                return rows
+        raise MessageError(f"message must name {size} of the {channel.n_sets} sets")
 
     def _public_parts(self) -> tuple[object, ...]:
         # Not epsilon: which set a message names means the same at any, and the client's choice need not be the map's.

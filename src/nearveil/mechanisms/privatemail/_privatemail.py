@@ -204,7 +204,7 @@ class PrivateMail(Release):
     def continue_embedding(self, message: Message, steps: int) -> Message:
         """Take further public steps of a message; whoever fitted the same public rows can do so."""
         self._check_fitted()
-        self._check_message(message)
+        self._check_messages([message])
         further = check_integer(steps, "steps", 0, MOST_STEPS)
         if self._engine.read(message)[2] + further > MOST_STEPS:
             raise ValueError(f"steps must not take the message beyond {MOST_STEPS} in all")
@@ -237,7 +237,7 @@ class PrivateMail(Release):
         `as_published` alone, or what :meth:`embed_gallery` made of them.
         """
         self._check_fitted()
-        self._check_message(message)
+        self._check_messages([message])
         if not isinstance(gallery, GalleryEmbedding):
             gallery = self.embed_gallery(gallery, gallery_labels, steps=self._engine.read(message)[2])
         return self._scores(message, gallery)
