@@ -23,7 +23,8 @@ def test_a_mechanism_is_added_in_at_most_three_files(tmp_path: Path) -> None:
     subprocess.run(["git", "apply", str(DIFF)], cwd=tmp_path, check=True)  # noqa: S603, S607
     assert DIFF.read_text().count("\ndiff --git") + 1 <= 3
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'src'}:{tmp_path}"}
-    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/mechanisms/test_freezing.py", "-k", "anchor"]
+    alone = ["-q", "-p", "no:cacheprovider", "--disable-plugin-autoload"]
+    tests = ["-m", "pytest", *alone, "tests/mechanisms/test_freezing.py", "-k", "anchor"]
     ruff = ["-m", "ruff", "check", "--isolated", "--select", "E,F,I", "--line-length", "120", "src/nearveil/mechanisms"]
     for arguments in (["-c", _USE], ruff, tests):
         done = subprocess.run(  # noqa: S603

@@ -588,8 +588,7 @@ class MappedRelease(TractableRelease):
     def read_sets(self, message: Message) -> NDArray[np.int64]:
         """Return the sets that a message names, checked."""
         self._check_messages([message])
-        (named,) = self._read_sets([message])
-        return named
+        return self._read_sets([message]).reshape(-1)
 
     def _read_sets(self, messages: list[Message]) -> NDArray[np.int64]:
         """Return the sets that messages of this mechanism name, a row for each."""
