@@ -281,13 +281,11 @@ def test_who_interrupts_is_told_the_key(
 
 
 def test_a_nameless_image_is_shown_as_such(image: Path, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    items = Index.items
+    def unnamed(_: Index, ids: Any, kind: Any) -> list[bytes]:
+        del kind
+        return [b""] * len(ids)  # deleted while it is asked for
 
-    def unnamed(self: Index, ids: Any, **more: Any) -> Any:
-        del ids
-        return items(self, [], **more)  # deleted while it is asked for
-
-    monkeypatch.setattr(Index, "items", unnamed)
+    monkeypatch.setattr(Index, "texts", unnamed)
     found = told("query", image, "--index", served.folder / "index")
     assert {one["name"] for one in found["found"]} == {"(no name)"}
 
