@@ -144,6 +144,7 @@ class CodesGroup:
     number: int
     digests: Mapping[int, bytes]  # number of a block in the group: its digest
     blocks: Mapping[int, bytes] = field(default_factory=dict, repr=False)
+    read_from: bytes = field(default=b"", repr=False)  # the frame that it was read from, if it was
 
     @property
     def digest(self) -> bytes:
@@ -159,7 +160,9 @@ class CodesGroup:
         return found
 
     def to_bytes(self) -> bytes:
-        """Return the group as bytes, packed where that is worth it."""
+        """Return the group as bytes, packed where that is worth it; as it was read, if it was."""
+        if self.read_from:
+            return self.read_from
         held = Writer()
         for content in self.blocks.values():
             held.write_bytes(content)
@@ -189,7 +192,7 @@ class CodesGroup:
             raise WireError("blocks must rise, each once, and have digests")
         if any(hashlib.sha256(content).digest() != digests[one] for one, content in blocks.items()):
             raise WireError("a block is not what its digest says")
-        return cls(number, digests, blocks)
+        return cls(number, digests, blocks, data)
 
 
 class CodesSource:

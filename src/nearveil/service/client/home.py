@@ -220,21 +220,34 @@ class _Download:
     async def fetch_all(self, manifest: CodesManifest) -> bool:
         """Fetch what the copy lacks; return whether all of it was as the manifest says."""
         changed = await asyncio.to_thread(self.copy.find_changed, manifest)
-        waiting, done = list(changed.items()), 0
+        waiting, done = list(changed.items())[::-1], 0
         show = self.progress or (lambda *_: None)
         show(0, len(changed))
-        while waiting:
-            some, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
-            groups = await asyncio.gather(*(self._fetch(*one) for one in some))
-            for (number, _), group in zip(some, groups, strict=True):
+
+        async def take() -> bool:
+            nonlocal done
+            while waiting:
+                number, older = waiting.pop()
+                group = await self._fetch(number, older)
                 if group is None or group.digest != manifest.groups[number]:
                     return False
-                # Before anything of the copy is replaced: a digest says nothing of what the bytes mean.
-                await asyncio.to_thread(group.read_blocks, manifest.width, len(manifest.columns))
-                await asyncio.to_thread(self.copy.write_group, group)
+                await asyncio.to_thread(self._keep, group, manifest)
                 done += 1
                 show(done, len(changed))
-        return True
+            return True
+
+        workers = [asyncio.ensure_future(take()) for _ in range(_AT_ONCE)]  # one writes while others are sent
+        try:
+            return all(await asyncio.gather(*workers))
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)  # nothing is written after this
+
+    def _keep(self, group: CodesGroup, manifest: CodesManifest) -> None:
+        # Before anything of the copy is replaced: a digest says nothing of what the bytes mean.
+        group.read_blocks(manifest.width, len(manifest.columns))
+        self.copy.write_group(group)
 
     async def _fetch(self, number: int, older: bool) -> CodesGroup | None:
         """Return a group; of one that is held in an older form, what changed is fetched alone."""

@@ -22,7 +22,7 @@ from nearveil.service.schema import GalleryInfo
 if TYPE_CHECKING:
     from nearveil.sealed import SealedClient
 
-_OPERATION = 4e-9  # seconds: of private work, for each product of an entry of a matrix and one of a secret
+_OPERATION = 1e-9  # seconds: of private work, for each product of an entry of a matrix and one of a secret
 _LEAST = 0.1  # seconds of private work
 _KEPT = 4  # galleries whose hints are kept
 

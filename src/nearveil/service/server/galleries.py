@@ -461,10 +461,18 @@ class OpenGallery:
         -------
         bytes
         """
-        found = self._read_codes().group(number, blocks)
-        if found is None:
+        source, answers = self._read_codes(), self._snapshot.answers
+        key = b"codes" + source.manifest.groups.get(number, b"")
+        found = answers.get(key) if blocks is None else None
+        if found is not None:
+            return found
+        group = source.group(number, blocks)
+        if group is None:
             raise UnknownError("there is no such group of codes any more: ask for the manifest again")
-        return found.to_bytes()
+        found = group.to_bytes()
+        if blocks is None:
+            answers.put(key, found)
+        return found
 
     def prepare(self) -> None:
         """Wait until sealed questions can be answered, if they are offered: until their index is made or loaded."""
