@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -213,9 +214,7 @@ def _run_dask_ml(rows: Any) -> dict[str, Any]:
         from dask_ml.cluster import KMeans
     except ImportError as error:
         return {"dask_ml": f"not measured: {error}"}
-    import dask.array as da
-    import distributed
-
+    da, distributed = (import_module(name) for name in ("dask.array", "distributed"))
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as local,
         distributed.Client(local),

@@ -13,6 +13,7 @@ from joblib import Memory, Parallel, delayed
 from scipy import stats
 
 from nearveil import __version__
+from nearveil.cluster import connect
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -177,6 +178,7 @@ def run(
     jobs: int = 2,
     fresh: bool = False,
     advance: Callable[[int, int], None] | None = None,
+    cluster: Any = None,
 ) -> Measured:
     """Measure what was not measured before.
 
@@ -191,6 +193,9 @@ def run(
         Whether to forget what was measured before.
     advance : callable, optional
         Called with the number of cases that are done, and of all.
+    cluster : str or dask.distributed.Client, optional
+        Whose workers measure cases, each as a task; they must reach `folder` under the same path. Studies that measure
+        time run here.
 
     Returns
     -------
@@ -210,15 +215,29 @@ def run(
     tell(done, len(calls))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Persisting input arguments")  # a busy disk is no error
-        for _ in _measure_each(measure, missing, processes):
+        for _ in _measure_each(measure, missing, processes, study.name, None if study.alone else cluster):
             done += 1
             tell(done, len(calls))
         found = [measure(*call) for call in calls]  # one that cannot be read is measured again
     return Measured([row for rows, _ in found for row in rows], sum(seconds for _, seconds in found) / processes)
 
 
-def _measure_each(measure: Callable[..., Any], calls: Sequence[tuple[Any, ...]], jobs: int) -> Iterator[Any]:
+def _measure_each(
+    measure: Callable[..., Any], calls: Sequence[tuple[Any, ...]], jobs: int, name: str, cluster: Any
+) -> Iterator[Any]:
     """Measure cases, and yield as each is done."""
+    if cluster is not None:
+        with connect(cluster) as workers:
+            yield from workers.map(_call, calls, measure, stage=name, names=[f"case {call[1]}" for call in calls])
+        return
+    yield from _measure_here(measure, calls, jobs)
+
+
+def _call(call: tuple[Any, ...], measure: Callable[..., Any]) -> Any:
+    return measure(*call)
+
+
+def _measure_here(measure: Callable[..., Any], calls: Sequence[tuple[Any, ...]], jobs: int) -> Iterator[Any]:
     if jobs == 1 or len(calls) <= 1:
         return (measure(*call) for call in calls)
     pool = Parallel(n_jobs=jobs, return_as="generator_unordered")

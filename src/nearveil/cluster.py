@@ -7,6 +7,7 @@ that is why results do not depend on where they were computed.
 
 import importlib
 import ipaddress
+import math
 import re
 import uuid
 from collections import deque
@@ -146,7 +147,7 @@ class Cluster:
         """
         called = _name_parts(parts, names)
         for part, name in zip(parts, called, strict=True):
-            outcome = _run(function, part, *shared)
+            outcome = _run(function, _load(part), *shared)
             yield _read_outcome(outcome, stage, name)
             if tick is not None:
                 tick(1)
@@ -218,6 +219,26 @@ class _Placed:
     def drop(self) -> None:
         """Forget what was sent."""
         self._future = None
+
+
+class _Lying(_Placed):
+    """A block of a Dask array: computed by workers where its data lies, and never brought to this process."""
+
+    def find(self, client: Any) -> Any:
+        if self._future is None or self._future.cancelled():
+            self._future = client.compute(self.value)
+        return self._future
+
+
+def _load(part: Any) -> Any:
+    """Return a partition for this process; blocks of Dask arrays are computed one at a time."""
+    if isinstance(part, tuple) and any(map(_is_lazy, part)):
+        return tuple(map(_load, part))
+    return part.compute(scheduler="synchronous") if _is_lazy(part) else part
+
+
+def _is_lazy(value: Any) -> bool:
+    return type(value).__module__.startswith("dask.") and hasattr(value, "compute")
 
 
 class _DaskCluster(Cluster):
@@ -296,6 +317,8 @@ class _Tasks:
         raise _make_lost_error(stage, lost) from lost
 
     def _find(self, value: Any) -> Any:
+        if isinstance(value, tuple) and any(isinstance(one, _Placed) for one in value):
+            return tuple(map(self._find, value))
         return value.find(self._client) if isinstance(value, _Placed) else value
 
     def _watch(self, future: Any) -> None:
@@ -323,7 +346,8 @@ class _Tasks:
             except (dask.CancelledError, dask.TimeoutError, OSError) as error:
                 lost = error
             if attempt:  # what is known to be lost is sent again anyway
-                for placed in (self._parts[number], *self._shared):
+                part = self._parts[number]
+                for placed in (*(part if isinstance(part, tuple) else (part,)), *self._shared):
                     if isinstance(placed, _Placed):
                         placed.drop()
             future = self.submit(number, stage)
@@ -335,6 +359,40 @@ def _make_lost_error(stage: str, error: BaseException) -> ClusterError:
         f"cluster: it was lost while {stage} ({type(error).__name__}): start scheduler and workers, and run it again; "
         "nothing was published"
     )
+
+
+@dataclass(frozen=True)
+class SpreadRows:
+    """Rows of a Dask array, processed where they lie: on workers, or in this process one block after the other."""
+
+    cluster: Cluster
+    parts: Sequence[Any]  # what `cluster.map` takes
+    cuts: Sequence[slice]  # the rows of each
+    shape: tuple[int, int]
+    dtype: Any
+
+    @classmethod
+    def of(cls, array: Any, name: str = "X") -> "SpreadRows":
+        """Take the blocks of a Dask array, on the workers of its default client where there is one."""
+        if array.ndim != 2 or not array.shape[1] > 0:
+            raise ValueError(f"{name} must be a 2-D array (rows, features) with at least one feature")
+        sizes = array.chunks[0]
+        if any(map(math.isnan, sizes)):
+            raise ValueError(f"{name} is a Dask array whose chunks have no sizes: call its compute_chunk_sizes() first")
+        blocks = array.rechunk({1: -1}).to_delayed()[:, 0].tolist()
+        ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
+        cuts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        try:
+            client = _load_dask().default_client()
+        except (ValueError, ModuleNotFoundError):  # nobody started workers
+            return cls(LOCAL, blocks, cuts, array.shape, array.dtype)
+        parts = [_Lying(block, everywhere=False) for block in blocks]
+        return cls(_DaskCluster(client), parts, cuts, array.shape, array.dtype)
+
+
+def is_dask_array(value: Any) -> bool:
+    """Return whether a value is an array of Dask, without importing it."""
+    return type(value).__module__.startswith("dask.array")
 
 
 _LOCAL = re.compile(r"local(?::([0-9]{1,4}))?")

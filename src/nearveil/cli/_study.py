@@ -3,13 +3,25 @@
 import importlib.util
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from nearveil.cli._shared import make_folder, print_table
+from nearveil.cli._shared import (
+    CLUSTER_OPTIONS,
+    ClusterAuthorities,
+    ClusterOptions,
+    ClusterPlace,
+    InsecureCluster,
+    OwnCertificate,
+    OwnKey,
+    connect_cluster,
+    make_folder,
+    print_table,
+    report_errors,
+)
 
 if TYPE_CHECKING:
     from studies._study import Study
@@ -25,6 +37,11 @@ def study(
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything again.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes; studies of time take one.", min=1, max=64)] = 2,
+    cluster: ClusterPlace = None,
+    ca: ClusterAuthorities = None,
+    cert: OwnCertificate = None,
+    key: OwnKey = None,
+    insecure: InsecureCluster = False,
 ) -> None:
     """Make tables and figures: of the papers, and of this library. Each is CSV, JSON, SVG, PNG and a page.
 
@@ -54,7 +71,9 @@ def study(
     make_folder(out, "--out")
     make_folder(docs, "--docs")
     begin = time.monotonic()
-    left_out = [name for name in chosen if not _run(studies[name], out, docs, fresh, jobs, console)]
+    with report_errors(**CLUSTER_OPTIONS), connect_cluster(ClusterOptions(cluster, ca, cert, key, insecure)) as place:
+        workers = None if cluster is None else place
+        left_out = [name for name in chosen if not _run(studies[name], out, docs, fresh, jobs, console, workers)]
     if docs is not None:
         write_findings(docs)
     if len(chosen) > 1:
@@ -73,7 +92,7 @@ def _find_studies() -> None:
         )
 
 
-def _run(one: "Study", out: Path, docs: Path | None, fresh: bool, jobs: int, console: Console) -> bool:
+def _run(one: "Study", out: Path, docs: Path | None, fresh: bool, jobs: int, console: Console, workers: Any) -> bool:
     """Run a study; return whether it could be."""
     from studies._report import publish, write
     from studies._study import run
@@ -93,6 +112,7 @@ def _run(one: "Study", out: Path, docs: Path | None, fresh: bool, jobs: int, con
                 jobs=jobs,
                 fresh=fresh,
                 advance=lambda done, all_: progress.update(task, completed=done, total=all_),
+                cluster=workers,
             )
         page = write(one, measured, folder)
     except (DataMissingError, ModuleNotFoundError) as missing:

@@ -12,6 +12,7 @@ them: O(n d^m k) time for degree m, where the exact graph needs O(n^2 (d + k)).
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.polynomial import Polynomial
@@ -115,26 +116,39 @@ class SeriesGraph(GaussianGraph):
         self.error_bound = polynomial.error_bound
 
     def _product(self, Z: Array) -> Array:
-        xp = namespace(Z)
-        own = xp.vecdot(self._X, self._X)
+        return self.apply_sums(self._X, self.collect_sums(Z), Z.dtype) - self.weigh_own()[:, None] * Z
+
+    def weigh_own(self) -> Array:
+        """Return the weight that the polynomial gives each row with itself."""
+        own = namespace(self._X).vecdot(self._X, self._X)
         weight = own * 0
         for coefficient in reversed(self.polynomial.coefficients):
             weight = weight * own + coefficient
-        return self._cross_product(self._X, Z) - weight[:, None] * Z
+        return weight
 
     def _cross_product(self, X: Array, Z: Array) -> Array:
+        return self.apply_sums(X, self.collect_sums(Z), Z.dtype)
+
+    def collect_sums(self, Z: Array) -> list[Array]:
+        """Return what a product needs of all rows, in double precision: sums of `Z`, slopes, and higher moments."""
         xp = namespace(Z)
-        constant, linear, *higher = (*self.polynomial.coefficients, 0.0)[: max(2, self.polynomial.degree + 1)]
-        sums = constant * xp.sum(Z, axis=0, dtype=xp.float64)
-        slopes = xp.zeros((X.shape[1], Z.shape[1]), dtype=xp.float64, device=Z.device)
+        slopes = xp.zeros((self._X.shape[1], Z.shape[1]), dtype=xp.float64, device=Z.device)
         for rows in self._blocks(self._X, Z.shape[1]):
             slopes += xp.matmul(self._X[rows].T, Z[rows])
-        product = xp.matmul(X, xp.astype(linear * slopes, Z.dtype)) + xp.astype(sums, Z.dtype)
+        higher = [self._moments(Z)] if self.polynomial.degree > 1 else []
+        return [xp.sum(Z, axis=0, dtype=xp.float64), slopes, *higher]
+
+    def apply_sums(self, X: Array, collected: list[Array], dtype: Any) -> Array:
+        """Return the product of the weights between rows `X` and those whose sums were collected."""
+        sums, slopes, *higher = collected
+        xp, k = namespace(sums), slopes.shape[1]
+        constant, linear = (*self.polynomial.coefficients, 0.0)[:2]
+        product = xp.matmul(X, xp.astype(linear * slopes, dtype)) + xp.astype(constant * sums, dtype)
         if higher:
-            moments = xp.astype(self._moments(Z), Z.dtype)
-            for rows in self._blocks(X, Z.shape[1]):
+            moments = xp.astype(higher[0], dtype)
+            for rows in self._blocks(X, k):
                 block = X[rows]
-                applied = xp.reshape(xp.matmul(self._left(block), moments), (-1, Z.shape[1], X.shape[1]))
+                applied = xp.reshape(xp.matmul(self._left(block), moments), (-1, k, X.shape[1]))
                 product[rows] += xp.vecdot(applied, block[:, None, :])
         return product
 

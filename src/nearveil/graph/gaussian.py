@@ -12,6 +12,7 @@ from scipy.sparse import csr_array
 from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import ThreadpoolController
 
+from nearveil.cluster import SpreadRows, is_dask_array
 from nearveil.graph._base import (
     Array,
     GaussianGraph,
@@ -34,6 +35,7 @@ from nearveil.graph._series import (
     least_polynomial,
     n_moments,
 )
+from nearveil.graph._spread import SpreadExact, SpreadSeries
 
 HOST_TILE = 512  # a tile of doubles is 2 MiB: it stays in the second-level cache
 DEVICE_TILE = 8192
@@ -135,7 +137,9 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _rectangular(A: Array, B: Array, Z: Array, sharpness: float, tile: int) -> Array:
+def _rectangular(
+    A: Array, B: Array, Z: Array, sharpness: float, tile: int = HOST_TILE, *, skip_diagonal: bool = False
+) -> Array:
     """Multiply the (a, b) weights between the rows of `A` and `B` with `Z`, shape (b, k)."""
     xp = namespace(A)
     strips = []
@@ -143,7 +147,10 @@ def _rectangular(A: Array, B: Array, Z: Array, sharpness: float, tile: int) -> A
         rows = A[i : i + tile]
         total = xp.zeros((rows.shape[0], Z.shape[1]), dtype=xp.float64, device=Z.device)
         for j in range(0, B.shape[0], tile):
-            total += xp.matmul(_weights(rows, B[j : j + tile], sharpness), Z[j : j + tile])
+            weights = _weights(rows, B[j : j + tile], sharpness)
+            if skip_diagonal and i == j:
+                weights *= 1 - xp.eye(weights.shape[0], dtype=weights.dtype, device=weights.device)
+            total += xp.matmul(weights, Z[j : j + tile])
         strips.append(total)
     return xp.concat(strips)
 
@@ -228,7 +235,8 @@ def gaussian_graph(
     Parameters
     ----------
     X : array-like of shape (n, d)
-        Rows of norm one, as a NumPy array or a torch tensor on any device; they are copied. Results
+        Rows of norm one, as a NumPy array or a torch tensor on any device; they are copied. Blocks of a Dask array
+        are multiplied where they lie ("series" and "exact"), and need not fit into the memory. Results
         have their dtype (float32 where it is shorter); the arithmetic is done in float64 where
         float32 would miss the tolerance.
     bandwidth : float
@@ -267,6 +275,8 @@ def gaussian_graph(
     tolerance = check_positive(tolerance, "tolerance")
     if not (isinstance(method, str) and method in METHODS):
         raise ValueError(f"method must be one of {', '.join(METHODS)}")
+    if is_dask_array(X):
+        return _spread_graph(SpreadRows.of(X), bandwidth, method, tolerance)
     rows = check_unit_rows(_precise_enough(X, bandwidth, tolerance))
     model = _model(as_array(X))
     if method == "neighbors":
@@ -284,6 +294,22 @@ def gaussian_graph(
     if method == "auto" and polynomial is not None and _series_pays(polynomial, rows):
         return SeriesGraph(rows, bandwidth, model, polynomial)
     return ExactGraph(rows, bandwidth, model)
+
+
+def _spread_graph(rows: SpreadRows, bandwidth: float, method: Method, tolerance: float) -> GaussianGraph:
+    """Build a graph over the blocks of a Dask array, in double precision."""
+    if method == "neighbors":
+        raise ValueError('method "neighbors" does not work on Dask arrays: take "series" or "exact"')
+    if rows.dtype not in (np.float32, np.float64):
+        raise ValueError(f"X must hold floating-point numbers; got dtype {rows.dtype}: convert it first")
+    if sys.float_info.epsilon * bandwidth**-2 > tolerance:
+        raise ValueError(f"bandwidth {bandwidth:g} is too small for tolerance {tolerance:g}: use a larger one")
+    polynomial = None if method == "exact" else least_polynomial(bandwidth**-2, tolerance)
+    model = np.empty((0, rows.shape[1]), np.float64)
+    if method == "series" or (polynomial is not None and _fits(polynomial, model)):
+        series = _check_polynomial(polynomial, model, bandwidth, tolerance)
+        return SpreadSeries(rows, bandwidth, np.dtype(np.float64), series)
+    return SpreadExact(rows, bandwidth, np.dtype(np.float64), _rectangular)
 
 
 def _precise_enough(X: Array, bandwidth: float, tolerance: float) -> Array:

@@ -17,6 +17,7 @@ from sklearn.utils._array_api import get_namespace
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from nearveil.cluster import is_dask_array
 from nearveil.graph import GaussianGraph, LabelGraph, gaussian_graph, label_graph
 from nearveil.graph.gaussian import Method
 from nearveil.graph.labels import Encoding
@@ -344,7 +345,8 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         Parameters
         ----------
         X : array-like of shape (n, d)
-            Finite rows, none of them zero; they are brought to norm one.
+            Finite rows, none of them zero; they are brought to norm one. Blocks of a Dask array stay where they lie,
+            with a graph by "series" or "exact"; the embedding is an array of NumPy.
         y : array-like of shape (n,), optional
             Labels; -1 marks a row without. None means that no row has one.
 
@@ -362,7 +364,7 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             _unit_rows(X), self.bandwidth, method=self.graph, tolerance=self.tolerance, n_neighbors=self.n_neighbors
         )
         query = ManifoldQuery(graph, labels, self.label_weight)
-        start = self._start(X, query)
+        start = self._start(n, np.empty(0, X.dtype) if is_dask_array(X) else X, query)
         with np.errstate(over="ignore", invalid="ignore"):  # the solvers look for it and say what to do
             embedding, history = SOLVERS[self.solver](query, start, self.n_iter, self.rescale)
         self.graph_ = graph
@@ -392,6 +394,9 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def _check_input(self, X: Array, **options: Any) -> Array:
         """Let scikit-learn check the rows, and keep what it says free of their values."""
+        if is_dask_array(X) and options.get("reset", True):  # its blocks are checked where they lie
+            self.n_features_in_ = int(X.shape[1])
+            return X
         xp, _ = get_namespace(X)
         try:
             return validate_data(self, X, dtype=[xp.float64, xp.float32], **options)
@@ -412,8 +417,7 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             raise ValueError("y has one class only, so its labels tell no rows apart: give at least 2, or y=None")
         return labels
 
-    def _start(self, X: Array, query: ManifoldQuery) -> Array:
-        n = X.shape[0]
+    def _start(self, n: int, X: Array, query: ManifoldQuery) -> Array:
         if not isinstance(self.init, str):
             start = np.asarray(self.init, dtype=np.float64)
             if start.shape != (n, self.n_components):

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nearveil.cluster import connect, cut_table
 from nearveil.frames import WireError
 from nearveil.privacy.checks import check_count
 from nearveil.sealed.accuracy import bound_fetch_failure
@@ -40,7 +41,7 @@ from nearveil.sealed.lwe import (
     round_down_to,
     unpack,
 )
-from nearveil.sealed.parameters import FETCH, SCORES
+from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 from nearveil.sealed.sizes import (
     DIMENSIONS,
     HINT_BYTES,
@@ -54,6 +55,7 @@ from nearveil.sealed.sizes import (
 from nearveil.sealed.wire import Hint, get_parameters, read_question, write_answer
 
 _CLIP = 3.6  # standard deviations of a coordinate beyond which it is clipped
+_HINT_ROWS = 4096  # of a partition
 _TOGETHER = 32  # questions of one pass
 _SAMPLE = 1 << 16  # rows that directions are learned from, and that are projected at a time
 _DIGITS = 127
@@ -131,6 +133,7 @@ class SealedIndex:
         device: str = "cpu",
         n_jobs: int = 1,
         seed: bytes | None = None,
+        cluster: Any = None,
     ) -> Self:
         """Make an index of rows.
 
@@ -158,6 +161,8 @@ class SealedIndex:
         seed : bytes, optional
             Of the public matrix, 32 bytes; random by default. Processes that build of the same rows and seed can answer
             for each other.
+        cluster : str or dask.distributed.Client, optional
+            Whose workers make hints; see :func:`nearveil.cluster.connect`. Hints are the same to the last bit.
         """
         given = np.atleast_1d(np.asarray(rows))
         projection = _find_projection(check_rows(given[_spread(len(given))]), check_count(dimension, "dimension", 1))
@@ -181,7 +186,7 @@ class SealedIndex:
         kept = None
         if records is not None:
             kept, matrix = _lay_out_records(records, places, n_fetched)
-            state |= {"records": matrix, "record_hint": make_hint(FETCH, seed, matrix, n_jobs)}
+            state |= {"records": matrix, "record_hint": _make_hint(FETCH, seed, matrix, n_jobs, cluster)}
         layout = Layout(
             version=_name_version(seed, database, state.get("records")),
             seed=seed,
@@ -193,7 +198,7 @@ class SealedIndex:
             counts=counts.astype(np.uint16),
             records=kept,
         )
-        hint = make_hint(SCORES, seed, database.reshape(-1, database.shape[2]), n_jobs)
+        hint = _make_hint(SCORES, seed, database.reshape(-1, database.shape[2]), n_jobs, cluster)
         return cls(layout, database, hint.reshape(n_colours, n_slots, -1), **state)
 
     def __len__(self) -> int:
@@ -436,6 +441,18 @@ class SealedIndex:
             raise SealedError(f"the sealed index at {path} cannot be read: it is missing or damaged") from error
         state |= {"scale": scale, "items": items, "changes": changes, "kernel": kernel, "device": device}
         return cls(layout, database, hint, **state)
+
+
+def _make_hint(parameters: LweParameters, seed: bytes, matrix: Bytes, n_jobs: int, cluster: Any) -> Words:
+    """Return the hint of a matrix: a function of each of its rows, modulo a power of two."""
+    with connect(cluster) as workers:
+        parts = workers.place(cut_table(matrix, _HINT_ROWS))
+        found = workers.map(_hint_part, parts, parameters, seed, n_jobs, stage="making hints")
+        return np.concatenate(list(found))
+
+
+def _hint_part(rows: Bytes, parameters: LweParameters, seed: bytes, n_jobs: int) -> Words:
+    return make_hint(parameters, seed, rows, n_jobs)
 
 
 def _map_arrays(path: Path, mode: Literal["r", "c"]) -> tuple[dict[str, Any], list[NDArray[Any]]]:

@@ -1,11 +1,13 @@
 """How good answers are: true neighbours, recall, and the share of the best possible."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import norm
 
+from nearveil.cluster import LOCAL, Cluster, connect
 from nearveil.gallery.answers import Answer, Singles
 from nearveil.mechanisms.base import candidate_count, check_labels
 from nearveil.privacy.noise import Source
@@ -77,7 +79,9 @@ class Copies:
         return np.asarray(self._order[self._start[points] + places - before])
 
 
-def true_neighbors(queries: Singles, gallery: Singles, k: int, *, leave_out: bool = False) -> Items:
+def true_neighbors(
+    queries: Singles, gallery: Singles, k: int, *, leave_out: bool = False, workers: Cluster = LOCAL
+) -> Items:
     """Return the k items of highest inner product with each query.
 
     Of copies the first ones are named. Between points that are equally near, the first in the gallery is taken; so
@@ -86,16 +90,23 @@ def true_neighbors(queries: Singles, gallery: Singles, k: int, *, leave_out: boo
     `leave_out`: Whether query i is item i, which is then no neighbour of itself. Its copies are.
     Returns: Nearest first.
     """
-    copies, found = Copies(gallery), np.empty((len(queries), k), np.intp)
+    copies = Copies(gallery)
     points = gallery[copies.first]
-    for some in _cut_blocks(len(queries), len(points)):
-        scores = queries[some] @ points.T
-        own = copies.point[some] if leave_out else np.full(len(scores), -1)
-        alone = np.flatnonzero(leave_out & (copies.sizes[own] == 1))
-        scores[alone, own[alone]] = -np.inf
-        near = _find_highest(scores, min(k, len(points)))
-        found[some] = copies._filled(near, copies.sizes[near] - (near == own[:, None]), k)
-    return found
+    blocks = _cut_blocks(len(queries), len(points))
+    found = workers.map(
+        _find_nearest, blocks, queries, points, copies, k, leave_out, stage="looking for true neighbours"
+    )
+    return np.concatenate([np.empty((0, k), np.intp), *found])
+
+
+def _find_nearest(some: slice, queries: Singles, points: Singles, copies: Copies, k: int, leave_out: bool) -> Items:
+    """Return the true neighbours of some queries."""
+    scores = queries[some] @ points.T
+    own = copies.point[some] if leave_out else np.full(len(scores), -1)
+    alone = np.flatnonzero(leave_out & (copies.sizes[own] == 1))
+    scores[alone, own[alone]] = -np.inf
+    near = _find_highest(scores, min(k, len(points)))
+    return copies._filled(near, copies.sizes[near] - (near == own[:, None]), k)
 
 
 def count_popularity(gallery: Singles, k: int) -> NDArray[np.int64]:
@@ -189,6 +200,7 @@ def evaluate(
     rng: Source | None = None,
     confidence: float = 0.95,
     repeats: int = 1,
+    cluster: Any = None,
 ) -> Evaluation:
     """Measure a retriever on queries that are not in its gallery.
 
@@ -210,6 +222,8 @@ def evaluate(
     confidence : float, default=0.95
         Of every interval.
     repeats : int, default=1
+    cluster : str or dask.distributed.Client, optional
+        Whose workers look for true neighbours, most of the work; see :func:`nearveil.cluster.connect`.
 
     Returns
     -------
@@ -224,7 +238,10 @@ def evaluate(
     labels = _check_labels(retriever, query_labels, len(wanted))
     if len(gallery) <= k:
         raise ValueError("k must be below the number of items of the gallery")
-    copies, truth = Copies(gallery), true_neighbors(wanted, gallery, k)
+    with connect(cluster) as workers:
+        truth = true_neighbors(wanted, gallery, k, workers=workers)
+        own = true_neighbors(gallery, gallery, k, leave_out=True, workers=workers)
+    copies = Copies(gallery)
     found, covered, hits = (np.zeros(len(wanted)) for _ in range(3))
     message_bytes, answer_bytes, most = 0, 0, 0
     for _ in range(repeats):
@@ -237,7 +254,7 @@ def evaluate(
         answer_bytes = max(answer_bytes, *(answer.nbytes for answer in answers))
         most = max(most, *(len(answer.ids) for answer in answers))
     fraction = most / len(gallery)
-    ceiling, floor = _find_limits(retriever, truth, fraction, confidence)
+    ceiling, floor = _find_limits(retriever, truth, own, fraction, confidence)
     recall = estimate_mean(found, confidence)
     top = max(ceiling.value, 1e-300)
     return Evaluation(
@@ -258,8 +275,10 @@ def evaluate(
     )
 
 
-def _find_limits(retriever: Retriever, truth: Items, fraction: float, confidence: float) -> tuple[Estimate, Estimate]:
-    """Return ceiling and floor."""
+def _find_limits(
+    retriever: Retriever, truth: Items, own: Items, fraction: float, confidence: float
+) -> tuple[Estimate, Estimate]:
+    """Return ceiling and floor; `own` are the neighbours of the gallery's items among themselves."""
     gallery, guarantee = retriever.features, retriever.guarantee
     # A guarantee to somebody else says nothing about the query.
     epsilon = guarantee.epsilon if guarantee.protects == "query" else np.inf
@@ -271,7 +290,6 @@ def _find_limits(retriever: Retriever, truth: Items, fraction: float, confidence
     def chances(neighbors: Items) -> Floats:
         return best_channel(epsilon, fraction, _count_neighbors(neighbors, size)).chances
 
-    own = true_neighbors(gallery, gallery, truth.shape[1], leave_out=True)
     # What is best for half of the queries is possible for the others: on them it is not too high, whatever they are.
     halves = truth[::2], truth[1::2]
     crossed = sum(chances(one)[other].sum() for one, other in (halves, halves[::-1]) if len(one)) / truth.size

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_array, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import validate_data
 
+from nearveil.cluster import is_dask_array
 from nearveil.privacy.checks import check_positive
 from nearveil.privacy.events import VoteHistogram
 from nearveil.votes.mechanisms import UNIT
@@ -46,6 +48,16 @@ def run_shielded(check: Callable[..., T], *arguments: Any, **options: Any) -> T:
         except (TypeError, ValueError) as error:
             kind, words = (TypeError if isinstance(error, TypeError) else ValueError), _clean(str(error))
     raise kind(words)  # outside of the handler: the first error's context holds what must not be shown
+
+
+def check_records(columns: Any, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
+    """Let scikit-learn check private records; rows of a Dask array are checked where they lie, not here."""
+    if not is_dask_array(X):
+        X, y = run_shielded(validate_data, columns, X, y, dtype=np.float64, **options)
+        return X, y
+    _, y = run_shielded(validate_data, columns, np.zeros((X.shape[0], 1)), y, dtype=np.float64, **options)
+    columns.n_features_in_ = int(X.shape[1])
+    return X, y
 
 
 def _clean(words: str) -> str:

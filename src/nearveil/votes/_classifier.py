@@ -8,17 +8,16 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.validation import validate_data
 
 from nearveil.votes._ballots import (
     MULTILABEL,
     Labels,
     Votes,
     Weights,
+    check_records,
     make_hard_votes,
     make_label_votes,
     make_soft_votes,
-    run_shielded,
 )
 from nearveil.votes.estimator import ClassPoll, VoteTally, VotingClassifier
 from nearveil.votes.neighbors import NeighborSearch, SearchParameters, draw_voters
@@ -154,7 +153,7 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
 
     def _make_poll(self, X: ArrayLike, y: ArrayLike) -> NeighborPoll:
         columns = self._columns()
-        X, _ = run_shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)
+        X, _ = check_records(columns, X, y, multi_output=True)
         classes, ballots, ballot = self._votes(y)
         declined = self._find_abstain_label(np.arange(2) if self.votes in MULTILABEL else classes)
         inferred = self.votes == "classes" and self.classes is None

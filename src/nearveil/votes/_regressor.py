@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import RegressorMixin
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from nearveil.votes._ballots import Weights, run_shielded
+from nearveil.votes._ballots import Weights, check_records
 from nearveil.votes.estimator import Poll, Progress, VoteTally, VotingEstimator
 from nearveil.votes.neighbors import NOBODY, NeighborSearch, SearchParameters, draw_voters
 from nearveil.votes.plan import Ballot, GaussianSums
@@ -192,7 +192,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimat
 
     def _make_poll(self, X: ArrayLike, y: ArrayLike) -> ValuePoll:
         columns = self._columns()
-        X, y = run_shielded(validate_data, columns, X, y, dtype=np.float64, y_numeric=True)
+        X, y = check_records(columns, X, y, y_numeric=True)
         asked = ValueQuestion.make(float(self.low), float(self.high), self.method, self.depth)
         plan, guarantee = self._plan(asked.ballot, self._wish(max_screened=0))
         values = asked.votes(np.asarray(y, dtype=np.float64))

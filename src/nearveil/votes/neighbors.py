@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils._param_validation import Interval, StrOptions
 from threadpoolctl import ThreadpoolController
 
+from nearveil.cluster import SpreadRows, is_dask_array
 from nearveil.privacy.noise import Source
 from nearveil.votes.mechanisms import PoissonSample
 
@@ -111,7 +112,8 @@ _ALONE: Final = threading.Lock()  # two searches that limit BLAS at once would r
 class NeighborSearch:
     """Exact search among private rows, in a total order.
 
-    `rows`: The private records, rounded to integers one by one. None at all is allowed.
+    `rows`: The private records, rounded to integers one by one. None at all is allowed. Blocks of a Dask array are
+    searched where they lie.
     `feature_norm`: Public bound on the norm of rows: longer ones are scaled down to it. None scales each row to
     norm one.
     `engine`: What multiplies and selects. "torch" is torch on the host. "auto" is "cuda" where torch finds a
@@ -119,19 +121,19 @@ class NeighborSearch:
     """
 
     def __init__(self, rows: ArrayLike, *, feature_norm: float | None = None, engine: SearchEngine = "auto") -> None:
-        given = np.asarray(rows)
-        if given.ndim != 2:
-            raise ValueError(f"rows must have shape (n, d), one record each; got {given.ndim} dimensions")
-        if len(given) >= 2**31:
+        given = rows if is_dask_array(rows) else np.asarray(rows)
+        if given.ndim != 2:  # type: ignore[union-attr]
+            raise ValueError(f"rows must have shape (n, d), one record each; got {given.ndim} dimensions")  # type: ignore[union-attr]
+        self.n_rows, self.n_features = given.shape  # type: ignore[union-attr]
+        if self.n_rows >= 2**31:
             raise ValueError("rows must be fewer than 2^31, so that a row number fits into 32 bits")
-        self.n_rows, self.n_features = given.shape
         self._integers = IntegerRows(self.n_features, feature_norm)
-        self.engine = _choose_engine(engine)
-        integers = self._integers.round(given)
-        table = np.empty((self.n_rows, self.n_features + 1), dtype=np.float32)
-        table[:, :-1] = integers
-        table[:, -1] = -np.einsum("ij,ij->i", integers, integers, dtype=np.int64)
-        self._engine = _ENGINES[self.engine](table)
+        self.engine = _choose_engine("numpy" if is_dask_array(rows) else engine)
+        self._engine: _Engine = (
+            _SpreadEngine(SpreadRows.of(given), self._integers)
+            if is_dask_array(rows)
+            else _ENGINES[self.engine](_make_table(np.asarray(given), self._integers))
+        )
 
     def nearest(self, queries: ArrayLike, length: int) -> Ids:
         """Find the nearest `length` records of every query, nearest first; of equal ones the smaller row number."""
@@ -162,6 +164,52 @@ class _Engine(Protocol):
     """Finds the rows of the largest scores, for a batch of queries."""
 
     def search(self, queries: Floats, length: int) -> Ids: ...
+
+
+def _make_table(rows: NDArray[Any], integers: IntegerRows) -> Floats:
+    """Return rounded rows with minus their squared lengths behind them."""
+    rounded = integers.round(rows)
+    table = np.empty((len(rounded), integers.n_features + 1), dtype=np.float32)
+    table[:, :-1] = rounded
+    table[:, -1] = -np.einsum("ij,ij->i", rounded, rounded, dtype=np.int64)
+    return table
+
+
+class _SpreadEngine:
+    """Searches blocks of a Dask array where they lie; row numbers and scores of each block's nearest come back."""
+
+    def __init__(self, rows: SpreadRows, integers: IntegerRows) -> None:
+        self._rows, self._integers = rows, integers
+        for _ in rows.cluster.map(_check_block, rows.parts, integers, stage="checking private records"):
+            pass
+
+    def search(self, queries: Floats, length: int) -> Ids:
+        rows = self._rows
+        found = rows.cluster.map(
+            _search_block, rows.parts, queries, length, self._integers, stage="searching private records"
+        )
+        ids, scores = [], []
+        for some, (places, its) in zip(rows.cuts, found, strict=True):
+            ids.append(places.astype(np.int64) + some.start)
+            scores.append(its)
+        every, score = np.concatenate(ids, axis=1), np.concatenate(scores, axis=1)
+        order = np.lexsort((every, -score), axis=1)[:, :length]
+        return np.take_along_axis(every, order, axis=1).astype(np.int32)
+
+
+def _check_block(rows: NDArray[Any], integers: IntegerRows) -> None:
+    integers.round(rows)
+
+
+def _search_block(
+    rows: NDArray[Any], queries: Floats, length: int, integers: IntegerRows
+) -> tuple[Ids, NDArray[np.float32]]:
+    """Return the nearest rows of a block, and their scores, which are exact."""
+    table = _make_table(rows, integers)
+    if not len(table):
+        return np.empty((len(queries), 0), np.int32), np.empty((len(queries), 0), np.float32)
+    ids = _NumpyEngine(table).search(queries, min(length, len(table)))
+    return ids, np.stack([table[its] @ query for its, query in zip(ids, queries, strict=True)])
 
 
 class _NumpyEngine:

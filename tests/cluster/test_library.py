@@ -1,0 +1,119 @@
+"""Estimators, evaluation, hints and studies on a cluster: as in one process."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nearveil import PrivateKNeighborsClassifier, SupervisedManifold
+from nearveil.cluster import PartitionError
+from nearveil.graph import gaussian_graph
+from nearveil.mechanisms import Covers
+from nearveil.search import Retriever, evaluate
+from nearveil.votes.neighbors import NeighborSearch
+from tests.gallery.index_places import unit_rows
+
+da: Any = pytest.importorskip("dask.array", reason="Dask is not installed (the extra `cluster`)")
+ROWS = unit_rows(600).astype(np.float64)
+QUERIES = unit_rows(40, seed=9).astype(np.float64)
+
+
+@pytest.fixture
+def current(workers: Any) -> Any:
+    """The workers as those of the default client."""
+    with workers.as_current():
+        yield workers
+
+
+@pytest.mark.parametrize("method", ["series", "exact"])
+def test_a_graph_of_blocks_is_that_of_the_whole(current: Any, method: Any) -> None:
+    bandwidth = 2.0 if method == "exact" else 6.0
+    whole = gaussian_graph(ROWS, bandwidth, method)
+    Z = np.random.default_rng(0).normal(size=(600, 2))
+    parted = gaussian_graph(da.from_array(ROWS, chunks=(250, 5)), bandwidth, method)
+    assert (parted.method, parted.shape, parted.error_bound) == (method, (600, 600), whole.error_bound)
+    np.testing.assert_allclose(parted.matmul(Z), whole.matmul(Z), rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(parted.laplacian_matmul(Z), whole.laplacian_matmul(Z), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(parted.interpolate(QUERIES, Z), whole.interpolate(QUERIES, Z), rtol=1e-9, atol=1e-9)
+
+
+def test_a_manifold_of_blocks_is_that_of_the_whole(current: Any) -> None:
+    labels = np.arange(600) % 3
+    options: dict[str, Any] = {"bandwidth": 6.0, "n_iter": 5, "random_state": 0, "graph": "series"}
+    whole = SupervisedManifold(**options).fit(ROWS, labels)
+    parted = SupervisedManifold(**options).fit(da.from_array(ROWS, chunks=(200, 12)), labels)
+    np.testing.assert_allclose(parted.embedding_, whole.embedding_, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(parted.transform(QUERIES), whole.transform(QUERIES), rtol=1e-6, atol=1e-8)
+
+
+def test_blocks_without_workers_are_computed_one_by_one() -> None:
+    whole = gaussian_graph(ROWS, 6.0, "series")
+    parted = gaussian_graph(da.from_array(ROWS, chunks=(100, 12)), 6.0, "series")
+    np.testing.assert_allclose(parted.degree, whole.degree, rtol=1e-10)
+
+
+def test_what_is_wrong_with_a_dask_array() -> None:
+    bad = ROWS.copy()
+    bad[450, 3] = np.nan
+    with pytest.raises(PartitionError, match=r"partition 5 of 6: .*first in row 50"):
+        _ = gaussian_graph(da.from_array(bad, chunks=(100, 12)), 6.0, "series").degree
+    with pytest.raises(ValueError, match="does not work on Dask arrays"):
+        gaussian_graph(da.from_array(ROWS), 6.0, "neighbors")
+    with pytest.raises(ValueError, match="floating-point"):
+        gaussian_graph(da.from_array(np.eye(3, dtype=int)), 6.0)
+    unknown = da.from_array(ROWS, chunks=(100, 12))
+    with pytest.raises(ValueError, match="compute_chunk_sizes"):
+        gaussian_graph(unknown[unknown[:, 0] > 0], 6.0)
+    with pytest.raises(PartitionError, match=r"^checking private records, partition 5 of 6: rows must be finite"):
+        NeighborSearch(da.from_array(bad, chunks=(100, 12)))
+
+
+@pytest.mark.parametrize("chunk", [600, 130])
+def test_private_neighbours_are_the_same_ties_and_all(current: Any, chunk: int) -> None:
+    rows = np.concatenate([ROWS[:300], ROWS[:300]])  # every record twice: ties everywhere
+    there, here = NeighborSearch(da.from_array(rows, chunks=(chunk, 12))), NeighborSearch(rows)
+    for length in (1, 7, 600, 900):
+        np.testing.assert_array_equal(there.nearest(QUERIES, length), here.nearest(QUERIES, length))
+
+
+def test_private_knn_votes_where_records_lie(current: Any) -> None:
+    labels = (ROWS[:, 0] > 0).astype(int)
+    options: dict[str, Any] = {"epsilon": 10.0, "delta": 1e-6, "max_answered": 10, "n_neighbors": 20}
+    votes = PrivateKNeighborsClassifier(**options).fit(da.from_array(ROWS, chunks=(150, 12)), labels)
+    assert votes.n_features_in_ == 12
+    found = votes.predict(QUERIES[:10])
+    assert set(found.tolist()) <= {0, 1, -1}
+    with pytest.raises(ValueError, match="inconsistent"):
+        PrivateKNeighborsClassifier(**options).fit(da.from_array(ROWS, chunks=(150, 12)), labels[:-1])
+
+
+def test_evaluation_is_the_same(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nearveil.privacy.noise import unsafe_seeded
+    from nearveil.search import evaluation
+
+    monkeypatch.setattr(evaluation, "_CELLS", 1 << 15)
+    retriever = Retriever(Covers(4.0, 0.1, n_sets=4)).fit(ROWS).index(ROWS)
+    found = [evaluate(retriever, QUERIES, rng=unsafe_seeded(3), cluster=where) for where in (None, workers)]
+    assert found[0] == found[1]
+
+
+def test_hints_are_the_same(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nearveil.sealed import SealedIndex, index
+
+    monkeypatch.setattr(index, "_HINT_ROWS", 7)
+    made = [SealedIndex.build(ROWS, seed=b"s" * 32, kernel="numpy", cluster=where) for where in (None, workers)]
+    assert made[0].get_hints() == made[1].get_hints()
+
+
+def test_cases_of_a_study_are_tasks(workers: Any, tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    from studies._study import Study, run
+
+    from . import cases
+
+    def study() -> Study:
+        return Study("squares", cases.list_cases, cases.measure, figures=lambda _: {}, facts=lambda _: {}, template="#")
+
+    there, here = run(study(), tmp_path / "there", cluster=workers), run(study(), tmp_path / "here", jobs=1)
+    assert there.rows == here.rows == [{"x": x, "square": x * x} for x in range(5)]
