@@ -84,7 +84,10 @@ _ERRORS: dict[int | str, tuple[type[IndexStoreError], str]] = {
     sqlite3.SQLITE_CORRUPT: (DamagedIndexError, _DAMAGED),
     sqlite3.SQLITE_MISMATCH: (DamagedIndexError, _DAMAGED),
     sqlite3.SQLITE_ERROR: (DamagedIndexError, "its tables are not those of an index: put a backup back"),
-    sqlite3.SQLITE_IOERR: (IndexStoreError, "the disk does not answer; a change may stand or not: see to it"),
+    sqlite3.SQLITE_IOERR: (
+        IndexStoreError,
+        "the disk is full or does not answer; a change may stand or not: see to it",
+    ),
     sqlite3.SQLITE_BUSY: (IndexStoreError, "others held its lock all the time; nothing was changed: try again"),
     "53100": (IndexStoreError, "the server's disk is full; nothing was changed: make room, then try again"),
     "55P03": (IndexStoreError, "others held its lock all the time; nothing was changed: try again"),

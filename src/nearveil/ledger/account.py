@@ -175,7 +175,7 @@ _ERRORS: dict[int | str, tuple[type[LedgerError], str]] = {
     ),
     sqlite3.SQLITE_IOERR: (
         LedgerUnavailableError,
-        "the disk does not answer; a debit may stand or not. Release nothing, and see to the disk",
+        "the disk is full or does not answer; a debit may stand or not. Release nothing, and see to the disk",
     ),
     sqlite3.SQLITE_ERROR: (CorruptLedgerError, "its tables are not those of a ledger: put the newest backup back"),
     sqlite3.SQLITE_BUSY: (LedgerUnavailableError, "others held its lock all the time; release nothing, try again"),
