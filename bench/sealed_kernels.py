@@ -8,7 +8,6 @@ turns, and the least of each is told::
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from nearveil.sealed.kernels import KernelName, make_kernel
-from nearveil.sealed.sizes import choose_shape
+from nearveil.sealed.sizes import choose_shape, count_slots
 
 DIMENSION = 64
 KERNELS: tuple[KernelName, ...] = ("numpy", "numba", "torch")
@@ -25,9 +24,8 @@ COUNTS = (1, 4, 32)
 
 def find_shape(n_items: int) -> tuple[int, int, int]:
     """Return colours, slots and columns of an index of so many items, as it would be built."""
-    n_cells, n_colours = choose_shape(n_items)
-    slots = -(-math.ceil(1.06 * n_items / n_cells + 1) // 8) * 8
-    return n_colours, slots, n_cells // n_colours * DIMENSION
+    n_cells, n_colours = choose_shape(n_items, DIMENSION)
+    return n_colours, count_slots(n_items, n_cells), n_cells // n_colours * DIMENSION
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from nearveil.sealed.cells import make_cells
 from nearveil.sealed.client import get_message_scale, make_messages
 from nearveil.sealed.layout import Layout, check_rows, pad_records, unpad_record
 from nearveil.sealed.lwe import make_hint
-from nearveil.sealed.sizes import choose_shape
+from nearveil.sealed.sizes import choose_dimension, choose_shape
 
 N = 400
 
@@ -87,8 +87,8 @@ def test_the_nearest_are_those_of_a_plain_search_among_the_same_cells(
 
 def test_records_come_back_byte_for_byte(index: SealedIndex, client: SealedClient) -> None:
     positions = [p for p in range(index.layout.counts.size * index.layout.n_slots) if index.get_item(p) >= 0]
-    for start in range(0, 96, 16):
-        wanted = positions[start : start + 16]
+    for start in range(0, 96, 32):
+        wanted = positions[start : start + 32]
         question = client.ask_records(wanted)
         records = client.read_records(question, index.answer(question.data))
         assert records == [f"item {index.get_item(p)}".encode() for p in wanted]
@@ -96,7 +96,7 @@ def test_records_come_back_byte_for_byte(index: SealedIndex, client: SealedClien
 
 def test_every_question_has_the_same_length(rows: np.ndarray, index: SealedIndex, client: SealedClient) -> None:
     asked = {len(client.ask(row).data) for row in rows[:10]}
-    asked_records = {len(client.ask_records(range(count)).data) for count in (0, 1, 16)}
+    asked_records = {len(client.ask_records(range(count)).data) for count in (0, 1, 32)}
     assert asked == {index.layout.question_bytes + 8 + 14}
     assert len(asked_records) == 1
 
@@ -319,8 +319,8 @@ def test_rows_that_mean_nothing_are_refused(rows: np.ndarray, message: str) -> N
 def test_bad_arguments_are_named(rows: np.ndarray, index: SealedIndex, client: SealedClient) -> None:
     with pytest.raises(SealedError, match="rows must have 24 features"):
         client.ask(np.ones(7))
-    with pytest.raises(SealedError, match="positions must be at most 16"):
-        client.ask_records(range(17))
+    with pytest.raises(SealedError, match="positions must be at most 32"):
+        client.ask_records(range(33))
     with pytest.raises(SealedError, match="each of a slot"):
         client.ask_records([10**9])
     with pytest.raises(SealedError, match="records must be as many as rows"):
@@ -409,7 +409,10 @@ def test_near_cells_have_different_colours_more_often_than_by_chance() -> None:
 
 
 def test_shapes_are_chosen_by_size() -> None:
-    assert choose_shape(1_000_000) == (3034, 41)
-    assert choose_shape(1) == (3, 3)
-    assert choose_shape(100, n_cells=10, n_colours=4) == (12, 4)
-    assert choose_shape(100, n_cells=2, n_colours=50) == (2, 2)
+    assert choose_shape(1_000_000, 64) == (3034, 41)
+    assert choose_shape(1, 8) == (3, 3)
+    assert choose_shape(100, 64, n_cells=10, n_colours=4) == (12, 4)
+    assert choose_shape(100, 64, n_cells=2, n_colours=50) == (2, 2)
+    for count in (10**power for power in range(1, 10)):  # no question has more samples than were estimated
+        n_cells, n_colours = choose_shape(count, choose_dimension(count))
+        assert n_cells // n_colours * choose_dimension(count) <= SCORES.most_samples

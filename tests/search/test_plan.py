@@ -178,8 +178,8 @@ def test_sizes_of_sealed_search_are_those_of_an_index() -> None:
     rows = np.random.default_rng(0).normal(size=(900, 70))
     index = SealedIndex.build(rows, records=[b"x" * 40] * 900)
     client = SealedClient(index.layout.to_bytes(), index.get_hints())
-    asked = [client.ask(rows[0]).data, client.ask_records(range(16)).data]
-    told, answers = estimate_sizes(900, 40), [index.answer(one) for one in asked]
+    asked = [client.ask(rows[0]).data, client.ask_records(range(32)).data]
+    told, answers = estimate_sizes(900, 40, 70), [index.answer(one) for one in asked]
     for size, frames in ((told.question, asked), (told.answer, answers), (told.hint, index.get_hints())):
         assert size <= sum(map(len, frames)) <= size + 5000
     kept = index.layout.records

@@ -43,11 +43,11 @@ from nearveil.sealed.lwe import (
 )
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 from nearveil.sealed.sizes import (
-    DIMENSIONS,
     HINT_BYTES,
     N_FETCHED,
     QUESTION_BYTES,
     TILE,
+    choose_dimension,
     choose_shape,
     count_slots,
     shape_records,
@@ -125,7 +125,7 @@ class SealedIndex:
         *,
         records: Sequence[bytes] | None = None,
         items: ArrayLike | None = None,
-        dimension: int = DIMENSIONS,
+        dimension: int | None = None,
         n_cells: int | None = None,
         n_colours: int | None = None,
         n_fetched: int = N_FETCHED,
@@ -145,12 +145,13 @@ class SealedIndex:
             What a client may fetch of an item: a name, a code, a thumbnail. All are padded to the longest.
         items : array-like of int, optional
             Numbers of your own that items are known by, from 0 on; 0, 1, 2 and so on by default.
-        dimension : int, default=64
-            Numbers of a code: the leading principal directions, rotated. At most 4096.
+        dimension : int, optional
+            Numbers of a code: the leading principal directions, rotated. At most 4096. By default 256, and fewer in
+            galleries of more than 2.5 million items; never more than features have.
         n_cells, n_colours : int, optional
             Chosen by the number of items where they are not given. More cells make questions longer, more colours
             make hints larger; both find more.
-        n_fetched : int, default=16
+        n_fetched : int, default=32
             Records that every question for records asks for.
         kernel : {"auto", "numpy", "numba", "torch"}, default="auto"
             How the pass is computed. "auto" is Numba where it is installed.
@@ -165,9 +166,10 @@ class SealedIndex:
             Whose workers make hints; see :func:`nearveil.cluster.connect`. Hints are the same to the last bit.
         """
         given = np.atleast_1d(np.asarray(rows))
-        projection = _find_projection(check_rows(given[_spread(len(given))]), check_count(dimension, "dimension", 1))
+        dimension = choose_dimension(len(given)) if dimension is None else check_count(dimension, "dimension", 1)
+        projection = _find_projection(check_rows(given[_spread(len(given))]), dimension)
         codes, scale, reach = _quantise(given, projection)
-        n_cells, n_colours = choose_shape(len(codes), n_cells, n_colours)
+        n_cells, n_colours = choose_shape(len(codes), codes.shape[1], n_cells, n_colours)
         n_slots = count_slots(len(codes), n_cells)
         cells = make_cells(codes, n_cells, n_colours, n_slots)
         counts = np.bincount(cells.cells, minlength=n_cells)
@@ -547,7 +549,7 @@ def _clip(steps: Singles, reach: int) -> Bytes:
 
 
 def _lay_out_records(records: Sequence[bytes], items: NDArray[np.int64], n_fetched: int) -> tuple[RecordLayout, Bytes]:
-    """Return layout and matrix of records, one for every slot: twice as many columns as rows, about."""
+    """Return layout and matrix of records, one for every slot: as many columns as rows, about."""
     if len(records) != int(items.max()) + 1:
         raise SealedError("records must be as many as rows")
     if not 1 <= check_count(n_fetched, "n_fetched", 1) <= MOST_FETCHED:

@@ -10,7 +10,7 @@ from nearveil.gallery.answers import ID_BYTES, Answer
 from nearveil.mechanisms.base import CODE_BYTES
 from nearveil.mechanisms.covers.covers import MOST_SETS
 from nearveil.mechanisms.covers.learning import usual_number
-from nearveil.sealed.sizes import estimate_sizes
+from nearveil.sealed.sizes import SealedSizes, estimate_sizes
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line, utility_ceiling
 
 WHOLE, RELEASE, NONE = "whole gallery", "covers", "none"
@@ -211,15 +211,18 @@ def plan(
         reach=_bound_reach(int(items), count, epsilon) if release == RELEASE else 1.0,
         dimension=int(dimension),
         item_bytes=size,
-        ways=_weigh_ways(int(items), float(epsilon), size, count, expected[1] if works else floor, int(storage), works),
+        ways=_weigh_ways(
+            estimate_sizes(int(items), size + _NAME, int(dimension)),
+            *(int(items), float(epsilon), size, count, expected[1] if works else floor, int(storage), works),
+        ),
     )
 
 
 def _weigh_ways(
-    items: int, epsilon: float, size: int, count: int, found: float, storage: int, works: bool
+    sizes: SealedSizes, items: int, epsilon: float, size: int, count: int, found: float, storage: int, works: bool
 ) -> tuple[SearchWay, ...]:
     """Return message, home and sealed side by side; one of them is advised."""
-    sizes, answer = estimate_sizes(items, size + _NAME), Answer.header_bytes + count * size
+    answer = Answer.header_bytes + count * size
     taken = sizes.hint, sizes.question, sizes.answer, sizes.passed
     ways = (
         SearchWay("home", "nothing", 0.0, items * (size + _NAME), 0, 0, 0, 1.0, _write_served("codes", "home")),
