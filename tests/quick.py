@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
 SLOW = ROOT / "tests" / "slow.txt"
-_LIMIT = 0.3  # seconds that a fast test may take where two others run beside it
+_LIMIT = 0.1  # seconds that a fast test may take where two others run beside it
 
 
 def changed_files() -> set[str]:

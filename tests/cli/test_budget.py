@@ -396,7 +396,8 @@ def test_examples_are_in_the_help() -> None:
         assert f"nearveil budget {command}" in fine(command, "--help")
 
 
-def test_a_database_that_is_not_there_is_said_to_refuse(tmp_path: Path) -> None:
+def test_a_database_that_is_not_there_is_said_to_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nearveil.cli._budget.PATIENCE", 0.3)  # seconds that it is tried for
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]  # nobody listens there afterwards
     found = CliRunner().invoke(app, ["budget", "show", "--ledger", f"postgresql://me@127.0.0.1:{port}/{tmp_path.name}"])

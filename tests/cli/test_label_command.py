@@ -67,16 +67,16 @@ def test_given_classes_are_said_to_be_no_leak(private: Path, public: Path, here:
 
 def test_noise_alone_is_not_paid_for(here: Path, account: Callable[[], float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labelling, "PrivateKNeighborsClassifier", PrivateKNeighborsClassifier)
-    few = small(here / "few.npz", X=np.repeat([[1.0, 0.1], [-1.0, 0.1]], 20, axis=0), y=np.repeat([RARE, "plain"], 20))
-    many = small(here / "many.npz", X=np.repeat([[1.0, 0.0]], 200, axis=0))
+    few = small(here / "few.npz", X=np.repeat([[1.0, 0.1], [-1.0, 0.1]], 7, axis=0), y=np.repeat([RARE, "plain"], 7))
+    many = small(here / "many.npz", X=np.repeat([[1.0, 0.0]], 40, axis=0))
     text = refused(few, many, *ONE, *PAID)
     assert "--epsilon: only noise is to be expected, and nothing was paid" in text
     assert "fewer rows (--max-answered)" in text
     assert "--insist asks all the same" in text
-    assert " 20 " not in text  # how many records there are is private
+    assert " 14 " not in text  # how many records there are is private
     assert account() == 0
     found = json.loads(fine(few, many, *ONE, *PAID, "--insist", "--json"))
-    assert found["answered"] + found["declined"] == 200
+    assert found["answered"] + found["declined"] == 40
     assert account() > 0
 
 

@@ -1,5 +1,6 @@
 """Servers of bad will: the promise holds for whatever they publish and answer, or the client stops before it pays."""
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -117,8 +118,10 @@ def test_messages_that_were_sampled_keep_the_promise(name: str) -> None:
     other = int(np.flatnonzero(chances.argmax(axis=0) != chances[:, 0].argmax())[-1])
     ratio = np.log(chances[:, 0] / chances[:, other])
 
+    client, purse = ready(public=public), Purse()  # a copy asks as one that read the map anew
+
     def drawn(row: Floats) -> Floats:
-        sent = [decode_frame(ready(public=public).ask(row, spend=Purse(), rng=source), Query) for _ in range(2000)]
+        sent = [decode_frame(copy.copy(client).ask(row, spend=purse, rng=source), Query) for _ in range(2000)]
         return np.array([ratio[int(query.message["sets"][0])] for query in sent])
 
     shown = shown_epsilon(drawn(VICTIM), drawn(rows[other]), 0.0)
@@ -255,7 +258,7 @@ def honest_answer() -> Answer:
 
 def outcome(data: bytes, feature: Floats, public: PublicPart | None = None, **options: Any) -> str:
     """Return what a client does with an answer, and check that it can do nothing else that is seen."""
-    client, purse = ready(public=public), Purse()
+    client, purse = ready(public=public), Purse()  # a copy asks as one that read the map anew
     sent = client.ask(feature, spend=purse, **options)
     try:
         found = client.take_answer(data, 5)
