@@ -17,7 +17,7 @@ from studies import _figures as draw
 from studies._study import Case, Row, Study, select
 from studies.data import find
 
-SIZES = (5_000, 20_000, 60_000, 250_000, 1_000_000)
+SIZES = (5_000, 20_000, 60_000)
 ANSWER = 600  # items
 QUERIES = 2000
 K = 8

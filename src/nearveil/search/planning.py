@@ -16,10 +16,11 @@ from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_l
 WHOLE, RELEASE, NONE = "whole gallery", "covers", "none"
 
 # Of the ceiling, by learned covers. Answers of a tenth or more: CUB and Cars, epsilon 1 to 6 (nearveil study covers).
-# Smaller ones: the share falls with the answer's part of the gallery (nearveil study growth).
+# Smaller ones: the share falls with the answer's part of the gallery (nearveil study growth), and is taken to fall as
+# fast below what was measured.
 SHARES = (0.85, 0.96)
 _FRACTIONS = (0.01, 0.03, 0.1)
-_LOW_SHARES = (0.68, 0.80, SHARES[0])
+_LOW_SHARES = (0.75, 0.82, SHARES[0])
 CODE_LOSS = 0.07  # of NN-recall by codes of 128 bytes: nearveil study codes
 STORAGE = 2 << 30  # bytes that a client keeps without being asked
 _TOP = 8  # neighbours that NN-recall@8 counts
@@ -299,7 +300,9 @@ def _say_why(way: SearchWay, fits: bool, storage: int) -> str:
 
 def find_shares(fraction: float) -> tuple[float, float]:
     """Return the share of the ceiling to expect, from and to, where answers hold a fraction of the gallery."""
-    low = float(np.interp(math.log(fraction), np.log(_FRACTIONS), _LOW_SHARES))
+    slope = (_LOW_SHARES[1] - _LOW_SHARES[0]) / math.log(_FRACTIONS[1] / _FRACTIONS[0])
+    beyond = slope * math.log(max(1.0, _FRACTIONS[0] / fraction))  # below all fractions that were measured
+    low = max(0.0, float(np.interp(math.log(fraction), np.log(_FRACTIONS), _LOW_SHARES)) - beyond)
     return low, low + SHARES[1] - SHARES[0]
 
 
