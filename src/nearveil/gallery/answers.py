@@ -521,12 +521,12 @@ class Answer:
     @property
     def nbytes(self) -> int:
         """How many bytes go over the wire."""
-        images = sum(IMAGE_HEADER_BYTES + len(image) for image in self.images)
+        images = IMAGE_HEADER_BYTES * len(self.images) + sum(map(len, self.images))
         return self.header_bytes + 4 * len(self.ids) + self.codes.size + images
 
     def to_bytes(self) -> bytes:
         """Return the answer as bytes, the same on every machine."""
-        lengths = np.array([len(image) for image in self.images], dtype="<u4")
+        lengths = np.fromiter(map(len, self.images), "<u4", len(self.images))
         parts = [_SIZES.pack(*self.codes.shape), self.ids.astype("<u4").tobytes(), self.codes.tobytes()]
         return frame(Kind.ANSWER, b"".join([*parts, lengths.tobytes(), *self.images]), EXTRAS.index(self.extras))
 

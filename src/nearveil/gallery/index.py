@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import sqlalchemy as sa
@@ -367,12 +367,16 @@ class Index(MapPublisher):
         numbers = np.asarray(ids, np.int64)
         with self._database.begin_read() as connection:
             found = (self._names if kind == "names" else self._details).find(connection, numbers, self._where)
-            missing = np.setdiff1d(numbers, np.fromiter(found, np.int64, len(found)))
+            missing = np.array([number for number, text in zip(numbers.tolist(), found, strict=True) if text is None])
+            others = {}
             if len(missing):
+                missing = np.unique(missing)
                 others = load_items(connection, missing, self._where, originals=False)
                 check_unknown(connection, sorted(set(missing.tolist()) - set(others)), self._where)
-                found.update((number, encode_text(item, kind)) for number, item in others.items())
-        return [found.get(number, b"") for number in numbers.tolist()]
+        if not len(missing):
+            return cast("list[bytes]", found)
+        told = {number: encode_text(item, kind) for number, item in others.items()}
+        return [told.get(n, b"") if text is None else text for n, text in zip(numbers.tolist(), found, strict=True)]
 
     def stored_bytes(self, ids: ArrayLike, kind: Literal["thumbnail", "original"]) -> int:
         """Return how many bytes of thumbnails or originals the index itself holds of items, without reading them.

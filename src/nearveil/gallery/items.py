@@ -740,43 +740,44 @@ class TextColumn:
         self._is_too_large = False
         self._kept = _KeptTexts()
 
-    def find(self, connection: sa.Connection, ids: NDArray[np.int64], where: str) -> dict[int, bytes]:
-        """Return texts as answers hold them, by id; what is not in the table of details is left out."""
+    def find(self, connection: sa.Connection, ids: NDArray[np.int64], where: str) -> list[bytes | None]:
+        """Return texts as answers hold them, in the order of the ids; None for what is not in the table of details."""
         head = load_head(connection, where)
         with self._lock:
             if self._is_too_large:
-                return {}
+                return [None] * len(ids)
             if self._kept.revision != head.revision:
                 self._kept = self._catch_up(connection, head, where)
             kept = self._kept
-        if not len(kept.ids):
-            return {}
-        places = np.minimum(np.searchsorted(kept.ids, ids), len(kept.ids) - 1)
-        places = places[kept.ids[places] == ids]
-        bounds = zip(kept.ids[places].tolist(), kept.starts[places].tolist(), kept.stops[places].tolist(), strict=True)
-        texts = {number: kept.data[start:stop] for number, start, stop in bounds}
-        return texts if self._kind == "names" else {number: _encode_packed(text) for number, text in texts.items()}
+        places = kept.find_places(ids)
+        bounds = kept.bounds[places].tolist() if len(kept.bounds) else [(0, 0)] * len(ids)
+        if self._kind == "names":
+            texts: list[bytes | None] = [kept.data[start:stop] for start, stop in bounds]
+        else:
+            texts = [_encode_packed(kept.data[start:stop]) if stop > start else None for start, stop in bounds]
+        for missing in np.flatnonzero(places < 0).tolist():
+            texts[missing] = None
+        return texts
 
     def _catch_up(self, connection: sa.Connection, head: Head, where: str) -> "_KeptTexts":
         """Return the texts of now: with what was added, without what was deleted."""
         old = self._kept if self._kept.revision < head.revision else _KeptTexts()  # else a backup was put back
         pack = _pack_names if self._kind == "names" else _pack_details
-        ids, sizes, data = [old.ids], [], [old.data]
+        ids, bounds, data = [old.ids], [old.bounds], [old.data]
         held = len(old.data)
         for first, some in _stream_details(connection, old.next_id, where):
             texts = pack(some)
             ids.append(np.arange(first, first + some.count))
-            sizes.append(np.fromiter(map(len, texts), np.int64, some.count))
+            stops = held + np.cumsum(np.fromiter(map(len, texts), np.int64, some.count))
+            bounds.append(np.column_stack([np.concatenate([[held], stops[:-1]]), stops]))
             data.append(b"".join(texts))
             held += len(data[-1])
             if held > _MOST_TEXT:
                 self._is_too_large = True
                 return _KeptTexts()
-        stops = len(old.data) + np.cumsum(np.concatenate([np.empty(0, np.int64), *sizes]))
-        starts = np.concatenate([old.starts, stops - np.concatenate([np.empty(0, np.int64), *sizes])])
-        numbers, stops = np.concatenate(ids), np.concatenate([old.stops, stops])
+        numbers = np.concatenate(ids)
         left = ~np.isin(numbers, find_deleted_since(connection, old.revision, where))
-        return _KeptTexts(head.revision, head.next_id, numbers[left], starts[left], stops[left], b"".join(data))
+        return _KeptTexts(head.revision, head.next_id, numbers[left], np.concatenate(bounds)[left], b"".join(data))
 
 
 @dataclass(frozen=True, eq=False)
@@ -786,9 +787,18 @@ class _KeptTexts:
     revision: int = -1
     next_id: int = 0
     ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # rising
-    starts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    stops: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    bounds: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))  # where each begins and ends
     data: bytes = b""
+
+    def find_places(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where items are; -1 for those that are not here."""
+        if not len(self.ids):
+            return np.full(len(ids), -1, np.int64)
+        first, last = int(self.ids[0]), int(self.ids[-1])
+        if last - first + 1 == len(self.ids):  # none between them is missing: a search would cost more than the rest
+            return np.where((ids >= first) & (ids <= last), ids - first, -1)
+        places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        return np.where(self.ids[places] == ids, places, -1)
 
 
 def encode_text(item: StoredItem, kind: Literal["names", "metadata"]) -> bytes:
