@@ -45,7 +45,7 @@ def make_index(place: Path, items: int, dimension: int) -> None:
         index.publish(4.0, 0.5, n_sets=2)
 
 
-def serve(place: str, file: str, told: Connection, offers: tuple[Any, ...] = ("names", "codes")) -> None:
+def serve(place: str, file: str, told: Connection) -> None:
     """Serve an index and a plain file, until a word comes."""
     import socket
 
@@ -57,8 +57,7 @@ def serve(place: str, file: str, told: Connection, offers: tuple[Any, ...] = ("n
 
     folder = Path(place).parent
     with Index.open(place) as index, TokenStore(folder / "tokens.db") as tokens:
-        gallery = OpenGallery(index, "bench", offers=offers)
-        gallery.prepare()
+        gallery = OpenGallery(index, "bench", offers=("names", "codes"))
         settings = Settings(tokens=str(folder / "tokens.db"), rate=None, log_file=folder / "log")
         app = create_app([gallery], tokens, settings)
         bare = uvicorn.Config(_bare(FileResponse(file)), log_config=None)

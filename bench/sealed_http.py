@@ -1,92 +1,155 @@
 """Measure a sealed question over HTTP: one server process and one client on loopback, and what each part takes.
 
-The gallery is made up: rows around centres, with names. A question is one request for scores and one for records, as
+Codes, records and hints are random bytes of the shapes that an index of so many items has: neither side's time depends
+on what they hold, and matches mean nothing here. A question is one request for scores and one for records, as
 ``nearveil.Client`` sends them; parts are timed without the pauses that hide how long private work took, and the whole
 call with them::
 
-    python bench/sealed_http.py --items 1000000 --out out/bench
+    python bench/sealed_http.py --items 1000000 --dimension 64 --out out/bench
 """
 
 import argparse
 import json
+import secrets
 import statistics
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from home import PROCESSES, make_index, serve, timed
-from index import clustered
+from home import PROCESSES, make_index, timed
 
 QUESTIONS = 20
+RECORD = 140  # bytes: an id, a code of 124 bytes, a short name
+
+
+def make_random_index(items: int, dimension: int) -> Any:
+    """Return an index of random bytes."""
+    from nearveil.sealed import SealedIndex
+    from nearveil.sealed.layout import Layout, RecordLayout
+    from nearveil.sealed.parameters import FETCH, SCORES
+    from nearveil.sealed.sizes import N_FETCHED, choose_shape, count_slots, shape_records
+
+    rng = np.random.default_rng(0)
+    n_cells, n_colours = choose_shape(items, dimension)
+    n_slots, width = count_slots(items, n_cells), RECORD + 1
+    per_column, n_columns = shape_records(n_cells * n_slots, width)
+    kept = RecordLayout(width, per_column, n_columns, N_FETCHED)
+    shape = n_colours, n_slots, n_cells // n_colours * dimension
+    layout = Layout(
+        version=1,
+        seed=bytes(32),
+        n_colours=n_colours,
+        n_slots=n_slots,
+        reach=300,
+        projection=rng.normal(size=(dimension, dimension)).astype(np.float32),
+        centroids=rng.normal(size=(n_cells, dimension)).astype(np.float32),
+        counts=np.full(n_cells, n_slots, np.uint16),
+        records=kept,
+    )
+    return SealedIndex(
+        layout,
+        np.frombuffer(rng.bytes(shape[0] * shape[1] * shape[2]), np.int8).reshape(shape),
+        np.zeros((n_colours, n_slots, SCORES.dimension), np.uint32),
+        scale=1.0,
+        items=np.arange(n_cells * n_slots).reshape(n_cells, n_slots),
+        records=np.frombuffer(rng.bytes(kept.n_rows * n_columns), np.int8).reshape(kept.n_rows, n_columns),
+        record_hint=np.zeros((kept.n_rows, FETCH.dimension), np.uint32),
+    )
+
+
+def serve(place: str, items: int, dimension: int, told: Connection) -> None:
+    """Serve a small gallery whose sealed questions are answered by a large index, until a word comes."""
+    import socket
+
+    import uvicorn
+
+    from nearveil.gallery import Index
+    from nearveil.service import OpenGallery, Settings, TokenStore, create_app
+    from nearveil.service.server.galleries import SealedAnswers
+
+    folder = Path(place).parent
+    with Index.open(place) as index, TokenStore(folder / "tokens.db") as tokens:
+        gallery = OpenGallery(index, "bench", offers=("names", "sealed"))
+        gallery.prepare()
+        sealed = make_random_index(items, dimension)
+        held = gallery._read_sealed()
+        answers = SealedAnswers(sealed, sealed.layout.to_bytes(), sealed.get_hints())
+        held.index, held.layout, held.hints = answers.index, answers.layout, answers.hints
+        settings = Settings(tokens=str(folder / "tokens.db"), rate=None, log_file=folder / "log")
+        server = uvicorn.Server(uvicorn.Config(create_app([gallery], tokens, settings), log_config=None))
+        at = socket.create_server(("127.0.0.1", 0))
+        told.send([at.getsockname()[1], tokens.create("bench")[1]])
+
+        def stop(_: object) -> None:
+            server.should_exit = True
+
+        threading.Thread(target=lambda: stop(told.recv()), daemon=True).start()
+        server.run(sockets=[at])
+
+
+def ask(client: Any, post: Callable[[bytes], bytes], row: Any) -> tuple[dict[str, float], dict[str, int]]:
+    """Ask one question; return the seconds of its parts, and bytes."""
+    taken: dict[str, float] = {}
+    began = time.perf_counter()
+    taken["ask"], question = timed(partial(client.ask, row))
+    taken["scores"], answer = timed(partial(post, question.data))
+    taken["read"], found = timed(partial(client.read_scores, question, answer, client.layout.records.n_fetched))
+    taken["ask_records"], fetch = timed(partial(client.ask_records, [one.position for one in found]))
+    taken["records"], last = timed(partial(post, fetch.data))
+    taken["read_records"], _ = timed(partial(client.read_records, fetch, last))
+    taken["all"] = time.perf_counter() - began
+    return taken, {
+        "question": len(question.data),
+        "answer": len(answer),
+        "fetch": len(fetch.data),
+        "records": len(last),
+    }
 
 
 def measure(items: int, dimension: int) -> dict[str, Any]:
-    """Build a gallery, serve it, ask it."""
+    """Serve, and ask."""
     import httpx
 
     from nearveil import Client
-    from nearveil.gallery import Index
-    from nearveil.protocol.sealed import open_sealed_index
-    from nearveil.protocol.server import serve_maps
     from nearveil.sealed import SealedClient
+    from nearveil.service.schema import FRAME, KEY_HEADER
 
-    rows = clustered(QUESTIONS, dimension, 1)
+    rows = np.random.default_rng(1).normal(size=(QUESTIONS, dimension))
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "plain").write_bytes(b"")
-        make_index(folder / "index", items, dimension)
-        with Index.open(folder / "index") as index:
-            built, _ = timed(lambda: open_sealed_index(serve_maps(index, "bench", offers=("names",))[0]))
-        size = (folder / "index" / "index.sealed").stat().st_size
+        make_index(Path(name) / "index", 200, dimension)
         here, there = PROCESSES.Pipe()
-        arguments = (str(folder / "index"), str(folder / "plain"), there, ("names", "sealed"))
-        process = PROCESSES.Process(target=serve, args=arguments)
+        process = PROCESSES.Process(target=serve, args=(str(Path(name) / "index"), items, dimension, there))
         process.start()
-        port, _, token = here.recv()
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/vnd.nearveil.frame"}
+        port, token = here.recv()
         where = f"http://127.0.0.1:{port}/v1/galleries/bench/sealed"
-        parts: dict[str, list[float]] = {}
-        with httpx.Client(headers=headers, timeout=600, trust_env=False) as http:
+        with httpx.Client(headers={"Authorization": f"Bearer {token}"}, timeout=600, trust_env=False) as http:
             fetched, frames = timed(lambda: [http.get(f"{where}{end}").content for end in ("", "/0", "/1")])
             client = SealedClient(frames[0], frames[1:])
 
-            def post(number: int, data: bytes) -> bytes:
-                reply = http.post(where, content=data, headers={"Nearveil-Key": f"{number:032x}"})
-                return reply.raise_for_status().content
+            def post(data: bytes) -> bytes:
+                headers = {"Content-Type": FRAME, KEY_HEADER: secrets.token_hex(16)}
+                return http.post(where, content=data, headers=headers).raise_for_status().content
 
-            def ask(number: int) -> dict[str, float]:
-                taken = {}
-                count = 0 if client.layout.records is None else client.layout.records.n_fetched
-                taken["ask"], question = timed(partial(client.ask, rows[number]))
-                taken["scores"], answer = timed(partial(post, 2 * number, question.data))
-                taken["read"], found = timed(partial(client.read_scores, question, answer, count))
-                taken["ask_records"], fetch = timed(partial(client.ask_records, [one.position for one in found]))
-                taken["records"], answer = timed(partial(post, 2 * number + 1, fetch.data))
-                taken["read_records"], _ = timed(partial(client.read_records, fetch, answer))
-                sizes.update(question=len(question.data), fetch=len(fetch.data))
-                return taken
-
-            sizes: dict[str, int] = {}
-            for number in range(QUESTIONS):
-                began = time.perf_counter()
-                taken = ask(number)
-                taken["all"] = time.perf_counter() - began
-                for part, seconds in taken.items():
-                    parts.setdefault(part, []).append(seconds)
+            asked = [ask(client, post, row) for row in rows]
         with Client(f"http://127.0.0.1:{port}", token) as asking:
             asking.nearest(rows[0], 8, epsilon=0, by="sealed")
-            paced = [timed(lambda row=row: asking.nearest(row, 8, epsilon=0, by="sealed"))[0] for row in rows[:5]]  # type: ignore[misc]
+            paced = [timed(partial(asking.nearest, row, 8, epsilon=0, by="sealed"))[0] for row in rows[:5]]
         here.send("end")
         process.join(60)
+    parts = {part: [1e3 * taken[part] for taken, _ in asked] for part in asked[0][0]}
     return {
-        "items": items, "dimension": client.layout.dimension, "build_s": built, "file_bytes": size,
-        "hint_bytes": [len(one) for one in frames[1:]], "first_s": fetched, "bytes": sizes,
-        "ms": {part: 1e3 * statistics.median(times) for part, times in parts.items()},
-        "least_ms": {part: 1e3 * min(times) for part, times in parts.items()},
+        "items": items, "dimension": dimension, "hint_bytes": [len(one) for one in frames[1:]], "first_s": fetched,
+        "bytes": asked[0][1], "median_ms": {part: statistics.median(times) for part, times in parts.items()},
+        "least_ms": {part: min(times) for part, times in parts.items()},
         "with_pauses_ms": 1e3 * statistics.median(paced),
     }  # fmt: skip
 
@@ -94,14 +157,14 @@ def measure(items: int, dimension: int) -> dict[str, Any]:
 def main() -> None:
     """Measure, print, and keep it."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--items", type=int, default=100_000)
+    options.add_argument("--items", type=int, default=1_000_000)
     options.add_argument("--dimension", type=int, default=64)
     options.add_argument("--out", type=Path, default=Path("out/bench"))
     given = options.parse_args()
     report = measure(given.items, given.dimension)
     print(json.dumps(report, indent=1))
     given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / f"sealed-http-{given.items}.json").write_text(json.dumps(report, indent=1) + "\n")
+    (given.out / f"sealed-http-{given.items}-{given.dimension}.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

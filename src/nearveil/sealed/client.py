@@ -180,15 +180,18 @@ class SealedClient:
         assert kept is not None
         self._check_current(question)
         values = read_answer(answer, "records", question.version, kept.n_fetched * kept.n_rows)
+        columns = values.reshape(kept.n_fetched, -1)
         bits = BYTE_BITS * HINT_BYTES["records"]
-        masks = _multiply_hint(self._hints["records"][None], question.secrets)
-        noisy = (values.reshape(kept.n_fetched, -1).astype(np.int64) << (bits - ANSWER_BITS)) - masks
-        drop = bits - BYTE_BITS
-        entries = (((noisy + (1 << (drop - 1))) >> drop) & 255).astype(np.uint8).view(np.int8)
-        places = [position % kept.per_column for position in question.positions]
-        return [
-            unpad_record(entries[at, place * kept.width : (place + 1) * kept.width]) for at, place in enumerate(places)
-        ]
+        drop, found = bits - BYTE_BITS, []
+        padded = *question.positions, *([0] * (kept.n_fetched - len(question.positions)))  # the same work for all
+        for position, secret, column in zip(padded, question.secrets, columns, strict=True):
+            place = position % kept.per_column * kept.width
+            rows = slice(place, place + kept.width)
+            masks = (self._hints["records"][rows].astype(np.float64) @ secret.astype(np.float64)).astype(np.int64)
+            noisy = (column[rows].astype(np.int64) << (bits - ANSWER_BITS)) - masks
+            entries = ((noisy + (1 << (drop - 1))) >> drop) & 255
+            found.append(unpad_record(entries.astype(np.uint8).view(np.int8)))
+        return found[: len(question.positions)]
 
     def search(self, row: ArrayLike, send: Callable[[bytes], bytes], n_matches: int = 8) -> list[SealedMatch]:
         """Ask for scores, then for the records of the best, through `send`, which takes a question to the index.
@@ -240,8 +243,6 @@ def get_message_scale(layout: Layout) -> float:
 
 
 def _multiply_hint(hint: NDArray[np.unsignedinteger], secrets: Longs) -> Longs:
-    """Return each colour's hint times its secret; one hint may serve all secrets. Exact: below 24 + 7 + 11 bits."""
-    if len(hint) == 1:
-        return np.asarray((secrets.astype(np.float64) @ hint[0].astype(np.float64).T).astype(np.int64))
+    """Return each colour's hint times its secret. Exact: below 16 + 7 + 11 bits."""
     pairs = zip(hint, secrets.astype(np.float64), strict=True)
     return np.stack([own.astype(np.float64) @ secret for own, secret in pairs]).astype(np.int64)
