@@ -47,16 +47,24 @@ class NoCupy:  # not a library that is promised, where it is installed
         if name == "cupy":
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, NoCupy())
-from sklearn.utils.estimator_checks import check_estimator
+from unittest import SkipTest
+from sklearn.utils.estimator_checks import estimator_checks_generator
 from nearveil import SupervisedManifold
-results = [r for r in check_estimator(SupervisedManifold(), on_fail=None) if "array_api" in r["check_name"]]
-print({r["status"] for r in results} <= {"passed", "skipped"}, sum(r["status"] == "passed" for r in results) > 0)
+passed = 0
+for estimator, check in estimator_checks_generator(SupervisedManifold()):
+    if "array_api" in str(check):
+        try:
+            check(estimator)
+        except SkipTest:
+            continue
+        passed += 1
+print(passed > 0)
 """
     environment = {**os.environ, "SCIPY_ARRAY_API": "1"}
     result = subprocess.run(  # noqa: S603
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
     )
-    assert result.stdout.strip() == "True True", result.stdout + result.stderr
+    assert result.stdout.strip() == "True", result.stdout + result.stderr
 
 
 def problem(n: int = 40, d: int = 5, n_classes: int = 4, seed: int = 0) -> tuple[Any, Any, Any]:
