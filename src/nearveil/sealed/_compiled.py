@@ -72,3 +72,15 @@ def multiply_fours(rows, words, out):
             for c in range(width):
                 a += _I(row[c]) * words[j, c]
             out[j, k] = a
+
+
+@numba.njit(nogil=True, boundscheck=False)
+def multiply_parts(database, words, out, parts):
+    """Fill ``out[b, j, k] = database[b, k] @ words[b, j]`` for parts: a colour, its first row, and where rows end."""
+    for part in range(len(parts)):
+        colour, first, last = parts[part]
+        rows = database[colour][first:last]
+        if words.shape[1] == 1:
+            multiply_one(rows, words[colour, 0], out[colour, 0, first:last])
+        else:
+            multiply_fours(rows, words[colour], out[colour, :, first:last])

@@ -79,34 +79,30 @@ class _NumbaKernel:
     def __init__(self, database: Bytes, n_threads: int | None) -> None:
         from nearveil.sealed import _compiled
 
-        self._one, self._fours = _compiled.multiply_one, _compiled.multiply_fours
+        self._multiply = _compiled.multiply_parts
         self._database = database
         count = n_threads or joblib.cpu_count()
         self._threads = ThreadPoolExecutor(count)
         step = max(8, _AT_ONCE // database.shape[2] // 8 * 8)
         n_colours, n_rows, _ = database.shape
         parts = [
-            (colour, slice(start, start + step)) for colour in range(n_colours) for start in range(0, n_rows, step)
+            (colour, start, min(start + step, n_rows))
+            for colour in range(n_colours)
+            for start in range(0, n_rows, step)
         ]
         tasks = 1 if count == 1 else _TASKS * count  # few: handing one to a thread takes as long as reading a megabyte
-        self._tasks = [parts[first::tasks] for first in range(min(tasks, len(parts)))]
+        self._tasks = [np.array(parts[first::tasks], np.int64) for first in range(min(tasks, len(parts)))]
 
     def multiply(self, questions: Words) -> Words:
         count = len(questions)
         padded = 1 if count == 1 else -(-count // _FOUR) * _FOUR
-        asked = np.zeros((questions.shape[1], padded, questions.shape[2]), np.int32)
-        asked[:, :count] = questions.transpose(1, 0, 2)
+        if count == 1:
+            asked = np.ascontiguousarray(questions[0][:, None]).view(np.int32)
+        else:
+            asked = np.zeros((questions.shape[1], padded, questions.shape[2]), np.int32)
+            asked[:, :count] = questions.transpose(1, 0, 2)
         found = np.empty((questions.shape[1], padded, self._database.shape[1]), np.int32)
-
-        def fill(parts: list[tuple[int, slice]]) -> None:
-            for colour, rows in parts:
-                matrix, out = self._database[colour, rows], found[colour, :, rows]
-                if padded == 1:
-                    self._one(matrix, asked[colour, 0], out[0])
-                else:
-                    self._fours(matrix, asked[colour], out)
-
-        list(self._threads.map(fill, self._tasks))
+        list(self._threads.map(lambda parts: self._multiply(self._database, asked, found, parts), self._tasks))
         return (found[:, :count].transpose(1, 0, 2) & _MASK).astype(np.uint32)
 
     def refresh(self) -> None:
