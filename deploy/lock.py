@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("service", "postgres", "sealed")
+EXTRAS = ("service", "postgres", "sealed", "cluster")
 PYTHON = "3.12"  # of the image
 MACHINES = ("x86_64", "aarch64")
 LIBC = ("manylinux2014", "manylinux_2_17", "manylinux_2_24", "manylinux_2_27", "manylinux_2_28")

@@ -450,9 +450,14 @@ def connect(
         given = {"tls_ca_file": ca, "tls_client_cert": cert, "tls_client_key": key}
         files = {name: str(path) for name, path in given.items() if path is not None}
         security = distributed.Security(require_encryption=True, **files)
+        if not (security.tls_ca_file and security.tls_client_cert):
+            raise ClusterError(
+                f"cluster: {address} cannot be reached without certificates: give `ca`, `cert` and `key`, or set "
+                "Dask's distributed.comm.tls"
+            )
     try:
         client = distributed.Client(address, security=security, set_as_default=False)
-    except (OSError, TimeoutError, ValueError) as error:  # certificates that cannot be read are among them
+    except (OSError, ValueError) as error:  # certificates that cannot be read are among them
         raise ClusterError(f"cluster: {address} cannot be reached: {_describe(error)}") from error
     with client:
         yield _DaskCluster(client)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +31,8 @@ def die_always(part: int) -> int:
     if part == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return part
+
+
+def wait_and_add(part: NDArray[Any], other: NDArray[Any]) -> float:
+    time.sleep(0.3)
+    return add(part, other)

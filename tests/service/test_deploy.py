@@ -8,6 +8,9 @@ import threading
 import tomllib
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 _LINE = re.compile(r"([a-z0-9.-]+)==(\S+)((?: --hash=sha256:[0-9a-f]{64})+)")
@@ -77,3 +80,34 @@ def test_the_health_check_of_the_container_asks_the_server_and_no_proxy() -> Non
             done = subprocess.run(words, env={**os.environ, **proxy}, check=False, timeout=60)  # noqa: S603
             assert done.returncode == code
         server.shutdown()
+
+
+def test_the_composition_is_whole() -> None:
+    """Every name that it uses is defined, every file is here or named as one to make, all that is ours is confined."""
+    yaml: Any = pytest.importorskip("yaml")
+    place = ROOT / "deploy" / "compose.yaml"
+    told = yaml.safe_load(place.read_text())
+    services = told["services"]
+    assert set(services) == {"scheduler", "worker", "index", "postgres", "server-1", "server-2", "proxy"}
+    made_by_hand = set(re.findall(r"^#   ([\w./, ]+?)  ", place.read_text(), re.MULTILINE))
+    to_make = {word.strip("/").split("/")[0] for words in made_by_hand for word in words.split(", ")} | {"data"}
+    for name, one in services.items():
+        assert set(one["networks"]) <= set(told["networks"]), name
+        assert set(one.get("secrets", ())) <= set(told["secrets"]), name
+        assert set(one.get("depends_on", ())) <= set(services), name
+        for volume in one.get("volumes", ()):
+            source = volume.split(":")[0]
+            if source.startswith("./"):
+                assert (place.parent / source).exists() or source[2:] in to_make, source
+            else:
+                assert source in told["volumes"], source
+        if one["image"] == "nearveil":
+            assert (place.parent / one["build"]["context"] / one["build"]["dockerfile"]).exists()
+            assert one["read_only"] is True
+            assert one["cap_drop"] == ["ALL"]
+        assert name == "proxy" or "ports" not in one  # nothing else can be reached from outside
+    assert services["worker"]["deploy"]["replicas"] == 2
+    for name in ("scheduler", "worker", "index"):
+        assert services[name]["environment"]["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "true"
+    assert told["networks"]["work"]["internal"] is told["networks"]["database"]["internal"] is True
+    assert set(re.findall(r"server-\d", (place.parent / "Caddyfile").read_text())) == {"server-1", "server-2"}

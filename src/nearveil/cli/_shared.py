@@ -92,7 +92,13 @@ ClusterAuthorities: TypeAlias = Annotated[
 InsecureCluster: TypeAlias = Annotated[
     bool, typer.Option("--insecure", help="Allow tcp:// to another machine: all on the way see the rows.")
 ]
-CLUSTER_OPTIONS = {"cluster": "--cluster", "insecure": "--insecure"}
+CLUSTER_OPTIONS = {
+    "cluster": "--cluster",
+    "insecure": "--insecure",
+    "ca": "--ca",
+    "cert": "--cert",
+    "key": "--key",
+}
 
 _SPOKEN = {  # what errors say to programs, in the words of the command line
     "Ledger(..., read_only=True).verify() says more": "`nearveil budget verify` says more",
