@@ -145,10 +145,11 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
         "lower estimate of D": groups["lower"].mean().map("{:.3f}".format),
     }
     lines = pd.DataFrame(cells).reset_index()
+    costs = 1 - groups["reached"].mean() / shares["share"]
     sets = rows.groupby("data", sort=False).agg(codes=("codes", "mean"), items=("items", "first"))
     return {
         "least_reach": groups["reach"].mean().min(),
-        "cost": (1 - groups["reached"].mean() / shares["share"]).max(),
+        "costs": [(epsilon, some.min(), some.max()) for epsilon, some in costs.groupby("epsilon")],
         "lower": (groups["lower"].mean().min(), groups["lower"].mean().max()),
         "near": int((shares["share"] >= NEAR).sum()),
         "total": len(shares),
