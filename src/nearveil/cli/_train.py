@@ -1,16 +1,12 @@
 """``nearveil train``: a head of global descriptors for one's own images."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from nearveil.cli._shared import Json, print_json, print_lines, print_table, report_errors, show_bars
 
-if TYPE_CHECKING:
-    from nearveil.features.training import TrainedExtractor
-
-_AT = (1, 8)  # the k of recall@k
 _OPTIONS = {
     "folder": "DIR",
     **{name: f"--{name.replace('_', '-')}" for name in ("held_out", "dimension", "out", "force")},
@@ -47,56 +43,34 @@ def train(
     nearveil train birds/ --out birds.nvm --descriptors SMG --dimension 768 --held-out 0
     """
     with report_errors(**_OPTIONS), show_bars() as bars:
-        from nearveil.features import train_head
-        from nearveil.features.backbones import EXTRACTORS
-        from nearveil.features.class_folders import read_class_folders, split_classes
-        from nearveil.features.training import check_descriptors
+        from nearveil.features.class_folders import train_on_folder
         from nearveil.votes.labelling import check_free
 
-        check_descriptors(descriptors)
-        if dimension < len(descriptors):
-            raise ValueError("dimension: it must be at least one for each descriptor")
         check_free(out, force=force)
-        extractor: Any = EXTRACTORS[backbone]()
-        photos = read_class_folders(directory, extractor, bars)
-        learned, measured = split_classes(photos.labels, held_out)
-        model = train_head(
-            photos.maps[learned],
-            photos.labels[learned],
-            backbone=extractor,
+        found = train_on_folder(
+            directory,
+            out,
+            backbone=backbone,
             descriptors=descriptors,
             dimension=dimension,
             epochs=epochs,
-            progress=bars("training", epochs),
-            random_state=seed,
+            held_out=held_out,
+            seed=seed,
+            progress=bars,
         )
-        model.save(out)
-        recalls = _measure(model, photos.maps[measured], photos.labels[measured])
     report = {
-        "trained": {"classes": len(set(photos.labels[learned])), "images": int(learned.sum())},
-        "held_out": {"classes": len(set(photos.labels[measured])), "images": int(measured.sum())},
-        **recalls,
-        "dimension": model.dimension,
-        "fingerprint": model.fingerprint,
+        "trained": {"classes": found.trained[0], "images": found.trained[1]},
+        "held_out": {"classes": found.held_out[0], "images": found.held_out[1]},
+        **{f"recall@{k}": {"before": before, "after": after} for k, (before, after) in found.recalls.items()},
+        "dimension": found.model.dimension,
+        "fingerprint": found.model.fingerprint,
         "out": str(out),
-        "skipped": [{"file": file, "reason": reason} for file, reason in photos.skipped],
+        "skipped": [{"file": file, "reason": reason} for file, reason in found.skipped],
     }
     if as_json:
         print_json(report)
     else:
         _show(report)
-
-
-def _measure(model: "TrainedExtractor", maps: Any, labels: Any) -> dict[str, dict[str, float]]:
-    """Return recalls on classes that were held out, without the head and with it."""
-    from nearveil.features.class_folders import measure_recall
-    from nearveil.features.extractor import unit_rows
-
-    rows = {"before": unit_rows(maps.mean(axis=(2, 3), dtype="float32"))[0], "after": model.describe(maps)}
-    return {
-        f"recall@{k}": {when: measure_recall(features, labels, k) for when, features in rows.items()}
-        for k in (_AT if len(maps) else ())
-    }
 
 
 def _show(report: dict[str, Any]) -> None:
