@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import erfc, log_ndtr, logsumexp, ndtr
+from scipy.special import log_ndtr, logsumexp, ndtr
 from scipy.stats import binom
 
 from nearveil.privacy.accounting.binary import Moves, PrivacyCurve, compose_binary
@@ -178,98 +178,11 @@ def _worst(values: NDArray[np.float64], pairs: NDArray[np.int64]) -> WorstCase:
 
 
 @dataclass(frozen=True)
-class DataDependentCost:
-    """A Renyi divergence that may have been computed from the private votes themselves."""
-
-    rdp: float
-    """Bounds the divergence of this database from its neighbours, not that of every pair of neighbours."""
-    private: bool
-    """Whether the votes entered: then the value tells something about them. It must not be published as it is, nor
-    amplified by sampling (other samples have other votes)."""
-
-
-@dataclass(frozen=True)
 class AsymptoticCost:
     """An epsilon of the supplement's Theorem 2, for comparison."""
 
     epsilon: float
     applies: bool  # whether the theorem's assumptions hold; without them the value says nothing
-
-
-def gaussian_max_rdp(order: float, *, noise: float, votes: ArrayLike | None = None) -> DataDependentCost:
-    """Return the Renyi divergence of one GNMax answer (Papernot et al. 2018, Theorem 6, Propositions 7 and 10).
-
-    `noise` is the standard deviation on each count. Without `votes`, of shape (n_classes,), the divergence is
-    ``order / noise^2`` for any database; with them it depends on private data.
-    """
-    order, noise = check_order(order), check_positive(noise, "noise")
-    anyway = order / noise**2
-    if votes is None:
-        return DataDependentCost(anyway, private=False)
-    q = float(np.sum(erfc(_margins(votes) / (2 * noise)))) / 2
-    return DataDependentCost(min(anyway, _theorem_6(order, noise, q)), private=True)
-
-
-def _theorem_6(order: float, noise: float, q: float) -> float:
-    """Return Theorem 6 of Papernot et al. with the orders of Proposition 10; infinity where it does not apply."""
-    if q <= 0:  # underflow: the smallest number is still an upper bound on the probability
-        q = 5e-324
-    if q >= 1:
-        return math.inf
-    second = noise * math.sqrt(-math.log(q))
-    first = second + 1
-    if second <= 1 or order > first:
-        return math.inf
-    cost_1, cost_2 = first / noise**2, second / noise**2
-    limit = (second - 1) * cost_2 - second * math.log(first / (first - 1) * second / (second - 1))
-    if math.log(q) > limit or math.log(q) + cost_2 >= 0:
-        return math.inf
-    log_a = math.log1p(-q) - math.log1p(-math.exp((math.log(q) + cost_2) * (second - 1) / second))
-    log_b = cost_1 - math.log(q) / (first - 1)
-    total = np.logaddexp(math.log1p(-q) + (order - 1) * log_a, math.log(q) + (order - 1) * log_b)
-    return max(float(total), 0.0) / (order - 1)
-
-
-def laplace_max_rdp(order: float, *, noise: float, votes: ArrayLike | None = None) -> DataDependentCost:
-    """Return the Renyi divergence of one LNMax answer (Papernot et al. 2017, Theorems 2 and 3, Lemma 4).
-
-    `noise` is the scale of the Laplace noise, ``1 / gamma`` in the paper. Without `votes`, of shape (n_classes,), the
-    divergence is that of two Laplace mechanisms for any database; with them it depends on private data.
-    """
-    order, noise = check_order(order), check_positive(noise, "noise")
-    anyway = 2 * _laplace_rdp(order, noise)
-    if votes is None:
-        return DataDependentCost(anyway, private=False)
-    margins, epsilon = _margins(votes) / noise, 2 / noise
-    q = float(np.sum((2 + margins) / 4 * np.exp(-margins)))
-    if q >= 1 / (math.exp(min(epsilon, 700.0)) + 1):  # the theorem does not apply
-        return DataDependentCost(anyway, private=True)
-    moments = order - 1
-    usual = math.log1p(-q) + moments * (math.log1p(-q) - math.log1p(-math.exp(epsilon) * q))
-    unusual = (math.log(q) if q > 0 else -745.0) + epsilon * moments
-    return DataDependentCost(min(anyway, max(float(np.logaddexp(usual, unusual)), 0.0) / moments), private=True)
-
-
-def _laplace_rdp(order: float, noise: float) -> float:
-    """Return the Renyi divergence of the Laplace mechanism of sensitivity 1 (Mironov 2017, Proposition 6)."""
-    step = 1 / noise
-    # expm1 of both exponentials: their weights sum to 1, so that 1 may be taken out.
-    first = order / (2 * order - 1)
-    with np.errstate(over="ignore"):
-        excess = first * np.expm1((order - 1) * step) + (1 - first) * np.expm1(-order * step)
-    if np.isinf(excess):
-        return math.log(first) / (order - 1) + step
-    return float(np.log1p(excess)) / (order - 1)
-
-
-def _margins(votes: ArrayLike) -> NDArray[np.float64]:
-    """Return by how much the winner leads each other class."""
-    counts = np.asarray(votes, dtype=np.float64)
-    if counts.ndim != 1 or len(counts) < 2:
-        raise ValueError("votes must hold one count for each of at least two classes")
-    if not np.all(np.isfinite(counts)) or np.any(counts < 0):
-        raise ValueError("votes must be finite and not negative")
-    return np.asarray(np.max(counts) - np.delete(counts, np.argmax(counts)))
 
 
 def private_knn_asymptotic(
