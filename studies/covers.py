@@ -145,7 +145,7 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
         "lower estimate of D": groups["lower"].mean().map("{:.3f}".format),
     }
     lines = pd.DataFrame(cells).reset_index()
-    costs = 1 - groups["reached"].mean() / shares["share"]
+    costs = (1 - groups["reached"].mean() / shares["share"]).round(2) + 0.0  # no -0%
     sets = rows.groupby("data", sort=False).agg(codes=("codes", "mean"), items=("items", "first"))
     return {
         "least_reach": groups["reach"].mean().min(),
