@@ -29,9 +29,9 @@ from nearveil.ledger import Ledger
 from nearveil.mechanisms.covers import learning
 
 DIMENSION = 128
-TERMS: dict[str, Any] = {"candidates": 0.01, "n_sets": 64}
+CANDIDATES = 0.01
 EPSILON = 4.0
-RESULT = 0.2  # seconds between two looks at the memory
+PAUSE = 0.2  # seconds between two looks at the memory
 LISTS = 1024  # of FAISS's index
 CENTROIDS = 64  # of Dask-ML's k-means
 PASSES = 3
@@ -88,7 +88,7 @@ class Watch:
         self._thread.join()
 
     def _look(self) -> None:
-        while not self._ended.wait(RESULT):
+        while not self._ended.wait(PAUSE):
             self.peaks[self._stage] = max(self.peaks.get(self._stage, 0.0), measure_memory())
 
 
@@ -138,7 +138,7 @@ def _count_bytes(part: Any) -> int:
     return sum(_count_bytes(one) for one in part) if isinstance(part, tuple) else int(getattr(part, "nbytes", 0))
 
 
-def run(folder: Path, source: Path, n: int, workers: int) -> dict[str, Any]:
+def run(folder: Path, source: Path, n: int, workers: int, n_sets: int) -> dict[str, Any]:
     """Index a file, publish its map, ask a question; return what each stage took."""
     watch = Watch()
     where = folder / f"index-{n}-{workers}"
@@ -148,7 +148,7 @@ def run(folder: Path, source: Path, n: int, workers: int) -> dict[str, Any]:
         index = Index.create(where, dimension=DIMENSION)
         index.add_file(VectorFile(source), cluster=cluster)
         watch.enter("at the driver, while publishing")
-        published = index.publish(EPSILON, **TERMS, cluster=cluster)
+        published = index.publish(EPSILON, CANDIDATES, n_sets=n_sets, cluster=cluster)
         sent = cluster.sent
     watch.enter("a question")
     with Ledger(folder / f"ledger-{n}-{workers}.db") as ledger:
@@ -165,6 +165,7 @@ def run(folder: Path, source: Path, n: int, workers: int) -> dict[str, Any]:
     return {
         "rows": n,
         "workers": workers,
+        "sets": n_sets,
         "seconds": seconds,
         "peak_mb": peaks,
         "sent_mb": round(sent / 1e6),
@@ -252,13 +253,41 @@ def find_exponents(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
+LINEAR = ("reading", "writing the index", "making codes")
+NEIGHBOURS = "looking for neighbours"  # grows with the rows and with the inverted lists, up to 4,096 of them
+QUERIES, LISTED = 250_000, 49  # items that act as queries at most, and the neighbours that a partition names for each
+
+
+def print_model(found: dict[str, Any], sizes: Sequence[int], price: float) -> None:
+    """Print what larger galleries would take, by the largest run: bytes by formula, core hours by growth of stages."""
+    run = max(found["runs"], key=lambda one: (one["rows"], one["workers"]))
+    linear = sum(run["seconds"].get(stage, 0.0) for stage in LINEAR) * run["workers"] / run["rows"]
+    search = run["seconds"][NEIGHBOURS] * run["workers"] / (run["rows"] * _count_lists(run["rows"]))
+    fixed = sum(value for stage, value in run["seconds"].items() if stage not in (*LINEAR, NEIGHBOURS))
+    print("rows | to workers, GB | to each worker, GB | back from neighbours, GB | core hours | dollars")
+    for n in sizes:
+        asked = min(n, QUERIES)
+        sent = n * 4 * (found["dimension"] + 64) / 1e9
+        each = asked * 4 * (found["dimension"] + 48) / 1e9
+        back = -(-n // ROWS) * asked * LISTED * 12 / 1e9
+        hours = (n * linear + n * _count_lists(n) * search + fixed) / 3600
+        print(f"{n:,} | {sent:,.2f} | {each:,.2f} | {back:,.1f} | {hours:,.2f} | {hours * price:,.2f}")
+
+
+def _count_lists(n: int) -> int:
+    return min(int(2 * math.sqrt(n)), 4096)
+
+
 def main() -> None:
     """Measure, and write a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--sets", type=int, default=64)
     parser.add_argument("--no-rivals", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    parser.add_argument("--model", type=int, nargs="+", help="print what so many rows would take, and measure nothing")
+    parser.add_argument("--price", type=float, default=0.05, help="dollars for an hour of a core")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     place = given.out / "scale.json"
@@ -266,18 +295,21 @@ def main() -> None:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "dimension": DIMENSION,
         "epsilon": EPSILON,
-        **TERMS,
+        "candidates": CANDIDATES,
         "runs": [],
         "rivals": [],
     }
     if place.exists():  # further sizes join those that were measured before
         found = json.loads(place.read_text())
+    if given.model:
+        print_model(found, given.model, given.price)
+        return
     for n in given.rows:
         with tempfile.TemporaryDirectory(prefix="nearveil-scale-") as name:
             source = Path(name) / f"rows-{n}.parquet"
             write_rows(source, n)
             for workers in given.workers:
-                found["runs"].append(run(Path(name), source, n, workers))
+                found["runs"].append(run(Path(name), source, n, workers, given.sets))
                 print(json.dumps(found["runs"][-1]), flush=True)
             if not given.no_rivals:
                 found["rivals"].append(run_rivals(Path(name), source, n))
