@@ -145,7 +145,7 @@ def test_many_rows_pay_one_debit_and_have_one_key_each(here: Scene) -> None:
 def test_each_of_many_rows_is_sent_at_a_fixed_moment(here: Scene, watched: Watched) -> None:
     client, _ = here.client()
     client.galleries()
-    period, moments = question_period(public_of(here.gallery), 1), set()
+    period, moments = question_period(public_of(here.gallery), 1), []
     for work in (0.0, 0.0078125, 0.03125):
         start = watched.clock.time
         watched.work(paying=work, ranking=work)
@@ -153,8 +153,9 @@ def test_each_of_many_rows_is_sent_at_a_fixed_moment(here: Scene, watched: Watch
         sent = [moment for what, moment in watched.sent if what == "query"]
         heard = [moment for what, moment in watched.heard if what == "map"]
         assert sent == [moment + period for moment in heard]
-        moments.add(tuple(round(moment - start, 9) for moment in sent))
-    assert len(moments) == 1
+        moments.append([moment - start for moment in sent])
+    # Answers differ by some bytes of names, which everybody on the way sees: less than a microsecond each.
+    assert np.ptp(moments, axis=0).max() < 1e-4
 
 
 def test_what_was_answered_before_a_failure_is_not_lost(here: Scene) -> None:
