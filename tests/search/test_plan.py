@@ -144,7 +144,7 @@ def test_less_is_expected_of_smaller_answers_and_not_all_items_are_reached() -> 
     assert found.expected[1] == pytest.approx(0.86 * found.ceiling, abs=0.01)
     measured, below = find_shares(0.01)[0], find_shares(0.001)[0]
     assert measured - below == pytest.approx(2.1 * (find_shares(0.03)[0] - measured), rel=0.01)  # ln 10 / ln 3
-    assert find_shares(1e-9) == (0.0, pytest.approx(SHARES[1] - SHARES[0]))
+    assert find_shares(1e-9) == pytest.approx((0.0, SHARES[1] - SHARES[0]))
     assert plan(60_000, 2.0, 6_000 * 128 + 100).reach == pytest.approx(0.5, abs=0.11)
     assert "never returned" in str(plan(60_000, 2.0, 6_000 * 128 + 100))
     assert plan(60_000, 6.0, 6_000 * 128 + 100).reach == 1
