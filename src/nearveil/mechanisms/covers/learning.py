@@ -40,6 +40,7 @@ _SAMPLE = 20_000  # rows that leading directions are computed from
 _MOST_QUERIES = 250_000  # items that act as queries
 _ANNEALED = 15_000  # of these for soft passes, or as many as make enough for each set
 _QUERIES_A_SET = 64
+_ITEMS_A_QUERY = 16  # with fewer queries an item is wanted too seldom, and too few sets look best
 _SOFT_PASSES = 12
 _FIRMEST = 100.0
 _HARD = 1e5  # a softness that leaves nothing to the second best
@@ -387,7 +388,7 @@ class _Task:
         """
         n, total = self.n_items, len(self.rows)
         usual = usual_number(n, self.set_size, self.epsilon, least, most)
-        count = max(_ANNEALED, _QUERIES_A_SET * usual)
+        count = max(_ANNEALED, _QUERIES_A_SET * usual, self.n_items // _ITEMS_A_QUERY)
         taught = min(count, total - total // 5)
         wanted = Demand.of(self.lists[:taught], n).wanted
         tested = Demand.of(self.lists[taught : taught + count] if total > taught else self.lists, n)
