@@ -183,7 +183,7 @@ _LOG = logging.getLogger(__name__)
 OFFERS: tuple[Offer, ...] = get_args(Offer)
 _LONGEST_KEY = 4096  # bytes of a query whose answer is remembered: ours have some hundred
 _CACHE = 256 << 20
-_PATIENCE = 15.0  # seconds that a request waits for an index that is being made
+_PATIENCE = 25.0  # seconds that a request waits for an index that is being made
 _ORIGINALS, _NOTHING_ELSE = EXTRAS.index("originals"), bytes([EXTRAS.index("none")])
 
 
