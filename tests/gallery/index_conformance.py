@@ -517,6 +517,17 @@ class IndexConformance:
             index.add([Item(rows[31], "an image", WEBP, metadata={"n": 2})])
             check()
 
+    def test_texts_of_deleted_items_take_no_room(self, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An item that is replaced again and again does not fill what may be kept."""
+        monkeypatch.setattr(_items, "_MOST_TEXT", 100)
+        with Index.create(place, dimension=DIMENSION) as index:
+            for turn in range(12):
+                index.add_table(unit_rows(1), ["mine"], [f"{turn:02} is a name of 25 bytes"], replace=True)
+                number = int(index.ids()[0])
+                assert index.texts([number], "names") == [b"%02d is a name of 25 bytes" % turn]
+            monkeypatch.setattr("nearveil.gallery.index.load_items", None)  # what is in memory asks for none
+            assert index.texts([number], "names") == [b"11 is a name of 25 bytes"]
+
     def test_damaged_texts_are_told(self, index: Index, place: str) -> None:
         index.texts([0], "names")
         self.damage(place, "nearveil_details")

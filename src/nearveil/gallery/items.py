@@ -12,6 +12,7 @@ import threading
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -747,7 +748,13 @@ class TextColumn:
             if self._is_too_large:
                 return [None] * len(ids)
             if self._kept.revision != head.revision:
-                self._kept = self._catch_up(connection, head, where)
+                # After a backup was put back, and where texts of deleted items fill the room, all is read anew.
+                old = self._kept if self._kept.revision < head.revision else _KeptTexts()
+                caught_up = self._catch_up(connection, head, where, old)
+                if caught_up is None and len(old.data):
+                    caught_up = self._catch_up(connection, head, where, _KeptTexts())
+                self._is_too_large = caught_up is None
+                self._kept = caught_up or _KeptTexts()
             kept = self._kept
         places = kept.find_places(ids)
         bounds = kept.bounds[places].tolist() if len(kept.bounds) else [(0, 0)] * len(ids)
@@ -759,25 +766,25 @@ class TextColumn:
             texts[missing] = None
         return texts
 
-    def _catch_up(self, connection: sa.Connection, head: Head, where: str) -> "_KeptTexts":
-        """Return the texts of now: with what was added, without what was deleted."""
-        old = self._kept if self._kept.revision < head.revision else _KeptTexts()  # else a backup was put back
+    def _catch_up(self, connection: sa.Connection, head: Head, where: str, old: "_KeptTexts") -> "_KeptTexts | None":
+        """Return the texts of now: with what was added, without what was deleted; None where they are too many."""
         pack = _pack_names if self._kind == "names" else _pack_details
-        ids, bounds, data = [old.ids], [old.bounds], [old.data]
+        gone = find_deleted_since(connection, old.revision, where)
+        left = ~np.isin(old.ids, gone)
+        ids, bounds, data = [old.ids[left]], [old.bounds[left]], [old.data]
         held = len(old.data)
         for first, some in _stream_details(connection, old.next_id, where):
-            texts = pack(some)
-            ids.append(np.arange(first, first + some.count))
-            stops = held + np.cumsum(np.fromiter(map(len, texts), np.int64, some.count))
-            bounds.append(np.column_stack([np.concatenate([[held], stops[:-1]]), stops]))
+            numbers = np.arange(first, first + some.count)
+            there = ~np.isin(numbers, gone)
+            texts = list(compress(pack(some), there.tolist()))
+            ids.append(numbers[there])
+            stops = held + np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+            bounds.append(np.column_stack([np.concatenate([[held], stops])[:-1], stops]))
             data.append(b"".join(texts))
             held += len(data[-1])
             if held > _MOST_TEXT:
-                self._is_too_large = True
-                return _KeptTexts()
-        numbers = np.concatenate(ids)
-        left = ~np.isin(numbers, find_deleted_since(connection, old.revision, where))
-        return _KeptTexts(head.revision, head.next_id, numbers[left], np.concatenate(bounds)[left], b"".join(data))
+                return None
+        return _KeptTexts(head.revision, head.next_id, np.concatenate(ids), np.concatenate(bounds), b"".join(data))
 
 
 @dataclass(frozen=True, eq=False)
