@@ -121,10 +121,10 @@ class NeighborSearch:
     """
 
     def __init__(self, rows: ArrayLike, *, feature_norm: float | None = None, engine: SearchEngine = "auto") -> None:
-        given = rows if is_dask_array(rows) else np.asarray(rows)
-        if given.ndim != 2:  # type: ignore[union-attr]
-            raise ValueError(f"rows must have shape (n, d), one record each; got {given.ndim} dimensions")  # type: ignore[union-attr]
-        self.n_rows, self.n_features = given.shape  # type: ignore[union-attr]
+        given: Any = rows if is_dask_array(rows) else np.asarray(rows)
+        if given.ndim != 2:
+            raise ValueError(f"rows must have shape (n, d), one record each; got {given.ndim} dimensions")
+        self.n_rows, self.n_features = given.shape
         if self.n_rows >= 2**31:
             raise ValueError("rows must be fewer than 2^31, so that a row number fits into 32 bits")
         self._integers = IntegerRows(self.n_features, feature_norm)
