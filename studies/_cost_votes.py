@@ -60,8 +60,8 @@ def use_sampled(engine: Any) -> Callable[[Floats], Work]:
 
     def prepare(rows: Floats) -> Work:
         from nearveil.privacy.noise import secure_source
-        from nearveil.votes.mechanisms import PoissonSample
         from nearveil.votes.neighbors import NeighborSearch
+        from nearveil.votes.plan import PoissonSample
 
         search, coins, source = NeighborSearch(rows, engine=engine), PoissonSample(RATE), secure_source()
         length = coins.list_length(K)

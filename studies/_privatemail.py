@@ -26,7 +26,7 @@ from nearveil.mechanisms import (
     RawFeatures,
     Release,
 )
-from nearveil.mechanisms.privatemail.published import EXPERIMENTS, CentredDistances, Experiment, step_epsilon
+from nearveil.mechanisms.privatemail_engines import EXPERIMENTS, CentredDistances, Experiment, step_epsilon
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.search.ceiling import class_ceiling
 from studies._report import interval

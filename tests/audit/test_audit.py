@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nearveil.audit import Check, Experiment, Law, Pair, Report, audit
-from nearveil.audit._law import Watch
+from nearveil.audit._experiment import Watch
 from nearveil.audit.auditing import _explore
 from nearveil.audit.report import FALSE_ALARM, Attack
 from nearveil.mechanisms import Cells, PrivUnit, RawFeatures

@@ -18,7 +18,7 @@ from nearveil.audit._conduct import (
     _check_price,
     make_frozen_check,
 )
-from nearveil.audit._law import Watch
+from nearveil.audit._experiment import Watch
 from nearveil.audit._readers import make_reader, make_twin
 from nearveil.audit._voters import make_student_experiment
 from nearveil.mechanisms import Covers, PrivUnit

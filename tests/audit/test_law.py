@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import binom
 
 from nearveil.audit import Law
-from nearveil.audit._law import (
+from nearveil.audit._experiment import (
     TESTS,
     Watch,
     _Coins,

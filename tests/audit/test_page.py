@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 
 import nearveil.audit
 from nearveil.audit import Check, audit
-from nearveil.audit.page import write_page
 from nearveil.audit.registry import AuditEntry
-from nearveil.cli import _audit
+from nearveil.audit.report import write_page
+from nearveil.cli import _study
 from nearveil.cli import app as whole
 from nearveil.mechanisms import Cells
 from tests.audit.mechanisms import coin, repeatable
 
 app = typer.Typer()
-app.command()(_audit.audit)
+app.command()(_study.audit)
 runner = CliRunner()
 
 

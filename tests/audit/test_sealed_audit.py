@@ -5,8 +5,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from nearveil.audit import audit
-from nearveil.audit._weak_seals import SPECIMENS
-from nearveil.audit.attacks._sealed import make_sealed_experiment
+from nearveil.audit.attacks._sealed import SPECIMENS, make_sealed_experiment
 from nearveil.privacy.noise import unsafe_seeded
 
 

@@ -129,6 +129,6 @@ def test_a_missing_library_leaves_the_row(monkeypatch: pytest.MonkeyPatch) -> No
         raise ImportError(name)
 
     (entry,) = (entry for entry in catalog.REGISTRY if entry.needs)
-    monkeypatch.setattr("nearveil.mechanisms.baselines._embeddings.importlib.import_module", missing)
+    monkeypatch.setattr("nearveil.mechanisms._baselines.importlib.import_module", missing)
     row = catalog._describe(entry, np.random.default_rng(0).standard_normal((400, 64)), np.arange(200) % 4)
     assert (row.name, row.message_bytes, row.protects) == ("plain-tsne", None, "nothing")

@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")
 
-from nearveil.cli import _train  # noqa: E402
+from nearveil.cli import _label  # noqa: E402
 from nearveil.features.backbones import EXTRACTORS  # noqa: E402
 from nearveil.features.networks import TorchExtractor  # noqa: E402
 from nearveil.features.training import load_extractor  # noqa: E402
 
 runner = CliRunner()
 app = typer.Typer()
-app.command()(_train.train)
+app.command()(_label.train)
 
 
 def _small() -> TorchExtractor:

@@ -19,8 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from nearveil import SupervisedManifold
 from nearveil.graph import gaussian_graph, label_graph
-from nearveil.manifold import smlq_step
-from nearveil.manifold._supervised import ManifoldQuery
+from nearveil.manifold import ManifoldQuery, smlq_step
 from studies.data import FeatureSet
 from tests.reference import dense_label_weights, dense_objective, dense_step, dense_weights, laplacian, unit_rows
 

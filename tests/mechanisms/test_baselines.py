@@ -12,7 +12,7 @@ from scipy.integrate import quad
 from scipy.special import ive, logsumexp
 
 from nearveil.mechanisms import Message, PrivUnit, Release
-from nearveil.mechanisms.vectors._fisher import (
+from nearveil.mechanisms._fisher import (
     BLUR,
     FINE_BITS,
     PIECES,
@@ -26,7 +26,7 @@ from nearveil.mechanisms.vectors._fisher import (
     log_height,
     pieces,
 )
-from nearveil.mechanisms.vectors._gaussian import (
+from nearveil.mechanisms._gaussian import (
     AnalyticGaussian,
     RandomProjection,
     computed_norm,
@@ -247,8 +247,8 @@ def test_directions_lie_on_the_sphere_as_near_as_the_bound_says(monkeypatch: pyt
     x = rows(50, 64)
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     blurred = draw(channel, x, _Recorded()) * 2.0**-FINE_BITS
-    module = "nearveil.mechanisms.vectors._fisher.gaussian_integers"
-    genuine = __import__("nearveil.mechanisms.vectors._fisher", fromlist=["x"]).gaussian_integers
+    module = "nearveil.mechanisms._fisher.gaussian_integers"
+    genuine = __import__("nearveil.mechanisms._fisher", fromlist=["x"]).gaussian_integers
     calls: list[Any] = []
 
     def without_blur(ratio: Any, count: int, source: Any) -> Any:

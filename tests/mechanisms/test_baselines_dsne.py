@@ -10,18 +10,19 @@ from scipy.optimize import approx_fprime
 from scipy.spatial.distance import cdist
 
 from nearveil.mechanisms import Message, Release
-from nearveil.mechanisms.baselines._embeddings import (
+from nearveil.mechanisms._baselines import (
     DPdSNE,
     PlainLDA,
     PlainManifold,
+    PrivatePCA,
+    PrivatePCARelease,
     RawFeatures,
     affinities,
     clip_rows,
     gradient,
 )
-from nearveil.mechanisms.baselines._pca import PrivatePCA, PrivatePCARelease
-from nearveil.mechanisms.vectors._fisher import VonMisesFisher
-from nearveil.mechanisms.vectors._gaussian import AnalyticGaussian, RandomProjection
+from nearveil.mechanisms._fisher import VonMisesFisher
+from nearveil.mechanisms._gaussian import AnalyticGaussian, RandomProjection
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.search import Retriever, evaluate

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from sklearn.frozen import FrozenEstimator
 
 from nearveil.mechanisms import Message, Release
-from nearveil.mechanisms.baselines._embeddings import PlainLDA, PlainManifold, PlainTSNE, RawFeatures
-from nearveil.mechanisms.baselines._pca import (
+from nearveil.mechanisms._baselines import (
+    PlainLDA,
+    PlainManifold,
+    PlainTSNE,
     PrivatePCA,
     PrivatePCARelease,
+    RawFeatures,
     bingham,
     complement,
     covariance_noise,
@@ -312,7 +315,7 @@ def test_tsne_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr("nearveil.mechanisms.baselines._embeddings.importlib.import_module", missing)
+    monkeypatch.setattr("nearveil.mechanisms._baselines.importlib.import_module", missing)
     with pytest.raises(ImportError, match="pip install openTSNE"):
         PlainTSNE().fit(data(30))
 

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nearveil.mechanisms import Message, Release
-from nearveil.mechanisms.bits._bitwise import Unary, unary_law
-from nearveil.mechanisms.bits._laws import (
+from nearveil.mechanisms._bitwise import Unary, unary_law
+from nearveil.mechanisms._bitwise_laws import (
     WORD,
     BitLaw,
     BitString,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from nearveil.mechanisms import Message, MessageError, Release
-from nearveil.mechanisms.bits._bitwise import BitwiseRelease, Latent
+from nearveil.mechanisms._bitwise import BitwiseRelease, Latent
 from nearveil.privacy import compose
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Contract, Floats, shown_epsilon

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearveil.mechanisms.bits._bitwise import OME
+from nearveil.mechanisms._bitwise import OME
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Floats, shown_epsilon
 from tests.mechanisms.test_latent import BitwiseContract, evidence, worst_pair

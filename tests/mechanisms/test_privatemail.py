@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from nearveil.mechanisms import Message, MessageError
+from nearveil.mechanisms._privatemail import PrivateMail
 from nearveil.mechanisms.base import CODE_BYTES
-from nearveil.mechanisms.privatemail._privatemail import PrivateMail
-from nearveil.mechanisms.privatemail._sound import averages, exact_steps, sensitivities
+from nearveil.mechanisms.privatemail_engines import averages, exact_steps, sensitivities
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.noise import gaussian_grid, unsafe_seeded
 from nearveil.privacy.sensitivity import target_only

@@ -13,8 +13,8 @@ from threadpoolctl import threadpool_limits
 
 from nearveil.manifold import umeyama
 from nearveil.mechanisms import Message, MessageError
-from nearveil.mechanisms.privatemail._privatemail import PrivateMail
-from nearveil.mechanisms.privatemail.published import (
+from nearveil.mechanisms._privatemail import PrivateMail
+from nearveil.mechanisms.privatemail_engines import (
     CentredDistances,
     find_code_scale,
     step_epsilon,

@@ -26,8 +26,7 @@ from sklearn.preprocessing import FunctionTransformer
 
 from nearveil.manifold import SupervisedManifold
 from nearveil.mechanisms import Message, Release
-from nearveil.mechanisms.projection import fit_projection
-from nearveil.mechanisms.vectors._privunit import (
+from nearveil.mechanisms._privunit import (
     BLUR_STEPS,
     CELL,
     FINE_BITS,
@@ -45,6 +44,7 @@ from nearveil.mechanisms.vectors._privunit import (
     round_to_cells,
     turn_to_axes,
 )
+from nearveil.mechanisms.projection import fit_projection
 from nearveil.privacy import compose
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import secure_source, unsafe_seeded
@@ -438,7 +438,7 @@ def test_low_bits_tell_nothing_even_before_they_are_cut(x: list[float]) -> None:
 
 def test_blur_has_its_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = alias_table([0] * REACH + [1] + [0] * REACH)  # heights and h are always zero
-    monkeypatch.setattr("nearveil.mechanisms.vectors._privunit.lattice_table", lambda *_: nothing)
+    monkeypatch.setattr("nearveil.mechanisms._privunit.lattice_table", lambda *_: nothing)
     found = fine_vectors(calibrate(1.0, 2), np.tile([0.6, 0.8], (50_000, 1)), unsafe_seeded(12))
     for column in found.T / 2.0**FINE_BITS:
         assert stats.kstest(column, stats.norm(scale=BLUR_STEPS).cdf).pvalue > CHANCE

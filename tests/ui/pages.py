@@ -26,8 +26,7 @@ from nearveil.features.images import thumbnail
 from nearveil.gallery import Index, Item
 from nearveil.ledger import Account, Ledger
 from nearveil.service import Client
-from nearveil.ui._app import create_app
-from nearveil.ui._audit import Auditor
+from nearveil.ui._app import Auditor, create_app
 from nearveil.ui._door import PAGE_HEADER, PageEntry
 from nearveil.ui.session import PageSession, Purse
 

@@ -760,7 +760,7 @@ def test_budgets_are_told_planned_and_verified(here: Page) -> None:
 
 
 def test_an_audit_grows_and_ends(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nearveil.ui._audit._MOST", 8000)  # it ends by its runs, however slow the machine is
+    monkeypatch.setattr("nearveil.ui._app._MOST", 8000)  # it ends by its runs, however slow the machine is
     with page(tmp_path, made, seconds=300.0) as here:
         assert here.get("/api/audit").json() == {"state": "none"}
         names = here.get("/api/mechanisms").json()

@@ -27,9 +27,9 @@ import nearveil
 from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import Answers, ExhaustedError, PrivateKNeighborsClassifier
-from nearveil.votes._ballots import make_hard_votes, make_label_votes, make_soft_votes
-from nearveil.votes.mechanisms import UNIT, PoissonSample
+from nearveil.votes.estimator import make_hard_votes, make_label_votes, make_soft_votes
 from nearveil.votes.neighbors import NOBODY, NeighborSearch, draw_voters
+from nearveil.votes.plan import UNIT, PoissonSample
 from nearveil.votes.spending import MemorySpending
 
 DIGITS, LABELS = load_digits(return_X_y=True)

@@ -11,8 +11,8 @@ from scipy.stats import chisquare
 
 from nearveil.privacy.events import VoteHistogram
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.votes.mechanisms import PoissonSample
 from nearveil.votes.neighbors import NOBODY, NeighborSearch, draw_voters
+from nearveil.votes.plan import PoissonSample
 
 RATE, K, N = 0.4, 2, 6
 LEAST_P = 1e-6  # a right sampler fails one run in a million; seeds are fixed

@@ -19,7 +19,7 @@ from nearveil.votes import (
     PublicDiscriminant,
     plan_publications,
 )
-from nearveil.votes._ballots import make_hard_votes
+from nearveil.votes.estimator import make_hard_votes
 from tests.votes.test_discriminant import changed, fitted
 
 RNG = np.random.default_rng(7)

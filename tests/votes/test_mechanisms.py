@@ -11,7 +11,7 @@ from scipy.stats import kstest
 
 from nearveil.privacy.events import LaplaceNoisyMax, NoisyScreening, VoteHistogram
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.votes.mechanisms import UNIT, NoisySums, PoissonSample, Screening
+from nearveil.votes.plan import UNIT, NoisySums, PoissonSample, Screening
 
 ALL = PoissonSample(1.0)
 

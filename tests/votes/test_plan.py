@@ -12,8 +12,7 @@ from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.events import VoteHistogram
 from nearveil.privacy.guarantee import count_events
 from nearveil.privacy.noise import secure_source
-from nearveil.votes.mechanisms import NoisySums, PoissonSample, Screening
-from nearveil.votes.plan import Ballot, GaussianSums, VotePlan, Wish, make_plan
+from nearveil.votes.plan import Ballot, GaussianSums, NoisySums, PoissonSample, Screening, VotePlan, Wish, make_plan
 
 CLASSES = Ballot(VoteHistogram, 10)
 Pair = tuple[tuple[float, ...], tuple[float, ...]]

@@ -11,7 +11,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import ExhaustedError, PrivateKNeighborsRegressor
-from nearveil.votes._regressor import ValueQuestion, count_balance
+from nearveil.votes._knn import ValueQuestion, count_balance
 from nearveil.votes.neighbors import NOBODY
 
 QUIET: dict[str, Any] = {"vote_noise": 0.01, "max_answered": 10**6}

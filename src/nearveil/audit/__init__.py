@@ -7,8 +7,7 @@
 :mod:`nearveil.audit.attacks` looks at what surrounds a release: its work, its time, and what is sent.
 """
 
-from nearveil.audit._experiment import Experiment, Pair
-from nearveil.audit._law import Law
+from nearveil.audit._experiment import Experiment, Law, Pair
 from nearveil.audit.auditing import audit
 from nearveil.audit.registry import list_mechanisms, list_specimens
 from nearveil.audit.report import Check, Report

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone
 
-from nearveil.audit._experiment import Floats
-from nearveil.audit._law import Law, Watch
+from nearveil.audit._experiment import Floats, Law, Watch
 from nearveil.audit._readers import Read, VoteReader, make_twin
 from nearveil.audit.report import Check
 from nearveil.ledger import Ledger, OverBudgetError

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from sklearn.base import clone
 
-from nearveil.audit._experiment import DIMENSION, Floats, Pair
-from nearveil.audit._law import Coin, gaussian_uniforms, laplace_uniforms
+from nearveil.audit._experiment import DIMENSION, Coin, Floats, Pair, gaussian_uniforms, laplace_uniforms
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import ClippedVotes, GaussianNoisyMax, LaplaceNoisyMax, NoisyScreening, VoteHistogram
 from nearveil.privacy.noise import Source

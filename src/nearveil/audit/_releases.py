@@ -13,14 +13,17 @@ from sklearn.base import clone
 from nearveil.audit._conduct import make_frozen_check
 from nearveil.audit._experiment import (
     CLASSES,
+    Coin,
     Experiment,
     Floats,
+    Law,
     Pair,
     count_trials,
     draw_gallery,
     draw_public_rows,
+    gaussian_uniforms,
+    laplace_uniforms,
 )
-from nearveil.audit._law import Coin, Law, gaussian_uniforms, laplace_uniforms
 from nearveil.mechanisms import (
     OME,
     AnalyticGaussian,

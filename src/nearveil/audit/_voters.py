@@ -18,8 +18,17 @@ from nearveil.audit._conduct import (
     make_vote_checks,
     open_ledger,
 )
-from nearveil.audit._experiment import DIMENSION, Coins, Experiment, Floats, Pair, count_trials
-from nearveil.audit._law import Coin, Law, gaussian_uniforms
+from nearveil.audit._experiment import (
+    DIMENSION,
+    Coin,
+    Coins,
+    Experiment,
+    Floats,
+    Law,
+    Pair,
+    count_trials,
+    gaussian_uniforms,
+)
 from nearveil.audit._readers import LARGEST_VALUE, ClassReader, Read, VoteReader, VotingRecords, make_reader, make_twin
 from nearveil.privacy.noise import Source
 from nearveil.votes import (

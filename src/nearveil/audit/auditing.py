@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from nearveil.audit._bounds import Floats, HockeyStick, event_epsilon, ladder
-from nearveil.audit._experiment import Experiment, Outcomes, Pair
-from nearveil.audit._law import Watch
+from nearveil.audit._experiment import Experiment, Outcomes, Pair, Watch
 from nearveil.audit.attacks import _scores as attacks
 from nearveil.audit.attacks._scores import Direction, Event, Guesser, Score, likelihood
 from nearveil.audit.registry import AuditEntry, make_experiment

@@ -213,9 +213,9 @@ def list_specimens() -> list[AuditEntry]:
     if find_spec("httpx") is not None:
         made["a question sent as soon as it is made"] = broken.hasty_question
     if find_spec("cryptography") is not None:
-        from nearveil.audit import _weak_seals as weak
+        from nearveil.audit.attacks._sealed import SPECIMENS
 
-        made |= {f"sealed, with {name}": make for name, make in weak.SPECIMENS.items()}
+        made |= {f"sealed, with {name}": make for name, make in SPECIMENS.items()}
     planted: dict[str, Make] = {
         "classical Gaussian at epsilon 12": broken.classical_gaussian,
         "four fifths of the vote noise": lambda: broken.QuietVotes(EPSILON, max_answered=1, max_screened=0),

@@ -29,7 +29,7 @@ _COMMANDS = {
         "Classify images by the model of a protected gallery. Nothing about them is sent, and nothing is paid.",
     ),
     "sync": _Command(
-        "_sync", "Fetch all codes of a gallery, or what changed of them, to search them here at epsilon 0."
+        "_query", "Fetch all codes of a gallery, or what changed of them, to search them here at epsilon 0."
     ),
     "plan": _Command(
         "_advice", "Weigh the ways to ask a gallery: what each finds, what the server learns, and what to type."
@@ -47,11 +47,11 @@ _COMMANDS = {
     ),
     "serve": _Command("_server", "Serve galleries to clients elsewhere, until Ctrl-C or SIGTERM."),
     "token": _Command("_server", "Tokens: who may ask a server, and what. Only hashes are kept."),
-    "ui": _Command("_ui", "Open a page on this machine: drop an image, see what the server saw and what you got."),
+    "ui": _Command("_asking", "Open a page on this machine: drop an image, see what the server saw and what you got."),
     "label": _Command("_label", "Label a public set from a private one: the nearest private records vote, with noise."),
-    "train": _Command("_train", "Train features for your own images: those of one class come close to each other."),
+    "train": _Command("_label", "Train features for your own images: those of one class come close to each other."),
     "audit": _Command(
-        "_audit",
+        "_study",
         "Attack a guarantee, or all of them: run the mechanism many times and show as much epsilon as can be shown.",
     ),
     "study": _Command(

@@ -5,16 +5,23 @@ from typing import TYPE_CHECKING
 from nearveil.lazy import import_later
 
 if TYPE_CHECKING:
+    from nearveil.mechanisms._baselines import (
+        DPdSNE,
+        PlainLDA,
+        PlainManifold,
+        PlainTSNE,
+        PrivatePCA,
+        PrivatePCARelease,
+        RawFeatures,
+    )
+    from nearveil.mechanisms._bitwise import OME, Latent, Unary
+    from nearveil.mechanisms._fisher import VonMisesFisher
+    from nearveil.mechanisms._gaussian import AnalyticGaussian, RandomProjection
+    from nearveil.mechanisms._privatemail import PrivateMail
+    from nearveil.mechanisms._privunit import PrivUnit
     from nearveil.mechanisms.base import Message, MessageError, Release
-    from nearveil.mechanisms.baselines._embeddings import DPdSNE, PlainLDA, PlainManifold, PlainTSNE, RawFeatures
-    from nearveil.mechanisms.baselines._pca import PrivatePCA, PrivatePCARelease
-    from nearveil.mechanisms.bits._bitwise import OME, Latent, Unary
     from nearveil.mechanisms.catalog import default
     from nearveil.mechanisms.covers.covers import Cells, Covers, PublicMap
-    from nearveil.mechanisms.privatemail._privatemail import PrivateMail
-    from nearveil.mechanisms.vectors._fisher import VonMisesFisher
-    from nearveil.mechanisms.vectors._gaussian import AnalyticGaussian, RandomProjection
-    from nearveil.mechanisms.vectors._privunit import PrivUnit
 
 __all__ = [
     "OME",
@@ -44,15 +51,16 @@ __all__ = [
 __getattr__ = import_later(
     __name__,
     {
+        "_baselines": [
+            "DPdSNE", "PlainLDA", "PlainManifold", "PlainTSNE", "PrivatePCA", "PrivatePCARelease", "RawFeatures",
+        ],
+        "_bitwise": ["OME", "Latent", "Unary"],
+        "_fisher": ["VonMisesFisher"],
+        "_gaussian": ["AnalyticGaussian", "RandomProjection"],
+        "_privatemail": ["PrivateMail"],
+        "_privunit": ["PrivUnit"],
         "base": ["Message", "MessageError", "Release"],
-        "baselines._embeddings": ["DPdSNE", "PlainLDA", "PlainManifold", "PlainTSNE", "RawFeatures"],
-        "baselines._pca": ["PrivatePCA", "PrivatePCARelease"],
-        "bits._bitwise": ["OME", "Latent", "Unary"],
         "catalog": ["default"],
         "covers.covers": ["Cells", "Covers", "PublicMap"],
-        "privatemail._privatemail": ["PrivateMail"],
-        "vectors._fisher": ["VonMisesFisher"],
-        "vectors._gaussian": ["AnalyticGaussian", "RandomProjection"],
-        "vectors._privunit": ["PrivUnit"],
     },
-)
+)  # fmt: skip

@@ -10,15 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from nearveil.mechanisms._baselines import (
+    DPdSNE,
+    PlainLDA,
+    PlainManifold,
+    PlainTSNE,
+    PrivatePCA,
+    PrivatePCARelease,
+    RawFeatures,
+)
+from nearveil.mechanisms._bitwise import OME, Latent, Unary
+from nearveil.mechanisms._fisher import VonMisesFisher
+from nearveil.mechanisms._gaussian import AnalyticGaussian, RandomProjection
+from nearveil.mechanisms._privatemail import PrivateMail
+from nearveil.mechanisms._privunit import PrivUnit
 from nearveil.mechanisms.base import Floats, Message, Release, check_fraction
-from nearveil.mechanisms.baselines._embeddings import DPdSNE, PlainLDA, PlainManifold, PlainTSNE, RawFeatures
-from nearveil.mechanisms.baselines._pca import PrivatePCA, PrivatePCARelease
-from nearveil.mechanisms.bits._bitwise import OME, Latent, Unary
 from nearveil.mechanisms.covers.covers import Cells, Covers, MappedRelease, checked_epsilon
-from nearveil.mechanisms.privatemail._privatemail import PrivateMail
-from nearveil.mechanisms.vectors._fisher import VonMisesFisher
-from nearveil.mechanisms.vectors._gaussian import AnalyticGaussian, RandomProjection
-from nearveil.mechanisms.vectors._privunit import PrivUnit
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
 

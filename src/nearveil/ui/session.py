@@ -21,8 +21,16 @@ from nearveil.search.outlook import EPSILONS, Outlook, Singles, make_outlook
 from nearveil.service import Client, GalleryInfo, UnansweredError
 from nearveil.service.client.questions import unpack_messages
 from nearveil.ui._errors import Trouble, describe_new_listing, describe_spoiled
-from nearveil.ui._map_view import Last, Picture
-from nearveil.ui._views import describe_balance, image_address, preview_cost, view_classified, view_free, view_nearest
+from nearveil.ui._views import (
+    Last,
+    Picture,
+    describe_balance,
+    image_address,
+    preview_cost,
+    view_classified,
+    view_free,
+    view_nearest,
+)
 
 
 class Purse:

@@ -9,13 +9,12 @@
   :class:`NetworkStudent` is a network for it.
 """
 
-from nearveil.votes._classifier import PrivateKNeighborsClassifier
+from nearveil.votes._knn import PrivateKNeighborsClassifier, PrivateKNeighborsRegressor
 from nearveil.votes._networks import NetworkStudent
 from nearveil.votes._pate import PateClassifier
-from nearveil.votes._regressor import PrivateKNeighborsRegressor
 from nearveil.votes.discriminant import PrivateDiscriminant, plan_publications
+from nearveil.votes.discriminant_model import PublicDiscriminant
 from nearveil.votes.estimator import Answers
-from nearveil.votes.public_discriminant import PublicDiscriminant
 from nearveil.votes.spending import ExhaustedError
 from nearveil.votes.student import PublicStudent, Student
 

@@ -15,8 +15,7 @@ from sklearn.utils.validation import validate_data
 
 from nearveil.privacy.events import GaussianNoisyMax, LaplaceNoisyMax
 from nearveil.privacy.noise import Source
-from nearveil.votes._ballots import make_hard_votes, run_shielded
-from nearveil.votes.estimator import ClassPoll, VoteTally, VotingClassifier
+from nearveil.votes.estimator import ClassPoll, VoteTally, VotingClassifier, make_hard_votes, run_shielded
 from nearveil.votes.plan import Ballot, Wish
 
 _SEEDS = np.uint64(2**31 - 1)

@@ -17,30 +17,28 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nearveil.privacy import Guarantee
-from nearveil.votes._ballots import make_hard_votes, run_shielded
 from nearveil.votes.discriminant_model import (
+    BASIS,
+    CLEAR,
     COUNT_UNIT,
+    MOST_CLASSES,
     MOST_COMPONENTS,
+    MOST_PUBLICATIONS,
     SENSITIVITY,
     SHRINKAGE,
     ClassProjection,
     NoisyStatistics,
+    PublicDiscriminant,
     PublicMoments,
     Rows,
     calibrate_scores,
+    check_publishable,
     estimate_means,
     fit_discriminant,
 )
+from nearveil.votes.estimator import make_hard_votes, run_shielded
 from nearveil.votes.neighbors import LONGEST
 from nearveil.votes.plan import Ballot, GaussianSums, VotePlan, Wish, make_plan
-from nearveil.votes.public_discriminant import (
-    BASIS,
-    CLEAR,
-    MOST_CLASSES,
-    MOST_PUBLICATIONS,
-    PublicDiscriminant,
-    check_publishable,
-)
 from nearveil.votes.spending import ExhaustedError, PayingEstimator, find_account, name_inferred_unit, open_spending
 
 _MOST_UNPROJECTED = 4096  # features of a row

@@ -28,7 +28,7 @@ from nearveil.features.extractor import hog
 from nearveil.ledger import Account
 from nearveil.privacy import Guarantee
 from nearveil.storage import flush_folder
-from nearveil.votes._classifier import PrivateKNeighborsClassifier
+from nearveil.votes._knn import PrivateKNeighborsClassifier
 from nearveil.votes.plan import VotePlan
 from nearveil.votes.spending import ExhaustedError
 

@@ -24,7 +24,7 @@ from threadpoolctl import ThreadpoolController
 
 from nearveil.cluster import SpreadRows, is_dask_array
 from nearveil.privacy.noise import Source
-from nearveil.votes.mechanisms import PoissonSample
+from nearveil.votes.plan import PoissonSample
 
 LONGEST = 2364
 """No rounded row is longer. ``3 * LONGEST**2`` is 16,765,488, below ``2**24`` by 11,728."""

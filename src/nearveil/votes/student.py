@@ -26,7 +26,7 @@ from sklearn.utils.validation import check_is_fitted
 from nearveil.features import Extractor
 from nearveil.features.extractor import hog
 from nearveil.privacy import Guarantee
-from nearveil.votes._classifier import PrivateKNeighborsClassifier
+from nearveil.votes._knn import PrivateKNeighborsClassifier
 from nearveil.votes.estimator import Answers, Progress, VotingEstimator
 from nearveil.votes.plan import VotePlan
 

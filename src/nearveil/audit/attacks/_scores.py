@@ -11,8 +11,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from threadpoolctl import threadpool_limits
 
 from nearveil.audit._bounds import Floats, HockeyStick, event_epsilon, ladder, one_run_epsilon, proportion
-from nearveil.audit._experiment import Experiment, Outcomes, Pair
-from nearveil.audit._law import hash_rows
+from nearveil.audit._experiment import Experiment, Outcomes, Pair, hash_rows
 from nearveil.privacy.noise import Source
 
 Score = Callable[[Outcomes], Floats]

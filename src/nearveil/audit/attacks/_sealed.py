@@ -5,18 +5,31 @@ So the width of errors and secrets is measured with the secrets in hand, and wha
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from nearveil.audit._experiment import DIMENSION, Experiment, Floats, Pair, draw_gallery
 from nearveil.audit.report import Check
 from nearveil.privacy.noise import Source
-from nearveil.sealed import SCORES, SealedClient, SealedIndex
+from nearveil.sealed import SCORES, LweParameters, SealedClient, SealedIndex
 from nearveil.sealed.client import SealedQuestion, make_messages
 from nearveil.sealed.layout import Layout
-from nearveil.sealed.lwe import QUESTION_BITS, Longs, centre, expand_matrix, unpack
+from nearveil.sealed.lwe import (
+    QUESTION_BITS,
+    Longs,
+    Words,
+    centre,
+    draw_gaussians,
+    encrypt,
+    expand_matrix,
+    round_down_to,
+    unpack,
+)
 
 _TRIALS = 400
 _CHECKED = 20  # questions whose errors are measured
@@ -90,3 +103,56 @@ def _read(layout: Layout, question: SealedQuestion) -> Longs:
 @lru_cache(maxsize=1)
 def _make_index() -> SealedIndex:
     return SealedIndex.build(draw_gallery(), n_cells=24, n_colours=6, kernel="numpy")
+
+
+_TENTH = Fraction(1, 10)
+
+
+def _seal(parameters: LweParameters, seed: bytes, messages: Longs, secrets: Longs, errors: Longs) -> Words:
+    matrix = expand_matrix(parameters, seed, 0, messages.shape[1]).astype(np.int64)
+    return round_down_to(secrets @ matrix.T + errors + messages, parameters.modulus_bits, QUESTION_BITS)
+
+
+def _without_errors(parameters: LweParameters, seed: bytes, messages: Longs, source: Source) -> tuple[Words, Longs]:
+    secrets = draw_gaussians(parameters, (len(messages), parameters.dimension), source)
+    return _seal(parameters, seed, messages, secrets, np.zeros_like(messages)), secrets
+
+
+def _with_one_secret(parameters: LweParameters, seed: bytes, messages: Longs, source: Source) -> tuple[Words, Longs]:
+    secrets = np.repeat(draw_gaussians(parameters, (1, parameters.dimension), source), len(messages), axis=0)
+    return _seal(parameters, seed, messages, secrets, draw_gaussians(parameters, messages.shape, source)), secrets
+
+
+def _with_small_errors(parameters: LweParameters, seed: bytes, messages: Longs, source: Source) -> tuple[Words, Longs]:
+    secrets = draw_gaussians(parameters, (len(messages), parameters.dimension), source)
+    wide = draw_gaussians(replace(parameters, sigma=10 * parameters.sigma), messages.shape, source)
+    errors = np.rint(wide * float(_TENTH * _TENTH)).astype(np.int64)
+    return _seal(parameters, seed, messages, secrets, errors), secrets
+
+
+class _Errorless(SealedClient):
+    _encrypt = staticmethod(_without_errors)
+
+
+class _OneSecret(SealedClient):
+    _encrypt = staticmethod(_with_one_secret)
+
+
+class _Tenth(SealedClient):
+    _encrypt = staticmethod(_with_small_errors)
+
+
+class _TellingLength(SealedClient):
+    _encrypt = staticmethod(encrypt)
+
+    def ask(self, row: ArrayLike) -> SealedQuestion:
+        question = super().ask(row)
+        return replace(question, data=question.data + bytes(int(make_messages(self.layout, row)[1][0])))
+
+
+SPECIMENS: dict[str, Callable[[], Experiment]] = {
+    "no errors": lambda: make_sealed_experiment(_Errorless),
+    "one secret for all colours": lambda: make_sealed_experiment(_OneSecret),
+    "errors of a tenth the width": lambda: make_sealed_experiment(_Tenth),
+    "a length that tells the cell": lambda: make_sealed_experiment(_TellingLength),
+}

@@ -21,8 +21,8 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import secure_source
 from nearveil.service.schema import Promise
 from nearveil.votes.discriminant import plan_publications
+from nearveil.votes.discriminant_model import MOST_CLASSES
 from nearveil.votes.plan import VotePlan
-from nearveil.votes.public_discriminant import MOST_CLASSES
 from nearveil.votes.spending import find_account
 
 _AT_ONCE = 1024

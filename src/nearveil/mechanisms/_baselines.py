@@ -1,4 +1,4 @@
-"""Embeddings: plain ones without noise, and DP-dSNE with clipped and noised gradient steps."""
+"""Baselines: plain embeddings, DP-dSNE with clipped and noised gradient steps, and private principal components."""
 
 import importlib
 import math
@@ -6,24 +6,39 @@ import pickle
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
+from fractions import Fraction
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
 from scipy.spatial.distance import cdist
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.exceptions import NotFittedError
 from sklearn.manifold import TSNE
 from sklearn.preprocessing import FunctionTransformer
-from sklearn.utils._param_validation import Interval
+from sklearn.utils._param_validation import Interval, StrOptions
 from threadpoolctl import threadpool_limits
 
 from nearveil.manifold import SupervisedManifold
-from nearveil.mechanisms.base import Floats, Message, Release, make_guarantee, read_vector
-from nearveil.mechanisms.privatemail._sound import calibrate_steps, choose_anchors
-from nearveil.mechanisms.vectors._gaussian import COMPONENTS, DELTA, EPSILON, LINK, SEED
-from nearveil.privacy import Guarantee
-from nearveil.privacy.noise import GaussianNoise, Source, add_noise
+from nearveil.mechanisms._gaussian import COMPONENTS, DELTA, EPSILON, LINK, SEED, computed_norm
+from nearveil.mechanisms.base import (
+    Floats,
+    Message,
+    Release,
+    check_rows,
+    check_source,
+    make_guarantee,
+    read_vector,
+    scale_to_unit,
+)
+from nearveil.mechanisms.privatemail_engines import calibrate_steps, choose_anchors
+from nearveil.privacy import Basis, Guarantee
+from nearveil.privacy.events import PureDp
+from nearveil.privacy.noise import GaussianNoise, Source, add_noise, calibrate_gaussian, secure_source
+from nearveil.privacy.noise.samplers import gaussian_integers
 
 Labels = NDArray[np.int64]
 
@@ -419,3 +434,328 @@ def _tsne(anchors: Floats, n_components: int, perplexity: float, seed: int) -> F
     with threadpool_limits(1):  # sums in one order, so that both sides come to the same place
         embedding = found.fit_transform(anchors).astype(np.float64)
     return np.asarray(embedding - embedding.mean(axis=0))
+
+
+_BATCH = 64  # proposals at a time
+_GAUSS_BITS = 46
+
+
+def bingham(scores: Floats, source: Source) -> Floats:
+    """Draw a unit vector of density proportional to ``exp(v' scores v)``.
+
+    By rejection from an angular central Gaussian distribution (Kent, Ganeiber and Mardia 2013): exact, but for
+    doubles. With A = (largest eigenvalue) - scores, q dimensions and any b from 1 to q, the density ``exp(-u)``,
+    u = v'Av, is at most ``exp((b - q) / 2) (q / b)^(q/2)`` times ``(1 + 2u / b)^(-q/2)``; b rejects fewest.
+    """
+    values, vectors = np.linalg.eigh(scores)
+    gaps = values[-1] - values
+    q = len(gaps)
+    b = 1.0 if q == 1 else float(brentq(lambda b: np.sum(1 / (b + 2 * gaps)) - 1, 1.0, float(q)))
+    while True:
+        gauss = gaussian_integers(Fraction(1 << _GAUSS_BITS), _BATCH * q, source).reshape(_BATCH, q)
+        proposals = gauss / np.sqrt(1 + 2 * gaps / b)
+        with np.errstate(invalid="ignore"):  # a proposal of zeros is none, and is not accepted
+            proposals /= np.linalg.norm(proposals, axis=1, keepdims=True)
+        u = proposals**2 @ gaps
+        log_accept = -u + q / 2 * np.log1p(2 * u / b) + (q - b) / 2 - q / 2 * np.log(q / b)
+        accepted = np.flatnonzero(np.log(_uniform(_BATCH, source)) < log_accept)
+        if len(accepted):
+            return np.asarray(vectors @ proposals[accepted[0]])
+
+
+def matrix_bingham_chain(scores: Floats, n_components: int, n_sweeps: int, source: Source) -> Floats:
+    """Run the Gibbs chain whose limit has the density ``exp(tr(V' scores V))`` on orthonormal columns (Hoff 2009).
+
+    Each column in turn is drawn anew, from the Bingham distribution across the others. How near the limit is after
+    some sweeps is not proved. One column needs no chain and is exact.
+    """
+    d = len(scores)
+    gauss = gaussian_integers(Fraction(1 << _GAUSS_BITS), d * n_components, source).reshape(d, n_components)
+    columns, _ = np.linalg.qr(gauss * 2.0**-_GAUSS_BITS)
+    for _ in range(1 if n_components == 1 else n_sweeps):
+        for number in range(n_components):
+            basis = complement(np.delete(columns, number, axis=1))
+            columns[:, number] = basis @ bingham(basis.T @ scores @ basis, source)
+    return np.asarray(columns)
+
+
+def complement(columns: Floats) -> Floats:
+    """Return orthonormal columns across those given, which are orthonormal."""
+    d, k = columns.shape
+    return np.asarray(np.linalg.qr(np.hstack([columns, np.eye(d)]))[0][:, k:d]) if k else np.eye(d)
+
+
+def _uniform(count: int, source: Source) -> Floats:
+    """Return uniform numbers above 0 that are as precise as doubles, however small."""
+    words = source.words(2 * count).astype(np.float64)
+    return np.asarray((words[:count] + (words[count:] + 0.5) * 2.0**-64) * 2.0**-64)
+
+
+Method = Literal["gaussian", "bingham", "gibbs"]
+
+CHAIN = "the Gibbs chain is stopped after some sweeps, and how far it is from its limit is not proved"
+FLOATS = "its proof is about real numbers, and does not cover the rounding of floating-point numbers"
+UNSOUND: dict[str, str] = {"bingham": FLOATS, "gibbs": CHAIN}
+_COARSE = 2.0**20  # directions are told in steps of 2^-20: low bits of doubles are no part of the proof
+_UNITS: dict[str, str] = {
+    "gaussian": "record of the set whose covariance is released",
+    "bingham": "record of the set that the directions are learned from",
+    "gibbs": "record of the set that the directions are learned from",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class _Learned:
+    """Directions as columns, and what they cost."""
+
+    columns: Floats
+    basis: str
+    events: tuple[Any, ...]
+    delta: float = 0.0
+    extra_delta: float = 0.0
+
+
+@dataclass(eq=False, repr=False)
+class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Learn principal directions from a private set, so that none of its records shows.
+
+    Rows are centred by a public mean and brought to norm one. Only a record of the set that `fit` was given is
+    protected: rows that are transformed later are not.
+
+    Parameters
+    ----------
+    epsilon : float
+        From 1e-6 to 64, for all directions together.
+    n_components : int, default=8
+    method : {"gaussian", "bingham", "gibbs"}, default="gaussian"
+        "gaussian": the covariance with symmetric Gaussian noise (Dwork et al. 2014, "Analyze Gauss"). "bingham": the
+        exponential mechanism (Chaudhuri, Sarwate and Sinha 2013), one direction after the other, each with an equal
+        part of epsilon. "gibbs": all directions at once, by the Gibbs chain that the paper runs. The guarantees of
+        the last two are not proved.
+    delta : float, default=1e-5
+        For "gaussian"; the others have none.
+    mean : array-like of shape (d,), optional
+        Public; zero unless given.
+    n_sweeps : int, default=50
+        For "gibbs".
+    allow_unsound : bool, default=False
+        Must be set for "bingham" and "gibbs".
+
+    Attributes
+    ----------
+    components_ : ndarray of shape (n_components, d)
+        Orthonormal rows. Public from now on.
+    n_features_in_ : int
+
+    Examples
+    --------
+    >>> rows = np.random.default_rng(0).standard_normal((2000, 6)) * [9, 6, 1, 1, 1, 1]
+    >>> learned = PrivatePCA(1.0, n_components=2).fit(rows)
+    >>> bool(np.linalg.norm(learned.components_[:, :2]) > 1.3)
+    True
+    >>> learned.transform(rows[:5]).shape
+    (5, 2)
+    >>> learned.guarantee.protects, learned.guarantee.unit
+    ('database', 'record of the set whose covariance is released')
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "epsilon": [EPSILON],
+        "n_components": [Interval(Integral, 1, None, closed="left")],
+        "method": [StrOptions({"gaussian", "bingham", "gibbs"})],
+        "delta": [DELTA],
+        "mean": ["array-like", None],
+        "n_sweeps": [Interval(Integral, 1, None, closed="left")],
+        "allow_unsound": ["boolean"],
+    }
+
+    epsilon: float
+    _: KW_ONLY
+    n_components: int = 8
+    method: Method = "gaussian"
+    delta: float = 1e-5
+    mean: ArrayLike | None = None
+    n_sweeps: int = 50
+    allow_unsound: bool = False
+
+    def fit(self, X: ArrayLike, y: object = None, *, rng: Source | None = None) -> Self:
+        """Learn the directions. Spends the guarantee once.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Private; the number of rows is public.
+        y : None
+        rng : Source, optional
+            The operating system's by default; a seed voids the guarantee.
+
+        Returns
+        -------
+        PrivatePCA
+        """
+        del y
+        # A copy: what another thread sets meanwhile must not make a guarantee of what was not done.
+        given = type(self)(**self.get_params(deep=False))
+        given._validate_params()
+        reason = UNSOUND.get(given.method, "")
+        if reason and not given.allow_unsound:
+            raise ValueError(
+                f'method="{given.method}" has no proved guarantee: {reason}. Set allow_unsound=True to run it'
+            )
+        source = secure_source() if rng is None else check_source(rng)
+        rows = given._unit_rows(X)
+        if not given.n_components <= rows.shape[1]:
+            raise ValueError(f"n_components must be at most the {rows.shape[1]} columns of X")
+        learned = given._learn(rows, source)
+        self._guarantee = Guarantee(
+            epsilon=float(given.epsilon),
+            delta=learned.delta,
+            protects="database",
+            unit=_UNITS[given.method],
+            relation="replace",
+            basis=Basis(learned.basis, LINK),
+            sound=not reason,
+            reason=reason,
+            events=learned.events,
+            extra_delta=learned.extra_delta,
+        ).with_source(source)
+        self.components_ = learned.columns.T
+        self.n_features_in_ = rows.shape[1]
+        self._n_features_out = len(self.components_)
+        return self
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee for a record of the set: as it was when the directions were learned."""
+        self._check_fitted()
+        return self._guarantee
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "components_"):
+            raise NotFittedError("PrivatePCA must be fitted first: call fit(X)")
+
+    def transform(self, X: ArrayLike) -> Floats:
+        """Project rows, centred and brought to norm one, to shape (n, n_components). Nothing protects them."""
+        self._check_fitted()
+        rows = self._unit_rows(X)
+        if rows.shape[1] != self.n_features_in_:
+            raise ValueError(f"X must have {self.n_features_in_} columns, as in fit")
+        return np.asarray(rows @ self.components_.T)
+
+    def _unit_rows(self, X: ArrayLike) -> Floats:
+        """Centre and normalise; a row that equals the mean stays zero, since an error would show it."""
+        rows = check_rows(X, "X")
+        if self.mean is not None:
+            mean = check_rows(np.atleast_2d(np.asarray(self.mean)), "mean")
+            if mean.shape != (1, rows.shape[1]):
+                raise ValueError(f"mean must hold {rows.shape[1]} numbers, one for each column of X")
+            rows = rows - mean
+        return scale_to_unit(rows.copy())
+
+    def _learn(self, rows: Floats, source: Source) -> _Learned:
+        moments = rows.T @ rows
+        k = int(self.n_components)
+        if self.method == "gaussian":
+            noise = covariance_noise(len(rows), rows.shape[1], self.epsilon, self.delta)
+            top = np.linalg.eigh(noisy_covariance(moments, noise, source))[1][:, ::-1][:, :k]
+            return _Learned(top, "Gaussian covariance", (noise.event,), float(self.delta), noise.extra_delta)
+        if self.method == "gibbs":
+            columns = matrix_bingham_chain(self.epsilon / 2 * moments, k, int(self.n_sweeps), source)
+            return _Learned(_round_directions(columns), "exponential mechanism by a Gibbs chain", ())
+        columns = sequential_directions(moments, k, self.epsilon, source)
+        events = (PureDp(float(self.epsilon) / k),) * k
+        return _Learned(columns, "exponential mechanism on the Bingham distribution", events)
+
+
+def covariance_noise(n: int, d: int, epsilon: float, delta: float) -> GaussianNoise:
+    """Return the noise of a sum of n outer products xx', replace one: sqrt(2) in Frobenius norm.
+
+    Theorem 5 of docs/theory/baselines.md; `test_the_covariance_moves_as_far_as_the_bound_and_no_farther`. The sums of
+    doubles are off by n roundings, of terms whose Frobenius norms add up to n. The noise is for the d (d + 1) / 2
+    entries of the diagonal and, times sqrt(2), above it.
+    """
+    change = math.sqrt(2) * computed_norm(d) ** 2 + 2 * (n + 8) * n * 2.0**-52
+    return calibrate_gaussian(epsilon, delta, sensitivity=change, size=d * (d + 1) // 2)
+
+
+def noisy_covariance(moments: Floats, noise: GaussianNoise, source: Source) -> Floats:
+    """Add symmetric noise: of the noise's scale on the diagonal, of 1 / sqrt(2) of it elsewhere.
+
+    Entries off the diagonal stand twice in a Frobenius norm, so once and times sqrt(2) they have the same norm.
+    """
+    i, j = np.triu_indices(len(moments))
+    weights = np.where(i == j, 1.0, math.sqrt(2))
+    noisy = np.zeros_like(moments)
+    noisy[i, j] = add_noise(moments[i, j] * weights, noise, source=source) / weights
+    return np.asarray(noisy + np.triu(noisy, 1).T)
+
+
+def sequential_directions(moments: Floats, k: int, epsilon: float, source: Source) -> Floats:
+    """Draw k directions, each across those before it, each by the exponential mechanism with epsilon / k.
+
+    Replacing a record changes ``v' moments v`` by at most one for every v (Theorem 6).
+    """
+    d = len(moments)
+    columns = np.zeros((d, 0))
+    for _ in range(k):
+        # Across what was told, not what was drawn: the next draw may depend on nothing else.
+        basis = complement(columns)
+        drawn = basis @ bingham(epsilon / (2 * k) * (basis.T @ moments @ basis), source)
+        columns = _round_directions(np.column_stack([columns, drawn]))
+    return columns
+
+
+def _round_directions(columns: Floats) -> Floats:
+    """Round directions to a coarse grid and make them orthonormal again."""
+    return np.asarray(np.linalg.qr(np.rint(columns * _COARSE) / _COARSE)[0])
+
+
+@dataclass(eq=False, repr=False)
+class PrivatePCARelease(Release):
+    """Send a query's projection on private principal directions, in the clear.
+
+    The guarantee is about the set that the directions were learned from. **The query is not protected.**
+
+    Parameters
+    ----------
+    projector : PrivatePCA
+        Fitted; inside a ``sklearn.frozen.FrozenEstimator`` where this object is to be cloned.
+
+    Examples
+    --------
+    >>> rows = np.random.default_rng(0).standard_normal((900, 16))
+    >>> projector = PrivatePCA(1.0, n_components=4, mean=rows[:300].mean(axis=0)).fit(rows[300:600])
+    >>> release = PrivatePCARelease(projector).fit(rows[:300])
+    >>> release.release(rows[700])["vector"].shape
+    (4,)
+    >>> release.guarantee.protects
+    'database'
+    """
+
+    name = "private-pca"
+
+    projector: PrivatePCA
+
+    def _make_guarantee(self) -> Guarantee:
+        """Return that of the projector's set; there is none about the query."""
+        return self.projector.guarantee
+
+    def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
+        del labels
+        if not hasattr(self.projector, "components_"):
+            raise ValueError("projector must be a PrivatePCA that has been fitted on its private set")
+        if self.projector.components_.shape[1] != features.shape[1]:
+            raise ValueError(f"projector must have been fitted on {features.shape[1]} columns, as public_X has")
+        self.components_: Floats = self.projector.components_
+
+    def _release(self, features: Floats, source: Source) -> list[Message]:
+        return self._messages(source, vector=(features @ self.components_.T).astype(np.float32))
+
+    def _prepare(self, features: Floats) -> Floats:
+        return np.asarray(features @ self.components_.T, dtype=np.float64)
+
+    def _rank(self, message: Message, prepared: Floats) -> Floats:
+        return np.asarray(prepared @ read_vector(message, "vector", "float32", prepared.shape[1]), dtype=np.float64)
+
+    def _public_parts(self) -> tuple[object, ...]:
+        return (self.components_,)

@@ -19,20 +19,25 @@ from nearveil.mechanisms.base import (
     check_numbers,
     check_source,
 )
-from nearveil.mechanisms.privatemail._sound import (
+from nearveil.mechanisms.privatemail_engines import (
+    EXPERIMENTS,
     MOST_STEPS,
+    REASONS,
     Dummies,
+    Experiment,
     GalleryEmbedding,
     Kind,
     Labels,
+    PublishedEngine,
+    Recipe,
     SoundEngine,
+    Version,
     aligned_distances,
     calibrate_steps,
     choose_anchors,
     prepare_anchors,
     sensitivities,
 )
-from nearveil.mechanisms.privatemail.published import EXPERIMENTS, REASONS, Experiment, PublishedEngine, Recipe, Version
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_integer
 from nearveil.privacy.noise import LARGEST_EPSILON, Source, secure_source

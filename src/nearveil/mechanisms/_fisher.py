@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
+from nearveil.mechanisms._gaussian import LINK
+from nearveil.mechanisms._privunit import DirectionRelease, check_channel, round_to_cells
 from nearveil.mechanisms.base import Floats, Message
-from nearveil.mechanisms.vectors._gaussian import LINK
-from nearveil.mechanisms.vectors._privunit import DirectionRelease, check_channel, round_to_cells
 from nearveil.privacy.noise import Source
 from nearveil.privacy.noise.calibration import round_down
 from nearveil.privacy.noise.samplers import Table, alias_table, gaussian_integers, look_up

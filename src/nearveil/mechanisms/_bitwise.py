@@ -12,8 +12,7 @@ from dp_accounting import DpEvent, SelfComposedDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
 
-from nearveil.mechanisms.base import Floats, Message, TractableRelease, make_guarantee
-from nearveil.mechanisms.bits._laws import (
+from nearveil.mechanisms._bitwise_laws import (
     LEAST,
     MOST,
     MOST_BITS,
@@ -32,6 +31,7 @@ from nearveil.mechanisms.bits._laws import (
     pure_epsilon,
     read_bits,
 )
+from nearveil.mechanisms.base import Floats, Message, TractableRelease, make_guarantee
 from nearveil.mechanisms.covers.covers import checked_epsilon
 from nearveil.mechanisms.covers.learning import centres
 from nearveil.mechanisms.projection import ProjectedRelease

@@ -1,1 +1,0 @@
-"""Baselines: projections and embeddings, private and not."""

@@ -1,1 +1,0 @@
-"""Mechanisms that flip bits: LATENT, OME, unary encoding."""

@@ -1,1 +1,0 @@
-"""PrivateMail, as published in 2021 and 2022 and as it can be made sound."""

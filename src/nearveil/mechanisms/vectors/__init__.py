@@ -1,1 +1,0 @@
-"""Mechanisms that send a noisy vector."""
