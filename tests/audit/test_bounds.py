@@ -8,8 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, binomtest, norm
 
-from nearveil.audit._bounds import HockeyStick, Moments, event_epsilon, ladder, one_run_epsilon, proportion
-from nearveil.audit.attacks._scores import Guesser, choose_guesser
+from nearveil.audit.attacks._scores import (
+    Guesser,
+    HockeyStick,
+    Moments,
+    choose_guesser,
+    event_epsilon,
+    ladder,
+    one_run_epsilon,
+    proportion,
+)
 
 
 @pytest.mark.parametrize(("hits", "runs"), [(0, 50), (1, 50), (25, 50), (50, 50), (3, 100_000)])

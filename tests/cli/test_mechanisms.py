@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 import nearveil.mechanisms
-from nearveil.cli._advice import mechanisms
+from nearveil.cli._budget import mechanisms
 from nearveil.mechanisms import Release, catalog
 
 app = typer.Typer()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearveil.graph._series import best_polynomial, least_polynomial
+from nearveil.graph._base import best_polynomial, least_polynomial
 
 GRID = np.linspace(-1 - 1e-6, 1 + 1e-6, 4001, dtype=np.longdouble)  # rounded rows pass 1 by a little
 

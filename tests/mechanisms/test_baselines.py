@@ -33,8 +33,7 @@ from nearveil.mechanisms._gaussian import (
     published_noise,
     record_sensitivity,
 )
-from nearveil.privacy.noise import analytic_gaussian_scale, unsafe_seeded
-from nearveil.privacy.noise.calibration import gaussian_delta
+from nearveil.privacy.noise import analytic_gaussian_scale, gaussian_delta, unsafe_seeded
 from tests.mechanisms.conformance import Contract, Floats, shown_epsilon
 
 

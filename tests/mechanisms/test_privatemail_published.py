@@ -20,10 +20,8 @@ from nearveil.mechanisms.privatemail_engines import (
     step_epsilon,
     strong_composition,
 )
-from nearveil.privacy.noise import add_noise, unsafe_seeded
-from nearveil.privacy.noise.calibration import classical_gaussian_scale
-from nearveil.privacy.sensitivity import published_2021, published_2022
-from nearveil.privacy.sensitivity.published import bound_step
+from nearveil.privacy.noise import add_noise, classical_gaussian_scale, unsafe_seeded
+from nearveil.privacy.sensitivity import bound_step, published_2021, published_2022
 from studies.data import DataMissingError, load_features
 from tests.reference import dense_label_weights, dense_weights, laplacian
 

@@ -47,8 +47,7 @@ from nearveil.mechanisms._privunit import (
 from nearveil.mechanisms.projection import fit_projection
 from nearveil.privacy import compose
 from nearveil.privacy.events import PureDp
-from nearveil.privacy.noise import secure_source, unsafe_seeded
-from nearveil.privacy.noise.samplers import alias_table
+from nearveil.privacy.noise import alias_table, secure_source, unsafe_seeded
 from tests.mechanisms.conformance import Contract, shown_epsilon
 from tests.privacy.test_noise import table_pmf
 

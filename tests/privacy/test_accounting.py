@@ -27,6 +27,8 @@ from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
 
 from nearveil.privacy.accounting import (
+    FILTER_ORDERS,
+    LIBRARY_ROUNDING,
     Accountant,
     AdditionAccountant,
     BudgetExceededError,
@@ -36,7 +38,6 @@ from nearveil.privacy.accounting import (
     calibrate,
     screening_epsilon,
 )
-from nearveil.privacy.accounting.accountants import FILTER_ORDERS, LIBRARY_ROUNDING
 from nearveil.privacy.accounting.screening import binary_rdp, private_knn_asymptotic
 from nearveil.privacy.events import (
     ClippedVotes,

@@ -21,10 +21,9 @@ from mpmath import mpf
 from scipy import fft
 from scipy.stats import laplace
 
-from nearveil.privacy.accounting import PldAccountant, RdpAccountant
+from nearveil.privacy.accounting import PldAccountant, RdpAccountant, loss_curves
 from nearveil.privacy.accounting import _loss as loss
 from nearveil.privacy.accounting._loss import Curve
-from nearveil.privacy.accounting.accountants import loss_curves
 from nearveil.privacy.events import PureDp
 
 Kinds = Sequence[tuple[float, int]]

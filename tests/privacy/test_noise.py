@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
+from nearveil.privacy import noise as samplers
 from nearveil.privacy.noise import (
     GaussianNoise,
     LaplaceNoise,
@@ -26,13 +27,13 @@ from nearveil.privacy.noise import (
     analytic_gaussian_scale,
     calibrate_gaussian,
     calibrate_laplace,
+    classical_gaussian_scale,
+    gaussian_delta,
     gaussian_grid,
     laplace_grid,
-    samplers,
     secure_source,
     unsafe_seeded,
 )
-from nearveil.privacy.noise.calibration import classical_gaussian_scale, gaussian_delta
 
 CHANCE = 1e-6
 UNIT = mpmath.mpf(2) ** -samplers.TOTAL_BITS

@@ -25,7 +25,7 @@ from nearveil.service import AsyncClient, Client, schema
 from nearveil.service.client.errors import ReplyError, UnansweredError, UnreachableError
 from nearveil.service.client.transport import Request
 from nearveil.service.schema import FRAME
-from nearveil.votes import public_discriminant
+from nearveil.votes import discriminant_model
 from tests.service.asking import (
     CANDIDATES,
     QUERIES,
@@ -360,7 +360,7 @@ def test_the_documented_caps_are_those_of_the_code() -> None:
         "items of a gallery": _map.MOST_ITEMS,
         "columns of a table of codes": _answer.MOST_COLUMNS,
         "dimensions for a byte of a product code": _answer._MOST_DIMENSIONS,
-        "classes of a model": public_discriminant.MOST_CLASSES,
+        "classes of a model": discriminant_model.MOST_CLASSES,
         "bytes of the list": Request("galleries").most,
         "bytes of a model": schema.MOST_MODEL,
         "bytes of a public part": _wire.DEFAULT_LIMITS.public_part,

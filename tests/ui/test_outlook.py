@@ -15,8 +15,7 @@ from nearveil.search.ceiling import popular_floor
 from nearveil.search.evaluation import count_popularity, true_neighbors
 from nearveil.search.outlook import Outlook, make_outlook, unit_prototypes
 from nearveil.service import Client
-from nearveil.ui._errors import Trouble
-from nearveil.ui._views import Candidate, Picture, place_codes
+from nearveil.ui._views import Candidate, Picture, Trouble, place_codes
 from tests.search.standins import clustered
 
 COUNT, DIMENSION = 500, 16

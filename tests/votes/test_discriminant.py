@@ -22,8 +22,7 @@ from nearveil.frames import MOST_FEATURES
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Message, MessageError
 from nearveil.mechanisms.base import fingerprint
-from nearveil.privacy.noise import unsafe_seeded
-from nearveil.privacy.noise.calibration import gaussian_delta
+from nearveil.privacy.noise import gaussian_delta, unsafe_seeded
 from nearveil.votes import ExhaustedError, PrivateDiscriminant, PublicDiscriminant, plan_publications
 from nearveil.votes.discriminant import sum_classes
 from nearveil.votes.discriminant_model import (

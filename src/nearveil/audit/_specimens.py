@@ -32,10 +32,10 @@ from nearveil.privacy.events import NoisyScreening, VoteHistogram
 from nearveil.privacy.noise import (
     GaussianNoise,
     Source,
+    classical_gaussian_scale,
     gaussian_grid,
     secure_source,
 )
-from nearveil.privacy.noise.calibration import classical_gaussian_scale
 from nearveil.protocol.client import PublicPart
 from nearveil.votes import Answers, PrivateDiscriminant, PrivateKNeighborsClassifier
 from nearveil.votes.estimator import Progress

@@ -7,10 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from nearveil.audit._bounds import Floats, HockeyStick, event_epsilon, ladder
 from nearveil.audit._experiment import Experiment, Outcomes, Pair, Watch
 from nearveil.audit.attacks import _scores as attacks
-from nearveil.audit.attacks._scores import Direction, Event, Guesser, Score, likelihood
+from nearveil.audit.attacks._scores import (
+    Direction,
+    Event,
+    Floats,
+    Guesser,
+    HockeyStick,
+    Score,
+    event_epsilon,
+    ladder,
+    likelihood,
+)
 from nearveil.audit.registry import AuditEntry, make_experiment
 from nearveil.audit.report import FALSE_ALARM, Attack, Check, Curve, Report, Verdict
 from nearveil.privacy import Guarantee

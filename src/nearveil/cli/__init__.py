@@ -32,14 +32,14 @@ _COMMANDS = {
         "_query", "Fetch all codes of a gallery, or what changed of them, to search them here at epsilon 0."
     ),
     "plan": _Command(
-        "_advice", "Weigh the ways to ask a gallery: what each finds, what the server learns, and what to type."
+        "_budget", "Weigh the ways to ask a gallery: what each finds, what the server learns, and what to type."
     ),
     "budget": _Command(
         "_budget", "Budgets that last: open accounts, see what is left, check that nobody changed the past."
     ),
-    "cost": _Command("_advice", "Price a plan before it runs: by addition, by RDP and by PLD, side by side."),
+    "cost": _Command("_budget", "Price a plan before it runs: by addition, by RDP and by PLD, side by side."),
     "mechanisms": _Command(
-        "_advice", "List every mechanism: what it protects, whether its guarantee is proved, and how much it sends."
+        "_budget", "List every mechanism: what it protects, whether its guarantee is proved, and how much it sends."
     ),
     "protect": _Command(
         "_server",

@@ -15,27 +15,25 @@ from threadpoolctl import ThreadpoolController
 
 from nearveil.cluster import SpreadRows, is_dask_array
 from nearveil.graph._base import (
+    MAX_DEGREE,
+    MOMENTS_LIMIT,
     Array,
     GaussianGraph,
     Graph,
+    KernelPolynomial,
+    SeriesGraph,
     as_array,
+    best_polynomial,
     check_bandwidth,
     check_positive,
     check_unit_rows,
     is_host,
+    least_polynomial,
     move_to_library,
+    n_moments,
     namespace,
     tiny_of,
     to_numpy,
-)
-from nearveil.graph._series import (
-    MAX_DEGREE,
-    MOMENTS_LIMIT,
-    KernelPolynomial,
-    SeriesGraph,
-    best_polynomial,
-    least_polynomial,
-    n_moments,
 )
 
 HOST_TILE = 512  # a tile of doubles is 2 MiB: it stays in the second-level cache

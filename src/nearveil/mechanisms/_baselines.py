@@ -37,8 +37,14 @@ from nearveil.mechanisms.base import (
 from nearveil.mechanisms.privatemail_engines import calibrate_steps, choose_anchors
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import PureDp
-from nearveil.privacy.noise import GaussianNoise, Source, add_noise, calibrate_gaussian, secure_source
-from nearveil.privacy.noise.samplers import gaussian_integers
+from nearveil.privacy.noise import (
+    GaussianNoise,
+    Source,
+    add_noise,
+    calibrate_gaussian,
+    gaussian_integers,
+    secure_source,
+)
 
 Labels = NDArray[np.int64]
 

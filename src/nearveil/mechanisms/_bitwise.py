@@ -38,8 +38,7 @@ from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_choice, check_integer, check_positive
 from nearveil.privacy.events import PureDp
-from nearveil.privacy.noise import Source
-from nearveil.privacy.noise.calibration import round_up
+from nearveil.privacy.noise import Source, round_up
 
 Pairs = Literal["strings", "code words"]
 Decoder = Literal["expected", "unbiased"]

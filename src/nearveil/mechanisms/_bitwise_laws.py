@@ -15,8 +15,7 @@ from scipy.stats import binom
 from nearveil.mechanisms.base import Floats, Message, MessageError
 from nearveil.privacy.accounting.binary import Moves, compose_binary
 from nearveil.privacy.checks import check_delta
-from nearveil.privacy.noise import Source
-from nearveil.privacy.noise.calibration import round_up
+from nearveil.privacy.noise import Source, round_up
 
 Bits = NDArray[np.uint8]
 

@@ -18,9 +18,7 @@ from scipy.optimize import brentq
 from nearveil.mechanisms._gaussian import LINK
 from nearveil.mechanisms._privunit import DirectionRelease, check_channel, round_to_cells
 from nearveil.mechanisms.base import Floats, Message
-from nearveil.privacy.noise import Source
-from nearveil.privacy.noise.calibration import round_down
-from nearveil.privacy.noise.samplers import Table, alias_table, gaussian_integers, look_up
+from nearveil.privacy.noise import Source, Table, alias_table, gaussian_integers, look_up, round_down
 
 EPSILONS = (1e-2, 64.0)
 LEAST_DIMENSION = 16  # shorter rows are padded: the direction across x must not be drawn from too few numbers

@@ -23,9 +23,7 @@ from nearveil.mechanisms.base import Floats, Message, make_guarantee, read_vecto
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import PureDp
-from nearveil.privacy.noise import Source
-from nearveil.privacy.noise.calibration import as_double, round_down
-from nearveil.privacy.noise.samplers import Table, alias_table, gaussian_integers, look_up
+from nearveil.privacy.noise import Source, Table, alias_table, as_double, gaussian_integers, look_up, round_down
 
 EPSILONS = (1e-3, 64.0)  # above, what finite tables add to delta is not proved
 LARGEST_DIMENSION = 1 << 20  # up to which the sampler's sums are exact

@@ -26,13 +26,12 @@ from nearveil.privacy.noise import (
     analytic_gaussian_scale,
     calibrate_gaussian,
     calibrate_laplace,
+    classical_gaussian_scale,
     gaussian_grid,
     laplace_grid,
 )
-from nearveil.privacy.noise.calibration import classical_gaussian_scale
-from nearveil.privacy.sensitivity import published_2021, published_2022, target_only
+from nearveil.privacy.sensitivity import bound_step, published_2021, published_2022, target_only
 from nearveil.privacy.sensitivity.bounds import Norm
-from nearveil.privacy.sensitivity.published import bound_step
 
 Labels = NDArray[np.int64]
 Arrays = dict[str, NDArray[Any]]

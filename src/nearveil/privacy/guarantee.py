@@ -12,7 +12,7 @@ import attr
 import dp_accounting as dp
 from dp_accounting import DpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, UnsupportedEventError
 
-from nearveil.privacy.accounting.accountants import PldAccountant, RdpAccountant, RenyiFilter, Spent, sum_pure_epsilons
+from nearveil.privacy.accounting import PldAccountant, RdpAccountant, RenyiFilter, Spent, sum_pure_epsilons
 from nearveil.privacy.checks import check_choice, check_count, check_text
 from nearveil.privacy.events import Budgeted, ClippedVotes, NoisyScreening, VoteHistogram, split_event
 from nearveil.privacy.noise import LARGEST_EPSILON, GaussianNoise, LaplaceNoise, Source

@@ -17,7 +17,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from nearveil.privacy.noise.samplers import Source, gaussian_integers
+from nearveil.privacy.noise import Source, gaussian_integers
 from nearveil.sealed.parameters import LweParameters
 
 QUESTION_BITS = 24

@@ -24,8 +24,16 @@ from nearveil.errors import NearveilError
 from nearveil.features.images import MOST_BYTES
 from nearveil.service.server.connections import Connection, Server, Slots
 from nearveil.ui._door import PageEntry, PageGuard, error_dict, name_cookie
-from nearveil.ui._errors import Trouble, describe_error, describe_failure, describe_too_large
-from nearveil.ui._views import list_accounts, list_history, plan_questions, verify_ledger
+from nearveil.ui._views import (
+    Trouble,
+    describe_error,
+    describe_failure,
+    describe_too_large,
+    list_accounts,
+    list_history,
+    plan_questions,
+    verify_ledger,
+)
 from nearveil.ui.session import PageSession, Question
 
 SECONDS = 30.0  # for all looks together

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nearveil.ui._errors import Trouble, describe_failure
+from nearveil.ui._views import Trouble, describe_failure
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,13 @@ from nearveil.protocol.client import ClientProtocol, K, PublicPart
 from nearveil.search.outlook import EPSILONS, Outlook, Singles, make_outlook
 from nearveil.service import Client, GalleryInfo, UnansweredError
 from nearveil.service.client.questions import unpack_messages
-from nearveil.ui._errors import Trouble, describe_new_listing, describe_spoiled
 from nearveil.ui._views import (
     Last,
     Picture,
+    Trouble,
     describe_balance,
+    describe_new_listing,
+    describe_spoiled,
     image_address,
     preview_cost,
     view_classified,

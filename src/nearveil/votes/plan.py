@@ -17,8 +17,16 @@ from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import check_count, check_delta, check_finite, check_positive, check_rate
 from nearveil.privacy.events import ClippedVotes, LaplaceNoisyMax, NoisyScreening, split_event
 from nearveil.privacy.guarantee import count_events, find_epsilon
-from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, add_noise, analytic_gaussian_scale
-from nearveil.privacy.noise.samplers import Table, alias_table, look_up
+from nearveil.privacy.noise import (
+    GaussianNoise,
+    LaplaceNoise,
+    Source,
+    Table,
+    add_noise,
+    alias_table,
+    analytic_gaussian_scale,
+    look_up,
+)
 
 _BITS = 320  # of weights while a table is made
 _REACH = 4095  # a longer gap starts anew behind the table: coins have no memory

@@ -12,19 +12,45 @@ change of the relation that its sensitivity was computed for; Poisson sampling a
 record". Proofs: ``docs/theory/accounting.md``.
 """
 
-from nearveil.privacy.accounting.accountants import (
-    Accountant,
-    AdditionAccountant,
-    BudgetExceededError,
-    PldAccountant,
-    RdpAccountant,
-    RenyiFilter,
-    calibrate,
+import math
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property, singledispatch, singledispatchmethod
+from typing import ClassVar, Literal, NamedTuple, Self
+
+import dp_accounting as dp
+import numpy as np
+from dp_accounting import DpEvent, UnsupportedEventError
+from dp_accounting import rdp as dp_rdp
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from nearveil.errors import NearveilError
+from nearveil.privacy.accounting._loss import (
+    Curve,
+    gaussian_curve,
+    laplace_curve,
+    loss_delta,
+    loss_epsilon,
+    open_curve,
+    response_curve,
+    reversed_curve,
+    sampled_curve,
 )
-from nearveil.privacy.accounting.screening import (
-    screening_curve,
-    screening_epsilon,
+from nearveil.privacy.accounting.screening import binary_rdp, screening_curve, screening_epsilon, screening_rdp
+from nearveil.privacy.checks import (
+    check_choice,
+    check_count,
+    check_delta,
+    check_epsilon,
+    check_finite,
+    check_order,
+    check_positive,
 )
+from nearveil.privacy.events import PureDp, SampledScreening, split_event
 
 __all__ = [
     "Accountant",
@@ -37,3 +63,451 @@ __all__ = [
     "screening_curve",
     "screening_epsilon",
 ]
+
+Spent = tuple[tuple[DpEvent, int], ...]
+Conversion = Literal["tight", "classic"]
+
+_LIBRARY_ORDERS = dp_rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS  # they leap from 63 to 128 and on to 1024
+DEFAULT_ORDERS: tuple[float, ...] = tuple(
+    sorted({*map(float, _LIBRARY_ORDERS), *map(float, range(64, 128, 4)), *map(float, range(144, 512, 32))})
+)
+FILTER_ORDERS: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+LIBRARY_ROUNDING = 2.0**-47  # of one divergence that dp-accounting computes
+
+
+def find_pure_epsilon(leaf: DpEvent) -> Fraction | None:
+    """Return the epsilon of a mechanism that has one at delta 0, else None."""
+    if isinstance(leaf, PureDp):
+        return Fraction(leaf.epsilon)
+    return 1 / Fraction(leaf.noise_multiplier) if isinstance(leaf, dp.LaplaceDpEvent) else None
+
+
+def sum_pure_epsilons(spent: Spent) -> float:
+    """Return the sum of all pure epsilons, rounded up; infinity if a mechanism has none."""
+    total = Fraction(0)
+    for leaf, times in spent:
+        epsilon = find_pure_epsilon(leaf)
+        if epsilon is None:
+            return math.inf
+        total += epsilon * times
+    if total > sys.float_info.max:
+        return math.inf
+    nearest = float(total)
+    return nearest if Fraction(nearest) >= total else math.nextafter(nearest, math.inf)
+
+
+@dataclass
+class Accountant(ABC):
+    """What all accountants have in common.
+
+    As in dp-accounting, `compose` changes the accountant and returns it. (Were it to return a new one, a caller who
+    ignores the result would count nothing; this way round, the worst mistake counts twice.) `spent` holds the single
+    mechanisms composed so far and how often each ran.
+
+    Examples
+    --------
+    >>> from nearveil.privacy.events import PureDp
+    >>> accountants = [kind().compose(PureDp(0.5), 100) for kind in (RdpAccountant, PldAccountant, AdditionAccountant)]
+    >>> [f"{accountant.epsilon(1e-5):.1f}" for accountant in accountants]
+    ['32.8', '31.2', '50.0']
+    """
+
+    spent: Spent = ()
+    _cache: ClassVar[str] = ""
+
+    def supports(self, event: DpEvent) -> bool:
+        """Return whether the event can be priced: a dry run."""
+        try:
+            for leaf, _ in split_event(event):
+                self._dry_run(leaf)
+        except UnsupportedEventError:
+            return False
+        return True
+
+    def compose(self, event: DpEvent, count: int = 1) -> Self:
+        """Count an event that happened `count` times, after a dry run; return this accountant."""
+        if not self.supports(event):
+            raise UnsupportedEventError(f"{type(self).__name__} cannot price {event}")
+        # Equal mechanisms are counted together, in whatever order they came. (Events may hold lists: no hashing.)
+        kinds, counts = [leaf for leaf, _ in self.spent], [times for _, times in self.spent]
+        for leaf, times in split_event(event, check_count(count, "count")):
+            if leaf in kinds:
+                counts[kinds.index(leaf)] += times
+            else:
+                kinds.append(leaf)
+                counts.append(times)
+        self.spent = tuple((leaf, times) for leaf, times in zip(kinds, counts, strict=True) if times > 0)
+        vars(self).pop(self._cache, None)
+        return self
+
+    def copy(self) -> Self:
+        """Return another accountant that has seen the same, for a question that starts with "what if"."""
+        return replace(self)
+
+    @abstractmethod
+    def epsilon(self, delta: float) -> float:
+        """Return an epsilon at which everything composed is (epsilon, delta)-DP, for a delta in (0, 1), or infinity."""
+
+    @abstractmethod
+    def delta(self, epsilon: float) -> float:
+        """Return a delta at which everything composed is (epsilon, delta)-DP."""
+
+    @abstractmethod
+    def _dry_run(self, leaf: DpEvent) -> None:
+        """Price one mechanism, or raise UnsupportedEventError."""
+
+
+@dataclass
+class RdpAccountant(Accountant):
+    """Renyi differential privacy: divergences of each order add up (``docs/theory/accounting.md``, Theorem 1).
+
+    The `conversion` "classic" is the one that papers print, ``rdp + log(1/delta) / (order - 1)``, for comparison.
+
+    Examples
+    --------
+    >>> from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+    >>> from nearveil.privacy.events import VoteHistogram
+    >>> published = RdpAccountant(conversion="classic")
+    >>> mnist = published.compose(PoissonSampledDpEvent(0.15, GaussianDpEvent(75.0)), 1000)
+    >>> mnist = mnist.compose(PoissonSampledDpEvent(0.15, VoteHistogram(25.0)), 735)
+    >>> f"{mnist.epsilon(1e-5):.6f}"
+    '1.178565'
+    """
+
+    orders: tuple[float, ...] = DEFAULT_ORDERS
+    conversion: Conversion = "tight"
+    _cache: ClassVar[str] = "rdp"
+
+    def __post_init__(self) -> None:
+        if not self.orders:
+            raise ValueError("orders must hold at least one order")
+        self.orders = tuple(check_order(order, "orders") for order in self.orders)
+        check_choice(self.conversion, "conversion", Conversion)
+
+    @cached_property
+    def rdp(self) -> NDArray[np.float64]:
+        """Total Renyi divergence at each of the orders, of shape (n_orders,)."""
+        return np.asarray(sum((times * self._curve(leaf) for leaf, times in self.spent), np.zeros(len(self.orders))))
+
+    def epsilon(self, delta: float) -> float:
+        check_delta(delta)
+        if not self.spent:
+            return 0.0
+        if self.conversion == "classic":
+            return float(np.min(self.rdp - math.log(delta) / (np.array(self.orders) - 1)))
+        return float(dp_rdp.rdp_privacy_accountant.compute_epsilon(self.orders, self.rdp, delta)[0])
+
+    def delta(self, epsilon: float) -> float:
+        check_epsilon(epsilon)
+        if not self.spent:
+            return 0.0
+        if self.conversion == "classic":
+            exponents = (np.array(self.orders) - 1) * (self.rdp - epsilon)
+            return float(np.min(np.exp(np.minimum(exponents, 0))))
+        return float(min(dp_rdp.rdp_privacy_accountant.compute_delta(self.orders, self.rdp, epsilon)[0], 1.0))
+
+    def _dry_run(self, leaf: DpEvent) -> None:
+        self._curve(leaf)
+
+    @singledispatchmethod
+    def _curve(self, leaf: DpEvent) -> NDArray[np.float64]:
+        return self._library_curve(leaf, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+
+    @_curve.register
+    def _(self, leaf: dp.RandomizedResponseDpEvent) -> NDArray[np.float64]:
+        return self._library_curve(leaf, dp.NeighboringRelation.REPLACE_ONE)
+
+    @_curve.register
+    def _(self, leaf: PureDp) -> NDArray[np.float64]:
+        yes, no = -np.logaddexp(0, -leaf.epsilon), -np.logaddexp(0, leaf.epsilon)
+        log_p = np.array([[yes], [no]])
+        return np.array([min(float(binary_rdp(a, log_p, log_p[::-1])[0]), leaf.epsilon) for a in self.orders])
+
+    @_curve.register
+    def _(self, leaf: SampledScreening) -> NDArray[np.float64]:
+        return np.array([screening_rdp(a, leaf.screening, sampling_rate=leaf.sampling_rate).value for a in self.orders])
+
+    def _library_curve(self, leaf: DpEvent, relation: dp.NeighboringRelation) -> NDArray[np.float64]:
+        curve = dp_rdp.RdpAccountant(self.orders, relation).compose(leaf).rdp
+        # Where rounding has made a divergence negative the library would read it as perfect privacy. Where the truth is
+        # below its rounding, some 1e-15, it may say anything, also 0: so that much is added, against the spender.
+        return np.asarray(np.where(curve < 0, np.inf, curve + LIBRARY_ROUNDING))
+
+
+class LossCurves(NamedTuple):
+    """The curve with the record above the line and below it (the same object if they are equal), and how often."""
+
+    remove: Curve
+    add: Curve
+    times: int
+
+
+def _same_both_ways(curve: Curve, times: int) -> LossCurves:
+    return LossCurves(curve, curve, times)
+
+
+@singledispatch
+def loss_curves(leaf: DpEvent, times: int) -> LossCurves:  # noqa: ARG001
+    """Return the curves of a mechanism that runs so many times, or raise UnsupportedEventError."""
+    raise UnsupportedEventError(f"no privacy loss is known for {leaf}")
+
+
+@loss_curves.register
+def _(leaf: dp.NonPrivateDpEvent, times: int) -> LossCurves:  # noqa: ARG001
+    return _same_both_ways(open_curve, times)
+
+
+@loss_curves.register
+def _(leaf: dp.GaussianDpEvent, times: int) -> LossCurves:
+    return _same_both_ways(gaussian_curve(leaf.noise_multiplier), times)
+
+
+@loss_curves.register
+def _(leaf: dp.LaplaceDpEvent, times: int) -> LossCurves:
+    return _same_both_ways(laplace_curve(leaf.noise_multiplier), times)
+
+
+@loss_curves.register
+def _(leaf: dp.RandomizedResponseDpEvent, times: int) -> LossCurves:
+    lie, told = leaf.noise_parameter / leaf.num_buckets, 1 - leaf.noise_parameter
+    return _same_both_ways(response_curve(math.log1p(told / lie), told + lie) if lie > 0 else open_curve, times)
+
+
+@loss_curves.register
+def _(leaf: PureDp, times: int) -> LossCurves:
+    return _same_both_ways(response_curve(leaf.epsilon, 1 / (1 + math.exp(-leaf.epsilon))), times)
+
+
+@loss_curves.register
+def _(leaf: SampledScreening, times: int) -> LossCurves:
+    curve = screening_curve(times, leaf.screening, sampling_rate=leaf.sampling_rate)
+    return LossCurves(curve.reversed().excess_at, curve.excess_at, 1)
+
+
+@loss_curves.register
+def _(leaf: dp.PoissonSampledDpEvent, times: int) -> LossCurves:
+    if not isinstance(leaf.event, dp.GaussianDpEvent | dp.LaplaceDpEvent):
+        raise UnsupportedEventError(f"no privacy loss is known for a Poisson sample of {leaf.event}")
+    remove = sampled_curve(loss_curves(leaf.event, 1).remove, leaf.sampling_probability)
+    return LossCurves(remove, reversed_curve(remove), times)
+
+
+@dataclass
+class PldAccountant(Accountant):
+    """Privacy losses, convolved, with every rounding against the spender (``docs/theory/accounting.md``, Theorem 2).
+
+    The tightest, and the one whose word counts. Where its grid would be too coarse, :class:`RdpAccountant` is asked
+    as well; where all mechanisms are pure, their sum is a bound, too. The least of what is proved is the answer.
+
+    Screenings have no single worst pair. Their exact adaptive composition enters as one mechanism, which is safe in
+    any order with the rest (Theorem 5).
+
+    Examples
+    --------
+    >>> from nearveil.privacy.events import PureDp
+    >>> f"{PldAccountant().compose(PureDp(0.5), 500).epsilon(1e-5):.2f}"
+    '105.81'
+    """
+
+    def epsilon(self, delta: float) -> float:
+        check_delta(delta)
+        worst = max(loss_epsilon(parts, delta) for parts in self._directions())
+        best = min(worst.value, sum_pure_epsilons(self.spent))
+        return best if worst.tight else min(best, self._by_rdp("epsilon", delta))
+
+    def delta(self, epsilon: float) -> float:
+        if check_epsilon(epsilon) >= sum_pure_epsilons(self.spent):
+            return 0.0
+        worst = max(loss_delta(parts, epsilon) for parts in self._directions())
+        return worst.value if worst.tight else min(worst.value, self._by_rdp("delta", epsilon))
+
+    def _directions(self) -> list[list[tuple[Curve, int]]]:
+        """Return what is to be composed: for removing a record, and for adding one where that differs."""
+        gaussians = [(leaf, times) for leaf, times in self.spent if isinstance(leaf, dp.GaussianDpEvent)]
+        curves = [loss_curves(leaf, times) for leaf, times in self.spent if not isinstance(leaf, dp.GaussianDpEvent)]
+        if gaussians:  # they compose to one with less noise, exactly
+            inverse = math.hypot(*(math.sqrt(times) / leaf.noise_multiplier for leaf, times in gaussians))
+            curves.append(loss_curves(dp.GaussianDpEvent(1 / inverse), 1))
+        remove, add = [(one.remove, one.times) for one in curves], [(one.add, one.times) for one in curves]
+        return [remove] if remove == add else [remove, add]
+
+    def _by_rdp(self, question: Literal["epsilon", "delta"], given: float) -> float:
+        try:
+            return float(getattr(RdpAccountant(self.spent), question)(given))
+        except UnsupportedEventError:
+            return math.inf
+
+    def _dry_run(self, leaf: DpEvent) -> None:
+        loss_curves(leaf, 0)
+
+
+@dataclass
+class AdditionAccountant(Accountant):
+    """Basic composition: epsilons and deltas add up. For comparison.
+
+    Mechanisms that have a pure epsilon pay it; the others share delta in equal parts and each pays its own epsilon.
+
+    Examples
+    --------
+    >>> from nearveil.privacy.events import PureDp
+    >>> AdditionAccountant().compose(PureDp(0.5), 500).epsilon(1e-5)
+    250.0
+    """
+
+    _cache: ClassVar[str] = "_sharing"
+
+    @cached_property
+    def _sharing(self) -> list[tuple[PldAccountant, int]]:
+        mixed = [(leaf, times) for leaf, times in self.spent if find_pure_epsilon(leaf) is None]
+        return [(PldAccountant(spent=((leaf, 1),)), times) for leaf, times in mixed]
+
+    def epsilon(self, delta: float) -> float:
+        check_delta(delta)
+        parts = sum(times for _, times in self._sharing)
+        shares = (times * single.epsilon(delta / parts) for single, times in self._sharing)
+        pure = tuple(part for part in self.spent if find_pure_epsilon(part[0]) is not None)
+        return float(sum(shares, sum_pure_epsilons(pure)))
+
+    def delta(self, epsilon: float) -> float:
+        check_epsilon(epsilon)
+        low, high = -700.0, -1e-12  # of log(delta)
+        if self.epsilon(math.exp(high)) > epsilon:
+            return 1.0
+        if self.epsilon(math.exp(low)) <= epsilon:
+            return math.exp(low) if self.spent else 0.0
+        while high - low > 1e-6:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.epsilon(math.exp(middle)) <= epsilon else (middle, high)
+        return math.exp(high)
+
+    def _dry_run(self, leaf: DpEvent) -> None:
+        if find_pure_epsilon(leaf) is None:
+            PldAccountant()._dry_run(leaf)
+
+
+class BudgetExceededError(NearveilError, ValueError):
+    """The budget would be exceeded; nothing was spent."""
+
+
+class RenyiFilter:
+    """A budget for mechanisms chosen after seeing earlier answers: noise, kind and number may depend on them.
+
+    Each order has a budget, and each mechanism pays its divergence at every order. One may go on while the total of at
+    least one order is within its budget; delta is shared equally among the orders, because which one that is may
+    depend on the answers (``docs/theory/accounting.md``, Theorem 6; Feldman and Zrnic 2021, Lecuyer 2021). Its epsilon
+    and delta hold however the budget is spent.
+
+    Examples
+    --------
+    >>> from dp_accounting import GaussianDpEvent
+    >>> gate = RenyiFilter(1.0, 1e-5)
+    >>> gate.spend(GaussianDpEvent(8.0))
+    >>> gate.may_spend(GaussianDpEvent(8.0)), gate.may_spend(GaussianDpEvent(3.0))
+    (True, False)
+    """
+
+    def __init__(self, epsilon: float, delta: float, orders: tuple[float, ...] = FILTER_ORDERS) -> None:
+        if check_epsilon(epsilon) == 0:
+            raise ValueError("epsilon must be positive: a budget of 0 buys nothing")
+        self._terms = (epsilon, delta)
+        self._accountant = RdpAccountant(orders=orders)
+        alpha = np.array(self._accountant.orders)
+        share = check_delta(delta) / len(alpha)
+        # The tight conversion, solved for the divergence: what order alpha may spend for (epsilon, share).
+        self._budget = epsilon - np.log1p(-1 / alpha) + np.log(share * alpha) / (alpha - 1)
+        if np.all(self._budget < 0):
+            raise ValueError("orders are too small for this epsilon and delta: give larger ones, such as FILTER_ORDERS")
+
+    @property
+    def epsilon(self) -> float:
+        """The epsilon that holds, however the budget is spent."""
+        return self._terms[0]
+
+    @property
+    def delta(self) -> float:
+        """The delta that holds, however the budget is spent."""
+        return self._terms[1]
+
+    @property
+    def spent(self) -> Spent:
+        """The single mechanisms paid for so far, and how often each ran."""
+        return self._accountant.spent
+
+    @property
+    def orders(self) -> tuple[float, ...]:
+        """The orders of Renyi divergence that it watches."""
+        return self._accountant.orders
+
+    @property
+    def budgets(self) -> tuple[float, ...]:
+        """What each order may spend; one may go on while the total of at least one is within. Negative: never."""
+        return tuple(map(float, self._budget))
+
+    def may_spend(self, event: DpEvent, count: int = 1) -> bool:
+        """Return whether the budget covers the event too."""
+        return bool(np.any(self._accountant.copy().compose(event, count).rdp <= self._budget))
+
+    def spend(self, event: DpEvent, count: int = 1) -> None:
+        """Pay for the event, *before* it happens, or raise BudgetExceededError and spend nothing."""
+        if not self.may_spend(event, count):
+            raise BudgetExceededError("the budget does not cover this event: release nothing")
+        self._accountant.compose(event, count)
+
+
+def calibrate(
+    target_epsilon: float,
+    make_event: Callable[[float], DpEvent],
+    *,
+    delta: float,
+    bracket: tuple[float, float],
+    accountant: Accountant | None = None,
+    tolerance: float = 1e-6,
+    integer: bool = False,
+) -> float:
+    """Return the parameter at which an event costs at most `target_epsilon`, rounded against the spender.
+
+    Parameters
+    ----------
+    target_epsilon : float
+    make_event : callable
+        From the parameter (noise, a sampling rate, a count) to the event; its cost must rise or fall throughout.
+    delta : float
+    bracket : (float, float)
+        One end must meet the target and the other not.
+    accountant : Accountant, optional
+        May have seen other events already; :class:`PldAccountant` by default.
+    tolerance : float, default=1e-6
+        How far from the best parameter the answer may be, relative to the bracket's larger end.
+    integer : bool, default=False
+        Search whole numbers only.
+
+    Examples
+    --------
+    >>> from dp_accounting import GaussianDpEvent
+    >>> f"{calibrate(1.0, GaussianDpEvent, delta=1e-5, bracket=(1.0, 10.0)):.4f}"
+    '3.7306'
+    """
+    target = check_epsilon(target_epsilon, "target_epsilon")
+    if target == 0:
+        raise ValueError("target_epsilon must be positive")
+    check_delta(delta)
+    low, high = sorted(check_finite(end, "bracket") for end in bracket)
+    step = 1.0 if integer else check_positive(tolerance, "tolerance") * max(abs(low), abs(high))
+    start = PldAccountant() if accountant is None else accountant
+
+    def gap(parameter: float) -> float:
+        cost = start.copy().compose(make_event(round(parameter) if integer else parameter)).epsilon(delta)
+        return min(max(math.log(max(cost, 1e-300) / target), -50.0), 50.0)
+
+    low_meets, high_meets = gap(low) <= 0, gap(high) <= 0
+    if low_meets == high_meets:
+        raise ValueError("bracket must hold one end that meets target_epsilon and one that does not")
+    safe_side = -1.0 if low_meets else 1.0
+    guess = float(brentq(gap, low, high, xtol=step / 2))
+    guess = float(round(guess)) if integer else guess
+    # The root is only near: walk to where the cost is within the target, and for whole numbers as near as can be.
+    while gap(guess) > 0:
+        guess = min(max(guess + safe_side * step, low), high)
+    while integer and low < guess < high and gap(guess - safe_side) <= 0:
+        guess -= safe_side
+    return guess

@@ -22,7 +22,7 @@ from scipy.special import logsumexp
 
 from nearveil.privacy.accounting.binary import multiples
 from nearveil.privacy.checks import MAX_EPSILON, ROUNDING
-from nearveil.privacy.noise.calibration import gaussian_deltas
+from nearveil.privacy.noise import gaussian_deltas
 
 Floats = NDArray[np.float64]
 Curve = Callable[[Floats], Floats]
