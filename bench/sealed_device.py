@@ -19,7 +19,15 @@ from nearveil.privacy.noise import secure_source
 from nearveil.sealed import SCORES
 from nearveil.sealed.accuracy import SPAN, find_score_deviation
 from nearveil.sealed.kernels import multiply_digits
-from nearveil.sealed.lwe import ANSWER_BITS, QUESTION_BITS, centre, encrypt, make_hint, round_down_to
+from nearveil.sealed.lwe import (
+    ANSWER_BITS,
+    QUESTION_BITS,
+    add_messages,
+    centre,
+    encrypt_zeros,
+    make_hint,
+    round_down_to,
+)
 
 DIMENSION, COLOURS = 64, 16
 COLUMNS = 1 << 16  # of a colour: 1024 cells
@@ -30,7 +38,8 @@ def encrypt_question(query: np.ndarray, scale: float) -> tuple[np.ndarray, np.nd
     """Return ciphertexts and secrets of a question that looks into the first cell of every colour."""
     messages = np.zeros((COLOURS, COLUMNS), np.int64)
     messages[:, :DIMENSION] = np.rint(query * scale)
-    return encrypt(SCORES, SEED, messages, secure_source())
+    zeros, secrets = encrypt_zeros(SCORES, SEED, messages.shape, secure_source())
+    return add_messages(SCORES, zeros, messages), secrets
 
 
 def check_scores(

@@ -16,16 +16,18 @@ def reference(database: np.ndarray, questions: np.ndarray) -> np.ndarray:
     return np.asarray(product % (1 << 24), dtype=np.uint32)
 
 
-@pytest.fixture(params=KERNELS)
-def kernel(request: pytest.FixtureRequest) -> KernelName:
-    name: KernelName = request.param
+@pytest.fixture(params=[*KERNELS, "numba without dots"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> KernelName:
+    name: KernelName = request.param.partition(" ")[0]
     if name != "numpy":
         pytest.importorskip(name)
+    if name != request.param:
+        monkeypatch.setattr("nearveil.sealed._compiled.HAS_DOTS", False)
     return name
 
 
 @given(
-    shape=st.tuples(st.integers(1, 3), st.integers(1, 19), st.integers(1, 33)),
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 19), st.integers(1, 140)),
     count=st.integers(1, 6),
     seed=st.integers(0, 1 << 30),
 )

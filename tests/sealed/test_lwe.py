@@ -11,9 +11,10 @@ from nearveil.sealed.accuracy import bound_fetch_failure, bound_score_error, fin
 from nearveil.sealed.lwe import (
     LARGEST_DRAW,
     QUESTION_BITS,
+    add_messages,
     centre,
     draw_gaussians,
-    encrypt,
+    encrypt_zeros,
     expand_matrix,
     make_hint,
     pack,
@@ -47,7 +48,8 @@ def test_sets_and_seeds_have_matrices_of_their_own() -> None:
 def test_a_ciphertext_is_the_matrix_times_its_secret_plus_a_small_error(parameters: LweParameters) -> None:
     rng = np.random.default_rng(0)
     messages = rng.integers(0, 1 << parameters.modulus_bits, (3, 1500))
-    sent, secrets = encrypt(parameters, SEED, messages, unsafe_seeded(1))
+    zeros, secrets = encrypt_zeros(parameters, SEED, messages.shape, unsafe_seeded(1))
+    sent = add_messages(parameters, zeros, messages)
     matrix = expand_matrix(parameters, SEED, 0, 1500).astype(np.int64)
     drop = parameters.modulus_bits - QUESTION_BITS
     errors = centre((sent.astype(np.int64) << drop) - secrets @ matrix.T - messages, parameters.modulus_bits)
@@ -58,10 +60,9 @@ def test_a_ciphertext_is_the_matrix_times_its_secret_plus_a_small_error(paramete
 
 
 def test_secrets_and_errors_are_fresh() -> None:
-    messages = np.zeros((2, 64), np.int64)
     source = unsafe_seeded(3)
-    first, secrets = encrypt(SCORES, SEED, messages, source)
-    second, others = encrypt(SCORES, SEED, messages, source)
+    first, secrets = encrypt_zeros(SCORES, SEED, (2, 64), source)
+    second, others = encrypt_zeros(SCORES, SEED, (2, 64), source)
     assert len({secret.tobytes() for secret in (*secrets, *others)}) == 4
     assert not np.array_equal(first, second)
 
@@ -74,7 +75,7 @@ def test_draws_end_where_the_bound_says() -> None:
 
 def test_more_samples_than_were_estimated_are_refused() -> None:
     with pytest.raises(ValueError, match="messages must be of at most 65536"):
-        encrypt(SCORES, SEED, np.zeros((1, SCORES.most_samples + 1), np.int64), unsafe_seeded(0))
+        encrypt_zeros(SCORES, SEED, (1, SCORES.most_samples + 1), unsafe_seeded(0))
 
 
 @BOTH

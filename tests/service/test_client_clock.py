@@ -239,3 +239,35 @@ def test_periods_grow_with_sizes_and_with_nothing_else(here: Scene) -> None:
     )
     part = replace(public, map=largest, mean=np.zeros(16_000), candidates=1 / 8192, table=WholeCodes(16_000))
     assert 0.9 < question_period(part, 1) < 1.1
+
+
+def test_sealed_questions_go_out_when_public_sizes_say_so(
+    made: Path, tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cryptography")
+    from nearveil.sealed import SealedClient
+
+    seconds = {"ask": 0.0, "read_scores": 0.0, "ask_records": 0.0, "read_records": 0.0, "_make_pad": 0.0}
+
+    def slow(name: str, real: Any) -> None:
+        def worked(*given: Any) -> Any:
+            watched.clock.time += seconds[name]
+            return real(*given)
+
+        monkeypatch.setattr(SealedClient, name, worked)
+
+    for name in seconds:
+        slow(name, getattr(SealedClient, name))
+    with scene(made, tmp_path, offers=("names", "sealed")) as here:
+        client, _ = here.client()
+        client.nearest(QUERIES[0], epsilon=0, by="sealed")
+        seen = set()
+        for work in (0.0, 0.001, 0.004):
+            seconds |= dict.fromkeys(("ask", "read_scores", "ask_records", "read_records"), work)
+            client.prepare_sealed()
+            watched.work()
+            client.nearest(QUERIES[1], epsilon=0, by="sealed")
+            seen.add((*watched.gaps(), round(watched.clock.time - watched.heard[-1][1], 9)))
+        ((layout, scores, records, end),) = seen
+        assert [what for what, _ in (layout, scores, records)] == ["layout", "sealed", "sealed"]
+        assert min(scores[1], records[1], end) > 0.01

@@ -1,13 +1,29 @@
-"""Products of 8-bit rows with words, modulo 2^32, compiled by Numba. Several rows share what is read of a question."""
+"""Products of 8-bit rows with words, modulo 2^32, compiled by Numba. Several rows share what is read of a question.
+
+Processors that multiply and add four pairs of bytes in one step (AVX512-VNNI) are used so: for them a question is as
+many digits to base 256 as it has bytes, and a word is put together again from the answers to its digits.
+"""
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, config, types
+from numba.core.codegen import get_host_cpu_features
+from numba.extending import intrinsic
 
 _I = np.int32
+_ROWS, _DIGITS = 4, 6  # of a tile: its sums stay in registers
+_STEP = 64  # bytes that are multiplied at once
+_WORD = ir.IntType(32)
+_WORDS = ir.VectorType(_WORD, _STEP // 4)
+DIGITS = 3  # of a number of a question
+
+HAS_DOTS = config.CPU_NAME is None and config.CPU_FEATURES is None and "+avx512vnni" in get_host_cpu_features()
+"""Whether :func:`multiply_dots` runs here."""
 
 
 @numba.njit(nogil=True, boundscheck=False)
-def multiply_one(rows, words, out):
+def _multiply_one(rows, words, out):
     """Fill ``out[k] = rows[k] @ words``; eight rows at a time."""
     n, width = rows.shape
     for k in range(0, n - 7, 8):
@@ -34,7 +50,7 @@ def multiply_one(rows, words, out):
 
 
 @numba.njit(nogil=True, boundscheck=False)
-def multiply_fours(rows, words, out):
+def _multiply_fours(rows, words, out):
     """Fill ``out[j, k] = rows[k] @ words[j]`` for questions in fours; four rows at a time."""
     n, width = rows.shape
     for k in range(0, n - 3, 4):
@@ -75,12 +91,84 @@ def multiply_fours(rows, words, out):
 
 
 @numba.njit(nogil=True, boundscheck=False)
-def multiply_parts(database, words, out, parts):
-    """Fill ``out[b, j, k] = database[b, k] @ words[b, j]`` for parts: a colour, its first row, and where rows end."""
+def multiply_one(database, words, out, parts):
+    """Fill ``out[b, 0, k] = database[b, k] @ words[b, 0]`` for parts: a colour, its first row, and where rows end."""
     for part in range(len(parts)):
         colour, first, last = parts[part]
-        rows = database[colour][first:last]
-        if words.shape[1] == 1:
-            multiply_one(rows, words[colour, 0], out[colour, 0, first:last])
-        else:
-            multiply_fours(rows, words[colour], out[colour, :, first:last])
+        _multiply_one(database[colour][first:last], words[colour, 0], out[colour, 0, first:last])
+
+
+@numba.njit(nogil=True, boundscheck=False)
+def multiply_fours(database, words, out, parts):
+    """As :func:`multiply_one`, for questions in multiples of four: ``out[b, j, k]`` for a question j."""
+    for part in range(len(parts)):
+        colour, first, last = parts[part]
+        _multiply_fours(database[colour][first:last], words[colour], out[colour, :, first:last])
+
+
+@intrinsic
+def _add_tile(typing, rows, row_stride, digits, digit_stride, steps, sums):
+    """Add to ``sums[r, p]``, 4 x 6 words, the products of rows with digits, 64 bytes a step; all are addresses."""
+    del typing, rows, row_stride, digits, digit_stride, steps, sums
+
+    def generate(context, builder, signature, given):
+        del signature
+        rows, row_stride, digits, digit_stride, steps, sums = given
+        of_words = ir.FunctionType(_WORDS, [_WORDS] * 3)
+        dot = cgutils.get_or_insert_function(builder.module, of_words, "llvm.x86.avx512.vpdpbusd.512")
+        add = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(_WORD, [_WORDS]), "llvm.vector.reduce.add.v16i32"
+        )
+        zero = ir.Constant(_WORDS, [0] * (_STEP // 4))
+        found = [[cgutils.alloca_once_value(builder, zero) for _ in range(_DIGITS)] for _ in range(_ROWS)]
+        of_rows = [builder.add(rows, builder.mul(row_stride, steps.type(r))) for r in range(_ROWS)]
+        of_digits = [builder.add(digits, builder.mul(digit_stride, steps.type(p))) for p in range(_DIGITS)]
+
+        def load(base, offset):
+            return builder.load(builder.inttoptr(builder.add(base, offset), _WORDS.as_pointer()), align=1)
+
+        with cgutils.for_range(builder, steps, intp=steps.type) as loop:
+            offset = builder.mul(loop.index, steps.type(_STEP))
+            signed = [load(base, offset) for base in of_rows]
+            for p, base in enumerate(of_digits):
+                unsigned = load(base, offset)
+                for r in range(_ROWS):
+                    held = found[r][p]
+                    builder.store(builder.call(dot, [builder.load(held), unsigned, signed[r]]), held)
+        out = builder.inttoptr(sums, _WORD.as_pointer())
+        for at, held in enumerate(one for row in found for one in row):
+            place = builder.gep(out, [ir.Constant(_WORD, at)])
+            builder.store(builder.add(builder.load(place), builder.call(add, [builder.load(held)])), place)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 6), generate
+
+
+@numba.njit(nogil=True, boundscheck=False)
+def multiply_dots(database, digits, out, parts):
+    """As :func:`multiply_one`, for digits of words, unsigned, in multiples of six: ``out[b, k, p]`` for a digit p."""
+    whole = database.shape[2] // _STEP
+    sums = np.empty((_ROWS, _DIGITS), np.int32)
+    for part in range(len(parts)):
+        colour, first, last = parts[part]
+        rows, own = database[colour], digits[colour]
+        tiled = last - (last - first) % _ROWS
+        for k in range(first, tiled, _ROWS):
+            for p in range(0, len(own), _DIGITS):
+                sums[:] = 0
+                _add_tile(
+                    rows.ctypes.data + k * rows.strides[0],
+                    rows.strides[0],
+                    own.ctypes.data + p * own.strides[0],
+                    own.strides[0],
+                    whole,
+                    sums.ctypes.data,
+                )
+                out[colour, k : k + _ROWS, p : p + _DIGITS] = sums
+        for k in range(first, last):
+            start = whole * _STEP if k < tiled else 0
+            for p in range(len(own)):
+                rest = _I(0)
+                for c in range(start, database.shape[2]):
+                    rest += _I(rows[k, c]) * _I(own[p, c])
+                out[colour, k, p] = rest + (out[colour, k, p] if k < tiled else _I(0))

@@ -3,16 +3,19 @@
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from dp_accounting import NoOpDpEvent
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from nearveil.privacy.checks import check_count
 from nearveil.privacy.guarantee import Assumption, Basis, Guarantee
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.sealed.accuracy import BYTE_BITS, SPAN
 from nearveil.sealed.layout import Layout, SealedError, check_rows, choose_cells, unpad_record
-from nearveil.sealed.lwe import ANSWER_BITS, Longs, centre, encrypt
+from nearveil.sealed.lwe import ANSWER_BITS, Longs, add_messages, centre, encrypt_zeros
+from nearveil.sealed.pads import Pad, PadStock, multiply_hint
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 from nearveil.sealed.sizes import HINT_BYTES
 from nearveil.sealed.wire import Hint, get_parameters, read_answer, write_question
@@ -34,10 +37,10 @@ class SealedMatch:
 
 @dataclass(frozen=True, eq=False)
 class SealedQuestion:
-    """A question: the bytes to send, and the secrets that read its answer. Ask it once."""
+    """A question: the bytes to send, and what reads its answer. Ask it once."""
 
     data: bytes
-    secrets: Longs = field(repr=False)
+    pad: Pad = field(repr=False)
     positions: tuple[int, ...] = field(repr=False)
     version: int = field(repr=False)
 
@@ -48,6 +51,9 @@ class SealedClient:
     Every question has the same length and asks all colours. What is sent never depends on what was decrypted: the
     question for records is encrypted too, and asks for the same number whatever was found. A server that answers
     wrongly gets wrong matches believed, and learns nothing.
+
+    Nearly all work of a question can be done before it is known (:meth:`prepare`). What is prepared is used once, by
+    one thread of one process: forks, copies and pickles of a client begin without.
 
     Parameters
     ----------
@@ -71,7 +77,7 @@ class SealedClient:
     3
     """
 
-    _encrypt = staticmethod(encrypt)  # an audit puts weaker ones here
+    _encrypt_zeros = staticmethod(encrypt_zeros)  # an audit puts weaker ones here
 
     def __init__(self, layout: bytes, hints: Sequence[bytes], *, source: Source | None = None) -> None:
         self._source = secure_source() if source is None else source
@@ -81,6 +87,7 @@ class SealedClient:
             for part, n_rows in self._count_hint_rows().items()
         }
         self._take(hints, whole=True)
+        self._stocks = {part: PadStock() for part in self._hints}
 
     def _count_hint_rows(self) -> dict[str, int]:
         counts = {"scores": self.layout.n_colours * self.layout.n_slots}
@@ -103,6 +110,7 @@ class SealedClient:
         fresh = copy(self)
         fresh.layout = Layout.from_bytes(layout)
         fresh._hints = {part: held.copy() for part, held in self._hints.items()}
+        fresh._stocks = {part: PadStock() for part in self._hints}  # what is prepared belongs to a hint
         fresh._take(hints, whole=False)
         return fresh
 
@@ -131,14 +139,39 @@ class SealedClient:
             assumptions=tuple(assumptions),
         ).with_source(self._source)
 
+    def prepare(self, n_questions: int = 1) -> None:
+        """Do the work of the next questions that does not depend on them, until so many are ready, records included.
+
+        Any thread may do it at any time. Do it in idle time, and never because of an image: who watches sees when
+        questions are late. A question that finds nothing ready does the same work itself.
+        """
+        check_count(n_questions, "n_questions", 0)
+        for part, stock in self._stocks.items():
+            stock.fill(n_questions, partial(self._make_pad, part))
+
+    def _make_pad(self, part: str) -> Pad:
+        """Return a pad for a question, with secrets and errors of its own."""
+        layout, hint, kept = self.layout, self._hints[part], self.layout.records
+        n_colours = layout.n_colours
+        if part == "scores":
+            zeros, secrets = self._encrypt_zeros(SCORES, layout.seed, (n_colours, layout.n_samples), self._source)
+            pairs = zip(hint.reshape(n_colours, layout.n_slots, -1), secrets, strict=True)
+            return Pad(zeros, np.concatenate([multiply_hint(own, one[None]) for own, one in pairs]), secrets)
+        assert kept is not None
+        zeros, secrets = self._encrypt_zeros(FETCH, layout.seed, (kept.n_fetched, kept.n_columns), self._source)
+        return Pad(zeros, multiply_hint(hint, secrets), secrets)
+
+    def _take_pad(self, part: str) -> Pad:
+        return self._stocks[part].take() or self._make_pad(part)
+
     def ask(self, row: ArrayLike) -> SealedQuestion:
         """Return a question for the scores of the items near a row, shape (n_features,)."""
         layout = self.layout
         messages, cells = make_messages(layout, row)
-        ciphertexts, secrets = self._encrypt(SCORES, layout.seed, messages, self._source)
+        pad = self._take_pad("scores")
         first = (np.arange(layout.n_colours) * layout.cells_per_colour + cells) * layout.n_slots
-        data = write_question("scores", layout.version, ciphertexts)
-        return SealedQuestion(data, secrets, tuple(first.tolist()), layout.version)
+        data = write_question("scores", layout.version, add_messages(SCORES, pad.zeros, messages))
+        return SealedQuestion(data, pad, tuple(first.tolist()), layout.version)
 
     def read_scores(self, question: SealedQuestion, answer: bytes, n_matches: int = 8) -> list[SealedMatch]:
         """Return the best matches that an answer tells of, best first; fewer where the cells hold fewer items."""
@@ -146,9 +179,7 @@ class SealedClient:
         self._check_current(question)
         shape = (layout.n_colours, layout.n_slots)
         values = read_answer(answer, "scores", question.version, shape[0] * shape[1])
-        hint = self._hints["scores"].reshape(*shape, -1)
-        masks = _multiply_hint(hint, question.secrets)
-        raw = centre(values.reshape(shape).astype(np.int64) - masks, ANSWER_BITS)
+        raw = centre(values.reshape(shape).astype(np.int64) - question.pad.masks, ANSWER_BITS)
         scores = raw * 2.0 ** (SCORES.modulus_bits - ANSWER_BITS) / (get_message_scale(layout) * layout.reach)
         first = np.array(question.positions)
         filled = np.arange(layout.n_slots) < layout.counts[first // layout.n_slots][:, None]
@@ -170,9 +201,9 @@ class SealedClient:
         columns = np.array(padded) // kept.per_column
         unit = 1 << (FETCH.modulus_bits - BYTE_BITS)
         messages = (np.arange(kept.n_columns) == columns[:, None]) * np.int64(unit)
-        ciphertexts, secrets = self._encrypt(FETCH, self.layout.seed, messages, self._source)
-        data = write_question("records", self.layout.version, ciphertexts)
-        return SealedQuestion(data, secrets, tuple(wanted), self.layout.version)
+        pad = self._take_pad("records")
+        data = write_question("records", self.layout.version, add_messages(FETCH, pad.zeros, messages))
+        return SealedQuestion(data, pad, tuple(wanted), self.layout.version)
 
     def read_records(self, question: SealedQuestion, answer: bytes) -> list[bytes]:
         """Return the records of the positions that were asked for."""
@@ -184,11 +215,10 @@ class SealedClient:
         bits = BYTE_BITS * HINT_BYTES["records"]
         drop, found = bits - BYTE_BITS, []
         padded = *question.positions, *([0] * (kept.n_fetched - len(question.positions)))  # the same work for all
-        for position, secret, column in zip(padded, question.secrets, columns, strict=True):
+        for position, masks, column in zip(padded, question.pad.masks, columns, strict=True):
             place = position % kept.per_column * kept.width
             rows = slice(place, place + kept.width)
-            masks = (self._hints["records"][rows].astype(np.float64) @ secret.astype(np.float64)).astype(np.int64)
-            noisy = (column[rows].astype(np.int64) << (bits - ANSWER_BITS)) - masks
+            noisy = (column[rows].astype(np.int64) << (bits - ANSWER_BITS)) - masks[rows]
             entries = ((noisy + (1 << (drop - 1))) >> drop) & 255
             found.append(unpad_record(entries.astype(np.uint8).view(np.int8)))
         return found[: len(question.positions)]
@@ -240,9 +270,3 @@ def make_messages(layout: Layout, row: ArrayLike) -> tuple[Longs, Longs]:
 def get_message_scale(layout: Layout) -> float:
     """Return by how much a query of unit length is multiplied before it is encrypted (M)."""
     return 2.0**SCORES.modulus_bits / (SPAN * layout.reach)
-
-
-def _multiply_hint(hint: NDArray[np.unsignedinteger], secrets: Longs) -> Longs:
-    """Return each colour's hint times its secret. Exact: below 16 + 7 + 11 bits."""
-    pairs = zip(hint, secrets.astype(np.float64), strict=True)
-    return np.stack([own.astype(np.float64) @ secret for own, secret in pairs]).astype(np.int64)

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 import joblib
 import numpy as np
+from numpy.typing import NDArray
 
 from nearveil.privacy.checks import check_choice
 from nearveil.sealed.lwe import QUESTION_BITS, Bytes, Words, centre
@@ -18,6 +19,7 @@ KernelName = Literal["auto", "numpy", "numba", "torch"]
 _MASK = (1 << QUESTION_BITS) - 1
 _AT_ONCE = 1 << 21  # entries of a matrix that one thread multiplies at a time
 _TASKS = 4  # for each thread
+_NO_PARTS = np.empty((0, 3), np.int64)
 _FOUR = 4  # questions that the compiled product takes at once
 _TILE = 8  # a GPU multiplies matrices whose sides are multiples of this
 _LEAST_ROWS = 17  # and have at least so many rows
@@ -79,8 +81,7 @@ class _NumbaKernel:
     def __init__(self, database: Bytes, n_threads: int | None) -> None:
         from nearveil.sealed import _compiled
 
-        self._multiply = _compiled.multiply_parts
-        self._database = database
+        self._compiled, self._database = _compiled, database
         count = n_threads or joblib.cpu_count()
         self._threads = ThreadPoolExecutor(count)
         step = max(8, _AT_ONCE // database.shape[2] // 8 * 8)
@@ -92,18 +93,48 @@ class _NumbaKernel:
         ]
         tasks = 1 if count == 1 else _TASKS * count  # few: handing one to a thread takes as long as reading a megabyte
         self._tasks = [np.array(parts[first::tasks], np.int64) for first in range(min(tasks, len(parts)))]
+        self._compile()
+
+    def _compile(self) -> None:
+        """Compile now: a first question would wait for it, for longer than servers let it."""
+        n_colours, n_rows, n_columns = self._database.shape
+        asked, found = (np.empty((n_colours, 1, size), np.int32) for size in (n_columns, n_rows))
+        self._compiled.multiply_one(self._database, asked, found, _NO_PARTS)
+        if self._compiled.HAS_DOTS:
+            self._compiled.multiply_dots(self._database, asked.view(np.uint8), found, _NO_PARTS)
+        else:
+            self._compiled.multiply_fours(self._database, asked, found, _NO_PARTS)
 
     def multiply(self, questions: Words) -> Words:
-        count = len(questions)
-        padded = 1 if count == 1 else -(-count // _FOUR) * _FOUR
-        if count == 1:
-            asked = np.ascontiguousarray(questions[0][:, None]).view(np.int32)
+        if len(questions) == 1:
+            found = self._multiply_words(self._compiled.multiply_one, questions)
+        elif self._compiled.HAS_DOTS:
+            found = self._multiply_digits(questions)
         else:
-            asked = np.zeros((questions.shape[1], padded, questions.shape[2]), np.int32)
-            asked[:, :count] = questions.transpose(1, 0, 2)
-        found = np.empty((questions.shape[1], padded, self._database.shape[1]), np.int32)
-        list(self._threads.map(lambda parts: self._multiply(self._database, asked, found, parts), self._tasks))
-        return (found[:, :count].transpose(1, 0, 2) & _MASK).astype(np.uint32)
+            padded = np.pad(questions, ((0, -len(questions) % _FOUR), (0, 0), (0, 0)))
+            found = self._multiply_words(self._compiled.multiply_fours, padded)
+        return (found[: len(questions)] & _MASK).astype(np.uint32)
+
+    def _multiply_words(self, multiply: Any, questions: Words) -> NDArray[np.int32]:
+        asked = np.ascontiguousarray(questions.transpose(1, 0, 2)).view(np.int32)
+        found = np.empty((*asked.shape[:2], self._database.shape[1]), np.int32)
+        self._share_out(multiply, asked, found)
+        return found.transpose(1, 0, 2)
+
+    def _multiply_digits(self, questions: Words) -> NDArray[np.int32]:
+        n_digits = self._compiled.DIGITS
+        n_questions, n_colours, n_columns = questions.shape
+        asked = np.zeros((n_colours, n_questions + n_questions % 2, n_digits, n_columns), np.uint8)
+        split = np.ascontiguousarray(questions, "<u4").view(np.uint8).reshape(*questions.shape, -1)
+        asked[:, :n_questions] = split.transpose(1, 0, 3, 2)[:, :, :n_digits]
+        found = np.empty((n_colours, self._database.shape[1], asked.shape[1] * n_digits), np.int32)
+        self._share_out(self._compiled.multiply_dots, asked.reshape(n_colours, -1, n_columns), found)
+        parts = found.reshape(*found.shape[:2], -1, n_digits)
+        parts <<= 8 * np.arange(n_digits, dtype=np.int32)
+        return np.asarray(parts.sum(axis=3, dtype=np.int32).transpose(2, 0, 1))
+
+    def _share_out(self, multiply: Any, asked: NDArray[Any], found: NDArray[np.int32]) -> None:
+        list(self._threads.map(lambda parts: multiply(self._database, asked, found, parts), self._tasks))
 
     def refresh(self) -> None:
         pass

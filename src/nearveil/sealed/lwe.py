@@ -25,7 +25,7 @@ ANSWER_BITS = 16
 SEED_BYTES = 32
 LARGEST_DRAW = 119  # of secrets and errors: where the tables of sigma 6.4 end
 _AES_BLOCK = 16
-_ROWS = 1 << 10  # of the public matrix at a time
+_ROWS = 1 << 7  # of the public matrix at a time: they stay in a core's cache as 64-bit numbers
 _HINT_ROWS = 1 << 10  # of a database at a time
 _EXACT = 1 << 13  # columns of D for which a product with the public matrix stays below 2^53: 7 + 31 + 13 bits
 
@@ -54,35 +54,42 @@ def draw_gaussians(parameters: LweParameters, shape: tuple[int, int], source: So
     return gaussian_integers(parameters.sigma, shape[0] * shape[1], source).reshape(shape)
 
 
-def encrypt(parameters: LweParameters, seed: bytes, messages: Longs, source: Source) -> tuple[Words, Longs]:
-    """Return ciphertexts modulo 2^24, shape (count, C), and their secrets, shape (count, n), of messages modulo Q.
+def encrypt_zeros(
+    parameters: LweParameters, seed: bytes, shape: tuple[int, int], source: Source
+) -> tuple[Words, Longs]:
+    """Return encryptions of zero, ``A s + e`` modulo Q, of a shape (count, C), and their secrets, shape (count, n).
 
-    Every message has a secret and errors of its own, drawn here and never used again.
+    Each has a secret and errors of its own, drawn here and never again. It hides one message.
     """
-    count, samples = messages.shape
+    count, samples = shape
     if samples > parameters.most_samples:
         raise ValueError(f"messages must be of at most {parameters.most_samples} numbers: beyond, nothing is estimated")
     secrets = draw_gaussians(parameters, (count, parameters.dimension), source)
-    noisy = messages + draw_gaussians(parameters, (count, samples), source)
+    zeros = draw_gaussians(parameters, shape, source)
     factors = secrets.T.astype(np.float64)
-    for start, stop in _spans(samples, _ROWS):
+    for start, stop in split_range(samples, _ROWS):
         product = expand_matrix(parameters, seed, start, stop).astype(np.float64) @ factors  # below 31 + 7 + 11 bits
-        noisy[:, start:stop] += product.T.astype(np.int64)
-    return round_down_to(noisy, parameters.modulus_bits, QUESTION_BITS), secrets
+        zeros[:, start:stop] += product.T.astype(np.int64)
+    return (zeros & ((1 << parameters.modulus_bits) - 1)).astype(np.uint32), secrets
+
+
+def add_messages(parameters: LweParameters, zeros: Words, messages: Longs) -> Words:
+    """Return ciphertexts modulo 2^24 of messages modulo Q, one for each encryption of zero."""
+    return round_down_to(zeros + messages, parameters.modulus_bits, QUESTION_BITS)
 
 
 def make_hint(parameters: LweParameters, seed: bytes, database: Bytes, n_jobs: int = 1) -> Words:
     """Return D A modulo Q for D of shape (rows, C); the result has shape (rows, n). Threads share the rows."""
     hint = np.zeros((len(database), parameters.dimension), np.int64)
     with ThreadPoolExecutor(n_jobs) as threads:
-        for start, stop in _spans(database.shape[1], _EXACT):
+        for start, stop in split_range(database.shape[1], _EXACT):
             matrix = expand_matrix(parameters, seed, start, stop).astype(np.float64)
 
             def add(rows: tuple[int, int], matrix: Doubles = matrix, columns: slice = slice(start, stop)) -> None:
                 some = slice(*rows)
                 hint[some] += (database[some, columns].astype(np.float64) @ matrix).astype(np.int64)
 
-            list(threads.map(add, _spans(len(database), _HINT_ROWS)))
+            list(threads.map(add, split_range(len(database), _HINT_ROWS)))
     return (hint & ((1 << parameters.modulus_bits) - 1)).astype(np.uint32)
 
 
@@ -111,6 +118,7 @@ def unpack(data: bytes, width: int) -> Words:
     return wide.view("<u4").ravel().astype(np.uint32, copy=False)
 
 
-def _spans(length: int, step: int) -> Iterator[tuple[int, int]]:
+def split_range(length: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield where parts of a range begin and end."""
     for start in range(0, length, step):
         yield start, min(start + step, length)

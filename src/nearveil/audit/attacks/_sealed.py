@@ -19,17 +19,8 @@ from nearveil.privacy.noise import Source
 from nearveil.sealed import SCORES, LweParameters, SealedClient, SealedIndex
 from nearveil.sealed.client import SealedQuestion, make_messages
 from nearveil.sealed.layout import Layout
-from nearveil.sealed.lwe import (
-    QUESTION_BITS,
-    Longs,
-    Words,
-    centre,
-    draw_gaussians,
-    encrypt,
-    expand_matrix,
-    round_down_to,
-    unpack,
-)
+from nearveil.sealed.lwe import QUESTION_BITS, Longs, Words, centre, draw_gaussians, expand_matrix, unpack
+from nearveil.sealed.pads import Pad
 
 _TRIALS = 400
 _CHECKED = 20  # questions whose errors are measured
@@ -46,6 +37,7 @@ def make_sealed_experiment(kind: type[SealedClient] = SealedClient, *, name: str
 
     def run(row: Floats, runs: int, source: Source) -> list[SealedQuestion]:
         client = kind(layout, hints, source=source)
+        client.prepare(min(runs, _CHECKED) // 2)  # what is prepared, and what is not
         return [client.ask(row) for _ in range(runs)]
 
     def look(source: Source, mistake: float) -> Check:
@@ -66,7 +58,7 @@ def check_errors(layout: Layout, questions: list[SealedQuestion], message: Longs
     """Measure errors and secrets of questions about one image, whose messages are known."""
     matrix = expand_matrix(SCORES, layout.seed, 0, layout.n_samples).astype(np.int64)
     drop = SCORES.modulus_bits - QUESTION_BITS
-    secrets = np.concatenate([one.secrets for one in questions])
+    secrets = np.concatenate([one.pad.secrets for one in questions])
     sent = np.concatenate([_read(layout, one) for one in questions])
     messages = np.tile(message, (len(questions), 1))
     masks = np.asarray(secrets @ matrix.T, dtype=np.int64)
@@ -108,43 +100,56 @@ def _make_index() -> SealedIndex:
 _TENTH = Fraction(1, 10)
 
 
-def _seal(parameters: LweParameters, seed: bytes, messages: Longs, secrets: Longs, errors: Longs) -> Words:
-    matrix = expand_matrix(parameters, seed, 0, messages.shape[1]).astype(np.int64)
-    return round_down_to(secrets @ matrix.T + errors + messages, parameters.modulus_bits, QUESTION_BITS)
+def _join(parameters: LweParameters, seed: bytes, secrets: Longs, errors: Longs) -> tuple[Words, Longs]:
+    matrix = expand_matrix(parameters, seed, 0, errors.shape[1]).astype(np.int64)
+    zeros = (secrets @ matrix.T + errors) & ((1 << parameters.modulus_bits) - 1)
+    return zeros.astype(np.uint32), secrets
 
 
-def _without_errors(parameters: LweParameters, seed: bytes, messages: Longs, source: Source) -> tuple[Words, Longs]:
-    secrets = draw_gaussians(parameters, (len(messages), parameters.dimension), source)
-    return _seal(parameters, seed, messages, secrets, np.zeros_like(messages)), secrets
+def _without_errors(
+    parameters: LweParameters, seed: bytes, shape: tuple[int, int], source: Source
+) -> tuple[Words, Longs]:
+    secrets = draw_gaussians(parameters, (shape[0], parameters.dimension), source)
+    return _join(parameters, seed, secrets, np.zeros(shape, np.int64))
 
 
-def _with_one_secret(parameters: LweParameters, seed: bytes, messages: Longs, source: Source) -> tuple[Words, Longs]:
-    secrets = np.repeat(draw_gaussians(parameters, (1, parameters.dimension), source), len(messages), axis=0)
-    return _seal(parameters, seed, messages, secrets, draw_gaussians(parameters, messages.shape, source)), secrets
+def _with_one_secret(
+    parameters: LweParameters, seed: bytes, shape: tuple[int, int], source: Source
+) -> tuple[Words, Longs]:
+    secrets = np.repeat(draw_gaussians(parameters, (1, parameters.dimension), source), shape[0], axis=0)
+    return _join(parameters, seed, secrets, draw_gaussians(parameters, shape, source))
 
 
-def _with_small_errors(parameters: LweParameters, seed: bytes, messages: Longs, source: Source) -> tuple[Words, Longs]:
-    secrets = draw_gaussians(parameters, (len(messages), parameters.dimension), source)
-    wide = draw_gaussians(replace(parameters, sigma=10 * parameters.sigma), messages.shape, source)
-    errors = np.rint(wide * float(_TENTH * _TENTH)).astype(np.int64)
-    return _seal(parameters, seed, messages, secrets, errors), secrets
+def _with_small_errors(
+    parameters: LweParameters, seed: bytes, shape: tuple[int, int], source: Source
+) -> tuple[Words, Longs]:
+    secrets = draw_gaussians(parameters, (shape[0], parameters.dimension), source)
+    wide = draw_gaussians(replace(parameters, sigma=10 * parameters.sigma), shape, source)
+    return _join(parameters, seed, secrets, np.rint(wide * float(_TENTH * _TENTH)).astype(np.int64))
 
 
 class _Errorless(SealedClient):
-    _encrypt = staticmethod(_without_errors)
+    _encrypt_zeros = staticmethod(_without_errors)
 
 
 class _OneSecret(SealedClient):
-    _encrypt = staticmethod(_with_one_secret)
+    _encrypt_zeros = staticmethod(_with_one_secret)
 
 
 class _Tenth(SealedClient):
-    _encrypt = staticmethod(_with_small_errors)
+    _encrypt_zeros = staticmethod(_with_small_errors)
+
+
+class _Repeating(SealedClient):
+    """Keeps what it has used."""
+
+    def _take_pad(self, part: str) -> Pad:
+        pad = super()._take_pad(part)
+        self._stocks[part].fill(1, lambda: pad)
+        return pad
 
 
 class _TellingLength(SealedClient):
-    _encrypt = staticmethod(encrypt)
-
     def ask(self, row: ArrayLike) -> SealedQuestion:
         question = super().ask(row)
         return replace(question, data=question.data + bytes(int(make_messages(self.layout, row)[1][0])))
@@ -153,6 +158,7 @@ class _TellingLength(SealedClient):
 SPECIMENS: dict[str, Callable[[], Experiment]] = {
     "no errors": lambda: make_sealed_experiment(_Errorless),
     "one secret for all colours": lambda: make_sealed_experiment(_OneSecret),
+    "what was prepared is used again": lambda: make_sealed_experiment(_Repeating),
     "errors of a tenth the width": lambda: make_sealed_experiment(_Tenth),
     "a length that tells the cell": lambda: make_sealed_experiment(_TellingLength),
 }

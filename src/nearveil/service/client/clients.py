@@ -326,6 +326,12 @@ class AsyncClient:
 
         return await sync_codes(self._session, self._copies, gallery, most, progress)
 
+    async def prepare_sealed(self, n_questions: int = 1, *, gallery: str | None = None) -> None:
+        """Prepare sealed questions: :meth:`nearveil.Client.prepare_sealed`."""
+        from nearveil.service.client.sealed import prepare_sealed
+
+        await prepare_sealed(self._session, n_questions, gallery, self._sealed)
+
     async def classify(self, image: Image, *, gallery: str | None = None) -> Classified:
         """Classify an image by the model of a protected gallery: :meth:`nearveil.Client.classify`."""
         from nearveil.service.client.questions import classify_image
@@ -357,6 +363,8 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close connections, and what the client itself has opened."""
+        for seal in self._sealed.values():
+            await seal.finish()
         await self._transport.close()
         if self._ledger is not None:
             await asyncio.to_thread(self._ledger.close)
@@ -610,6 +618,27 @@ class Client:
             The copy, if there was one, is as before.
         """
         return self._run(lambda client: client.sync(gallery=gallery, most=most, progress=progress))
+
+    def prepare_sealed(self, n_questions: int = 1, *, gallery: str | None = None) -> None:
+        """Fetch what sealed questions of a gallery need, and do the part of their work that depends on no image.
+
+        Such a question then takes a fraction of the time. Without this call the first question does all of it, and
+        every one prepares the next when it has ended. What is prepared is used once, stays in the memory of this
+        process, and is prepared anew when the gallery changes. Never call it because of an image: call it when a
+        program starts, or is idle.
+
+        Parameters
+        ----------
+        n_questions : int, default=1
+            How many shall be ready. Each takes some megabytes: 6 for a gallery of a million items.
+        gallery : str, optional
+            Its name; needed where there are several open ones.
+
+        Raises
+        ------
+        QuestionError, ReplyError, UnreachableError
+        """
+        self._run(lambda client: client.prepare_sealed(n_questions, gallery=gallery))
 
     def home(self, *, gallery: str | None = None) -> HomeCopy | None:
         """Return the copy of a gallery that :meth:`sync` fetched, or None. Nothing is sent.

@@ -22,17 +22,40 @@ from nearveil.service.schema import GalleryInfo
 if TYPE_CHECKING:
     from nearveil.sealed import SealedClient
 
-_OPERATION = 1e-9  # seconds: of private work, for each product of an entry of a matrix and one of a secret
-_LEAST = 0.1  # seconds of private work
+_NUMBER = 5e-8  # seconds of private work for each number that is sent or read: some ten times what it takes
+_LEAST = 0.02  # seconds of private work
 _KEPT = 4  # galleries whose hints are kept
 
 
-@dataclass(frozen=True)
+@dataclass
 class KeptSeal:
-    """The sealed client of a gallery, and the tag of the layout that it has."""
+    """The sealed client of a gallery, the tag of the layout that it has, and what prepares its next question."""
 
     etag: str
     client: "SealedClient"
+    preparing: asyncio.Task[None] | None = None
+
+    async def prepare(self, count: int = 1) -> None:
+        """Wait until so many questions are ready. No image plays a part: this may take as long as it takes."""
+        await self.finish()
+        await asyncio.to_thread(self.client.prepare, count)
+
+    async def finish(self) -> None:
+        """Wait for what is being prepared."""
+        if self.preparing is not None and not self.preparing.done():
+            await asyncio.wait([self.preparing])
+
+    def prepare_next(self) -> None:
+        """Begin to prepare a question, in a thread."""
+        if self.preparing is None or self.preparing.done():
+            self.preparing = asyncio.create_task(asyncio.to_thread(self.client.prepare))
+
+
+async def prepare_sealed(session: Session, count: int, gallery: str | None, kept: dict[str, KeptSeal]) -> None:
+    """Fetch what sealed questions of a gallery need, and prepare some."""
+    info = await session.find_gallery(gallery, "open")
+    _check_offered(info, "gallery")
+    await (await _fetch_seal(session, info, kept, Tally())).prepare(count)
 
 
 async def ask_sealed(session: Session, question: NearestQuestion, kept: dict[str, KeptSeal]) -> Nearest:
@@ -46,30 +69,31 @@ async def ask_sealed(session: Session, question: NearestQuestion, kept: dict[str
         raise QuestionError("where", "a sealed question fetches no metadata: leave it out, or ask by a message")
     tally = Tally(heard=session.clock.now())
     info, rows = await session.prepare_features([question.image], question.gallery)
-    if "sealed" not in info.offers:
-        if question.by == "auto":
-            neither = f"{info.name} hands out no codes and answers no sealed questions: ask it at an epsilon above 0"
-            raise QuestionError("epsilon", NO_COPY if "codes" in info.offers else neither)
-        raise QuestionError("by", f"{info.name} answers no sealed questions: ask it by messages, or at home")
+    if "sealed" not in info.offers and question.by == "auto":
+        neither = f"{info.name} hands out no codes and answers no sealed questions: ask it at an epsilon above 0"
+        raise QuestionError("epsilon", NO_COPY if "codes" in info.offers else neither)
+    _check_offered(info, "by")
     public = await session.fetch_map(info, None, tally)
-    client = await _fetch_client(session, info, kept, tally)
-    layout = client.layout
+    seal = await _fetch_seal(session, info, kept, tally)
+    await seal.prepare()
+    client, layout = seal.client, seal.client.layout
     if layout.records is None or layout.projection.shape[0] != info.dimension:
         raise ReplyError("the gallery's layout is of other features than the gallery's")
     count = count_matches(question.k, min(layout.records.n_fetched, int(layout.counts.sum())))
+    since, numbers = session.clock.now(), layout.n_colours * layout.n_samples
+    fetched = layout.n_colours * layout.n_slots + layout.records.n_fetched * layout.records.n_columns
     row = center_rows(public, rows[0])[0]
-    work = layout.question_bytes // 3 + layout.n_colours * layout.n_slots
-    fetching = layout.records.n_fetched * (layout.records.n_columns + layout.records.n_rows)
     sealed = await asyncio.to_thread(client.ask, row)
-    await session.end_slot(tally.heard, _LEAST + _OPERATION * 1024 * work)
+    await session.end_slot(since, _LEAST + _NUMBER * numbers)
     answer = await _send(session, info, sealed.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, tally)
     found = await asyncio.to_thread(_read, client.read_scores, sealed, answer, layout.records.n_fetched)
     fetch = await asyncio.to_thread(client.ask_records, [match.position for match in found])
-    await session.end_slot(tally.heard, _LEAST + _OPERATION * 1280 * fetching)
+    await session.end_slot(tally.heard, _LEAST + _NUMBER * fetched)
     answer = await _send(session, info, fetch.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, tally)
     records = await asyncio.to_thread(_read, client.read_records, fetch, answer)
     result = _rank(public, row, records, count)
-    await session.end_slot(tally.heard, _LEAST + _OPERATION * 1280 * fetching)
+    await session.end_slot(tally.heard, _LEAST + _NUMBER * layout.records.n_fetched * layout.records.n_rows)
+    seal.prepare_next()
     chosen, names = result
     return Nearest(
         matches=tuple(
@@ -90,7 +114,12 @@ async def ask_sealed(session: Session, question: NearestQuestion, kept: dict[str
     )
 
 
-async def _fetch_client(session: Session, info: GalleryInfo, kept: dict[str, KeptSeal], tally: Tally) -> "SealedClient":
+def _check_offered(info: GalleryInfo, argument: str) -> None:
+    if "sealed" not in info.offers:
+        raise QuestionError(argument, f"{info.name} answers no sealed questions: ask it by messages, or at home")
+
+
+async def _fetch_seal(session: Session, info: GalleryInfo, kept: dict[str, KeptSeal], tally: Tally) -> KeptSeal:
     """Return what reads answers of a gallery as it is now. What is held already is not sent again."""
     try:
         from nearveil.sealed import SealedClient, SealedError
@@ -102,7 +131,7 @@ async def _fetch_client(session: Session, info: GalleryInfo, kept: dict[str, Kep
         Request("layout", info.name, etag="" if held is None else held.etag, most=most), tally
     )
     if response.status == 304 and held is not None:
-        return held.client
+        return held
     if response.status != 200:
         raise make_refusal(response)
     layout, hints = read_frame(response), []
@@ -120,8 +149,8 @@ async def _fetch_client(session: Session, info: GalleryInfo, kept: dict[str, Kep
         raise ReplyError(f"the gallery's hints cannot be used, or it has changed just now: {error}") from None
     while len(kept) >= _KEPT:
         kept.pop(next(iter(kept)))
-    kept[info.name] = KeptSeal(read_etag(response), client)
-    return client
+    kept[info.name] = seal = KeptSeal(read_etag(response), client)
+    return seal
 
 
 async def _send(session: Session, info: GalleryInfo, body: bytes, most: int, tally: Tally) -> bytes:

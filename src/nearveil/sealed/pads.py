@@ -1,0 +1,88 @@
+"""Pads: what hides one question and reads its answer. They are made before a question is known, and used once.
+
+Two questions under one pad differ by what they ask for, and by small errors: whoever sees both reads it. So a pad has
+one way out of a stock, which is there no longer when it is used.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.sealed.lwe import Longs, Words, split_range
+
+_ROWS = 256  # of a hint at a time: they stay in a core's cache as 64-bit numbers
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pad:
+    """Encryptions of zero, and what a server's answers to them are.
+
+    A question is its messages plus the first; what was asked for is its answer less the second.
+
+    `zeros`: ``A s + e`` modulo Q, shape (count, C).
+    `masks`: ``H s``, shape (count, rows of the hint that belong to it).
+    `secrets`: ``s``, shape (count, n).
+    """
+
+    zeros: Words
+    masks: Longs
+    secrets: Longs
+
+
+class PadStock:
+    """Pads that were made ahead, each for one thread of one process. They are in memory alone.
+
+    A pad leaves the stock before it is used: what fails in between loses it. A copy of a stock, also by pickle, is
+    empty, and the child of a fork finds nothing of its parent's.
+    """
+
+    def __init__(self) -> None:
+        self._held: tuple[object, deque[Pad]] = _process, deque()  # in one name: threads see both or neither
+
+    def fill(self, count: int, make: Callable[[], Pad]) -> None:
+        """Make pads until so many are there."""
+        while len(pads := self._open()) < count:
+            pads.append(make())  # a child that a fork made meanwhile puts it where nobody looks
+
+    def take(self) -> Pad | None:
+        """Return a pad that nobody had before, if there is one."""
+        try:
+            return self._open().popleft()
+        except IndexError:
+            return None
+
+    def __len__(self) -> int:
+        return len(self._open())
+
+    def _open(self) -> deque[Pad]:
+        process, pads = self._held
+        if process is not _process:
+            pads = deque()
+            self._held = _process, pads
+        return pads
+
+    def __reduce__(self) -> tuple[type["PadStock"], tuple[()]]:
+        return PadStock, ()
+
+
+def multiply_hint(hint: NDArray[np.unsignedinteger], secrets: Longs) -> Longs:
+    """Return a hint, shape (rows, n), times each secret, shape (secrets, rows). Exact: below 24 + 7 + 11 bits."""
+    factors, found = secrets.T.astype(np.float64), np.empty((len(secrets), len(hint)), np.int64)
+    for start, stop in split_range(len(hint), _ROWS):
+        found[:, start:stop] = (hint[start:stop].astype(np.float64) @ factors).T
+    return found
+
+
+_process = object()  # another one in every process
+
+
+def _begin_process() -> None:
+    global _process  # noqa: PLW0603
+    _process = object()
+
+
+os.register_at_fork(after_in_child=_begin_process)
