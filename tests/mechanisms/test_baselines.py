@@ -34,7 +34,7 @@ from nearveil.mechanisms._gaussian import (
     record_sensitivity,
 )
 from nearveil.privacy.noise import analytic_gaussian_scale, gaussian_delta, unsafe_seeded
-from tests.mechanisms.conformance import Contract, Floats, shown_epsilon
+from tests.mechanisms.conformance import Contract, Floats, sample_messages, shown_epsilon
 
 
 class _ByDensity(Contract):
@@ -97,7 +97,7 @@ def rows(n: int = 100, d: int = 24, seed: int = 0) -> Floats:
 def test_analytic_noise_is_the_least_for_a_diameter_of_two() -> None:
     release = AnalyticGaussian(2.0).fit(rows())
     assert release.noise_.scale == pytest.approx(analytic_gaussian_scale(2.0, 2.0, 1e-5), rel=1e-4)
-    drawn = np.array([m["vector"] for m in release.release(np.tile(rows()[0], (4000, 1)), rng=unsafe_seeded(0))])
+    drawn = np.array([m["vector"] for m in sample_messages(release, rows()[0], 4000, 0)])
     assert np.allclose(drawn.std(axis=0), release.noise_.scale, rtol=0.06)
     assert np.allclose(drawn.mean(axis=0), release.features(rows()[:1])[0], atol=5 * release.noise_.scale / 4000**0.5)
 
@@ -291,7 +291,7 @@ def test_fisher_messages_tell_rows_apart_and_near_rows_less() -> None:
         angle = 2 * math.asin(distance / 2)
         other = math.cos(angle) * x + math.sin(angle) * np.eye(24)[1]
         pair = release.mean_ + x, release.mean_ + other
-        drawn = [release.release(np.tile(row, (4000, 1)), rng=unsafe_seeded(i)) for i, row in enumerate(pair)]
+        drawn = [sample_messages(release, row, 4000, i) for i, row in enumerate(pair)]
         first, second = (contract.statistic(release, messages, *pair) for messages in drawn)
         shown.append(shown_epsilon(first, second, 0.0))
         assert shown[-1] <= release.metric_epsilon * distance + release.metric_slack
@@ -302,7 +302,7 @@ def test_fisher_messages_tell_rows_apart_and_near_rows_less() -> None:
 def test_fisher_signal_is_that_of_its_density() -> None:
     release = VonMisesFisher(32.0).fit(rows())
     x = rows(1, 24, 7)
-    drawn = np.array([m["vector"] for m in release.release(np.tile(x, (20_000, 1)), rng=unsafe_seeded(2))]) / 8.0
+    drawn = np.array([m["vector"] for m in sample_messages(release, x, 20_000, 2)]) / 8.0
     along = drawn @ release.features(x)[0] / math.sqrt(24)
     kappa = release.metric_epsilon
     assert along.mean() == pytest.approx(ive(12, kappa) / ive(11, kappa), abs=0.004)

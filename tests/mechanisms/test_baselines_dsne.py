@@ -26,7 +26,7 @@ from nearveil.mechanisms._gaussian import AnalyticGaussian, RandomProjection
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.search import Retriever, evaluate
-from tests.mechanisms.conformance import Contract, Floats
+from tests.mechanisms.conformance import Contract, Floats, sample_messages
 
 
 class TestOneStep(Contract):
@@ -105,7 +105,7 @@ def test_all_steps_together_cost_epsilon(epsilon: float, steps: int) -> None:
 
 def test_noise_comes_with_every_step() -> None:
     release = DPdSNE(2.0, n_steps=4, clip=1e-3, learning_rate=1.0).fit(rows(20))
-    drawn = np.array([m["embedding"] for m in release.release(np.tile(rows()[0], (5000, 1)), rng=unsafe_seeded(0))])
+    drawn = np.array([m["embedding"] for m in sample_messages(release, rows()[0], 5000, 0)])
     spread = np.sqrt(sum(noise.scale**2 for noise in release.noises_))
     assert np.allclose(drawn.std(axis=0), spread, rtol=0.05)
 

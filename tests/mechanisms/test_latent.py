@@ -13,7 +13,7 @@ from nearveil.mechanisms import Message, MessageError, Release
 from nearveil.mechanisms._bitwise import BitwiseRelease, Latent
 from nearveil.privacy import compose
 from nearveil.privacy.noise import unsafe_seeded
-from tests.mechanisms.conformance import Contract, Floats, shown_epsilon
+from tests.mechanisms.conformance import Contract, Floats, sample_messages, shown_epsilon
 
 
 def evidence(release: Release, messages: list[Message], x: Floats, other: Floats) -> Floats:
@@ -135,8 +135,7 @@ def test_an_attack_stays_below_the_claim() -> None:
     assert release.guarantee.epsilon == pytest.approx(1.5)
     x, other = worst_pair(release)
     drawn = [
-        evidence(release, release.release(np.tile(row, (10_000, 1)), rng=unsafe_seeded(seed)), x, other)
-        for seed, row in enumerate((x, other))
+        evidence(release, sample_messages(release, row, 10_000, seed), x, other) for seed, row in enumerate((x, other))
     ]
     assert 1.2 < shown_epsilon(drawn[0], drawn[1], 0.0) <= 1.5
 
@@ -194,7 +193,7 @@ def test_the_unbiased_decoder_is(rows: Floats) -> None:
     words, values = release.encoding_.words()
     codes = release.encoding_.encode(release.features(x[None])).reshape(16, -1)
     true = np.array([values[np.flatnonzero((words == code).all(axis=1))[0]] for code in codes])
-    read = np.array([release.decode(m) for m in release.release(np.tile(x, (4000, 1)), rng=unsafe_seeded(1))])
+    read = np.array([release.decode(m) for m in sample_messages(release, x, 4000, 1)])
     assert np.abs(read.mean(axis=0) - true).max() < 5 * (read.std(axis=0) / np.sqrt(4000)).max()
     assert np.abs(true).min() > 0.1
 

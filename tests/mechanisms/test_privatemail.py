@@ -17,7 +17,7 @@ from nearveil.mechanisms.privatemail_engines import averages, exact_steps, sensi
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.noise import gaussian_grid, unsafe_seeded
 from nearveil.privacy.sensitivity import target_only
-from tests.mechanisms.conformance import Contract, Floats
+from tests.mechanisms.conformance import Contract, Floats, sample_messages
 from tests.reference import dense_label_weights, dense_step, dense_weights
 
 
@@ -131,7 +131,7 @@ def test_noise_is_that_of_the_smallest_bound_and_of_public_things_alone(noise, n
     bound = target_only(mail.features(X), y, start, released="target", **setting)
     assert bound < spec.sensitivity < bound * (1 + 1e-9)  # and what rounding may add
     assert spec.sensitivity < target_only(mail.features(X), y, start, released="all", **setting)
-    released = np.array([m["released"][0] for m in mail.release(np.tile(X[0], (20_000, 1)), rng=unsafe_seeded(0))])
+    released = np.array([m["released"][0] for m in sample_messages(mail, X[0], 20_000, 0)])
     spread = spec.scale * (1 if noise == "gaussian" else np.sqrt(2))
     assert np.allclose(released.std(axis=0), spread, rtol=0.03)
     assert np.allclose(released.mean(axis=0), exact(mail, X[:1])[0], atol=5 * spread / np.sqrt(20_000))

@@ -48,7 +48,7 @@ from nearveil.mechanisms.projection import fit_projection
 from nearveil.privacy import compose
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import alias_table, secure_source, unsafe_seeded
-from tests.mechanisms.conformance import Contract, shown_epsilon
+from tests.mechanisms.conformance import Contract, sample_messages, shown_epsilon
 from tests.privacy.test_noise import table_pmf
 
 Floats = NDArray[np.float64]
@@ -113,7 +113,7 @@ def test_a_cap_ten_percent_too_likely_is_found(epsilon: float) -> None:
 
     def shown() -> float:
         drawn = [
-            suite.statistic(release, release.release(np.tile(row, (40_000, 1)), rng=unsafe_seeded(seed)), x, other)
+            suite.statistic(release, sample_messages(release, row, 40_000, seed), x, other)
             for seed, row in enumerate((x, other))
         ]
         return shown_epsilon(drawn[0], drawn[1], release.guarantee.delta)
@@ -355,7 +355,7 @@ def test_extreme_dimensions(dimension: int) -> None:
     release = fitted(2.0, dimension)
     n = 40_000 if dimension == 1 else 200
     row = np.random.default_rng(8).standard_normal(dimension)
-    messages = release.release(np.tile(row, (n, 1)), rng=unsafe_seeded(4))
+    messages = sample_messages(release, row, n, 4)
     vectors = CELL * np.array([message["vector"] for message in messages], dtype=np.float64)
     x = release.features(row[None])[0]
     assert (vectors @ x).mean() == pytest.approx(0.786, abs=5 * 1.2 / math.sqrt(n))
@@ -370,7 +370,7 @@ def test_extreme_dimensions(dimension: int) -> None:
 def test_extreme_epsilons(epsilon: float) -> None:
     release = fitted(epsilon, 8)
     x = release.mean_ + np.eye(8)[0]
-    vectors = np.array([m["vector"] for m in release.release(np.tile(x, (20_000, 1)), rng=unsafe_seeded(5))]) * CELL
+    vectors = np.array([m["vector"] for m in sample_messages(release, x, 20_000, 5)]) * CELL
     assert vectors[:, 0].mean() == pytest.approx(release.channel_.signal, abs=0.04)
     assert release.guarantee.epsilon == epsilon
 
@@ -484,7 +484,7 @@ def test_densities() -> None:
     assert density.sum(axis=0) == pytest.approx([1, 1], abs=5e-3)
     assert density[:, 0] == pytest.approx(density[::-1, 1], rel=1e-12)
     n = 100_000
-    drawn = release.release(np.tile(release.mean_ + 1, (n, 1)), rng=unsafe_seeded(6))
+    drawn = sample_messages(release, release.mean_ + 1, n, 6)
     seen = np.bincount([int(m["vector"][0]) + LARGEST_CELL for m in drawn], minlength=len(cells)) / n
     assert np.abs(seen - density[:, 0]).sum() < 0.04  # the cell that the cap's edge crosses is off a little
     assert release.log_density(drawn[0], [[5.0]]).shape == (1, 1)
@@ -495,7 +495,7 @@ def test_densities_weigh_messages_rightly(epsilon: float) -> None:
     """The likelihood ratio of two rows has mean one where the denominator is true, and stays within epsilon."""
     release = fitted(epsilon, 6)
     rows = np.random.default_rng(9).standard_normal((5, 6))
-    messages = release.release(np.tile(rows[0], (20_000, 1)), rng=unsafe_seeded(7))
+    messages = sample_messages(release, rows[0], 20_000, 7)
     density = release.log_density(messages, rows)
     ratios = np.exp(density[:, 1:] - density[:, :1])
     errors = ratios.std(axis=0) / math.sqrt(len(ratios))
