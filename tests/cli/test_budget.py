@@ -41,13 +41,8 @@ def answer(*words: str) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    for name in ("NEARVEIL_LEDGER", "NEARVEIL_WITNESS"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
 
 
 @pytest.fixture(scope="module")

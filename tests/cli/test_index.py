@@ -22,19 +22,13 @@ HOG = ("--extractor", "hog")
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setenv("COLUMNS", "200")
-    for name in ("NEARVEIL_INDEX", "NEARVEIL_LEDGER", "NEARVEIL_WITNESS"):
-        monkeypatch.delenv(name, raising=False)
+def learns_few_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     publish = Index.publish
 
     def quick(self: Index, *terms: Any, **more: Any) -> Any:
         return publish(self, *terms, **{**more, "n_sets": more["n_sets"] or 3})  # to choose it takes most of the time
 
     monkeypatch.setattr(Index, "publish", quick)
-    return tmp_path
 
 
 @pytest.fixture

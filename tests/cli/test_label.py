@@ -18,15 +18,6 @@ NAMES = ["nil", "one", "two", RARE, "four", "five", "six", "seven", "eight", "ni
 FOUR = ("--epsilon", "4")  # a promise that says little: there are few digits
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    for name in ("NEARVEIL_LEDGER", "NEARVEIL_WITNESS"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
-
-
 @pytest.fixture(scope="module")
 def digits() -> tuple[np.ndarray[Any, Any], list[str]]:
     loaded = load_digits()

@@ -22,13 +22,8 @@ ONE = ("--epsilon", "1")
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    for name in ("NEARVEIL_LEDGER", "NEARVEIL_WITNESS"):
-        monkeypatch.delenv(name, raising=False)
+def plain_votes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labelling, "PrivateKNeighborsClassifier", Plain)
-    return tmp_path
 
 
 @pytest.fixture

@@ -35,14 +35,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setenv("COLUMNS", "200")
-    for name in ("NEARVEIL_INDEX", "NEARVEIL_LEDGER", "NEARVEIL_WITNESS"):
-        monkeypatch.delenv(name, raising=False)
-    shutil.copytree(made / "index", tmp_path / "data" / "nearveil" / "index")
-    return tmp_path
+def indexed(made: Path, here: Path) -> None:
+    shutil.copytree(made / "index", here / "data" / "nearveil" / "index")
 
 
 @pytest.fixture

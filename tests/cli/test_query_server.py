@@ -62,14 +62,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setenv("COLUMNS", "200")
-    for name in ("NEARVEIL_INDEX", "NEARVEIL_LEDGER", "NEARVEIL_WITNESS", "NEARVEIL_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
 
 
 @pytest.fixture

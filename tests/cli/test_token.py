@@ -10,13 +10,6 @@ from nearveil.service import TokenStore
 from .galleries import fine, refused, run, told
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.delenv("NEARVEIL_SERVER_TOKENS", raising=False)
-    return tmp_path
-
-
 def test_a_token_is_made_shown_once_and_revoked(here: Path) -> None:
     result = run(
         "token", "create", "ann", "--scope", "query", "--scope", "originals", "--gallery", "birds", "--days", 3

@@ -28,16 +28,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "index"
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setenv("COLUMNS", "200")
-    for name in ("NEARVEIL_INDEX", "NEARVEIL_LEDGER", "NEARVEIL_WITNESS", "NEARVEIL_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
-
-
 @pytest.fixture
 def desks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PageSession, int]]:
     """Take the place of the page: keep the desk that it would be shown for."""

@@ -16,16 +16,6 @@ IDS = [f"doc-{number}" for number in range(COUNT)]
 TERMS = ("--sets", 3, "--candidates", 0.2)
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setenv("COLUMNS", "200")
-    for name in ("NEARVEIL_INDEX", "NEARVEIL_LEDGER", "NEARVEIL_WITNESS"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
-
-
 def write(kind: str, rows: Any = ROWS, ids: list[str] = IDS, name: str = "emb") -> Path:
     place = Path(f"{name}.{kind}")
     text = [f"text of {one}" for one in ids]

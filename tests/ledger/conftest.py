@@ -13,15 +13,25 @@ from .postgres import NoPostgresError, Postgres
 ABOUT: dict[str, Any] = {"owner": "the archive", "protects": "database", "unit": "image", "relation": "add-remove"}
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    """One server for all tests."""
+def _serve_postgres() -> Iterator[Postgres]:
     try:
         server = Postgres()
     except NoPostgresError as reason:
         pytest.skip(str(reason))
     yield server
     server.remove()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """One server for all tests."""
+    yield from _serve_postgres()
+
+
+@pytest.fixture
+def doomed() -> Iterator[Postgres]:
+    """A server of one's own, to kill."""
+    yield from _serve_postgres()
 
 
 @pytest.fixture

@@ -4,18 +4,16 @@ import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from dp_accounting import GaussianDpEvent
 
 from nearveil.ledger import Account, AccountError, Ledger, OverBudgetError
-from nearveil.ledger.account import LedgerDatabase
 from nearveil.ledger.errors import CorruptLedgerError
 from nearveil.privacy.events import PureDp
 
 from .stating import stated
-from .test_crashes import lost_answer
+from .test_crashes import lose_answers
 from .test_verify import by_hand
 
 Open = Callable[..., Account]
@@ -97,18 +95,9 @@ def test_threads_take_no_more_than_the_cap(ledger: Ledger, open_account: Open) -
 def test_a_take_whose_answer_is_lost_is_found_again(
     url: str, ledger: Ledger, open_account: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, losses = LedgerDatabase._attempt, [0]
-
-    def losing(self: LedgerDatabase, work: Any, begin: Any) -> Any:
-        result = real(self, work, begin)
-        losses[0] += 1
-        if begin == self.begin_write and losses[0] % 2:
-            raise lost_answer(url)
-        return result
-
     account = open_account(epsilon=9.0)
     cap = account.open_cap([(NOISY, 5)])
-    monkeypatch.setattr(LedgerDatabase, "_attempt", losing)
+    lose_answers(url, monkeypatch)
     assert [account.take(stated(NOISY), 2, cap=cap) for _ in range(4)] == [2, 2, 1, 0]
     monkeypatch.undo()
     assert kinds(account) == ["opened", "cap", *["debit", "take"] * 3]

@@ -9,7 +9,6 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from fractions import Fraction
 from pathlib import Path
@@ -27,7 +26,7 @@ from tests.programs import PROCESSES
 from . import chaos_worker as chaos
 from .chaos_worker import KILLS
 from .conftest import ABOUT
-from .postgres import NoPostgresError, Postgres
+from .postgres import Postgres
 from .stating import stated
 
 AT_ONCE, AN_ACCOUNT = 4, 40  # processes that spend together, kills before a new account is opened
@@ -168,17 +167,6 @@ def fresh(url: str, turn: int) -> str:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"DROP SCHEMA {schema} CASCADE; CREATE SCHEMA {schema}".encode())
     return url
-
-
-@pytest.fixture
-def doomed() -> Iterator[Postgres]:
-    """A server of one's own, to kill."""
-    try:
-        server = Postgres()
-    except NoPostgresError as reason:
-        pytest.skip(str(reason))
-    yield server
-    server.remove()
 
 
 def kill_server(server: Postgres) -> None:

@@ -155,9 +155,8 @@ def lost_answer(url: str) -> Exception:
     return sa.exc.OperationalError("COMMIT", {}, original)
 
 
-def test_a_commit_whose_answer_is_lost_is_found_again(
-    url: str, ledger: Ledger, open_account: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def lose_answers(url: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Lose every second answer from now on, after the commit; return the number of answers, in a list."""
     real, losses = LedgerDatabase._attempt, [0]
 
     def losing(self: LedgerDatabase, work: Any, begin: Any) -> Any:
@@ -168,6 +167,13 @@ def test_a_commit_whose_answer_is_lost_is_found_again(
         return result
 
     monkeypatch.setattr(LedgerDatabase, "_attempt", losing)
+    return losses
+
+
+def test_a_commit_whose_answer_is_lost_is_found_again(
+    url: str, ledger: Ledger, open_account: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = lose_answers(url, monkeypatch)
     account = open_account(delta=0.0)
     account.quota("ann", epsilon=0.5)
     for key in ("a", "b", "c"):

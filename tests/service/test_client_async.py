@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +28,11 @@ from tests.service.asking import (
     Wire,
     framed,
     is_post,
-    make_index,
     new_account,
-    scene,
     seeded,
 )
 
 PRIVATE = QUERIES[0]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_index(tmp_path_factory.mktemp("made") / "birds")
-
-
-@pytest.fixture
-def here(made: Path, tmp_path: Path) -> Iterator[Scene]:
-    with scene(made, tmp_path) as found:
-        yield found
 
 
 class Silent(Wire):

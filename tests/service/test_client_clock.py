@@ -20,7 +20,7 @@ from nearveil.service import AsyncClient, Client
 from nearveil.service.client.errors import QuestionError, UnansweredError
 from nearveil.service.client.questions import CLASSIFYING_PERIOD, EXTRACTION_PERIOD, slot_end
 from tests.clocks import Watched, watched
-from tests.service.asking import QUERIES, URL, Scene, framed, is_post, make_index, public_of, scene, seeded
+from tests.service.asking import QUERIES, URL, Scene, framed, is_post, public_of, scene, seeded
 from tests.service.protected import make, published, rows
 from tests.service.test_client_classify import protected
 
@@ -28,11 +28,6 @@ __all__ = ["watched"]
 
 WORK = (0.0, 0.0078125, 0.03125)  # seconds that private work takes, all shorter than a period
 PERIOD = EXTRACTION_PERIOD
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_index(tmp_path_factory.mktemp("made") / "birds")
 
 
 @pytest.fixture

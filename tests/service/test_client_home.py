@@ -15,9 +15,9 @@ from nearveil.gallery import Index
 from nearveil.protocol.home import CodesGroup, CodesManifest
 from nearveil.service import AsyncClient, Client, Nearest
 from nearveil.service.client.errors import DeclinedError, QuestionError, ReplyError
-from nearveil.service.client.questions import Clock
 from tests.service.asking import COUNT, QUERIES, Scene, framed, make_index, scene
 
+pytestmark = pytest.mark.usefixtures("no_pauses")
 OFFERS = ("names", "thumbnails", "codes")
 
 
@@ -30,14 +30,6 @@ def made(tmp_path: Path) -> Path:
 def here(made: Path, tmp_path: Path) -> Iterator[Scene]:
     with scene(made, tmp_path, offers=OFFERS) as found:
         yield found
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def pause(self: Clock, seconds: float) -> None:
-        del self, seconds
-
-    monkeypatch.setattr(Clock, "pause", pause)
 
 
 def test_a_search_at_home_finds_the_nearest_sends_nothing_and_pays_nothing(here: Scene, tmp_path: Path) -> None:

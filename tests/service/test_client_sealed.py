@@ -20,33 +20,19 @@ from nearveil.protocol import sealed
 from nearveil.sealed import SealedClient
 from nearveil.service import Client
 from nearveil.service.client.errors import QuestionError, ReplyError
-from nearveil.service.client.questions import Clock
 from nearveil.service.schema import FRAME, KEY_HEADER
 from nearveil.service.server.errors import BusyError
 from nearveil.service.server.galleries import OpenGallery
 from tests.service.asking import COUNT, QUERIES, URL, Scene, framed, make_index, opened, scene
 
+pytestmark = pytest.mark.usefixtures("no_pauses")
 OFFERS = ("names", "thumbnails", "sealed")
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_index(tmp_path_factory.mktemp("sealed") / "birds")
 
 
 @pytest.fixture
 def here(made: Path, tmp_path: Path) -> Iterator[Scene]:
     with scene(made, tmp_path, offers=OFFERS) as found:
         yield found
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def pause(self: Clock, seconds: float) -> None:
-        del self, seconds
-
-    monkeypatch.setattr(Clock, "pause", pause)
-    monkeypatch.setattr(Clock, "until", pause)
 
 
 def test_sealed_questions_find_the_nearest_and_pay_nothing(here: Scene) -> None:

@@ -10,7 +10,6 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -34,12 +33,10 @@ from tests.service.asking import (
     framed,
     head_of,
     is_post,
-    make_index,
     new_account,
     opened_account,
     public_of,
     raw_server,
-    scene,
     seeded,
 )
 
@@ -52,17 +49,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "all": {"thumbnails": True, "dummies": QUERIES[30:34], "candidates": 0.1, "gallery": "birds"},
 }
 SECRET = "nv_0123456789abcdef_" + "s3cret" * 7
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_index(tmp_path_factory.mktemp("made") / "birds")
-
-
-@pytest.fixture
-def here(made: Path, tmp_path: Path) -> Iterator[Scene]:
-    with scene(made, tmp_path) as found:
-        yield found
 
 
 def groups(here: Scene) -> dict[int, list[int]]:

@@ -9,14 +9,9 @@ import pytest
 from nearveil.ledger import KeyConflictError, OverBudgetError
 from nearveil.protocol.client import ClientProtocol
 from nearveil.service import QuestionError
-from tests.service.asking import QUERIES, SETS, Scene, make_index, public_of, scene, seeded
+from tests.service.asking import QUERIES, SETS, Scene, public_of, scene, seeded
 
 PRIVATE = QUERIES[0]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_index(tmp_path_factory.mktemp("made") / "birds")
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ from .test_serve import Process, started
 
 __all__ = ["index_server", "index_url"]  # fixtures
 
+TRUST = httpx.create_ssl_context()  # once: every connection of its own would read all certificates anew
+
 
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[Process]:
@@ -88,7 +90,9 @@ def test_one_that_is_stopped_is_noticed_and_started_anew(tmp_path: Path) -> None
         os.kill(min(before), signal.SIGSTOP)
         while lives(min(before)) or len(children(process)) < 2:
             assert time.monotonic() < until
-            assert httpx.get(f"{process.url}/health", timeout=60).status_code == 200  # the other one answers
+            assert (
+                httpx.get(f"{process.url}/health", timeout=60, verify=TRUST).status_code == 200
+            )  # the other one answers
             time.sleep(0.1)
         process.running.send_signal(signal.SIGTERM)
         assert process.running.wait(30) == 0
@@ -108,7 +112,7 @@ def test_what_the_dead_had_under_way_is_not_counted_and_all_end_with_their_paren
             assert time.monotonic() < until
             time.sleep(0.1)
         headers = {"authorization": f"Bearer {process.secret}"}
-        text = httpx.get(f"{process.url}/metrics", headers=headers, timeout=60).text
+        text = httpx.get(f"{process.url}/metrics", headers=headers, timeout=60, verify=TRUST).text
     assert "nearveil_in_flight 1.0" in text.splitlines()  # this request itself
     mine = children(process)
     process.running.kill()
@@ -121,19 +125,23 @@ def test_what_the_dead_had_under_way_is_not_counted_and_all_end_with_their_paren
 
 def test_figures_keys_and_revocations_are_those_of_all_processes(process: Process, tmp_path: Path) -> None:
     for _ in range(20):  # each on a connection of its own, which any process may take
-        httpx.get(f"{process.url}/health")
+        httpx.get(f"{process.url}/health", verify=TRUST)
     headers = {"authorization": f"Bearer {process.secret}", "content-type": FRAME, KEY_HEADER: "one-key-of-a-client"}
-    text = httpx.get(f"{process.url}/metrics", headers=headers).text
+    text = httpx.get(f"{process.url}/metrics", headers=headers, verify=TRUST).text
     assert 'nearveil_requests_total{route="/health",status="200"} 20.0' in text
     address = f"{process.url}/v1/galleries/birds/query"
     statuses = [
-        httpx.post(address, content=b"message %d" % min(number, 1), headers=headers).status_code for number in range(40)
+        httpx.post(address, content=b"message %d" % min(number, 1), headers=headers, verify=TRUST).status_code
+        for number in range(40)
     ]
     assert set(statuses[1:]) == {409}
     with TokenStore(tmp_path / "tokens.db") as store:
         store.revoke(store.list()[0].id)
     time.sleep(0.3)
-    assert {httpx.post(address, content=b"m", headers=headers).status_code for _ in range(20)} <= {401, 429}
+    assert {httpx.post(address, content=b"m", headers=headers, verify=TRUST).status_code for _ in range(20)} <= {
+        401,
+        429,
+    }
     # One that is stopped does not delay the end.
     mine = children(process)
     os.kill(min(mine), signal.SIGSTOP)
@@ -158,7 +166,9 @@ def test_two_servers_on_one_postgresql_and_one_is_killed(tmp_path: Path, index_u
         def ask(url: str, data: bytes, key: str = "one-key-of-a-client") -> int:
             with suppress(httpx.TransportError):
                 told = {**headers, KEY_HEADER: key}
-                return httpx.post(f"{url}/v1/galleries/birds/query", content=data, headers=told).status_code
+                return httpx.post(
+                    f"{url}/v1/galleries/birds/query", content=data, headers=told, verify=TRUST
+                ).status_code
             return 0  # nobody is there any more
 
         assert ask(urls[0], b"a message") == 400
