@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c requirements.lock
 OUT := out
 # One thread a process: more would wait for each other, as there are as many processes as cores.
-PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --maxprocesses 4
+# A process takes file after file, the longest first (conftest.py), so that what a file makes for its tests is made once.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest \
+	-n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test quick coverage check mutants bench audit study docs lock containerlock clean
 
@@ -18,13 +20,13 @@ demo: $(VENV)/.base ## Search images privately, from a budget; tables and pictur
 	$(BIN)/python -m studies.photos --out $(OUT)
 
 test: $(VENV)/.dev ## Run all tests and every example of the documentation
-	$(PYTEST) --dist loadfile
+	$(PYTEST)
 
 quick: $(VENV)/.dev ## Run the tests of what changed and all fast ones, in about a minute
 	$(PYTEST) -q --quick src tests
 
 coverage: $(VENV)/.dev ## Run all tests and say which lines none of them reaches
-	$(PYTEST) --dist loadfile --cov --cov-report=html:$(OUT)/coverage
+	$(PYTEST) --cov --cov-report=html:$(OUT)/coverage
 
 check: $(VENV)/.dev ## Style, types, rooms
 	$(BIN)/ruff check .

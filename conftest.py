@@ -1,4 +1,6 @@
+import gc
 import importlib.util
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -15,7 +17,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="only fast tests, and those of what changed")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage among what is imported and collected: all of it stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(
+        config, "workerinput"
+    ):  # several processes take file after file: a long one that came last would run alone
+        from tests.quick import weigh_files
+
+        seconds = weigh_files()
+        items.sort(key=lambda item: -seconds[item.nodeid.split("::")[0]])
     if config.getoption("quick"):
         from tests.quick import choose
 

@@ -1,16 +1,17 @@
-"""Choose the tests of a quick run: all that are fast, and all of what changed since the last commit.
+"""Know which tests are slow: a quick run leaves them out but for what changed, a whole run begins with their files.
 
 ``python -m tests.quick REPORT.xml ...`` writes anew which tests are slow, from reports of ``pytest --junitxml``.
 """
 
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
 SLOW = ROOT / "tests" / "slow.txt"
-_LIMIT = 0.1  # seconds that a fast test may take where two others run beside it
+_LIMIT = 0.1  # seconds that a fast test may take with all its parameters
 
 
 def changed_files() -> set[str]:
@@ -40,21 +41,43 @@ def find_tests(changed: set[str]) -> set[str]:
 
 def choose(names: list[str]) -> list[bool]:
     """Say of every test, by its pytest name, whether it belongs to a quick run."""
-    slow, wanted = set(SLOW.read_text().split()), find_tests(changed_files())
+    slow, wanted = read_slow(), find_tests(changed_files())
     return [name.split("::")[0] in wanted or name.split("[")[0] not in slow for name in names]
 
 
+def weigh_files() -> defaultdict[str, float]:
+    """Return the seconds that the slow tests of each file take together."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for name, took in read_slow().items():
+        seconds[name.split("::")[0]] += took
+    return seconds
+
+
+def read_slow() -> dict[str, float]:
+    """Return the slow tests, each with the seconds that it takes with all its parameters."""
+    lines = (line.split(maxsplit=1) for line in SLOW.read_text().splitlines())
+    return {name: float(took) for took, name in lines}
+
+
 def write_slow(reports: list[Path]) -> None:
-    """Write the names of tests that were slow in any report, without their parameters."""
-    slow = set()
-    for case in (case for report in reports for case in ElementTree.parse(report).iter("testcase")):  # noqa: S314 - our own
-        parts = str(case.get("classname")).split(".")
-        kinds = [part for part in parts if part[0].isupper()]
-        file = "/".join(part for part in parts if part not in kinds) + ".py"
-        name = str(case.get("name")).split("[")[0]
-        if float(str(case.get("time"))) > _LIMIT and _is_there(ROOT / file, kinds, name):
-            slow.add("::".join([file, *kinds, name]))
-    SLOW.write_text("".join(f"{name}\n" for name in sorted(slow)))
+    """Write the names of tests that were slow in any report, each with the seconds of all its parameters together."""
+    slow: dict[str, float] = {}
+    for report in reports:
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - our own
+            name = _find_name(str(case.get("classname")).split("."), str(case.get("name")).split("[")[0])
+            seconds[name] += float(str(case.get("time")))
+        slow |= {name: max(took, slow.get(name, 0.0)) for name, took in seconds.items()}
+    SLOW.write_text("".join(f"{took:.1f} {name}\n" for name, took in sorted(slow.items()) if name and took > _LIMIT))
+
+
+def _find_name(parts: list[str], name: str) -> str:
+    """Return what pytest calls a test; a page for its examples; nothing for what is there no more."""
+    if parts[-1] == "md":
+        return "/".join(parts[:-1]) + ".md"
+    kinds = [part for part in parts if part[0].isupper()]
+    file = "/".join(part for part in parts if part not in kinds) + ".py"
+    return "::".join([file, *kinds, name]) if _is_there(ROOT / file, kinds, name) else ""
 
 
 def _is_there(file: Path, kinds: list[str], name: str) -> bool:
