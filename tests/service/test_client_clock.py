@@ -262,7 +262,7 @@ def test_sealed_questions_go_out_when_public_sizes_say_so(
             client.prepare_sealed()
             watched.work()
             client.nearest(QUERIES[1], epsilon=0, by="sealed")
-            seen.add((*watched.gaps(), round(watched.clock.time - watched.heard[-1][1], 9)))
-        ((layout, scores, records, end),) = seen
+            seen.add((tuple(watched.gaps()), round(watched.clock.time - watched.heard[-1][1], 9)))
+        (((layout, scores, records), end),) = seen
         assert [what for what, _ in (layout, scores, records)] == ["layout", "sealed", "sealed"]
         assert min(scores[1], records[1], end) > 0.01
