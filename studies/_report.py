@@ -21,7 +21,7 @@ from studies._search import NAMES
 from studies._study import TEMPLATES, Measured, Row, Study, as_frame, select
 from studies.data import find
 
-PACKAGES = ("nearveil", "numpy", "scipy", "scikit-learn", "faiss-cpu", "dp-accounting", "opendp", "openTSNE", "torch")
+PACKAGES = ("nearveil", "numpy", "scipy", "scikit-learn", "faiss-cpu", "dp-accounting", "openTSNE", "torch")
 
 
 class PageError(ValueError):
