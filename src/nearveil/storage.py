@@ -4,6 +4,7 @@ import os
 import sqlite3
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from sqlalchemy.engine import URL, make_url
 
 from nearveil.errors import NearveilError
 
+_DATABASES: "weakref.WeakSet[Database]" = weakref.WeakSet()
 _ABANDONED: list[sa.Engine] = []  # a parent's connections are never closed by its child
 _CREATION_LOCK = 0x6E76_746F_6B65_6E  # "nvtoken": of those who create tables, among all that lock in one server
 _SECRETS = {"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"}
@@ -60,6 +62,8 @@ class Database:
         self._prepare, self._explain, self._busy = prepare, explain, timeout if busy is None else busy
         self._process, self._made = os.getpid(), self._engine()
         self._direct: sa.Connection | None = None
+        self._files: set[tuple[int, int]] = set()  # device and inode, of a SQLite file that is open
+        _DATABASES.add(self)
 
     @property
     def is_sqlite(self) -> bool:
@@ -83,6 +87,11 @@ class Database:
         """Close all connections."""
         self._drop_direct()
         self.engine.dispose()
+        self._files.clear()
+
+    def has_open(self, file: tuple[int, int]) -> bool:
+        """Return whether it has a file open, by device and inode."""
+        return file in self._files
 
     def run_direct(self, work: Callable[[Any], T]) -> T:
         """Return what some work gives that is done on the driver's own connection, outside of transactions.
@@ -184,6 +193,9 @@ class Database:
     def _connected(self, connection: Any, _: object) -> None:
         if self.is_sqlite:
             connection.isolation_level = None  # transactions begin where we say so
+            with suppress(OSError):  # it is gone again: SQLite tells
+                status = self.path.stat()
+                self._files.add((status.st_dev, status.st_ino))
         self._prepare(connection)
 
     def _connect_arguments(self) -> dict[str, Any]:
@@ -195,11 +207,25 @@ class Database:
         return {"connect_timeout": seconds, "tcp_user_timeout": 1000 * seconds, **alive}
 
 
-def prepare_durable(connection: sqlite3.Connection, *, durable: bool = True) -> None:
+def is_open_here(path: Path) -> bool:
+    """Return whether a database of this process has a SQLite file open.
+
+    Then nobody else in it may open and close that file: the system would take all locks on it away from the process,
+    and others would think that it is not in use. They delete its log when they close it, and what is written to the
+    log after that is lost.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return any(database.has_open((status.st_dev, status.st_ino)) for database in list(_DATABASES))
+
+
+def prepare_durable(connection: sqlite3.Connection) -> None:
     """Let readers and writers of a SQLite file not wait for each other, and commits be on the disk."""
     connection.execute("PRAGMA journal_mode = WAL")
     # In WAL mode a commit is durable only with FULL: then the log is flushed before the commit returns.
-    connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
+    connection.execute("PRAGMA synchronous = FULL")
 
 
 def create_tables(connection: sa.Connection, metadata: sa.MetaData) -> None:
@@ -303,6 +329,10 @@ def is_of_database(error: Exception) -> bool:
 
 
 _ABANDONED_WATCHES: list[sqlite3.Connection] = []  # a parent's connections are never closed by its child
+# Of files that SQLite's connections share, by device and inode. They stay open: to close a file takes all locks on it
+# away from a process, also those of its connections.
+_SHARED_FILES: dict[tuple[int, int], int] = {}
+_LOG_HEADER = 48  # bytes of the first of two equal headers; one of them counts commits
 
 
 class Mark(NamedTuple):
@@ -324,7 +354,8 @@ class FileWatch:
     """Looks at a SQLite file through a connection of its own, which never writes and waits for no writer.
 
     A look takes some microseconds; but a disk may hang, and SQLite tries for ten seconds to get a place among the
-    readers where others hold all of them. So it is no work for an event loop.
+    readers where others hold all of them. So :meth:`mark` is no work for an event loop. :meth:`is_at` is: it takes no
+    locks, and reads what the system has in memory.
 
     ``PRAGMA data_version`` changes with every commit of any other connection, in this process or another; it reads a
     page that is shared in memory. That the file itself is still in its place is asked of the directory.
@@ -335,6 +366,9 @@ class FileWatch:
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._opening, self._file, self._process = 0, (0, 0), 0
+        self._is_asked = False  # whether `is_at` is used
+        self._shared: int | None = None
+        self._seen: tuple[Mark, bytes] | None = None
 
     def mark(self) -> Mark | None:
         """Return what stands for the state of the file now.
@@ -355,11 +389,35 @@ class FileWatch:
                 if (status.st_dev, status.st_ino) != self._file or os.getpid() != self._process:
                     self._open((status.st_dev, status.st_ino))
                 assert self._connection is not None
+                header = self._read_header()  # before the version: what is committed meanwhile changes it
                 (version,) = self._connection.execute("PRAGMA data_version").fetchone()
             except sqlite3.Error:
                 self._file = (0, 0)  # opened anew by the next
                 return None
-            return Mark(self._opening, version)
+            mark = Mark(self._opening, version)
+            self._seen = (mark, header) if len(header) == _LOG_HEADER else None
+            if self._is_asked and self._shared is None:  # now there is a log, if there is one at all
+                self._shared = _open_shared(self._path.with_name(f"{self._path.name}-shm"))
+            return mark
+
+    def is_at(self, mark: Mark) -> bool:
+        """Return whether the file is in the state of a mark, if that is known without waiting; else False.
+
+        Every commit changes the header of the log's index, which all connections share in memory, before it returns;
+        SQLite itself compares it to know whether what it read is still good.
+        """
+        seen, self._is_asked = self._seen, True
+        if seen is None or seen[0] != mark or os.getpid() != self._process:
+            return False
+        try:
+            status = os.stat(self._path)  # noqa: PTH116
+            return (status.st_dev, status.st_ino) == self._file and self._read_header() == seen[1]
+        except OSError:
+            return False
+
+    def _read_header(self) -> bytes:
+        """Return the header of the index of the write-ahead log; nothing where it is not open."""
+        return b"" if self._shared is None else os.pread(self._shared, _LOG_HEADER, 0)
 
     def close(self) -> None:
         """Close the connection; it is opened again where it is needed."""
@@ -380,6 +438,21 @@ class FileWatch:
             else:
                 _ABANDONED_WATCHES.append(self._connection)
         self._connection, self._file = None, (0, 0)
+        self._shared = self._seen = None
+
+
+def _open_shared(path: Path) -> int | None:
+    """Return the descriptor of a file that stays open, or None where there is no such file."""
+    try:
+        status = path.stat()
+        found = _SHARED_FILES.get((status.st_dev, status.st_ino))
+        if found is None:
+            found = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            status = os.fstat(found)
+            _SHARED_FILES[status.st_dev, status.st_ino] = found
+    except OSError:
+        return None
+    return found
 
 
 def data_folder() -> Path:

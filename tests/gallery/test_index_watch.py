@@ -1,7 +1,12 @@
 """What stands for the state of an index: it changes with every change, whoever makes it, and with nothing else."""
 
+import json
 import os
 import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +17,7 @@ from hypothesis import strategies as st
 from nearveil.gallery import publishing as _index_publishing
 from nearveil.gallery.errors import IndexStoreError, StaleMapError
 from nearveil.gallery.index import Index
-from nearveil.gallery.publishing import Published
+from nearveil.gallery.publishing import Published, Stamp
 from nearveil.mechanisms import Message
 from nearveil.search.retriever import select_first
 from nearveil.storage import FileWatch
@@ -89,6 +94,95 @@ def test_a_directory_that_is_moved_or_replaced(tmp_path: Path) -> None:
         assert index.stamp()[:2] == stamp[:2]  # of the same revision, and yet
         assert np.flatnonzero(~index.alive(published)).tolist() == [2]
         assert index.ids().tolist() == [number for number in range(30) if number != 2]
+
+
+def known_at_once(index: Index) -> Stamp:
+    """Return the stamp of now, which is then known without waiting."""
+    for _ in range(3):  # that it is wanted, where the file lies, what stands there
+        stamp = index.stamp()
+        if index.is_at(stamp):
+            return stamp
+    raise AssertionError("the state is not known")
+
+
+def test_that_nothing_changed_is_known_without_waiting(tmp_path: Path) -> None:
+    place = tmp_path / "one"
+    with filled(place, unit_rows(30)) as index, Index.open(place) as other:
+        changes: list[Callable[[], object]] = [
+            lambda: other.publish(4.0, 0.2, n_sets=2),
+            lambda: other.delete([3]),
+            lambda: index.delete([4]),
+            lambda: other.add(plain_items(unit_rows(2, seed=4))),
+            lambda: delete_elsewhere(place, 5),
+        ]
+        for change in changes:
+            stamp = known_at_once(index)
+            other.items([5])
+            other.verify()
+            assert index.is_at(stamp)
+            change()
+            assert not index.is_at(stamp)
+        stamp = known_at_once(index)
+        for _ in range(3):  # others come and go, and empty the log
+            with closing(sqlite3.connect(place / "index.db")) as connection:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert index.stamp() == stamp
+        stamp = known_at_once(index)
+        with closing(sqlite3.connect(place / "index.db")) as connection:
+            connection.execute("PRAGMA user_version = 7")
+        assert not index.is_at(stamp)
+        known_at_once(index)
+        place.rename(tmp_path / "away")
+        assert not index.is_at(stamp)
+        (tmp_path / "away").rename(place)
+
+
+DELETE = """
+import sys
+from nearveil.gallery import Index
+with Index.open(sys.argv[1]) as index:
+    index.delete([int(sys.argv[2])])
+    print(index.ids().tolist())
+"""
+
+
+def delete_elsewhere(place: Path, number: int) -> list[int]:
+    """Delete an item in another process; return what is left there."""
+    words = [sys.executable, "-c", DELETE, str(place), str(number)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(words, check=True, env=environment, capture_output=True, text=True)  # noqa: S603
+    found: list[int] = json.loads(done.stdout)
+    return found
+
+
+def test_what_is_written_to_an_index_that_was_opened_twice_is_not_lost(tmp_path: Path) -> None:
+    """To open and close its file would take its locks away: another process would delete the log in use."""
+    with filled(tmp_path / "one", unit_rows(30)) as index, Index.open(tmp_path / "one") as twice:
+        assert 1 not in delete_elsewhere(tmp_path / "one", 1)
+        index.delete([2])
+        twice.delete([3])
+        assert delete_elsewhere(tmp_path / "one", 4) == [0, *range(5, 30)]
+        assert index.ids().tolist() == twice.ids().tolist() == [0, *range(5, 30)]
+
+
+def test_a_commit_in_the_middle_of_a_look_is_seen_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with filled(tmp_path / "one", unit_rows(30)) as index, Index.open(tmp_path / "one") as other:
+        known_at_once(index)
+        read, left = FileWatch._read_header, [7, 8]
+
+        def read_and_commit(watch: FileWatch) -> bytes:
+            header = read(watch)
+            if left:
+                other.delete([left.pop()])
+            return header
+
+        with monkeypatch.context() as patch:
+            patch.setattr(FileWatch, "_read_header", read_and_commit)
+            stamp = index.stamp()
+        left.clear()
+        assert stamp.revision == other.revision
+        assert not index.is_at(stamp)  # its mark may be of before the commit, or of after it
+        assert index.is_at(known_at_once(index))
 
 
 def test_a_file_that_somebody_holds_for_itself(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ class Server:
         return Wire(httpx.ASGITransport(self.app), change)
 
     def close(self) -> None:
-        self.app.state.desk.close()
+        self.app.state.nearveil.close()
         self.tokens.close()
 
 

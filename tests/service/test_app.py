@@ -304,22 +304,22 @@ def test_a_deleted_item_is_in_no_answer_that_begins_later(server: Server, tmp_pa
 def test_a_look_serves_those_who_came_before_it_and_nobody_later(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk, looks = server.client.app.state.desk, []
+    state, looks = server.client.app.state.nearveil, []
 
     def watched() -> None:
         looks.append(1)
         server.gallery.refresh()
 
-    monkeypatch.setattr(desk._asking["birds"], "_work", watched)
+    monkeypatch.setattr(state._question_refreshers["birds"], "_work", watched)
     data = server.query()
     server.ask(data)
     looks.clear()
 
-    def visit() -> RequestContext:
+    def context() -> RequestContext:
         return RequestContext(lambda: False)
 
     async def many(count: int) -> list[bytes]:
-        asked = [desk.query(visit(), server.gallery, data) for _ in range(count)]
+        asked = [state.answer(context(), server.gallery, data) for _ in range(count)]
         return [reply.body for reply in await asyncio.gather(*asked)]
 
     assert len(set(server.client.runner.run(many(8)))) == 1
@@ -327,9 +327,9 @@ def test_a_look_serves_those_who_came_before_it_and_nobody_later(
 
     async def one_after_the_other() -> None:
         for _ in range(3):
-            before = Answer.from_bytes((await desk.query(visit(), server.gallery, data)).body)
+            before = Answer.from_bytes((await state.answer(context(), server.gallery, data)).body)
             server.index.delete(before.ids[:1])
-            after = Answer.from_bytes((await desk.query(visit(), server.gallery, data)).body)
+            after = Answer.from_bytes((await state.answer(context(), server.gallery, data)).body)
             assert before.ids[0] not in after.ids
 
     server.client.runner.run(one_after_the_other())
@@ -447,7 +447,7 @@ def test_what_nobody_thought_of_is_not_told(server: Server, tmp_path: Path, monk
     for reply in (server.get("/v1/galleries/birds/map"), server.ask(server.query())):
         assert problem(reply) == (500, "failed")
         assert "secret" not in reply.text
-    server.client.app.state.desk.lines.flush()
+    server.client.app.state.nearveil.lines.flush()
     log = lines(tmp_path)
     assert "a secret" not in log
     told = [json.loads(line) for line in log.splitlines()]
@@ -458,7 +458,7 @@ def test_a_token_that_nobody_uses_ends_for_good(server: Server, tmp_path: Path) 
     """The exploit: a token expires, nobody asks, the server stops, and the clock is set back."""
     secret, now = server.token("bob", days=1), time.time()
     server.store._clock = lambda: now + 2 * 86_400
-    server.client.runner.run(server.client.app.state.desk.refresh())  # as every five seconds
+    server.client.runner.run(server.client.app.state.nearveil.refresh())  # as every five seconds
     with TokenStore(tmp_path / "tokens.db") as later:
         assert later.verify(secret) is None
         assert later.verify(server.secret) is not None

@@ -49,7 +49,7 @@ class Hospital:
         return reply
 
     def close(self) -> None:
-        self.client.app.state.desk.close()
+        self.client.app.state.nearveil.close()
         self.store.close()
         for one in self.galleries:
             one.close()
@@ -86,7 +86,7 @@ def test_everybody_is_given_the_model_and_nothing_else(hospital: Hospital, tmp_p
         line for line in figures.splitlines() if line.startswith('nearveil_ledger_left_epsilon{gallery="scans"}')
     ]
     assert 0 <= float(left.split()[-1]) < TERMS["epsilon"]
-    hospital.client.app.state.desk.lines.flush()
+    hospital.client.app.state.nearveil.lines.flush()
     for private in (PATIENT, PATIENT.split()[-1]):
         assert private.encode() not in hospital.said
         assert private not in (tmp_path / "log.jsonl").read_text()
@@ -113,7 +113,7 @@ def test_two_servers_on_one_ledger_give_the_same_bytes(hospital: Hospital, tmp_p
             assert server.get("/v1/galleries/scans/model").content == publisher.model()
         newer = publisher.publish()
         publisher.close()
-        asyncio.run(other.client.app.state.desk.refresh())
+        asyncio.run(other.client.app.state.nearveil.refresh())
         seen = []
         for server in (hospital, other):
             (info,) = server.get("/v1/galleries").json()["galleries"]
@@ -121,7 +121,7 @@ def test_two_servers_on_one_ledger_give_the_same_bytes(hospital: Hospital, tmp_p
             assert hashlib.sha256(model).hexdigest() == info["version"]
             seen.append((info["revision"], model == newer.model))
         assert seen == [(1, False), (2, True)]
-        asyncio.run(hospital.client.app.state.desk.refresh())
+        asyncio.run(hospital.client.app.state.nearveil.refresh())
         assert hospital.get("/v1/galleries/scans/model").content == newer.model
         other.close()
 
@@ -131,7 +131,7 @@ def test_a_new_model_is_served_when_the_operator_publishes_it(hospital: Hospital
     other = gallery(tmp_path)  # `nearveil protect`, in another process
     newer = other.publish()
     other.close()
-    asyncio.run(hospital.client.app.state.desk.refresh())
+    asyncio.run(hospital.client.app.state.nearveil.refresh())
     again = hospital.get("/v1/galleries/scans/model", **{"if-none-match": first.headers["etag"]})
     assert (again.status_code, again.content) == (200, newer.model)
     assert again.content != first.content

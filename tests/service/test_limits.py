@@ -14,7 +14,7 @@ from nearveil.service.schema import FRAME, KEY_HEADER
 from nearveil.service.server import logs, requests
 from nearveil.service.server.errors import BusyError, LengthError, RateError, SlowError, TooLargeError
 from nearveil.service.server.galleries import ByteCache
-from nearveil.service.server.limits import Buckets, Look, Workers, read_body
+from nearveil.service.server.limits import Buckets, Refresher, Workers, read_body
 from nearveil.service.server.requests import GONE
 
 from ..gallery.index_places import one_thread
@@ -84,7 +84,7 @@ def test_those_without_a_good_token_may_not_ask_for_ever(tmp_path: Path, monkeyp
         assert 1 <= int(replies[-1].headers["retry-after"]) <= 60
         assert server.get("/v1/galleries").status_code == 200  # from the same address
         assert 'nearveil_refused_total{code="rate_limited"} 35.0' in server.get("/metrics").text
-        server.client.app.state.desk.lines.flush()
+        server.client.app.state.nearveil.lines.flush()
         told = [json.loads(line) for line in lines(tmp_path).splitlines()]
         assert [one["status"] for one in told if one["event"] == "request"] == [401] * 5 + [429] * 2 + [200] * 2
         assert [one["count"] for one in told if one["event"] == "strangers"] == [1]
@@ -102,10 +102,10 @@ def test_a_look_serves_all_who_came_before_it_began_and_others_while_it_is_belie
         for event in (begun, go):
             event.clear()
         looks.clear()
-        look = Look(work, 60.0, believed)
-        first = [asyncio.create_task(look.take()) for _ in range(8)]
+        look = Refresher(work, 60.0, believed)
+        first = [asyncio.create_task(look.wait()) for _ in range(8)]
         await asyncio.to_thread(begun.wait, 60)
-        later = [asyncio.create_task(look.take()) for _ in range(8)]
+        later = [asyncio.create_task(look.wait()) for _ in range(8)]
         await asyncio.sleep(0)
         go.set()
         await asyncio.gather(*first, *later)
@@ -122,16 +122,16 @@ def test_a_look_that_hangs_takes_one_thread_and_keeps_nobody_waiting() -> None:
         go.wait(60)
 
     async def run() -> None:
-        look = Look(hang, 0.05)
+        look = Refresher(hang, 0.05)
         for _ in range(5):
             with pytest.raises(BusyError):
-                await look.take()
+                await look.wait()
         assert look.workers.pending == 1
         assert look.workers.is_stuck()
         go.set()
         while look.workers.pending:
             await asyncio.sleep(0.01)
-        await look.take()
+        await look.wait()
         assert not look.workers.is_stuck()
 
     asyncio.run(run())
@@ -266,12 +266,12 @@ def test_a_token_may_have_so_many_requests_under_way(tmp_path: Path, monkeypatch
             assert await Reader(server, "GET", "/v1/galleries").ask() == 200
 
         server.client.runner.run(run())
-        assert server.client.app.state.desk.under_way._counts == {}
+        assert server.client.app.state.nearveil.under_way._counts == {}
 
 
 def test_work_is_not_begun_for_those_who_have_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path, concurrency=1) as server:
-        workers, go, made = server.client.app.state.desk.pools["birds"].files, threading.Event(), []
+        workers, go, made = server.client.app.state.nearveil.pools["birds"].files, threading.Event(), []
 
         def original(number: int) -> bytes:
             made.append(number)
@@ -359,7 +359,7 @@ def test_an_error_of_the_work_is_its_own() -> None:
 def test_a_server_that_is_full_says_so(tmp_path: Path) -> None:
     with serving(tmp_path, concurrency=1, queue=0) as server:
         server.ask(server.query())  # whatever is to be read is read
-        workers, go = server.client.app.state.desk.pools["birds"].answers, threading.Event()
+        workers, go = server.client.app.state.nearveil.pools["birds"].answers, threading.Event()
         while workers.pending:
             time.sleep(0.001)
 

@@ -32,7 +32,7 @@ def test_a_line_of_each_request_and_nothing_of_what_was_asked(tmp_path: Path) ->
         server.get("/v1/galleries/birds/map?candidates=0.31415", stranger)
         server.get("/nothing-here-at-all?query-string=x", None)
         server.client.request("BREW", "/health")
-        server.client.app.state.desk.lines.flush()
+        server.client.app.state.nearveil.lines.flush()
         text = lines(tmp_path)
     told = [json.loads(line) for line in text.splitlines()]
     assert [one["event"] for one in told] == ["request"] * 5

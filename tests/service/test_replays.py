@@ -1,64 +1,142 @@
-"""Keys that were used before: in memory, and in a table that several processes share."""
+"""Keys that were used before: in memory that processes share, and in a table that hosts share."""
 
 import asyncio
-from pathlib import Path
+import fcntl
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
 
 from nearveil.service.server import limits
 from nearveil.service.server.errors import ReplayedError, UnavailableError
-from nearveil.service.server.limits import Look, Replays, ReplayStore, Use
+from nearveil.service.server.limits import Refresher, ReplayStore, Use, UsedKeys
 
 from ..gallery.index_places import index_server, index_url
 
 __all__ = ["index_server", "index_url"]  # fixtures
+PROCESSES = multiprocessing.get_context("spawn")
 
 
-@pytest.fixture(params=["file", "postgresql"])
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "tokens.db") if request.param == "file" else str(request.getfixturevalue("index_url"))
+class Host:
+    """What one host knows of keys."""
 
+    def __init__(self, where: str) -> None:
+        self.store, self.keys = ReplayStore(where, 5.0), UsedKeys(2, 2)
+        self.look = Refresher(lambda: None, 30.0, store=self.store)
 
-class Process:
-    """What one process knows of keys."""
-
-    def __init__(self, where: str | None = None, most: int = 1000) -> None:
-        self.store = None if where is None else ReplayStore(where, 5.0)
-        self.replays = Replays(is_shared=where is not None, most=most)
-        self.look = Look(lambda: None, 30.0, store=self.store)
-
-    async def check(self, key: str, token: str, place: str, data: bytes) -> None:
-        await self.replays.check(key, token, place, data, self.look)
+    async def check(self, *use: str | bytes) -> None:
+        await self.keys.check(Use.of(*use), self.look)  # type: ignore[arg-type]
 
     def close(self) -> None:
         self.look.workers.close()
-        if self.store is not None:
-            self.store.close()
+        self.store.close()
 
 
 def test_keys_are_remembered_up_to_a_number() -> None:
     async def run() -> None:
-        replays = Process(most=3)
+        keys = UsedKeys(1, 3)
         for key in "abc":
-            await replays.check(key, "ann", "birds", b"1")
-        await replays.check("a", "ann", "birds", b"1")  # used again, so remembered longer
-        await replays.check("d", "ann", "birds", b"1")
+            await keys.check(Use.of(key, "ann", "birds", b"1"))
+        await keys.check(Use.of("a", "ann", "birds", b"1"))  # used again, so remembered longer
+        await keys.check(Use.of("d", "ann", "birds", b"1"))
         for same in (("a", "bob", "birds", b"1"), ("a", "ann", "cars", b"1"), ("a", "ann", "birds", b"2")):
             with pytest.raises(ReplayedError):
-                await replays.check(*same)
-        await replays.check("b", "ann", "birds", b"2")  # forgotten
-        assert len(replays.replays._seen) == 3
+                await keys.check(Use.of(*same))
+        await keys.check(Use.of("b", "ann", "birds", b"2"))  # forgotten
+        with pytest.raises(ReplayedError):
+            await keys.check(Use.of("b", "ann", "birds", b"1"))
 
     asyncio.run(run())
 
 
-def test_two_processes_share_what_they_know(where: str) -> None:
+def test_none_of_the_last_65536_keys_is_forgotten() -> None:
     async def run() -> None:
-        one, other = (Process(where, most=2) for _ in range(2))
+        keys = UsedKeys()
+        for number in range(100_000):
+            await keys.check(Use.of(str(number), "ann", "birds", b"1"))
+        for number in range(100_000 - 65_536, 100_000):
+            with pytest.raises(ReplayedError):
+                await keys.check(Use.of(str(number), "ann", "birds", b"2"))
+
+    asyncio.run(run())
+
+
+def use_keys(keys: UsedKeys, count: int, data: bytes, results: "multiprocessing.Queue[list[int]]") -> None:
+    """Use keys as one process of a server, each for the same bytes; tell which of them were refused."""
+
+    async def run() -> list[int]:
+        refused = []
+        for number in range(count):
+            try:
+                await keys.check(Use.of(str(number), "ann", "birds", data))
+            except ReplayedError:
+                refused.append(number)
+        return refused
+
+    results.put(asyncio.run(run()))
+
+
+def test_of_two_processes_that_use_a_key_one_is_refused() -> None:
+    keys, results, count = UsedKeys(64, 128), PROCESSES.Queue(), 2000
+    some = [PROCESSES.Process(target=use_keys, args=(keys, count, data, results)) for data in (b"1", b"2")]
+    for process in some:
+        process.start()
+    refused = results.get(timeout=60) + results.get(timeout=60)
+    assert sorted(refused) == list(range(count))
+    for process in some:
+        process.join()
+    # What a process noted outlives it, and a third one may not use its keys, either.
+    third = PROCESSES.Process(target=use_keys, args=(keys, count, b"3", results))
+    third.start()
+    assert results.get(timeout=60) == list(range(count))
+    third.join()
+
+
+def hold_rows(keys: UsedKeys, ready: Callable[[], None]) -> None:
+    """Be stopped while all rows are locked."""
+    fcntl.lockf(keys._file, fcntl.LOCK_EX)
+    ready()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_a_process_that_was_stopped_holds_up_no_loop_and_one_that_died_holds_nothing() -> None:
+    keys, locked = UsedKeys(patience=0.3), PROCESSES.Event()
+    holder = PROCESSES.Process(target=hold_rows, args=(keys, locked.set))
+    holder.start()
+    assert locked.wait(60)
+    threading.Timer(10, holder.kill).start()  # whoever waits for its lock shall fail, and not for ever
+
+    async def run() -> None:
+        beats: list[float] = []
+
+        async def beat() -> None:
+            while True:
+                beats.append(time.monotonic())
+                await asyncio.sleep(0.005)
+
+        beating = asyncio.create_task(beat())
+        with pytest.raises(UnavailableError):
+            await keys.check(Use.of("a", "ann", "birds", b"1"))
+        assert len(beats) > 10  # all that while the loop has done something else, too
+        holder.kill()
+        holder.join()
+        await keys.check(Use.of("a", "ann", "birds", b"1"))
+        beating.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_two_hosts_share_what_they_know(index_url: str) -> None:
+    async def run() -> None:
+        one, other = (Host(index_url) for _ in range(2))
         await one.check("a", "ann", "birds", b"1")
         await other.check("a", "ann", "birds", b"1")  # a retry
-        third = Process(where)
+        third = Host(index_url)
         opened = one, other, third
         for same in (("a", "bob", "birds", b"1"), ("a", "ann", "cars", b"1"), ("a", "ann", "birds", b"2")):
             with pytest.raises(ReplayedError):
@@ -70,29 +148,28 @@ def test_two_processes_share_what_they_know(where: str) -> None:
             return_exceptions=True,
         )
         assert sorted(type(outcome).__name__ for outcome in both) == ["NoneType", "ReplayedError"]
-        for process in opened:
-            process.close()
+        for host in opened:
+            host.close()
 
     asyncio.run(run())
 
 
-def test_a_table_that_does_not_answer_lets_nobody_pass(tmp_path: Path) -> None:
+def test_a_table_that_does_not_answer_lets_nobody_pass(index_url: str) -> None:
     async def run() -> None:
-        process = Process(str(tmp_path / "tokens.db"))
-        assert process.store is not None
-        with process.store._database.begin_write() as connection:
+        host = Host(index_url)
+        with host.store._database.begin_write() as connection:
             connection.execute(sa.text("DROP TABLE nearveil_replay"))
         outcomes = await asyncio.gather(
-            *(process.check(key, "ann", "birds", b"1") for key in "abc"), return_exceptions=True
+            *(host.check(key, "ann", "birds", b"1") for key in "abc"), return_exceptions=True
         )
         assert [type(outcome) for outcome in outcomes] == [UnavailableError] * 3
-        process.close()
+        host.close()
 
     asyncio.run(run())
 
 
-def test_of_one_key_that_comes_twice_at_once_the_first_use_counts(where: str) -> None:
-    store = ReplayStore(where, 5.0)
+def test_of_one_key_that_comes_twice_at_once_the_first_use_counts(index_url: str) -> None:
+    store = ReplayStore(index_url, 5.0)
     first, second = (Use.of("a", "ann", "birds", data) for data in (b"1", b"2"))
     others = [Use.of(f"key {number}", "ann", "birds", b"1") for number in range(limits._SOME)]
     assert store.use([first, *others, second]) == [first.what, *(use.what for use in others), first.what]
@@ -100,9 +177,9 @@ def test_of_one_key_that_comes_twice_at_once_the_first_use_counts(where: str) ->
     store.close()
 
 
-def test_old_keys_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_keys_are_forgotten(index_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "_KEPT", -100.0)
-    store, use = ReplayStore(str(tmp_path / "tokens.db"), 5.0), Use.of("a", "ann", "birds", b"1")
+    store, use = ReplayStore(index_url, 5.0), Use.of("a", "ann", "birds", b"1")
     assert store.use([use]) == [use.what]
     other = Use.of("a", "ann", "birds", b"2")
     assert store.use([other]) == [other.what]

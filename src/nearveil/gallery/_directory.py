@@ -47,7 +47,7 @@ from nearveil.gallery.items import (
     make_damaged_error,
     metadata,
 )
-from nearveil.storage import Database, flush_folder, prepare_durable
+from nearveil.storage import Database, flush_folder, is_open_here, make_private_file, prepare_durable
 
 Positions = NDArray[np.int64]
 Found = tuple[Positions, Singles]
@@ -433,7 +433,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
 def _write_empty(path: Path, first: Head, timeout: float) -> None:
     """Write an empty index in one transaction. Not yet with a log: the header must be in the file itself."""
     with suppress(OSError):  # SQLite says what is wrong, and would make the file for all to read
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        make_private_file(path)
     engine = sa.create_engine(URL.create("sqlite", database=str(path)), connect_args={"timeout": timeout})
     sa.event.listen(engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
     try:
@@ -455,7 +455,9 @@ def _write_empty(path: Path, first: Head, timeout: float) -> None:
 
 
 def _check_header(path: Path, where: str) -> None:
-    """Look at the file before SQLite does, which would write to it."""
+    """Look at the file before SQLite does, which would write to it; where it is open here, that was done before."""
+    if is_open_here(path):
+        return
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

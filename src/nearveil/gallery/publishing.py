@@ -593,6 +593,22 @@ class MapPublisher(ABC):
             self._stamped = (mark, stamp)
         return stamp
 
+    def is_at(self, stamp: Stamp) -> bool:
+        """Return whether the index is in a state, if that is known without waiting for a disk or a database.
+
+        Parameters
+        ----------
+        stamp : Stamp
+            Of an earlier call of :meth:`stamp`.
+
+        Returns
+        -------
+        bool
+            False also where it is not known, as in PostgreSQL: then ask :meth:`stamp`, which may wait.
+        """
+        known = self._stamped
+        return known is not None and known[1] == stamp and self._watch is not None and self._watch.is_at(known[0])
+
     def alive(self, published: Published) -> NDArray[np.bool_]:
         """Return which items of a map the index still holds.
 

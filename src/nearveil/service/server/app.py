@@ -15,7 +15,7 @@ import nearveil
 from nearveil.service.schema import BLOCKS, FRAME, GALLERY_NAME, KEY, KEY_HEADER, Galleries, Health, Problem
 from nearveil.service.server.errors import FieldError, ServiceError, UnknownError
 from nearveil.service.server.galleries import Gallery
-from nearveil.service.server.requests import ASKED, AppState, GuardMiddleware, get_context, problem
+from nearveil.service.server.requests import QUESTIONS, AppState, GuardMiddleware, get_context, make_problem
 from nearveil.service.server.settings import Settings
 from nearveil.service.server.tokens import TokenStore
 
@@ -119,6 +119,7 @@ _USUAL = (400, 401, 404, 405, 429, 500, 503)
 _ASKED = (403, 408, 409, 411, 413, 415, 422)
 _GALLERIES: list[str | Enum] = ["galleries"]
 _SERVER: list[str | Enum] = ["server"]
+_BYTES: dict[str, Any] = {"tags": _GALLERIES, "openapi_extra": _TOKEN_EXTRA, "response_class": Response}
 _DESCRIPTION = """Private retrieval. An open gallery takes a message, which names one of many sets and hides the query,
 and gives candidates, all of one size. A protected gallery gives a model, which is used at home. All of /v1 needs a
 token."""
@@ -148,7 +149,7 @@ def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Setti
     -------
     FastAPI
     """
-    desk = AppState.of(galleries, tokens, settings)
+    state = AppState.of(galleries, tokens, settings)
     app = FastAPI(
         title="nearveil",
         version=nearveil.__version__,
@@ -158,21 +159,14 @@ def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Setti
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.desk = desk
-    _add_asked(app, desk)
-    _add_looked_up(app, desk)
-    _add_own(app, desk)
+    app.state.nearveil = state
+    _add_asked(app, state)
+    _add_looked_up(app, state)
+    _add_own(app, state)
     app.add_middleware(
         GuardMiddleware,  # type: ignore[arg-type, unused-ignore]
-        tokens=tokens,
-        look=desk.look_at_tokens,
-        hosts=settings.hosts,
-        buckets=desk.buckets,
-        under_way=desk.under_way,
-        sending=desk.sending,
-        metrics=desk.metrics,
-        lines=desk.lines,
-        asked=[route for route in app.routes if isinstance(route, APIRoute) and "POST" in (route.methods or ())],
+        state=state,
+        questions=[route for route in app.routes if isinstance(route, APIRoute) and "POST" in (route.methods or ())],
     )
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _field_error)
@@ -181,7 +175,7 @@ def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Setti
     return app
 
 
-def _add_own(app: FastAPI, desk: AppState) -> None:
+def _add_own(app: FastAPI, state: AppState) -> None:
     """Add what is asked about the server itself."""
 
     @app.get(
@@ -192,7 +186,7 @@ def _add_own(app: FastAPI, desk: AppState) -> None:
     )
     async def health(response: Response) -> Health:
         """Say whether the process can still work. If it cannot, restart it."""
-        return _health(response, desk.alive())
+        return _health(response, state.is_alive())
 
     @app.get(
         "/ready",
@@ -202,7 +196,7 @@ def _add_own(app: FastAPI, desk: AppState) -> None:
     )
     async def ready(response: Response) -> Health:
         """Say whether tokens and galleries can be read, and every gallery has a map, or a model."""
-        return _health(response, await desk.ready())
+        return _health(response, await state.is_ready())
 
     @app.get(
         "/metrics",
@@ -216,11 +210,11 @@ def _add_own(app: FastAPI, desk: AppState) -> None:
     )
     async def metrics(request: Request) -> Response:
         """Give figures to Prometheus: of the server, and of the galleries of the token. Needs the scope "metrics"."""
-        visit = get_context(request)
-        token = visit.may("metrics")
-        held = [gallery for name, gallery in desk.galleries.items() if token.may_use(name)]
-        figures = await asyncio.gather(*(desk.figures(gallery) for gallery in held))
-        return desk.reply(visit, desk.metrics.exposition(figures, desk.lines.dropped), _PROMETHEUS)
+        context = get_context(request)
+        token = context.require("metrics")
+        held = [gallery for name, gallery in state.galleries.items() if token.may_use(name)]
+        figures = await asyncio.gather(*(state.read_figures(gallery) for gallery in held))
+        return state.respond(context, state.metrics.exposition(figures, state.lines.dropped), _PROMETHEUS)
 
 
 def _health(response: Response, good: bool) -> Health:
@@ -228,16 +222,16 @@ def _health(response: Response, good: bool) -> Health:
     return Health(status="ok" if good else "unavailable")
 
 
-def _add_asked(app: FastAPI, desk: AppState) -> None:
+def _add_asked(app: FastAPI, state: AppState) -> None:
     """Add what clients ask in private. `GuardMiddleware` finds these by itself, and calls them with a request alone."""
 
     async def query(request: Request) -> Response:
         """Answer a private query of an open gallery by all items of the set that it names."""
-        gallery, data = await desk.question(request)
-        return await desk.query(get_context(request), gallery, data)
+        gallery, data = await state.read_question(request)
+        return await state.answer(get_context(request), gallery, data)
 
     app.router.add_api_route(
-        f"{ASKED}query",
+        f"{QUESTIONS}query",
         query,
         methods=["POST"],
         openapi_extra=_QUERY_EXTRA,
@@ -251,12 +245,12 @@ def _add_asked(app: FastAPI, desk: AppState) -> None:
 
     async def ask_sealed(request: Request) -> Response:
         """Answer a sealed question, which tells nothing: one pass over all codes, or over all records."""
-        gallery, data = await desk.question(request, "sealed", desk.settings.max_sealed)
-        visit = get_context(request)
-        return desk.reply(visit, await desk.run(visit, gallery, lambda: gallery.ask_sealed(data)), FRAME)
+        gallery, data = await state.read_question(request, "sealed", state.settings.max_sealed)
+        context = get_context(request)
+        return state.respond(context, await state.run(context, gallery, lambda: gallery.ask_sealed(data)), FRAME)
 
     app.router.add_api_route(
-        f"{ASKED}sealed",
+        f"{QUESTIONS}sealed",
         ask_sealed,
         methods=["POST"],
         openapi_extra=_QUERY_EXTRA,
@@ -269,7 +263,7 @@ def _add_asked(app: FastAPI, desk: AppState) -> None:
     )
 
 
-def _add_looked_up(app: FastAPI, desk: AppState) -> None:
+def _add_looked_up(app: FastAPI, state: AppState) -> None:
     """Add what clients look up in galleries."""
 
     @app.get(
@@ -280,13 +274,11 @@ def _add_looked_up(app: FastAPI, desk: AppState) -> None:
     )
     async def galleries(request: Request) -> Galleries:
         """List the galleries that the token may use."""
-        return Galleries(galleries=tuple(await desk.infos(get_context(request))))
+        return Galleries(galleries=tuple(await state.read_infos(get_context(request))))
 
     @app.get(
         "/v1/galleries/{gallery}/map",
-        tags=_GALLERIES,
-        openapi_extra=_TOKEN_EXTRA,
-        response_class=Response,
+        **_BYTES,
         responses={
             **describe_frame("The frame of a public part.", etag="Of this map."),
             **describe_replies(304, 403, 422, *_USUAL),
@@ -302,17 +294,13 @@ def _add_looked_up(app: FastAPI, desk: AppState) -> None:
         if_none_match: Annotated[str | None, Header(description="The ETag of the map that the client has.")] = None,
     ) -> Response:
         """Give what a client must know in order to ask: the newest map, or the newest for a fraction."""
-        visit = get_context(request)
-        frame, etag = await desk.map(visit, desk.gallery(visit, gallery), candidates)
-        if if_none_match is not None and _matches(if_none_match, etag):
-            return Response(status_code=304, headers={"etag": etag})
-        return desk.reply(visit, frame, FRAME, headers={"etag": etag})
+        context = get_context(request)
+        frame, etag = await state.read_map(context, state.get_gallery(context, gallery), candidates)
+        return state.respond_once(context, frame, FRAME, etag, if_none_match)
 
     @app.get(
         "/v1/galleries/{gallery}/model",
-        tags=_GALLERIES,
-        openapi_extra=_TOKEN_EXTRA,
-        response_class=Response,
+        **_BYTES,
         responses={
             **describe_bytes("The model, as PublicDiscriminant.to_bytes writes it.", etag="Of this model."),
             **describe_replies(304, 403, 422, *_USUAL),
@@ -324,41 +312,35 @@ def _add_looked_up(app: FastAPI, desk: AppState) -> None:
         if_none_match: Annotated[str | None, Header(description="The ETag of the model that the client has.")] = None,
     ) -> Response:
         """Give the model that a protected gallery has published of its records: the same bytes to everybody."""
-        visit = get_context(request)
-        chosen = desk.gallery(visit, gallery)
-        content = await desk.run(visit, chosen, chosen.model)
-        etag = desk.etag(chosen, content)
-        if if_none_match is not None and _matches(if_none_match, etag):
-            return Response(status_code=304, headers={"etag": etag})
-        return desk.reply(visit, content, "application/octet-stream", headers={"etag": etag})
+        context = get_context(request)
+        chosen = state.get_gallery(context, gallery)
+        content = await state.run(context, chosen, chosen.model)
+        etag = state.get_etag(chosen, content)
+        return state.respond_once(context, content, "application/octet-stream", etag, if_none_match)
 
-    _add_codes(app, desk)
-    _add_sealed(app, desk)
+    _add_codes(app, state)
+    _add_sealed(app, state)
 
     @app.get(
         "/v1/galleries/{gallery}/items/{number}/original",
-        tags=_GALLERIES,
-        openapi_extra=_TOKEN_EXTRA,
-        response_class=Response,
+        **_BYTES,
         responses={**describe_bytes("The file, as it was added."), **describe_replies(403, 422, *_USUAL)},
     )
     async def original(request: Request, gallery: Name, number: Annotated[int, Path(ge=0, lt=1 << 32)]) -> Response:
         """Give one original. NOT PRIVATE: the server learns which one. Needs the scopes "query" and "originals"."""
-        visit = get_context(request)
-        chosen = desk.gallery(visit, gallery)
-        visit.may("originals")
-        content = await desk.run(visit, chosen, lambda: chosen.original(number), files=True)
-        return desk.reply(visit, content, "application/octet-stream")
+        context = get_context(request)
+        chosen = state.get_gallery(context, gallery)
+        context.require("originals")
+        content = await state.run(context, chosen, lambda: chosen.original(number), files=True)
+        return state.respond(context, content, "application/octet-stream")
 
 
-def _add_codes(app: FastAPI, desk: AppState) -> None:
+def _add_codes(app: FastAPI, state: AppState) -> None:
     """Add what those fetch who search at home: the same for everybody."""
 
     @app.get(
         "/v1/galleries/{gallery}/codes",
-        tags=_GALLERIES,
-        openapi_extra=_TOKEN_EXTRA,
-        response_class=Response,
+        **_BYTES,
         responses={
             **describe_frame("The frame of a manifest: the digests of all groups of codes."),
             **describe_replies(403, 422, *_USUAL),
@@ -366,16 +348,13 @@ def _add_codes(app: FastAPI, desk: AppState) -> None:
     )
     async def codes(request: Request, gallery: Name) -> Response:
         """List all codes of an open gallery that hands them out, for search at home."""
-        visit = get_context(request)
-        visit.may("query")
-        chosen = desk.gallery(visit, gallery)
-        return desk.reply(visit, await desk.run(visit, chosen, chosen.codes, files=True), FRAME)
+        context = get_context(request)
+        chosen = state.get_gallery(context, gallery)
+        return state.respond(context, await state.run(context, chosen, chosen.codes, files=True), FRAME)
 
     @app.get(
         "/v1/galleries/{gallery}/codes/{number}",
-        tags=_GALLERIES,
-        openapi_extra=_TOKEN_EXTRA,
-        response_class=Response,
+        **_BYTES,
         responses={
             **describe_frame("The frame of a group: ids, codes and names."),
             **describe_replies(403, 422, *_USUAL),
@@ -391,17 +370,15 @@ def _add_codes(app: FastAPI, desk: AppState) -> None:
         ] = None,
     ) -> Response:
         """Give a group of codes, or some blocks of it."""
-        visit = get_context(request)
-        visit.may("query")
-        chosen = desk.gallery(visit, gallery)
+        context = get_context(request)
+        chosen = state.get_gallery(context, gallery)
         wanted = None if blocks is None else tuple(map(int, filter(str.isdigit, blocks.split(","))))
-        found = await desk.run(visit, chosen, lambda: chosen.codes_group(number, wanted), files=True)
-        return desk.reply(visit, found, FRAME)
+        found = await state.run(context, chosen, lambda: chosen.codes_group(number, wanted), files=True)
+        return state.respond(context, found, FRAME)
 
 
-def _add_sealed(app: FastAPI, desk: AppState) -> None:
+def _add_sealed(app: FastAPI, state: AppState) -> None:
     """Add what those fetch who ask sealed questions: the same for everybody."""
-    told: dict[str, Any] = {"tags": _GALLERIES, "openapi_extra": _TOKEN_EXTRA, "response_class": Response}
 
     @app.get(
         "/v1/galleries/{gallery}/sealed",
@@ -409,7 +386,7 @@ def _add_sealed(app: FastAPI, desk: AppState) -> None:
             **describe_frame("The frame of a layout: cells and sizes.", etag="Of this layout."),
             **describe_replies(304, 403, 422, *_USUAL),
         },
-        **told,
+        **_BYTES,
     )
     async def sealed(
         request: Request,
@@ -417,13 +394,11 @@ def _add_sealed(app: FastAPI, desk: AppState) -> None:
         if_none_match: Annotated[str | None, Header(description="The ETag of the layout that the client has.")] = None,
     ) -> Response:
         """Give the layout of an open gallery that answers sealed questions."""
-        visit = get_context(request)
-        chosen = desk.gallery(visit, gallery)
-        content = await desk.run(visit, chosen, chosen.sealed, files=True)
-        etag = desk.etag(chosen, content)
-        if if_none_match is not None and _matches(if_none_match, etag):
-            return Response(status_code=304, headers={"etag": etag})
-        return desk.reply(visit, content, FRAME, headers={"etag": etag})
+        context = get_context(request)
+        chosen = state.get_gallery(context, gallery)
+        content = await state.run(context, chosen, chosen.sealed, files=True)
+        etag = state.get_etag(chosen, content)
+        return state.respond_once(context, content, FRAME, etag, if_none_match)
 
     @app.get(
         "/v1/galleries/{gallery}/sealed/{part}",
@@ -431,7 +406,7 @@ def _add_sealed(app: FastAPI, desk: AppState) -> None:
             **describe_frame("The frame of a hint: of scores (0), or of records (1)."),
             **describe_replies(403, 422, *_USUAL),
         },
-        **told,
+        **_BYTES,
     )
     async def sealed_hint(
         request: Request,
@@ -442,15 +417,16 @@ def _add_sealed(app: FastAPI, desk: AppState) -> None:
         ] = 0,
     ) -> Response:
         """Give a part of the hints that answers to sealed questions are read with: all, or what changed."""
-        visit = get_context(request)
-        chosen = desk.gallery(visit, gallery)
-        return desk.reply(visit, await desk.run(visit, chosen, lambda: chosen.sealed(part, since), files=True), FRAME)
+        context = get_context(request)
+        chosen = state.get_gallery(context, gallery)
+        content = await state.run(context, chosen, lambda: chosen.sealed(part, since), files=True)
+        return state.respond(context, content, FRAME)
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    desk: AppState = app.state.desk
-    tasks = [asyncio.create_task(_look(desk)), asyncio.create_task(_tell_alive(desk))]
+    state: AppState = app.state.nearveil
+    tasks = [asyncio.create_task(_look(state)), asyncio.create_task(_tell_alive(state))]
     try:
         yield
     finally:
@@ -458,40 +434,35 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-        desk.close()
+        state.close()
 
 
-async def _look(desk: AppState) -> None:
+async def _look(state: AppState) -> None:
     """Read what was published, before somebody asks for it."""
     while True:
-        await desk.refresh()
+        await state.refresh()
         await asyncio.sleep(_POLL)
 
 
-async def _tell_alive(desk: AppState) -> None:
+async def _tell_alive(state: AppState) -> None:
     """Give signs of life while `/health` would say so."""
     while True:
-        if desk.alive():
-            desk.tell_alive()
+        if state.is_alive():
+            state.tell_alive()
         await asyncio.sleep(BEAT)
 
 
 async def _http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        found = problem(MethodError("this method has no place here"))
+        found = make_problem(MethodError("this method has no place here"))
         found.headers["allow"] = (error.headers or {}).get("Allow", "")
         return found
-    return problem(UnknownError("there is nothing at this address"))
+    return make_problem(UnknownError("there is nothing at this address"))
 
 
 async def _field_error(_: Request, error: Exception) -> Response:
     """Name the fields that are wrong, and not what stood in them."""
     assert isinstance(error, RequestValidationError)
     told = [f"{one['loc'][-1]}: {one['msg']}" for one in error.errors()]
-    return problem(FieldError("; ".join(told)))
-
-
-def _matches(header: str, etag: str) -> bool:
-    """Return whether a header If-None-Match names an ETag."""
-    return any(one.strip().removeprefix("W/") in (etag, "*") for one in header.split(","))
+    return make_problem(FieldError("; ".join(told)))

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from nearveil.service.schema import Problem
 from nearveil.service.server.errors import RateError
 from nearveil.service.server.limits import STRANGERS, STRANGERS_WAIT, Buckets
-from nearveil.service.server.requests import GONE, OWNER, network_of
+from nearveil.service.server.requests import GONE, OWNER, get_network
 
 
 class Server(uvicorn.Server):
@@ -141,7 +141,7 @@ class Slots:
         """Note who used a connection last."""
         if token is None:
             self._known.drop(connection)
-            self._strangers.put(connection, network_of(connection.client))
+            self._strangers.put(connection, get_network(connection.client))
         else:
             self._strangers.drop(connection)
             self._known.put(connection, token)
@@ -149,7 +149,7 @@ class Slots:
     def may_refuse_at_once(self, connection: "Connection") -> bool:
         """Count a malformed request; return whether its address sent few of them lately."""
         try:
-            self._refusals.take(network_of(connection.client))
+            self._refusals.take(get_network(connection.client))
         except RateError:
             return False
         return True

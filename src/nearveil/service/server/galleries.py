@@ -247,6 +247,10 @@ class Gallery(Protocol):
 class QuickGallery(Protocol):
     """A gallery that may answer on the event loop, from memory, as it was when `refresh` was last called."""
 
+    def is_current(self) -> bool:
+        """Return whether `refresh` would find nothing new, if that is known without waiting."""
+        ...
+
     def known(self, data: bytes) -> bytes | None:
         """Return what `query` would have then, or None where that takes a thread."""
         ...
@@ -520,6 +524,15 @@ class OpenGallery:
     def refresh(self) -> None:
         """Look whether something new was published."""
         self._read_snapshot()
+
+    def is_current(self) -> bool:
+        """Return whether nothing has changed since `refresh` was last called, if that is known without waiting.
+
+        Returns
+        -------
+        bool
+        """
+        return self._index.is_at(self._snapshot.stamp)
 
     def close(self) -> None:
         """Close the index."""

@@ -1,18 +1,21 @@
 """How much a client may ask for: how often, how much at once, how large, how slowly, and each key for one request."""
 
 import asyncio
+import fcntl
 import hashlib
 import math
+import mmap
+import os
+import tempfile
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from pathlib import Path
+from multiprocessing import reduction
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
@@ -25,7 +28,7 @@ from nearveil.service.server.errors import (
     TooLargeError,
     UnavailableError,
 )
-from nearveil.service.server.tokens import make_file, open_store, store_url
+from nearveil.service.server.tokens import open_store, store_url
 from nearveil.storage import create_tables, is_of_database
 
 T = TypeVar("T")
@@ -297,8 +300,7 @@ async def read_body(length: bytes | None, chunked: bool, receive: Receive, most:
     return b"".join(parts)
 
 
-_MOST = 1 << 16  # keys that one process remembers: at 1,000 requests a second the last minute's
-_KEPT = 86_400.0  # seconds that a table remembers them
+_KEPT = 86_400.0  # seconds that PostgreSQL remembers keys
 
 # One statement for all that came together.
 _NOTE = (
@@ -317,8 +319,7 @@ _replays = sa.Table(
 )
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(NamedTuple):
     """A key and what it was used for, as digests: nothing of a message is kept."""
 
     key: bytes
@@ -332,21 +333,12 @@ class Use:
 
 
 class ReplayStore:
-    """The table that all processes of a service share. It lies beside the tokens. Any thread may use it.
-
-    `where`: As of tokens: a file, or a PostgreSQL URL.
-    """
+    """The table in PostgreSQL that all hosts of a service share. Any thread may use it."""
 
     def __init__(self, where: str, timeout: float) -> None:
-        url = store_url(where)
-        if url.get_backend_name() == "sqlite":
-            # In a file of its own: who looks for changed tokens need not look at every request.
-            url = url.set(database=f"{url.database}.replays")
-            make_file(Path(str(url.database)))
-        self._database = open_store(url, timeout, durable=False)
+        self._database = open_store(store_url(where), timeout)
         with self._database.begin_write() as connection:
             create_tables(connection, _metadata)
-        self._row = "(?, ?, ?)" if self._database.is_sqlite else "(%s, %s, %s)"
         self._lock = threading.Lock()
         self._pruned = time.monotonic()
 
@@ -360,7 +352,7 @@ class ReplayStore:
             with self._lock:
                 for start in range(0, len(first), _SOME):
                     some = first[start : start + _SOME]
-                    note = _NOTE.format(", ".join([self._row] * len(some)))
+                    note = _NOTE.format(", ".join(["(%s, %s, %s)"] * len(some)))
                     values = tuple(value for use in some for value in (*use, now))
                     rows = self._database.run_direct(partial(_fetch, statement=note, values=values))
                     found.update((bytes(key), bytes(what)) for key, what in rows)
@@ -382,31 +374,40 @@ class ReplayStore:
 
 
 def _fetch(connection: Any, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return the rows of a statement, whichever driver it is."""
+    """Return the rows of a statement of psycopg."""
     rows: list[tuple[Any, ...]] = connection.execute(statement, values).fetchall()
     return rows
 
 
-class Look:
+class Refresher:
     """A look at one database, by a thread of its own, and the keys of questions that wait for it.
 
     `work`: The look.
     `patience`: Seconds after which who waits for it is told to ask later.
     `believed`: Seconds, from its beginning, that a look is good for requests that come later.
     `store`: Where keys are noted, in the same thread: a question waits for both, but for one thread only.
+    `is_current`: Returns whether a look would find nothing new, where that is known without waiting for anything: a
+    thread takes ten times as long as most looks.
     """
 
     def __init__(
-        self, work: Callable[[], None], patience: float, believed: float = 0.0, store: ReplayStore | None = None
+        self,
+        work: Callable[[], None],
+        patience: float,
+        believed: float = 0.0,
+        store: ReplayStore | None = None,
+        is_current: Callable[[], bool] | None = None,
     ) -> None:
         self.workers = Workers(1, 1, patience)
-        self._work, self._believed, self._store = work, believed, store
+        self._work, self._believed, self._store, self._is_current = work, believed, store, is_current
         self._began = -math.inf  # of the last look that succeeded
         self._looking: asyncio.Task[None] | None = None
         self._noting: list[tuple[Use, asyncio.Future[bytes]]] = []
 
-    async def take(self, came: float | None = None) -> None:
+    async def wait(self, came: float | None = None) -> None:
         """Return when a look is good that began after a request came (now by default), or not long before it."""
+        if self._is_current is not None and self._is_current():
+            return
         earliest = (time.monotonic() if came is None else came) - self._believed
         while self._began < earliest:
             await asyncio.shield(self._begin())
@@ -455,36 +456,106 @@ def _retrieve(task: "asyncio.Task[None]") -> None:
         task.exception()
 
 
-class Replays:
+_ROWS, _WAYS = 1 << 14, 16  # places for keys: with the last 65,536 a row is a quarter full, and none runs over
+_DIGEST = 32  # bytes
+_USE = 2 * _DIGEST
+_TRIES, _PAUSE = 100, 0.001  # to lock a row at once, some microseconds each; and seconds between two after that
+
+
+class UsedKeys:
     """Lets a key pass that is new, or comes again with the same bytes from the same token for the same gallery.
 
-    `is_shared`: Whether several processes answer; then a key that this one has not seen is noted by a look.
-    `most`: Keys that this process remembers.
+    The last keys lie in memory that all processes of a server share, if it is given to them when they are started.
+    It is no file: no disk is waited for. A digest says which row a key is in; a row has its newest use first. Who
+    changes a row holds its lock, which the system takes away from a process that dies. One event loop of a process
+    uses it.
+
+    `rows`, `ways`: How many keys it has places for: so many rows of so many each.
+    `patience`: Seconds after which who waits for a row is told to ask later.
 
     Examples
     --------
-    >>> async def ask(data):
-    ...     await replays.check("a-random-key", "ann", "birds/query", data, Look(lambda: None, 10.0))
-    >>> replays = Replays()
-    >>> asyncio.run(ask(b"message"))
-    >>> asyncio.run(ask(b"message"))
-    >>> asyncio.run(ask(b"another"))
+    >>> keys = UsedKeys()
+    >>> asyncio.run(keys.check(Use.of("a-random-key", "ann", "birds/query", b"message")))
+    >>> asyncio.run(keys.check(Use.of("a-random-key", "ann", "birds/query", b"message")))
+    >>> asyncio.run(keys.check(Use.of("a-random-key", "ann", "birds/query", b"another")))
     Traceback (most recent call last):
     nearveil.service.server.errors.ReplayedError: this key was used before, for another request: take a new key
     """
 
-    def __init__(self, *, is_shared: bool = False, most: int = _MOST) -> None:
-        self._is_shared, self._most = is_shared, most
-        self._seen: OrderedDict[bytes, bytes] = OrderedDict()
+    def __init__(self, rows: int = _ROWS, ways: int = _WAYS, patience: float = 5.0, file: int | None = None) -> None:
+        self._rows, self._row, self._patience = rows, ways * _USE, patience
+        if file is None:
+            file = _open_memory()
+            os.truncate(file, rows * self._row)
+        self._file, self._memory = file, mmap.mmap(file, rows * self._row)
+        weakref.finalize(self, os.close, file)
 
-    async def check(self, key: str, token: str, place: str, data: bytes, look: Look) -> None:
-        """Raise ReplayedError where a key was used for something else."""
-        use = Use.of(key, token, place, data)
-        first = self._seen.get(use.key)
-        if first is None and self._is_shared:
-            first = await look.note(use)
-        if self._seen.setdefault(use.key, first or use.what) != use.what:
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Give the same memory to a process that is being started."""
+        return _share_keys, (self._rows, self._row // _USE, self._patience, reduction.DupFd(self._file))
+
+    async def check(self, use: Use, look: "Refresher | None" = None) -> None:
+        """Raise ReplayedError where a key was used for something else.
+
+        `look`: Notes keys that are not known here in the table that all hosts share, if there is one.
+        """
+        first = use
+        if look is not None:
+            first = Use(use.key, await self._find(use.key) or await look.note(use))
+        if await self._note(first) != use.what:
             raise ReplayedError("this key was used before, for another request: take a new key")
-        self._seen.move_to_end(use.key)
-        if len(self._seen) > self._most:
-            self._seen.popitem(last=False)
+
+    async def _find(self, key: bytes) -> bytes | None:
+        """Return what a key was first used for, if it is known."""
+        async with self._locked(key) as start:
+            found = self._memory.find(key, start, start + self._row)
+            return None if found < 0 else self._memory[found + _DIGEST : found + _USE]
+
+    async def _note(self, use: Use) -> bytes:
+        """Return what a key was first used for, which is now its row's newest."""
+        memory = self._memory
+        async with self._locked(use.key) as start:
+            found, what = memory.find(use.key, start, start + self._row), use.what
+            if found < 0:
+                found = start + self._row - _USE  # the oldest, which is forgotten
+            else:
+                what = memory[found + _DIGEST : found + _USE]
+            memory[start : found + _USE] = use.key + what + memory[start:found]
+            return what
+
+    @asynccontextmanager
+    async def _locked(self, key: bytes) -> AsyncIterator[int]:
+        """Lock the row of a key; give where it starts. Others hold it for microseconds, unless they were stopped."""
+        start = int.from_bytes(key[:4], "big") % self._rows * self._row
+        until = time.monotonic() + self._patience
+        tries = 0
+        while not self._try_lock(start):
+            if time.monotonic() > until:
+                raise UnavailableError("keys cannot be checked now: ask again later")
+            tries += 1
+            if tries > _TRIES:
+                await asyncio.sleep(_PAUSE)
+        try:
+            yield start
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, start)
+
+    def _try_lock(self, start: int) -> bool:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, start)
+        except OSError:
+            return False
+        return True
+
+
+def _open_memory() -> int:
+    """Return a file that lies in memory, or one without a name where the system has none such."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("nearveil-keys")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _share_keys(rows: int, ways: int, patience: float, file: Any) -> UsedKeys:
+    return UsedKeys(rows, ways, patience, file.detach())

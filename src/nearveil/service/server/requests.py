@@ -37,11 +37,12 @@ from nearveil.service.server.limits import (
     STRANGERS,
     STRANGERS_WAIT,
     Buckets,
-    Look,
-    Replays,
+    Refresher,
     ReplayStore,
     Sending,
     UnderWay,
+    Use,
+    UsedKeys,
     Workers,
     read_body,
 )
@@ -49,7 +50,7 @@ from nearveil.service.server.logs import GalleryFigures, LineWriter, Metrics, de
 from nearveil.service.server.settings import Settings
 from nearveil.service.server.tokens import Scope, Token, TokenError, TokenStore, TokenStoreError
 
-VISIT = "nearveil.visit"  # where a scope of ASGI holds what is known of a request
+CONTEXT = "nearveil.context"  # where a scope of ASGI holds what is known of a request
 GONE = "nearveil.gone"  # where it holds a function that says whether the client has gone
 OWNER = "nearveil.owner"  # where it holds a function that is told whose good token the connection's request had
 _LITTLE = 1 << 16  # bytes that a body is read that is not wanted
@@ -76,7 +77,7 @@ class RequestContext:
         self.length: bytes | None = None
         self.chunked, self.content_type, self.key = False, b"", b""
 
-    def may(self, scope: Scope) -> Token:
+    def require(self, scope: Scope) -> Token:
         """Return the token of the client, if it is good for a scope."""
         if self.token is None:
             raise_unauthorized()
@@ -121,7 +122,7 @@ _SMALL = 1 << 16  # bytes of an answer that a connection takes without waiting, 
 _ORIGINALS = bytes([EXTRAS.index("originals")])
 
 
-class LargeAnswer(Response):
+class LargeResponse(Response):
     """An answer whose end is sent when its client has read the rest: until then, its request is under way."""
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
@@ -161,8 +162,8 @@ class AppState:
     sending: Sending
     workers: Workers  # for what belongs to no gallery
     pools: dict[str, Pools]
-    replays: Replays
-    store: ReplayStore | None  # of keys, where several processes answer
+    keys: UsedKeys
+    store: ReplayStore | None  # of keys, where several hosts answer
     metrics: Metrics = field(default_factory=Metrics)
     lines: LineWriter = field(default_factory=LineWriter)
     tell_alive: Callable[[], None] = tell_alive
@@ -174,13 +175,16 @@ class AppState:
         self._etags: dict[str, list[tuple[bytes, str]]] = {name: [] for name in self.galleries}
         self._sizes: dict[tuple[str, bytes], int] = {}  # of large answers: what the next one will take
         self._ready, self._looked = False, -_READY
-        self.look_at_tokens = Look(self.tokens.refresh, self.settings.work_timeout, self.tokens.believed)
-        self._looks = {name: Look(one.refresh, self.settings.work_timeout) for name, one in self.galleries.items()}
+        self.token_refresher = Refresher(self.tokens.refresh, self.settings.work_timeout, self.tokens.believed)
         # Questions have looks of their own: where keys cannot be noted, what everybody may read is read all the same.
-        self._asking = {
-            name: Look(one.refresh if self._quick[name] else _nothing, self.settings.work_timeout, store=self.store)
-            for name, one in self.galleries.items()
-        }
+        self._refreshers: dict[str, Refresher] = {}
+        self._question_refreshers: dict[str, Refresher] = {}
+        for name, gallery in self.galleries.items():
+            quick, seconds = self._quick[name], self.settings.work_timeout
+            is_current = None if quick is None else quick.is_current
+            self._refreshers[name] = Refresher(gallery.refresh, seconds, is_current=is_current)
+            work = _nothing if quick is None else gallery.refresh
+            self._question_refreshers[name] = Refresher(work, seconds, store=self.store, is_current=is_current)
 
     @classmethod
     def of(cls, galleries: Sequence[Gallery], tokens: TokenStore, settings: Settings) -> "AppState":
@@ -199,31 +203,31 @@ class AppState:
             Sending(settings.sending),
             Workers(_OWN_THREADS, settings.queue, settings.work_timeout),
             {name: Pools.of(settings) for name in named},
-            Replays(is_shared=settings.shared),
+            UsedKeys(patience=settings.database_timeout),
             ReplayStore(settings.tokens, settings.database_timeout) if settings.shared else None,
             lines=LineWriter(settings.log_file),
         )
 
-    def gallery(self, visit: RequestContext, name: str) -> Gallery:
+    def get_gallery(self, context: RequestContext, name: str) -> Gallery:
         """Return a gallery that the token of a request may use. Others are as if they were not there."""
-        token = visit.may("query")
+        token = context.require("query")
         found = self.galleries.get(name)
         if found is None or not token.may_use(name):
             raise UnknownError("there is no such gallery, or this token may not use it")
-        visit.gallery = name
+        context.gallery = name
         return found
 
-    async def infos(self, visit: RequestContext) -> list[GalleryInfo]:
+    async def read_infos(self, context: RequestContext) -> list[GalleryInfo]:
         """Return what may be known of all galleries that a token may use; one that does not answer hides no other."""
-        token = visit.may("query")
-        found = await self.look([gallery for name, gallery in self.galleries.items() if token.may_use(name)])
+        token = context.require("query")
+        found = await self.try_infos([gallery for name, gallery in self.galleries.items() if token.may_use(name)])
         known = [info for info in found if isinstance(info, GalleryInfo)]
         errors = [error for error in found if isinstance(error, ServiceError)]
         if errors and not known:
             raise errors[0]
         return known
 
-    async def look(self, galleries: Sequence[Gallery]) -> list[GalleryInfo | ServiceError]:
+    async def try_infos(self, galleries: Sequence[Gallery]) -> list[GalleryInfo | ServiceError]:
         """Return what may be known of each gallery, or why it cannot be read now."""
 
         async def info(gallery: Gallery) -> GalleryInfo | ServiceError:
@@ -234,53 +238,56 @@ class AppState:
 
         return await asyncio.gather(*(info(gallery) for gallery in galleries))
 
-    async def figures(self, gallery: Gallery) -> GalleryFigures:
+    async def read_figures(self, gallery: Gallery) -> GalleryFigures:
         """Return the figures of a gallery."""
         try:
             return await self.pools[gallery.name].answers.run(lambda: GalleryFigures.of(gallery), patience=_LOOK)
         except (ServiceError, LedgerError):
             return GalleryFigures(gallery.name)
 
-    async def run(self, visit: RequestContext, gallery: Gallery, work: Callable[[], T], *, files: bool = False) -> T:
+    async def run(self, context: RequestContext, gallery: Gallery, work: Callable[[], T], *, files: bool = False) -> T:
         """Do some work of a gallery for a request in a thread, if its client is still there when its turn comes."""
         pools = self.pools[gallery.name]
         workers = pools.files if files else pools.answers
-        return await workers.run(work, may_begin=lambda: not visit.gone())
+        return await workers.run(work, may_begin=lambda: not context.gone())
 
-    async def question(self, request: Request, what: str = "query", most: int | None = None) -> tuple[Gallery, bytes]:
+    async def read_question(
+        self, request: Request, what: str = "query", most: int | None = None
+    ) -> tuple[Gallery, bytes]:
         """Return which gallery is asked what: of a request that holds a frame, under a key that fits it.
 
         `most`: Bytes of the frame; those of a query by default.
         """
-        visit = get_context(request)
+        context = get_context(request)
         name = request.path_params["gallery"]
-        token, gallery = visit.may("query"), self.gallery(visit, name)
-        key = visit.key.decode("latin-1")
+        token, gallery = context.require("query"), self.get_gallery(context, name)
+        key = context.key.decode("latin-1")
         if not _KEY.fullmatch(key):
             raise FieldError(f"{KEY_HEADER}: it must be there, and fit {KEY}")
-        if visit.content_type.partition(b";")[0].strip().lower() != _FRAME:
+        if context.content_type.partition(b";")[0].strip().lower() != _FRAME:
             raise MediaError(f"the body must be of the type {FRAME}")
         settings = self.settings
         limit = settings.max_body if most is None else most
-        data = await read_body(visit.length, visit.chunked, request.receive, limit, settings.body_timeout)
-        visit.read, visit.came = True, time.monotonic()
-        visit.begin(self.under_way)
+        data = await read_body(context.length, context.chunked, request.receive, limit, settings.body_timeout)
+        context.read, context.came = True, time.monotonic()
+        context.begin(self.under_way)
         if data[FLAGS : FLAGS + 1] == _ORIGINALS:
-            visit.may("originals")
-        await self.replays.check(key, token.id, f"{name}/{what}", data, self._asking[name])
+            context.require("originals")
+        use = Use.of(key, token.id, f"{name}/{what}", data)
+        await self.keys.check(use, None if self.store is None else self._question_refreshers[name])
         return gallery, data
 
-    async def map(self, visit: RequestContext, gallery: Gallery, candidates: float | None) -> tuple[bytes, str]:
+    async def read_map(self, context: RequestContext, gallery: Gallery, candidates: float | None) -> tuple[bytes, str]:
         """Return the frame of a map and its ETag."""
         quick, frame = self._quick[gallery.name], None
         if quick is not None:
-            await self._looks[gallery.name].take()
+            await self._refreshers[gallery.name].wait()
             frame = quick.known_map(candidates)
         if frame is None:
-            frame = await self.run(visit, gallery, lambda: gallery.map(candidates))
-        return frame, self.etag(gallery, frame)
+            frame = await self.run(context, gallery, lambda: gallery.map(candidates))
+        return frame, self.get_etag(gallery, frame)
 
-    def etag(self, gallery: Gallery, content: bytes) -> str:
+    def get_etag(self, gallery: Gallery, content: bytes) -> str:
         """Return the ETag of a map or a model of a gallery; it is made once."""
         known = self._etags[gallery.name]
         for held, etag in known:
@@ -290,49 +297,60 @@ class AppState:
         self._etags[gallery.name] = [*known[1 - _MAPS :], (content, etag)]
         return etag
 
-    async def query(self, visit: RequestContext, gallery: Gallery, data: bytes) -> Response:
+    async def answer(self, context: RequestContext, gallery: Gallery, data: bytes) -> Response:
         """Ask a gallery for candidates: at once where it can, else in a thread."""
         quick, reply = self._quick[gallery.name], None
         if quick is not None:
-            await self._asking[gallery.name].take(visit.came)
+            await self._question_refreshers[gallery.name].wait(context.came)
             reply = quick.known(data)
         if reply is None:
             kind = gallery.name, data[FLAGS : FLAGS + 1]
-            visit.held = self.sending.hold(visit.held, self._sizes.get(kind, 0))  # before memory is taken for it
+            context.held = self.sending.hold(context.held, self._sizes.get(kind, 0))  # before memory is taken for it
             files = data[FLAGS : FLAGS + 1] == _ORIGINALS
-            reply = await self.run(visit, gallery, lambda: gallery.query(data), files=files)
+            reply = await self.run(context, gallery, lambda: gallery.query(data), files=files)
             self.metrics.made.inc()
             if len(reply) > _SMALL:
                 self._sizes[kind] = len(reply)
-        return self.framed(visit, reply)
+        return self.respond_with_frame(context, reply)
 
-    def framed(self, visit: RequestContext, reply: bytes) -> Response:
+    def respond_with_frame(self, context: RequestContext, reply: bytes) -> Response:
         """Return a frame with the status that belongs to what it says."""
         status = frame_status(reply)
-        return self.reply(visit, reply, FRAME, status, {"retry-after": "2"} if status == 503 else None)
+        return self.respond(context, reply, FRAME, status, {"retry-after": "2"} if status == 503 else None)
 
-    def reply(
-        self, visit: RequestContext, body: bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None
+    def respond(
+        self,
+        context: RequestContext,
+        body: bytes,
+        kind: str,
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
     ) -> Response:
         """Return an answer; BusyError where it is large, and too much waits for clients to read it."""
         large = len(body) > _SMALL
-        visit.held = self.sending.hold(visit.held, len(body) if large else 0)
-        return (LargeAnswer if large else Response)(body, status, headers, kind)
+        context.held = self.sending.hold(context.held, len(body) if large else 0)
+        return (LargeResponse if large else Response)(body, status, headers, kind)
 
-    def alive(self) -> bool:
+    def respond_once(self, context: RequestContext, body: bytes, kind: str, etag: str, known: str | None) -> Response:
+        """Return an answer, or 304 where a header If-None-Match names its ETag."""
+        if known is not None and any(one.strip().removeprefix("W/") in (etag, "*") for one in known.split(",")):
+            return Response(status_code=304, headers={"etag": etag})
+        return self.respond(context, body, kind, headers={"etag": etag})
+
+    def is_alive(self) -> bool:
         """Return whether every pool still has a thread that can begin some work."""
         return not any(workers.is_stuck() for workers in self._all_workers())
 
-    async def ready(self) -> bool:
+    async def is_ready(self) -> bool:
         """Return whether tokens and galleries can be read, each has published something, and the log can be written."""
         if time.monotonic() - self._looked >= _READY:
             self._looked = time.monotonic()
-            self._ready = await self._look()
+            self._ready = await self._check_ready()
         return self._ready
 
     async def refresh(self) -> None:
         """Look whether something new was published."""
-        looks = {"tokens": self.look_at_tokens, **{f"gallery {name}": one for name, one in self._looks.items()}}
+        looks = {"tokens": self.token_refresher, **{f"gallery {name}": one for name, one in self._refreshers.items()}}
         await asyncio.gather(*(_refresh(words, look) for words, look in looks.items()))
 
     def close(self) -> None:
@@ -345,19 +363,22 @@ class AppState:
 
     def _all_workers(self) -> Iterator[Workers]:
         yield self.workers
-        yield from (look.workers for look in (self.look_at_tokens, *self._looks.values(), *self._asking.values()))
+        yield from (
+            look.workers
+            for look in (self.token_refresher, *self._refreshers.values(), *self._question_refreshers.values())
+        )
         for pools in self.pools.values():
             yield from (pools.answers, pools.files)
 
-    async def _look(self) -> bool:
+    async def _check_ready(self) -> bool:
         try:
             async with asyncio.timeout(_LOOK):
-                await self.look_at_tokens.take()
+                await self.token_refresher.wait()
                 if self.lines.failing or not await self.workers.run(self.tokens.has_room):
                     return False
         except (ServiceError, TokenError, TimeoutError):
             return False
-        found = await self.look(list(self.galleries.values()))
+        found = await self.try_infos(list(self.galleries.values()))
         return all(isinstance(info, GalleryInfo) and info.is_published for info in found)
 
 
@@ -365,10 +386,10 @@ def _nothing() -> None:
     """Look at nothing."""
 
 
-async def _refresh(words: str, look: Look) -> None:
+async def _refresh(words: str, look: Refresher) -> None:
     """Look, and tell the log what is wrong."""
     try:
-        await look.take()
+        await look.wait()
     except ServiceError as error:
         _LOG.warning("%s cannot be read: %s", words, error.code)
     except Exception as error:  # the others go on; what it says may be private
@@ -377,16 +398,16 @@ async def _refresh(words: str, look: Look) -> None:
 
 def get_context(request: Request) -> RequestContext:
     """Return what is known of a request."""
-    visit: RequestContext = request.scope[VISIT]
-    return visit
+    context: RequestContext = request.scope[CONTEXT]
+    return context
 
 
-def network_of(client: Sequence[Any] | None) -> str:
+def get_network(client: Sequence[Any] | None) -> str:
     """Return whose limits count: an address; of IPv6 the network, because one machine has all addresses of it.
 
     Examples
     --------
-    >>> [network_of(client) for client in (("192.0.2.1", 5), ("2001:db8::1:2", 5), None)]
+    >>> [get_network(client) for client in (("192.0.2.1", 5), ("2001:db8::1:2", 5), None)]
     ['192.0.2.1', '2001:db8::/64', '']
     """
     address = str(client[0]) if client else ""
@@ -397,7 +418,7 @@ def network_of(client: Sequence[Any] | None) -> str:
     return address
 
 
-ASKED = "/v1/galleries/{gallery}/"  # where private questions are asked: of the rest, one word is left
+QUESTIONS = "/v1/galleries/{gallery}/"  # where private questions are asked: of the rest, one word is left
 UNMATCHED = "unmatched"
 _CLOSING = frozenset((408, 411, 413))  # what is left of the body is not read
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
@@ -406,7 +427,7 @@ _WATCHERS = 600.0, 600, 4096  # requests a minute of one address for what anybod
 _LINGER = 2.0  # seconds that a body is read that is not wanted
 _GUARDED = ("/v1", "/metrics")
 _OPEN = (_HEALTH, "/ready", "/openapi.json")
-_BEFORE_NAME = ASKED.partition("{")[0]
+_BEFORE_NAME = QUESTIONS.partition("{")[0]
 _SECURITY = [
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -431,72 +452,56 @@ class FailedError(ServiceError):
 class GuardMiddleware:
     """The outermost part of the application.
 
-    `hosts`: What the Host header may say; ``*`` for anything.
-    `asked`: Of private questions. They are found here, and their functions called with the request alone: the way
-    through all of FastAPI takes as long as the whole answer.
+    `questions`: Routes of private questions. They are found here, and their functions called with the request alone:
+    the way through all of FastAPI takes as long as the whole answer.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        tokens: TokenStore,
-        look: Look,
-        hosts: frozenset[str],
-        buckets: Buckets,
-        under_way: UnderWay,
-        sending: Sending,
-        metrics: Metrics,
-        lines: LineWriter,
-        asked: Sequence[APIRoute] = (),
-    ) -> None:
-        self._app, self._tokens, self._look, self._buckets = app, tokens, look, buckets
-        self._hosts = None if "*" in hosts else hosts
-        self._metrics, self._lines = metrics, lines
-        self._under_way, self._sending = under_way, sending
+    def __init__(self, app: ASGIApp, *, state: AppState, questions: Sequence[APIRoute] = ()) -> None:
+        self._app, self._state = app, state
+        self._hosts = None if "*" in state.settings.hosts else state.settings.hosts
         rate, burst, most = STRANGERS
         self._strangers = Buckets(rate, burst, most=most, words="too many requests without a good token: wait")
         rate, burst, most = _WATCHERS
         self._watchers = Buckets(rate, burst, most=most, words="too many requests from this address: wait")
-        self._asked = {route.path.removeprefix(ASKED): route for route in asked}
+        self._questions = {route.path.removeprefix(QUESTIONS): route for route in questions}
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Let a request in, or say why not."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        visit, began = RequestContext(scope.get(GONE, _stays)), perf_counter()
-        scope[VISIT] = visit
-        marked = _marked(visit, send)
-        self._metrics.in_flight.inc()
+        context, began = RequestContext(scope.get(GONE, _stays)), perf_counter()
+        scope[CONTEXT] = context
+        marked = _add_headers(context, send)
+        self._state.metrics.in_flight.inc()
         try:
-            await self._enter(visit, scope)
-            route = self._question(scope)
+            await self._read_headers(context, scope)
+            route = self._match_question(scope)
             if route is None:
-                visit.begin(self._under_way)
+                context.begin(self._state.under_way)
                 await self._app(scope, receive, marked)
             else:
                 response = await route.endpoint(Request(scope, receive))
                 await response(scope, receive, marked)
         except Exception as error:
-            await self._failed(visit, self._again(visit, error, scope), scope, receive, marked)
+            await self._send_problem(context, self._limit_stranger(context, error, scope), scope, receive, marked)
         finally:
-            visit.end(self._sending)
-            self._metrics.in_flight.dec()
-            self._told(visit, scope, perf_counter() - began)
+            context.end(self._state.sending)
+            self._state.metrics.in_flight.dec()
+            self._record(context, scope, perf_counter() - began)
 
-    def _question(self, scope: AsgiScope) -> APIRoute | None:
+    def _match_question(self, scope: AsgiScope) -> APIRoute | None:
         """Return the route of a private question, with the gallery's name in the scope; None for all else."""
         if scope["method"] != "POST" or not scope["path"].startswith(_BEFORE_NAME):
             return None
         name, _, what = scope["path"].removeprefix(_BEFORE_NAME).rpartition("/")
-        route = self._asked.get(what)
+        route = self._questions.get(what)
         if route is None or "/" in name:
             return None
         scope["route"], scope["path_params"] = route, {"gallery": name}
         return route
 
-    async def _enter(self, visit: RequestContext, scope: AsgiScope) -> None:
+    async def _read_headers(self, context: RequestContext, scope: AsgiScope) -> None:
         """Read the headers, each that counts only once."""
         host, bearer, hosts = b"", b"", 0
         for name, value in scope["headers"]:
@@ -505,93 +510,93 @@ class GuardMiddleware:
             elif name == b"authorization":
                 bearer = value if not bearer else b"two"
             elif name == b"content-length":
-                visit.length = value
+                context.length = value
             elif name == b"content-type":
-                visit.content_type = value
+                context.content_type = value
             elif name == b"transfer-encoding":
-                visit.chunked = True
+                context.chunked = True
             elif name == _KEY_NAME:
-                visit.key = value
-        known = self._hosts is None or (hosts == 1 and _without_port(host) in self._hosts)
+                context.key = value
+        known = self._hosts is None or (hosts == 1 and _strip_port(host) in self._hosts)
         if not known and scope["path"] != _HEALTH:  # who watches over processes knows addresses, not names
             raise HostError("the Host header names another machine than this server is told to be")
-        await self._admit(visit, scope, bearer)
+        await self._admit(context, scope, bearer)
 
-    async def _admit(self, visit: RequestContext, scope: AsgiScope, bearer: bytes) -> None:
+    async def _admit(self, context: RequestContext, scope: AsgiScope, bearer: bytes) -> None:
         """Ask for the token where one is needed; let everybody see what is open, at a rate."""
         if scope["path"].startswith(_GUARDED):
-            visit.token = await self._token(bearer)
-            scope.get(OWNER, _forget)(visit.token.id)
-            self._buckets.take(visit.token.id)
+            context.token = await self._check_token(bearer)
+            scope.get(OWNER, _forget)(context.token.id)
+            self._state.buckets.take(context.token.id)
         elif scope["path"] in _OPEN:
-            self._watchers.take(network_of(scope.get("client")))
+            self._watchers.take(get_network(scope.get("client")))
         else:
             raise UnknownError("there is nothing at this address")
 
-    def _again(self, visit: RequestContext, error: Exception, scope: AsgiScope) -> Exception:
+    def _limit_stranger(self, context: RequestContext, error: Exception, scope: AsgiScope) -> Exception:
         """Return what a client is told: one without a good token, that it asks too often, where that is so."""
-        if visit.token is None and isinstance(error, ServiceError) and error.status < 500:
+        if context.token is None and isinstance(error, ServiceError) and error.status < 500:
             scope.get(OWNER, _forget)(None)
             try:
-                self._strangers.take(network_of(scope.get("client")))
+                self._strangers.take(get_network(scope.get("client")))
             except RateError as too_often:
                 return too_often
         return error
 
-    async def _token(self, bearer: bytes) -> Token:
+    async def _check_token(self, bearer: bytes) -> Token:
         scheme, _, text = bearer.partition(b" ")
         if scheme.lower() != b"bearer":
             raise_unauthorized()
         try:
-            await self._look.take()
+            await self._state.token_refresher.wait()
         except TokenStoreError:
             _LOG.warning("the store of tokens does not answer")
             raise UnavailableError("tokens cannot be checked now: ask again later") from None
-        token = self._tokens.look(text.decode("latin-1"))
+        token = self._state.tokens.look(text.decode("latin-1"))
         if token is None:
             raise_unauthorized()
         return token
 
-    async def _failed(
-        self, visit: RequestContext, error: Exception, scope: AsgiScope, receive: Receive, send: Send
+    async def _send_problem(
+        self, context: RequestContext, error: Exception, scope: AsgiScope, receive: Receive, send: Send
     ) -> None:
         if not isinstance(error, ServiceError):
-            visit.error = described(error)
-            if visit.status:  # an answer has begun: the connection is closed before it is whole
+            context.error = described(error)
+            if context.status:  # an answer has begun: the connection is closed before it is whole
                 return
             error = FailedError("the server could not do this")
-        self._metrics.refuse(error.code)
-        if error.status not in _CLOSING and visit.has_a_little_to_read():
+        self._state.metrics.refuse(error.code)
+        if error.status not in _CLOSING and context.has_a_little_to_read():
             await _read_to_the_end(receive)  # else the connection is closed, and the client may miss what it is told
-        stranger = visit.token is None and isinstance(error, RateError)
+        stranger = context.token is None and isinstance(error, RateError)
         if stranger:
             await _stay(receive, STRANGERS_WAIT)
-        await problem(error, close=stranger)(scope, receive, send)
+        await make_problem(error, close=stranger)(scope, receive, send)
 
-    def _told(self, visit: RequestContext, scope: AsgiScope, seconds: float) -> None:
+    def _record(self, context: RequestContext, scope: AsgiScope, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", UNMATCHED)
-        self._metrics.count(route, visit.status, seconds, visit.sent)
+        self._state.metrics.count(route, context.status, seconds, context.sent)
         method = scope["method"]
         fields: dict[str, Any] = {
             "event": "request",
-            "request": visit.id,
+            "request": context.id,
             "method": method if method in _METHODS else "other",
             "route": route,
-            "status": visit.status,
+            "status": context.status,
             "ms": round(1000 * seconds, 3),
-            "bytes": visit.sent,
-            "token": None if visit.token is None else visit.token.id,
-            "gallery": visit.gallery,
+            "bytes": context.sent,
+            "token": None if context.token is None else context.token.id,
+            "gallery": context.gallery,
         }
-        if visit.error is not None:
-            fields.update(visit.error)
-        if visit.token is None and visit.error is None:
-            self._lines.write_stranger(fields)
+        if context.error is not None:
+            fields.update(context.error)
+        if context.token is None and context.error is None:
+            self._state.lines.write_stranger(fields)
         else:
-            self._lines.write(fields)
+            self._state.lines.write(fields)
 
 
-def problem(error: ServiceError, *, close: bool = False) -> Response:
+def make_problem(error: ServiceError, *, close: bool = False) -> Response:
     """Return an error as a client gets it, and whether its connection is closed then."""
     body = Problem(code=error.code, message=str(error)[:1000]).model_dump_json().encode()
     headers = {}
@@ -604,26 +609,26 @@ def problem(error: ServiceError, *, close: bool = False) -> Response:
     return Response(body, error.status, headers, "application/json")
 
 
-def _marked(visit: RequestContext, send: Send) -> Callable[[MutableMapping[str, Any]], Awaitable[None]]:
+def _add_headers(context: RequestContext, send: Send) -> Callable[[MutableMapping[str, Any]], Awaitable[None]]:
     """Return `send` with our headers, and with a look at what goes out."""
 
     async def marked(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            visit.status = message["status"]
-            message["headers"] = [*message["headers"], *_SECURITY, (b"nearveil-request", visit.id.encode())]
+            context.status = message["status"]
+            message["headers"] = [*message["headers"], *_SECURITY, (b"nearveil-request", context.id.encode())]
         else:
-            visit.sent += len(message.get("body", b""))
+            context.sent += len(message.get("body", b""))
         await send(message)
 
     return marked
 
 
-def _without_port(host: bytes) -> str:
+def _strip_port(host: bytes) -> str:
     """Return a Host header without its port.
 
     Examples
     --------
-    >>> [_without_port(host) for host in (b"Example.org:8321", b"[::1]:80", b"[::1]", b"localhost")]
+    >>> [_strip_port(host) for host in (b"Example.org:8321", b"[::1]:80", b"[::1]", b"localhost")]
     ['example.org', '[::1]', '[::1]', 'localhost']
     """
     text = host.decode("latin-1").lower()

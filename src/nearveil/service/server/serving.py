@@ -24,8 +24,10 @@ from nearveil.gallery.index import Index
 from nearveil.service.server.app import BEAT, create_app
 from nearveil.service.server.connections import Connection, Server, Slots
 from nearveil.service.server.galleries import Gallery, OpenGallery
+from nearveil.service.server.limits import UsedKeys
 from nearveil.service.server.logs import forget_process, install, tell_alive
 from nearveil.service.server.publications import check_apart
+from nearveil.service.server.requests import AppState
 from nearveil.service.server.settings import GallerySettings, Settings, SettingsError
 from nearveil.service.server.tokens import TokenStore
 
@@ -100,8 +102,12 @@ def serve_on(
     *,
     ready: Callable[[str], None] | None = None,
     tell_alive: Callable[[], None] = tell_alive,
+    keys: UsedKeys | None = None,
 ) -> None:
-    """Answer what comes to a socket in this process, until a signal says to stop; tell meanwhile that it can."""
+    """Answer what comes to a socket in this process, until a signal says to stop; tell meanwhile that it can.
+
+    `keys`: Those that other processes of the server share.
+    """
     with ExitStack() as stack:
         tokens = TokenStore(settings.tokens, timeout=settings.database_timeout)
         stack.callback(_close, tokens)
@@ -109,8 +115,9 @@ def serve_on(
         for gallery in galleries:
             stack.callback(_close, gallery)
         app = create_app(galleries, tokens, settings)
-        app.state.desk.tell_alive = tell_alive
-        install(app.state.desk.lines, settings.log_level)
+        state: AppState = app.state.nearveil
+        state.tell_alive, state.keys = tell_alive, keys or state.keys
+        install(state.lines, settings.log_level)
         server = Server(_config(app, settings), partial(_say_ready, address(settings, sock), ready))
         stack.enter_context(server.signals())
         # What was loaded until now stays: going through all of it for garbage would stop requests for a while.
@@ -156,7 +163,7 @@ def run_workers(sock: socket.socket, settings: Settings, *, ready: Callable[[str
     of the others lives.
     """
     open_galleries(settings.model_copy(update={"cache": 0}), close=True)  # what is wrong is told once, here
-    context = get_context("spawn")
+    context, keys = get_context("spawn"), UsedKeys(patience=settings.database_timeout)
     part, running = settings.of_one_worker(), False
     stopping: list[int] = []  # not an event: two signals at once would wait for each other
     with ExitStack() as stack:
@@ -166,7 +173,7 @@ def run_workers(sock: socket.socket, settings: Settings, *, ready: Callable[[str
 
         def start() -> Worker:
             beat = context.Value("d", lock=False)
-            process = context.Process(target=_work, args=(sock, part, beat), daemon=True)
+            process = context.Process(target=_work, args=(sock, part, beat, keys), daemon=True)
             # Ctrl-C reaches all processes of a terminal. These end when this one says so, and inherit what is blocked.
             # Python's own helper must run before: to start it unblocks the signal again.
             resource_tracker.ensure_running()
@@ -211,14 +218,14 @@ def _find_dead(workers: list[Worker]) -> list[Worker]:
     return dead
 
 
-def _work(sock: socket.socket, settings: Settings, beat: "Synchronized[float]") -> None:
+def _work(sock: socket.socket, settings: Settings, beat: "Synchronized[float]", keys: UsedKeys) -> None:
     """Serve in a process of its own, as long as the one that started it lives."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def tell_parent() -> None:
         beat.value = time.monotonic()  # which all processes of a machine share
 
-    serve_on(sock, settings, tell_alive=tell_parent)
+    serve_on(sock, settings, tell_alive=tell_parent, keys=keys)
     # All is closed and written. What is left is to go through all objects of this process, for a second or more.
     os._exit(0)
 

@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from nearveil.errors import NearveilError
 from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES
 from nearveil.service.schema import GALLERY_NAME, GalleryKind, Offer
-from nearveil.service.server.tokens import default_place
+from nearveil.service.server.tokens import default_place, store_url
 
 PREFIX = "NEARVEIL_SERVER_"
 CONFIG = "NEARVEIL_CONFIG"
@@ -214,8 +214,8 @@ class Settings(BaseSettings):
 
     @property
     def shared(self) -> bool:
-        """Whether other processes may answer requests with the same tokens: of this server, or on other machines."""
-        return self.workers > 1 or "://" in self.tokens
+        """Whether other hosts may answer requests with the same tokens: they are in PostgreSQL."""
+        return store_url(self.tokens).get_backend_name() == "postgresql"
 
     def of_one_worker(self) -> Self:
         """Return the settings of one process: its part of all limits."""

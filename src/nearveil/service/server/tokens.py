@@ -100,12 +100,12 @@ def _reserve_of(path: Path) -> Path:
     return path.with_name(path.name + ".reserve")
 
 
-def open_store(url: URL, timeout: float, *, durable: bool = True) -> Database:
-    """Return the database of a store; without `durable`, what was written last may be lost when the machine stops."""
+def open_store(url: URL, timeout: float) -> Database:
+    """Return the database of a store."""
 
     def prepare(connection: Any) -> None:
         if url.get_backend_name() == "sqlite":
-            prepare_durable(connection, durable=durable)
+            prepare_durable(connection)
         else:
             connection.execute(f"SET statement_timeout = {round(1000 * timeout)}")
             connection.commit()
