@@ -44,7 +44,9 @@ def test_what_loses_a_little_comes_back_nearly(kind: str) -> None:
 
 
 def test_the_pixels_may_be_written_to() -> None:
-    load_image(WHOLE["PNG"])[0, 0] = 0
+    found = load_image(WHOLE["PNG"])
+    found[0, 0] = 7
+    assert found[0, 0].tolist() == [7, 7, 7]
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_headers_that_do_not_come(process: Process) -> None:
         for connection in (silent, slow):
             took, said = closed_after(connection)
             assert said == b""
-            assert took < 5
+            assert took < 9  # it would be ten without the setting
 
 
 def test_headers_that_do_not_come_the_second_time(process: Process) -> None:
@@ -256,10 +256,10 @@ def test_a_body_that_drips_while_its_request_waits(process: Process) -> None:
         connection.sendall(process.head("/v1/galleries/none/query", "Transfer-Encoding: chunked", method="POST"))
         began = time.monotonic()
         with suppress(BrokenPipeError, ConnectionResetError):
-            while time.monotonic() - began < 8:
+            while time.monotonic() - began < 60:
                 connection.sendall(b"1\r\nx\r\n")
                 time.sleep(0.05)
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 60
 
 
 def test_nothing_but_line_breaks_between_requests(process: Process) -> None:
@@ -267,10 +267,10 @@ def test_nothing_but_line_breaks_between_requests(process: Process) -> None:
         connection.sendall(process.head("/health"))
         began = time.monotonic()
         with suppress(BrokenPipeError, ConnectionResetError):
-            while time.monotonic() - began < 8:
+            while time.monotonic() - began < 60:
                 connection.sendall(b"\r\n")
                 time.sleep(0.05)
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 60
 
 
 def test_header_injection(process: Process) -> None:

@@ -178,13 +178,13 @@ def test_a_server_that_is_gone_lets_nobody_in(index_url: str) -> None:
 
 
 def test_a_locked_file_is_waited_for_by_nobody_who_may_not(tmp_path: Path) -> None:
-    with TokenStore(tmp_path / "t.db") as store:
+    with TokenStore(tmp_path / "t.db", timeout=60) as store:
         _, secret = store.create("ann")
         with sqlite3.connect(tmp_path / "t.db", isolation_level=None) as writer:
             writer.execute("BEGIN IMMEDIATE")
             began = time.monotonic()
             assert store.verify(secret) is not None  # those who read do not wait for those who write
-            assert time.monotonic() - began < 4
+            assert time.monotonic() - began < 50
             writer.execute("ROLLBACK")
 
 
@@ -266,7 +266,7 @@ def test_room_that_was_used_is_taken_again(tmp_path: Path) -> None:
 
 def test_a_token_that_expires_while_another_writes_is_waited_for_by_nobody(tmp_path: Path) -> None:
     now = [1_000_000.0]
-    with TokenStore(tmp_path / "tokens.db", clock=lambda: now[0], timeout=20) as store:
+    with TokenStore(tmp_path / "tokens.db", clock=lambda: now[0], timeout=60) as store:
         _, secret = store.create("ann", days=1)
         _, other = store.create("bob")
         now[0] += 2 * 86_400
@@ -274,7 +274,7 @@ def test_a_token_that_expires_while_another_writes_is_waited_for_by_nobody(tmp_p
             writer.execute("BEGIN IMMEDIATE")
             began = time.monotonic()
             store.refresh()
-            assert time.monotonic() - began < 15  # not the twenty seconds that a writer waits, nor twice that
+            assert time.monotonic() - began < 50  # not the minute that a writer waits, nor twice that
             assert store.verify(secret) is None
             assert store.verify(other) is not None
             reserve = tmp_path / "tokens.db.reserve"

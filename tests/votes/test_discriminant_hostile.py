@@ -67,7 +67,8 @@ def test_no_warning_tells_that_a_record_is_large_or_small(value: float, public: 
     rows[4, 0] = value
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        PrivateDiscriminant(classes=[0, 1]).fit(rows, LABELS, public=public)
+        model = PrivateDiscriminant(classes=[0, 1]).fit(rows, LABELS, public=public)
+    assert set(model.predict(ROWS)) <= {0, 1}
 
 
 def test_a_record_cannot_pass_for_an_error_that_is_shown() -> None:
@@ -114,7 +115,8 @@ def test_whether_public_rows_are_refused_does_not_depend_on_values() -> None:
     """Copies and other rows of one array are taken: a refusal that compared values would tell of records."""
     whole = np.vstack([ROWS, PUBLIC])
     for rows, public in ((ROWS, ROWS.copy()), (whole[:40], whole[40:]), (whole[::2], whole[1::2])):
-        PrivateDiscriminant(classes=[0, 1]).fit(rows, np.arange(len(rows)) % 2, public=public)
+        model = PrivateDiscriminant(classes=[0, 1]).fit(rows, np.arange(len(rows)) % 2, public=public)
+        assert set(model.predict(rows)) <= {0, 1}
 
 
 # Parameters that change while a fit runs
