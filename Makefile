@@ -20,9 +20,9 @@ demo: $(VENV)/.base ## Search images privately, from a budget; tables and pictur
 	$(BIN)/python -m studies.photos --out $(OUT)
 
 test: $(VENV)/.dev ## Run all tests and every example of the documentation
-	$(PYTEST)
+	$(PYTEST) --junitxml=$(OUT)/tests.xml
 
-quick: $(VENV)/.dev ## Run the tests of what changed and all fast ones, in about a minute
+quick: $(VENV)/.dev ## Run the tests of what changed and all fast ones
 	$(PYTEST) -q --quick src tests
 
 coverage: $(VENV)/.dev ## Run all tests and say which lines none of them reaches

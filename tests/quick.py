@@ -1,4 +1,4 @@
-"""Know which tests are slow: a quick run leaves them out but for what changed, a whole run begins with their files.
+"""Know which tests are slow: a quick run leaves most of them out, a whole run begins with their files.
 
 ``python -m tests.quick REPORT.xml ...`` writes anew which tests are slow, from reports of ``pytest --junitxml``.
 """
@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).parents[1]
 SLOW = ROOT / "tests" / "slow.txt"
 _LIMIT = 0.1  # seconds that a fast test may take with all its parameters
+_BUDGET = 40.0  # seconds of slow tests of modules that changed, the shortest first
 
 
 def changed_files() -> set[str]:
@@ -41,8 +42,14 @@ def find_tests(changed: set[str]) -> set[str]:
 
 def choose(names: list[str]) -> list[bool]:
     """Say of every test, by its pytest name, whether it belongs to a quick run."""
-    slow, wanted = read_slow(), find_tests(changed_files())
-    return [name.split("::")[0] in wanted or name.split("[")[0] not in slow for name in names]
+    slow, changed = read_slow(), changed_files()
+    near, left, taken = find_tests(changed), _BUDGET, set()
+    for name, took in sorted(slow.items(), key=lambda one: one[1]):
+        if name.split("::")[0] in near and took <= left:
+            taken.add(name)
+            left -= took
+    bare = [name.split("[")[0] for name in names]
+    return [name not in slow or name in taken or name.split("::")[0] in changed for name in bare]
 
 
 def weigh_files() -> defaultdict[str, float]:
