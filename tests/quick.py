@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).parents[1]
 SLOW = ROOT / "tests" / "slow.txt"
 _LIMIT = 0.1  # seconds that a fast test may take with all its parameters
+_APART = "tests/cluster/"  # slow as a whole: no test's seconds show those of the workers that are started for all
 _BUDGET = 40.0  # seconds of slow tests of modules that changed, the shortest first
 
 
@@ -48,8 +49,14 @@ def choose(names: list[str]) -> list[bool]:
         if name.split("::")[0] in near and took <= left:
             taken.add(name)
             left -= took
-    bare = [name.split("[")[0] for name in names]
-    return [name not in slow or name in taken or name.split("::")[0] in changed for name in bare]
+
+    def belongs(name: str) -> bool:
+        file = name.split("::", maxsplit=1)[0]
+        if file in changed or name in taken:
+            return True
+        return name not in slow and (file in near or not file.startswith(_APART))
+
+    return [belongs(name.split("[")[0]) for name in names]
 
 
 def weigh_files() -> defaultdict[str, float]:
