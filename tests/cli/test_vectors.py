@@ -46,6 +46,8 @@ def test_a_file_becomes_a_gallery_with_the_users_own_ids(kind: str) -> None:
     with Index.open("texts") as index:
         unit = ROWS[7] / np.linalg.norm(ROWS[7])
         np.testing.assert_allclose(index.features(["doc-7"])[0], unit, atol=1e-6)
+    assert found["reach"] < 1
+    assert "of the vectors; the others are never returned" in fine(*words)
     again = told(*words)
     assert (again["added"], again["map_learned"], again["revision"]) == (0, False, found["revision"])
     assert "Nothing new: nothing was done." in fine(*words)

@@ -41,6 +41,18 @@ def test_a_table_is_kept(tmp_path: Path) -> None:
         index.verify()
 
 
+def test_reach_is_kept_with_the_map(tmp_path: Path) -> None:
+    free = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", n_sets=5, candidates=0.2)
+    assert free.published.reach < 1
+    reached = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", reach=1.0)
+    assert (reached.learned, reached.published.reach) == (True, 1.0)
+    other = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", epsilon=2.0)
+    assert (other.learned, other.published.reach) == (True, 1.0)
+    for given, words in (({"reach": 1.5}, "from 0 to 1"), ({"n_sets": 4}, "n_sets must be larger")):
+        with pytest.raises(ValueError, match=words):
+            sync_table(VectorTable(ROWS, IDS), tmp_path / "i", **given)
+
+
 def test_what_is_wrong_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no index at"):
         sync_table(None, tmp_path / "i", delete=["a0"])

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,7 +220,7 @@ def test_a_fitted_map_comes_nearer_to_what_queries_find() -> None:
 
 
 def test_the_number_of_sets_starts_from_a_rule() -> None:
-    assert learning.usual_number(1_000_000, 1_000, 4.0, 2, 4096) == 815
+    assert learning.usual_number(1_000_000, 1_000, 4.0, 2, 4096) == 720
     assert learning.usual_number(1_000_000, 1_000, 12.0, 2, 4096) == 4096
     assert learning.usual_number(100, 90, 0.1, 2, 512) == 2
 
@@ -321,6 +322,11 @@ def _map(**changed: object) -> PublicMap:
     return PublicMap(**{**parts, **changed})  # type: ignore[arg-type]
 
 
+def _many(prototypes: int, n_sets: int) -> dict[str, object]:
+    coverage = np.ones((prototypes, n_sets), dtype=np.uint8)
+    return {"prototypes": np.ones((prototypes, 2), dtype=np.int8), "coverage": coverage}
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -330,8 +336,10 @@ def _map(**changed: object) -> PublicMap:
         ({"prototypes": np.ones((4, 2))}, "prototypes must be a table"),
         ({"prototypes": np.ones((5, 2), dtype=np.int8)}, "as many columns"),
         ({"coverage": np.ones((4, 1), dtype=np.uint8)}, "2 to 4096 sets"),
-        ({"coverage": np.ones((4, 4097), dtype=np.uint8)}, "coverage must be an array of at most 8192 x 4096"),
-        ({"prototypes": np.ones((8193, 2), dtype=np.int8)}, "prototypes must be an array of at most 8192 x 64"),
+        ({"coverage": np.ones((4, 4097), dtype=np.uint8)}, "coverage must be an array of at most 32768 x 4096"),
+        ({"prototypes": np.ones((32769, 2), dtype=np.int8)}, "prototypes must be an array of at most 32768 x 64"),
+        (_many(8193, 5), "coverage must be 0 or 255 where there are more than 8192 prototypes"),
+        (_many(8193, 4096), "coverage must hold at most 33554432 numbers"),
         ({"components": np.ones((3, 65), dtype=np.float16)}, "components must be an array of at most 16000 x 64"),
         ({"components": np.ones((16_001, 2), dtype=np.float16)}, "components must be an array of at most"),
         ({"n_items": (1 << 32) + 1}, "n_items must be at most"),
@@ -343,6 +351,56 @@ def _map(**changed: object) -> PublicMap:
 def test_maps_that_are_none(changed: dict[str, object], words: str) -> None:
     with pytest.raises(MapError, match=words):
         _map(**changed)
+
+
+def test_a_map_of_many_prototypes_holds_bits() -> None:
+    coverage = 255 * np.random.default_rng(0).integers(0, 2, (8193, 13)).astype(np.uint8)
+    held = _map(**_many(8193, 13) | {"coverage": coverage})
+    assert held.nbytes < 8193 * (2 + 2) + 500
+    read = PublicMap.from_bytes(held.to_bytes())
+    np.testing.assert_array_equal(read.coverage, coverage)
+    assert read.map_id == held.map_id
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes", "words"),
+    [
+        ((8193, 2), [9000, 10, 17], "one for each set"),
+        ((8193, 2), [9000, 10, 8], "one for each set"),
+        ((8193, 512), [9000, 10, 4096], "at most 33554432 numbers"),
+        ((8193, 513), [9000, 10, 4104], "bits must be an array of at most 32768 x 512"),
+        ((4, 2), [9000, 10, 13], "more than 8192 prototypes as bits, of others not"),
+        ((4, 2), [9000], "not a map"),
+    ],
+)
+def test_bits_that_are_no_map(shape: tuple[int, int], sizes: list[int], words: str) -> None:
+    arrays: dict[str, NDArray[Any]] = {
+        "components": np.ones((3, 2), np.float16).view(np.uint16),
+        "prototypes": np.ones((shape[0], 2), np.int8),
+        "bits": np.zeros(shape, np.uint8),
+        "sizes": np.array(sizes),
+    }
+    with pytest.raises(MessageError, match=words):
+        PublicMap.from_bytes(Message("map", "0", arrays).to_bytes())
+
+
+def test_small_answers_have_more_prototypes(
+    monkeypatch: pytest.MonkeyPatch, digits: tuple[Floats, Floats, Floats]
+) -> None:
+    public, gallery, queries = digits
+    for name, value in (("PROTOTYPES", 64), ("MOST_GRADED", 64), ("MOST_PROTOTYPES", 512)):
+        monkeypatch.setattr(f"nearveil.mechanisms.covers.covers.{name}", value)
+    many = Covers(4.0, 0.025).fit(public).index(gallery)
+    assert (len(many.map_.prototypes), set(np.unique(many.map_.coverage))) == (512, {0, 255})
+    assert len(Covers(4.0, 0.03).fit(public).index(gallery).map_.prototypes) == 64
+    monkeypatch.setattr("nearveil.mechanisms.covers.covers._SMALL_ANSWER", 0.0)
+    few = Covers(4.0, 0.025).fit(public).index(gallery)
+    assert len(few.map_.prototypes) == 64
+    assert _recall(many, gallery, queries) > 1.03 * _recall(few, gallery, queries)
+    size, before = len(gallery), np.concatenate([np.arange(20, len(gallery)), np.full(20, -1)])
+    changed = np.concatenate([gallery[20:], queries[:20]])
+    updated = many.update(changed, before)
+    assert (len(updated.map_.prototypes), updated.map_.n_items) == (512, size)
 
 
 @pytest.mark.parametrize(

@@ -75,14 +75,14 @@ ROWS = unit(
 )
 
 
-def reference(public_map: PublicMap, features: NDArray[np.float64]) -> NDArray[np.int64]:
+def reference(public_map: PublicMap, features: NDArray[np.float64], step: int = 64) -> NDArray[np.int64]:
     """Return the rule in integers, by sorting."""
     wide = public_map.components.astype(np.float64)
     scale = max(float(np.abs(wide).max()), 2.0**-24)
     components = np.rint(wide / scale * 2**16).astype(np.int64)
     projected = np.rint(features * 2**20).astype(np.int64) @ components
     queries, prototypes = (_long_directions(rows) for rows in (projected, public_map.prototypes.astype(np.int64)))
-    similarities = (queries @ prototypes.T) // 64
+    similarities = (queries @ prototypes.T) // step
     near = np.argsort(-similarities, axis=1, kind="stable")[:, :NEIGHBORS]
     weights = np.rint(4096 * np.exp(-np.arange(NEIGHBORS) / 8)).astype(np.int64)[: near.shape[1]]
     return np.asarray((weights[:, None] * public_map.coverage.astype(np.int64)[near]).sum(axis=1).argmax(axis=1))
@@ -99,6 +99,16 @@ def _long_directions(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 def test_the_rule_is_that_of_integers(name: str) -> None:
     public_map = HOSTILE[name]()
     np.testing.assert_array_equal(public_map.choose(ROWS), reference(public_map, ROWS))
+
+
+def test_the_rule_is_that_of_integers_for_many_prototypes() -> None:
+    """Keys of 32 bits hold an index of 15 bits, and a similarity without its last 8."""
+    rng, count = np.random.default_rng(5), 32_768
+    prototypes, bits = rng.integers(-128, 128, (count, 8)).astype(np.int8), rng.integers(0, 2, (count, SETS))
+    public_map = some_map(prototypes=prototypes, coverage=(255 * bits).astype(np.uint8))
+    np.testing.assert_array_equal(public_map.choose(ROWS), reference(public_map, ROWS, step=256))
+    keys = similarity_keys(public_map._directions[[0, -1]], np.concatenate([-public_map._directions[:1]] * count))
+    assert find_prototypes(largest_keys(keys), count)[:, :3].tolist() == [[0, 1, 2]] * 2
 
 
 def test_one_row_and_many_are_chosen_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +137,7 @@ def test_the_network_sorts_zeros_and_ones() -> None:
         every = (np.arange(1 << m)[:, None] >> np.arange(m) & 1).astype(np.int32)
         np.testing.assert_array_equal(largest_keys(every)[:, :m], np.sort(every, axis=1)[:, ::-1])
     rng = np.random.default_rng(3)
-    for m in (64, 1000, 8192):
+    for m in (64, 1000, 8192, 32_768):
         some = (rng.random((40, m)) < rng.random((40, 1)) * 80 / m).astype(np.int32)
         np.testing.assert_array_equal(largest_keys(some), np.sort(some, axis=1)[:, ::-1][:, :MOST_NEIGHBORS])
 
@@ -162,7 +172,7 @@ def test_tables_of_a_map_hold_whole_numbers(name: str) -> None:
 
 def test_equal_prototypes_are_taken_in_order() -> None:
     keys = similarity_keys(directions(np.ones((2, 3))), directions(np.ones((50, 3))))
-    np.testing.assert_array_equal(find_prototypes(largest_keys(keys)), np.tile(np.arange(MOST_NEIGHBORS), (2, 1)))
+    np.testing.assert_array_equal(find_prototypes(largest_keys(keys), 50), np.tile(np.arange(MOST_NEIGHBORS), (2, 1)))
     assert most_covered(keys, np.full((50, 4), 9, np.uint8)).tolist() == [0, 0]
 
 

@@ -238,8 +238,9 @@ def test_public_parts_that_are_refused_before_anything_is_paid(data: bytes, word
     ("changed", "words"),
     [
         ({"coverage": np.zeros((ITEMS, 1), np.uint8)}, "2 to 4096 sets"),
-        ({"coverage": np.zeros((ITEMS, 4097), np.uint8)}, "at most 8192 x 4096"),
-        ({"prototypes": np.zeros((8193, 6), np.int8)}, "at most 8192 x 64"),
+        ({"coverage": np.zeros((ITEMS, 4097), np.uint8)}, "at most 32768 x 4096"),
+        ({"prototypes": np.zeros((32769, 6), np.int8)}, "at most 32768 x 64"),
+        ({"prototypes": np.zeros((8193, 6), np.int8), "coverage": np.ones((8193, 2), np.uint8)}, "0 or 255"),
         ({"set_size": 39}, "sets of as many items as candidates says"),
         ({"n_items": 1 << 33}, "n_items must be at most"),
         ({"n_items": 10**9}, "bytes, and at most"),  # an answer that no client would read

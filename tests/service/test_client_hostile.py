@@ -356,6 +356,7 @@ def test_the_documented_caps_are_those_of_the_code() -> None:
         "dimensions of a feature": MOST_FEATURES,
         "dimensions of a projected feature": _map.MOST_DIMENSIONS,
         "prototypes of a map": _map.MOST_PROTOTYPES,
+        "coverage of a map: prototypes times sets": _map.MOST_COVERAGE,
         "sets of a map": _map.MOST_SETS,
         "items of a gallery": _map.MOST_ITEMS,
         "columns of a table of codes": _answer.MOST_COLUMNS,

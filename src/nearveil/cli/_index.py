@@ -43,6 +43,7 @@ _OPTIONS = {
     "candidates": "--candidates",
     "n_sets": "--sets",
     "code_bytes": "--code-bytes",
+    "reach": "--reach",
     **CLUSTER_OPTIONS,
 }
 
@@ -79,6 +80,13 @@ def index(
             min=7,
             help="Bytes of an image in an answer (default: previous value, or its whole feature). 128 keeps answers "
             "small, and finds a little less.",
+        ),
+    ] = None,
+    reach: Annotated[
+        float | None,
+        typer.Option(
+            help="Part of the images that must be in some set (default: previous value, or 0). An image in none is "
+            "never returned; with 1 every one can be, which finds less where epsilon is small.",
         ),
     ] = None,
     extractor: ExtractorName = AUTO,
@@ -147,7 +155,8 @@ def index(
     """
     at = ClusterOptions(cluster, ca, cert, key, insecure)
     columns = {"ids": ids, "names": names, "metadata": tuple(metadata or ()), "vectors": vectors}
-    terms: dict[str, Any] = {"epsilon": epsilon, "candidates": candidates, "n_sets": sets, "code_bytes": code_bytes}
+    asked = {"epsilon": epsilon, "candidates": candidates, "n_sets": sets}
+    terms: dict[str, Any] = {**asked, "code_bytes": code_bytes, "reach": reach}
     if source is None or delete or _is_table(source):
         with report_errors(**_OPTIONS):
             if extractor != AUTO or private:
@@ -231,6 +240,7 @@ def index_vectors(
         "epsilon": float(published.release.epsilon),
         "candidates": published.map.set_size,
         "sets": published.map.n_sets,
+        "reach": round(published.reach, 4),
         "map_bytes": published.map.nbytes,
         "map_learned": report.learned,
         "revision": report.revision,
@@ -242,6 +252,7 @@ def index_vectors(
     lines = {
         "vectors": f"{report.items:,} ({changes}), {report.dimension:,} dimensions",
         "map": f"{published.map.n_sets:,} sets, {published.map.nbytes:,} bytes, for epsilon {figures['epsilon']:g}",
+        "in any set": _tell_reach(published.reach, "vector"),
         "an answer": f"{published.map.set_size:,} vectors",
         "revision": f"{report.revision:,}",
         "index": report.index,
@@ -298,14 +309,16 @@ def _show(figures: dict[str, Any]) -> None:
         print_lines("Nothing new: nothing was done.")
 
 
+def _tell_reach(reach: float, kind: str) -> str:
+    return f"{reach:.1%} of the {kind}s; the others are never returned" if reach < 1 else f"every {kind}"
+
+
 def _describe_map(figures: dict[str, Any]) -> dict[str, str]:
     if figures["private"]:
         others = "" if figures["row_exact"] else "; some rows, of other folders, are not row-exact: index those again"
         return {"map": f"none: the images are private{others}"}
     return {
         "map": f"{figures['sets']:,} sets, {figures['map_bytes']:,} bytes, for epsilon {figures['epsilon']:g}",
-        "in any set": f"{figures['reach']:.1%} of the images; the others are never returned"
-        if figures["reach"] < 1
-        else "every image",
+        "in any set": _tell_reach(figures["reach"], "image"),
         "an answer": f"{figures['candidates']:,} images, {figures['code_bytes']:,} bytes each",
     }

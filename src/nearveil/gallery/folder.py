@@ -41,12 +41,14 @@ class MapTerms:
     candidates: float = 0.1
     n_sets: int | None = None
     code_bytes: int | Literal["auto"] | None = "auto"
+    reach: float = 0.0
 
     @classmethod
     def from_map(cls, published: Published) -> "MapTerms":
         """Return those of a map that there is."""
         release = published.release
-        return cls(float(release.epsilon), float(release.candidates), release.n_sets, published.code_bytes)
+        epsilon, candidates, reach = (float(value) for value in (release.epsilon, release.candidates, release.reach))
+        return cls(epsilon, candidates, release.n_sets, published.code_bytes, reach)
 
     def updated(self, **given: Any) -> "MapTerms":
         """Return these, but for what was given and is not None."""
@@ -63,6 +65,10 @@ class MapTerms:
             raise ValueError(f"{error} ({items:,} images); nothing was changed") from None
         if self.n_sets is not None and not 2 <= self.n_sets <= items:
             raise ValueError(f"n_sets must be from 2 to {items:,}, the number of images; nothing was changed")
+        if not 0 <= self.reach <= 1:
+            raise ValueError("reach must be a part of the images, from 0 to 1; nothing was changed")
+        if self.n_sets is not None and self.n_sets * candidate_count(self.candidates, items) < self.reach * items:
+            raise ValueError("n_sets must be larger, so that sets of this size reach so many; nothing was changed")
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,7 @@ def sync_folder(
     candidates: float | None = None,
     n_sets: int | None = None,
     code_bytes: int | None = None,
+    reach: float | None = None,
     progress: Progress | None = None,
     cluster: Any = None,
 ) -> FolderReport:
@@ -132,8 +139,8 @@ def sync_folder(
         By default the index's own, or the best that is installed.
     private : bool, default=False
         Whether the images are records of a protected gallery: rows are row-exact, and no map is made.
-    epsilon, candidates, n_sets, code_bytes : optional
-        As in :meth:`Index.publish`; by default as before, or 4, 0.1, the best number, and the whole feature.
+    epsilon, candidates, n_sets, code_bytes, reach : optional
+        As in :meth:`Index.publish`; by default as before, or 4, 0.1, the best number, the whole feature, and 0.
     progress : callable, optional
         ``progress(text, total)`` returns a function that is called with the number of images done.
     cluster : str or dask.distributed.Client, optional
@@ -150,7 +157,8 @@ def sync_folder(
     >>> report.added, report.deleted  # doctest: +SKIP
     (120, 0)
     """
-    given = {"epsilon": epsilon, "candidates": candidates, "n_sets": n_sets, "code_bytes": code_bytes}
+    asked = {"epsilon": epsilon, "candidates": candidates, "n_sets": n_sets}
+    given = {**asked, "code_bytes": code_bytes, "reach": reach}
     start = progress or (lambda _, __: lambda ___: None)
     root, where = _find_root(Path(folder)), find_index(index)
     with ExitStack() as stack:
@@ -384,6 +392,7 @@ def publish_map(held: Index, terms: MapTerms, start: Progress, workers: Cluster)
         terms.epsilon,
         terms.candidates,
         n_sets=terms.n_sets,
+        reach=terms.reach,
         code_bytes=terms.code_bytes,
         keep=keep,
         progress=told,

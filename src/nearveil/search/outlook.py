@@ -58,7 +58,7 @@ def make_outlook(public: PublicPart) -> Outlook:
     tells, and nothing is left out.
     """
     held = public.map
-    whole = held.n_items == len(held.prototypes)
+    whole = held.n_items == len(held.prototypes) and not held.has_bits  # many would take long to compare
     rows = unit_prototypes(held)
     some = np.arange(len(rows)) if whole else np.linspace(0, len(rows) - 1, min(_MOST_ROWS, len(rows))).astype(int)
     near = find_prototypes(held, rows[some], some if whole else None)

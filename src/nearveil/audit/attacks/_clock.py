@@ -119,7 +119,7 @@ def make_hostile_parts(prototypes: int = MOST_PROTOTYPES) -> dict[str, PublicPar
     exact = np.eye(DIMENSION, dtype=np.float16)
     small = np.full((DIMENSION, MOST_DIMENSIONS), _SUBNORMAL, dtype=np.float16)
     small[0, 0] = 1.0
-    some = np.random.default_rng(0).integers(0, 256, (prototypes, 8)).astype(np.uint8)
+    some = (255 * np.random.default_rng(0).integers(0, 2, (prototypes, 8))).astype(np.uint8)
     many = np.full((prototypes, 256), 255, dtype=np.uint8)
     return {
         "prototypes sorted along an arc": _make_part(exact, arc, some),

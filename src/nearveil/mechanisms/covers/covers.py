@@ -173,9 +173,8 @@ DECAY = 8.0  # of their weights, in ranks
 MOST_NEIGHBORS = 32  # what the network keeps: a power of two
 _LENGTH = 4000.0  # of a direction: products of two are below 2^24, so exact in 32-bit floats in any order of summing
 _FINE = 2.0**20  # steps of a unit in numbers of 64 bits
-_INDEX_BITS = 13
-_LAST = (1 << _INDEX_BITS) - 1
-_DROPPED_BITS = 6  # of a similarity: 32 bits hold the rest and the index
+_INDEX_BITS = (13, 15)  # of up to 8192 prototypes, and of more
+_SIMILARITY_DROPS = 7  # bits of a similarity fewer than the index has: 32 bits hold the rest and the index
 _LOWEST = np.iinfo(np.int32).min
 # Weights sum up to 2^15.02; times a coverage of 255 that is below 2^24.
 _WEIGHTS = np.append(np.rint(4096 * np.exp(-np.arange(NEIGHBORS) / DECAY)), 0).astype(np.float32)
@@ -202,13 +201,19 @@ def directions(rows: Floats) -> Singles:
 def similarity_keys(queries: Singles, prototypes: Singles) -> Keys:
     """Return a number for each query and prototype, by their :func:`directions`: the larger, the nearer.
 
-    No two of a row are equal: of equally near ones the first is larger. There may be 8192 prototypes.
+    No two of a row are equal: of equally near ones the first is larger. There may be 32768 prototypes.
     """
+    bits = _index_bits(len(prototypes))
     similarities = (queries @ prototypes.T).astype(np.int32)
-    similarities >>= _DROPPED_BITS
-    similarities <<= _INDEX_BITS
-    similarities += _LAST - np.arange(len(prototypes), dtype=np.int32)
+    similarities >>= bits - _SIMILARITY_DROPS
+    similarities <<= bits
+    similarities += (1 << bits) - 1 - np.arange(len(prototypes), dtype=np.int32)
     return similarities
+
+
+def _index_bits(count: int) -> int:
+    """Return how many bits of a key name one of so many prototypes."""
+    return _INDEX_BITS[count > MOST_GRADED]
 
 
 def largest_keys(keys: Keys) -> Keys:
@@ -239,9 +244,10 @@ def _exchange(first: Keys, second: Keys) -> Keys:
     return out
 
 
-def find_prototypes(keys: Keys) -> NDArray[np.int64]:
-    """Return which prototypes keys belong to."""
-    return (_LAST - (keys & _LAST)).astype(np.int64)
+def find_prototypes(keys: Keys, count: int) -> NDArray[np.int64]:
+    """Return which of so many prototypes keys belong to."""
+    last = (1 << _index_bits(count)) - 1
+    return (last - (keys & last)).astype(np.int64)
 
 
 def most_covered(keys: Keys, coverage: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -272,14 +278,17 @@ Number = TypeVar("Number", bound=np.generic)
 
 _NAME = "map"
 MOST_DIMENSIONS = 64  # of a projected feature
-MOST_PROTOTYPES = 8192
+MOST_PROTOTYPES = 32_768
+MOST_GRADED = 8192  # prototypes that tell shares of what lies around them; of more, whether it is most, as a bit
+MOST_COVERAGE = 1 << 25  # prototypes times sets
 MOST_SETS = 4096
 MOST_ITEMS = 1 << 32  # as many as there are ids
 _LARGEST = {
     "components": (MOST_FEATURES, MOST_DIMENSIONS),
     "prototypes": (MOST_PROTOTYPES, MOST_DIMENSIONS),
     "coverage": (MOST_PROTOTYPES, MOST_SETS),
-    "sizes": (2,),
+    "bits": (MOST_PROTOTYPES, MOST_SETS // 8),
+    "sizes": (3,),
 }
 _CHUNK = 1 << 18  # similarities that are held at once
 _TINY = 2.0**-24  # the smallest component above zero
@@ -304,7 +313,8 @@ class PublicMap:
     prototypes : ndarray of shape (m, r), int8
         Projected and scaled so that the largest entry is 127.
     coverage : ndarray of shape (m, n_sets), uint8
-        The share of what lies around a prototype that a set holds, times 255.
+        The share of what lies around a prototype that a set holds, times 255. Of more than 8192 prototypes it is 0 or
+        255, and the map's bytes hold it as bits.
     n_items : int
         Of the gallery.
     set_size : int
@@ -338,6 +348,10 @@ class PublicMap:
             raise MapError("components and prototypes must have as many columns, and coverage a row for each prototype")
         if self.n_sets < 2:
             raise MapError(f"coverage must be of 2 to {MOST_SETS} sets")
+        if self.coverage.size > MOST_COVERAGE:
+            raise MapError(f"coverage must hold at most {MOST_COVERAGE} numbers")
+        if self.has_bits and not np.isin(self.coverage, (0, 255)).all():
+            raise MapError(f"coverage must be 0 or 255 where there are more than {MOST_GRADED} prototypes")
         if self.n_items > MOST_ITEMS:
             raise MapError(f"n_items must be at most {MOST_ITEMS}, as many as there are ids")
         if not 1 <= self.set_size <= self.n_items:
@@ -350,6 +364,11 @@ class PublicMap:
     def n_sets(self) -> int:
         """The number of sets, the L of the channel."""
         return int(self.coverage.shape[1])
+
+    @property
+    def has_bits(self) -> bool:
+        """Whether prototypes tell of each set no more than that it holds most of what lies around them."""
+        return len(self.prototypes) > MOST_GRADED
 
     @property
     def nbytes(self) -> int:
@@ -377,7 +396,7 @@ class PublicMap:
             raise ValueError(f"count must be from 1 to {min(MOST_NEIGHBORS, len(self.prototypes))}")
         near = np.zeros((len(projected), count), dtype=np.int64)
         for some in self._chunks(len(projected)):
-            near[some] = find_prototypes(largest_keys(self._keys(projected[some]))[:, :count])
+            near[some] = find_prototypes(largest_keys(self._keys(projected[some]))[:, :count], len(self.prototypes))
         return near
 
     def _keys(self, projected: Floats) -> Keys:
@@ -399,26 +418,42 @@ class PublicMap:
 
     def to_bytes(self) -> bytes:
         """Return the map as bytes, in the form of messages."""
-        sizes = np.array([self.n_items, self.set_size], dtype=np.int64)
+        sizes = [self.n_items, self.set_size]
         arrays: dict[str, NDArray[Any]] = {
             "components": self.components.view(np.uint16),
             "prototypes": self.prototypes,
-            "coverage": self.coverage,
-            "sizes": sizes,
         }
+        if self.has_bits:
+            sizes.append(self.n_sets)
+            arrays["bits"] = np.packbits(self.coverage, axis=1)
+        else:
+            arrays["coverage"] = self.coverage
+        arrays["sizes"] = np.array(sizes, dtype=np.int64)
         return Message(_NAME, self.map_id, arrays).to_bytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Read a map, or raise a MessageError; nothing in the bytes is trusted."""
         read = Message.from_bytes(data, _LARGEST)
-        if read.mechanism != _NAME or read["components"].dtype != np.uint16 or read["sizes"].shape != (2,):
+        if read.mechanism != _NAME or read["components"].dtype != np.uint16 or read["sizes"].shape not in ((2,), (3,)):
             raise MapError("data is not a map")
-        n_items, set_size = (int(size) for size in read["sizes"])
-        found = cls(read["components"].view(np.float16), read["prototypes"], read["coverage"], n_items, set_size)
+        n_items, set_size, *n_sets = (int(size) for size in read["sizes"])
+        coverage = _unpack(read["bits"], *n_sets) if n_sets else read["coverage"]
+        found = cls(read["components"].view(np.float16), read["prototypes"], coverage, n_items, set_size)
+        if found.has_bits != bool(n_sets):
+            raise MapError(f"data must hold the coverage of more than {MOST_GRADED} prototypes as bits, of others not")
         if found.map_id != read.public_id:
             raise MapError("data is not the map that it says it is")
         return found
+
+
+def _unpack(bits: NDArray[Any], n_sets: int) -> NDArray[np.uint8]:
+    """Return the coverage that bits tell, checked before it takes memory."""
+    if bits.dtype != np.uint8 or bits.ndim != 2 or not 8 * (bits.shape[1] - 1) < n_sets <= 8 * bits.shape[1]:
+        raise MapError("data is not a map: bits must hold one for each set")
+    if len(bits) * n_sets > MOST_COVERAGE:
+        raise MapError(f"coverage must hold at most {MOST_COVERAGE} numbers")
+    return 255 * np.unpackbits(bits, axis=1, count=n_sets)
 
 
 def _read_only(values: NDArray[Number]) -> NDArray[Number]:
@@ -434,7 +469,8 @@ def _check_size(name: str, shape: tuple[int, ...]) -> None:
 
 
 _OF_THE_GALLERY = ("map_", "members_", "drift_", "_gallery_digest")
-PROTOTYPES = MOST_PROTOTYPES  # a gallery up to this size stands for itself
+PROTOTYPES = MOST_GRADED  # a gallery up to this size stands for itself
+_SMALL_ANSWER = 0.03  # of a gallery: below it, where a row lies must be told more precisely
 _FITTED = 50_000  # queries that the coverage of prototypes is fitted to
 DUE = 0.1  # the part of a gallery that may change before its sets should be learned anew
 
@@ -648,18 +684,34 @@ def group_around_prototypes(
     """Choose prototypes of a gallery, and measure what the sets cover around each.
 
     A small gallery stands for itself, in an order that tells no item's position; a large one has k-means centroids.
-    What these say is fitted to what queries find, where the sets were `learned` from some.
+    What these say is fitted to what queries find, where the sets were `learned` from some; bits gain nothing by that.
     """
     placed = features @ components.astype(np.float32)
-    if len(features) <= PROTOTYPES:
+    n_sets, n_items = members.shape
+    count = count_prototypes(n_items, n_sets, members.nnz // n_sets)
+    if len(features) <= count:
         order = np.lexsort(placed.T)
         return Grouping(members, components, placed[order], members.toarray().T[order].astype(np.float32))
-    found, nearest = fine_centres(placed, PROTOTYPES, workers)
+    found, nearest = fine_centres(placed, count, workers)
     coverage = measure_around(nearest, members, len(found))
-    if learned is not None:
+    if learned is not None and len(found) <= MOST_GRADED:
         near = find_prototypes_of(placed[learned.queries[:_FITTED]], found, NEIGHBORS)
         fit_coverage(coverage, near, learned.lists[:_FITTED], members)
     return Grouping(members, components, found, coverage)
+
+
+def count_prototypes(n_items: int, n_sets: int, set_size: int) -> int:
+    """Return how many prototypes a map has, where there are as many items."""
+    if set_size >= _SMALL_ANSWER * n_items:
+        return PROTOTYPES
+    return max(PROTOTYPES, min(MOST_PROTOTYPES, MOST_COVERAGE // n_sets))
+
+
+def _round_coverage(coverage: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Return shares in steps of 1/255; of many prototypes, whether they are more than a half."""
+    if len(coverage) > MOST_GRADED:
+        return np.where(coverage > 0.5, np.uint8(255), np.uint8(0))
+    return np.rint(255 * coverage).astype(np.uint8)
 
 
 def _check_places(before: ArrayLike, n_items: int, n_before: int) -> NDArray[np.int64]:
@@ -679,7 +731,7 @@ def _make_map(n_items: int, grouping: Grouping, size: int) -> PublicMap:
     return PublicMap(
         components=grouping.components,
         prototypes=np.rint(scaled).astype(np.int8),
-        coverage=np.rint(255 * grouping.coverage).astype(np.uint8),
+        coverage=_round_coverage(grouping.coverage),
         n_items=n_items,
         set_size=size,
     )
@@ -774,12 +826,12 @@ class Covers(MappedRelease):
         local = measure_local(features, old)
         held = reach_items(carry_members(self.members_, places, local, size), local, self.reach)
         members = make_members(held, len(features))
-        if len(features) <= PROTOTYPES or len(old.prototypes) == old.n_items:
+        if len(features) <= count_prototypes(len(features), old.n_sets, size) or len(old.prototypes) == old.n_items:
             grouping = group_around_prototypes(features, members, find_components(features))
             public_map = _make_map(len(features), grouping, size)
         else:
             nearest = find_prototypes_of(features @ old.components.astype(np.float32), old.prototypes, 1)[:, 0]
-            around = np.rint(255 * measure_around(nearest, members, len(old.prototypes))).astype(np.uint8)
+            around = _round_coverage(measure_around(nearest, members, len(old.prototypes)))
             public_map = PublicMap(old.components, old.prototypes, around, len(features), size)
         stayed = int((places >= 0).sum())
         changed = len(features) - stayed + self.members_.shape[1] - stayed

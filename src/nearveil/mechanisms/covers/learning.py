@@ -54,6 +54,7 @@ _DROPPED = 32  # of so many sets one is dropped at a time
 _PASSES_A_DROP = 2
 _FALL = 0.03  # of the best recall, after which no more sets are dropped
 _MOST_SETS = 4096
+_ITEMS_A_SET = 8  # with fewer, sets would be lists of neighbours and a map larger than its gallery
 _CELLS = 64  # in which fine centroids are looked for
 _SEED = 0
 
@@ -344,7 +345,8 @@ def learn_sets(
         tell=lambda done: tell("looking for neighbours", 0.4 * done),
     )
     shared = workers.share(_Task(small[queries], lists, n, set_size, epsilon))
-    numbers = (n_sets, n_sets) if n_sets else (max(2, least), max(2, least, min(_MOST_SETS, n)))
+    most = min(_MOST_SETS, n, max(n // _ITEMS_A_SET, 2 * n // set_size))
+    numbers = (n_sets, n_sets) if n_sets else (max(2, least), max(2, least, most))
     found: list[tuple[float, int, csr_array]] = []
     seeds = range(1)
     while seeds:
@@ -434,7 +436,9 @@ def _row_maxima(table: csr_array, values: NDArray[np.float32]) -> NDArray[np.flo
 
 def usual_number(n_items: int, set_size: int, epsilon: float, least: int, most: int) -> int:
     """Return about how many sets are best."""
-    return int(min(max(least, round(2 + 0.11 * np.exp(epsilon / 2) * n_items / set_size)), most))
+    fraction, favour = set_size / n_items, np.exp(epsilon / 2)
+    number = min(2 + 0.11 * favour / fraction, 0.72 * max(1, favour * np.sqrt(fraction)) / fraction)
+    return int(min(max(least, round(number)), most))
 
 
 def projection(features: Rows, dimensions: int) -> Rows:

@@ -78,7 +78,7 @@ def find_prototypes_of(placed: Rows, prototypes: NDArray[np.generic], count: int
 def measure_local(features: Rows, held: "PublicMap") -> csr_array:
     """Return what the sets of a map hold around each row, as shares of the whole, shape (n_sets, n)."""
     whole = len(held.prototypes) == held.n_items  # a prototype is an item, in a set or not; else the mean of many
-    ranks = min(CHOICE_RANKS, len(held.prototypes)) if whole else 1
+    ranks = min(CHOICE_RANKS, len(held.prototypes)) if whole or held.has_bits else 1
     near = find_prototypes_of(features @ held.components.astype(np.float32), held.prototypes, ranks)
     coverage = np.where(held.coverage < _LEAST, 0, held.coverage / _FULL).astype(np.float32)
     return (_weigh_prototypes(near, len(held.prototypes)) @ csr_array(coverage)).T.tocsr()
