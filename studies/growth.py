@@ -1,6 +1,7 @@
 """What covers find as a gallery grows, with answers of one size in items; and in one of 60,000 digits."""
 
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -17,11 +18,12 @@ from studies import _figures as draw
 from studies._study import Case, Row, Study, select
 from studies.data import find
 
-SIZES = (5_000, 20_000, 60_000)
+WHOLE = 60_000  # digits; larger galleries are made of them
+SIZES = {"digits as they are": (5_000, 20_000, WHOLE), "deformed digits": (WHOLE, 200_000, 1_000_000)}
 ANSWER = 600  # items
 QUERIES = 2000
 K = 8
-MOVES = 5  # places along each axis: up to two pixels to each side
+TURN, ZOOM, SHIFT = 12, 0.1, 2  # degrees, a part, and pixels: the largest
 DIMENSION = 64
 FILES = ("mnist/mnist.npz",)
 SETTINGS = ((0.1, 4.0), (0.1, 2.0), (0.02, 4.0))  # f and epsilon, for the digits as they are
@@ -34,57 +36,61 @@ _AT_ONCE = 20_000
 Singles = NDArray[np.float32]
 
 
-def _move(images: NDArray[np.uint8], chosen: NDArray[np.int64]) -> Singles:
-    """Return images, each moved to its own place, as rows."""
-    rows = np.empty((len(chosen), images.shape[1] * images.shape[2]), np.float32)
-    numbers, places = np.divmod(chosen, MOVES**2)
-    for place in range(MOVES**2):
-        down, across = divmod(place, MOVES)
-        mine = places == place
-        moved = np.roll(images[numbers[mine]], (down - MOVES // 2, across - MOVES // 2), axis=(1, 2))
-        rows[mine] = moved.reshape(len(moved), -1)
-    return rows
+def _deform(images: NDArray[np.uint8], count: int, seed: int) -> Iterator[Singles]:
+    """Yield rows of images, all of them in turn, each turned, scaled and shifted in its own way."""
+    import torch
+
+    rng, half = np.random.default_rng(seed), images.shape[1] / 2
+    for start in range(0, count, _AT_ONCE):
+        size = min(_AT_ONCE, count - start)
+        angle, scale = np.radians(rng.uniform(-TURN, TURN, size)), rng.uniform(1 - ZOOM, 1 + ZOOM, size)
+        moves = np.empty((size, 2, 3), np.float32)
+        moves[:, 0, 0] = moves[:, 1, 1] = scale * np.cos(angle)
+        moves[:, 1, 0] = scale * np.sin(angle)
+        moves[:, 0, 1] = -moves[:, 1, 0]
+        moves[:, :, 2] = rng.uniform(-SHIFT / half, SHIFT / half, (size, 2))
+        chosen = torch.from_numpy(images[np.arange(start, start + size) % len(images)][:, None].astype(np.float32))
+        grid = torch.nn.functional.affine_grid(torch.from_numpy(moves), list(chosen.shape), align_corners=False)
+        yield torch.nn.functional.grid_sample(chosen, grid, align_corners=False).numpy().reshape(size, -1)
 
 
-def _draw(images: NDArray[np.uint8], n: int) -> NDArray[np.int64]:
-    return np.random.default_rng(0).permutation(len(images) * MOVES**2)[:n]
-
-
-@lru_cache(maxsize=1)
-def load_digits(seed: int) -> tuple[Singles, Singles]:
-    """Return all training digits in another order, and some of the test digits, in 64 principal directions."""
+def _read_digits(seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return training and test digits, both in a random order."""
     rng = np.random.default_rng(seed)
     with np.load(find(FILES[0])) as arrays:
-        train, test = (arrays[name].reshape(len(arrays[name]), -1).astype(np.float32) for name in ("x_train", "x_test"))
-    gallery, queries = train[rng.permutation(len(train))], test[rng.permutation(len(test))[:DIGIT_QUERIES]]
-    mean = gallery.mean(axis=0)
-    directions = learning.projection(gallery - mean, DIMENSION)
-    return (gallery - mean) @ directions, (queries - mean) @ directions
+        train, test = arrays["x_train"], arrays["x_test"]
+    return train[rng.permutation(len(train))], test[rng.permutation(len(test))]
 
 
 @lru_cache(maxsize=1)
-def load_moved(n: int) -> tuple[Singles, Singles]:
-    """Return a gallery of moved digits and queries of other writers, in 64 principal directions."""
-    with np.load(find(FILES[0])) as arrays:
-        train, test = arrays["x_train"], arrays["x_test"]
-    some = _move(train, _draw(train, _SOME))
+def load_digits(seed: int, n: int = WHOLE, queries: int = DIGIT_QUERIES) -> tuple[Singles, Singles]:
+    """Return training digits as a gallery, and some of the test digits, in 64 principal directions."""
+    gallery, asked = (images.reshape(len(images), -1).astype(np.float32) for images in _read_digits(seed))
+    gallery, asked = gallery[:n], asked[:queries]
+    mean = gallery.mean(axis=0)
+    directions = learning.projection(gallery - mean, DIMENSION)
+    return (gallery - mean) @ directions, (asked - mean) @ directions
+
+
+@lru_cache(maxsize=1)
+def load_deformed(n: int) -> tuple[Singles, Singles]:
+    """Return a gallery of deformed training digits and deformed test digits, in 64 principal directions."""
+    train, test = _read_digits(0)
+    some = next(_deform(train, _SOME, 1))
     mean = some.mean(axis=0)
     directions = learning.projection(some - mean, DIMENSION)
-
-    def place(images: NDArray[np.uint8], count: int) -> Singles:
-        chosen = _draw(images, count)
-        parts = [chosen[start : start + _AT_ONCE] for start in range(0, count, _AT_ONCE)]
-        return np.concatenate([(_move(images, part) - mean) @ directions for part in parts])
-
-    return place(train, n), place(test, QUERIES)
+    gallery, queries = (
+        np.concatenate([(block - mean) @ directions for block in _deform(images, count, seed)])
+        for images, count, seed in ((train, n, 1), (test, QUERIES, 2))
+    )
+    return gallery, queries
 
 
 def cases() -> list[Case]:
     """Return every size; then digits as they are, in every setting."""
-    return [
-        *({"part": "growth", "items": items} for items in SIZES),
-        *({"part": "digits", "seed": seed, "f": f, "epsilon": epsilon} for seed in SEEDS for f, epsilon in SETTINGS),
-    ]
+    growth = ({"part": "growth", "data": data, "items": items} for data, sizes in SIZES.items() for items in sizes)
+    digits = ({"part": "digits", "seed": seed, "f": f, "epsilon": epsilon} for seed in SEEDS for f, epsilon in SETTINGS)
+    return [*growth, *digits]
 
 
 def measure(case: Case) -> list[Row]:
@@ -92,15 +98,16 @@ def measure(case: Case) -> list[Row]:
     if case["part"] == "digits":
         found = search(*load_digits(case["seed"]), case["epsilon"], case["f"])
         return [{**found, "part": "digits", "seed": case["seed"]}]
-    n = case["items"]
-    return [{**search(*load_moved(n), round(math.log(n / ANSWER), 2), ANSWER / n), "part": "growth", "seed": 0}]
+    n, data = case["items"], case["data"]
+    rows = load_deformed(n) if data == "deformed digits" else load_digits(0, n, QUERIES)
+    return [{**search(*rows, round(math.log(n / ANSWER), 2), ANSWER / n), "part": "growth", "data": data, "seed": 0}]
 
 
 def search(gallery: Singles, queries: Singles, epsilon: float, fraction: float) -> Row:
     """Return what covers find, and what no private message passes."""
     n = len(gallery)
     covers = Covers(epsilon, fraction).fit(gallery[:_SOME]).index(gallery)
-    items, rows = covers.features(gallery).astype(np.float32), covers.features(queries)
+    items, rows = covers.gallery_features(gallery), covers.features(queries)
     exact = faiss.IndexFlatIP(DIMENSION)
     exact.add(items)
     truth = exact.search(rows.astype(np.float32), K)[1]
@@ -109,9 +116,12 @@ def search(gallery: Singles, queries: Singles, epsilon: float, fraction: float) 
     best = best_channel(epsilon, fraction, np.bincount(near.ravel(), minlength=n))
     held = covers.members_.T.tocsr()
     found = sum(held[truth[:, rank]].toarray().astype(np.float32) for rank in range(K)) / K
-    good, number = covers.map_.choose(rows), covers.map_.n_sets
-    own, hit = found[np.arange(len(rows)), good], covers._channel(covers.map_).hit
-    recall = float(np.mean(hit * own + (1 - hit) * (found.sum(axis=1) - own) / (number - 1)))
+    number, hit = covers.map_.n_sets, covers._channel(covers.map_).hit
+
+    def expect(own: Singles) -> float:
+        return float(np.mean(hit * own + (1 - hit) * (found.sum(axis=1) - own) / (number - 1)))
+
+    recall = expect(found[np.arange(len(rows)), covers.map_.choose(rows)])
     return {
         "items": n,
         "f": fraction,
@@ -121,31 +131,40 @@ def search(gallery: Singles, queries: Singles, epsilon: float, fraction: float) 
         "ceiling": best.ceiling,
         "lower": float(best.chances[truth].mean()),
         "share": recall / best.ceiling,
+        "known": expect(found.max(axis=1)) / best.ceiling,
+        "bytes": covers.map_.nbytes,
         "reach": covers.reach_,
     }
 
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw the share of the ceiling over the size of the gallery."""
-    figure, panels = draw.make_panels(1, 1, (6.0, 3.6))
-    axes, sizes = panels[0, 0], select(rows, part="growth").set_index("items")
-    axes.fill_between(sizes.index, sizes["share"], sizes["recall"] / sizes["lower"], alpha=0.2, color="0.4",
-                      label="the ceiling lies between its two estimates")  # fmt: skip
-    draw.curve(axes, "covers", draw.without_interval(sizes["share"]))
-    axes.plot(sizes.index, sizes["reach"], color="0.5", linestyle="--", marker="s", label="items in any set")
+    figure, panels = draw.make_panels(1, 1, (6.4, 3.8))
+    axes, growth = panels[0, 0], select(rows, part="growth")
+    for place, (data, some) in enumerate(growth.groupby("data", sort=False)):
+        sizes = some.set_index("items")
+        label = "the ceiling lies between its two estimates" if place == 0 else None
+        axes.fill_between(sizes.index, sizes["share"], sizes["recall"] / sizes["lower"], alpha=0.2, color="0.4",
+                          label=label)  # fmt: skip
+        draw.curve(axes, str(data), draw.without_interval(sizes["share"]), place=place, label=f"covers, {data}")
+        axes.plot(sizes.index, sizes["reach"], color="0.5", linestyle="--", marker="s",
+                  label="items in any set" if place == 0 else None)  # fmt: skip
     axes.set_xscale("log")
-    draw.set_ticks(axes, list(sizes.index), [f"{n:,}" for n in sizes.index])
+    draw.set_ticks(axes, sorted(set(growth["items"])), [f"{n:,}" for n in sorted(set(growth["items"]))])
     axes.set_ylim(0, 1.03)
     axes.set_xlabel(f"items of the gallery; answers of {ANSWER}, epsilon ln(items / {ANSWER})")
     axes.set_ylabel("share of the ceiling")
-    draw.legend_below(figure, [axes], ncols=3)
+    draw.legend_below(figure, [axes], ncols=2)
     return {"shares": figure}
 
 
 def facts(rows: pd.DataFrame) -> dict[str, Any]:
     """Return the tables."""
     growth = select(rows, part="growth")
+    at_whole = select(growth, items=WHOLE)
     return {
+        "whole": at_whole.iloc[0],
+        "deformed": at_whole.iloc[-1],
         "lines": _show(growth),
         "digits": _show(select(rows, part="digits")),
         "first": growth.iloc[0],
@@ -158,11 +177,13 @@ def _show(rows: pd.DataFrame) -> pd.DataFrame:
         items=rows["items"].map("{:,}".format),
         f=rows["f"].map("{:.2%}".format),
         upper=(rows["recall"] / rows["lower"]).map("{:.3f}".format),
-        **{name: rows[name].map("{:.3f}".format) for name in ("recall", "ceiling", "share")},
+        **{name: rows[name].map("{:.3f}".format) for name in ("recall", "ceiling", "share", "known")},
+        bytes=(rows["bytes"] / 1e6).map("{:.1f}".format),
         reach=rows["reach"].map("{:.0%}".format),
     )
+    first = "data" if "data" in rows else "seed"
     names = {
-        "seed": "seed",
+        first: first,
         "items": "items",
         "f": "answer",
         "epsilon": "epsilon",
@@ -170,11 +191,21 @@ def _show(rows: pd.DataFrame) -> pd.DataFrame:
         "recall": "NN-recall@8",
         "ceiling": "ceiling, plug-in",
         "share": "share",
+        "known": "true good set",
         "upper": "share of the lower estimate",
         "reach": "items in any set",
+        "bytes": "map, MB",
     }
     return shown[list(names)].rename(columns=names)
 
 
-PARAMETERS = {"answer": ANSWER, "k": K, "queries": QUERIES, "dimensions": DIMENSION, "moves": MOVES}
+PARAMETERS = {
+    "answer": ANSWER,
+    "k": K,
+    "queries": QUERIES,
+    "dimensions": DIMENSION,
+    "largest turn": f"{TURN} degrees",
+    "largest scaling": ZOOM,
+    "largest shift": f"{SHIFT} pixels",
+}
 STUDY = Study("growth", cases, measure, figures, facts, FILES, PARAMETERS, SEEDS)

@@ -1,4 +1,6 @@
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from nearveil.cli import load_command
 from nearveil.gallery.answers import ID_BYTES, make_codes
+from nearveil.mechanisms import Covers
 from nearveil.mechanisms.base import CODE_BYTES
 from nearveil.search import plan
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line
@@ -136,18 +139,55 @@ def test_absurd_input(arguments: Any, options: dict[str, Any], words: str) -> No
         plan(*arguments, **options)
 
 
-def test_less_is_expected_of_smaller_answers_and_not_all_items_are_reached() -> None:
-    shares = [find_shares(fraction) for fraction in (0.001, 0.01, 0.02, 0.05, 0.1, 1.0)]
+def test_less_is_expected_of_smaller_answers() -> None:
+    shares = [find_shares(fraction) for fraction in (0.0001, 0.001, 0.01, 0.02, 0.05, 0.1, 1.0)]
     assert shares == sorted(shares)
     assert shares[-1] == shares[-2] == pytest.approx(SHARES)
-    found = plan(60_000, 4.6, 600 * 128 + 100)
-    assert found.expected[1] == pytest.approx(0.86 * found.ceiling, abs=0.01)
-    measured, below = find_shares(0.01)[0], find_shares(0.001)[0]
-    assert measured - below == pytest.approx(2.1 * (find_shares(0.03)[0] - measured), rel=0.01)  # ln 10 / ln 3
-    assert find_shares(1e-9) == pytest.approx((0.0, SHARES[1] - SHARES[0]))
-    assert plan(60_000, 2.0, 6_000 * 128 + 100).reach == pytest.approx(0.5, abs=0.11)
-    assert "never returned" in str(plan(60_000, 2.0, 6_000 * 128 + 100))
-    assert plan(60_000, 6.0, 6_000 * 128 + 100).reach == 1
+    slope = (find_shares(0.003)[0] - find_shares(0.0006)[0]) / math.log(5)
+    assert find_shares(0.0006)[0] - find_shares(0.0001)[0] == pytest.approx(slope * math.log(6))
+    assert find_shares(1e-30) == pytest.approx((0.0, SHARES[1] - SHARES[0]))
+
+
+def test_what_is_expected_is_what_was_measured() -> None:
+    """The shares of small answers and the part of the items in any set are those of the studies' pages."""
+    folder = Path(__file__).parents[2] / "docs" / "results" / "study"
+    growth, covers = (json.loads((folder / f"{name}.json").read_text())["rows"] for name in ("growth", "covers"))
+    small = [row for row in growth if row["part"] == "growth" and row["f"] < 0.1]
+    assert len(small) == 5
+    for row in small:
+        low, high = find_shares(row["f"])
+        assert low - 0.01 <= row["share"] <= high
+    assert any(find_shares(row["f"])[0] == pytest.approx(row["share"], abs=0.011) for row in small if row["f"] < 0.001)
+    off = []
+    for row in [*growth, *covers]:
+        found = plan(row["items"], row["epsilon"], 128 * math.floor(row["f"] * row["items"]) + 140)
+        if found.release == "covers":
+            off.append(found.reach - row["reach"])
+    assert len(off) > 40
+    assert abs(np.mean(off)) < 0.04
+    assert np.abs(off).max() < 0.2
+
+
+def test_a_plan_says_what_is_never_returned_and_where_it_guesses() -> None:
+    found = plan(60_000, 2.0, 6_000 * 128 + 100)
+    assert found.reach == pytest.approx(0.5, abs=0.05)
+    assert "are in any set, and the others are never returned" in str(found)
+    assert "extrapolation" not in str(found)
+    for guessed in (plan(1_000_000, 8.0, 500 * 128), plan(2_000_000, 4.0, 40_000 * 128)):
+        assert guessed.release == "covers"
+        assert guessed.extrapolated
+        assert "an extrapolation: covers were measured with answers of 0.06% and more" in str(guessed)
+    assert not plan(1_000, 1.0, 200_000).extrapolated
+
+
+def test_the_map_takes_about_as_many_bytes_as_a_plan_says() -> None:
+    rows = np.random.default_rng(0).standard_normal((1000, 12)).astype(np.float32)
+    for fraction in (0.1, 0.02):
+        made = Covers(4.0, fraction).fit(rows).index(rows).map_
+        found = plan(1000, 4.0, int(fraction * 1000) * 32 + 40, dimension=12).ways[2].keeps
+        assert found == pytest.approx(made.nbytes, rel=0.5)
+    small = plan(1_000_000, 7.5, 600 * 128 + 100).ways[2].keeps
+    assert 2**21 < small < 2**23  # 28,000 prototypes of 64 numbers, and a bit for each of 1,200 sets
 
 
 def test_what_is_expected_fits_into_the_answer_and_needs_no_delta() -> None:

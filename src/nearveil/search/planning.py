@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from nearveil.gallery.answers import ID_BYTES, Answer
 from nearveil.mechanisms.base import CODE_BYTES
-from nearveil.mechanisms.covers.covers import MOST_SETS
+from nearveil.mechanisms.covers.covers import MOST_DIMENSIONS, MOST_GRADED, MOST_SETS, count_prototypes
 from nearveil.mechanisms.covers.learning import usual_number
 from nearveil.sealed.sizes import SealedSizes, estimate_sizes
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line, utility_ceiling
@@ -16,16 +16,20 @@ from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_l
 WHOLE, RELEASE, NONE = "whole gallery", "covers", "none"
 
 # Of the ceiling, by learned covers. Answers of a tenth or more: CUB and Cars, epsilon 1 to 6 (nearveil study covers).
-# Smaller ones: the share falls with the answer's part of the gallery (nearveil study growth), and is taken to fall as
-# fast below what was measured.
+# Smaller ones: the share falls with the answer's part of the gallery (nearveil study growth, answers of 600 items), and
+# is taken to fall as fast below what was measured.
 SHARES = (0.85, 0.96)
-_FRACTIONS = (0.01, 0.03, 0.1)
-_LOW_SHARES = (0.75, 0.82, SHARES[0])
+_FRACTIONS = (0.0006, 0.003, 0.01, 0.1)
+_LOW_SHARES = (0.41, 0.64, 0.73, SHARES[0])
+_MOST_MEASURED = 1_000_000  # items
+# The part of the items that are in any set, by the sizes of all sets together as a part of the gallery: both studies.
+_ROOM = (0.0, 0.4, 0.5, 0.7, 1.0, 1.2, 2.6)
+_REACHES = (0.0, 0.29, 0.52, 0.64, 0.85, 0.92, 0.98)
 CODE_LOSS = 0.07  # of NN-recall by codes of 128 bytes: nearveil study codes
 STORAGE = 2 << 30  # bytes that a client keeps without being asked
 _TOP = 8  # neighbours that NN-recall@8 counts
 _NAME = 16  # bytes of a name, for estimates
-_MAP, _MESSAGE = 500_000, 200  # bytes of a public map and of a message, about
+_MESSAGE = 200  # bytes, about
 _PROBED = 0.942  # of the true nearest that sealed search finds among 100,000 photographs: docs/results/sealed.md
 _LARGEST_PASS = 100 << 30  # bytes that a server passes over for a question: seconds on one GPU, a minute on a core
 _LARGEST_EPSILON = 40.0  # of covers; more protects nothing
@@ -72,9 +76,10 @@ class SearchPlan:
     answer_needed: int  # bytes at which this epsilon begins to work: f = e^-epsilon
     answer_whole: int  # bytes of the whole gallery's codes
     popularity_known: bool
-    reach: float  # the part of the items that covers can hold at most, with their usual number of sets
+    reach: float  # the part of the items that are in any set of covers, about; the others are never returned
     dimension: int = 1280
     item_bytes: int = CODE_BYTES  # of an item in an answer, as `publish` makes it with `code_bytes` 128
+    extrapolated: bool = False  # whether covers were not measured with such small answers or so many items
     ways: tuple[SearchWay, ...] = ()  # message, home and sealed, side by side
 
     @property
@@ -95,19 +100,27 @@ class SearchPlan:
         return (
             f"By {self.release}: an answer of {self.candidates:.2%} of {self.items:,} items of {self.dimension:,} "
             f"dimensions, in codes of {self.item_bytes} bytes, at epsilon {self.epsilon:g}. Expect "
-            f"{self.expected[0]:.0%} to {self.expected[1]:.0%} of the true nearest neighbours, as on image features. "
+            f"{self.expected[0]:.0%} to {self.expected[1]:.0%} of the true nearest neighbours, "
+            f"{self._tell_source()}. "
             f"{self._most(0).capitalize()}; the same answer for everybody finds {self.floor:.0%}. "
             f"{self._tell_reach()}"
             f"The whole gallery's codes would take {write_bytes(self.answer_whole)}, at epsilon 0."
         )
 
+    def _tell_source(self) -> str:
+        """Say where the expectation comes from."""
+        if not self.extrapolated:
+            return "as on image features"
+        return (
+            f"which is an extrapolation: covers were measured with answers of {_FRACTIONS[0]:.2%} and more, and up to "
+            f"{_MOST_MEASURED:,} items"
+        )
+
     def _tell_reach(self) -> str:
         """Say what can never be returned."""
-        if self.reach >= 1:
-            return ""
         return (
-            f"The usual number of sets holds at most {self.reach:.0%} of the items, and the others are never returned; "
-            "reach=1.0 puts every item into a set, at some cost in recall. "
+            f"About {self.reach:.0%} of the items are in any set, and the others are never returned; "
+            "reach=1.0 puts every item into a set, at some cost in recall where epsilon is small. "
         )
 
     def _most(self, digits: int) -> str:
@@ -146,7 +159,7 @@ def plan(
     the ceiling a reference line and the floor f. What is expected is the share of the ceiling that
     learned covers reached on sets of images, never below the floor: `SHARES` for answers of a tenth of the
     gallery or more, and less for smaller ones (`find_shares`). Its lower end also counts what compact codes lose,
-    `CODE_LOSS`.
+    `CODE_LOSS`. Beyond what was measured the plan says that it is an extrapolation.
 
     Parameters
     ----------
@@ -209,18 +222,28 @@ def plan(
         answer_needed=min(whole, Answer.header_bytes + size * max(1, math.ceil(items * math.exp(-epsilon)))),
         answer_whole=whole,
         popularity_known=popularity is not None,
-        reach=_bound_reach(int(items), count, epsilon) if release == RELEASE else 1.0,
+        reach=_estimate_reach(int(items), count, epsilon) if release == RELEASE else 1.0,
         dimension=int(dimension),
         item_bytes=size,
+        extrapolated=release == RELEASE and (fraction < _FRACTIONS[0] or items > _MOST_MEASURED),
         ways=_weigh_ways(
             estimate_sizes(int(items), size + _NAME, int(dimension)),
+            _estimate_map(int(items), count, float(epsilon), int(dimension)),
             *(int(items), float(epsilon), size, count, expected[1] if works else floor, int(storage), works),
         ),
     )
 
 
 def _weigh_ways(
-    sizes: SealedSizes, items: int, epsilon: float, size: int, count: int, found: float, storage: int, works: bool
+    sizes: SealedSizes,
+    map_bytes: int,
+    items: int,
+    epsilon: float,
+    size: int,
+    count: int,
+    found: float,
+    storage: int,
+    works: bool,
 ) -> tuple[SearchWay, ...]:
     """Return message, home and sealed side by side; one of them is advised."""
     answer = Answer.header_bytes + count * size
@@ -232,7 +255,7 @@ def _weigh_ways(
             "message",
             f"the name of one set (epsilon {epsilon:g})",
             epsilon,
-            _MAP,
+            map_bytes,
             _MESSAGE,
             answer,
             0,
@@ -325,9 +348,22 @@ def _find_limits(epsilon: float, delta: float, fraction: float, popularity: Arra
     return fraction, line
 
 
-def _bound_reach(items: int, count: int, epsilon: float) -> float:
-    """Return the part of the items that the usual number of sets can hold at most."""
-    return min(1.0, usual_number(items, count, min(epsilon, _LARGEST_EPSILON), 2, MOST_SETS) * count / items)
+def _estimate_reach(items: int, count: int, epsilon: float) -> float:
+    """Return about which part of the items the usual number of sets holds."""
+    return float(np.interp(_count_sets(items, count, epsilon) * count / items, _ROOM, _REACHES))
+
+
+def _estimate_map(items: int, count: int, epsilon: float, dimension: int) -> int:
+    """Return about how many bytes a client's map takes."""
+    size, projected = max(1, count), min(dimension, MOST_DIMENSIONS)
+    n_sets = _count_sets(items, size, epsilon)
+    prototypes = min(items, count_prototypes(items, n_sets, size))
+    shares = prototypes * n_sets if prototypes <= MOST_GRADED else prototypes * -(-n_sets // 8)
+    return prototypes * projected + shares + 2 * dimension * projected
+
+
+def _count_sets(items: int, count: int, epsilon: float) -> int:
+    return usual_number(items, count, min(epsilon, _LARGEST_EPSILON), 2, max(2, min(MOST_SETS, items)))
 
 
 def write_bytes(size: int) -> str:
