@@ -45,7 +45,7 @@ def device_tiles(X: Any) -> Product:
 
     def product(Z: Any) -> tuple[Any, Any]:
         both = torch.cat([torch.ones_like(Z[:, :1]), Z], dim=1)
-        sums = gaussian._symmetric(X, both, BANDWIDTH**-2, gaussian.DEVICE_TILE)
+        sums = gaussian._multiply_symmetric(X, both, BANDWIDTH**-2, gaussian.DEVICE_TILE)
         return sums[:, :1] * Z - sums[:, 1:], sums[:, :1]
 
     return product
@@ -137,7 +137,7 @@ def rates() -> tuple[float, float]:
     """Return what this machine can do at most: 32-bit tile products (FLOP/s) and exponentials (1/s)."""
     from nearveil.graph import gaussian
 
-    cores, tile, repeats = gaussian._cores(), gaussian.HOST_TILE, 300
+    cores, tile, repeats = gaussian._count_cores(), gaussian.HOST_TILE, 300
     rows = np.full((tile, FEATURES), 0.1, dtype=np.float32)
 
     def products(_: int) -> None:

@@ -79,14 +79,7 @@ def fill_template(text: str, facts: Mapping[str, Any]) -> str:
 
 
 def interval(found: Any, spec: str = ".2f", least: float = -math.inf, most: float = math.inf) -> str:
-    """Return a mean and its interval in print, within what is possible; of one seed, the mean alone.
-
-    Examples
-    --------
-    >>> from studies import Mean
-    >>> interval(Mean(0.5, -0.1, 1.1), ".2f", 0, 1), interval(Mean(0.5, math.nan, math.nan), ".1f")
-    ('0.50 (0.00 to 1.00)', '0.5')
-    """
+    """Return a mean and its interval in print, within what is possible; of one seed, the mean alone."""
     if math.isnan(found.low):
         return format(found.value, spec)
     return f"{found.value:{spec}} ({max(found.low, least):{spec}} to {min(found.high, most):{spec}})"

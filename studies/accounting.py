@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from nearveil.privacy.accounting import Accountant, PldAccountant, RdpAccountant
-from nearveil.privacy.accounting.screening import fixed_pair_epsilon, private_knn_asymptotic
+from nearveil.privacy.accounting.screening import compute_fixed_pair_epsilon, compute_private_knn_asymptotic
 from nearveil.privacy.events import NoisyScreening, VoteHistogram
 from studies import _figures as draw
 from studies._study import Case, Row, Study, select
@@ -74,7 +74,7 @@ def compute_lower_bound(plan: Plan, *, votes: bool = True) -> float:
     """
     alone, without = max(
         (
-            fixed_pair_epsilon(
+            compute_fixed_pair_epsilon(
                 plan.screened,
                 plan.screening,
                 (t, t + 1),
@@ -167,7 +167,7 @@ def measure(case: Case) -> list[Row]:
 def _apply_theorem() -> list[Row]:
     plan, rows = PLANS["SVHN"], []
     for as_published in (True, False):
-        found = private_knn_asymptotic(
+        found = compute_private_knn_asymptotic(
             plan.screened,
             plan.answered,
             sampling_rate=plan.sampling_rate,

@@ -59,7 +59,7 @@ def judge(found: NDArray[np.intp], truth: NDArray[np.intp], labels: NDArray[np.i
     return Found(float(same.any(axis=1).mean()), float(same.mean()), float(agree.mean()))
 
 
-def regress(source: Floats, target: Floats, queries: Floats) -> Floats:
+def carry_by_regression(source: Floats, target: Floats, queries: Floats) -> Floats:
     """Carry queries over by ridge regression, its penalty chosen by leaving out one anchor at a time."""
     here, there = source.mean(axis=0), target.mean(axis=0)
     model = RidgeCV(np.logspace(-4, 2, 13), fit_intercept=False).fit(source - here, target - there)
@@ -91,7 +91,7 @@ def _compare_half(
         "the gallery's network alone": truth,
         "the client's network alone": search(alone, alone),
         "no alignment": search(alone, own),
-        "ridge regression": search(centre(regress(source, target, queries), there), own),
+        "ridge regression": search(centre(carry_by_regression(source, target, queries), there), own),
         "bridge": search(centre(fit_bridge(source, target).apply(queries), there), own),
     }
     return {way: judge(found, truth, labels[~known]) for way, found in ways.items()}

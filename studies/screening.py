@@ -14,7 +14,12 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from nearveil.privacy.accounting import screening_curve
-from nearveil.privacy.accounting.screening import binary_rdp, fixed_pair_epsilon, log_pairs, screening_rdp
+from nearveil.privacy.accounting.screening import (
+    compute_binary_rdp,
+    compute_fixed_pair_epsilon,
+    compute_screening_rdp,
+    log_pairs,
+)
 from nearveil.privacy.events import NoisyScreening
 from studies import _figures as draw
 from studies._study import Case, Row, Study, select
@@ -68,7 +73,7 @@ def _compute_divergences(orders: Floats, votes: Iterable[int]) -> list[Row]:
 
 def find_worst(orders: Floats, which: int) -> list[Row]:
     """Return the maximum over all max-votes, at the first or the last that attains it."""
-    found = {float(order): screening_rdp(float(order), SCREENING) for order in orders}
+    found = {float(order): compute_screening_rdp(float(order), SCREENING) for order in orders}
     return [
         {"kind": "worst", "order": order, "votes": int(t), "neighbour": int(u), "rdp": float(worst.value)}
         for order, worst in found.items()
@@ -81,7 +86,7 @@ def compute_rdp(orders: Floats, screening: NoisyScreening, *, sampling_rate: flo
     base, moved, votes = log_pairs(screening, sampling_rate, 0)
     out = np.zeros((len(orders), screening.n_neighbors + 1))
     for row, order in zip(out, orders, strict=True):
-        both = np.maximum(binary_rdp(float(order), base, moved), binary_rdp(float(order), moved, base))
+        both = np.maximum(compute_binary_rdp(float(order), base, moved), compute_binary_rdp(float(order), moved, base))
         np.maximum.at(row, votes[:, 0], both)
     return out
 
@@ -117,7 +122,7 @@ def find_worst_pair(
     def best(lower_votes: Sequence[int]) -> tuple[float, tuple[int, int]]:
         return max(
             (
-                fixed_pair_epsilon(
+                compute_fixed_pair_epsilon(
                     count, screening, pair, sampling_rate=sampling_rate, delta=delta, direction=direction
                 ),
                 pair,

@@ -69,7 +69,7 @@ def change(pair: Neighbours, start: Floats, bandwidth: float, label_weight: floa
     return before - after
 
 
-def _gradient(
+def _compute_gradient(
     slope: Floats, X: Floats, moved: tuple[Floats, Floats, Floats], start: Floats, bandwidth: float
 ) -> Floats:
     """Carry the derivative with respect to the step back to the rows."""
@@ -112,8 +112,8 @@ def climb(
         value = float(np.abs(gap).sum() if norm == "l1" else np.linalg.norm(gap))
         best[0] = max(best[0], value)
         slope = np.sign(gap) if norm == "l1" else gap / max(value, 1e-300)
-        gradient = _gradient(slope, X, before, start, bandwidth)
-        gradient_other = _gradient(-slope, X_other, after, start, bandwidth)
+        gradient = _compute_gradient(slope, X, before, start, bandwidth)
+        gradient_other = _compute_gradient(-slope, X_other, after, start, bandwidth)
         own, own_other = gradient[pair.record].copy(), gradient_other[pair.record].copy()
         rise = np.zeros_like(Z)
         if free:
@@ -332,8 +332,8 @@ def _bound_target(anchors: Floats, start: Floats, bandwidth: float, rng: np.rand
     )
     return {
         "published": _bound_as_published(start[1:], bandwidth),
-        "plain": bounds.target_a(public),
-        "sharp": bounds.target_a_prime(public),
+        "plain": bounds.bound_target_a(public),
+        "sharp": bounds.bound_target_a_prime(public),
         "found": search_target(anchors, start[1:], bandwidth=bandwidth, rng=rng),
     }
 
@@ -350,8 +350,8 @@ def _bound_all(
         found = search_replace(start, rng=rng, encoding=encoding, private_labels=private, **SEARCHES, **setting)
     return {
         "published": _bound_as_published(start, bandwidth),
-        "plain": bounds.theorem_b(centred, box, bandwidth, "l2"),
-        "sharp": bounds.theorem_b_prime(centred, box, bandwidth, "l2"),
+        "plain": bounds.bound_by_theorem_b(centred, box, bandwidth, "l2"),
+        "sharp": bounds.bound_by_theorem_b_prime(centred, box, bandwidth, "l2"),
         "found": found,
     }
 

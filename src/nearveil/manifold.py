@@ -106,9 +106,9 @@ def majorize(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> 
     would feed that error until nothing else is left. So the mean is put back where it belongs; in
     exact arithmetic that changes nothing.
     """
-    Z = start * _factor_to_norm(start) if rescale else start
+    Z = start * _find_norm_factor(start) if rescale else start
     mean = query.mean(Z)
-    mean = mean * (abs(mean) > _ROUNDING * _finfo(Z).eps * query.mean(abs(Z)))
+    mean = mean * (abs(mean) > _ROUNDING * _find_limits(Z).eps * query.mean(abs(Z)))
     history = []
     for _ in range(n_iter):
         moved, objective = query.step(Z)
@@ -117,7 +117,7 @@ def majorize(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> 
         history.append(objective)
         Z = moved - (query.mean(moved) - mean)
         if rescale:
-            factor = _factor_to_norm(Z)
+            factor = _find_norm_factor(Z)
             Z, mean = Z * factor, mean * factor
     history.append(query.objective(Z))
     if not math.isfinite(history[-1]):
@@ -136,14 +136,16 @@ def cccp(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Resu
         raise ValueError('solver="cccp" needs labels and label_weight > 0: its eq. 6 is zero without them')
     n, k = start.shape
     pull = n * (start - start.mean(axis=0))
-    degree = _host(query.graph.degree)[:, None]
-    laplacian = _operator(n * k, lambda z: _host(query.graph.laplacian_matmul(to_kind_of(z.reshape(n, k), start))))
-    jacobi = _operator(n * k, lambda z: z.reshape(n, k) / degree)
+    degree = _bring_to_host(query.graph.degree)[:, None]
+    laplacian = _make_operator(
+        n * k, lambda z: _bring_to_host(query.graph.laplacian_matmul(convert_like(z.reshape(n, k), start)))
+    )
+    jacobi = _make_operator(n * k, lambda z: z.reshape(n, k) / degree)
     Z, history = start, [query.objective(start)]
-    rtol = max(1e-13, 100 * _finfo(start).eps)
-    too_far = 1e-6 * math.sqrt(_finfo(start).max)  # the squares of such numbers, summed, would overflow
+    rtol = max(1e-13, 100 * _find_limits(start).eps)
+    too_far = 1e-6 * math.sqrt(_find_limits(start).max)  # the squares of such numbers, summed, would overflow
     for _ in range(n_iter):
-        right = _host(query.label_weight * (query.labels.laplacian_matmul(Z) - pull))
+        right = _bring_to_host(query.label_weight * (query.labels.laplacian_matmul(Z) - pull))
         if not np.isfinite(right).all():
             raise ValueError("the iteration of eq. 6 overflows: use a smaller label_weight or fewer n_iter")
         if not np.any(right):
@@ -154,12 +156,12 @@ def cccp(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Resu
                 "eq. 6 cannot be solved: the graph falls apart, or nearly; use a larger bandwidth or more neighbours"
             )
         solved = solved.reshape(n, k)
-        Z = to_kind_of(solved - solved.mean(axis=0), start)
+        Z = convert_like(solved - solved.mean(axis=0), start)
         if not np.isfinite(solved).all() or np.abs(solved).max() > too_far:
             raise ValueError("the iteration of eq. 6 overflows: use a smaller label_weight or fewer n_iter")
         history.append(query.objective(Z))
     if rescale:
-        Z = Z * _factor_to_norm(Z)
+        Z = Z * _find_norm_factor(Z)
         history[-1] = query.objective(Z)
     return Z, history
 
@@ -176,23 +178,23 @@ def spectral(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> 
     if k >= n:
         raise ValueError(f'n_components must be below the {n} rows for solver="spectral"; got {k}')
     beyond = 2 * float(query.graph.degree.max()) + 1
-    matrix = _operator(
-        n, lambda z: _host(query.gradient(to_kind_of(z.reshape(n, 1), start))).ravel() + beyond * z.mean()
+    matrix = _make_operator(
+        n, lambda z: _bring_to_host(query.gradient(convert_like(z.reshape(n, 1), start))).ravel() + beyond * z.mean()
     )
     try:
         _, vectors = eigsh(matrix, k=k, which="SA", v0=np.random.default_rng(0).standard_normal(n))
     except ArpackNoConvergence:
         raise ValueError("the eigenvectors did not converge: use a larger bandwidth or another solver") from None
     peaks = vectors[np.argmax(np.abs(vectors), axis=0), np.arange(k)]
-    Z = to_kind_of(vectors * np.sign(peaks), start)
-    Z = Z * _factor_to_norm(Z) if rescale else Z
+    Z = convert_like(vectors * np.sign(peaks), start)
+    Z = Z * _find_norm_factor(Z) if rescale else Z
     return Z, [query.objective(Z)]
 
 
 SOLVERS = {"majorize": majorize, "cccp": cccp, "spectral": spectral}
 
 
-def _factor_to_norm(Z: Array) -> float:
+def _find_norm_factor(Z: Array) -> float:
     """Return what brings `Z` to Frobenius norm sqrt(n)."""
     largest = float(abs(Z).max())  # divide by it first, so that squares neither overflow nor vanish
     if not _TINY < largest < math.inf:
@@ -204,21 +206,21 @@ def _factor_to_norm(Z: Array) -> float:
     return math.sqrt(Z.shape[0] / float((scaled * scaled).sum())) / largest
 
 
-def _finfo(array: Array) -> Any:
+def _find_limits(array: Array) -> Any:
     """Return the limits of the floating-point dtype of an array or tensor."""
     return np.finfo(str(array.dtype).removeprefix("torch."))
 
 
-def _operator(size: int, product: Any) -> Any:
+def _make_operator(size: int, product: Any) -> Any:
     return LinearOperator((size, size), matvec=lambda z: product(z).ravel(), dtype=np.float64)
 
 
-def _host(array: Array) -> Any:
+def _bring_to_host(array: Array) -> Any:
     """Bring an array of the graph's library to NumPy, in double precision."""
     return np.asarray(array.cpu() if hasattr(array, "cpu") else array, dtype=np.float64)
 
 
-def to_kind_of(values: Any, model: Array) -> Array:
+def convert_like(values: Any, model: Array) -> Array:
     """Bring a NumPy result back to the library, device and dtype of `model`."""
     if isinstance(model, np.ndarray):
         return values.astype(model.dtype, copy=False)
@@ -364,7 +366,11 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             raise ValueError(f"n_components={self.n_components} must be at most the number of rows, {n}")
         labels = self._label_graph(y, n)
         graph = gaussian_graph(
-            _unit_rows(X), self.bandwidth, method=self.graph, tolerance=self.tolerance, n_neighbors=self.n_neighbors
+            _normalise_rows(X),
+            self.bandwidth,
+            method=self.graph,
+            tolerance=self.tolerance,
+            n_neighbors=self.n_neighbors,
         )
         query = ManifoldQuery(graph, labels, self.label_weight)
         start = self._start(n, np.empty(0, X.dtype) if is_dask_array(X) else X, query)
@@ -393,7 +399,7 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         """
         check_is_fitted(self)
         X = self._check_input(X, reset=False)
-        return self.graph_.interpolate(_unit_rows(X), self.embedding_)
+        return self.graph_.interpolate(_normalise_rows(X), self.embedding_)
 
     def _check_input(self, X: Array, **options: Any) -> Array:
         """Let scikit-learn check the rows, and keep what it says free of their values."""
@@ -427,8 +433,8 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
                 raise ValueError(f"init must have shape ({n}, {self.n_components}); got {start.shape}")
             if not np.isfinite(start).all():
                 raise ValueError("init holds NaN or infinity")
-            return to_kind_of(start, X)
-        start = to_kind_of(check_random_state(self.random_state).normal(size=(n, self.n_components)), X)
+            return convert_like(start, X)
+        start = convert_like(check_random_state(self.random_state).normal(size=(n, self.n_components)), X)
         return start - query.mean(start)
 
     @property
@@ -442,7 +448,7 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return tags
 
 
-def _unit_rows(X: Array) -> Array:
+def _normalise_rows(X: Array) -> Array:
     """Divide each row by its norm; a zero row has no direction and raises."""
     largest = abs(X).max(axis=1)
     largest = getattr(largest, "values", largest)  # torch returns where it is, too
@@ -487,7 +493,7 @@ class SimilarityTransform:
 
     def apply(self, points: ArrayLike) -> Floats:
         """Map `points` of shape (n, d), or one point of shape (d,)."""
-        given = _numbers(points, "points")
+        given = _check_numbers(points, "points")
         if given.ndim not in (1, 2) or given.shape[-1] != len(self.translation):
             raise ValueError(f"points must have {len(self.translation)} columns; got shape {given.shape}")
         moved: Floats = self.scale * given @ self.rotation.T + self.translation
@@ -527,13 +533,13 @@ def umeyama(
     >>> round(transform.scale, 6), np.allclose(transform.apply(corner), turned)
     (3.0, True)
     """
-    source_, target_ = _cloud(source, "source"), _cloud(target, "target")
+    source_, target_ = _check_cloud(source, "source"), _check_cloud(target, "target")
     if source_.shape != target_.shape:
         raise ValueError(f"source and target must have one shape; got {source_.shape} and {target_.shape}")
     n, d = source_.shape
     # Clouds of mean zero and size one: the singular values below are then free of the units.
-    source_, source_mean, source_size = _centred(source_, "source")
-    target_, target_mean, target_size = _centred(target_, "target")
+    source_, source_mean, source_size = _centre_cloud(source_, "source")
+    target_, target_mean, target_size = _centre_cloud(target_, "target")
     left, spread, right = np.linalg.svd(target_.T @ source_)
     needed = d if reflection else max(d - 1, 1)
     if np.sum(spread > _FLAT) < needed:
@@ -554,15 +560,15 @@ def umeyama(
     return SimilarityTransform(factor, rotation, target_mean - factor * rotation @ source_mean)
 
 
-def _numbers(points: ArrayLike, name: str) -> Floats:
+def _check_numbers(points: ArrayLike, name: str) -> Floats:
     array = np.asarray(points)
     if array.dtype.kind not in "fiub":  # text or complex numbers; the values are nobody's business
         raise ValueError(f"{name} must hold real numbers; got dtype {array.dtype}")
     return array.astype(np.float64)
 
 
-def _cloud(points: ArrayLike, name: str) -> Floats:
-    cloud = _numbers(points, name)
+def _check_cloud(points: ArrayLike, name: str) -> Floats:
+    cloud = _check_numbers(points, name)
     if cloud.ndim != 2 or 0 in cloud.shape:
         raise ValueError(f"{name} must have shape (points, dimensions), neither of them 0; got {cloud.shape}")
     if not np.all(np.isfinite(cloud)):
@@ -570,7 +576,7 @@ def _cloud(points: ArrayLike, name: str) -> Floats:
     return cloud
 
 
-def _centred(cloud: Floats, name: str) -> tuple[Floats, Floats, float]:
+def _centre_cloud(cloud: Floats, name: str) -> tuple[Floats, Floats, float]:
     """Return the cloud shifted to mean zero and scaled to size one, its mean, and its size."""
     shifted = cloud - cloud[0]  # points on one spot are then exactly zero
     largest = float(np.max(np.abs(shifted)))

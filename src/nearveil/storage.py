@@ -99,11 +99,6 @@ class Database:
         For one statement on every request: what SQLAlchemy does around it would cost several times as much. The
         connection is kept for the next call. Where the server has gone away meanwhile, the work is done anew on
         another: it must be such that twice is as good as once.
-
-        Parameters
-        ----------
-        work : callable
-            Called with a connection of sqlite3 or psycopg. One thread at a time.
         """
         kept = self._direct
         try:
@@ -130,7 +125,7 @@ class Database:
 
         `wait`: Whether to wait for others that write; without, the database is locked if there are any.
         """
-        with self._explained(), self.engine.connect() as connection:
+        with self._explain_errors(), self.engine.connect() as connection:
             if self.is_sqlite:
                 self._begin_immediate(connection, self._busy if wait else 0)
             else:
@@ -143,7 +138,7 @@ class Database:
     @contextmanager
     def begin_read(self) -> Iterator[sa.Connection]:
         """Begin a transaction that sees everything at one moment and writes nothing."""
-        with self._explained(), self.engine.connect() as connection:
+        with self._explain_errors(), self.engine.connect() as connection:
             if self.is_sqlite:
                 connection.exec_driver_sql("BEGIN")
             else:
@@ -153,7 +148,7 @@ class Database:
     @contextmanager
     def autocommit(self) -> Iterator[sa.Connection]:
         """Give a connection outside of transactions: for what cannot be done in one."""
-        with self._explained(), self.engine.connect() as connection:
+        with self._explain_errors(), self.engine.connect() as connection:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
     def _begin_immediate(self, connection: sa.Connection, seconds: float) -> None:
@@ -167,7 +162,7 @@ class Database:
             connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(1000 * self._busy)}")
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -187,10 +182,10 @@ class Database:
             )
         except ModuleNotFoundError as missing:
             raise (missing if self._explain is None else self._explain(missing, self.url)) from None
-        sa.event.listen(engine, "connect", self._connected)
+        sa.event.listen(engine, "connect", self._prepare_connection)
         return engine
 
-    def _connected(self, connection: Any, _: object) -> None:
+    def _prepare_connection(self, connection: Any, _: object) -> None:
         if self.is_sqlite:
             connection.isolation_level = None  # transactions begin where we say so
             with suppress(OSError):  # it is gone again: SQLite tells
@@ -239,22 +234,7 @@ def create_tables(connection: sa.Connection, metadata: sa.MetaData) -> None:
 
 
 def parse_url(where: str | Path | URL, field: str) -> URL:
-    """Return the address of a SQLite file or a PostgreSQL database.
-
-    Parameters
-    ----------
-    where : str, Path or URL
-        A path, or a URL.
-    field : str
-        What to call it in an error.
-
-    Examples
-    --------
-    >>> parse_url("postgresql://me@host/budgets", "url").drivername
-    'postgresql+psycopg'
-    >>> parse_url("my budget.db", "url").drivername
-    'sqlite'
-    """
+    """Return the address of a SQLite file or a PostgreSQL database."""
     if isinstance(where, Path) or (isinstance(where, str) and "://" not in where):
         if not str(where).strip() or str(where) == ":memory:":
             raise ValueError(f"{field} must be a path or a URL; what is in memory would be forgotten")
@@ -272,13 +252,7 @@ def parse_url(where: str | Path | URL, field: str) -> URL:
 
 
 def describe_url(url: URL) -> str:
-    """Return an address for people: without passwords, also those among its options.
-
-    Examples
-    --------
-    >>> describe_url(sa.make_url("postgresql://me:secret@host/birds?password=secret"))
-    'postgresql://me:***@host/birds'
-    """
+    """Return an address for people: without passwords, also those among its options."""
     if url.get_backend_name() == "sqlite":
         return str(url.database)
     return url.set(query={}).render_as_string(hide_password=True)
@@ -336,18 +310,10 @@ _LOG_HEADER = 48  # bytes of the first of two equal headers; one of them counts 
 
 
 class Mark(NamedTuple):
-    """Equal as long as nobody changed the file, or put another in its place.
+    """Equal as long as nobody changed the file, or put another in its place."""
 
-    Attributes
-    ----------
-    opening : int
-        Of the connection that looked: versions of two connections do not compare.
-    version : int
-        As SQLite counts it, for one connection.
-    """
-
-    opening: int
-    version: int
+    opening: int  # of the connection that looked: versions of two connections do not compare
+    version: int  # as SQLite counts it, for one connection
 
 
 class FileWatch:
@@ -371,18 +337,7 @@ class FileWatch:
         self._seen: tuple[Mark, bytes] | None = None
 
     def mark(self) -> Mark | None:
-        """Return what stands for the state of the file now.
-
-        Returns
-        -------
-        Mark or None
-            None where it cannot be told: somebody holds the file for itself.
-
-        Raises
-        ------
-        OSError
-            If the file is gone.
-        """
+        """Return what stands for the state of the file now."""
         status = os.stat(self._path)  # noqa: PTH116 - twice as fast, on every request
         with self._lock:
             try:

@@ -12,17 +12,17 @@ from nearveil.audit.attacks._scores import (
     Guesser,
     HockeyStick,
     Moments,
+    bound_event_epsilon,
+    bound_one_run_epsilon,
+    bound_proportion,
     choose_guesser,
-    event_epsilon,
-    ladder,
-    one_run_epsilon,
-    proportion,
+    list_epsilons,
 )
 
 
 @pytest.mark.parametrize(("hits", "runs"), [(0, 50), (1, 50), (25, 50), (50, 50), (3, 100_000)])
 def test_clopper_pearson_is_that_of_scipy(hits: int, runs: int) -> None:
-    low, high = proportion(hits, runs, 0.03)
+    low, high = bound_proportion(hits, runs, 0.03)
     exact = binomtest(hits, runs).proportion_ci(0.97, "exact")
     np.testing.assert_allclose([float(low), float(high)], [exact.low, exact.high], rtol=1e-6, atol=1e-12)
 
@@ -35,12 +35,12 @@ def test_an_event_shows_too_much_as_seldom_as_promised(epsilon: float, delta: fl
     for q in (0.02, 0.1, (1 - delta) / (1 + math.exp(epsilon))):
         p = min(1.0, math.exp(epsilon) * q + delta)
         counts = np.arange(runs + 1)
-        low, high = event_epsilon(counts[:, None], counts[None, :], runs, delta, mistake)
+        low, high = bound_event_epsilon(counts[:, None], counts[None, :], runs, delta, mistake)
         chances = binom.pmf(counts, runs, p)[:, None] * binom.pmf(counts, runs, q)[None, :]
         assert chances[low > epsilon].sum() <= mistake / 2
         assert chances[high < math.log((p - delta) / q)].sum() <= mistake / 2 + 1e-12
     # Not idle: a bound that were half as careful would be wrong more often than it may be.
-    careless = event_epsilon(counts[:, None], counts[None, :], runs, delta, 0.999)[0]
+    careless = bound_event_epsilon(counts[:, None], counts[None, :], runs, delta, 0.999)[0]
     assert chances[careless > epsilon].sum() > 0.1
 
 
@@ -87,17 +87,17 @@ def test_the_interval_of_a_gaussian_holds_its_epsilon() -> None:
         a, b = 1 / (2 * sigma) - epsilon * sigma, -1 / (2 * sigma) - epsilon * sigma
         return float(norm.cdf(a) - math.exp(epsilon) * norm.cdf(b))
 
-    low, high = HockeyStick(losses).interval(delta, 1e-6, ladder(3.0))
+    low, high = HockeyStick(losses).interval(delta, 1e-6, list_epsilons(3.0))
     assert divergence(high) <= delta <= divergence(low)
     assert high - low < 0.35
     # What was drawn with half the deviation is farther apart, and is not taken for the same.
     closer = generator.normal(1 / (2 * 0.25), 2.0, 200_000)
-    assert HockeyStick(closer).interval(delta, 1e-6, ladder(3.0))[0] > high
+    assert HockeyStick(closer).interval(delta, 1e-6, list_epsilons(3.0))[0] > high
 
 
 def test_a_ladder_rises_from_zero_past_every_promise() -> None:
     for promise in (1e-3, 0.5, 4.0, 60.0, 800.0, math.inf):
-        steps = ladder(promise)
+        steps = list_epsilons(promise)
         assert steps[0] == 0
         assert (np.diff(steps) > 0).all()
         assert steps[-1] >= 1000.0 or steps[-1] >= 2 * promise
@@ -113,16 +113,16 @@ def test_one_run_shows_too_much_as_seldom_as_promised(epsilon: float, mistake: f
     wrong = sum(
         binom.pmf(correct, guesses, p)
         for correct in range(guesses + 1)
-        if one_run_epsilon(correct, guesses, guesses, 0.0, mistake) > epsilon
+        if bound_one_run_epsilon(correct, guesses, guesses, 0.0, mistake) > epsilon
     )
     assert 0 < wrong <= mistake
 
 
 def test_one_run_pays_delta_for_every_record() -> None:
-    assert one_run_epsilon(990, 1000, 1000, 0.0, 0.05) > one_run_epsilon(990, 1000, 1000, 4e-5, 0.05) > 3.5
-    assert one_run_epsilon(990, 1000, 1000, 5e-5, 0.05) == 0.0
-    assert one_run_epsilon(0, 0, 1000, 0.0, 0.05) == 0.0
-    assert one_run_epsilon(500, 1000, 1000, 0.0, 0.05) == 0.0
+    assert bound_one_run_epsilon(990, 1000, 1000, 0.0, 0.05) > bound_one_run_epsilon(990, 1000, 1000, 4e-5, 0.05) > 3.5
+    assert bound_one_run_epsilon(990, 1000, 1000, 5e-5, 0.05) == 0.0
+    assert bound_one_run_epsilon(0, 0, 1000, 0.0, 0.05) == 0.0
+    assert bound_one_run_epsilon(500, 1000, 1000, 0.0, 0.05) == 0.0
 
 
 def test_guesses_are_made_where_they_are_sure() -> None:
@@ -155,7 +155,7 @@ def test_the_epsilon_of_an_event_is_too_large_as_seldom_as_was_said(delta: float
     runs, p, q, mistake = 20_000, 0.6, 0.2, 0.05
     hits, false_hits = (np.arange(int(runs * one) - 600, int(runs * one) + 600) for one in (p, q))
     chance = np.outer(binom.pmf(hits, runs, p), binom.pmf(false_hits, runs, q))
-    low, high = event_epsilon(hits[:, None], false_hits[None, :], runs, delta, mistake)
+    low, high = bound_event_epsilon(hits[:, None], false_hits[None, :], runs, delta, mistake)
     true = math.log((p - delta) / q)
     assert float(chance[low > true].sum()) <= mistake / 2
     assert float(chance[high < true].sum()) <= mistake / 2

@@ -45,7 +45,7 @@ def attacked(mechanism: Any, trials: int, promise: Any = None, seed: int = 1) ->
 
 def test_the_label_kept_after_the_noise() -> None:
     """The program of 2022: the same row with another label."""
-    report = attacked(broken.label_after_noise(), 400)
+    report = attacked(broken.make_label_after_noise(), 400)
     assert report.verdict == "broken"
     assert report.pair == "one row, labels far apart"
     assert report.shown_epsilon > 1.5 * report.promised_epsilon
@@ -53,7 +53,7 @@ def test_the_label_kept_after_the_noise() -> None:
 
 def test_a_variance_for_a_deviation_bites_at_a_tiny_scale() -> None:
     """Two opposite rows with one label. At a scale of 1 the same noise hides them, though it was not meant to."""
-    report = attacked(broken.variance_as_deviation(), 400)
+    report = attacked(broken.make_variance_as_deviation(), 400)
     assert (report.verdict, report.pair) == ("broken", "opposite unit vectors, one label")
     large = PrivateMail(1.0, as_published="2022-code", allow_unsound=True, start_scale=1.0, n_anchors=60)
     session = make_experiment(large)
@@ -62,19 +62,19 @@ def test_a_variance_for_a_deviation_bites_at_a_tiny_scale() -> None:
 
 
 def test_a_fixed_size_sample_charged_as_poisson() -> None:
-    report = attacked(broken.fixed_size_sample(), 200_000)
+    report = attacked(broken.make_fixed_size_sample(), 200_000)
     assert report.verdict == "broken"
     assert report.shown_epsilon > 1.1 * report.promised_epsilon
 
 
 def test_one_sample_charged_as_two() -> None:
-    report = attacked(broken.shared_sample(), 100_000)
+    report = attacked(broken.make_shared_sample(), 100_000)
     assert report.verdict == "broken"
     assert report.shown_epsilon > 1.1 * report.promised_epsilon
 
 
 def test_omes_claim() -> None:
-    release, claim = broken.ome_claim()
+    release, claim = broken.make_ome_claim()
     report = attacked(release, 4_000, claim)
     assert report.verdict == "broken"
     assert report.shown_epsilon > 3 * claim.epsilon
@@ -83,7 +83,7 @@ def test_omes_claim() -> None:
 
 def test_the_classical_gaussian_at_twelve() -> None:
     """200,000 samples of the density estimate show the 11% that are missing, at this confidence."""
-    noise, claim = broken.classical_gaussian()
+    noise, claim = broken.make_classical_gaussian()
     report = attacked(noise, 200_000, claim)
     assert (report.verdict, report.attack) == ("broken", "the hockey-stick divergence")
 
@@ -178,7 +178,7 @@ def test_half_the_noise_of_votes(voter: Any, trials: int) -> None:
 
 
 def test_numpys_laplace_at_its_low_bits() -> None:
-    report = attacked(broken.float_laplace(), 10_000)
+    report = attacked(broken.make_float_laplace(), 10_000)
     assert report.verdict == "broken"
     assert report.attack in ("a threshold on the finest bit", "a threshold on boosted trees on low bits")
     ours = make_noise_experiment(calibrate_laplace(1.0, sensitivity=1.0, size=1))
@@ -186,7 +186,7 @@ def test_numpys_laplace_at_its_low_bits() -> None:
 
 
 def test_a_request_after_the_answer() -> None:
-    report = attacked(broken.request_after_answer(), 400)
+    report = attacked(broken.make_request_after_answer(), 400)
     assert report.verdict == "broken"
     silent = attacked(make_wire_experiment(), 400)
     assert silent.verdict != "broken"

@@ -11,7 +11,7 @@ pytest.importorskip("httpx")
 
 from nearveil.audit import audit
 from nearveil.audit._experiment import Experiment
-from nearveil.audit._specimens import HeapMap, hasty_client, hasty_question, heap_search, use_heap
+from nearveil.audit._specimens import HeapMap, make_hasty_question, make_heap_search, open_hasty_client, use_heap
 from nearveil.audit.attacks import _hostile_server
 from nearveil.audit.attacks._clock import TimedQuestion, ask_through_client, make_clock_experiment, make_hostile_parts
 from nearveil.mechanisms import PublicMap
@@ -45,7 +45,7 @@ def ends(experiment: Experiment, family: str) -> tuple[TimedQuestion, TimedQuest
 def test_a_heap_works_for_one_end_of_an_arc_and_not_for_the_other() -> None:
     near, far = ends(make_clock_experiment(), "prototypes sorted along an arc")
     assert heap_updates(far.public, far.feature) > 10 * heap_updates(near.public, near.feature)
-    (pair,) = hasty_question().pairs
+    (pair,) = make_hasty_question().pairs
     assert heap_updates(_some(pair.first.public), pair.first.feature) > 4_000
     assert heap_updates(_some(pair.second.public), pair.second.feature) == 0
 
@@ -90,7 +90,7 @@ def test_a_client_that_keeps_its_slots_shows_one_moment(family: str) -> None:
 @pytest.mark.usefixtures("clock")
 def test_a_client_that_does_not_shows_its_work() -> None:
     near, far = ends(make_clock_experiment(), FAMILIES[0])
-    with hasty_client(use_heap(near.public)) as ask:
+    with open_hasty_client(use_heap(near.public)) as ask:
         assert [round(ask(feature), 9) for feature in (near.feature, far.feature)] == [0.001, 0.009]
 
 
@@ -129,6 +129,6 @@ def test_a_run_asks_about_the_feature_and_about_the_reference_in_random_order() 
 
 
 def test_specimens_are_experiments_of_their_own() -> None:
-    assert heap_search().name == "a search by a heap"
-    assert len(heap_search().pairs) == len(FAMILIES)
-    assert heap_search().guarantee.epsilon == hasty_question().guarantee.epsilon == 1.0
+    assert make_heap_search().name == "a search by a heap"
+    assert len(make_heap_search().pairs) == len(FAMILIES)
+    assert make_heap_search().guarantee.epsilon == make_hasty_question().guarantee.epsilon == 1.0

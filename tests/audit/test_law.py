@@ -14,16 +14,16 @@ from nearveil.audit._experiment import (
     Watch,
     _Coins,
     bound_repeat_chance,
-    gaussian_uniforms,
+    compute_gaussian_uniforms,
+    compute_laplace_uniforms,
     hash_rows,
-    laplace_uniforms,
 )
 from nearveil.audit.attacks._scores import Slices
 
 MISTAKE = 1e-9
 
 
-def judged(values: Any, look: Any = gaussian_uniforms) -> str | None:
+def judged(values: Any, look: Any = compute_gaussian_uniforms) -> str | None:
     watch = Watch(Law(uniforms=lambda seen, given: [look(seen - given)]))
     watch.see("zero", values, 0.0)
     return watch.find_misfit(MISTAKE)
@@ -35,7 +35,7 @@ def normal(count: int = 4_000) -> Any:
 
 def test_true_laws_pass() -> None:
     assert judged(normal()) is None
-    assert judged(np.random.default_rng(1).laplace(size=4_000), laplace_uniforms) is None
+    assert judged(np.random.default_rng(1).laplace(size=4_000), compute_laplace_uniforms) is None
     assert judged(np.array([])) is None
 
 
@@ -84,7 +84,9 @@ def test_cells_of_a_grid_are_forgiven_where_they_are_stated() -> None:
     coarse = np.rint(normal(40_000) * 100) / 100
 
     def law(largest: float) -> Law:
-        return Law(lambda seen, _: [gaussian_uniforms(seen[:, 0])], values=lambda seen: seen, largest_value=largest)
+        return Law(
+            lambda seen, _: [compute_gaussian_uniforms(seen[:, 0])], values=lambda seen: seen, largest_value=largest
+        )
 
     for largest, fits in ((0.004, True), (1e-7, False)):
         watch = Watch(law(largest))

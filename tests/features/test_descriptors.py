@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from nearveil.features.training import (  # noqa: E402
-    branch_dimensions,
     check_descriptors,
-    classification_loss,
-    descriptor_head,
-    gem,
-    mac,
-    spoc,
-    triplet_loss,
+    compute_classification_loss,
+    compute_triplet_loss,
+    divide_dimension,
+    make_descriptor_head,
+    pool_generalised_mean,
+    pool_largest,
+    pool_mean,
 )
 
 COMBINATIONS = ["".join(letters) for count in (1, 2, 3) for letters in permutations("SMG", count)]
@@ -28,7 +28,7 @@ def _maps(seed: int, shape: tuple[int, ...] = (3, 4, 2, 3), dtype: Any = torch.f
 
 
 def _head(channels: int, descriptors: str, dimension: int, seed: int = 0) -> Any:
-    head = descriptor_head(channels, descriptors, dimension)
+    head = make_descriptor_head(channels, descriptors, dimension)
     head.start([torch.zeros(channels)] * len(descriptors), torch.Generator().manual_seed(seed))
     return head
 
@@ -38,23 +38,23 @@ def test_pools_are_the_plain_formulas() -> None:
     for image in range(3):
         for channel in range(4):
             values = maps[image, channel].flatten().tolist()
-            assert spoc(maps)[image, channel].item() == pytest.approx(sum(values) / 6)
-            assert mac(maps)[image, channel].item() == max(values)
+            assert pool_mean(maps)[image, channel].item() == pytest.approx(sum(values) / 6)
+            assert pool_largest(maps)[image, channel].item() == max(values)
             for p in (0.5, 2.0, 3.7):
                 mean = (sum(value**p for value in values) / 6) ** (1 / p)
-                assert gem(maps, p)[image, channel].item() == pytest.approx(mean)
+                assert pool_generalised_mean(maps, p)[image, channel].item() == pytest.approx(mean)
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.floats(0.2, 30), st.floats(0.2, 30))
 def test_generalised_mean_lies_between_spoc_and_mac_and_grows_with_p(seed: int, one: float, other: float) -> None:
     maps = _maps(seed)
-    assert torch.allclose(gem(maps, 1.0), spoc(maps))
+    assert torch.allclose(pool_generalised_mean(maps, 1.0), pool_mean(maps))
     low, high = sorted((one, other))
-    assert (gem(maps, low) <= gem(maps, high) * (1 + 1e-9)).all()
+    assert (pool_generalised_mean(maps, low) <= pool_generalised_mean(maps, high) * (1 + 1e-9)).all()
     # The mean of n values to the p is at least the largest by n^(1/p).
-    assert (gem(maps, 1000.0) >= mac(maps) * 6 ** (-1 / 1000) * (1 - 1e-9)).all()
-    assert (gem(maps, 1000.0) <= mac(maps) * (1 + 1e-9)).all()
+    assert (pool_generalised_mean(maps, 1000.0) >= pool_largest(maps) * 6 ** (-1 / 1000) * (1 - 1e-9)).all()
+    assert (pool_generalised_mean(maps, 1000.0) <= pool_largest(maps) * (1 + 1e-9)).all()
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
@@ -62,8 +62,8 @@ def test_powers_neither_overflow_nor_vanish(scale: float) -> None:
     maps = _maps(1, dtype=torch.float32) * scale
     maps.requires_grad_(True)
     p = torch.tensor(40.0, requires_grad=True)
-    gem(maps, p).sum().backward()
-    assert torch.isfinite(gem(maps, p)).all()
+    pool_generalised_mean(maps, p).sum().backward()
+    assert torch.isfinite(pool_generalised_mean(maps, p)).all()
     assert torch.isfinite(maps.grad).all()
     assert torch.isfinite(p.grad)
 
@@ -71,7 +71,7 @@ def test_powers_neither_overflow_nor_vanish(scale: float) -> None:
 def test_gradient_of_the_generalised_mean() -> None:
     maps = _maps(2).requires_grad_(True)
     p = torch.tensor(2.6, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(gem, (maps, p))
+    assert torch.autograd.gradcheck(pool_generalised_mean, (maps, p))
 
 
 @pytest.mark.parametrize("letters", COMBINATIONS)
@@ -91,22 +91,22 @@ def test_gradient_of_every_head(letters: str) -> None:
 def test_a_head_is_its_branches_side_by_side(letters: str) -> None:
     maps = _maps(4, (5, 8, 3, 3), torch.float32)
     head = _head(8, letters, 7)
-    pools = {"S": spoc(maps), "M": mac(maps), "G": gem(maps, 3.0)}
+    pools = {"S": pool_mean(maps), "M": pool_largest(maps), "G": pool_generalised_mean(maps, 3.0)}
     parts = []
     for layer, letter in zip(head.reductions, letters, strict=True):
         rows = pools[letter].numpy() @ layer.weight.detach().numpy().T + layer.bias.detach().numpy()
         parts.append(rows / np.linalg.norm(rows, axis=1, keepdims=True))
     expected = np.concatenate(parts, axis=1) / math.sqrt(len(letters))
     assert head(maps).detach().numpy() == pytest.approx(expected, abs=1e-5)
-    assert [part.shape[1] for part in head.branches(maps)] == branch_dimensions(7, len(letters))
+    assert [part.shape[1] for part in head.branches(maps)] == divide_dimension(7, len(letters))
 
 
 def test_a_head_starts_as_a_projection_of_what_is_centred() -> None:
     maps = _maps(5, (40, 6, 2, 2), torch.float32)
-    head = descriptor_head(6, "S", 6)
-    mean = spoc(maps).mean(dim=0)
+    head = make_descriptor_head(6, "S", 6)
+    mean = pool_mean(maps).mean(dim=0)
     head.start([mean], torch.Generator().manual_seed(0))
-    centred = (spoc(maps) - mean).numpy()
+    centred = (pool_mean(maps) - mean).numpy()
     centred /= np.linalg.norm(centred, axis=1, keepdims=True)
     rows = head(maps).detach().numpy()
     assert rows @ rows.T == pytest.approx(centred @ centred.T, abs=1e-5)
@@ -130,7 +130,7 @@ def test_triplets_of_a_case_done_by_hand() -> None:
     rows = torch.tensor([[0.0], [3.0], [4.0], [10.0]])
     labels = torch.tensor([0, 0, 1, 1])
     # Farthest of its own, nearest other: (3, 4), (3, 1), (6, 1), (6, 7); margin 0.1.
-    assert triplet_loss(rows, labels).item() == pytest.approx((0 + 2.1 + 5.1 + 0) / 4)
+    assert compute_triplet_loss(rows, labels).item() == pytest.approx((0 + 2.1 + 5.1 + 0) / 4)
 
 
 @settings(deadline=None, max_examples=40)
@@ -140,19 +140,19 @@ def test_triplet_loss_is_that_of_brute_force(seed: int, classes: int, margin: fl
     rows = rng.standard_normal((9, 3))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     labels = np.concatenate([np.arange(classes), rng.integers(0, classes, 9 - classes)])
-    loss = triplet_loss(torch.from_numpy(rows), torch.from_numpy(labels), margin)
+    loss = compute_triplet_loss(torch.from_numpy(rows), torch.from_numpy(labels), margin)
     assert loss.item() == pytest.approx(_brute_force(rows, labels, margin), abs=1e-12)
 
 
 def test_gradient_of_the_triplet_loss() -> None:
     rows = torch.from_numpy(np.random.default_rng(6).standard_normal((8, 3))).requires_grad_(True)
     labels = torch.arange(8) // 2
-    assert torch.autograd.gradcheck(lambda found: triplet_loss(found, labels), (rows,))
+    assert torch.autograd.gradcheck(lambda found: compute_triplet_loss(found, labels), (rows,))
 
 
 def test_equal_rows_have_a_gradient() -> None:
     rows = torch.ones(4, 2, requires_grad=True)
-    loss = triplet_loss(rows, torch.tensor([0, 0, 1, 1]))
+    loss = compute_triplet_loss(rows, torch.tensor([0, 0, 1, 1]))
     loss.backward()
     assert loss.item() == pytest.approx(0.1)
     assert torch.isfinite(rows.grad).all()
@@ -165,7 +165,7 @@ def test_classification_loss_is_the_plain_formula() -> None:
     target = np.full((2, 3), 0.1 / 3)
     target[[0, 1], labels] += 0.9
     expected = -(target * log_softmax).sum(axis=1).mean()
-    assert classification_loss(torch.from_numpy(scores), torch.tensor(labels)).item() == pytest.approx(expected)
+    assert compute_classification_loss(torch.from_numpy(scores), torch.tensor(labels)).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("letters", ["", "X", "SS", "sg", "SGS", None, 3])
@@ -177,4 +177,4 @@ def test_letters_that_are_no_combination(letters: Any) -> None:
 @pytest.mark.parametrize("dimension", [0, 1, -5, 65_537, 2.5, True])
 def test_dimensions_that_cannot_be(dimension: Any) -> None:
     with pytest.raises(ValueError, match="dimension must be a whole number"):
-        descriptor_head(4, "SG", dimension)
+        make_descriptor_head(4, "SG", dimension)

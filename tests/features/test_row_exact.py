@@ -261,7 +261,7 @@ def test_the_cache_forgets_exact_rows_of_other_libraries(
     monkeypatch.setattr(TorchExtractor, "_exact_row", lambda *a: seen.append(1) or exact_row(*a))  # type: ignore[func-returns-value]
     gallery_features(files[:1], extractor, row_exact=True, cache=cache)
     assert not seen
-    monkeypatch.setattr(gallery, "_machinery", lambda: "another torch")
+    monkeypatch.setattr(gallery, "_describe_machinery", lambda: "another torch")
     gallery_features(files[:1], extractor, row_exact=True, cache=cache)
     assert seen
 
@@ -309,12 +309,12 @@ def test_exact_rows_are_carried_by_the_exact_product(monkeypatch: pytest.MonkeyP
     known = rng.normal(size=(2, 60, 40))
     known /= np.linalg.norm(known, axis=2, keepdims=True)
     bridge, rows = fit_bridge(*known), known[0, :5]
-    product = bridge_module._exact_product
+    product = bridge_module._multiply_exactly
 
     def watched(row: NDArray[np.float64], matrix: NDArray[np.float64]) -> NDArray[np.float64]:
         seen.append(row.copy())
         return product(row, matrix)
 
-    monkeypatch.setattr(bridge_module, "_exact_product", watched)
+    monkeypatch.setattr(bridge_module, "_multiply_exactly", watched)
     bridge.apply(rows, row_exact=True)
     np.testing.assert_array_equal(seen, rows - bridge.source_mean)

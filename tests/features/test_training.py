@@ -20,8 +20,8 @@ from nearveil.features.networks import TorchExtractor  # noqa: E402
 from nearveil.features.training import (  # noqa: E402  # noqa: E402
     ExtractorFileError,
     TrainedExtractor,
-    backbone_maps,
-    balanced_batches,
+    compute_backbone_maps,
+    draw_balanced_batches,
     load_extractor,
     train_head,
 )
@@ -68,7 +68,7 @@ def test_training_helps_on_classes_that_it_has_not_seen(letters: str) -> None:
     images, labels = _photos(40)
     seen = labels < 20
     backbone = _backbone()
-    maps = backbone_maps(images, backbone)
+    maps = compute_backbone_maps(images, backbone)
 
     def train(learning_rate: float) -> float:
         options: dict[str, Any] = {"descriptors": letters, "dimension": 12, "learning_rate": learning_rate}
@@ -92,7 +92,7 @@ def test_a_seed_decides_all_and_nothing_else_is_touched() -> None:
 def test_images_and_their_maps_train_the_same_head() -> None:
     images, labels = _photos(6)
     backbone = _backbone()
-    maps = backbone_maps(images, backbone)
+    maps = compute_backbone_maps(images, backbone)
     assert maps.dtype == np.float16
     model = train_head(maps, labels, backbone=backbone, dimension=6, epochs=2, random_state=0)
     assert model.fingerprint == _train().fingerprint
@@ -104,7 +104,7 @@ def test_images_and_their_maps_train_the_same_head() -> None:
 def test_maps_are_those_of_the_module() -> None:
     images, _ = _photos(2)
     seen: list[int] = []
-    maps = backbone_maps(images * 3, _backbone(), progress=seen.append)
+    maps = compute_backbone_maps(images * 3, _backbone(), progress=seen.append)
     scaled = torch.from_numpy((images[1].astype(np.float32) - 128) / 64).permute(2, 0, 1)[None]
     assert maps[1] == pytest.approx(_backbone()._module(scaled)[0].numpy(), rel=1e-3, abs=1e-3)
     assert sum(seen) == 36
@@ -136,7 +136,7 @@ def test_epochs_are_told() -> None:
 def test_batches_are_balanced() -> None:
     sizes = [1, 2, 3, 5, 8, 13, 21, 4, 4, 4, 4]
     codes = np.repeat(np.arange(11), sizes)
-    batches = list(islice(balanced_batches(codes, np.random.default_rng(0)), 110))
+    batches = list(islice(draw_balanced_batches(codes, np.random.default_rng(0)), 110))
     for batch in batches:
         assert sorted(Counter(codes[batch].tolist()).values()) == [4] * 8
     shown = Counter(np.concatenate(batches).tolist())
@@ -144,7 +144,7 @@ def test_batches_are_balanced() -> None:
         counts = [shown[row] for row in np.flatnonzero(codes == code)]
         assert len(counts) == size
         assert max(counts) - min(counts) <= 1
-    few = next(balanced_batches(np.array([0, 1, 1]), np.random.default_rng(0)))
+    few = next(draw_balanced_batches(np.array([0, 1, 1]), np.random.default_rng(0)))
     assert Counter(np.array([0, 1, 1])[few].tolist()) == {0: 4, 1: 4}
 
 
@@ -305,7 +305,7 @@ def test_maps_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="must be images"):
         train_head(good, labels, backbone=_backbone(), freeze_backbone=False)
     with pytest.raises(ValueError, match="at least one"):
-        backbone_maps([], _backbone())
+        compute_backbone_maps([], _backbone())
     with pytest.raises(FeatureError):
         _train().describe(good * np.nan)
 

@@ -21,18 +21,18 @@ from nearveil.ledger.budget import (
     PureBudget,
     UnpricedError,
     add_amounts,
-    exact_decimal,
     find_pld_epsilon,
-    float_down,
-    float_up,
     format_down,
     format_event,
     format_up,
     make_charge,
     parse_budget,
     parse_event,
-    units_down,
-    units_up,
+    round_float_down,
+    round_float_up,
+    round_units_down,
+    round_units_up,
+    to_exact_decimal,
 )
 from nearveil.privacy import events as own
 from nearveil.privacy.accounting import RdpAccountant, RenyiFilter
@@ -125,12 +125,12 @@ def test_texts_of_no_event_are_refused(text: str) -> None:
 
 @given(st.fractions(Fraction(-(10**6)), 10**6))
 def test_amounts_round_against_the_spender(number: Fraction) -> None:
-    up, down = units_up(number), units_down(number)
+    up, down = round_units_up(number), round_units_down(number)
     assert up is not None
     assert Fraction(up - 1, UNITS) < number <= Fraction(up, UNITS)
     assert Fraction(down, UNITS) <= number < Fraction(down + 1, UNITS)
-    assert exact_decimal(float_down(number)) <= number <= exact_decimal(float_up(number))
-    assert float_up(number) <= math.nextafter(float_down(number), math.inf)
+    assert to_exact_decimal(round_float_down(number)) <= number <= to_exact_decimal(round_float_up(number))
+    assert round_float_up(number) <= math.nextafter(round_float_down(number), math.inf)
 
 
 @given(st.floats(0, 1e6))

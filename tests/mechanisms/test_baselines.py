@@ -17,23 +17,23 @@ from nearveil.mechanisms._fisher import (
     FINE_BITS,
     PIECES,
     VonMisesFisher,
-    _bending,
-    arithmetic_cost,
+    _bound_bending,
+    bound_arithmetic_cost,
+    bound_displacement,
     calibrate,
-    displacement,
     draw,
     heights,
     log_height,
-    pieces,
+    make_pieces,
 )
 from nearveil.mechanisms._gaussian import (
     AnalyticGaussian,
     RandomProjection,
-    computed_norm,
-    published_noise,
+    bound_computed_norm,
+    compute_published_noise,
     record_sensitivity,
 )
-from nearveil.privacy.noise import analytic_gaussian_scale, gaussian_delta, unsafe_seeded
+from nearveil.privacy.noise import analytic_gaussian_scale, compute_gaussian_delta, unsafe_seeded
 from tests.mechanisms.conformance import Contract, Floats, sample_messages, shown_epsilon
 
 
@@ -110,7 +110,7 @@ def test_computed_norms_keep_the_bound(d: int, seed: int, exponent: float) -> No
     release.mean_, release.n_features_in_ = np.zeros(d), d
     found = release._unit_rows(X, "X", lenient=False)
     exact = np.sqrt(np.array([math.fsum(float(v) ** 2 for v in row) for row in found]))
-    assert (exact <= computed_norm(d)).all()
+    assert (exact <= bound_computed_norm(d)).all()
 
 
 def test_computed_norms_pass_one_and_not_the_bound() -> None:
@@ -118,7 +118,7 @@ def test_computed_norms_pass_one_and_not_the_bound() -> None:
     release.mean_, release.n_features_in_ = np.zeros(50), 50
     found = release._unit_rows(np.random.default_rng(0).standard_normal((500, 50)), "X", lenient=False)
     squares = [sum(Fraction(float(value)) ** 2 for value in row) for row in found]
-    assert 1 < max(squares) <= Fraction(computed_norm(50)) ** 2
+    assert 1 < max(squares) <= Fraction(bound_computed_norm(50)) ** 2
 
 
 def test_privunit_tells_three_times_as_much() -> None:
@@ -146,8 +146,8 @@ def test_published_noise_hides_an_attribute_and_not_a_record(epsilon: float, del
     noise, matrix = paper.noise_, paper.matrix_
     w = float(np.linalg.norm(matrix, axis=1).max())
     assert noise.scale == pytest.approx(w * math.sqrt(2 * (math.log(1 / (2 * delta)) + epsilon)) / epsilon)
-    assert gaussian_delta(noise.scale / w, epsilon) <= delta
-    assert gaussian_delta(noise.scale / record_sensitivity(matrix), epsilon) > 1.5 * delta
+    assert compute_gaussian_delta(noise.scale / w, epsilon) <= delta
+    assert compute_gaussian_delta(noise.scale / record_sensitivity(matrix), epsilon) > 1.5 * delta
     assert not paper.guarantee.sound
     assert "one attribute" in str(paper.guarantee)
 
@@ -156,7 +156,7 @@ def test_unsound_noise_must_be_asked_for() -> None:
     with pytest.raises(ValueError, match="allow_unsound"):
         RandomProjection(1.0, as_published=True).fit(rows())
     with pytest.raises(ValueError, match="below 1/2"):
-        published_noise(np.eye(3), 1.0, 0.6)
+        compute_published_noise(np.eye(3), 1.0, 0.6)
 
 
 @pytest.mark.parametrize(
@@ -182,12 +182,12 @@ def test_bad_parameters(release: Release, words: str) -> None:
 @pytest.mark.parametrize(("epsilon", "dimension"), [(0.1, 3), (4.0, 64), (64.0, 16), (64.0, 1280), (2.0, 16_384)])
 def test_what_the_fisher_channel_costs(epsilon: float, dimension: int) -> None:
     channel = calibrate(epsilon, dimension)
-    bending = _bending(epsilon / 2, channel.dimension, channel.reach)
+    bending = _bound_bending(epsilon / 2, channel.dimension, channel.reach)
     at = np.linspace(-channel.reach, channel.reach, 8 * PIECES + 1)
     straight = np.interp(at, at[::8], log_height(at[::8], channel.kappa, channel.dimension))
     off = np.abs(straight - log_height(at, channel.kappa, channel.dimension)).max()
     assert 0.5 * bending < off < bending + 1e-9
-    cost = 2 * bending + 2 * arithmetic_cost(channel.dimension, channel.reach)
+    cost = 2 * bending + 2 * bound_arithmetic_cost(channel.dimension, channel.reach)
     assert cost < channel.cost < cost + 2e-8
     assert 2 * channel.kappa + channel.cost <= epsilon
     assert channel.cost < 2e-3
@@ -202,7 +202,7 @@ def test_the_heights_are_those_of_the_density(epsilon: float, dimension: int) ->
     drawn = np.tanh(heights(channel, 200_000, unsafe_seeded(0)))
     assert drawn.mean() == pytest.approx(mean, abs=5 * drawn.std() / 200_000**0.5)
     # And the masses of the pieces, by quadrature of the density of w = <g, x>.
-    table, _ = pieces(channel)
+    table, _ = make_pieces(channel)
     masses = np.zeros(PIECES)
     share = 1 / (1 << table.bits)
     kept = table.first.astype(np.float64) / 2.0 ** (63 - table.bits)
@@ -216,7 +216,7 @@ def test_the_heights_are_those_of_the_density(epsilon: float, dimension: int) ->
     total = quad(density, -1, 1, epsabs=0, epsrel=1e-11, limit=500)[0]
     for piece in np.argsort(-masses)[:: PIECES // 64][:24]:
         exact = quad(density, knots[piece], knots[piece + 1], epsabs=0, epsrel=1e-10)[0] / total
-        assert masses[piece] == pytest.approx(exact, rel=2 * _bending(kappa, dimension, channel.reach) + 1e-8)
+        assert masses[piece] == pytest.approx(exact, rel=2 * _bound_bending(kappa, dimension, channel.reach) + 1e-8)
 
 
 def test_beyond_the_reach_lies_nothing() -> None:
@@ -266,7 +266,7 @@ def test_directions_lie_on_the_sphere_as_near_as_the_bound_says(monkeypatch: pyt
     across /= np.sqrt((across**2).sum(axis=1, keepdims=True))
     exact = (np.tanh(s) * unit + across / np.cosh(s)) * np.sqrt(long(64))
     off = np.sqrt(((bare - exact) ** 2).sum(axis=1)).max()
-    assert off < 0.51 * 2.0**-FINE_BITS * 8 < displacement(64, channel.reach)
+    assert off < 0.51 * 2.0**-FINE_BITS * 8 < bound_displacement(64, channel.reach)
 
 
 def test_metric_promise_is_half_of_the_local_one_for_each_unit() -> None:

@@ -17,9 +17,9 @@ from nearveil.mechanisms._baselines import (
     PrivatePCA,
     PrivatePCARelease,
     RawFeatures,
-    affinities,
     clip_rows,
-    gradient,
+    compute_affinities,
+    compute_gradient,
 )
 from nearveil.mechanisms._fisher import VonMisesFisher
 from nearveil.mechanisms._gaussian import AnalyticGaussian, RandomProjection
@@ -64,14 +64,14 @@ def rows(n: int = 60, d: int = 5, seed: int = 0) -> Floats:
 @given(st.integers(0, 2**32), st.floats(1.5, 8))
 @settings(max_examples=25, deadline=None)
 def test_affinities_have_their_perplexity(seed: int, perplexity: float) -> None:
-    found = affinities(np.random.default_rng(seed).random((4, 12)) * 4, perplexity)
+    found = compute_affinities(np.random.default_rng(seed).random((4, 12)) * 4, perplexity)
     assert np.allclose(found.sum(axis=1), 1)
     entropy = -(found * np.log(np.maximum(found, 1e-300))).sum(axis=1)
     assert np.allclose(np.exp(entropy), perplexity, rtol=1e-6)
 
 
 def test_the_gradient_is_that_of_the_divergence() -> None:
-    embedding, pull = rows(7, 2), affinities(cdist(rows(1, 3), rows(7, 3, 1), "sqeuclidean"), 3.0)
+    embedding, pull = rows(7, 2), compute_affinities(cdist(rows(1, 3), rows(7, 3, 1), "sqeuclidean"), 3.0)
 
     def divergence(y: Floats) -> float:
         student = 1 / (1 + ((y - embedding) ** 2).sum(axis=1))
@@ -79,7 +79,7 @@ def test_the_gradient_is_that_of_the_divergence() -> None:
 
     y = np.array([0.3, -0.7])
     # t-SNE's 4 is that of a symmetric sum; of one row's divergence it is twice the gradient.
-    assert np.allclose(gradient(y[None], embedding, pull)[0], 2 * approx_fprime(y, divergence), rtol=1e-5)
+    assert np.allclose(compute_gradient(y[None], embedding, pull)[0], 2 * approx_fprime(y, divergence), rtol=1e-5)
 
 
 @given(st.integers(0, 2**32), st.floats(1e-3, 1e3), st.floats(-300, 300))

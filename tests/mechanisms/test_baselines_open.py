@@ -19,12 +19,12 @@ from nearveil.mechanisms._baselines import (
     PrivatePCA,
     PrivatePCARelease,
     RawFeatures,
-    bingham,
-    complement,
-    covariance_noise,
-    matrix_bingham_chain,
-    noisy_covariance,
-    sequential_directions,
+    add_covariance_noise,
+    calibrate_covariance_noise,
+    draw_bingham,
+    draw_directions,
+    find_complement,
+    run_bingham_chain,
 )
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Contract, Floats
@@ -123,7 +123,7 @@ def as_released(moments: Floats) -> Floats:
 @settings(max_examples=60, deadline=None)
 def test_the_covariance_moves_as_far_as_the_bound_and_no_farther(d: int, seed: int) -> None:
     x, y = unit(np.random.default_rng(seed).standard_normal((2, d)))
-    bound = covariance_noise(100, d, 1.0, 1e-5).sensitivity
+    bound = calibrate_covariance_noise(100, d, 1.0, 1e-5).sensitivity
     assert np.linalg.norm(as_released(np.outer(x, x) - np.outer(y, y))) <= bound
     y = unit(y - (x @ y) * x)
     reached = np.linalg.norm(as_released(np.outer(x, x) - np.outer(y, y)))
@@ -131,8 +131,8 @@ def test_the_covariance_moves_as_far_as_the_bound_and_no_farther(d: int, seed: i
 
 
 def test_noise_of_the_covariance_is_symmetric_and_of_its_scale() -> None:
-    noise = covariance_noise(100, 40, 1.0, 1e-5)
-    found = noisy_covariance(np.zeros((40, 40)), noise, unsafe_seeded(0))
+    noise = calibrate_covariance_noise(100, 40, 1.0, 1e-5)
+    found = add_covariance_noise(np.zeros((40, 40)), noise, unsafe_seeded(0))
     assert np.array_equal(found, found.T)
     above = found[np.triu_indices(40, 1)]
     assert above.std() == pytest.approx(noise.scale / math.sqrt(2), rel=0.1)
@@ -157,7 +157,7 @@ def test_bingham_draws_have_the_moments_of_the_density(values: list[float]) -> N
     turn = np.linalg.qr(np.random.default_rng(1).standard_normal((3, 3)))[0]
     scores = turn @ np.diag(values) @ turn.T
     source = unsafe_seeded(5)
-    drawn = np.array([bingham(scores, source) for _ in range(1500)]) @ turn
+    drawn = np.array([draw_bingham(scores, source) for _ in range(1500)]) @ turn
     assert np.allclose(np.linalg.norm(drawn, axis=1), 1)
     # Quadrature over the sphere: heights and angles.
     z, angle = np.meshgrid(np.linspace(-1, 1, 1201), np.linspace(0, 2 * np.pi, 600, endpoint=False))
@@ -172,17 +172,17 @@ def test_bingham_draws_have_the_moments_of_the_density(values: list[float]) -> N
 
 def test_bingham_in_many_dimensions_still_accepts() -> None:
     values = np.concatenate([[300.0, 200.0], np.zeros(126)])
-    drawn = bingham(np.diag(values), unsafe_seeded(1))
+    drawn = draw_bingham(np.diag(values), unsafe_seeded(1))
     assert drawn[0] ** 2 > 0.5
-    assert abs(bingham(np.array([[3.0]]), unsafe_seeded(1))[0]) == 1
+    assert abs(draw_bingham(np.array([[3.0]]), unsafe_seeded(1))[0]) == 1
 
 
 def test_complements_are_orthonormal_and_across() -> None:
     columns = np.linalg.qr(np.random.default_rng(0).standard_normal((6, 2)))[0]
-    basis = complement(columns)
+    basis = find_complement(columns)
     assert np.allclose(basis.T @ basis, np.eye(4))
     assert np.allclose(columns.T @ basis, 0)
-    assert np.array_equal(complement(np.zeros((3, 0))), np.eye(3))
+    assert np.array_equal(find_complement(np.zeros((3, 0))), np.eye(3))
 
 
 def data(n: int = 3000) -> Floats:
@@ -250,15 +250,15 @@ def test_what_another_thread_sets_during_a_fit_changes_nothing() -> None:
 def test_sequential_directions_spend_an_equal_part_each() -> None:
     # Of k directions the first has the density exp(epsilon / (2 k) v' M v).
     moments = np.diag([12.0, 4.0, 0.0])
-    first = np.array([sequential_directions(moments, 3, 3.0, unsafe_seeded(i))[:, 0] for i in range(400)])
-    alone = np.array([bingham(moments / 2, unsafe_seeded(i + 999)) for i in range(400)])
+    first = np.array([draw_directions(moments, 3, 3.0, unsafe_seeded(i))[:, 0] for i in range(400)])
+    alone = np.array([draw_bingham(moments / 2, unsafe_seeded(i + 999)) for i in range(400)])
     assert abs((first[:, 0] ** 2).mean() - (alone[:, 0] ** 2).mean()) < 0.08
 
 
 def test_one_column_of_the_chain_is_exact() -> None:
     scores = np.diag([5.0, 0.0, 0.0])
-    drawn = np.array([matrix_bingham_chain(scores, 1, 99, unsafe_seeded(i))[:, 0] for i in range(400)])
-    exact = np.array([bingham(scores, unsafe_seeded(i + 5000)) for i in range(400)])
+    drawn = np.array([run_bingham_chain(scores, 1, 99, unsafe_seeded(i))[:, 0] for i in range(400)])
+    exact = np.array([draw_bingham(scores, unsafe_seeded(i + 5000)) for i in range(400)])
     assert abs((drawn[:, 0] ** 2).mean() - (exact[:, 0] ** 2).mean()) < 0.06
 
 

@@ -12,17 +12,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nearveil.mechanisms import Message, Release
-from nearveil.mechanisms._bitwise import Unary, unary_law
+from nearveil.mechanisms._bitwise import Unary, make_unary_law
 from nearveil.mechanisms._bitwise_laws import (
     WORD,
     BitLaw,
     BitString,
     Encoding,
-    code_word_epsilon,
-    epsilon_at,
-    exact_prices,
-    largest_nominal,
-    pure_epsilon,
+    bound_code_word_epsilon,
+    compute_epsilon_at,
+    compute_exact_prices,
+    compute_pure_epsilon,
+    find_largest_nominal,
 )
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Contract, Floats
@@ -115,14 +115,14 @@ def largest_ratio(string: BitString) -> float:
 @settings(max_examples=30, deadline=None)
 def test_pure_epsilon_is_the_largest_ratio_of_all_strings(count: int, length: int, seed: int) -> None:
     string = BitString(laws(count, seed), length)
-    assert pure_epsilon(string) == pytest.approx(largest_ratio(string), rel=1e-9, abs=1e-12)
+    assert compute_pure_epsilon(string) == pytest.approx(largest_ratio(string), rel=1e-9, abs=1e-12)
 
 
 @given(st.integers(1, 2), st.integers(1, 5), st.integers(0, 10_000), st.sampled_from([1e-5, 0.01, 0.1, 0.3]))
 @settings(max_examples=40, deadline=None)
 def test_at_delta_against_all_pairs_of_strings(count: int, length: int, seed: int, delta: float) -> None:
     string = BitString(laws(count, seed), length)
-    epsilon = epsilon_at(string.laws, string.counts(), delta)
+    epsilon = compute_epsilon_at(string.laws, string.counts(), delta)
     assert all_deltas(string, epsilon) <= delta * (1 + 1e-9)
     if count == 1 and epsilon > 1e-3:
         assert all_deltas(string, epsilon - 1e-6) > delta  # exact
@@ -132,7 +132,7 @@ def test_at_delta_against_all_pairs_of_strings(count: int, length: int, seed: in
 
 def test_more_bits_than_are_listed_fall_back_to_an_upper_bound() -> None:
     law = BitLaw.nearest_to(Decimal("0.51"), Decimal("0.5"))
-    listed, bounded = (epsilon_at((law,), (count,), 1e-5) for count in (1024, 1025))
+    listed, bounded = (compute_epsilon_at((law,), (count,), 1e-5) for count in (1024, 1025))
     assert listed < bounded < 1.02 * listed
     assert bounded < 0.3 * 1025 * law.epsilon
 
@@ -183,15 +183,15 @@ def test_no_two_unit_rows_pass_the_bound(
     codes = np.unique(encoding.encode(np.stack([np.cos(angles), np.sin(angles)], axis=1)), axis=0).astype(float)
     one, zero = (np.resize([getattr(law, side) for law in string.laws], string.length) for side in ("one", "zero"))
     found = float(((codes * one) @ (1 - codes).T + ((1 - codes) * zero) @ codes.T).max())
-    bound = code_word_epsilon(string, encoding, 2)
+    bound = bound_code_word_epsilon(string, encoding, 2)
     assert found <= bound * (1 + 1e-12)
-    assert bound <= pure_epsilon(string) * (1 + 1e-12)
+    assert bound <= compute_pure_epsilon(string) * (1 + 1e-12)
     assert found >= 0.5 * bound  # two values leave a gap between the bound and rows; many values close it
 
 
 def test_prices_are_ordered() -> None:
     encoding = Encoding(5, 5, 1.0, "nearest")
-    strings, words = exact_prices(BitString(laws(2, 3), 6 * 11), encoding, 1e-5)
+    strings, words = compute_exact_prices(BitString(laws(2, 3), 6 * 11), encoding, 1e-5)
     for price in (strings, words):
         assert price.per_value_at_delta <= price.per_value < price.per_vector
         assert price.per_vector_at_delta < price.per_vector
@@ -204,7 +204,7 @@ def test_prices_are_ordered() -> None:
 
 @given(st.floats(0.01, 30), st.floats(0.1, 3))
 def test_solving_never_passes_what_was_asked(epsilon: float, slope: float) -> None:
-    found = largest_nominal(lambda nominal: slope * nominal**1.1, epsilon, 0.0, 20)
+    found = find_largest_nominal(lambda nominal: slope * nominal**1.1, epsilon, 0.0, 20)
     assert epsilon * (1 - 1e-9) <= slope * found**1.1 <= epsilon
 
 
@@ -235,7 +235,7 @@ class TestSymmetric(TestOptimised):
 
 @given(st.floats(1e-3, 40), st.sampled_from(["symmetric", "optimised"]))
 def test_two_bits_have_the_exact_epsilon(epsilon: float, kind: Any) -> None:
-    law = unary_law(epsilon, kind)
+    law = make_unary_law(epsilon, kind)
     with mpmath.workprec(300):
         one, zero = law.if_one, law.if_zero
         odds = mpmath.mpf(one * (WORD - zero)) / (zero * (WORD - one))

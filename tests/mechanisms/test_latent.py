@@ -125,7 +125,7 @@ def test_the_claim_is_valid_and_conservative(nominal: float, alpha: float, dimen
     release = Latent(nominal_epsilon=nominal, alpha=alpha, fraction_bits=2).fit(public)
     exact = release.guarantee.epsilon
     assert nominal / 2 * (1 - 1e-12) <= exact <= nominal * (1 + 1e-12)
-    assert release._published_correction(nominal, 3 * dimension) > nominal  # it makes a true claim worse
+    assert release._compute_published_correction(nominal, 3 * dimension) > nominal  # it makes a true claim worse
 
 
 def test_an_attack_stays_below_the_claim() -> None:

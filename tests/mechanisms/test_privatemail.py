@@ -13,9 +13,9 @@ from scipy.stats import chisquare
 from nearveil.mechanisms import Message, MessageError
 from nearveil.mechanisms._privatemail import PrivateMail
 from nearveil.mechanisms.base import CODE_BYTES
-from nearveil.mechanisms.privatemail_engines import averages, exact_steps, sensitivities
+from nearveil.mechanisms.privatemail_engines import bound_sensitivities, compute_averages, take_exact_steps
 from nearveil.privacy.accounting import PldAccountant
-from nearveil.privacy.noise import gaussian_grid, unsafe_seeded
+from nearveil.privacy.noise import choose_gaussian_grid, unsafe_seeded
 from nearveil.privacy.sensitivity import target_only
 from tests.mechanisms.conformance import Contract, Floats, sample_messages
 from tests.reference import dense_label_weights, dense_step, dense_weights
@@ -24,7 +24,7 @@ from tests.reference import dense_label_weights, dense_step, dense_weights
 def exact(mail: PrivateMail, rows: Floats) -> Floats:
     """Where the private steps put rows without noise."""
     engine: Any = mail._engine
-    return exact_steps(engine.public, averages(engine.public, mail.features(rows)))
+    return take_exact_steps(engine.public, compute_averages(engine.public, mail.features(rows)))
 
 
 def quiet(mail: PrivateMail) -> PrivateMail:
@@ -32,7 +32,7 @@ def quiet(mail: PrivateMail) -> PrivateMail:
     engine: Any = mail._engine
     (noise,) = engine.noises
     small = noise.sensitivity * 1e-6
-    quieter = replace(noise, scale=small, grid=gaussian_grid(small, 2))
+    quieter = replace(noise, scale=small, grid=choose_gaussian_grid(small, 2))
     mail.__dict__["_engine"] = replace(engine, noises=(quieter,))
     return mail
 
@@ -158,7 +158,7 @@ def test_the_bound_does_not_depend_on_where_the_noisy_row_is():  # type: ignore[
     mail = PrivateMail(1.0, n_private_steps=3, bandwidth=1.0).fit(*rows_and_labels())
     public = mail._engine.public  # type: ignore[union-attr]
     known = [noise.sensitivity for noise in mail.noises_]
-    elsewhere = sensitivities(replace(public, start=public.start + np.array([1e3, -50])), "gaussian")
+    elsewhere = bound_sensitivities(replace(public, start=public.start + np.array([1e3, -50])), "gaussian")
     assert np.allclose(elsewhere, known, rtol=1e-7)
     assert len(set(known)) == 3
 

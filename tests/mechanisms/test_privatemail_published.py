@@ -16,11 +16,11 @@ from nearveil.mechanisms import Message, MessageError
 from nearveil.mechanisms._privatemail import PrivateMail
 from nearveil.mechanisms.privatemail_engines import (
     CentredDistances,
+    compose_strongly,
     find_code_scale,
     step_epsilon,
-    strong_composition,
 )
-from nearveil.privacy.noise import add_noise, classical_gaussian_scale, unsafe_seeded
+from nearveil.privacy.noise import add_noise, compute_classical_scale, unsafe_seeded
 from nearveil.privacy.sensitivity import bound_step, published_2021, published_2022
 from studies.data import DataMissingError, load_features
 from tests.reference import dense_label_weights, dense_weights, laplacian
@@ -104,7 +104,7 @@ def test_sensitivity_of_the_program():  # type: ignore[no-untyped-def]
     assert bound_step(start, n_classes=98, **setting, as_programmed=True) < 0.96 * published_2022(
         start, n_classes=98, **setting
     )
-    assert find_code_scale(3.0, 0.1, 1e-5) == pytest.approx(classical_gaussian_scale(3.0, 0.1, 1e-5) ** 2, rel=1e-12)
+    assert find_code_scale(3.0, 0.1, 1e-5) == pytest.approx(compute_classical_scale(3.0, 0.1, 1e-5) ** 2, rel=1e-12)
     with pytest.raises(ValueError, match="use a larger bandwidth"):
         bound_step(start, 0.3, 0.6, 2, as_programmed=True)
 
@@ -114,7 +114,7 @@ def test_strong_composition_is_inverted(total, steps, delta):  # type: ignore[no
     each = step_epsilon(total, steps, delta)
     by_hand = each * math.sqrt(2 * steps * math.log(1 / delta)) + steps * each * math.expm1(each) / (math.exp(each) + 1)
     assert by_hand == pytest.approx(total, rel=1e-6)
-    assert strong_composition(each, steps, delta) == pytest.approx(total, rel=1e-6)
+    assert compose_strongly(each, steps, delta) == pytest.approx(total, rel=1e-6)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -130,13 +130,13 @@ def test_the_client_does_what_the_publication_does(version):  # type: ignore[no-
     if version == "2021":
         beta = Decimal(10) ** -math.ceil(4 * 2 * 41 / math.log(10))
         assert noise.sensitivity == published_2021(41, 2, 1e-3, beta=beta, **setting)
-        assert strong_composition(noise.sensitivity / noise.scale, 2, 1e-5) == pytest.approx(1.0)
+        assert compose_strongly(noise.sensitivity / noise.scale, 2, 1e-5) == pytest.approx(1.0)
     elif version == "2022":
         assert noise.sensitivity == published_2022(start, **setting)
-        assert noise.scale == classical_gaussian_scale(noise.sensitivity, 1.0, 1e-5)
+        assert noise.scale == compute_classical_scale(noise.sensitivity, 1.0, 1e-5)
     else:
         assert noise.sensitivity == bound_step(start, **setting, as_programmed=True)
-        assert noise.scale == pytest.approx(classical_gaussian_scale(noise.sensitivity, 1.0, 1e-5) ** 2, rel=1e-12)
+        assert noise.scale == pytest.approx(compute_classical_scale(noise.sensitivity, 1.0, 1e-5) ** 2, rel=1e-12)
     s = 3 / np.sqrt(2) if version == "2022-code" else 3.0
 
     def stepped(Z: Any, weights: Any) -> Any:

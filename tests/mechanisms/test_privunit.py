@@ -35,19 +35,19 @@ from nearveil.mechanisms._privunit import (
     REACH,
     STEPS,
     PrivUnit,
-    arithmetic_cost,
+    bound_arithmetic_cost,
     calibrate,
-    directions,
+    compute_directions,
     draw,
-    fine_vectors,
-    lattice_table,
+    draw_fine_vectors,
+    make_lattice_table,
     round_to_cells,
     turn_to_axes,
 )
 from nearveil.mechanisms.projection import fit_projection
 from nearveil.privacy import compose
 from nearveil.privacy.events import PureDp
-from nearveil.privacy.noise import alias_table, secure_source, unsafe_seeded
+from nearveil.privacy.noise import make_alias_table, secure_source, unsafe_seeded
 from tests.mechanisms.conformance import Contract, sample_messages, shown_epsilon
 from tests.privacy.test_noise import table_pmf
 
@@ -195,7 +195,7 @@ def test_the_lattice_in_use_is_even_to_2_to_the_minus_250() -> None:
 def test_tables_are_what_the_proof_says(epsilon: float) -> None:
     channel = calibrate(epsilon, 1280)
     for tilt, threshold in ((channel.tilt, channel.threshold), (0.0, 0)):
-        table = table_pmf(lattice_table(tilt, threshold))
+        table = table_pmf(make_lattice_table(tilt, threshold))
         assert sum(table) == 1 << 255
         far = REACH + 4 * STEPS  # heights that the table leaves out count as well
         weights = {k: mpmath.exp(-(mpmath.mpf(k) ** 2) / (2 * STEPS**2)) for k in range(far + 1)}
@@ -211,7 +211,7 @@ def test_tables_are_what_the_proof_says(epsilon: float) -> None:
 def test_exact_likelihood_ratios_reach_epsilon_and_never_pass_it(epsilon: float) -> None:
     """In one dimension: x = 1 against x = -1, from the integers of the table, blur included."""
     channel = calibrate(epsilon, 1)
-    chances = table_pmf(lattice_table(channel.tilt, channel.threshold))
+    chances = table_pmf(make_lattice_table(channel.tilt, channel.threshold))
     step, blur = mpmath.mpf(1) / STEPS, mpmath.mpf(BLUR_STEPS) / STEPS
 
     def density(at: int) -> Any:
@@ -221,7 +221,7 @@ def test_exact_likelihood_ratios_reach_epsilon_and_never_pass_it(epsilon: float)
     start = channel.threshold
     places = [0, 1, start // 2, start - 9, start, start + 1, start + 9, start + 60, start + 300, start + 600]
     ratios = [mpmath.log(density(at) / density(-at)) for at in places]
-    cost = arithmetic_cost(1)
+    cost = bound_arithmetic_cost(1)
     assert max(abs(ratio) for ratio in ratios) + cost <= epsilon
     assert max(ratios) + cost >= epsilon * (1 - 1e-12)
 
@@ -250,7 +250,7 @@ def test_computed_vectors_lie_within_the_bound(row: Floats, height: int, seed: i
     plain = np.rint(STEPS * generator.standard_normal(len(row))).astype(np.int64)
     if extreme:
         plain = REACH * np.where(row < 0, -1, 1)
-    axis = directions(row[None])
+    axis = compute_directions(row[None])
     found = turn_to_axes(np.array([height]), plain[None], axis)[0]
     assert exact_distance(height, plain, axis[0], found) <= 0.51 * math.sqrt(len(row))
 
@@ -261,7 +261,7 @@ def test_the_bound_on_computed_vectors_is_not_idle() -> None:
     plain = np.rint(STEPS * generator.standard_normal(rows.shape)).astype(np.int64)
     plain[3] = REACH
     heights = np.array([0, 50, -REACH, REACH])
-    axes = directions(rows)
+    axes = compute_directions(rows)
     found = turn_to_axes(heights, plain, axes)
     shares = [float(exact_distance(*case) / 64) for case in zip(heights.tolist(), plain, axes, found, strict=True)]
     assert 0.26 < max(shares) <= 0.51  # half the bound would be too little
@@ -275,7 +275,7 @@ def test_what_the_arithmetic_and_the_tables_cost() -> None:
         shift = mpmath.mpf("0.5014") * mpmath.sqrt(dimension) / blur
         r = unevenness(dimension, mpmath.mpf(1) / STEPS, blur / (1 << FINE_BITS) / STEPS)
         needed = 2 * (17 * shift + shift**2 / 2) + mpmath.log((1 + r) / (1 - r))
-        assert needed < arithmetic_cost(dimension) < 1.02 * needed
+        assert needed < bound_arithmetic_cost(dimension) < 1.02 * needed
         tables = dimension * mpmath.mpf(2) ** -197 + (dimension + 1) * mpmath.mpf(2) ** -240
         assert (1 + mpmath.exp(64)) * (tables + tail) < calibrate(64.0, dimension).extra_delta
         assert calibrate(1e-3, dimension).tilt > 0.98e-3
@@ -315,7 +315,9 @@ def test_cells_have_their_probabilities(epsilon: float) -> None:
     channel, n = calibrate(epsilon, 2), 100_000
     drawn = draw(channel, np.tile([0.0, -1.0], (n, 1)), unsafe_seeded(2))
     heights = (np.arange(2 * REACH + 1) - REACH) / STEPS
-    table = np.array([float(mpmath.mpf(share) / 2**255) for share in table_pmf(lattice_table(0.0, 0))[: 2 * REACH + 1]])
+    table = np.array(
+        [float(mpmath.mpf(share) / 2**255) for share in table_pmf(make_lattice_table(0.0, 0))[: 2 * REACH + 1]]
+    )
     tilted = table * np.where(heights >= channel.threshold / STEPS, 1.0, math.exp(-channel.tilt))
     cells = np.arange(-LARGEST_CELL, LARGEST_CELL + 1)
     edges = np.concatenate([[-np.inf], CELL * (cells[1:] - 0.5), [np.inf]])
@@ -401,7 +403,7 @@ def test_norms_other_than_one_do_not_reach_the_sampler(row: Floats, factor: floa
     channel = calibrate(2.0, 6)
     given, scaled = (draw(channel, rows[None], unsafe_seeded(seed)) for rows in (row, factor * row))
     assert np.array_equal(given, scaled)
-    axis = directions(factor * row[None])[0]
+    axis = compute_directions(factor * row[None])[0]
     assert abs(np.linalg.norm(axis) * 2.0**-26 - 1) < 1e-7
     assert np.array_equal(axis, np.rint(axis))
 
@@ -429,16 +431,16 @@ def test_every_row_takes_the_same_words_whether_in_the_cap_or_not() -> None:
 
 @pytest.mark.parametrize("x", [[1.0, 0.0, 0.0], [0.6, 0.0, -0.8], [0.1, 0.7, 0.2]])
 def test_low_bits_tell_nothing_even_before_they_are_cut(x: list[float]) -> None:
-    found = fine_vectors(calibrate(8.0, 3), np.tile(x, (20_000, 1)), unsafe_seeded(11))
+    found = draw_fine_vectors(calibrate(8.0, 3), np.tile(x, (20_000, 1)), unsafe_seeded(11))
     for bits in (FINE_BITS - 20, FINE_BITS, FINE_BITS + 1):
         for column in (found & ((1 << bits) - 1)).T:
             assert stats.kstest(column / 2.0**bits, "uniform").pvalue > CHANCE
 
 
 def test_blur_has_its_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = alias_table([0] * REACH + [1] + [0] * REACH)  # heights and h are always zero
-    monkeypatch.setattr("nearveil.mechanisms._privunit.lattice_table", lambda *_: nothing)
-    found = fine_vectors(calibrate(1.0, 2), np.tile([0.6, 0.8], (50_000, 1)), unsafe_seeded(12))
+    nothing = make_alias_table([0] * REACH + [1] + [0] * REACH)  # heights and h are always zero
+    monkeypatch.setattr("nearveil.mechanisms._privunit.make_lattice_table", lambda *_: nothing)
+    found = draw_fine_vectors(calibrate(1.0, 2), np.tile([0.6, 0.8], (50_000, 1)), unsafe_seeded(12))
     for column in found.T / 2.0**FINE_BITS:
         assert stats.kstest(column, stats.norm(scale=BLUR_STEPS).cdf).pvalue > CHANCE
 
@@ -564,7 +566,7 @@ def test_rows_that_project_to_nothing_take_the_first_axis() -> None:
     assert release.projection_(np.array([[1.0, 0, 0], [0, 0, 2.0]])).tolist() == [[1, 0], [0, 1]]
     vectors = np.array([m["vector"] for m in release.release(np.tile([1.0, 0, 0], (500, 1)))]) / 8
     assert vectors[:, 0].mean() == pytest.approx(10.57, abs=0.3)
-    assert directions(np.zeros((1, 3))).tolist() == [[2**26, 0, 0]]
+    assert compute_directions(np.zeros((1, 3))).tolist() == [[2**26, 0, 0]]
 
 
 class Wild(BaseEstimator):  # type: ignore[misc]

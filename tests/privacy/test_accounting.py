@@ -38,7 +38,7 @@ from nearveil.privacy.accounting import (
     calibrate,
     screening_epsilon,
 )
-from nearveil.privacy.accounting.screening import binary_rdp, private_knn_asymptotic
+from nearveil.privacy.accounting.screening import compute_binary_rdp, compute_private_knn_asymptotic
 from nearveil.privacy.events import (
     ClippedVotes,
     GaussianNoisyMax,
@@ -354,7 +354,7 @@ def test_gaussian_noisy_max_with_two_classes_stays_below_its_price(order: float,
     for step in (-2, 2):
         there = np.array([[(lead + step) / (math.sqrt(2) * noise)]])
         log_q = np.concatenate([log_ndtr(there), log_ndtr(-there)])
-        true = float(binary_rdp(order, log_p, log_q)[0])
+        true = float(compute_binary_rdp(order, log_p, log_q)[0])
         assert true <= RdpAccountant(orders=(order,)).compose(GaussianNoisyMax(noise)).rdp[0]
 
 
@@ -366,7 +366,7 @@ def test_laplace_noisy_max_with_two_classes_stays_below_its_price(order: float, 
         return np.log(np.array([[-math.expm1(math.log(loses))], [loses]]))
 
     for step in (-2, 2):
-        true = float(binary_rdp(order, logs(lead), logs(lead + step))[0])
+        true = float(compute_binary_rdp(order, logs(lead), logs(lead + step))[0])
         assert true <= RdpAccountant(orders=(order,)).compose(LaplaceNoisyMax(noise)).rdp[0]
 
 
@@ -390,8 +390,8 @@ def test_autodp_agrees(bank: Any) -> None:
 
 def test_theorem_2_published_and_right() -> None:
     plan: Any = {"sampling_rate": 0.05, "noise": 10.0, "vote_noise": 10.0, "delta": 1e-5}
-    ours = private_knn_asymptotic(4000, 500, **plan)
-    published = private_knn_asymptotic(4000, 500, **plan, as_published=True)
+    ours = compute_private_knn_asymptotic(4000, 500, **plan)
+    published = compute_private_knn_asymptotic(4000, 500, **plan, as_published=True)
     assert ours.applies
     assert published.applies
     assert published.epsilon / ours.epsilon == pytest.approx(20 / 13.8564, rel=1e-5)
@@ -399,8 +399,10 @@ def test_theorem_2_published_and_right() -> None:
         PldAccountant().compose(sampled(0.05, 10), 4000).compose(PoissonSampledDpEvent(0.05, VoteHistogram(10)), 500)
     )
     assert 10 < ours.epsilon / exact.epsilon(1e-5) < 30
-    assert not private_knn_asymptotic(1000, 735, sampling_rate=0.15, noise=75, vote_noise=25, delta=1e-5).applies
-    assert not private_knn_asymptotic(10, 5, **plan).applies
+    assert not compute_private_knn_asymptotic(
+        1000, 735, sampling_rate=0.15, noise=75, vote_noise=25, delta=1e-5
+    ).applies
+    assert not compute_private_knn_asymptotic(10, 5, **plan).applies
 
 
 def test_calibrate_rounds_against_the_spender() -> None:
@@ -532,7 +534,7 @@ def test_the_filter_refuses_nonsense() -> None:
         (lambda: RdpAccountant(orders=(0.5,)), "orders"),
         (lambda: RdpAccountant(conversion="loose"), "conversion"),  # type: ignore[arg-type]
         (
-            lambda: private_knn_asymptotic(-1, 0, sampling_rate=0.1, noise=1, vote_noise=1, delta=0.1),
+            lambda: compute_private_knn_asymptotic(-1, 0, sampling_rate=0.1, noise=1, vote_noise=1, delta=0.1),
             "n_screened",
         ),
     ],

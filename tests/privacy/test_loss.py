@@ -21,7 +21,7 @@ from mpmath import mpf
 from scipy import fft
 from scipy.stats import laplace
 
-from nearveil.privacy.accounting import PldAccountant, RdpAccountant, loss_curves
+from nearveil.privacy.accounting import PldAccountant, RdpAccountant, make_loss_curves
 from nearveil.privacy.accounting import _loss as loss
 from nearveil.privacy.accounting._loss import Curve
 from nearveil.privacy.events import PureDp
@@ -36,7 +36,7 @@ def _digits() -> Any:
 
 
 def response(epsilon: float) -> Curve:
-    return loss_curves(PureDp(epsilon), 1)[0]
+    return make_loss_curves(PureDp(epsilon), 1)[0]
 
 
 @cache
@@ -164,18 +164,18 @@ def test_the_error_of_a_convolution_is_within_its_bound(tilt: float) -> None:
         loss._Losses(0.125, -1, np.array([0.25, 0.0, 0.75]), 0.0, 40),
     ]
     first, last = (sum(one.times * getattr(one, end) for one in losses) for end in ("first", "last"))
-    composed = loss._tilted_sum(losses, tilt, loss._Window(first, last, 0.0), tight=True)
+    composed = loss._convolve_tilted(losses, tilt, loss._Window(first, last, 0.0), tight=True)
     exact = exact_tilted(losses, tilt)
     error = mpmath.sqrt(sum((mpf(float(a)) - b) ** 2 for a, b in zip(composed.mass, exact, strict=True)))
     assert 0 < error <= composed.error < 1e-11
     often = [replace(one, times=100 * one.times) for one in losses]
-    assert loss._tilted_sum(often, tilt, loss._Window(first, last, 0.0), tight=True).error >= 100 * composed.error
+    assert loss._convolve_tilted(often, tilt, loss._Window(first, last, 0.0), tight=True).error >= 100 * composed.error
 
 
 @pytest.mark.parametrize("tilt", [0.5, 4.0])
 def test_the_mass_above_a_window_is_within_its_bound(tilt: float) -> None:
     losses = [loss._Losses.of(response(0.2), 60, 0.2, (0.2, 0.2))]
-    window = loss._window(losses, tilt)
+    window = loss._find_window(losses, tilt)
     exact = exact_tilted(losses, tilt)
     above = sum(exact[window.last - 60 * losses[0].first + 1 :])
     assert 0 < above <= window.above < 1e-14
@@ -184,7 +184,7 @@ def test_the_mass_above_a_window_is_within_its_bound(tilt: float) -> None:
 def composed_responses() -> loss._Convolution:
     losses = [loss._Losses.of(response(0.2), 60, 0.2, (0.2, 0.2))]
     ends = (60 * losses[0].first, 60 * losses[0].last)
-    return replace(loss._tilted_sum(losses, 1.0, loss._Window(*ends, 0.0), tight=True), error=0.0)
+    return replace(loss._convolve_tilted(losses, 1.0, loss._Window(*ends, 0.0), tight=True), error=0.0)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1.1, 4.0])
@@ -239,7 +239,7 @@ def scale_of(event: DpEvent) -> float:
 )
 def test_curves_are_above_the_truth_by_a_hair(event: DpEvent) -> None:
     logs = np.array([-6, -1.001, -0.5, -1e-9, 0, 1e-3, 0.7, 0.999, 1.0, 2.5, 7]) * scale_of(event)
-    for log, value in zip(logs, loss_curves(event, 1)[0](logs), strict=True):
+    for log, value in zip(logs, make_loss_curves(event, 1)[0](logs), strict=True):
         exact = exact_curve(event, mpf(float(log)))
         assert exact <= value <= exact * (1 + mpf("1e-11")) + 1e-13 * scale_of(event)
 
@@ -247,7 +247,7 @@ def test_curves_are_above_the_truth_by_a_hair(event: DpEvent) -> None:
 @pytest.mark.parametrize("event", [GaussianDpEvent(0.7), GaussianDpEvent(40.0), LaplaceDpEvent(1.7)])
 @pytest.mark.parametrize("rate", [0.01, 0.3])
 def test_curves_of_samples_are_above_the_truth_by_a_hair(event: DpEvent, rate: float) -> None:
-    remove, add, _ = loss_curves(PoissonSampledDpEvent(rate, event), 1)
+    remove, add, _ = make_loss_curves(PoissonSampledDpEvent(rate, event), 1)
     logs = np.array([-3, -1.001, -0.1, 0, 1e-3, 0.5, 1.0, 4]) * rate * scale_of(event)
     for log, first, second in zip(logs, remove(logs), add(logs), strict=True):
         a = mpmath.exp(mpf(float(log)))
@@ -282,7 +282,7 @@ def test_two_sampled_gaussians_against_an_integral(direction: str) -> None:
     with mpmath.workdps(15):
         exact = float(mpmath.quad(integrand, [-12, -4, -1, 0, 1, 2, 4, 7, 12]))
     [remove, add] = PldAccountant().compose(sampled(rate, multiplier), 2)._directions()
-    found = loss.loss_delta(remove if direction == "remove" else add, epsilon).value
+    found = loss.find_loss_delta(remove if direction == "remove" else add, epsilon).value
     assert exact * (1 - 1e-9) <= found <= exact * (1 + 1e-3)
 
 
@@ -310,7 +310,7 @@ def test_the_worse_direction_counts(epsilon: float, worse: str) -> None:
 @pytest.mark.parametrize("spacing", [1e-4, 0.03, 1.7])
 @pytest.mark.parametrize("event", [GaussianDpEvent(2.0), LaplaceDpEvent(1.3), PureDp(0.77), sampled(0.1, 0.8)])
 def test_a_distribution_on_a_grid_dominates_its_mechanism(event: DpEvent, spacing: float) -> None:
-    for curve in loss_curves(event, 1)[:2]:
+    for curve in make_loss_curves(event, 1)[:2]:
         losses = loss._Losses.of(curve, 1, spacing, (2.0, 5.0))
         for log in np.linspace(-1.5, 4.5, 25):
             above = np.maximum(-np.expm1(log - losses.losses), 0)

@@ -27,10 +27,10 @@ from nearveil.privacy.noise import (
     analytic_gaussian_scale,
     calibrate_gaussian,
     calibrate_laplace,
-    classical_gaussian_scale,
-    gaussian_delta,
-    gaussian_grid,
-    laplace_grid,
+    choose_gaussian_grid,
+    choose_laplace_grid,
+    compute_classical_scale,
+    compute_gaussian_delta,
     secure_source,
     unsafe_seeded,
 )
@@ -62,7 +62,7 @@ def table_pmf(table: samplers.Table) -> list[int]:
 def gaussian_pmf(ratio: Fraction) -> dict[int, mpmath.mpf]:
     """The distribution of `gaussian_integers`, layer by layer."""
     total: dict[int, mpmath.mpf] = {0: mpmath.mpf(1)}
-    for layer in samplers.gaussian_layers(ratio):
+    for layer in samplers.split_gaussian(ratio):
         half = [(k, UNIT * p) for k, p in enumerate(table_pmf(layer.table)) if p]
         signed = [(sign * k << layer.shift, p / 2) for k, p in half for sign in (1, -1)]
         summed: dict[int, mpmath.mpf] = {}
@@ -73,9 +73,9 @@ def gaussian_pmf(ratio: Fraction) -> dict[int, mpmath.mpf]:
 
 
 def laplace_pmf(ratio: Fraction) -> dict[int, mpmath.mpf]:
-    """The distribution of `laplace_integers`, digit group by digit group."""
+    """The distribution of `draw_laplace_integers`, digit group by digit group."""
     total: dict[int, mpmath.mpf] = {0: mpmath.mpf(1)}
-    for layer in samplers.exponential_layers(2 * ratio):
+    for layer in samplers.split_exponential(2 * ratio):
         group = [(k << layer.shift, UNIT * p) for k, p in enumerate(table_pmf(layer.table))]
         total = {a + b: p * q for (a, p), (b, q) in itertools.product(total.items(), group)}
     signed: dict[int, mpmath.mpf] = {}
@@ -100,10 +100,10 @@ def divergence(pmf: dict[int, mpmath.mpf], shift: int, epsilon: float) -> mpmath
 @pytest.fixture
 def narrow_layers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Layers of one bit each, so that few steps already need several of them."""
-    samplers.gaussian_layers.cache_clear()
+    samplers.split_gaussian.cache_clear()
     monkeypatch.setattr(samplers, "_GAP", 1)
     yield
-    samplers.gaussian_layers.cache_clear()
+    samplers.split_gaussian.cache_clear()
 
 
 def exact_gaussian(ratio: Fraction) -> dict[int, mpmath.mpf]:
@@ -116,14 +116,14 @@ def exact_gaussian(ratio: Fraction) -> dict[int, mpmath.mpf]:
 
 @pytest.mark.parametrize(("ratio", "layers"), [(Fraction(4), 1), (Fraction(47, 5), 1), (Fraction(1701, 100), 1)])
 def test_a_single_layer_is_the_discrete_gaussian(ratio: Fraction, layers: int) -> None:
-    assert len(samplers.gaussian_layers(ratio)) == layers
+    assert len(samplers.split_gaussian(ratio)) == layers
     assert total_variation(gaussian_pmf(ratio), exact_gaussian(ratio)) < mpmath.mpf(2) ** -204
 
 
 @pytest.mark.usefixtures("narrow_layers")
 @pytest.mark.parametrize(("ratio", "layers"), [(Fraction(173, 10), 2), (Fraction(45), 3)])
 def test_layers_add_up_to_the_discrete_gaussian(ratio: Fraction, layers: int) -> None:
-    assert len(samplers.gaussian_layers(ratio)) == layers
+    assert len(samplers.split_gaussian(ratio)) == layers
     assert total_variation(gaussian_pmf(ratio), exact_gaussian(ratio)) < mpmath.mpf(2) ** -204
 
 
@@ -138,10 +138,10 @@ def test_a_fine_layer_that_is_too_narrow_is_seen(monkeypatch: pytest.MonkeyPatch
 def test_the_layers_meet_what_the_proof_asks(exponent: float) -> None:
     ratio = Fraction(2**exponent)
     shift = 0
-    while samplers._top_variance(ratio**2, shift + 1) >= 64:
+    while samplers._find_top_variance(ratio**2, shift + 1) >= 64:
         shift += 1
-    pairs = list(samplers._pairs(shift))
-    top = samplers._top_variance(ratio**2, shift)
+    pairs = list(samplers._pair_layers(shift))
+    top = samplers._find_top_variance(ratio**2, shift)
     fine = sum(9 * Fraction(4) ** coarser for _, coarser in pairs)
     assert top * 4**shift + fine == ratio**2
     assert (shift == 0 and top >= 16) or 64 <= top < 320
@@ -172,7 +172,7 @@ def test_the_rounding_kernel_is_a_distribution_wherever_it_stands() -> None:
 @settings(max_examples=60)
 @given(weights=st.lists(st.integers(0, 2**40), min_size=1, max_size=40).filter(any))
 def test_alias_tables_hold_their_weights(weights: list[int]) -> None:
-    pmf, total = table_pmf(samplers.alias_table(weights)), sum(weights)
+    pmf, total = table_pmf(samplers.make_alias_table(weights)), sum(weights)
     assert sum(pmf) == 1 << samplers.TOTAL_BITS
     for k, share in enumerate(pmf):
         exact = Fraction(weights[k] << samplers.TOTAL_BITS, total) if k < len(weights) else Fraction(0)
@@ -194,7 +194,7 @@ class Script:
 
 
 def test_ties_are_decided_by_further_bits() -> None:
-    table = samplers.alias_table([2, 1])  # two cells: 2/3 and 1/3, so cell 1 is 2/3 full and 1/3 alias
+    table = samplers.make_alias_table([2, 1])  # two cells: 2/3 and 1/3, so cell 1 is 2/3 full and 1/3 alias
     cell = int(np.flatnonzero(table.rest)[0])
     word = (cell << (63 - table.bits)) | int(table.first[cell])
     parts = [(table.rest[cell] >> (64 * i)) & (2**64 - 1) for i in range(3)]
@@ -317,9 +317,9 @@ def exact_delta(noise_multiplier: float, epsilon: float) -> mpmath.mpf:
 
 def test_published_figures() -> None:
     assert f"{analytic_gaussian_scale(1.0, 1.0, 1e-5):.6f}" == "3.730632"
-    assert f"{classical_gaussian_scale(1.0, 1.0, 1e-5):.6f}" == "4.844805"
-    assert 1.069 < analytic_gaussian_scale(1.0, 12.0, 1e-5) / classical_gaussian_scale(1.0, 12.0, 1e-5) < 1.070
-    assert exact_delta(classical_gaussian_scale(1.0, 12.0, 1e-5), 12.0) > 1e-5
+    assert f"{compute_classical_scale(1.0, 1.0, 1e-5):.6f}" == "4.844805"
+    assert 1.069 < analytic_gaussian_scale(1.0, 12.0, 1e-5) / compute_classical_scale(1.0, 12.0, 1e-5) < 1.070
+    assert exact_delta(compute_classical_scale(1.0, 12.0, 1e-5), 12.0) > 1e-5
 
 
 @pytest.mark.parametrize("epsilon", [1e-3, 0.03, 0.5, 1.0, 3.0, 12.0, 50.0])
@@ -345,9 +345,9 @@ def test_the_analytic_scale_never_falls_short(epsilon: float, exponent: float) -
 @given(noise_multiplier=st.floats(-3, 8).map(lambda x: 10**x), epsilon=st.floats(-6, 1.8).map(lambda x: 10**x))
 def test_gaussian_delta_is_an_upper_bound(noise_multiplier: float, epsilon: float) -> None:
     exact = exact_delta(noise_multiplier, epsilon)
-    assert mpmath.mpf(gaussian_delta(noise_multiplier, epsilon)) >= exact or exact < 1e-290
+    assert mpmath.mpf(compute_gaussian_delta(noise_multiplier, epsilon)) >= exact or exact < 1e-290
     if epsilon * noise_multiplier < 30 and noise_multiplier < 1e3:
-        assert gaussian_delta(noise_multiplier, epsilon) <= float(exact) * (1 + 1e-6)
+        assert compute_gaussian_delta(noise_multiplier, epsilon) <= float(exact) * (1 + 1e-6)
 
 
 @settings(max_examples=100)
@@ -363,7 +363,7 @@ def test_specifications_reach_what_was_asked_and_cost_next_to_nothing(
     delta = 10**exponent
     gaussian = calibrate_gaussian(epsilon, delta, sensitivity=sensitivity, size=size)
     assert exact_delta(gaussian.event.noise_multiplier, epsilon) + gaussian.extra_delta <= delta
-    assert gaussian_delta(gaussian.event.noise_multiplier, epsilon) + gaussian.extra_delta <= delta
+    assert compute_gaussian_delta(gaussian.event.noise_multiplier, epsilon) + gaussian.extra_delta <= delta
     assert gaussian.scale <= (1 + 2e-5) * analytic_gaussian_scale(sensitivity, epsilon, delta)
     laplace = calibrate_laplace(epsilon, sensitivity=sensitivity, size=size)
     assert 1 / laplace.event.noise_multiplier <= epsilon
@@ -380,7 +380,7 @@ def test_the_extra_delta_covers_the_total_variation() -> None:
 
 
 def test_grids_are_the_coarsest_of_negligible_cost() -> None:
-    for grid, raised in ((gaussian_grid(3.0, 64), 8), (laplace_grid(3.0, 64), 64)):
+    for grid, raised in ((choose_gaussian_grid(3.0, 64), 8), (choose_laplace_grid(3.0, 64), 64)):
         assert math.frexp(grid)[0] == 0.5
         assert grid * raised <= 3 * 2.0**-16 < 2 * grid * raised
 
@@ -425,7 +425,7 @@ def test_values_are_independent_of_their_neighbours(drawn: tuple[Any, Any, NDArr
 @pytest.mark.parametrize("ratio", [Fraction(5), Fraction(1000, 7), Fraction(40_000)])
 def test_integers_have_the_right_frequencies(ratio: Fraction) -> None:
     count = 200_000
-    for draw, law in ((samplers.gaussian_integers, stats.norm), (samplers.laplace_integers, stats.laplace)):
+    for draw, law in ((samplers.gaussian_integers, stats.norm), (samplers.draw_laplace_integers, stats.laplace)):
         sample = draw(ratio, count, unsafe_seeded(3))
         step = max(1, int(ratio) // 10)
         edges = np.arange(-3 * int(ratio), 3 * int(ratio) + 1, step) - 0.5
@@ -484,7 +484,7 @@ def test_opendp_agrees(kind: str) -> None:
             ours = samplers.gaussian_integers(Fraction(ratio), 50 * count, unsafe_seeded(1))
         else:
             mechanism = dp.m.make_laplace(domain, dp.l1_distance(T="f64"), scale=float(ratio))
-            ours = samplers.laplace_integers(Fraction(ratio), 50 * count, unsafe_seeded(1))
+            ours = samplers.draw_laplace_integers(Fraction(ratio), 50 * count, unsafe_seeded(1))
         theirs = np.array(mechanism([0] * count))
     assert stats.ks_2samp(ours, theirs).pvalue > CHANCE
     assert stats.ks_2samp(ours // 2, theirs).pvalue < CHANCE
@@ -585,8 +585,8 @@ def test_bad_epsilon(epsilon: float) -> None:
         lambda: calibrate_gaussian(epsilon, 1e-5, sensitivity=1.0, size=1),
         lambda: calibrate_laplace(epsilon, sensitivity=1.0, size=1),
         lambda: analytic_gaussian_scale(1.0, epsilon, 1e-5),
-        lambda: classical_gaussian_scale(1.0, epsilon, 1e-5),
-        lambda: gaussian_delta(1.0, epsilon),
+        lambda: compute_classical_scale(1.0, epsilon, 1e-5),
+        lambda: compute_gaussian_delta(1.0, epsilon),
     ):
         with pytest.raises(ValueError, match="epsilon must be from"):
             call()
@@ -597,7 +597,7 @@ def test_bad_delta(delta: float) -> None:
     for call in (
         lambda: calibrate_gaussian(1.0, delta, sensitivity=1.0, size=1),
         lambda: analytic_gaussian_scale(1.0, 1.0, delta),
-        lambda: classical_gaussian_scale(1.0, 1.0, delta),
+        lambda: compute_classical_scale(1.0, 1.0, delta),
     ):
         with pytest.raises(ValueError, match="delta must be from"):
             call()

@@ -16,8 +16,8 @@ from scipy.special import ndtr
 from scipy.stats import binom
 
 from nearveil.privacy.accounting import PldAccountant, screening_curve, screening_epsilon
-from nearveil.privacy.accounting.binary import Moves, PrivacyCurve, _hull, _Kernel, _thin, compose_binary
-from nearveil.privacy.accounting.screening import _moves, fixed_pair_epsilon, screening_rdp
+from nearveil.privacy.accounting.binary import Moves, PrivacyCurve, _find_hull, _Kernel, _thin, compose_binary
+from nearveil.privacy.accounting.screening import _make_moves, compute_fixed_pair_epsilon, compute_screening_rdp
 from nearveil.privacy.events import NoisyScreening, PureDp
 
 MNIST = NoisyScreening(noise=75, threshold=180, n_neighbors=300)
@@ -65,18 +65,18 @@ def hockey_stick(p: NDArray[np.float64], q: NDArray[np.float64], epsilon: float)
 def test_vector_4_the_divergence_of_a_screening_and_where_it_is_worst(
     order: float, least: int, value: float, pair: tuple[int, int]
 ) -> None:
-    worst = screening_rdp(order, STREET, least_votes=least)
+    worst = compute_screening_rdp(order, STREET, least_votes=least)
     assert worst.value == pytest.approx(value, rel=1e-12)
     assert pair in worst.pairs
 
 
 def test_the_worst_pair_is_neither_at_the_threshold_nor_at_the_ends() -> None:
-    found = {order: screening_rdp(order, STREET, least_votes=30).pairs for order in (20, 80, 100, 150)}
+    found = {order: compute_screening_rdp(order, STREET, least_votes=30).pairs for order in (20, 80, 100, 150)}
     assert all(any(t in pair for pair in found[order]) for order, t in ((20, 221), (80, 257), (100, 270), (150, 113)))
 
 
 def test_vector_5_a_sampled_screening() -> None:
-    cost = screening_rdp(24, STREET, sampling_rate=0.25).value
+    cost = compute_screening_rdp(24, STREET, sampling_rate=0.25).value
     assert cost == pytest.approx(6.61152575517683e-5, rel=1e-12)
     assert 8192 * cost + math.log(1e5) / 23 == pytest.approx(1.04217816660192, rel=1e-13)
 
@@ -97,7 +97,7 @@ def test_vector_7_one_sampled_screening() -> None:
 
 @pytest.mark.parametrize(("direction", "value"), [("remove", 0.161457766), ("add", 0.161520090)])
 def test_vector_8_the_same_pair_a_thousand_times(direction: Any, value: float) -> None:
-    found = fixed_pair_epsilon(1000, MNIST, (180, 181), sampling_rate=0.15, delta=1e-5, direction=direction)
+    found = compute_fixed_pair_epsilon(1000, MNIST, (180, 181), sampling_rate=0.15, delta=1e-5, direction=direction)
     assert found == pytest.approx(value, abs=1e-9)
 
 
@@ -109,7 +109,9 @@ def test_a_thousand_screenings() -> None:
 
 def test_thousands_of_screenings_cost_hardly_more_than_those_of_one_pair() -> None:
     def one_pair(n: int, votes: int, direction: Any) -> float:
-        return fixed_pair_epsilon(n, STREET, (votes, votes + 1), sampling_rate=0.25, delta=1e-5, direction=direction)
+        return compute_fixed_pair_epsilon(
+            n, STREET, (votes, votes + 1), sampling_rate=0.25, delta=1e-5, direction=direction
+        )
 
     assert one_pair(8192, 210, "add") == pytest.approx(0.774764, abs=1e-6)
     epsilon = screening_epsilon(2048, sampling_rate=0.25, noise=85, threshold=210, n_neighbors=300, delta=1e-5)
@@ -154,15 +156,15 @@ def test_no_repeated_pair_costs_more(
     pair = data.draw(st.sampled_from([(t, t + 1), (t + 1, t)]))
     bound = screening_curve(rounds, screening, sampling_rate=rate)
     for direction in ("add", "remove"):
-        low = fixed_pair_epsilon(rounds, screening, pair, sampling_rate=rate, delta=1e-4, direction=direction)
+        low = compute_fixed_pair_epsilon(rounds, screening, pair, sampling_rate=rate, delta=1e-4, direction=direction)
         assert low <= bound.epsilon(1e-4, direction) * (1 + 1e-9) + 1e-12
 
 
 @given(rate=st.floats(0.01, 1), noise=st.floats(0.3, 200), neighbors=st.integers(1, 400), place=st.floats(-0.5, 1.5))
 @settings(max_examples=60, deadline=None)
 def test_hull_and_thinned_moves_cover_every_move(rate: float, noise: float, neighbors: int, place: float) -> None:
-    moves = _moves(NoisyScreening(noise, place * neighbors, neighbors), rate)
-    hull = _hull(moves, 1e-17)
+    moves = _make_moves(NoisyScreening(noise, place * neighbors, neighbors), rate)
+    hull = _find_hull(moves, 1e-17)
     for fewer in (hull, _thin(hull) if len(hull.gain) else hull):
         common = (moves.rising + moves.gain > 1e-17) & (moves.falling > 1e-5)  # np.interp has few digits near 1
         if np.any(common):
@@ -171,11 +173,11 @@ def test_hull_and_thinned_moves_cover_every_move(rate: float, noise: float, neig
 
 
 def test_thinning_saves_work_and_costs_little() -> None:
-    moves = _moves(MNIST, 0.15)
-    assert len(_thin(_hull(moves, 1e-18)).gain) < 60
-    assert len(_hull(moves, 1e-18).gain) > 300
+    moves = _make_moves(MNIST, 0.15)
+    assert len(_thin(_find_hull(moves, 1e-18)).gain) < 60
+    assert len(_find_hull(moves, 1e-18).gain) > 300
     exact = compose_binary(moves, 256).epsilon(1e-5)  # up to 256 rounds nothing is thinned
-    thinned = compose_binary(_thin(_hull(moves, 1e-18)), 256).epsilon(1e-5)
+    thinned = compose_binary(_thin(_find_hull(moves, 1e-18)), 256).epsilon(1e-5)
     assert exact <= thinned < exact * 1.001
 
 
@@ -274,7 +276,7 @@ def test_a_screening_without_noise_to_speak_of_is_not_private() -> None:
     loud = NoisyScreening(noise=0.01, threshold=1.5, n_neighbors=3)
     assert screening_curve(3, loud, sampling_rate=0.2).epsilon(1e-5) == math.inf
     assert screening_curve(1, loud, sampling_rate=0.2).delta(1.0) == pytest.approx(0.2, rel=1e-9)
-    assert screening_rdp(5, loud, sampling_rate=0.2).value > 100
+    assert compute_screening_rdp(5, loud, sampling_rate=0.2).value > 100
 
 
 def test_a_threshold_out_of_reach_costs_nothing() -> None:
@@ -322,16 +324,16 @@ def test_bad_input_is_named(field: str, value: Any) -> None:
 def test_other_bad_input_is_named() -> None:
     for order in (1.0, 0.5, math.nan, math.inf):
         with pytest.raises(ValueError, match="order must"):
-            screening_rdp(order, MNIST)
+            compute_screening_rdp(order, MNIST)
     for epsilon in (-1.0, 1e9, math.nan):
         with pytest.raises(ValueError, match="epsilon must"):
             screening_curve(1, MNIST).delta(epsilon)
     with pytest.raises(ValueError, match="direction must"):
         screening_curve(1, MNIST).epsilon(1e-5, "both")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="direction must"):
-        fixed_pair_epsilon(1, MNIST, (1, 2), sampling_rate=1, delta=0.1, direction="both")  # type: ignore[arg-type]
+        compute_fixed_pair_epsilon(1, MNIST, (1, 2), sampling_rate=1, delta=0.1, direction="both")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="least_votes must"):
-        screening_rdp(2, MNIST, least_votes=300)
+        compute_screening_rdp(2, MNIST, least_votes=300)
     with pytest.raises(ValueError, match="gain must"):
         Moves(np.array([0.5]), np.array([0.5]), np.array([0.6]))
     with pytest.raises(ValueError, match="sum to 1"):

@@ -143,7 +143,7 @@ def test_the_anchors_rows_are_near_what_a_search_finds(bandwidth: float, ratio: 
         label_bandwidth=bandwidth,
         norm="l2",
     )
-    bound = min(bounds.anchors_a(public), bounds.anchors_a_prime(public))
+    bound = min(bounds.bound_anchors_a(public), bounds.bound_anchors_a_prime(public))
     found = max(
         study.climb(
             public_pair(anchors, labels, seed, bandwidth, "integer"),
@@ -156,7 +156,7 @@ def test_the_anchors_rows_are_near_what_a_search_finds(bandwidth: float, ratio: 
         for seed in range(4)
     )
     assert found <= bound <= ratio * found
-    assert bounds.anchors_a_prime(public) < bounds.anchors_a(public)
+    assert bounds.bound_anchors_a_prime(public) < bounds.bound_anchors_a(public)
 
 
 def test_the_form_of_theorem_a_prime_is_that_of_its_kernel() -> None:
@@ -318,7 +318,7 @@ def test_the_fractional_programme_is_solved(label_weight: float, private: bool) 
     """Against all corners of the box, for every record."""
     y = np.array([0.3, -1.2, 2.0, 0.3, 5.0])
     box = bounds.Box(0.2, 0.1, label_weight, private)
-    own, spread = bounds._along(y, box)
+    own, spread = bounds._measure_along(y, box)
     corners = [np.array(corner) for corner in product([0, 1], repeat=4)]
     weights = [np.where(corner, 1.0, box.least) for corner in corners]
     labels = [np.where(corner, 1.0, box.label_least) for corner in corners]
@@ -366,7 +366,7 @@ def test_theorem_b_prime_is_below_theorem_b() -> None:
     own = math.tanh(1 / 36) + alpha * (1 / a - b)
     theorem_b = reach / 2 * math.sqrt((n - 1) * row**2 + own**2)
     box = bounds.Box(a, b, alpha, True)
-    assert bounds.theorem_b(start, box, 6.0, "l2") == pytest.approx(theorem_b, rel=1e-12)
+    assert bounds.bound_by_theorem_b(start, box, 6.0, "l2") == pytest.approx(theorem_b, rel=1e-12)
     assert replace_one(start, **PAPERS) < 0.6 * theorem_b
     # The table of the requirement has R = 6.46 and Theorem B at 2.14: the same multiple of R.
     assert theorem_b / reach == pytest.approx(2.14 / 6.46, rel=0.003)
@@ -809,7 +809,7 @@ def test_the_search_climbs_along_its_gradient() -> None:
     slope = rng.normal(size=(6, 2))
     moved = study.step(X[:6], V, start, 0.8, 0.6)
     np.testing.assert_allclose(moved[0], dense_step(start, dense_weights(X[:6], 0.8), V, 0.6))
-    gradient = study._gradient(slope, X[:6], moved, start, 0.8)
+    gradient = study._compute_gradient(slope, X[:6], moved, start, 0.8)
     nudge = 1e-6 * rng.normal(size=(6, 3))
     ahead, behind = (study.step(X[:6] + sign * nudge, V, start, 0.8, 0.6)[0] for sign in (1, -1))
     assert np.sum(gradient * nudge) == pytest.approx(np.sum(slope * (ahead - behind)) / 2, rel=1e-5)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from nearveil.privacy.accounting.screening import screening_rdp
+from nearveil.privacy.accounting.screening import compute_screening_rdp
 from nearveil.privacy.events import NoisyScreening
 from studies import screening
 from studies._report import write
@@ -75,7 +75,7 @@ def test_vector_5_the_cost_of_eight_thousand_screenings_as_published() -> None:
     values = screening.compute_rdp(np.array([24.0]), STREET, sampling_rate=0.25)
     assert values.max() == pytest.approx(6.61152575517683e-5, rel=1e-12)
     assert 8192 * values.max() + math.log(1e5) / 23 == pytest.approx(1.04217816660192, rel=1e-13)
-    assert values.max() == screening_rdp(24, STREET, sampling_rate=0.25).value
+    assert values.max() == compute_screening_rdp(24, STREET, sampling_rate=0.25).value
 
 
 def test_figure_3_lies_between_its_bounds_and_the_published_rule_is_too_low_for_few() -> None:
@@ -97,11 +97,11 @@ def test_figure_3_lies_between_its_bounds_and_the_published_rule_is_too_low_for_
 
 
 def test_the_search_for_a_fixed_pair_finds_the_best() -> None:
-    from nearveil.privacy.accounting.screening import fixed_pair_epsilon
+    from nearveil.privacy.accounting.screening import compute_fixed_pair_epsilon
 
     found, pair = screening.find_worst_pair(40, SMALL, sampling_rate=0.4, delta=1e-5)
     everywhere = [
-        fixed_pair_epsilon(40, SMALL, both, sampling_rate=0.4, delta=1e-5, direction=direction)
+        compute_fixed_pair_epsilon(40, SMALL, both, sampling_rate=0.4, delta=1e-5, direction=direction)
         for t in range(12)
         for both in ((t, t + 1), (t + 1, t))
         for direction in ("add", "remove")

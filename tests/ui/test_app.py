@@ -28,7 +28,7 @@ from nearveil.service.client.questions import EXTRACTION_PERIOD
 from nearveil.ui import _app
 from nearveil.ui._app import bind_port, make_config, read_assets
 from nearveil.ui._door import PAGE_HEADER, POLICY
-from nearveil.ui._views import image_address
+from nearveil.ui._views import make_image_address
 from tests.clocks import Watched, watched
 from tests.service.asking import URL, Body, Server, framed, seeded
 from tests.service.protected import make as make_protected
@@ -666,13 +666,13 @@ def test_a_thumbnail_that_would_fill_the_browser_is_not_shown(how: dict[str, Any
         out = io.BytesIO()
         frames = [Image.new("RGB", (width, height), colour) for colour in ("red", "blue")]
         frames[0].save(out, "WEBP", **how, append_images=frames[1:])
-        assert bool(image_address(out.getvalue())) == (max(width, height) <= 512)
+        assert bool(make_image_address(out.getvalue())) == (max(width, height) <= 512)
     for content in (b"", b"RIFF\4\0\0\0WEBP", b"<svg xmlns='http://www.w3.org/2000/svg'/>", out.getvalue()[:29]):
-        assert image_address(content) == ""
+        assert make_image_address(content) == ""
     alpha = io.BytesIO()
     Image.new("RGBA", (64, 48)).save(alpha, "WEBP")
-    assert image_address(alpha.getvalue())
-    assert not image_address(alpha.getvalue() + bytes(1 << 17))
+    assert make_image_address(alpha.getvalue())
+    assert not make_image_address(alpha.getvalue() + bytes(1 << 17))
 
 
 def test_one_question_at_a_time(here: Page) -> None:

@@ -22,7 +22,7 @@ from nearveil.frames import MOST_FEATURES
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Message, MessageError
 from nearveil.mechanisms.base import fingerprint
-from nearveil.privacy.noise import gaussian_delta, unsafe_seeded
+from nearveil.privacy.noise import compute_gaussian_delta, unsafe_seeded
 from nearveil.votes import ExhaustedError, PrivateDiscriminant, PublicDiscriminant, plan_publications
 from nearveil.votes.discriminant import sum_classes
 from nearveil.votes.discriminant_model import (
@@ -257,14 +257,14 @@ def test_noise_is_as_large_as_the_guarantee_states() -> None:
     multiplier = model.guarantee.events[0].event.noise_multiplier
     stated = multiplier * math.hypot(LONGEST, COUNT_UNIT)
     assert abs(np.std(model.statistics_.sums * LONGEST) / stated - 1) < 0.14  # nine standard errors
-    assert gaussian_delta(multiplier, 1.0) <= 1e-5
+    assert compute_gaussian_delta(multiplier, 1.0) <= 1e-5
     assert model.guarantee.epsilon <= 1.0
 
 
 def test_several_publications_share_one_epsilon() -> None:
     plan = plan_publications(2.0, 1e-5, 9)
     assert plan.events[0][1] == 9
-    assert gaussian_delta(plan.events[0][0].noise_multiplier / 3, 2.0) <= 1e-5
+    assert compute_gaussian_delta(plan.events[0][0].noise_multiplier / 3, 2.0) <= 1e-5
     model = fitted(publications=9)
     assert model.guarantee.epsilon <= 2.0
     assert model.statistics_.noise == plan.vote_noise / LONGEST

@@ -12,7 +12,7 @@ from sklearn.utils import get_tags
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import NetworkStudent, PrivateKNeighborsClassifier, Student
-from nearveil.votes._networks import _loss, _Torch
+from nearveil.votes._networks import _compute_loss, _Torch
 
 torch = pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
 
@@ -96,7 +96,7 @@ def test_images_without_labels_do_no_harm() -> None:
 def test_an_image_counts_once_the_network_is_sure() -> None:
     out = torch.zeros((3, 4), requires_grad=True)
     opinions = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.3, 0.3, 0.2, 0.2], [0.1, 0.1, 0.1, 0.7]])
-    _loss(torch, out, opinions, torch.tensor([True, False, True]), decided=True).backward()
+    _compute_loss(torch, out, opinions, torch.tensor([True, False, True]), decided=True).backward()
     assert not out.grad[1].any()
     assert out.grad.argmin(dim=1)[[0, 2]].tolist() == [0, 3]  # towards the largest opinion
 

@@ -248,7 +248,7 @@ def test_reduced_precision_of_torch_changes_nothing(rows: Any, queries: Any, tru
 def test_a_product_in_fewer_bits_is_refused(rows: Any, queries: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
     search = NeighborSearch(rows, engine="torch")
-    monkeypatch.setattr(neighbors, "_true_float32", lambda _: nullcontext())
+    monkeypatch.setattr(neighbors, "_keep_float32", lambda _: nullcontext())
     with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RuntimeError, match="less exact than float32"):
         search.nearest(queries, 700)
 

@@ -264,8 +264,8 @@ class Batchwise(NearestCentroid):  # type: ignore[misc]
 def test_private_rows_are_mapped_one_by_one() -> None:
     student = fitted(Student(voter(epsilon=60.0), Batchwise(), rounds=2, random_state=0))
     rows = PRIVATE[:30]
-    whole, space = student._student_space(student._rows(rows), normalize_rows(student._rows(PUBLIC)))
-    without, same = student._student_space(student._rows(rows[1:]), normalize_rows(student._rows(PUBLIC)))
+    whole, space = student._transform_rows(student._rows(rows), normalize_rows(student._rows(PUBLIC)))
+    without, same = student._transform_rows(student._rows(rows[1:]), normalize_rows(student._rows(PUBLIC)))
     assert np.array_equal(space, same)
     assert np.array_equal(whole[1:], without)
 

@@ -75,12 +75,12 @@ class Law:
     consistent: Callable[[Any], NDArray[np.bool_]] | None = None
 
 
-def gaussian_uniforms(off: Floats) -> Floats:
+def compute_gaussian_uniforms(off: Floats) -> Floats:
     """Return the normal distribution function at deviations in units of the noise."""
     return np.asarray(ndtr(off))
 
 
-def laplace_uniforms(off: Floats) -> Floats:
+def compute_laplace_uniforms(off: Floats) -> Floats:
     """Return the Laplace distribution function at deviations in units of the scale."""
     half = np.exp(-np.abs(off)) / 2
     return np.where(off < 0, half, 1 - half)

@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from sklearn.base import clone
 
-from nearveil.audit._experiment import DIMENSION, Coin, Floats, Pair, gaussian_uniforms, laplace_uniforms
+from nearveil.audit._experiment import (
+    DIMENSION,
+    Coin,
+    Floats,
+    Pair,
+    compute_gaussian_uniforms,
+    compute_laplace_uniforms,
+)
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import ClippedVotes, GaussianNoisyMax, LaplaceNoisyMax, NoisyScreening, VoteHistogram
 from nearveil.privacy.noise import Source
@@ -129,7 +136,7 @@ class VoteReader(ABC):
         return np.asarray((off**2).sum(axis=-1) / (2 * self.plan.vote_noise**2))
 
     def _distribute(self, off: Floats) -> Floats:
-        return gaussian_uniforms(off)
+        return compute_gaussian_uniforms(off)
 
     def _choose_parameters(self, voter: Any) -> dict[str, Any]:
         """Return parameters that the audit chooses, because they are public and about the records."""
@@ -235,7 +242,7 @@ class ClassReader(VoteReader):
         return np.abs(off).sum(axis=-1) / self.plan.vote_noise if self._is_laplace else super()._measure_distance(off)
 
     def _distribute(self, off: Floats) -> Floats:
-        return laplace_uniforms(off) if self._is_laplace else super()._distribute(off)
+        return compute_laplace_uniforms(off) if self._is_laplace else super()._distribute(off)
 
     def vote(self, kind: int) -> Any:
         return np.int64(1 - kind) if self._whole else self.weigh(kind)

@@ -18,11 +18,11 @@ from nearveil.audit._experiment import (
     Floats,
     Law,
     Pair,
+    compute_gaussian_uniforms,
+    compute_laplace_uniforms,
     count_trials,
     draw_gallery,
     draw_public_rows,
-    gaussian_uniforms,
-    laplace_uniforms,
 )
 from nearveil.mechanisms import (
     OME,
@@ -308,7 +308,7 @@ def compute_noise_ratio(noise: Noise, first: Floats, second: Floats) -> Floats:
 def state_noise_law(noise: Noise, values: Callable[[Any], Floats], exact: Callable[[Any], Floats]) -> Law:
     """Return the law of noisy `values` of what `run` returned, shape (n, k), around `exact` ones of the input."""
     gaussian = isinstance(noise, GaussianNoise)
-    look = gaussian_uniforms if gaussian else laplace_uniforms
+    look = compute_gaussian_uniforms if gaussian else compute_laplace_uniforms
     # The density at its highest, times a cell; single precision may make cells of up to 2^-20 of the scale.
     largest = max(noise.grid / noise.scale, 2.0**-20) * (0.4 if gaussian else 0.51)
     return Law(

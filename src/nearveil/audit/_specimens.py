@@ -32,8 +32,8 @@ from nearveil.privacy.events import NoisyScreening, VoteHistogram
 from nearveil.privacy.noise import (
     GaussianNoise,
     Source,
-    classical_gaussian_scale,
-    gaussian_grid,
+    choose_gaussian_grid,
+    compute_classical_scale,
     secure_source,
 )
 from nearveil.protocol.client import PublicPart
@@ -62,14 +62,14 @@ def make_claim(epsilon: float, delta: float, why_not: str, events: tuple[DpEvent
     )
 
 
-def label_after_noise() -> PrivateMail:
+def make_label_after_noise() -> PrivateMail:
     """Return PrivateMail as the authors' program has it: the target's own label is used after the noise."""
     return PrivateMail(
         1.0, as_published="2022-code", allow_unsound=True, n_public_steps=5, start_scale=1e-8, n_anchors=60
     )
 
 
-def variance_as_deviation() -> Experiment:
+def make_variance_as_deviation() -> Experiment:
     """Return the program's noise at an initial scale of 1e-12: a variance for a deviation, and the label held fixed."""
     mail = PrivateMail(
         1.0, as_published="2022-code", allow_unsound=True, n_public_steps=0, start_scale=1e-12, n_anchors=60
@@ -78,21 +78,21 @@ def variance_as_deviation() -> Experiment:
     return replace(told, pairs=tuple(pair for pair in told.pairs if "one label" in pair.name))
 
 
-def ome_claim() -> tuple[OME, Guarantee]:
+def make_ome_claim() -> tuple[OME, Guarantee]:
     """Return OME at alpha 7, and what its paper claims of it."""
     release = OME(nominal_epsilon=1.0, alpha=7.0)
     return release, make_claim(1.0, 0.0, "the claim lets what even and odd bits lose cancel")
 
 
-def classical_gaussian() -> tuple[GaussianNoise, Guarantee]:
+def make_classical_gaussian() -> tuple[GaussianNoise, Guarantee]:
     """Return the classical calibration at epsilon 12, which is no theorem there: 11% too little noise."""
     delta = 1e-3
-    scale = classical_gaussian_scale(1.0, 12.0, delta)
-    noise = GaussianNoise(sensitivity=1.0, scale=scale, size=1, grid=gaussian_grid(1.0, 1))
+    scale = compute_classical_scale(1.0, 12.0, delta)
+    noise = GaussianNoise(sensitivity=1.0, scale=scale, size=1, grid=choose_gaussian_grid(1.0, 1))
     return noise, make_claim(12.0, delta, "the classical calibration is a theorem for epsilon below 1")
 
 
-def fixed_size_sample(n_records: int = 20, size: int = 4, noise: float = 1.0) -> Experiment:
+def make_fixed_size_sample(n_records: int = 20, size: int = 4, noise: float = 1.0) -> Experiment:
     """Return votes of a sample of fixed size, drawn with replacement, charged as Poisson sampling."""
     event = PoissonSampledDpEvent(size / n_records, VoteHistogram(noise))
     times = np.arange(size + 1)
@@ -119,7 +119,7 @@ def fixed_size_sample(n_records: int = 20, size: int = 4, noise: float = 1.0) ->
     )
 
 
-def shared_sample(
+def make_shared_sample(
     rate: float = 0.03, threshold: float = 1.0, screening_noise: float = 0.4, noise: float = 0.6, delta: float = 1e-3
 ) -> Experiment:
     """Return a screening and a vote on one and the same sample, charged as if each had one of its own."""
@@ -154,7 +154,7 @@ def shared_sample(
     )
 
 
-def float_laplace(epsilon: float = 1.0) -> Experiment:
+def make_float_laplace(epsilon: float = 1.0) -> Experiment:
     """Return a value plus NumPy's Laplace noise, in doubles: the textbook mechanism, as textbooks program it."""
 
     def run(value: float, runs: int, source: Source) -> Floats:
@@ -176,7 +176,7 @@ def fetch_chosen(public: PublicPart, feature: Floats, send: Send, source: Source
     send(b"images of " + found.ids.tobytes())
 
 
-def request_after_answer() -> Experiment:
+def make_request_after_answer() -> Experiment:
     """Return the conversation of a client that fetches the images of the candidates that it chose."""
     return make_wire_experiment(fetch_chosen, name="a request after the answer")
 
@@ -358,12 +358,12 @@ def use_heap(public: PublicPart) -> PublicPart:
     return replace(public, map=HeapMap(held.components, held.prototypes, held.coverage, held.n_items, held.set_size))
 
 
-def heap_search() -> Experiment:
+def make_heap_search() -> Experiment:
     """Return the time of a choice by a heap, on maps within the caps."""
     return make_clock_experiment(lambda public: time_choice(use_heap(public)), name="a search by a heap", at_once=1)
 
 
-def hasty_question() -> Experiment:
+def make_hasty_question() -> Experiment:
     """Return the time of a client that sends its question as soon as it is made, and reads maps of any size."""
     large = _remove_cap(next(iter(make_hostile_parts().values())))
     scale = np.zeros(DIMENSION)
@@ -372,13 +372,13 @@ def hasty_question() -> Experiment:
         "a million prototypes in order", TimedQuestion(large, scale, scale), TimedQuestion(large, -scale, scale)
     )
     experiment = make_clock_experiment(
-        hasty_client, name="a question sent as soon as it is made", at_once=1, trials=400
+        open_hasty_client, name="a question sent as soon as it is made", at_once=1, trials=400
     )
     return replace(experiment, pairs=(pair,))
 
 
 @contextmanager
-def hasty_client(public: PublicPart) -> Iterator[Asking]:
+def open_hasty_client(public: PublicPart) -> Iterator[Asking]:
     """Let a client ask that waits for nothing, and holds the map of a hostile server already."""
     from nearveil.audit.attacks._hostile_server import ETAG, HostileServer, ask, make_hostile_client
 

@@ -26,8 +26,8 @@ from nearveil.audit._experiment import (
     Floats,
     Law,
     Pair,
+    compute_gaussian_uniforms,
     count_trials,
-    gaussian_uniforms,
 )
 from nearveil.audit._readers import LARGEST_VALUE, ClassReader, Read, VoteReader, VotingRecords, make_reader, make_twin
 from nearveil.privacy.noise import Source
@@ -299,7 +299,7 @@ def make_discriminant_experiment(discriminant: PrivateDiscriminant) -> Experimen
         log_ratio=game.compute_losses,
         exact=True,
         law=Law(
-            uniforms=lambda seen, records: list(gaussian_uniforms((seen - records.sums) / game.noise).T),
+            uniforms=lambda seen, records: list(compute_gaussian_uniforms((seen - records.sums) / game.noise).T),
             values=lambda seen: seen,
             largest_value=LARGEST_VALUE,
             largest_row=LARGEST_VALUE**2,

@@ -16,9 +16,9 @@ from nearveil.audit.attacks._scores import (
     Guesser,
     HockeyStick,
     Score,
-    event_epsilon,
-    ladder,
-    likelihood,
+    bound_event_epsilon,
+    list_epsilons,
+    score_likelihood,
 )
 from nearveil.audit.registry import AuditEntry, make_experiment
 from nearveil.audit.report import FALSE_ALARM, Attack, Check, Curve, Report, Verdict
@@ -246,24 +246,24 @@ def _choose(
 
     for name, score in _learn_scores(experiment, train):
         # What was learned takes its time; the likelihood is there already, and sees rare events in all runs.
-        scores = [score(one if score is likelihood else one[:_MOST_LEARNED]) for one in judge]
+        scores = [score(one if score is score_likelihood else one[:_MOST_LEARNED]) for one in judge]
         event = attacks.choose_event(scores[0], scores[1], stated.delta, mistake)
         yield _Chosen(pair, name, score, event, guesser(scores))
     if not experiment.exact:
         return
-    slices = attacks.Slices.choose(np.concatenate([likelihood(one) for one in train]))
-    misfit = slices.find_misfit(likelihood(judge[0]), likelihood(judge[1]), share)
+    slices = attacks.Slices.choose(np.concatenate([score_likelihood(one) for one in train]))
+    misfit = slices.find_misfit(score_likelihood(judge[0]), score_likelihood(judge[1]), share)
     if misfit is not None:
         misfits.append(f"{pair.name}: {misfit}")
         return
-    losses = [likelihood(one) for one in seen]  # all of them: a density is not trained
+    losses = [score_likelihood(one) for one in seen]  # all of them: a density is not trained
     direction = attacks.choose_direction(losses[0], losses[1], stated.epsilon, stated.delta, mistake)
-    yield _Chosen(pair, _DIVERGENCE, likelihood, direction, guesser(losses))
+    yield _Chosen(pair, _DIVERGENCE, score_likelihood, direction, guesser(losses))
 
 
 def _learn_scores(experiment: Experiment, train: list[Outcomes]) -> Iterator[tuple[str, Score]]:
     if train[0].losses is not None:
-        yield _LIKELIHOOD, likelihood
+        yield _LIKELIHOOD, score_likelihood
     for name, learn in _list_learned(experiment):
         score = learn(train[0], train[1])
         if score is not None:
@@ -288,7 +288,7 @@ def _measure(
             pairs[id(pair)] = [experiment.observe(pair, which, count, rng, watch) for which, count in counts]
             tick(2 * runs if chosen is best else 0)
         seen = pairs[id(pair)]
-        if chosen is not best and chosen.score is not likelihood:
+        if chosen is not best and chosen.score is not score_likelihood:
             seen = [one[:few] for one in seen]
         found.append(_measure_one(chosen, seen, experiment.guarantee))
     return found
@@ -297,7 +297,7 @@ def _measure(
 def _measure_one(chosen: _Chosen, seen: list[Outcomes], guarantee: Guarantee) -> _Measured:
     own, other = seen[::-1] if chosen.how.swapped else seen
     if isinstance(chosen.how, Direction):
-        losses, steps = likelihood(own), ladder(guarantee.epsilon)
+        losses, steps = score_likelihood(own), list_epsilons(guarantee.epsilon)
         stick = HockeyStick(-losses if chosen.how.swapped else losses)
         return _Measured(
             chosen,
@@ -309,7 +309,7 @@ def _measure_one(chosen: _Chosen, seen: list[Outcomes], guarantee: Guarantee) ->
     hits, false_hits = (event.count(one) for one in scores)
 
     def interval(mistake: float) -> tuple[float, float]:
-        low, high = event_epsilon(hits, false_hits, runs, guarantee.delta, mistake)
+        low, high = bound_event_epsilon(hits, false_hits, runs, guarantee.delta, mistake)
         return float(low), float(high)
 
     return _Measured(chosen, interval, lambda _, __: _draw_events(scores, event, (false_hits / runs, hits / runs)))

@@ -194,30 +194,30 @@ def list_specimens() -> list[AuditEntry]:
     ('the label kept after the noise', 'broken')
     """
     made: dict[str, Make] = {
-        "the label kept after the noise": broken.label_after_noise,
-        "a variance for a deviation": broken.variance_as_deviation,
-        "fixed-size sample charged as Poisson": broken.fixed_size_sample,
-        "one sample charged as two": broken.shared_sample,
-        "OME's claim at alpha 7": broken.ome_claim,
+        "the label kept after the noise": broken.make_label_after_noise,
+        "a variance for a deviation": broken.make_variance_as_deviation,
+        "fixed-size sample charged as Poisson": broken.make_fixed_size_sample,
+        "one sample charged as two": broken.make_shared_sample,
+        "OME's claim at alpha 7": broken.make_ome_claim,
         "half the noise of privunit": lambda: (
             PrivUnit(2 * EPSILON),
             broken.make_claim(EPSILON, 0.0, "half of the noise is missing"),
         ),
-        "numpy's Laplace noise": broken.float_laplace,
-        "a request after the answer": broken.request_after_answer,
+        "numpy's Laplace noise": broken.make_float_laplace,
+        "a request after the answer": broken.make_request_after_answer,
         "work that depends on the record": lambda: make_time_experiment(broken.BusyCells(1.0)),
-        "a search by a heap": broken.heap_search,
+        "a search by a heap": broken.make_heap_search,
         "half the noise of a discriminant": lambda: broken.QuietDiscriminant(EPSILON, _FEW_DELTA),
         "a discriminant that does not pay": lambda: broken.FreeDiscriminant(EPSILON, _FEW_DELTA),
     }
     if find_spec("httpx") is not None:
-        made["a question sent as soon as it is made"] = broken.hasty_question
+        made["a question sent as soon as it is made"] = broken.make_hasty_question
     if find_spec("cryptography") is not None:
         from nearveil.audit.attacks._sealed import SPECIMENS
 
         made |= {f"sealed, with {name}": make for name, make in SPECIMENS.items()}
     planted: dict[str, Make] = {
-        "classical Gaussian at epsilon 12": broken.classical_gaussian,
+        "classical Gaussian at epsilon 12": broken.make_classical_gaussian,
         "four fifths of the vote noise": lambda: broken.QuietVotes(EPSILON, max_answered=1, max_screened=0),
         "exact votes in one of 2,000 answers": lambda: broken.OnceExactVotes(EPSILON, max_answered=1, max_screened=0),
         "labels decided before the noise": lambda: broken.NoiselessLabels(EPSILON, max_answered=1, max_screened=0),
@@ -231,13 +231,7 @@ def list_specimens() -> list[AuditEntry]:
 
 
 def list_not_audited() -> dict[str, str]:
-    """Return the public names that no audit attacks, each with its reason.
-
-    Examples
-    --------
-    >>> list_not_audited()["nearveil.votes.NetworkStudent"]
-    'learns from public rows and labels alone; whoever gives it labels is audited'
-    """
+    """Return the public names that no audit attacks, each with its reason."""
     data = "holds values, releases nothing"
     return {
         "nearveil.AsyncClient": "does what nearveil.Client does, whose clock and conversation are audited",

@@ -195,7 +195,9 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values; infinite ones as text."""
-        return dict(_plain({**asdict(self), "verdict": self.verdict, "reasons": self.reasons, "limit": self.limit}))
+        return dict(
+            _to_plain_value({**asdict(self), "verdict": self.verdict, "reasons": self.reasons, "limit": self.limit})
+        )
 
     def to_json(self) -> str:
         """Return everything as JSON."""
@@ -244,12 +246,12 @@ def show_epsilon(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:.4g}"
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_value(value: Any) -> Any:
     """Turn what JSON does not know into what it does."""
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _to_plain_value(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_to_plain_value(one) for one in value]
     if isinstance(value, (float, np.floating)):
         return float(value) if math.isfinite(value) else str(float(value))
     return value

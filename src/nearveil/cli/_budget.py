@@ -155,7 +155,7 @@ def preview(
     nearveil budget preview archive 5x0.2 --client ann --mechanism gaussian
     """
     with _open_to_read(ledger, witness) as book:
-        from nearveil.ledger.views import preview_dict
+        from nearveil.ledger.views import describe_preview
         from nearveil.privacy import Basis, compose_events
 
         held = find_account(book, account)
@@ -164,7 +164,7 @@ def preview(
         asked = [(compose_events([one], basis=Basis("a plan of releases"), **about), count) for one, count in events]
         answer = held.preview(asked, client=client)
     if as_json:
-        print_json(preview_dict(answer))
+        print_json(describe_preview(answer))
     else:
         console = Console(highlight=False)
         console.print(_draw_preview(answer))
@@ -194,14 +194,14 @@ def quota(
     """
     with report_errors():
         from nearveil.ledger import Ledger
-        from nearveil.ledger.views import balance_dict
+        from nearveil.ledger.views import describe_balance
 
         with Ledger(find_ledger(ledger), witness=witness, timeout=PATIENCE) as book:
             held = find_account(book, account)
             events = read_plan(plan, mechanism, held.delta) if plan else None
             given = held.quota(client, epsilon=epsilon, delta=delta, plan=events)
             if as_json:
-                print_json(balance_dict(given))
+                print_json(describe_balance(given))
             else:
                 Console(highlight=False).print(_draw_balances([held.balance(), given]))
 
@@ -226,9 +226,9 @@ def history(
         accounts = book.accounts() if account is None else [find_account(book, account)]
         books = {held.name: held.history() for held in accounts}
     if as_json:
-        from nearveil.ledger.views import entry_dict
+        from nearveil.ledger.views import describe_entry
 
-        print_json([entry_dict(entry) for entries in books.values() for entry in entries[-last:]])
+        print_json([describe_entry(entry) for entries in books.values() for entry in entries[-last:]])
         return
     for name, entries in books.items():
         print_lines(name, style="bold")
@@ -336,10 +336,10 @@ def read_plan(plan: list[str], mechanism: Kind, delta: float) -> "list[tuple[DpE
 
 
 def _show(accounts: "list[Account]", *, details: bool, as_json: bool) -> None:
-    from nearveil.ledger.views import account_dict, list_quotas
+    from nearveil.ledger.views import describe_account, list_quotas
 
     if as_json:
-        print_json([account_dict(account) for account in accounts])
+        print_json([describe_account(account) for account in accounts])
         return
     if not accounts:
         print_lines("no accounts yet: `nearveil budget create` opens one")

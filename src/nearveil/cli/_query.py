@@ -245,7 +245,7 @@ class PaidAnswer:
 def _show(answer: PaidAnswer, sheet: Path | None, *, as_json: bool) -> None:
     """Print what was found, what it cost, what is left, and where the contact sheet will be."""
     if as_json:
-        print_json(_as_dict(answer, sheet))
+        print_json(_make_answer_dict(answer, sheet))
         return
     from nearveil.ledger.budget import format_down
 
@@ -332,8 +332,8 @@ def _write_sheet(answer: PaidAnswer, pixels: "Pixels", path: Path, *, force: boo
     sheet.save(path, force=force)
 
 
-def _as_dict(answer: PaidAnswer, sheet: Path | None) -> dict[str, object]:
-    from nearveil.ledger.views import finite_or_none
+def _make_answer_dict(answer: PaidAnswer, sheet: Path | None) -> dict[str, object]:
+    from nearveil.ledger.views import replace_infinity
 
     nearest, names = answer.nearest, answer.names
     return {
@@ -359,7 +359,7 @@ def _as_dict(answer: PaidAnswer, sheet: Path | None) -> dict[str, object]:
         "promise": str(answer.guarantee),
         "paid": answer.paid,
         "account": None if answer.balance is None else answer.balance.account,
-        "spent": None if answer.balance is None else finite_or_none(answer.balance.spent),
+        "spent": None if answer.balance is None else replace_infinity(answer.balance.spent),
         "left": None if answer.balance is None else answer.balance.left,
         "opened": answer.opened or None,
         "key": nearest.key,
@@ -415,7 +415,7 @@ def classify(
     found = [(image, one) for image, one in tried if not isinstance(one, str)]
     bad = [(image, one) for image, one in tried if isinstance(one, str)]
     if as_json:
-        print_json(_classes_dict(found, bad, guarantee))
+        print_json(_make_classes_dict(found, bad, guarantee))
     elif found:
         _show_classes(found, guarantee)
     print_lines(*(f"{image}: {reason}" for image, reason in bad), stderr=True)
@@ -448,7 +448,7 @@ def _show_classes(found: "list[tuple[Path, Classified]]", guarantee: "Guarantee"
     print_lines(*filter(None, lines))
 
 
-def _classes_dict(
+def _make_classes_dict(
     found: "list[tuple[Path, Classified]]", bad: list[tuple[Path, str]], guarantee: "Guarantee"
 ) -> dict[str, object]:
     return {

@@ -92,7 +92,7 @@ def backbone(name: BackboneName) -> Any:
     if name not in _PLANS:
         raise ValueError(f"name must be one of {', '.join(_PLANS)}")
     plan = _PLANS[name]
-    module = _network(plan)
+    module = _make_network(plan)
     _load(module, plan)
     return module.eval()
 
@@ -119,9 +119,9 @@ def _load(module: Any, plan: _NetworkPlan) -> None:
     module.load_state_dict(kept)
 
 
-def _network(plan: _NetworkPlan) -> Any:
+def _make_network(plan: _NetworkPlan) -> Any:
     torch = need_torch()
-    unit, residual = _modules()
+    unit, residual = _make_module_classes()
     channels = _STEM
     layers = [unit(3, _STEM, 3, stride=2, plan=plan)]
     for factor, wide, count, stride, kernel in plan.stages:
@@ -140,7 +140,7 @@ def _network(plan: _NetworkPlan) -> Any:
 
 
 @functools.cache
-def _modules() -> tuple[Any, Any]:
+def _make_module_classes() -> tuple[Any, Any]:
     """Return the two modules that the networks are made of; made here, so that the room loads without torch."""
     need_torch()
     from torch import nn
@@ -240,13 +240,7 @@ def make_extractor(name: str) -> Extractor:
 
 
 def name_extractor(fingerprint: str) -> str:
-    """Return the name of an extractor that comes with nearveil, by its fingerprint; empty for any other.
-
-    Examples
-    --------
-    >>> name_extractor(HogColor().fingerprint), name_extractor("another")
-    ('HOG and colour', '')
-    """
+    """Return the name of an extractor that comes with nearveil, by its fingerprint; empty for any other."""
     return _NAMES.get(fingerprint, "")
 
 

@@ -30,13 +30,13 @@ class Bridge:
         finite feature has an image: whether a query is answered must not depend on what it asks. With `row_exact`, each
         row is a function of its own feature alone, to the last bit, as private records need it; that is slower.
         """
-        rows = _numbers(features, "features")
+        rows = _check_numbers(features, "features")
         if rows.shape[1] != len(self.source_mean):
             raise ValueError(f"features must have {len(self.source_mean)} columns, not {rows.shape[1]}")
         with np.errstate(all="ignore"):  # what is not finite is seen to here, however the caller set numpy
             centred = rows - self.source_mean
             if row_exact:
-                return np.concatenate([self._carry(_exact_product(row, self.matrix)) for row in centred])
+                return np.concatenate([self._carry(_multiply_exactly(row, self.matrix)) for row in centred])
             return self._carry(centred @ self.matrix)
 
     def _carry(self, ways: Floats) -> NDArray[np.float32]:
@@ -82,7 +82,7 @@ def fit_bridge(source: ArrayLike, target: ArrayLike) -> Bridge:
     >>> bool(np.allclose(bridge.apply(known[50:]), known[50:] @ turn, atol=1e-6))
     True
     """
-    here, there = _anchors(source, "source"), _anchors(target, "target")
+    here, there = _check_anchors(source, "source"), _check_anchors(target, "target")
     if len(here) != len(there):
         raise ValueError(f"source and target must have one row for each anchor; got {len(here)} and {len(there)}")
     if len(here) < _LEAST:
@@ -91,20 +91,20 @@ def fit_bridge(source: ArrayLike, target: ArrayLike) -> Bridge:
     here, there = here - here_mean, there - there_mean
     # Rows of norm one that differ have a mean of norm below one; rounding must not put it outside.
     there_mean *= min(1, _INSIDE / max(float(np.linalg.norm(there_mean)), _SHORT))
-    here_axes, there_axes = _components(here, "source"), _components(there, "target")
+    here_axes, there_axes = _find_components(here, "source"), _find_components(there, "target")
     count = min(len(here_axes), len(there_axes))
     here_axes, there_axes = here_axes[:count], there_axes[:count]
     found = umeyama(here @ here_axes.T, there @ there_axes.T, reflection=True)
     return Bridge(here_mean, there_mean, found.scale * here_axes.T @ found.rotation.T @ there_axes)
 
 
-def _exact_product(row: Floats, matrix: Floats) -> Floats:
+def _multiply_exactly(row: Floats, matrix: Floats) -> Floats:
     """Return row @ matrix, shape (1, n), by NumPy's own sums: they have one order, and use one thread."""
     product: Floats = np.add.reduce(row[:, None] * matrix, axis=0, keepdims=True)
     return product
 
 
-def _components(centred: Floats, name: str) -> Floats:
+def _find_components(centred: Floats, name: str) -> Floats:
     """Return the principal directions in which the anchors vary at all, the strongest first."""
     _, sizes, axes = np.linalg.svd(centred, full_matrices=False)
     count = int(np.sum(sizes > _FLAT * np.sqrt(len(centred))))
@@ -114,7 +114,7 @@ def _components(centred: Floats, name: str) -> Floats:
     return kept
 
 
-def _numbers(rows: ArrayLike, name: str) -> Floats:
+def _check_numbers(rows: ArrayLike, name: str) -> Floats:
     array = np.asarray(rows)
     if array.dtype.kind not in "fiu" or array.ndim != 2 or 0 in array.shape:
         raise ValueError(f"{name} must be an array of numbers of shape (n, dimensions), not empty")
@@ -123,8 +123,8 @@ def _numbers(rows: ArrayLike, name: str) -> Floats:
     return array.astype(np.float64)
 
 
-def _anchors(rows: ArrayLike, name: str) -> Floats:
-    checked = _numbers(rows, name)
+def _check_anchors(rows: ArrayLike, name: str) -> Floats:
+    checked = _check_numbers(rows, name)
     norms = np.linalg.norm(checked, axis=1, keepdims=True)
     if not np.allclose(norms, 1, atol=1e-3):
         raise ValueError(f"{name} must have rows of norm one")

@@ -13,7 +13,7 @@ from nearveil.features.backbones import EXTRACTORS
 from nearveil.features.extractor import unit_rows
 from nearveil.features.images import ImageError, Pixels, load_image, resize
 from nearveil.features.networks import TorchExtractor
-from nearveil.features.training import TrainedExtractor, backbone_maps, check_descriptors, train_head
+from nearveil.features.training import TrainedExtractor, check_descriptors, compute_backbone_maps, train_head
 
 Bars = Callable[[str, int | None], Callable[[int], object]]
 """From what is done, and how many times, to what is called with how many were finished since the last call."""
@@ -149,7 +149,7 @@ def read_class_folders(directory: Path, backbone: TorchExtractor, progress: Bars
         except ImageError as error:
             skipped.append((str(place), error.reason))
         if len(images) == _AT_ONCE or (images and number == len(files)):
-            maps.append(backbone_maps(images, backbone))
+            maps.append(compute_backbone_maps(images, backbone))
             images.clear()
         tick(1)
     labels = np.array([label for _, label in kept], dtype=np.str_)
@@ -161,14 +161,7 @@ def read_class_folders(directory: Path, backbone: TorchExtractor, progress: Bars
 
 
 def split_classes(labels: NDArray[np.str_], held_out: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Say which images are learned from and which are measured on: whole classes, the last by name.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> split_classes(np.array(["a", "b", "c", "d", "a"]), 0.5)[1]
-    array([False, False,  True,  True, False])
-    """
+    """Say which images are learned from and which are measured on: whole classes, the last by name."""
     names = sorted(set(labels))
     kept = max(_LEAST, round(held_out * len(names))) if held_out else 0
     if len(names) - kept < _LEAST:
@@ -181,14 +174,7 @@ def split_classes(labels: NDArray[np.str_], held_out: float) -> tuple[NDArray[np
 
 
 def measure_recall(features: NDArray[np.float32], labels: NDArray[np.str_], k: int) -> float:
-    """Return how often one of the k nearest others has the same label.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> measure_recall(np.array([[1, 0], [1, 0], [0, 1]], dtype=np.float32), np.array(["a", "a", "b"]), 1)
-    0.6666666666666666
-    """
+    """Return how often one of the k nearest others has the same label."""
     found = 0
     for start in range(0, len(features), _BLOCK):
         scores = features[start : start + _BLOCK] @ features.T

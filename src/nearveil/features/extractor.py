@@ -141,14 +141,7 @@ def _check(image: object) -> None:
 
 
 def unit_rows(rows: NDArray[Any]) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return rows of norm one, and which of them are sound; the others are zero.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> unit_rows(np.array([[3.0, 4.0], [0.0, 0.0], [np.nan, 1.0]]))
-    (array([[0.6, 0.8], [0. , 0. ], [0. , 0. ]], dtype=float32), array([ True, False, False]))
-    """
+    """Return rows of norm one, and which of them are sound; the others are zero."""
     wide = rows.astype(np.float64)
     sound = np.isfinite(wide).all(axis=1)
     wide[~sound] = 0
@@ -180,7 +173,7 @@ def hog(
     parts = (checked[start : start + _CHUNK] for start in range(0, len(checked), _CHUNK))
     rows = np.empty((len(checked), (_CELLS - _BLOCK + 1) ** 2 * _BLOCK**2 * _ORIENTATIONS), dtype=np.float32)
     done = 0
-    for part in Parallel(n_jobs=n_jobs, return_as="generator")(delayed(_histograms)(part) for part in parts):
+    for part in Parallel(n_jobs=n_jobs, return_as="generator")(delayed(_make_histograms)(part) for part in parts):
         rows[done : done + len(part)] = part
         done += len(part)
         if progress is not None:
@@ -216,7 +209,7 @@ def _need_skimage() -> None:
         raise ModuleNotFoundError("images: HOG needs scikit-image: pip install nearveil[images]") from missing
 
 
-def _histograms(images: NDArray[np.uint8] | NDArray[np.floating]) -> Floats:
+def _make_histograms(images: NDArray[np.uint8] | NDArray[np.floating]) -> Floats:
     from skimage.feature import hog as of_one
 
     # In the images' own precision k / 255 * 255 is exactly k, so that both forms of an image agree.
@@ -271,19 +264,19 @@ class HogColor(Extractor):
         )
 
     def _rows(self, images: NDArray[np.uint8]) -> NDArray[Any]:
-        parts = (hog(images), _colours(images), _layout(images))
+        parts = (hog(images), _count_colours(images), _choose_layout(images))
         # A part may be zero (no edges, middle grey everywhere); the histogram never is.
         return np.hstack([unit_rows(part)[0] for part in parts])
 
 
-def _colours(images: NDArray[np.uint8]) -> Floats:
+def _count_colours(images: NDArray[np.uint8]) -> Floats:
     levels = (images // (256 // _LEVELS)).astype(np.intp)
     bins = (levels[..., 0] * _LEVELS + levels[..., 1]) * _LEVELS + levels[..., 2]
     counts = [np.bincount(one.ravel(), minlength=_LEVELS**3) for one in bins]
     return np.asarray(np.sqrt(np.asarray(counts) / bins[0].size), dtype=np.float32)
 
 
-def _layout(images: NDArray[np.uint8]) -> Floats:
+def _choose_layout(images: NDArray[np.uint8]) -> Floats:
     block = _HOG_SIDE // _PLACES
     places = images.reshape(len(images), _PLACES, block, _PLACES, block, 3).mean(axis=(2, 4), dtype=np.float64)
     return np.asarray(places.reshape(len(images), -1) / 255 - 0.5, dtype=np.float32)

@@ -136,7 +136,7 @@ def _extract_part(
     """Return the rows of some files, which of them have one, and why the others have none."""
     known = _Collection(extractor, cache, row_exact=row_exact)
     waiting = (one for number, path in enumerate(files) if (one := known.look(number, path)) is not None)
-    for batch in _batches(waiting):
+    for batch in _cut_batches(waiting):
         known.extract(batch)
     order = sorted(known.rows)
     features = np.empty((len(order), extractor.dimension), dtype=np.float32)
@@ -206,11 +206,11 @@ def make_exact_key(fingerprint: str) -> str:
     A row from the cache must be the row that this process would make. Otherwise the row of a file would depend on
     whether the same file was there before, as another record, under another version of a library.
     """
-    return hashlib.sha256(f"row-exact {fingerprint} {_machinery()}".encode()).hexdigest()
+    return hashlib.sha256(f"row-exact {fingerprint} {_describe_machinery()}".encode()).hexdigest()
 
 
 @cache
-def _machinery() -> str:
+def _describe_machinery() -> str:
     """Return what decides the last bit of a row besides image and extractor: libraries and processor."""
     told = [platform.machine(), platform.processor()]
     for name in _LIBRARIES:
@@ -222,7 +222,7 @@ def _machinery() -> str:
     return "\n".join(told)
 
 
-def _batches(waiting: Iterable[_Waiting]) -> Iterator[list[_Waiting]]:
+def _cut_batches(waiting: Iterable[_Waiting]) -> Iterator[list[_Waiting]]:
     batch: list[_Waiting] = []
     pixels = 0
     for one in waiting:

@@ -43,7 +43,7 @@ def find_tile_size(image: Any, content: bytes) -> int:
 
     If another reader could see another size: of a tag that is there twice, one takes the first, one the last.
     """
-    tags = _tiff_tags(content)
+    tags = _read_tiff_tags(content)
     if len(set(tags)) < len(tags):
         raise ValueError
     if not set(_TILE_SIDES) & set(tags):
@@ -55,7 +55,7 @@ def find_tile_size(image: Any, content: bytes) -> int:
     return int(sides[0]) * int(sides[1]) * int(samples)
 
 
-def _tiff_tags(content: bytes) -> list[int]:
+def _read_tiff_tags(content: bytes) -> list[int]:
     """Return the tags of the first picture in a TIFF, in their order."""
     order = "<" if content[:2] == b"II" else ">"
     big = _BIG in content[2:4]
@@ -174,11 +174,11 @@ def hash_content(content: bytes) -> str:
 
 def resize(image: Pixels, side: int) -> Pixels:
     """Return an image of `side` x `side` pixels, bicubic, without regard for its shape."""
-    pillow = _pillow()
+    pillow = _import_pillow()
     return np.asarray(pillow.fromarray(image).resize((side, side), pillow.Resampling.BICUBIC), dtype=np.uint8)
 
 
-def _pillow() -> Any:
+def _import_pillow() -> Any:
     try:
         from PIL import Image
     except ModuleNotFoundError as missing:
@@ -188,7 +188,7 @@ def _pillow() -> Any:
 
 def _decode(content: bytes) -> Pixels | str:
     """Return the pixels, or the reason why there are none."""
-    pillow = _pillow()
+    pillow = _import_pillow()
     from PIL import UnidentifiedImageError
 
     try:
@@ -197,7 +197,7 @@ def _decode(content: bytes) -> Pixels | str:
         with _raise_warnings():
             image = _open(content)
         with image:
-            return _find_fault(image, content) or _pixels(image)
+            return _find_fault(image, content) or _decode_pixels(image)
     except (pillow.DecompressionBombWarning, pillow.DecompressionBombError):
         return TOO_LARGE
     except UnidentifiedImageError:
@@ -213,7 +213,7 @@ def _decode(content: bytes) -> Pixels | str:
 def _open(content: bytes) -> Any:
     """Return Pillow's image, of which only the header is read."""
     if _HEIC.match(content) is None:
-        return _pillow().open(BytesIO(content), formats=_FORMATS)
+        return _import_pillow().open(BytesIO(content), formats=_FORMATS)
     from pillow_heif import HeifImageFile  # not registered with Pillow, which belongs to the whole process
 
     return HeifImageFile(BytesIO(content))  # type: ignore[no-untyped-call, unused-ignore]
@@ -248,12 +248,12 @@ def _find_header_fault(image: Any, content: bytes) -> str:
     # MPO and HEIC are photographs of cameras, with others behind them that are not shown.
     if image.format not in ("MPO", "HEIF") and getattr(image, "is_animated", False):
         return ANIMATED
-    if image.mode.startswith(("I", "F")) or _depth(image, content) > 8:
+    if image.mode.startswith(("I", "F")) or _find_depth(image, content) > 8:
         return DEEP
     return "" if image.mode in _PLAIN else COLOURS
 
 
-def _depth(image: Any, content: bytes) -> int:
+def _find_depth(image: Any, content: bytes) -> int:
     """Return the bits of a channel, which Pillow cuts down silently to 8 where there are several channels."""
     if image.format == "PNG":
         return content[_PNG_DEPTH]
@@ -262,7 +262,7 @@ def _depth(image: Any, content: bytes) -> int:
     return 8
 
 
-def _pixels(image: Any) -> Pixels:
+def _decode_pixels(image: Any) -> Pixels:
     """Decode, and convert band by band: beside the image there is room for what comes out, and little more."""
     from PIL import ImageOps
 
@@ -283,7 +283,7 @@ def _pixels(image: Any) -> Pixels:
 
 def _put_on_white(image: Any) -> Any:
     layer = image.convert("RGBA")
-    white = _pillow().new("RGB", layer.size, "white")
+    white = _import_pillow().new("RGB", layer.size, "white")
     white.paste(layer, mask=layer)
     return white
 
@@ -294,7 +294,7 @@ _QUALITY = 80
 
 def thumbnail(image: Pixels, side: int = SIDE) -> bytes:
     """Return an image as WebP, its longer side at most `side` pixels; small ones are not enlarged."""
-    pillow = _pillow()
+    pillow = _import_pillow()
     small = pillow.fromarray(image)
     small.thumbnail((side, side), pillow.Resampling.LANCZOS)
     out = BytesIO()

@@ -77,7 +77,7 @@ class TorchExtractor(Extractor):
         probe = self._rows(np.zeros((2, side, side, 3), dtype=np.uint8))
         if probe.ndim != 2 or len(probe) != 2:
             raise ValueError(f"module must give a vector for each image; of two it made the shape {probe.shape}")
-        identity = {"torch": named, "weights": _weights_hash(self._module), "scale": self._scale.tolist()}
+        identity = {"torch": named, "weights": _hash_weights(self._module), "scale": self._scale.tolist()}
         super().__init__(name=named, identity=identity, dimension=probe.shape[1], side=side, batch=batch)
 
     def _rows(self, images: NDArray[np.uint8]) -> NDArray[Any]:
@@ -151,7 +151,7 @@ def scale_pixels(images: NDArray[np.uint8], scale: NDArray[np.float32]) -> NDArr
     return scaled
 
 
-def _weights_hash(module: Any) -> str:
+def _hash_weights(module: Any) -> str:
     whole = hashlib.sha256()
     for name, tensor in module.state_dict().items():
         if not hasattr(tensor, "detach"):  # what a module keeps beside its tensors is its own affair
@@ -200,9 +200,9 @@ class OnnxExtractor(Extractor):
     ) -> None:
         self._scale = check_scale(side, mean, std)
         self._content = content = Path(path).read_bytes()
-        self._session = _session(content)
-        self._input, self._channels_last, self._fixed = _input(self._session, side)
-        self._output = _output(self._session, output)
+        self._session = _load_session(content)
+        self._input, self._channels_last, self._fixed = _find_input(self._session, side)
+        self._output = _find_output(self._session, output)
         probe = self._rows(np.zeros((2, side, side, 3), dtype=np.uint8))
         if probe.ndim != 2 or len(probe) != 2:
             raise ValueError(f"path: the network must give a vector for each image; of two it made {probe.shape}")
@@ -225,7 +225,7 @@ class OnnxExtractor(Extractor):
 
     @cached_property
     def _exact_session(self) -> Any:
-        return _session(self._content, threads=1)
+        return _load_session(self._content, threads=1)
 
     def _run(self, session: Any, images: NDArray[np.uint8]) -> NDArray[Any]:
         """Map images, at most as many as the network takes at once, to rows."""
@@ -240,7 +240,7 @@ class OnnxExtractor(Extractor):
         return found
 
 
-def _session(content: bytes, threads: int = 0) -> Any:
+def _load_session(content: bytes, threads: int = 0) -> Any:
     """Load a network, to run on so many threads; 0 for as many as there are cores."""
     try:
         import onnx
@@ -254,7 +254,7 @@ def _session(content: bytes, threads: int = 0) -> Any:
     options.add_session_config_entry("session.load_model_format", "ONNX")  # the format whose parts are looked at
     try:
         model = onnx.load_model_from_string(content)
-        if any(one.data_location != onnx.TensorProto.DEFAULT or one.external_data for one in _tensors(model)):
+        if any(one.data_location != onnx.TensorProto.DEFAULT or one.external_data for one in _list_tensors(model)):
             raise ValueError
         # Written anew, without what is unknown: onnxruntime reads what was looked at here, and no more.
         model.DiscardUnknownFields()
@@ -266,7 +266,7 @@ def _session(content: bytes, threads: int = 0) -> Any:
         ) from None
 
 
-def _tensors(message: Any) -> Iterator[Any]:
+def _list_tensors(message: Any) -> Iterator[Any]:
     """Yield all tensors of a protobuf message, at whatever depth."""
     for field, value in message.ListFields():
         if field.message_type is None:
@@ -275,10 +275,10 @@ def _tensors(message: Any) -> Iterator[Any]:
             if field.message_type.name == "TensorProto":
                 yield one
             else:
-                yield from _tensors(one)
+                yield from _list_tensors(one)
 
 
-def _input(session: Any, side: int) -> tuple[str, bool, int | None]:
+def _find_input(session: Any, side: int) -> tuple[str, bool, int | None]:
     """Return the input's name, whether channels come last, and the size of a batch if it is fixed."""
     inputs = session.get_inputs()
     if len(inputs) != 1 or inputs[0].type != "tensor(float)" or len(inputs[0].shape) != 4:
@@ -291,7 +291,7 @@ def _input(session: Any, side: int) -> tuple[str, bool, int | None]:
     return inputs[0].name, last, shape[0] if isinstance(shape[0], int) and shape[0] > 0 else None
 
 
-def _output(session: Any, wanted: str | None) -> str:
+def _find_output(session: Any, wanted: str | None) -> str:
     names = [one.name for one in session.get_outputs()]
     if wanted is None and len(names) == 1:
         return str(names[0])

@@ -45,24 +45,24 @@ def check_descriptors(descriptors: str) -> str:
     return descriptors
 
 
-def branch_dimensions(dimension: int, branches: int) -> list[int]:
+def divide_dimension(dimension: int, branches: int) -> list[int]:
     """Divide a dimension among branches as evenly as possible."""
     if isinstance(dimension, bool) or not isinstance(dimension, int) or not branches <= dimension <= 65_536:
         raise ValueError("dimension must be a whole number, at least one for each descriptor and at most 65,536")
     return [dimension // branches + (number < dimension % branches) for number in range(branches)]
 
 
-def spoc(maps: Any) -> Any:
+def pool_mean(maps: Any) -> Any:
     """Return the mean over the places of maps of shape (n, c, h, w): shape (n, c)."""
     return maps.mean(dim=(2, 3))
 
 
-def mac(maps: Any) -> Any:
+def pool_largest(maps: Any) -> Any:
     """Return the largest value over the places of maps of shape (n, c, h, w): shape (n, c)."""
     return maps.amax(dim=(2, 3))
 
 
-def gem(maps: Any, p: Any) -> Any:
+def pool_generalised_mean(maps: Any, p: Any) -> Any:
     """Return the generalised mean over the places of maps, ``(mean of x^p)^(1/p)``: SPoC is p = 1, MAC that of large p.
 
     Values below 1e-6 count as 1e-6, as powers need positive numbers.
@@ -73,7 +73,7 @@ def gem(maps: Any, p: Any) -> Any:
     return (positive / largest).pow(p).mean(dim=(2, 3)).pow(1 / p) * largest[:, :, 0, 0]
 
 
-def triplet_loss(rows: Any, labels: Any, margin: float = _MARGIN) -> Any:
+def compute_triplet_loss(rows: Any, labels: Any, margin: float = _MARGIN) -> Any:
     """Return the batch-hard triplet loss.
 
     The mean, over all rows, of ``max(0, margin + a - b)``: a is the distance to the farthest row of the same label
@@ -88,21 +88,21 @@ def triplet_loss(rows: Any, labels: Any, margin: float = _MARGIN) -> Any:
     return (margin + farthest - nearest).clamp(min=0).mean()
 
 
-def classification_loss(scores: Any, labels: Any) -> Any:
+def compute_classification_loss(scores: Any, labels: Any) -> Any:
     """Return the cross-entropy of softmax(scores / 0.5) and labels smoothed by 0.1."""
     return need_torch().nn.functional.cross_entropy(scores / _TEMPERATURE, labels, label_smoothing=_SMOOTHING)
 
 
-def descriptor_head(channels: int, descriptors: str, dimension: int) -> Any:
+def make_descriptor_head(channels: int, descriptors: str, dimension: int) -> Any:
     """Return a head: maps of shape (n, channels, h, w) to rows of shape (n, dimension) and norm one.
 
     Each descriptor (S: SPoC, M: MAC, G: GeM with a trained exponent) has a branch: pool, reduce linearly, normalise.
     """
-    return _head_class()(channels, check_descriptors(descriptors), dimension)
+    return _make_head_class()(channels, check_descriptors(descriptors), dimension)
 
 
 @functools.cache
-def _head_class() -> Any:
+def _make_head_class() -> Any:
     """Return the class of heads; made here, so that the room loads without torch."""
     torch = need_torch()
     from torch import nn
@@ -111,7 +111,7 @@ def _head_class() -> Any:
         def __init__(self, channels: int, descriptors: str, dimension: int) -> None:
             super().__init__()
             self.descriptors, self.dimension = descriptors, dimension
-            shares = branch_dimensions(dimension, len(descriptors))
+            shares = divide_dimension(dimension, len(descriptors))
             # Not drawn at random and then set: the random numbers of torch belong to the user.
             layers = [torch.nn.utils.skip_init(nn.Linear, channels, share) for share in shares]
             self.reductions: Any = nn.ModuleList(layers)
@@ -121,7 +121,11 @@ def _head_class() -> Any:
                 self.log_p = nn.Parameter(torch.tensor(_FIRST_P).log())
 
         def pool(self, letter: str, maps: Any) -> Any:
-            return gem(maps, self.log_p.exp()) if letter == "G" else {"S": spoc, "M": mac}[letter](maps)
+            return (
+                pool_generalised_mean(maps, self.log_p.exp())
+                if letter == "G"
+                else {"S": pool_mean, "M": pool_largest}[letter](maps)
+            )
 
         def branches(self, maps: Any) -> list[Any]:
             pairs = zip(self.reductions, self.descriptors, strict=True)
@@ -220,12 +224,12 @@ def load_extractor(path: str | os.PathLike[str], backbone: TorchExtractor | None
     """
     content = Path(path).read_bytes()
     about, head_weights, body_weights = _parse(content)
-    chosen = _backbone(about, backbone)
+    chosen = _find_backbone(about, backbone)
     # The weights lie in the file: what says that they are larger does not speak the truth, and gets no memory.
     if about["dimension"] * chosen.dimension * 4 > len(content):
         raise ExtractorFileError("model: it is smaller than the head that it tells of")
     try:
-        head = descriptor_head(chosen.dimension, about["descriptors"], about["dimension"])
+        head = make_descriptor_head(chosen.dimension, about["descriptors"], about["dimension"])
         head.load_state_dict(head_weights)
         body = copy.deepcopy(chosen._module) if body_weights else None
         if body is not None:
@@ -273,7 +277,7 @@ def _unpack(content: bytes) -> io.BytesIO:
     return out
 
 
-def _backbone(about: dict[str, Any], given: TorchExtractor | None) -> TorchExtractor:
+def _find_backbone(about: dict[str, Any], given: TorchExtractor | None) -> TorchExtractor:
     name = about.get("backbone")
     if given is None and name not in _KNOWN:
         raise ExtractorFileError("backbone must be given: the model was trained on one that is not built in")
@@ -295,7 +299,9 @@ def _replace(path: Path, content: bytes) -> None:
         part.unlink(missing_ok=True)
 
 
-def backbone_maps(images: Sequence[Pixels], backbone: TorchExtractor, *, progress: Progress | None = None) -> Maps:
+def compute_backbone_maps(
+    images: Sequence[Pixels], backbone: TorchExtractor, *, progress: Progress | None = None
+) -> Maps:
     """Return the last maps of a backbone, shape (n, c, h, w), for training a head: 123 kB for each image."""
     torch = need_torch()
     found: list[Maps] = []
@@ -374,12 +380,12 @@ def train_head(
     (4, 4)
     """
     check_descriptors(descriptors)
-    codes = _codes(labels, len(images))
+    codes = _encode_labels(labels, len(images))
     _check_numbers(epochs, learning_rate)
     rng = np.random.default_rng(random_state)
     maps = _check_maps(images, backbone)
     if maps is None:
-        maps = backbone_maps(cast("Sequence[Pixels]", images), backbone)
+        maps = compute_backbone_maps(cast("Sequence[Pixels]", images), backbone)
     elif not freeze_backbone:
         raise ValueError("images must be images, not maps, where the backbone is trained, too")
     head = _start(backbone, descriptors, dimension, maps, rng)
@@ -390,8 +396,8 @@ def train_head(
             return need_torch().from_numpy(maps[batch]).to(backbone.device).float()
         return body(_scale_images([images[place] for place in batch], backbone))
 
-    step = _stepper(head, body, int(codes.max()) + 1, learning_rate)
-    batches = balanced_batches(codes, rng)
+    step = _make_stepper(head, body, int(codes.max()) + 1, learning_rate)
+    batches = draw_balanced_batches(codes, rng)
     for _ in range(epochs):
         for batch in islice(batches, -(-len(codes) // (_CLASSES * _EACH))):
             step(inputs(batch), codes[batch])
@@ -400,9 +406,9 @@ def train_head(
     return TrainedExtractor(backbone, head, body)
 
 
-def balanced_batches(codes: NDArray[np.int64], rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+def draw_balanced_batches(codes: NDArray[np.int64], rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
     """Yield batches without end: 4 rows of each of 8 classes, or of all. All are shown equally often."""
-    turns = [_turns(np.flatnonzero(codes == code), rng) for code in range(int(codes.max()) + 1)]
+    turns = [_draw_turns(np.flatnonzero(codes == code), rng) for code in range(int(codes.max()) + 1)]
     while True:
         order = rng.permutation(len(turns))
         # The last group is filled up with the first classes of this order: none is twice in a batch.
@@ -415,12 +421,12 @@ def balanced_batches(codes: NDArray[np.int64], rng: np.random.Generator) -> Iter
 def _start(backbone: TorchExtractor, descriptors: str, dimension: int, maps: Maps, rng: np.random.Generator) -> Any:
     """Return a head that is not trained yet: it centres what the descriptors pool, and projects it at random."""
     device = backbone.device
-    head = descriptor_head(backbone.dimension, descriptors, dimension).to(device)
-    head.start(_means(head, maps, device), need_torch().Generator(device).manual_seed(int(rng.integers(2**62))))
+    head = make_descriptor_head(backbone.dimension, descriptors, dimension).to(device)
+    head.start(_compute_means(head, maps, device), need_torch().Generator(device).manual_seed(int(rng.integers(2**62))))
     return head
 
 
-def _stepper(head: Any, body: Any, classes: int, learning_rate: float) -> Callable[[Any, NDArray[np.int64]], None]:
+def _make_stepper(head: Any, body: Any, classes: int, learning_rate: float) -> Callable[[Any, NDArray[np.int64]], None]:
     """Return what makes one step of training, given maps and the classes of a batch."""
     torch = need_torch()
     device = head.reductions[0].weight.device
@@ -440,7 +446,7 @@ def _stepper(head: Any, body: Any, classes: int, learning_rate: float) -> Callab
         targets = torch.from_numpy(codes).to(device)
         branches = head.branches(maps)
         rows = torch.nn.functional.normalize(torch.cat(branches, dim=1), dim=1)
-        loss = triplet_loss(rows, targets) + classification_loss(classifier(branches[0]), targets)
+        loss = compute_triplet_loss(rows, targets) + compute_classification_loss(classifier(branches[0]), targets)
         if not loss.isfinite():
             raise ValueError("learning_rate is too large: the loss is no longer a number")
         optimizer.zero_grad()
@@ -450,7 +456,7 @@ def _stepper(head: Any, body: Any, classes: int, learning_rate: float) -> Callab
     return step
 
 
-def _turns(rows: NDArray[np.int64], rng: np.random.Generator) -> Iterator[int]:
+def _draw_turns(rows: NDArray[np.int64], rng: np.random.Generator) -> Iterator[int]:
     while True:
         yield from rng.permutation(rows).tolist()
 
@@ -461,7 +467,7 @@ def _scale_images(images: Sequence[Pixels], backbone: TorchExtractor) -> Any:
     return need_torch().from_numpy(scaled).to(backbone.device)
 
 
-def _means(head: Any, maps: Maps, device: Any) -> list[Any]:
+def _compute_means(head: Any, maps: Maps, device: Any) -> list[Any]:
     """Return the mean over all images of what each descriptor pools."""
     torch = need_torch()
     sums: list[Any] = [0] * len(head.descriptors)
@@ -474,7 +480,7 @@ def _means(head: Any, maps: Maps, device: Any) -> list[Any]:
     return [total / len(maps) for total in sums]
 
 
-def _codes(labels: ArrayLike, count: int) -> NDArray[np.int64]:
+def _encode_labels(labels: ArrayLike, count: int) -> NDArray[np.int64]:
     names = np.asarray(labels)
     if names.shape != (count,):
         raise ValueError("labels must be one for each image")

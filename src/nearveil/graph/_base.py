@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Array: TypeAlias = Any  # a NumPy array or a torch tensor; the standard has no static type for "either"
 
 
-def namespace(*arrays: Array) -> Any:
+def find_namespace(*arrays: Array) -> Any:
     """Return the array API namespace that all `arrays` share: NumPy, or array_api_compat's of another library."""
     if all(isinstance(array, np.ndarray | np.generic) for array in arrays):
         return np
@@ -56,25 +56,25 @@ def move_to_library(values: Array, model: Array) -> Array:
         return to_numpy(values)
     from array_api_compat import device
 
-    return namespace(model).asarray(values, device=device(model))
+    return find_namespace(model).asarray(values, device=device(model))
 
 
-def epsilon_of(array: Array) -> float:
+def find_epsilon(array: Array) -> float:
     """Return the distance from 1 to the next number in the dtype of `array`."""
-    return float(namespace(array).finfo(array.dtype).eps)
+    return float(find_namespace(array).finfo(array.dtype).eps)
 
 
-def tiny_of(array: Array) -> float:
+def find_tiny(array: Array) -> float:
     """Return the least positive normal number in the dtype of `array`."""
-    return float(namespace(array).finfo(array.dtype).smallest_normal)
+    return float(find_namespace(array).finfo(array.dtype).smallest_normal)
 
 
-def column_of_ones(model: Array) -> Array:
+def make_ones(model: Array) -> Array:
     """Return ones of shape (n, 1) with the dtype and device of `model`, an (n, k) array."""
-    return namespace(model).ones_like(model[:, :1])
+    return find_namespace(model).ones_like(model[:, :1])
 
 
-def segment_sum(values: Array, codes: Array, n_segments: int) -> Array:
+def sum_segments(values: Array, codes: Array, n_segments: int) -> Array:
     """Sum the rows of `values` that share a code from 0 to ``n_segments - 1``; the array API has no such thing."""
     if isinstance(values, np.ndarray):
         sums = [np.bincount(codes, weights=column, minlength=n_segments) for column in values.T]
@@ -89,7 +89,7 @@ def check_unit_rows(X: Array, name: str = "X", least: int = 2) -> Array:
     What is made of one row depends on no other. Errors name the row, never its values.
     """
     X = as_array(X)
-    xp = namespace(X)
+    xp = find_namespace(X)
     if X.ndim != 2 or X.shape[1] == 0:
         raise ValueError(
             f"{name} must be a 2-D array (rows, features) with at least one feature; got shape {tuple(X.shape)}"
@@ -111,7 +111,7 @@ def check_unit_rows(X: Array, name: str = "X", least: int = 2) -> Array:
         row = int(xp.argmin(norms))
         raise ValueError(f"{name} holds a row of zeros (row {row}), which has no direction: remove it")
     off = xp.abs(norms - 1)
-    if float(xp.max(off)) > max(1e-4, 8 * epsilon_of(X)):
+    if float(xp.max(off)) > max(1e-4, 8 * find_epsilon(X)):
         row = int(xp.argmax(off))
         raise ValueError(
             f"{name} must have rows of norm 1 (row {row} has not): divide each row by its norm, "
@@ -124,7 +124,7 @@ def check_columns(Z: Array, n: int, model: Array, name: str = "Z") -> Array:
     """Check that `Z` is a finite (n, k) array of the library of `model`, and bring it to its dtype."""
     Z = as_array(Z)
     check_same_library(Z, model, name)
-    xp = namespace(Z)
+    xp = find_namespace(Z)
     if Z.ndim != 2 or Z.shape[0] != n:
         raise ValueError(f"{name} must have shape ({n}, k), a row for each row of the graph; got {tuple(Z.shape)}")
     Z = xp.astype(check_real(Z, name), model.dtype, copy=False)
@@ -143,7 +143,7 @@ def check_same_library(array: Array, model: Array, name: str) -> None:
 
 def check_real(array: Array, name: str) -> Array:
     """Return `array` in floating point; complex numbers, text and objects raise."""
-    xp = namespace(array)
+    xp = find_namespace(array)
     if isinstance(array, np.ndarray) and array.dtype.kind not in "fiub":
         raise ValueError(f"{name} must hold real numbers; got dtype {array.dtype}")
     if xp.isdtype(array.dtype, "complex floating"):
@@ -196,7 +196,7 @@ class Graph(ABC):
     def degree(self) -> Array:
         """Sum of the weights of each row, shape (n,). Not to be written to."""
         if self._degree is None:
-            self._product_and_degree(namespace(self._model).zeros_like(self._model[:, :0]))
+            self._product_and_degree(find_namespace(self._model).zeros_like(self._model[:, :0]))
         return self._degree
 
     def matmul(self, Z: Array) -> Array:
@@ -213,8 +213,8 @@ class Graph(ABC):
         """Return weights times `Z` and the degree, in one pass over the edges."""
         if self._degree is not None:
             return self._apply(Z), self._degree
-        xp = namespace(Z)
-        product = self._apply(xp.concat([column_of_ones(self._model), Z], axis=1))
+        xp = find_namespace(Z)
+        product = self._apply(xp.concat([make_ones(self._model), Z], axis=1))
         self._degree = self._check_degree(xp.asarray(product[:, 0], copy=True))
         if isinstance(self._degree, np.ndarray):
             self._degree.setflags(write=False)
@@ -222,7 +222,7 @@ class Graph(ABC):
 
     def _apply(self, Z: Array) -> Array:
         """Multiply in the precision of the arithmetic and return that of the model."""
-        xp = namespace(Z)
+        xp = find_namespace(Z)
         if Z.shape[1] == 0:
             return Z
         return xp.astype(self._product(xp.astype(Z, self._work_dtype, copy=False)), self._model.dtype, copy=False)
@@ -251,7 +251,7 @@ class GaussianGraph(Graph):
     method: str
 
     def __init__(self, X: Array, bandwidth: float, model: Array) -> None:
-        half = namespace(X).finfo(X.dtype).bits < 32  # rows of 16 bits are multiplied as they are, sums kept in 32
+        half = find_namespace(X).finfo(X.dtype).bits < 32  # rows of 16 bits are multiplied as they are, sums kept in 32
         super().__init__(model, X.shape[0], model.dtype if half else X.dtype)
         self._X = X
         self.bandwidth = bandwidth
@@ -277,19 +277,19 @@ class GaussianGraph(Graph):
         Z = check_columns(Z, self._n, self._model)
         X = as_array(X)
         check_same_library(X, self._model, "X")
-        X = check_unit_rows(namespace(X).astype(check_real(X, "X"), self._X.dtype, copy=False), least=0)
+        X = check_unit_rows(find_namespace(X).astype(check_real(X, "X"), self._X.dtype, copy=False), least=0)
         if X.shape[1] != self._X.shape[1]:
             raise ValueError(f"X has {X.shape[1]} features, but the graph was built with {self._X.shape[1]}")
         if X.shape[0] == 0:
             return Z[:0, :]
-        xp = namespace(Z)
-        values = xp.astype(xp.concat([column_of_ones(self._model), Z], axis=1), self._work_dtype, copy=False)
+        xp = find_namespace(Z)
+        values = xp.astype(xp.concat([make_ones(self._model), Z], axis=1), self._work_dtype, copy=False)
         sums = self._cross_product(X, values)
         return xp.astype(sums[:, 1:] / self._check_degree(sums[:, 0])[:, None], self._model.dtype, copy=False)
 
     def _check_degree(self, degree: Array) -> Array:
-        xp = namespace(degree)
-        lost = degree < tiny_of(degree) / epsilon_of(degree)
+        xp = find_namespace(degree)
+        lost = degree < find_tiny(degree) / find_epsilon(degree)
         if bool(xp.any(lost)):
             raise ValueError(
                 f"the degree of {int(xp.sum(xp.astype(lost, xp.int64)))} row(s) underflows: at bandwidth "
@@ -320,7 +320,7 @@ class KernelPolynomial:
         return len(self.coefficients) - 1
 
 
-def best_polynomial(sharpness: float, degree: int) -> KernelPolynomial:
+def find_best_polynomial(sharpness: float, degree: int) -> KernelPolynomial:
     """Return the polynomial of least relative error to ``exp(sharpness * (t - 1))`` on [-1, 1], of degree 0 to 3.
 
     Minimising ``max |r|``, r = p / w - 1, is a linear Chebyshev problem, which Remez' exchange solves. The extrema of r
@@ -337,8 +337,8 @@ def best_polynomial(sharpness: float, degree: int) -> KernelPolynomial:
         signs = (-1.0) ** np.arange(degree + 2)[:, None]
         *coefficients, _level = np.linalg.solve(np.hstack([powers, signs]), np.ones(degree + 2))
         polynomial = Polynomial(coefficients)
-        extrema = _extrema(polynomial, sharpness, end)
-        error = float(np.max(np.abs(_relative_error(polynomial, sharpness, extrema))))
+        extrema = _find_extrema(polynomial, sharpness, end)
+        error = float(np.max(np.abs(_compute_relative_error(polynomial, sharpness, extrema))))
         if best is not None and error >= best[0] * (1 - 1e-9):
             break
         best = (error, polynomial)
@@ -350,12 +350,12 @@ def best_polynomial(sharpness: float, degree: int) -> KernelPolynomial:
     return KernelPolynomial(tuple(float(c) for c in best[1].coef), float(best[0] * (1 + 1e-6) + rounding))
 
 
-def _relative_error(polynomial: Polynomial, sharpness: float, t: NDArray[np.float64]) -> NDArray[np.float64]:
+def _compute_relative_error(polynomial: Polynomial, sharpness: float, t: NDArray[np.float64]) -> NDArray[np.float64]:
     values: NDArray[np.float64] = polynomial(t) * np.exp(-sharpness * (t - 1)) - 1
     return values
 
 
-def _extrema(polynomial: Polynomial, sharpness: float, end: float) -> NDArray[np.float64]:
+def _find_extrema(polynomial: Polynomial, sharpness: float, end: float) -> NDArray[np.float64]:
     """Return the ends of the interval and, between them, all roots of p' - u p, in order."""
     roots = np.asarray((polynomial.deriv() - sharpness * polynomial).roots(), dtype=np.complex128)
     # A double root may come out as a pair just off the real line: its real part is the extremum.
@@ -363,10 +363,10 @@ def _extrema(polynomial: Polynomial, sharpness: float, end: float) -> NDArray[np
     return np.array([-end, *sorted(inside), end])
 
 
-def least_polynomial(sharpness: float, tolerance: float) -> KernelPolynomial | None:
+def find_least_polynomial(sharpness: float, tolerance: float) -> KernelPolynomial | None:
     """Return the polynomial of least degree, up to 3, whose certified error is at most `tolerance`, or None."""
     for degree in range(MAX_DEGREE + 1):
-        polynomial = best_polynomial(sharpness, degree)
+        polynomial = find_best_polynomial(sharpness, degree)
         if polynomial.error_bound <= tolerance:
             return polynomial
     return None
@@ -377,12 +377,12 @@ DEVICE_BLOCK = 1 << 27
 MOMENTS_LIMIT = 1 << 27  # numbers in the moments of one column: 1 GiB of doubles
 
 
-def n_moments(degree: int, d: int) -> int:
+def count_moments(degree: int, d: int) -> int:
     """Return how many moments a series needs for each column of Z."""
-    return 1 + d + (d * _n_features(degree, d) if degree > 1 else 0)
+    return 1 + d + (d * _count_features(degree, d) if degree > 1 else 0)
 
 
-def _n_features(degree: int, d: int) -> int:
+def _count_features(degree: int, d: int) -> int:
     """Return the length of the features of one row that stand for ``c_2 t + c_3 t^2``."""
     return d if degree == 2 else d + d * (d + 1) // 2
 
@@ -412,7 +412,7 @@ class SeriesGraph(GaussianGraph):
 
     def weigh_own(self) -> Array:
         """Return the weight that the polynomial gives each row with itself."""
-        own = namespace(self._X).vecdot(self._X, self._X)
+        own = find_namespace(self._X).vecdot(self._X, self._X)
         weight = own * 0
         for coefficient in reversed(self.polynomial.coefficients):
             weight = weight * own + coefficient
@@ -423,7 +423,7 @@ class SeriesGraph(GaussianGraph):
 
     def collect_sums(self, Z: Array) -> list[Array]:
         """Return what a product needs of all rows, in double precision: sums of `Z`, slopes, and higher moments."""
-        xp = namespace(Z)
+        xp = find_namespace(Z)
         slopes = xp.zeros((self._X.shape[1], Z.shape[1]), dtype=xp.float64, device=Z.device)
         for rows in self._blocks(self._X, Z.shape[1]):
             slopes += xp.matmul(self._X[rows].T, Z[rows])
@@ -433,7 +433,7 @@ class SeriesGraph(GaussianGraph):
     def apply_sums(self, X: Array, collected: list[Array], dtype: Any) -> Array:
         """Return the product of the weights between rows `X` and those whose sums were collected."""
         sums, slopes, *higher = collected
-        xp, k = namespace(sums), slopes.shape[1]
+        xp, k = find_namespace(sums), slopes.shape[1]
         constant, linear = (*self.polynomial.coefficients, 0.0)[:2]
         product = xp.matmul(X, xp.astype(linear * slopes, dtype)) + xp.astype(constant * sums, dtype)
         if higher:
@@ -446,9 +446,9 @@ class SeriesGraph(GaussianGraph):
 
     def _moments(self, Z: Array) -> Array:
         """Collect ``T[f, c * d + a] = sum_j right(x_j)_f x_ja z_jc``, in double precision."""
-        xp = namespace(Z)
+        xp = find_namespace(Z)
         d, k = self._X.shape[1], Z.shape[1]
-        total = xp.zeros((_n_features(self.polynomial.degree, d), k * d), dtype=xp.float64, device=Z.device)
+        total = xp.zeros((_count_features(self.polynomial.degree, d), k * d), dtype=xp.float64, device=Z.device)
         for rows in self._blocks(self._X, k):
             block = self._X[rows]
             weighted = xp.reshape(block[:, None, :] * Z[rows][:, :, None], (-1, k * d))
@@ -459,7 +459,7 @@ class SeriesGraph(GaussianGraph):
         """Return the features x and, for degree three, their pairs."""
         if self.polynomial.degree == 2:
             return X
-        return namespace(X).concat([X, *(X[:, a : a + 1] * X[:, a:] for a in range(X.shape[1]))], axis=1)
+        return find_namespace(X).concat([X, *(X[:, a : a + 1] * X[:, a:] for a in range(X.shape[1]))], axis=1)
 
     def _left(self, X: Array) -> Array:
         """Return the same features times their coefficients; a pair of two different ones counts twice."""
@@ -468,11 +468,11 @@ class SeriesGraph(GaussianGraph):
         for a in range(X.shape[1]) if cubic else ():
             scaled = (2 * cubic[0]) * X[:, a : a + 1]
             features += [0.5 * scaled * X[:, a : a + 1], scaled * X[:, a + 1 :]]
-        return namespace(X).concat(features, axis=1)
+        return find_namespace(X).concat(features, axis=1)
 
     def _blocks(self, X: Array, k: int) -> list[slice]:
         """Cut the rows so that the widest thing made of a block fits in cache, or on the device."""
         d = X.shape[1]
-        width = max(k * d, _n_features(self.polynomial.degree, d))
+        width = max(k * d, _count_features(self.polynomial.degree, d))
         step = max(64, (HOST_BLOCK if is_host(X) else DEVICE_BLOCK) // width)
         return [slice(start, start + step) for start in range(0, X.shape[0], step)]

@@ -30,14 +30,14 @@ def product(A: Any, B: Any, Z: Any, sharpness: float, *, skip_diagonal: bool) ->
     The rows are on a CUDA device, float32, float16 or bfloat16 alike, with d at most 128. `skip_diagonal` leaves out
     the weight of row i with row i.
     """
-    rows = _parts(A)
-    columns = rows if B is A else _parts(B)
+    rows = _split_rows(A)
+    columns = rows if B is A else _split_rows(B)
     groups = [Z[:, c : c + _GROUP].contiguous() for c in range(0, Z.shape[1], _GROUP)]
     sums = [_launch(rows, columns, group, sharpness, skip_diagonal) for group in groups]
     return torch.cat(sums, dim=1) if sums else Z.new_zeros((A.shape[0], 0))
 
 
-def _parts(X: Any) -> tuple[Any, Any]:
+def _split_rows(X: Any) -> tuple[Any, Any]:
     """Return the rows as tensors of 16 bits: themselves, or two whose sum is ``64 X`` to 22 bits."""
     if X.dtype != torch.float32:
         return X.contiguous(), None

@@ -23,16 +23,16 @@ from nearveil.graph._base import (
     KernelPolynomial,
     SeriesGraph,
     as_array,
-    best_polynomial,
     check_bandwidth,
     check_positive,
     check_unit_rows,
+    count_moments,
+    find_best_polynomial,
+    find_least_polynomial,
+    find_namespace,
+    find_tiny,
     is_host,
-    least_polynomial,
     move_to_library,
-    n_moments,
-    namespace,
-    tiny_of,
     to_numpy,
 )
 
@@ -54,10 +54,10 @@ class ExactGraph(GaussianGraph):
     method = "exact"
 
     def __init__(self, X: Array, bandwidth: float, model: Array) -> None:
-        if namespace(X).finfo(X.dtype).bits < 32 and not _has_fused_kernel(X):
+        if find_namespace(X).finfo(X.dtype).bits < 32 and not _has_fused_kernel(X):
             raise ValueError(f"X has dtype {X.dtype}, too coarse for this device and width: convert it to float32")
         super().__init__(X, bandwidth, model)
-        if 2 * self._sharpness > -np.log(tiny_of(self._model)) / 2:
+        if 2 * self._sharpness > -np.log(find_tiny(self._model)) / 2:
             _ = self.degree  # weights may underflow: say so now, not at the first product
 
     def _product(self, Z: Array) -> Array:
@@ -66,8 +66,8 @@ class ExactGraph(GaussianGraph):
 
             return _fused.product(self._X, self._X, Z, self._sharpness, skip_diagonal=True)
         if is_host(self._X):
-            return move_to_library(_symmetric_on_threads(to_numpy(self._X), to_numpy(Z), self._sharpness), Z)
-        return _symmetric(self._X, Z, self._sharpness, DEVICE_TILE)
+            return move_to_library(_multiply_on_threads(to_numpy(self._X), to_numpy(Z), self._sharpness), Z)
+        return _multiply_symmetric(self._X, Z, self._sharpness, DEVICE_TILE)
 
     def _cross_product(self, X: Array, Z: Array) -> Array:
         if _has_fused_kernel(self._X):
@@ -75,35 +75,35 @@ class ExactGraph(GaussianGraph):
 
             return _fused.product(X, self._X, Z, self._sharpness, skip_diagonal=False)
         tile = HOST_TILE if is_host(self._X) else DEVICE_TILE
-        return _rectangular(X, self._X, Z, self._sharpness, tile)
+        return _multiply_rectangular(X, self._X, Z, self._sharpness, tile)
 
 
 def _has_fused_kernel(X: Array) -> bool:
     """Say whether the Triton kernel multiplies with the weights between the rows of `X`."""
     on_gpu = getattr(X, "is_cuda", False) and importlib.util.find_spec("triton") is not None
-    return on_gpu and namespace(X).finfo(X.dtype).bits <= 32 and X.shape[1] <= FUSED_FEATURES
+    return on_gpu and find_namespace(X).finfo(X.dtype).bits <= 32 and X.shape[1] <= FUSED_FEATURES
 
 
 def _weights(A: Array, B: Array, sharpness: float) -> Array:
     """Return the (a, b) Gaussian weights between unit rows."""
-    xp = namespace(A)
+    xp = find_namespace(A)
     exponents = xp.matmul(A, B.T)
     exponents -= 1
     exponents *= sharpness
     return xp.exp(exponents)
 
 
-def _accumulator(Z: Array) -> Array:
+def _make_accumulator(Z: Array) -> Array:
     """Return zeros like `Z` in double precision, so that a million tiles do not lose digits."""
-    xp = namespace(Z)
+    xp = find_namespace(Z)
     return xp.zeros_like(Z, dtype=xp.float64)
 
 
-def _symmetric(X: Array, Z: Array, sharpness: float, tile: int, first: int = 0, stride: int = 1) -> Array:
+def _multiply_symmetric(X: Array, Z: Array, sharpness: float, tile: int, first: int = 0, stride: int = 1) -> Array:
     """Multiply the weights with `Z`, for the tiles of every `stride`-th strip of rows, in double."""
-    xp = namespace(X)
+    xp = find_namespace(X)
     n = X.shape[0]
-    total = _accumulator(Z)
+    total = _make_accumulator(Z)
     for i in range(first * tile, n, stride * tile):
         rows, here = X[i : i + tile], Z[i : i + tile]
         weights = _weights(rows, rows, sharpness)
@@ -116,31 +116,33 @@ def _symmetric(X: Array, Z: Array, sharpness: float, tile: int, first: int = 0, 
     return total
 
 
-def _symmetric_on_threads(X: Any, Z: Any, sharpness: float) -> Any:
-    """Deal the strips of :func:`_symmetric` out to one thread a core.
+def _multiply_on_threads(X: Any, Z: Any, sharpness: float) -> Any:
+    """Deal the strips of :func:`_multiply_symmetric` out to one thread a core.
 
     NumPy's exponential runs on one thread, so the threads are ours and BLAS is held to one each.
     The deal depends on the number of cores alone: the same machine gives the same bits.
     """
     n_strips = -(-X.shape[0] // HOST_TILE)
-    workers = min(_cores(), n_strips)
+    workers = min(_count_cores(), n_strips)
     if workers == 1:
-        return _symmetric(X, Z, sharpness, HOST_TILE)
+        return _multiply_symmetric(X, Z, sharpness, HOST_TILE)
     with _BLAS.limit(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
-        parts = list(pool.map(lambda first: _symmetric(X, Z, sharpness, HOST_TILE, first, workers), range(workers)))
+        parts = list(
+            pool.map(lambda first: _multiply_symmetric(X, Z, sharpness, HOST_TILE, first, workers), range(workers))
+        )
     return np.sum(parts, axis=0)
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _rectangular(
+def _multiply_rectangular(
     A: Array, B: Array, Z: Array, sharpness: float, tile: int = HOST_TILE, *, skip_diagonal: bool = False
 ) -> Array:
     """Multiply the (a, b) weights between the rows of `A` and `B` with `Z`, shape (b, k)."""
-    xp = namespace(A)
+    xp = find_namespace(A)
     strips = []
     for i in range(0, A.shape[0], tile):
         rows = A[i : i + tile]
@@ -275,27 +277,29 @@ def gaussian_graph(
     if not (isinstance(method, str) and method in METHODS):
         raise ValueError(f"method must be one of {', '.join(METHODS)}")
     if is_dask_array(X):
-        return _spread_graph(SpreadRows.of(X), bandwidth, method, tolerance)
-    rows = check_unit_rows(_precise_enough(X, bandwidth, tolerance))
-    model = _model(as_array(X))
+        return _make_spread_graph(SpreadRows.of(X), bandwidth, method, tolerance)
+    rows = check_unit_rows(_cast_precisely(X, bandwidth, tolerance))
+    model = _make_model_column(as_array(X))
     if method == "neighbors":
-        return NeighborsGraph(_at_least_single(rows), bandwidth, model, _check_neighbors(n_neighbors, rows.shape[0]))
+        return NeighborsGraph(
+            _cast_at_least_single(rows), bandwidth, model, _check_neighbors(n_neighbors, rows.shape[0])
+        )
     if sys.float_info.epsilon * bandwidth**-2 > tolerance:
         raise ValueError(
             f"bandwidth {bandwidth:g} is too small: the rounding of inner products would move weights by more than "
             f'tolerance {tolerance:g}. Use a larger bandwidth or tolerance, or method="neighbors"'
         )
-    polynomial = None if method == "exact" else least_polynomial(bandwidth**-2, tolerance)
+    polynomial = None if method == "exact" else find_least_polynomial(bandwidth**-2, tolerance)
     if method == "series":
         return SeriesGraph(
-            _at_least_single(rows), bandwidth, model, _check_polynomial(polynomial, rows, bandwidth, tolerance)
+            _cast_at_least_single(rows), bandwidth, model, _check_polynomial(polynomial, rows, bandwidth, tolerance)
         )
-    if method == "auto" and polynomial is not None and _series_pays(polynomial, rows):
+    if method == "auto" and polynomial is not None and _does_series_pay(polynomial, rows):
         return SeriesGraph(rows, bandwidth, model, polynomial)
     return ExactGraph(rows, bandwidth, model)
 
 
-def _spread_graph(rows: SpreadRows, bandwidth: float, method: Method, tolerance: float) -> GaussianGraph:
+def _make_spread_graph(rows: SpreadRows, bandwidth: float, method: Method, tolerance: float) -> GaussianGraph:
     """Build a graph over the blocks of a Dask array, in double precision."""
     if method == "neighbors":
         raise ValueError('method "neighbors" does not work on Dask arrays: take "series" or "exact"')
@@ -303,35 +307,35 @@ def _spread_graph(rows: SpreadRows, bandwidth: float, method: Method, tolerance:
         raise ValueError(f"X must hold floating-point numbers; got dtype {rows.dtype}: convert it first")
     if sys.float_info.epsilon * bandwidth**-2 > tolerance:
         raise ValueError(f"bandwidth {bandwidth:g} is too small for tolerance {tolerance:g}: use a larger one")
-    polynomial = None if method == "exact" else least_polynomial(bandwidth**-2, tolerance)
+    polynomial = None if method == "exact" else find_least_polynomial(bandwidth**-2, tolerance)
     model = np.empty((0, rows.shape[1]), np.float64)
-    if method == "series" or (polynomial is not None and _fits(polynomial, model)):
+    if method == "series" or (polynomial is not None and _do_moments_fit(polynomial, model)):
         series = _check_polynomial(polynomial, model, bandwidth, tolerance)
         return SpreadSeries(rows, bandwidth, np.dtype(np.float64), series)
-    return SpreadExact(rows, bandwidth, np.dtype(np.float64), _rectangular)
+    return SpreadExact(rows, bandwidth, np.dtype(np.float64), _multiply_rectangular)
 
 
-def _precise_enough(X: Array, bandwidth: float, tolerance: float) -> Array:
+def _cast_precisely(X: Array, bandwidth: float, tolerance: float) -> Array:
     """Return the rows in a dtype in which rounding stays below `tolerance`; results have the rows' own dtype.
 
     An inner product is rounded by about one epsilon of the dtype, which the weight multiplies by ``1 / bandwidth^2``.
     """
     X = as_array(X)
-    xp = namespace(X)
+    xp = find_namespace(X)
     single = float(xp.finfo(xp.float32).eps)  # rows of 16 bits are multiplied exactly, in 32 bits
     if xp.isdtype(X.dtype, "real floating") and single * max(1.0, bandwidth**-2) > tolerance:
         return xp.astype(X, xp.float64, copy=False)
     return X
 
 
-def _model(X: Array) -> Array:
+def _make_model_column(X: Array) -> Array:
     """Return a column of the dtype of the results: that of the rows, and float32 for rows of 16 bits."""
-    xp = namespace(X)
+    xp = find_namespace(X)
     return xp.astype(X[:, :1], X.dtype if xp.finfo(X.dtype).bits >= 32 else xp.float32, copy=True)
 
 
-def _at_least_single(X: Array) -> Array:
-    if namespace(X).finfo(X.dtype).bits < 32:
+def _cast_at_least_single(X: Array) -> Array:
+    if find_namespace(X).finfo(X.dtype).bits < 32:
         raise ValueError(f"X has dtype {X.dtype}, too coarse for this method: convert it to float32")
     return X
 
@@ -347,12 +351,12 @@ def _check_polynomial(
     polynomial: KernelPolynomial | None, X: Array, bandwidth: float, tolerance: float
 ) -> KernelPolynomial:
     if polynomial is None:
-        nearest = best_polynomial(bandwidth**-2, MAX_DEGREE).error_bound
+        nearest = find_best_polynomial(bandwidth**-2, MAX_DEGREE).error_bound
         raise ValueError(
             f"no polynomial of degree {MAX_DEGREE} or less meets tolerance {tolerance:g} at bandwidth {bandwidth:g} "
             f'(the best has error {nearest:.1e}): use method="exact", a larger tolerance or a larger bandwidth'
         )
-    if not _fits(polynomial, X):
+    if not _do_moments_fit(polynomial, X):
         raise ValueError(
             f"a series of degree {polynomial.degree} in {X.shape[1]} features needs too many moments: use "
             'method="exact", or a tolerance that a lower degree meets'
@@ -360,16 +364,16 @@ def _check_polynomial(
     return polynomial
 
 
-def _fits(polynomial: KernelPolynomial, X: Array) -> bool:
-    return n_moments(polynomial.degree, X.shape[1]) <= MOMENTS_LIMIT
+def _do_moments_fit(polynomial: KernelPolynomial, X: Array) -> bool:
+    return count_moments(polynomial.degree, X.shape[1]) <= MOMENTS_LIMIT
 
 
-def _series_pays(polynomial: KernelPolynomial, X: Array) -> bool:
+def _does_series_pay(polynomial: KernelPolynomial, X: Array) -> bool:
     """Say whether the series takes fewer operations than all weights would."""
     n, d = X.shape
-    series = 2 * n_moments(polynomial.degree, d) * _COLUMNS
+    series = 2 * count_moments(polynomial.degree, d) * _COLUMNS
     exact = n * (d + _EXPONENTIAL) / 2
-    return _fits(polynomial, X) and namespace(X).finfo(X.dtype).bits >= 32 and series < exact
+    return _do_moments_fit(polynomial, X) and find_namespace(X).finfo(X.dtype).bits >= 32 and series < exact
 
 
 Rectangular = Any  # multiplies the weights between two blocks of rows with `Z`

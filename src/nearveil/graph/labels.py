@@ -12,9 +12,9 @@ from nearveil.graph._base import (
     as_array,
     check_bandwidth,
     check_real,
+    find_namespace,
     move_to_library,
-    namespace,
-    segment_sum,
+    sum_segments,
     to_numpy,
 )
 
@@ -60,12 +60,12 @@ class LabelGraph(Graph):
     def laplacian_matmul(self, Z: Array) -> Array:
         """Multiply the Laplacian of the label weights with `Z` of shape (n, k)."""
         Z = self._check(Z)
-        degree = namespace(Z).astype(move_to_library(self.degree, Z), Z.dtype)
+        degree = find_namespace(Z).astype(move_to_library(self.degree, Z), Z.dtype)
         return degree[:, None] * Z - self._product(Z)
 
     def _check(self, Z: Array) -> Array:
         Z = check_real(as_array(Z), "Z")
-        xp = namespace(Z)
+        xp = find_namespace(Z)
         if Z.ndim != 2 or Z.shape[0] != self._n:
             raise ValueError(f"Z must have shape ({self._n}, k), a row for each label; got {tuple(Z.shape)}")
         if not bool(xp.all(xp.isfinite(Z))):
@@ -73,12 +73,12 @@ class LabelGraph(Graph):
         return Z
 
     def _product(self, Z: Array) -> Array:
-        xp = namespace(Z)
+        xp = find_namespace(Z)
         if Z.shape[1] == 0:
             return Z
         n_classes = len(self.classes)
         codes = move_to_library(self._codes, Z)
-        sums = segment_sum(Z, codes, n_classes + 1)[:n_classes, :]
+        sums = sum_segments(Z, codes, n_classes + 1)[:n_classes, :]
         none = xp.zeros_like(Z[:1, :])
         of_own_class = xp.take(xp.concat([sums, none]), codes, axis=0)
         of_other_classes = xp.take(xp.concat([self._kernel_times(sums), none]), codes, axis=0)
@@ -90,7 +90,7 @@ class LabelGraph(Graph):
 
         Left out, not subtracted later: at small bandwidths nothing would remain of the other classes.
         """
-        xp = namespace(sums)
+        xp = find_namespace(sums)
         if self.encoding == "one-hot":  # one value for any two classes
             return math.exp(-(self.bandwidth**-2)) * (xp.sum(sums, axis=0)[None, :] - sums)
         parts = []
@@ -148,7 +148,7 @@ def _check_labels(y: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
     if y.dtype.kind not in "fiubUS":
         raise ValueError(f"Unknown label type: y has dtype {y.dtype}; use whole numbers or names")
     if y.dtype.kind in "fu":
-        y = _whole_numbers(y)
+        y = _convert_to_integers(y)
     if encoding == "integer":
         if y.dtype.kind not in "iub":
             raise ValueError('y must hold whole numbers where encoding="integer"; use encoding="one-hot" for names')
@@ -158,7 +158,7 @@ def _check_labels(y: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
     return y
 
 
-def _whole_numbers(y: NDArray[Any]) -> NDArray[np.int64]:
+def _convert_to_integers(y: NDArray[Any]) -> NDArray[np.int64]:
     """Return floating-point or unsigned labels as signed integers, or raise where one would change."""
     if not np.all(np.isfinite(y)):
         raise ValueError("y holds NaN or infinity: mark rows without label with -1")

@@ -26,7 +26,7 @@ from nearveil.ledger._store import (
     read_receipts,
 )
 from nearveil.ledger._verify import Verification, find_witness_problems, list_accounts, verify
-from nearveil.ledger.account import Account, Clock, Core, LedgerDatabase, find_plan_cost, open_budget, utc_now
+from nearveil.ledger.account import Account, Clock, Core, LedgerDatabase, find_plan_cost, open_budget, read_utc_clock
 from nearveil.ledger.budget import Events, canonical_json, format_up
 from nearveil.ledger.errors import AccountError, LedgerError, OverBudgetError, RolledBackError
 from nearveil.ledger.history import Entry, export_rows, make_entry
@@ -78,7 +78,7 @@ class Ledger:
         url: str | Path | URL = "nearveil.db",
         *,
         witness: str | Path | None = None,
-        clock: Clock = utc_now,
+        clock: Clock = read_utc_clock,
         timeout: float = 30.0,
         read_only: bool = False,
     ) -> None:
@@ -141,7 +141,7 @@ class Ledger:
             If there is an account of that name.
         """
         check_text(name, "name")
-        opening = canonical_json(_opening(owner, protects, unit, relation))
+        opening = canonical_json(_make_opening(owner, protects, unit, relation))
         budget = open_budget(epsilon, delta, plan, relation)
         cost = find_plan_cost(budget)
         if cost is not None and cost > budget.epsilon:
@@ -326,7 +326,7 @@ def _reopen(where: URL, witness: Path | None, clock: Clock, timeout: float, read
     return found or Ledger(where, witness=witness, clock=clock, timeout=timeout, read_only=read_only)
 
 
-def _opening(owner: str, protects: Protects, unit: str, relation: Relation) -> dict[str, str]:
+def _make_opening(owner: str, protects: Protects, unit: str, relation: Relation) -> dict[str, str]:
     check_choice(protects, "protects", Protects)
     check_choice(relation, "relation", Relation)
     owner, unit = check_text(owner, "owner"), check_text(unit, "unit")

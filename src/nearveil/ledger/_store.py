@@ -128,7 +128,7 @@ class Witness:
     def known(self) -> dict[str, tuple[int, str]]:
         """Return sequence and hash by the digest of each account's name."""
         with self._open(fcntl.LOCK_SH) as handle:
-            return {name: (sequence, value) for _, name, sequence, value in _records(handle, self.path)}
+            return {name: (sequence, value) for _, name, sequence, value in _read_records(handle, self.path)}
 
     def check(self, account: str, sequence: int, head: str, find_hash: Callable[[int], str | None]) -> None:
         """Raise unless an account, at `sequence` with the hash `head`, continues what was witnessed.
@@ -155,17 +155,17 @@ class Witness:
         """Remember how far an account has come, unless more is known already."""
         with self._open(fcntl.LOCK_EX) as handle:
             name = digest(receipt.account)
-            offset, sequence, _ = self._find(handle, name) or (_end(handle), 0, "")
+            offset, sequence, _ = self._find(handle, name) or (_find_end(handle), 0, "")
             if sequence < receipt.sequence:
-                _write(handle, offset, name, receipt)
+                _write_record(handle, offset, name, receipt)
 
     def _find(self, handle: int, name: str) -> tuple[int, int, str] | None:
         """Return where the record of a name is, and its sequence and hash."""
         if name in self._offsets:
-            for offset, known, sequence, value in _records(handle, self.path, self._offsets[name], _SIZE):
+            for offset, known, sequence, value in _read_records(handle, self.path, self._offsets[name], _SIZE):
                 if known == name:
                     return offset, sequence, value
-        for offset, known, sequence, value in _records(handle, self.path):
+        for offset, known, sequence, value in _read_records(handle, self.path):
             if known == name:
                 self._offsets[name] = offset
                 return offset, sequence, value
@@ -203,13 +203,13 @@ def _lock(handle: int, lock: int, path: Path) -> None:
             time.sleep(0.001)
 
 
-def _end(handle: int) -> int:
+def _find_end(handle: int) -> int:
     """Return where the next record goes: over a piece of one that a full disk cut short."""
     size = os.fstat(handle).st_size
     return size - size % _SIZE
 
 
-def _write(handle: int, offset: int, name: str, receipt: Receipt) -> None:
+def _write_record(handle: int, offset: int, name: str, receipt: Receipt) -> None:
     body = f"{receipt.sequence:020d} {receipt.hash} {name}"
     check = hashlib.sha256(body.encode()).hexdigest()[:32]
     record = f"{body} {check}".ljust(_SIZE - 1) + "\n"
@@ -217,8 +217,10 @@ def _write(handle: int, offset: int, name: str, receipt: Receipt) -> None:
         raise LedgerError("witness could not be written whole: is the disk full? Release nothing")
 
 
-def _records(handle: int, path: Path, start: int = 0, size: int | None = None) -> Iterator[tuple[int, str, int, str]]:
-    content = os.pread(handle, _end(handle) if size is None else size, start).decode("ascii", "replace")
+def _read_records(
+    handle: int, path: Path, start: int = 0, size: int | None = None
+) -> Iterator[tuple[int, str, int, str]]:
+    content = os.pread(handle, _find_end(handle) if size is None else size, start).decode("ascii", "replace")
     for offset in range(0, len(content), _SIZE):
         parts = content[offset : offset + _SIZE].split()
         if len(parts) != 4 or hashlib.sha256(" ".join(parts[:3]).encode()).hexdigest()[:32] != parts[3]:
@@ -235,50 +237,53 @@ _MIGRATION_LOCK = 0x6E6561727665696C  # "nearveil": of this ledger, among all th
 _metadata = sa.MetaData()
 
 
-def _text(name: str, *, primary_key: bool = False) -> "sa.Column[str]":
+def _make_text_column(name: str, *, primary_key: bool = False) -> "sa.Column[str]":
     return sa.Column(name, sa.Text, primary_key=primary_key)
 
 
 accounts = sa.Table(
     "nearveil_account",
     _metadata,
-    _text("name", primary_key=True),
-    *map(_text, ("opening", "terms", "totals")),
+    _make_text_column("name", primary_key=True),
+    *map(_make_text_column, ("opening", "terms", "totals")),
     sa.Column("sequence", sa.BigInteger),
-    _text("head"),
+    _make_text_column("head"),
 )
 quotas = sa.Table(
     "nearveil_quota",
     _metadata,
-    _text("account", primary_key=True),
-    _text("client", primary_key=True),
-    *map(_text, ("terms", "totals")),
+    _make_text_column("account", primary_key=True),
+    _make_text_column("client", primary_key=True),
+    *map(_make_text_column, ("terms", "totals")),
     sa.Column("sequence", sa.BigInteger),
 )
-ledgers = sa.Table("nearveil_ledger", _metadata, _text("identity", primary_key=True))
+ledgers = sa.Table("nearveil_ledger", _metadata, _make_text_column("identity", primary_key=True))
 entries = sa.Table(
     "nearveil_entry",
     _metadata,
-    _text("account", primary_key=True),
+    _make_text_column("account", primary_key=True),
     sa.Column("sequence", sa.BigInteger, primary_key=True, autoincrement=False),
-    *map(_text, ("kind", "time", "key", "client", "nonce", "payload", "state", "client_state", "hash", "slot")),
+    *map(
+        _make_text_column,
+        ("kind", "time", "key", "client", "nonce", "payload", "state", "client_state", "hash", "slot"),
+    ),
 )
 
 
 @lru_cache(maxsize=1)
-def _scripts() -> ScriptDirectory:
+def _load_scripts() -> ScriptDirectory:
     folder = Path(__file__).parent / "migrations"
     return ScriptDirectory(folder, version_locations=[folder])
 
 
-def _version(connection: sa.Connection) -> str | None:
+def _read_version(connection: sa.Connection) -> str | None:
     return MigrationContext.configure(connection, opts={"version_table": _VERSION_TABLE}).get_current_revision()
 
 
 def find_version(connection: sa.Connection) -> str | None:
     """Return the version of the tables, None where there are none; raise if it is a newer one."""
-    version = _version(connection)
-    known = {script.revision for script in _scripts().walk_revisions()}
+    version = _read_version(connection)
+    known = {script.revision for script in _load_scripts().walk_revisions()}
     if version is not None and version not in known:
         raise LedgerError(
             f"this ledger is of version {version}, which this nearveil does not know: install a newer nearveil"
@@ -288,7 +293,7 @@ def find_version(connection: sa.Connection) -> str | None:
 
 def is_current(connection: sa.Connection) -> bool:
     """Return whether the tables are of this version; raise if they are of a newer one."""
-    return find_version(connection) == _scripts().get_current_head()
+    return find_version(connection) == _load_scripts().get_current_head()
 
 
 def find_identity(connection: sa.Connection) -> str | None:
@@ -302,7 +307,7 @@ def migrate(connection: sa.Connection) -> None:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
     if is_current(connection):
         return
-    scripts = _scripts()
+    scripts = _load_scripts()
     context = MigrationContext.configure(
         connection,
         opts={
@@ -368,7 +373,7 @@ def find_book(connection: sa.Connection, name: str, *, lock: bool = False) -> Bo
     row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     if row is None:
         return None
-    return Book(row.name, row.opening, Held(row.terms, _totals(row.totals, name), row.sequence), row.head)
+    return Book(row.name, row.opening, Held(row.terms, _parse_totals(row.totals, name), row.sequence), row.head)
 
 
 def read_receipts(connection: sa.Connection) -> list[Receipt]:
@@ -434,7 +439,7 @@ def find_quota(connection: sa.Connection, name: str, client: str) -> Held | None
     """Return a client's quota, or None."""
     query = sa.select(quotas).where(quotas.c.account == name, quotas.c.client == client)
     row = connection.execute(query).one_or_none()
-    return None if row is None else Held(row.terms, _totals(row.totals, name), row.sequence)
+    return None if row is None else Held(row.terms, _parse_totals(row.totals, name), row.sequence)
 
 
 def find_entry(connection: sa.Connection, name: str, sequence: int) -> Row | None:
@@ -529,7 +534,7 @@ def insert_quota(connection: sa.Connection, name: str, client: str, terms: str) 
     return held
 
 
-def _totals(text: str, name: str) -> Amounts:
+def _parse_totals(text: str, name: str) -> Amounts:
     try:
         return tuple(None if total is None else int(total) for total in json.loads(text))
     except (TypeError, ValueError):

@@ -213,7 +213,7 @@ class _Replay:
         cost = find_plan_cost(budget)
         if cost is not None and cost > budget.epsilon * (1 + 1 / _SLACK):
             yield "opened a plan that costs more than its budget"
-        yield from _limits(budget)
+        yield from _check_limits(budget)
 
     def _quota(self, row: Row) -> Iterator[str]:
         budget = parse_budget(row.content["terms"])
@@ -223,7 +223,7 @@ class _Replay:
         self.clients[row.client] = Held(budget.terms(), budget.nothing, row.sequence)
         if not self.held.budget.contains(budget):
             yield "gives a quota that is no part of the account"
-        yield from _limits(budget)
+        yield from _check_limits(budget)
 
     def _cap(self, row: Row) -> Iterator[str]:
         budget = parse_budget(row.content["terms"])
@@ -284,7 +284,7 @@ class _Replay:
             yield "its row, or that of a quota, cannot be read"
 
 
-def _limits(budget: Budget) -> Iterator[str]:
+def _check_limits(budget: Budget) -> Iterator[str]:
     """Complain of limits that are wider than the budget they stand for."""
     if isinstance(budget, PureBudget):
         fresh: Budget = PureBudget.open(budget.epsilon)

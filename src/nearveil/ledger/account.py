@@ -109,11 +109,11 @@ class LedgerDatabase(storage.Database):
         A connection may die during the commit, and then nobody knows. So `work` runs again, and must itself see, under
         the lock, whether its first attempt stands: by the nonce.
         """
-        return self._until_done(work, self.begin_write)
+        return self._run_until_done(work, self.begin_write)
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` on one consistent view of everything, writing nothing."""
-        return self._until_done(work, self.begin_read)
+        return self._run_until_done(work, self.begin_read)
 
     def copy_to(self, target: Path) -> None:
         """Copy a SQLite file to a new one, consistently, while others write."""
@@ -130,7 +130,7 @@ class LedgerDatabase(storage.Database):
             target.unlink(missing_ok=True)  # a backup is whole, or it is not there
             raise explain_error(sa.exc.DBAPIError("backup", {}, error), self.url) from error
 
-    def _until_done(
+    def _run_until_done(
         self, work: Callable[[sa.Connection], T], begin: Callable[[], AbstractContextManager[sa.Connection]]
     ) -> T:
         deadline = time.monotonic() + self.timeout
@@ -213,7 +213,7 @@ def explain_error(error: Exception, url: URL) -> LedgerError:
 Clock = Callable[[], datetime]
 
 
-def utc_now() -> datetime:
+def read_utc_clock() -> datetime:
     """Return the time of the system's clock."""
     return datetime.now(UTC)
 
@@ -387,7 +387,7 @@ def take(core: Core, request: SpendRequest, most: int) -> int:
         if earlier is not None:  # our own, whose answer was lost: nobody else has the key
             return dict(earlier.content["charge"])[request.charge[0][0]] // request.charge[0][1], book.receipt
         cap = None if request.cap is None else load_quota(connection, request.account, request.cap)
-        granted = min(_times(held, request.charge, most) for held in (book.held, cap) if held is not None)
+        granted = min(_count_times(held, request.charge, most) for held in (book.held, cap) if held is not None)
         if not granted:
             return 0, None
         book = _append(
@@ -402,7 +402,7 @@ def take(core: Core, request: SpendRequest, most: int) -> int:
     raise make_refusal(make_preview(request.account, None, held, repeat_charge(request.charge, most)))
 
 
-def _times(held: Held, charge: Charge, most: int) -> int:
+def _count_times(held: Held, charge: Charge, most: int) -> int:
     """Return how often a charge is left of a plan, or `most`."""
     if not isinstance(held.budget, PlanBudget):
         return most
@@ -432,21 +432,21 @@ def _append(
     connection: sa.Connection, core: Core, book: Book, request: SpendRequest, quota: Held | None, cap: Held | None
 ) -> Book:
     """Write the debit of an account, a client and a cap, or leave the transaction."""
-    held, price = _pay(book.held, request.charge, None)
+    held, price = _pay_charge(book.held, request.charge, None)
     paid = {"charge": request.charge, "price": price}
     if quota is not None:
-        quota, paid["client_price"] = _pay(quota, request.charge, request.client)
+        quota, paid["client_price"] = _pay_charge(quota, request.charge, request.client)
     about = {"time": core.now(), "nonce": request.nonce, "key": request.key}
     book, payload = replace(book, held=held), canonical_json(paid)
     book = append_entry(connection, book, kind="debit", payload=payload, client=request.client, quota=quota, **about)
     if cap is not None:
-        cap, price = _pay(cap, request.charge, request.cap)
+        cap, price = _pay_charge(cap, request.charge, request.cap)
         payload = canonical_json({"price": price})
         book = append_entry(connection, book, kind="take", payload=payload, client=request.cap, quota=cap, **about)
     return book
 
 
-def _pay(held: Held, charge: Charge, client: str | None) -> tuple[Held, Any]:
+def _pay_charge(held: Held, charge: Charge, client: str | None) -> tuple[Held, Any]:
     try:
         price = held.budget.price(charge)
     except UnpricedError:

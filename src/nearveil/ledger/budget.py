@@ -40,20 +40,20 @@ def canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-def _float(value: Any) -> float:
+def _read_float(value: Any) -> float:
     return check_finite(value, "events: a parameter")
 
 
-def _whole(value: Any) -> int:
+def _read_whole(value: Any) -> int:
     return check_count(value, "events: a count")
 
 
-def _event(value: Any) -> DpEvent | dict[str, Any]:
+def _read_event(value: Any) -> DpEvent | dict[str, Any]:
     return _decode(value) if isinstance(value, dict) else _encode(value)
 
 
-def _events(value: Any) -> list[Any]:
-    return [_event(one) for one in value]
+def _read_events(value: Any) -> list[Any]:
+    return [_read_event(one) for one in value]
 
 
 # What each field is. The same function reads a field and writes it: floats and counts are themselves in JSON, an
@@ -61,21 +61,21 @@ def _events(value: Any) -> list[Any]:
 _FIELDS: dict[type[DpEvent], dict[str, Callable[[Any], Any]]] = {
     dp.NoOpDpEvent: {},
     dp.NonPrivateDpEvent: {},
-    dp.GaussianDpEvent: {"noise_multiplier": _float},
-    dp.LaplaceDpEvent: {"noise_multiplier": _float},
-    dp.RandomizedResponseDpEvent: {"noise_parameter": _float, "num_buckets": _whole},
-    dp.ZCDpEvent: {"rho": _float, "xi": _float},
-    dp.dp_event.RepeatAndSelectDpEvent: {"event": _event, "mean": _float, "shape": _float},
-    dp.PoissonSampledDpEvent: {"sampling_probability": _float, "event": _event},
-    dp.SelfComposedDpEvent: {"event": _event, "count": _whole},
-    dp.ComposedDpEvent: {"events": _events},
-    own.PureDp: {"epsilon": _float},
-    own.NoisyScreening: {"noise": _float, "threshold": _float, "n_neighbors": _whole},
-    own.VoteHistogram: {"noise": _float},
-    own.ClippedVotes: {"noise": _float, "clip": _float, "votes": str},
-    own.GaussianNoisyMax: {"noise": _float},
-    own.LaplaceNoisyMax: {"noise": _float},
-    SampledScreening: {"sampling_rate": _float, "screening": _event},
+    dp.GaussianDpEvent: {"noise_multiplier": _read_float},
+    dp.LaplaceDpEvent: {"noise_multiplier": _read_float},
+    dp.RandomizedResponseDpEvent: {"noise_parameter": _read_float, "num_buckets": _read_whole},
+    dp.ZCDpEvent: {"rho": _read_float, "xi": _read_float},
+    dp.dp_event.RepeatAndSelectDpEvent: {"event": _read_event, "mean": _read_float, "shape": _read_float},
+    dp.PoissonSampledDpEvent: {"sampling_probability": _read_float, "event": _read_event},
+    dp.SelfComposedDpEvent: {"event": _read_event, "count": _read_whole},
+    dp.ComposedDpEvent: {"events": _read_events},
+    own.PureDp: {"epsilon": _read_float},
+    own.NoisyScreening: {"noise": _read_float, "threshold": _read_float, "n_neighbors": _read_whole},
+    own.VoteHistogram: {"noise": _read_float},
+    own.ClippedVotes: {"noise": _read_float, "clip": _read_float, "votes": str},
+    own.GaussianNoisyMax: {"noise": _read_float},
+    own.LaplaceNoisyMax: {"noise": _read_float},
+    SampledScreening: {"sampling_rate": _read_float, "screening": _read_event},
 }
 _TYPES: Mapping[str, type[DpEvent]] = {kind.__name__: kind for kind in _FIELDS}
 
@@ -207,32 +207,32 @@ Amounts = tuple[int | None, ...]
 """One amount for each thing that a budget counts; None is infinity."""
 
 
-def exact_decimal(number: float) -> Fraction:
+def to_exact_decimal(number: float) -> Fraction:
     """Return the decimal number that a float is written as: 0.1 is one tenth, and ten of them are 1."""
     return Fraction(repr(float(number)))
 
 
-def units_up(number: Fraction | float) -> int | None:
+def round_units_up(number: Fraction | float) -> int | None:
     """Return an amount in units, rounded up; None for infinity."""
     if not isinstance(number, Fraction) and not math.isfinite(number):
         return None
     return math.ceil(Fraction(number) * UNITS)
 
 
-def units_down(number: Fraction | float) -> int:
+def round_units_down(number: Fraction | float) -> int:
     """Return an amount in units, rounded down."""
     return math.floor(Fraction(number) * UNITS)
 
 
-def float_up(number: Fraction) -> float:
+def round_float_up(number: Fraction) -> float:
     """Return the least float that is written as a number not below this one."""
     nearest = float(number)
-    return nearest if exact_decimal(nearest) >= number else math.nextafter(nearest, math.inf)
+    return nearest if to_exact_decimal(nearest) >= number else math.nextafter(nearest, math.inf)
 
 
-def float_down(number: Fraction) -> float:
+def round_float_down(number: Fraction) -> float:
     """Return the largest float that is written as a number not above this one."""
-    return -float_up(-number)
+    return -round_float_up(-number)
 
 
 def format_up(number: float, digits: int = 4, rounding: str = ROUND_CEILING) -> str:
@@ -308,10 +308,10 @@ class PureBudget(Budget):
     @classmethod
     def open(cls, epsilon: float) -> Self:
         """Return a budget of pure epsilons."""
-        return cls(_positive(epsilon), 0.0, (units_down(exact_decimal(epsilon)),))
+        return cls(_check_positive(epsilon), 0.0, (round_units_down(to_exact_decimal(epsilon)),))
 
     def price(self, charge: Charge) -> Amounts:
-        return (sum(times * _pure(text) for text, times in charge),)
+        return (sum(times * _price_pure(text) for text, times in charge),)
 
     def allows(self, totals: Amounts) -> bool:
         return totals[0] is not None and totals[0] <= self.limits[0]
@@ -327,22 +327,22 @@ class PureBudget(Budget):
 
 
 @lru_cache(maxsize=4096)
-def _pure(text: str) -> int:
-    exact = exact_epsilon(parse_event(text))
+def _price_pure(text: str) -> int:
+    exact = find_exact_epsilon(parse_event(text))
     if exact is None:
         raise UnpricedError(
             f"events: {type(parse_event(text)).__name__} is not pure, and this account has delta 0; "
             "open one with a delta, or with a plan"
         )
-    return units_up(exact) or 0
+    return round_units_up(exact) or 0
 
 
-def exact_epsilon(leaf: DpEvent) -> Fraction | None:
+def find_exact_epsilon(leaf: DpEvent) -> Fraction | None:
     """Return the epsilon of a pure mechanism as the decimals say it, else None."""
     if isinstance(leaf, PureDp):
-        return exact_decimal(leaf.epsilon)
+        return to_exact_decimal(leaf.epsilon)
     if isinstance(leaf, dp.LaplaceDpEvent):
-        return 1 / exact_decimal(leaf.noise_multiplier)
+        return 1 / to_exact_decimal(leaf.noise_multiplier)
     return None
 
 
@@ -356,13 +356,13 @@ class FilterBudget(Budget):
     @classmethod
     def open(cls, epsilon: float, delta: float) -> Self:
         """Return the budget of a Renyi filter."""
-        gate = RenyiFilter(_positive(epsilon), check_delta(delta))
-        return cls(gate.epsilon, gate.delta, tuple(map(units_down, gate.budgets)), gate.orders)
+        gate = RenyiFilter(_check_positive(epsilon), check_delta(delta))
+        return cls(gate.epsilon, gate.delta, tuple(map(round_units_down, gate.budgets)), gate.orders)
 
     def price(self, charge: Charge) -> Amounts:
         totals: Amounts = self.nothing
         for text, times in charge:
-            price = tuple(None if a is None else a * times for a in _renyi(text, self.orders))
+            price = tuple(None if a is None else a * times for a in _price_renyi(text, self.orders))
             totals = add_amounts(totals, price)
         return totals
 
@@ -376,16 +376,16 @@ class FilterBudget(Budget):
             for total, limit in zip(totals, self.limits, strict=True)
             if total is not None and limit > 0
         ]
-        return min(shares) * exact_decimal(self.epsilon) if shares else None
+        return min(shares) * to_exact_decimal(self.epsilon) if shares else None
 
     def holds(self, part: Self) -> bool:
         return part.epsilon <= self.epsilon and part.delta <= self.delta
 
 
 @lru_cache(maxsize=4096)
-def _renyi(text: str, orders: tuple[float, ...]) -> Amounts:
+def _price_renyi(text: str, orders: tuple[float, ...]) -> Amounts:
     try:
-        return tuple(map(units_up, map(float, RdpAccountant(orders=orders).compose(parse_event(text)).rdp)))
+        return tuple(map(round_units_up, map(float, RdpAccountant(orders=orders).compose(parse_event(text)).rdp)))
     except UnsupportedEventError as unknown:
         raise UnpricedError(f"events: no Renyi divergence is known for {type(parse_event(text)).__name__}") from unknown
 
@@ -401,7 +401,7 @@ class PlanBudget(Budget):
     def open(cls, epsilon: float, delta: float, plan: Charge) -> Self:
         """Return the budget of a plan; its cost is for the caller to check."""
         delta = 0.0 if delta == 0 else check_delta(delta)
-        return cls(_positive(epsilon), delta, tuple(times for _, times in plan), tuple(text for text, _ in plan))
+        return cls(_check_positive(epsilon), delta, tuple(times for _, times in plan), tuple(text for text, _ in plan))
 
     def price(self, charge: Charge) -> Amounts:
         asked = dict(charge)
@@ -415,7 +415,7 @@ class PlanBudget(Budget):
 
     def spent(self, totals: Amounts) -> Fraction | None:
         epsilon = find_pld_epsilon(self._charge(totals), self.delta)
-        return None if math.isinf(epsilon) else exact_decimal(epsilon)
+        return None if math.isinf(epsilon) else to_exact_decimal(epsilon)
 
     def shortage(self, totals: Amounts, price: Amounts) -> str:
         parts = [
@@ -442,9 +442,9 @@ class PlanBudget(Budget):
 def find_pld_epsilon(charge: Charge, delta: float) -> float:
     """Return the epsilon of mechanisms fixed beforehand at `delta`: by PLD, or added up where delta is 0."""
     if delta == 0:
-        exact = [(exact_epsilon(event), times) for event, times in read_charge(charge)]
+        exact = [(find_exact_epsilon(event), times) for event, times in read_charge(charge)]
         total = sum((epsilon * times for epsilon, times in exact if epsilon), Fraction(0))
-        return math.inf if any(epsilon is None for epsilon, _ in exact) else float_up(total)
+        return math.inf if any(epsilon is None for epsilon, _ in exact) else round_float_up(total)
     try:
         return _compose(PldAccountant(), charge).epsilon(delta)
     except UnsupportedEventError as unknown:
@@ -479,7 +479,7 @@ def parse_budget(terms: str) -> Budget:
     return PlanBudget(*common, tuple(fields["plan"]))
 
 
-def _positive(epsilon: float) -> float:
+def _check_positive(epsilon: float) -> float:
     if check_epsilon(epsilon) == 0:
         raise ValueError("epsilon must be positive: a budget of 0 buys nothing")
     return float(epsilon)

@@ -34,10 +34,10 @@ class OverBudgetError(LedgerError, BudgetExceededError):
     def __reduce__(self) -> tuple[object, ...]:
         """Survive pickling: processes send errors to one another."""
         figures = {"epsilon": self.epsilon, "spent": self.spent, "cost": self.cost, "left": self.left}
-        return _over_budget, (str(self), figures)
+        return _restore_over_budget, (str(self), figures)
 
 
-def _over_budget(message: str, figures: dict[str, float]) -> OverBudgetError:
+def _restore_over_budget(message: str, figures: dict[str, float]) -> OverBudgetError:
     return OverBudgetError(message, **figures)
 
 

@@ -18,13 +18,13 @@ from nearveil.ledger.budget import (
     PlanBudget,
     UnpricedError,
     add_amounts,
-    exact_decimal,
     find_alone_epsilon,
-    float_down,
-    float_up,
     format_down,
     format_up,
     read_charge,
+    round_float_down,
+    round_float_up,
+    to_exact_decimal,
 )
 from nearveil.ledger.errors import CorruptLedgerError, OverBudgetError
 
@@ -96,8 +96,8 @@ def make_balance(account: str, client: str | None, held: Held) -> Balance:
         kind=budget.kind,
         epsilon=budget.epsilon,
         delta=budget.delta,
-        spent=_up(spent),
-        left=_left(budget.epsilon, spent),
+        spent=_round_up(spent),
+        left=_compute_left(budget.epsilon, spent),
         remaining=read_charge(budget.left(held.totals)) if isinstance(budget, PlanBudget) else (),
     )
 
@@ -117,21 +117,21 @@ def make_preview(account: str, client: str | None, held: Held, charge: Charge) -
     try:
         price = budget.price(charge)
     except UnpricedError as unpriced:
-        reason = _reason(before, math.inf, str(unpriced))
+        reason = _make_reason(before, math.inf, str(unpriced))
         nothing = {"cost": math.inf, "total": math.inf, "left": 0.0}
         return Preview(before=before, alone=alone, allowed=False, reason=reason, **nothing)
     totals = add_amounts(held.totals, price)
     allowed = budget.allows(totals)
     spent, total = budget.spent(held.totals), budget.spent(totals)
-    cost = math.inf if total is None or spent is None else float_up(max(total - spent, Fraction(0)))
+    cost = math.inf if total is None or spent is None else round_float_up(max(total - spent, Fraction(0)))
     return Preview(
         before=before,
         alone=alone,
         cost=cost,
-        total=_up(total),
-        left=_left(budget.epsilon, total),
+        total=_round_up(total),
+        left=_compute_left(budget.epsilon, total),
         allowed=allowed,
-        reason="" if allowed else _reason(before, cost, budget.shortage(held.totals, price)),
+        reason="" if allowed else _make_reason(before, cost, budget.shortage(held.totals, price)),
     )
 
 
@@ -146,15 +146,15 @@ def make_refusal(preview: Preview) -> OverBudgetError:
     )
 
 
-def _up(spent: Fraction | None) -> float:
-    return math.inf if spent is None else float_up(spent)
+def _round_up(spent: Fraction | None) -> float:
+    return math.inf if spent is None else round_float_up(spent)
 
 
-def _left(epsilon: float, spent: Fraction | None) -> float:
-    return 0.0 if spent is None else max(0.0, float_down(exact_decimal(epsilon) - spent))
+def _compute_left(epsilon: float, spent: Fraction | None) -> float:
+    return 0.0 if spent is None else max(0.0, round_float_down(to_exact_decimal(epsilon) - spent))
 
 
-def _reason(before: Balance, cost: float, more: str) -> str:
+def _make_reason(before: Balance, cost: float, more: str) -> str:
     said = f"{before}; this costs {format_up(cost)}; nothing was spent"
     return f"{said} ({more})" if more else said
 

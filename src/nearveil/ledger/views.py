@@ -85,7 +85,7 @@ def describe_events(events: Iterable[tuple[DpEvent, int]]) -> str:
     return ", ".join(f"{count:,} x {describe_event(event)}" for event, count in events)
 
 
-def finite_or_none(value: float) -> float | None:
+def replace_infinity(value: float) -> float | None:
     """Return a number as JSON has it: infinity is null."""
     return value if math.isfinite(value) else None
 
@@ -108,32 +108,32 @@ def count_affordable(account: Account, guarantee: Guarantee, most: int) -> int:
     return low
 
 
-def balance_dict(balance: Balance) -> dict[str, Any]:
+def describe_balance(balance: Balance) -> dict[str, Any]:
     """Return the figures of an account or of a quota."""
     names = ("account", "client", "kind", "epsilon", "delta", "left")
     plain = {name: getattr(balance, name) for name in names}
-    return {**plain, "spent": finite_or_none(balance.spent), "remaining": _event_dicts(balance.remaining)}
+    return {**plain, "spent": replace_infinity(balance.spent), "remaining": _list_event_dicts(balance.remaining)}
 
 
-def account_dict(account: Account) -> dict[str, Any]:
+def describe_account(account: Account) -> dict[str, Any]:
     """Return an account with its figures, its receipt and its quotas."""
     about = {name: getattr(account, name) for name in ("owner", "protects", "unit", "relation")}
-    quotas = [balance_dict(client) for client in list_quotas(account)]
-    return {**balance_dict(account.balance()), **about, "receipt": str(account.receipt()), "clients": quotas}
+    quotas = [describe_balance(client) for client in list_quotas(account)]
+    return {**describe_balance(account.balance()), **about, "receipt": str(account.receipt()), "clients": quotas}
 
 
-def preview_dict(preview: Preview) -> dict[str, Any]:
+def describe_preview(preview: Preview) -> dict[str, Any]:
     """Return what a spend would cost."""
-    figures = {name: finite_or_none(getattr(preview, name)) for name in ("alone", "cost", "total", "left")}
-    return {"before": balance_dict(preview.before), **figures, "allowed": preview.allowed, "reason": preview.reason}
+    figures = {name: replace_infinity(getattr(preview, name)) for name in ("alone", "cost", "total", "left")}
+    return {"before": describe_balance(preview.before), **figures, "allowed": preview.allowed, "reason": preview.reason}
 
 
-def entry_dict(entry: Entry) -> dict[str, Any]:
+def describe_entry(entry: Entry) -> dict[str, Any]:
     """Return an entry of a history; of a message, only its length."""
     plain = {name: getattr(entry, name) for name in ("account", "sequence", "kind", "time", "key", "client", "hash")}
     size = None if entry.message is None else len(entry.message)
-    return {**plain, "events": _event_dicts(entry.events), "message_bytes": size}
+    return {**plain, "events": _list_event_dicts(entry.events), "message_bytes": size}
 
 
-def _event_dicts(events: Iterable[tuple[DpEvent, int]]) -> list[dict[str, Any]]:
+def _list_event_dicts(events: Iterable[tuple[DpEvent, int]]) -> list[dict[str, Any]]:
     return [{"count": count, "event": json.loads(format_event(event))} for event, count in events]

@@ -23,7 +23,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from threadpoolctl import threadpool_limits
 
 from nearveil.manifold import SupervisedManifold
-from nearveil.mechanisms._gaussian import COMPONENTS, DELTA, EPSILON, LINK, SEED, computed_norm
+from nearveil.mechanisms._gaussian import COMPONENTS, DELTA, EPSILON, LINK, SEED, bound_computed_norm
 from nearveil.mechanisms.base import (
     Floats,
     Message,
@@ -353,7 +353,7 @@ class DPdSNE(EmbeddedRelease):
         anchors = self._choose_anchors(features)
         perplexity = min(float(self.perplexity), (len(anchors) - 1) / 3)
         k = int(self.n_components)
-        self.embedding_ = _tsne(anchors, k, perplexity, int(self.public_seed))
+        self.embedding_ = _embed_anchors(anchors, k, perplexity, int(self.public_seed))
         self.anchors_, self._perplexity = anchors, perplexity
         reach = float(np.linalg.norm(self.embedding_, axis=1).max())
         self._rate = 2 * reach / (self.n_steps * self.clip) if self.learning_rate is None else float(self.learning_rate)
@@ -385,10 +385,10 @@ class DPdSNE(EmbeddedRelease):
         return np.concatenate([self._steps(features[i : i + block], noised) for i in range(0, len(features), block)])
 
     def _steps(self, features: Floats, noised: Callable[[int, Floats], Floats]) -> Floats:
-        pull = affinities(cdist(features, self.anchors_, "sqeuclidean"), self._perplexity)
+        pull = compute_affinities(cdist(features, self.anchors_, "sqeuclidean"), self._perplexity)
         places = np.zeros((len(features), int(self.n_components)))
         for step in range(int(self.n_steps)):
-            gradients = clip_rows(gradient(places, self.embedding_, pull), float(self.clip))
+            gradients = clip_rows(compute_gradient(places, self.embedding_, pull), float(self.clip))
             places = places - self._rate * noised(step, gradients)
         return places
 
@@ -401,7 +401,7 @@ class DPdSNE(EmbeddedRelease):
         )
 
 
-def affinities(squared: Floats, perplexity: float) -> Floats:
+def compute_affinities(squared: Floats, perplexity: float) -> Floats:
     """Return t-SNE's probabilities of the anchors for each row, by squared distances: weights of a perplexity."""
     squared = squared - squared.min(axis=1, keepdims=True)
     low, high = np.full((len(squared), 1), -20.0), np.full((len(squared), 1), 20.0)  # logarithms of the precision
@@ -415,7 +415,7 @@ def affinities(squared: Floats, perplexity: float) -> Floats:
     return np.asarray(weights / total)
 
 
-def gradient(places: Floats, embedding: Floats, pull: Floats) -> Floats:
+def compute_gradient(places: Floats, embedding: Floats, pull: Floats) -> Floats:
     """Return the gradient of each row's Kullback-Leibler divergence, the anchors staying where they are.
 
     ``4 sum_j (p_j - q_j) (1 + |y - y_j|^2)^-1 (y - y_j)``, q_j being the Student weights of the anchors.
@@ -431,7 +431,7 @@ def clip_rows(gradients: Floats, clip: float) -> Floats:
     return np.asarray(safe * np.minimum(1.0, clip / np.maximum(np.linalg.norm(safe, axis=1, keepdims=True), 1e-300)))
 
 
-def _tsne(anchors: Floats, n_components: int, perplexity: float, seed: int) -> Floats:
+def _embed_anchors(anchors: Floats, n_components: int, perplexity: float, seed: int) -> Floats:
     """Embed the public anchors, centred."""
     method = "barnes_hut" if n_components < 4 else "exact"
     # Principal components first, where there are as many; their signs are fixed by the library.
@@ -446,7 +446,7 @@ _BATCH = 64  # proposals at a time
 _GAUSS_BITS = 46
 
 
-def bingham(scores: Floats, source: Source) -> Floats:
+def draw_bingham(scores: Floats, source: Source) -> Floats:
     """Draw a unit vector of density proportional to ``exp(v' scores v)``.
 
     By rejection from an angular central Gaussian distribution (Kent, Ganeiber and Mardia 2013): exact, but for
@@ -464,12 +464,12 @@ def bingham(scores: Floats, source: Source) -> Floats:
             proposals /= np.linalg.norm(proposals, axis=1, keepdims=True)
         u = proposals**2 @ gaps
         log_accept = -u + q / 2 * np.log1p(2 * u / b) + (q - b) / 2 - q / 2 * np.log(q / b)
-        accepted = np.flatnonzero(np.log(_uniform(_BATCH, source)) < log_accept)
+        accepted = np.flatnonzero(np.log(_draw_uniform(_BATCH, source)) < log_accept)
         if len(accepted):
             return np.asarray(vectors @ proposals[accepted[0]])
 
 
-def matrix_bingham_chain(scores: Floats, n_components: int, n_sweeps: int, source: Source) -> Floats:
+def run_bingham_chain(scores: Floats, n_components: int, n_sweeps: int, source: Source) -> Floats:
     """Run the Gibbs chain whose limit has the density ``exp(tr(V' scores V))`` on orthonormal columns (Hoff 2009).
 
     Each column in turn is drawn anew, from the Bingham distribution across the others. How near the limit is after
@@ -480,18 +480,18 @@ def matrix_bingham_chain(scores: Floats, n_components: int, n_sweeps: int, sourc
     columns, _ = np.linalg.qr(gauss * 2.0**-_GAUSS_BITS)
     for _ in range(1 if n_components == 1 else n_sweeps):
         for number in range(n_components):
-            basis = complement(np.delete(columns, number, axis=1))
-            columns[:, number] = basis @ bingham(basis.T @ scores @ basis, source)
+            basis = find_complement(np.delete(columns, number, axis=1))
+            columns[:, number] = basis @ draw_bingham(basis.T @ scores @ basis, source)
     return np.asarray(columns)
 
 
-def complement(columns: Floats) -> Floats:
+def find_complement(columns: Floats) -> Floats:
     """Return orthonormal columns across those given, which are orthonormal."""
     d, k = columns.shape
     return np.asarray(np.linalg.qr(np.hstack([columns, np.eye(d)]))[0][:, k:d]) if k else np.eye(d)
 
 
-def _uniform(count: int, source: Source) -> Floats:
+def _draw_uniform(count: int, source: Source) -> Floats:
     """Return uniform numbers above 0 that are as precise as doubles, however small."""
     words = source.words(2 * count).astype(np.float64)
     return np.asarray((words[:count] + (words[count:] + 0.5) * 2.0**-64) * 2.0**-64)
@@ -662,29 +662,29 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         moments = rows.T @ rows
         k = int(self.n_components)
         if self.method == "gaussian":
-            noise = covariance_noise(len(rows), rows.shape[1], self.epsilon, self.delta)
-            top = np.linalg.eigh(noisy_covariance(moments, noise, source))[1][:, ::-1][:, :k]
+            noise = calibrate_covariance_noise(len(rows), rows.shape[1], self.epsilon, self.delta)
+            top = np.linalg.eigh(add_covariance_noise(moments, noise, source))[1][:, ::-1][:, :k]
             return _Learned(top, "Gaussian covariance", (noise.event,), float(self.delta), noise.extra_delta)
         if self.method == "gibbs":
-            columns = matrix_bingham_chain(self.epsilon / 2 * moments, k, int(self.n_sweeps), source)
+            columns = run_bingham_chain(self.epsilon / 2 * moments, k, int(self.n_sweeps), source)
             return _Learned(_round_directions(columns), "exponential mechanism by a Gibbs chain", ())
-        columns = sequential_directions(moments, k, self.epsilon, source)
+        columns = draw_directions(moments, k, self.epsilon, source)
         events = (PureDp(float(self.epsilon) / k),) * k
         return _Learned(columns, "exponential mechanism on the Bingham distribution", events)
 
 
-def covariance_noise(n: int, d: int, epsilon: float, delta: float) -> GaussianNoise:
+def calibrate_covariance_noise(n: int, d: int, epsilon: float, delta: float) -> GaussianNoise:
     """Return the noise of a sum of n outer products xx', replace one: sqrt(2) in Frobenius norm.
 
     Theorem 5 of docs/theory/baselines.md; `test_the_covariance_moves_as_far_as_the_bound_and_no_farther`. The sums of
     doubles are off by n roundings, of terms whose Frobenius norms add up to n. The noise is for the d (d + 1) / 2
     entries of the diagonal and, times sqrt(2), above it.
     """
-    change = math.sqrt(2) * computed_norm(d) ** 2 + 2 * (n + 8) * n * 2.0**-52
+    change = math.sqrt(2) * bound_computed_norm(d) ** 2 + 2 * (n + 8) * n * 2.0**-52
     return calibrate_gaussian(epsilon, delta, sensitivity=change, size=d * (d + 1) // 2)
 
 
-def noisy_covariance(moments: Floats, noise: GaussianNoise, source: Source) -> Floats:
+def add_covariance_noise(moments: Floats, noise: GaussianNoise, source: Source) -> Floats:
     """Add symmetric noise: of the noise's scale on the diagonal, of 1 / sqrt(2) of it elsewhere.
 
     Entries off the diagonal stand twice in a Frobenius norm, so once and times sqrt(2) they have the same norm.
@@ -696,7 +696,7 @@ def noisy_covariance(moments: Floats, noise: GaussianNoise, source: Source) -> F
     return np.asarray(noisy + np.triu(noisy, 1).T)
 
 
-def sequential_directions(moments: Floats, k: int, epsilon: float, source: Source) -> Floats:
+def draw_directions(moments: Floats, k: int, epsilon: float, source: Source) -> Floats:
     """Draw k directions, each across those before it, each by the exponential mechanism with epsilon / k.
 
     Replacing a record changes ``v' moments v`` by at most one for every v (Theorem 6).
@@ -705,8 +705,8 @@ def sequential_directions(moments: Floats, k: int, epsilon: float, source: Sourc
     columns = np.zeros((d, 0))
     for _ in range(k):
         # Across what was told, not what was drawn: the next draw may depend on nothing else.
-        basis = complement(columns)
-        drawn = basis @ bingham(epsilon / (2 * k) * (basis.T @ moments @ basis), source)
+        basis = find_complement(columns)
+        drawn = basis @ draw_bingham(epsilon / (2 * k) * (basis.T @ moments @ basis), source)
         columns = _round_directions(np.column_stack([columns, drawn]))
     return columns
 

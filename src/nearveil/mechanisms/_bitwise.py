@@ -23,12 +23,12 @@ from nearveil.mechanisms._bitwise_laws import (
     Budgets,
     Encoding,
     as_decimal,
-    code_word_epsilon,
-    exact_prices,
-    exp_of_part,
-    largest_nominal,
-    odds_to_probability,
-    pure_epsilon,
+    bound_code_word_epsilon,
+    compute_exact_prices,
+    compute_exp_of_part,
+    compute_pure_epsilon,
+    convert_odds,
+    find_largest_nominal,
     read_bits,
 )
 from nearveil.mechanisms.base import Floats, Message, TractableRelease, make_guarantee
@@ -72,9 +72,9 @@ class BitwiseRelease(ProjectedRelease):
     def budgets(self, delta: float = 1e-5) -> Budgets:
         """Return the budget as claimed, as corrected in print, and exactly: at delta 0 and at `delta`."""
         self._check_fitted()
-        exact, code_words = exact_prices(self.string_, self.encoding_, delta)
+        exact, code_words = compute_exact_prices(self.string_, self.encoding_, delta)
         with localcontext(PRECISE):  # nothing may depend on the application's decimal context
-            correction = self._published_correction(self.nominal_epsilon_, self.string_.length)
+            correction = self._compute_published_correction(self.nominal_epsilon_, self.string_.length)
         return Budgets(
             claimed=self.nominal_epsilon_,
             published_correction=correction,
@@ -122,8 +122,8 @@ class BitwiseRelease(ProjectedRelease):
 
         def price(nominal: float) -> float:
             if self.pairs == "strings":
-                return pure_epsilon(string(nominal))
-            return code_word_epsilon(string(nominal), encoding, projection.n_components)
+                return compute_pure_epsilon(string(nominal))
+            return bound_code_word_epsilon(string(nominal), encoding, projection.n_components)
 
         self.nominal_epsilon_ = self._find_nominal(price, length)
         self.string_, self.exact_epsilon_ = string(self.nominal_epsilon_), price(self.nominal_epsilon_)
@@ -145,7 +145,7 @@ class BitwiseRelease(ProjectedRelease):
             return nominal
         assert self.epsilon is not None
         epsilon = checked_epsilon(self.epsilon)
-        return largest_nominal(price, epsilon, self._turn() * length, length, type(self).__name__)
+        return find_largest_nominal(price, epsilon, self._turn() * length, length, type(self).__name__)
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
         bits = self.string_.sample(self.encoding_.encode(self.projection_(features)), source)
@@ -199,7 +199,7 @@ class BitwiseRelease(ProjectedRelease):
         """Return the odds of bits in turn, for a nominal epsilon of all `length` bits."""
 
     @abstractmethod
-    def _published_correction(self, nominal: float, length: int) -> float:
+    def _compute_published_correction(self, nominal: float, length: int) -> float:
         """Return what the correction in print says."""
 
     def _turn(self) -> float:
@@ -284,9 +284,9 @@ class Latent(BitwiseRelease):
 
     def _laws(self, nominal: float, length: int) -> tuple[BitLaw, ...]:
         """Return eq. 30."""
-        return (BitLaw.nearest_to(*(odds_to_probability(Decimal(1), odds) for odds in self._odds(nominal, length))),)
+        return (BitLaw.nearest_to(*(convert_odds(Decimal(1), odds) for odds in self._odds(nominal, length))),)
 
-    def _published_correction(self, nominal: float, length: int) -> float:
+    def _compute_published_correction(self, nominal: float, length: int) -> float:
         """Return Theorem 8's value."""
         alpha, grown = self._odds(nominal, length)
         return float((1 + alpha) * (1 + grown) / (alpha + grown) * as_decimal(nominal))
@@ -294,9 +294,9 @@ class Latent(BitwiseRelease):
     def _odds(self, nominal: float, length: int) -> tuple[Decimal, Decimal]:
         """Return the odds of a true 1, and of a true 0, to be told as 0: alpha and alpha e^x."""
         if self.alpha is None:
-            half = exp_of_part(nominal, 2 * length)
+            half = compute_exp_of_part(nominal, 2 * length)
             return PRECISE.divide(Decimal(1), half), half
-        return as_decimal(self.alpha), PRECISE.multiply(as_decimal(self.alpha), exp_of_part(nominal, length))
+        return as_decimal(self.alpha), PRECISE.multiply(as_decimal(self.alpha), compute_exp_of_part(nominal, length))
 
     def _check_alpha(self) -> None:
         if self.alpha is not None:
@@ -352,7 +352,7 @@ class OME(BitwiseRelease):
         even, odd, false = self._chances(nominal, length)
         return BitLaw.nearest_to(even, false), BitLaw.nearest_to(odd, false)
 
-    def _published_correction(self, nominal: float, length: int) -> float:
+    def _compute_published_correction(self, nominal: float, length: int) -> float:
         """Return Theorem 9's value."""
         *chances, false = self._chances(nominal, length)
         even, odd = (true * (1 - false) + false * (1 - true) for true in chances)
@@ -362,8 +362,8 @@ class OME(BitwiseRelease):
     def _chances(self, nominal: float, length: int) -> tuple[Decimal, Decimal, Decimal]:
         """Return how likely a true 1 in an even place, one in an odd place, and a true 0 are told as 1."""
         one, alpha = Decimal(1), as_decimal(self.alpha)
-        false = odds_to_probability(one, PRECISE.multiply(alpha, exp_of_part(nominal, length)))
-        return odds_to_probability(alpha, one), odds_to_probability(one, PRECISE.power(alpha, 3)), false
+        false = convert_odds(one, PRECISE.multiply(alpha, compute_exp_of_part(nominal, length)))
+        return convert_odds(alpha, one), convert_odds(one, PRECISE.power(alpha, 3)), false
 
     def _turn(self) -> float:
         return 2 * abs(math.log(self.alpha))
@@ -427,7 +427,7 @@ class Unary(TractableRelease):
         del labels
         check_choice(self.kind, "kind", UnaryKind)
         check_integer(self.n_cells, "n_cells", 2, min(_MOST_CELLS, len(features)))
-        law = unary_law(self.epsilon, self.kind)
+        law = make_unary_law(self.epsilon, self.kind)
         self.centroids_ = centres(features.astype(np.float32), int(self.n_cells), seed=0).astype(np.float64)
         own = self._cells(features)
         self.log_prior_ = np.log(np.bincount(own, minlength=self.n_cells) + 1 / self.n_cells)
@@ -453,10 +453,10 @@ class Unary(TractableRelease):
         return _UNARY_FORMAT, self.string_.laws[0].if_one, self.string_.laws[0].if_zero, self.string_.length
 
 
-def unary_law(epsilon: float, kind: UnaryKind) -> BitLaw:
+def make_unary_law(epsilon: float, kind: UnaryKind) -> BitLaw:
     """Return the odds of a bit such that two of them have the exact epsilon."""
     value, one = checked_epsilon(epsilon), Decimal(1)
     if kind == "optimised":
-        return BitLaw.nearest_to(Decimal("0.5"), odds_to_probability(one, exp_of_part(value, 1)))
-    half = exp_of_part(value, 2)
-    return BitLaw.nearest_to(odds_to_probability(half, one), odds_to_probability(one, half))
+        return BitLaw.nearest_to(Decimal("0.5"), convert_odds(one, compute_exp_of_part(value, 1)))
+    half = compute_exp_of_part(value, 2)
+    return BitLaw.nearest_to(convert_odds(half, one), convert_odds(one, half))

@@ -115,12 +115,12 @@ class BitString:
         return np.resize(np.array(values, dtype=kind), self.length)
 
 
-def odds_to_probability(yes: Decimal, no: Decimal) -> Decimal:
+def convert_odds(yes: Decimal, no: Decimal) -> Decimal:
     """Return yes / (yes + no), to 79 digits: a probability from odds."""
     return PRECISE.divide(yes, PRECISE.add(yes, no))
 
 
-def exp_of_part(epsilon: float, parts: int) -> Decimal:
+def compute_exp_of_part(epsilon: float, parts: int) -> Decimal:
     """Return e^(epsilon / parts), to 79 digits."""
     return PRECISE.divide(as_decimal(epsilon), Decimal(parts)).exp(PRECISE)
 
@@ -255,7 +255,7 @@ class Encoding:
 LEAST, MOST = 1e-9, 40.0  # of the nominal epsilon of a bit: below, thresholds are too coarse; above, nothing is hidden
 
 
-def largest_nominal(
+def find_largest_nominal(
     price: Callable[[float], float], epsilon: float, turn: float, length: int, name: str = "the mechanism"
 ) -> float:
     """Return the largest nominal epsilon found whose exact price, rising from `turn` on, is at most `epsilon`."""
@@ -343,39 +343,39 @@ class Budgets:
         return f"{pure}, at delta {self.delta:g} {price.per_vector_at_delta:.6g} ({price.per_value_at_delta:.4g})"
 
 
-def exact_prices(string: BitString, encoding: Encoding, delta: float) -> tuple[Price, Price]:
+def compute_exact_prices(string: BitString, encoding: Encoding, delta: float) -> tuple[Price, Price]:
     """Return the exact epsilons over all strings, and over the code words that can occur."""
     check_delta(delta)
     n_values = string.length // encoding.word_bits
-    words = [_string_of_value(string.laws, start, encoding.word_bits) for start in range(len(string.laws))]
+    words = [_make_string_of_value(string.laws, start, encoding.word_bits) for start in range(len(string.laws))]
     strings = Price(
-        max(pure_epsilon(word) for word in words),
-        pure_epsilon(string),
-        max(epsilon_at(word.laws, word.counts(), delta) for word in words),
-        epsilon_at(string.laws, string.counts(), delta),
+        max(compute_pure_epsilon(word) for word in words),
+        compute_pure_epsilon(string),
+        max(compute_epsilon_at(word.laws, word.counts(), delta) for word in words),
+        compute_epsilon_at(string.laws, string.counts(), delta),
     )
     value, vector = (
-        max(code_word_epsilon(word, encoding, 1) for word in words),
-        code_word_epsilon(string, encoding, n_values),
+        max(bound_code_word_epsilon(word, encoding, 1) for word in words),
+        bound_code_word_epsilon(string, encoding, n_values),
     )
-    value_at = max(epsilon_at(word.laws, _count_differing(word, encoding, 1), delta) for word in words)
-    vector_at = epsilon_at(string.laws, _count_differing(string, encoding, n_values), delta)
+    value_at = max(compute_epsilon_at(word.laws, _count_differing(word, encoding, 1), delta) for word in words)
+    vector_at = compute_epsilon_at(string.laws, _count_differing(string, encoding, n_values), delta)
     code_words = Price(value, vector, min(value, value_at), min(vector, vector_at))
     return strings, code_words
 
 
-def pure_epsilon(string: BitString) -> float:
+def compute_pure_epsilon(string: BitString) -> float:
     """Return the exact epsilon over all strings: that of every bit, summed (Theorem 2 of docs/theory/latent-ome.md)."""
     return sum(law.epsilon * count for law, count in zip(string.laws, string.counts(), strict=True))
 
 
-def code_word_epsilon(string: BitString, encoding: Encoding, n_values: int) -> float:
+def bound_code_word_epsilon(string: BitString, encoding: Encoding, n_values: int) -> float:
     """Return an upper bound on epsilon over the code words of unit rows (Theorem 5); never above that of strings."""
     one, zero = (np.resize([getattr(law, side) for law in string.laws], string.length) for side in ("one", "zero"))
-    return min(encoding.worst(one, zero, n_values), pure_epsilon(string))
+    return min(encoding.worst(one, zero, n_values), compute_pure_epsilon(string))
 
 
-def epsilon_at(laws: tuple[BitLaw, ...], counts: tuple[int, ...], delta: float) -> float:
+def compute_epsilon_at(laws: tuple[BitLaw, ...], counts: tuple[int, ...], delta: float) -> float:
     """Return an epsilon at a delta for strings that differ in `counts` bits of each law.
 
     Exact for one law; for two, from above by at most one cell of a grid of 16,384 (Theorem 4 of
@@ -461,7 +461,7 @@ def _join_curves(groups: list[Mixtures]) -> Callable[[float], float]:
     return curve
 
 
-def _string_of_value(laws: tuple[BitLaw, ...], start: int, length: int) -> BitString:
+def _make_string_of_value(laws: tuple[BitLaw, ...], start: int, length: int) -> BitString:
     """Return the string of a value whose first bit follows law `start`."""
     return BitString(laws[start:] + laws[:start], length)
 

@@ -18,7 +18,7 @@ from scipy.optimize import brentq
 from nearveil.mechanisms._gaussian import LINK
 from nearveil.mechanisms._privunit import DirectionRelease, check_channel, round_to_cells
 from nearveil.mechanisms.base import Floats, Message
-from nearveil.privacy.noise import Source, Table, alias_table, gaussian_integers, look_up, round_down
+from nearveil.privacy.noise import Source, Table, gaussian_integers, look_up, make_alias_table, round_down
 
 EPSILONS = (1e-2, 64.0)
 LEAST_DIMENSION = 16  # shorter rows are padded: the direction across x must not be drawn from too few numbers
@@ -71,7 +71,7 @@ class FisherChannel:
 
 
 @lru_cache(maxsize=16)
-def pieces(channel: FisherChannel) -> tuple[Table, Floats]:
+def make_pieces(channel: FisherChannel) -> tuple[Table, Floats]:
     """Return the table of the pieces between knots, by their masses, and the rise of the log-density over each."""
     at = np.linspace(-channel.reach, channel.reach, PIECES + 1)
     knots = log_height(at, channel.kappa, channel.dimension)
@@ -80,7 +80,7 @@ def pieces(channel: FisherChannel) -> tuple[Table, Floats]:
     masses = np.exp(knots[:-1] - knots.max()) * np.expm1(rises) / rises
     parts = (math.frexp(mass) for mass in masses.tolist())
     weights = [int(math.ldexp(m, 53)) << max(0, e - 53 + _WEIGHT_BITS) for m, e in parts]
-    return alias_table(weights), rises
+    return make_alias_table(weights), rises
 
 
 def log_height(heights: Floats, kappa: float, dimension: int) -> Floats:
@@ -96,18 +96,18 @@ def calibrate(epsilon: float, dimension: int) -> FisherChannel:
     """
     value = check_channel(epsilon, EPSILONS, dimension, LARGEST_DIMENSION)
     size = max(LEAST_DIMENSION, dimension)
-    reach = _reach(value / 2, size)
-    cost = 2 * _bending(value / 2, size, reach) + 2 * arithmetic_cost(size, reach) + _WEIGHTS
+    reach = _find_reach(value / 2, size)
+    cost = 2 * _bound_bending(value / 2, size, reach) + 2 * bound_arithmetic_cost(size, reach) + _WEIGHTS
     return FisherChannel(value, size, round_down((value - cost) / 2), reach)
 
 
-def arithmetic_cost(dimension: int, reach: float) -> float:
+def bound_arithmetic_cost(dimension: int, reach: float) -> float:
     """Return what doubles cost on either side of a comparison (Theorem 4 of docs/theory/privunit.md)."""
-    shift = displacement(dimension, reach) / BLUR
+    shift = bound_displacement(dimension, reach) / BLUR
     return _TAIL * shift + shift**2 / 2
 
 
-def displacement(dimension: int, reach: float) -> float:
+def bound_displacement(dimension: int, reach: float) -> float:
     """Bound how far the computed vector, times sqrt(D), is from the true one (Lemma B of docs/theory/baselines.md)."""
     root = math.sqrt(dimension)
     across = root * (45 * 2.0**-GAUSS_BITS + 18 * (3 * dimension + 24) * _ULP)
@@ -117,12 +117,12 @@ def displacement(dimension: int, reach: float) -> float:
     return root * (2 * across / shortest + along + (2 * dimension + 64) * _ULP + 0.51 * 2.0**-FINE_BITS)
 
 
-def _bending(kappa: float, dimension: int, reach: float) -> float:
+def _bound_bending(kappa: float, dimension: int, reach: float) -> float:
     """Bound how far straight lines between knots are from the log-density: an eighth of step^2 times its curvature."""
     return (2 * reach / PIECES) ** 2 / 8 * (dimension - 1 + 0.77 * kappa)
 
 
-def _reach(kappa: float, dimension: int) -> float:
+def _find_reach(kappa: float, dimension: int) -> float:
     """Return where heights may end: beyond lies less than 2^-200 (Lemma A of docs/theory/baselines.md)."""
 
     def log_tail(reach: float) -> float:
@@ -220,7 +220,7 @@ def draw(channel: FisherChannel, rows: Floats, source: Source) -> NDArray[np.int
 
 def heights(channel: FisherChannel, count: int, source: Source) -> Floats:
     """Draw heights s, ``<g, x> = tanh s``: a piece from the table, then a place in it by inversion."""
-    table, rises = pieces(channel)
+    table, rises = make_pieces(channel)
     chosen = look_up(table, source.words(count), source)
     uniform = ((source.words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     rise = rises[chosen]

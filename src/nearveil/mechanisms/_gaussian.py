@@ -13,7 +13,14 @@ from sklearn.utils._param_validation import Interval
 from nearveil.mechanisms.base import Floats, Message, TractableRelease, make_guarantee, read_vector
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
-from nearveil.privacy.noise import LARGEST_EPSILON, GaussianNoise, Source, add_noise, calibrate_gaussian, gaussian_grid
+from nearveil.privacy.noise import (
+    LARGEST_EPSILON,
+    GaussianNoise,
+    Source,
+    add_noise,
+    calibrate_gaussian,
+    choose_gaussian_grid,
+)
 
 EPSILON = Interval(Real, 1e-6, LARGEST_EPSILON, closed="both")
 DELTA = Interval(Real, 1e-18, 0.999, closed="both")
@@ -122,13 +129,13 @@ class AnalyticGaussian(ProjectedRelease, NoisyVector):
     def _fit_map(self, features: Floats, labels: NDArray[np.int64] | None) -> GaussianNoise:
         self.projection_ = self._fit_projection(features, labels)
         size = self.projection_.n_components
-        return calibrate_gaussian(self.epsilon, self.delta, sensitivity=2 * computed_norm(size), size=size)
+        return calibrate_gaussian(self.epsilon, self.delta, sensitivity=2 * bound_computed_norm(size), size=size)
 
     def _public_parts(self) -> tuple[object, ...]:
         return self.noise_.size, self.projection_.public_id
 
 
-def computed_norm(dimension: int) -> float:
+def bound_computed_norm(dimension: int) -> float:
     """Bound the norm of a row that was divided by its norm in doubles.
 
     A sum of d squares is off by d roundings at most, its root by half of that, the quotient by one more.
@@ -207,7 +214,7 @@ class RandomProjection(NoisyVector):
         d, k = features.shape[1], int(self.n_components)
         self.matrix_ = np.random.default_rng(self.projection_seed).standard_normal((d, k)) / math.sqrt(k)
         if self.as_published:
-            return published_noise(self.matrix_, self.epsilon, self.delta)
+            return compute_published_noise(self.matrix_, self.epsilon, self.delta)
         return calibrate_gaussian(self.epsilon, self.delta, sensitivity=record_sensitivity(self.matrix_), size=k)
 
     def _prepare(self, features: Floats) -> Floats:
@@ -225,10 +232,10 @@ def record_sensitivity(matrix: Floats) -> float:
     """
     d, k = matrix.shape
     rounding = 4 * (d + k) * 2.0**-52 * float(np.linalg.norm(matrix))
-    return float(2 * (np.linalg.norm(matrix, 2) * computed_norm(d) + rounding))
+    return float(2 * (np.linalg.norm(matrix, 2) * bound_computed_norm(d) + rounding))
 
 
-def published_noise(matrix: Floats, epsilon: float, delta: float) -> GaussianNoise:
+def compute_published_noise(matrix: Floats, epsilon: float, delta: float) -> GaussianNoise:
     """Return the paper's noise: ``w sqrt(2 (ln(1 / (2 delta)) + epsilon)) / epsilon``, w the largest row's norm.
 
     It suffices for a change of one attribute by one (docs/theory/baselines.md, Theorem 3).
@@ -237,4 +244,6 @@ def published_noise(matrix: Floats, epsilon: float, delta: float) -> GaussianNoi
         raise ValueError("delta must be below 1/2 for the published calibration")
     change, size = float(np.linalg.norm(matrix, axis=1).max()), matrix.shape[1]
     scale = change * math.sqrt(2 * (math.log(1 / (2 * delta)) + epsilon)) / epsilon
-    return GaussianNoise(sensitivity=change, scale=scale, size=size, grid=gaussian_grid(min(change, scale), size))
+    return GaussianNoise(
+        sensitivity=change, scale=scale, size=size, grid=choose_gaussian_grid(min(change, scale), size)
+    )

@@ -32,11 +32,11 @@ from nearveil.mechanisms.privatemail_engines import (
     Recipe,
     SoundEngine,
     Version,
-    aligned_distances,
+    bound_sensitivities,
     calibrate_steps,
     choose_anchors,
+    measure_aligned_distances,
     prepare_anchors,
-    sensitivities,
 )
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_integer
@@ -284,7 +284,9 @@ class PrivateMail(Release):
             steps=self.n_private_steps,
         )
         delta = self.delta if self.noise == "gaussian" else 0.0
-        noises = calibrate_steps(self.noise, self.epsilon, delta, sensitivities(public, self.noise), self.n_components)
+        noises = calibrate_steps(
+            self.noise, self.epsilon, delta, bound_sensitivities(public, self.noise), self.n_components
+        )
         return SoundEngine(public, noises, self.epsilon, delta, self.n_public_steps)
 
     def _build_published(self, anchors: Floats, labels: Labels | None) -> PublishedEngine:
@@ -337,4 +339,4 @@ class PrivateMail(Release):
         targets, anchors, steps = self._engine.read(message)
         if server.steps != steps:
             raise MessageError(f"message has taken {steps} public steps: embed the gallery with as many")
-        return -aligned_distances(targets, anchors, server)
+        return -measure_aligned_distances(targets, anchors, server)

@@ -23,7 +23,7 @@ from nearveil.mechanisms.base import Floats, Message, make_guarantee, read_vecto
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import PureDp
-from nearveil.privacy.noise import Source, Table, alias_table, as_double, gaussian_integers, look_up, round_down
+from nearveil.privacy.noise import Source, Table, as_double, gaussian_integers, look_up, make_alias_table, round_down
 
 EPSILONS = (1e-3, 64.0)  # above, what finite tables add to delta is not proved
 LARGEST_DIMENSION = 1 << 20  # up to which the sampler's sums are exact
@@ -57,7 +57,7 @@ class PrivUnitChannel:
 
     epsilon: float  # of the guarantee
     dimension: int
-    tilt: float  # the epsilon of the tilt: what `arithmetic_cost` leaves
+    tilt: float  # the epsilon of the tilt: what `bound_arithmetic_cost` leaves
     threshold: int  # where the cap begins, in steps of 1/128
 
     @property
@@ -68,7 +68,7 @@ class PrivUnitChannel:
     @property
     def cap_share(self) -> float:
         """The q of the formulas: what the cap holds of an untilted Gaussian."""
-        return float(_caps()[0][self.threshold])
+        return float(_measure_caps()[0][self.threshold])
 
     @property
     def p(self) -> float:
@@ -78,7 +78,7 @@ class PrivUnitChannel:
     @property
     def signal(self) -> float:
         """The mean along x in units of the noise along any other direction."""
-        return float(_heights(self.tilt)[self.threshold]) / math.sqrt(1 + _NOISE)
+        return float(_compute_heights(self.tilt)[self.threshold]) / math.sqrt(1 + _NOISE)
 
     @property
     def extra_delta(self) -> float:
@@ -109,8 +109,8 @@ def calibrate(epsilon: float, dimension: int) -> PrivUnitChannel:
     Attacked by `test_exact_likelihood_ratios_reach_epsilon_and_never_pass_it`.
     """
     value = check_channel(epsilon, EPSILONS, dimension, LARGEST_DIMENSION)
-    tilt = round_down(value - arithmetic_cost(dimension))
-    return PrivUnitChannel(value, dimension, tilt, int(np.argmax(_heights(tilt))))
+    tilt = round_down(value - bound_arithmetic_cost(dimension))
+    return PrivUnitChannel(value, dimension, tilt, int(np.argmax(_compute_heights(tilt))))
 
 
 def check_channel(epsilon: float, epsilons: tuple[float, float], dimension: int, most: int) -> float:
@@ -123,7 +123,7 @@ def check_channel(epsilon: float, epsilons: tuple[float, float], dimension: int,
     return value
 
 
-def arithmetic_cost(dimension: int) -> float:
+def bound_arithmetic_cost(dimension: int) -> float:
     """Return what rounding to the fine grid, in floating point, costs of epsilon (Theorem 4).
 
     Attacked by `test_what_the_arithmetic_and_the_tables_cost`.
@@ -133,7 +133,7 @@ def arithmetic_cost(dimension: int) -> float:
 
 
 @lru_cache(maxsize=1)
-def _caps() -> tuple[Floats, Floats]:
+def _measure_caps() -> tuple[Floats, Floats]:
     """Return the share and the first moment of every cap, by its threshold from 0 to `REACH`."""
     heights = np.arange(REACH + 1) / STEPS
     weights = np.exp(-(heights**2) / 2) / (STEPS * math.sqrt(2 * math.pi))
@@ -141,9 +141,9 @@ def _caps() -> tuple[Floats, Floats]:
     return np.cumsum(weights[::-1])[::-1], np.cumsum((weights * heights)[::-1])[::-1]
 
 
-def _heights(tilt: float) -> Floats:
+def _compute_heights(tilt: float) -> Floats:
     """Return the mean of a for every threshold: the signal before noise."""
-    shares, moments = _caps()
+    shares, moments = _measure_caps()
     return np.asarray(moments / (1 / math.expm1(tilt) + shares))
 
 
@@ -161,16 +161,16 @@ def draw(channel: PrivUnitChannel, rows: Floats, source: Source) -> NDArray[np.i
     if rows.shape[1] != channel.dimension:
         raise ValueError(f"rows must have {channel.dimension} columns, as the channel has")
     step = max(1, _CHUNK // channel.dimension)
-    chunks = [round_to_cells(fine_vectors(channel, rows[i : i + step], source)) for i in range(0, len(rows), step)]
+    chunks = [round_to_cells(draw_fine_vectors(channel, rows[i : i + step], source)) for i in range(0, len(rows), step)]
     return np.concatenate(chunks)
 
 
-def fine_vectors(channel: PrivUnitChannel, rows: Floats, source: Source) -> Integers:
+def draw_fine_vectors(channel: PrivUnitChannel, rows: Floats, source: Source) -> Integers:
     """Draw the vectors that messages are made of, in steps of 2^-36; their low bits are uniform for all rows."""
-    heights = look_up(lattice_table(channel.tilt, channel.threshold), source.words(len(rows)), source) - REACH
-    plain = look_up(lattice_table(0.0, 0), source.words(rows.size), source).reshape(rows.shape) - REACH
+    heights = look_up(make_lattice_table(channel.tilt, channel.threshold), source.words(len(rows)), source) - REACH
+    plain = look_up(make_lattice_table(0.0, 0), source.words(rows.size), source).reshape(rows.shape) - REACH
     blur = gaussian_integers(Fraction(BLUR_STEPS << FINE_BITS), rows.size, source).reshape(rows.shape)
-    return turn_to_axes(heights, plain, directions(rows)) + blur
+    return turn_to_axes(heights, plain, compute_directions(rows)) + blur
 
 
 def round_to_cells(found: Integers) -> NDArray[np.int8]:
@@ -179,7 +179,7 @@ def round_to_cells(found: Integers) -> NDArray[np.int8]:
     return np.asarray(np.clip(cells, -LARGEST_CELL, LARGEST_CELL), dtype=np.int8)
 
 
-def directions(rows: Floats) -> Floats:
+def compute_directions(rows: Floats) -> Floats:
     """Return each row's direction in integers, of length about 2^26; divided by its length, it is the proofs' x."""
     largest = np.abs(rows).max(axis=1, keepdims=True)
     scaled = np.divide(rows, largest, out=np.zeros_like(rows), where=largest > 0)
@@ -203,19 +203,19 @@ def turn_to_axes(heights: Integers, plain: Integers, axes: Floats) -> Integers:
 
 
 @lru_cache(maxsize=16)
-def lattice_table(tilt: float, threshold: int) -> Table:
+def make_lattice_table(tilt: float, threshold: int) -> Table:
     """Return the table of k + `REACH`: k is Gaussian of scale `STEPS`, and likelier by a tilt from `threshold` on.
 
     The odds e^tilt are a fraction over 2^128, rounded down. Within 2^-240 of that distribution (Lemma 2 of
     docs/theory/privunit.md; attacked by `test_tables_are_what_the_proof_says`).
     """
-    half, even = _half_weights(), 1 << _ODDS_BITS
+    half, even = _compute_half_weights(), 1 << _ODDS_BITS
     odds = int(_DECIMAL.multiply(_DECIMAL.exp(Decimal(tilt)), Decimal(even)))
-    return alias_table([half[abs(k)] * (odds if k >= threshold else even) for k in range(-REACH, REACH + 1)])
+    return make_alias_table([half[abs(k)] * (odds if k >= threshold else even) for k in range(-REACH, REACH + 1)])
 
 
 @lru_cache(maxsize=1)
-def _half_weights() -> tuple[int, ...]:
+def _compute_half_weights() -> tuple[int, ...]:
     """Return exp(-a^2 / 2) for a of 0 to `REACH` steps, in units of 2^-384, at most two units off."""
     unit, scale = Decimal(1 << _WEIGHT_BITS), Decimal(2 * STEPS**2)
     return tuple(

@@ -175,20 +175,20 @@ def _describe(entry: MechanismEntry, rows: Floats, labels: NDArray[np.int64]) ->
     else:
         if hasattr(release, "index"):
             release.index(gallery)
-        guarantee, size = release.guarantee, _message(release, entry, gallery[0]).nbytes
+        guarantee, size = release.guarantee, _make_message(release, entry, gallery[0]).nbytes
     return MechanismSummary(
         name=entry.name,
         class_name=type(release).__name__,
-        protects="nothing" if guarantee is None else _protects(guarantee),
+        protects="nothing" if guarantee is None else _describe_protected(guarantee),
         sound=guarantee is None or guarantee.sound,
         reason="" if guarantee is None else guarantee.reason,
-        kind="none" if guarantee is None else _kind(release, guarantee),
+        kind="none" if guarantee is None else _name_kind(release, guarantee),
         message_bytes=size,
         source=entry.source,
     )
 
 
-def _message(release: Release, entry: MechanismEntry, row: Floats) -> Message:
+def _make_message(release: Release, entry: MechanismEntry, row: Floats) -> Message:
     """Return a message: its noise plays no part, only its size."""
     source = unsafe_seeded(0)
     if entry.labelled:
@@ -200,14 +200,14 @@ def _message(release: Release, entry: MechanismEntry, row: Floats) -> Message:
     return Message(message.mechanism, message.public_id, message.arrays)
 
 
-def _protects(guarantee: Guarantee) -> str:
+def _describe_protected(guarantee: Guarantee) -> str:
     if math.isinf(guarantee.epsilon):
         return "nothing"
     what = "the query" if guarantee.protects == "query" else f"a {guarantee.unit}; not the query"
     return what if guarantee.sound else f"claims: {what}"
 
 
-def _kind(release: Release, guarantee: Guarantee) -> str:
+def _name_kind(release: Release, guarantee: Guarantee) -> str:
     """Say what kind of guarantee it is; what finite tables add to delta does not make a pure one approximate."""
     if math.isinf(guarantee.epsilon):
         return "none"

@@ -26,9 +26,9 @@ from nearveil.privacy.noise import (
     analytic_gaussian_scale,
     calibrate_gaussian,
     calibrate_laplace,
-    classical_gaussian_scale,
-    gaussian_grid,
-    laplace_grid,
+    choose_gaussian_grid,
+    choose_laplace_grid,
+    compute_classical_scale,
 )
 from nearveil.privacy.sensitivity import bound_step, published_2021, published_2022, target_only
 from nearveil.privacy.sensitivity.bounds import Norm
@@ -73,12 +73,12 @@ def choose_anchors(features: Floats, n_anchors: int | None, public_seed: int) ->
     return np.sort(np.random.default_rng([public_seed, 2]).choice(kept, n_anchors, replace=False))
 
 
-def secret_order(count: int, length: int, source: Source) -> NDArray[np.intp]:
+def draw_secret_order(count: int, length: int, source: Source) -> NDArray[np.intp]:
     """Return `count` independent uniform permutations of `length` things, but for 64-bit words that are equal."""
     return np.argsort(source.words(count * length).reshape(count, length), axis=1)
 
 
-def aligned_distances(targets: Floats, anchors: Floats, server: GalleryEmbedding) -> Floats:
+def measure_aligned_distances(targets: Floats, anchors: Floats, server: GalleryEmbedding) -> Floats:
     """Bring targets to the server's embedding by Umeyama on the anchors, and measure, shape (t, n)."""
     if not np.array_equal(anchors, server.anchors):  # the same picture needs no turn
         targets = umeyama(anchors, server.anchors).apply(targets)
@@ -149,7 +149,7 @@ def prepare_anchors(
     return replace(public, embeddings=np.stack(embeddings))
 
 
-def sensitivities(public: Public, kind: Kind) -> list[float]:
+def bound_sensitivities(public: Public, kind: Kind) -> list[float]:
     """Bound what a target can change in each private step: Theorems A and A' for its row alone.
 
     The bound does not depend on where the target's own row starts, so it also holds for steps that start from a
@@ -167,12 +167,12 @@ def sensitivities(public: Public, kind: Kind) -> list[float]:
             released="target",
             norm=norm,
         )
-        + 2 * _rounding(public, embedding, norm)
+        + 2 * _bound_rounding(public, embedding, norm)
         for embedding in public.embeddings[:-1]
     ]
 
 
-def _rounding(public: Public, embedding: Floats, norm: Norm) -> float:
+def _bound_rounding(public: Public, embedding: Floats, norm: Norm) -> float:
     """Bound how far a computed row is from the exact one.
 
     Exponents are inner products of d terms, off by d roundings of at most 1 / bandwidth^2; sums have m terms. So
@@ -195,23 +195,26 @@ def calibrate_steps(kind: Kind, epsilon: float, delta: float, changes: Sequence[
         return tuple(calibrate_laplace(epsilon / n, sensitivity=change, size=size) for change in changes)
     if n == 1:
         return (calibrate_gaussian(epsilon, delta, sensitivity=changes[0], size=size),)
-    extra = sum(_gaussian(change, size, 1.0).extra_delta for change in changes)
+    extra = sum(_make_gaussian_noise(change, size, 1.0).extra_delta for change in changes)
     # The privacy loss of a Gaussian step is normal, and n of them add up to that of one with sqrt(n) times the change.
     multiplier = analytic_gaussian_scale(np.sqrt(n) * (1 + 2.0**-40), epsilon, delta - extra)
-    return tuple(_gaussian(change, size, multiplier) for change in changes)
+    return tuple(_make_gaussian_noise(change, size, multiplier) for change in changes)
 
 
-def _gaussian(change: float, size: int, multiplier: float) -> GaussianNoise:
+def _make_gaussian_noise(change: float, size: int, multiplier: float) -> GaussianNoise:
     """Return noise whose multiplier, every cost of the grid included, is at least `multiplier`."""
     noise = GaussianNoise(
-        sensitivity=change, scale=multiplier * change, size=size, grid=gaussian_grid(change * min(1, multiplier), size)
+        sensitivity=change,
+        scale=multiplier * change,
+        size=size,
+        grid=choose_gaussian_grid(change * min(1, multiplier), size),
     )
     while noise.noise_multiplier < multiplier:
         noise = replace(noise, scale=noise.scale * (1 + 2.0**-18))
     return noise
 
 
-def averages(public: Public, features: Floats) -> Floats:
+def compute_averages(public: Public, features: Floats) -> Floats:
     """Return the kernel averages of the anchors that each private step pulls rows to, shape (n, S, k)."""
     stacked = np.concatenate(list(public.embeddings[:-1]), axis=1)
     block = max(1, _BLOCK // len(public.anchors))
@@ -233,7 +236,7 @@ def private_steps(public: Public, pulled: Floats, noises: Sequence[Noise], sourc
     return rows
 
 
-def exact_steps(public: Public, pulled: Floats) -> Floats:
+def take_exact_steps(public: Public, pulled: Floats) -> Floats:
     """Take the same steps without noise: the server's, for rows that are its own."""
     rows = np.broadcast_to(public.start, (len(pulled), len(public.start)))
     for step in range(pulled.shape[1]):
@@ -249,12 +252,12 @@ class AnchorPath:
     factors: Floats  # what each step was rescaled by, to bring the anchors to Frobenius norm sqrt(m)
 
 
-def anchor_path(public: Public, steps: int) -> AnchorPath:
+def move_anchors(public: Public, steps: int) -> AnchorPath:
     """Move the anchors by the query, its graph rebuilt once from where the private steps left them."""
     rows = [public.embeddings[-1]]
     factors: list[float] = []
     if steps:
-        weights = _weights(rows[0], rows[0], public.bandwidth)
+        weights = _compute_weights(rows[0], rows[0], public.bandwidth)
         np.fill_diagonal(weights, 0)
     for _ in range(steps):
         drawn = weights @ rows[-1]
@@ -274,13 +277,13 @@ def public_steps(public: Public, released: Floats, rows: Floats, path: AnchorPat
     """
     if first == len(path.factors):
         return rows
-    weights = _weights(released, public.embeddings[-1], public.bandwidth)
+    weights = _compute_weights(released, public.embeddings[-1], public.bandwidth)
     for anchors, factor in zip(path.anchors[first:], path.factors[first:], strict=False):
         rows = factor * _step_rows(rows, weights @ anchors, weights.sum(axis=1))
     return rows
 
 
-def _weights(rows: Floats, others: Floats, bandwidth: float) -> Floats:
+def _compute_weights(rows: Floats, others: Floats, bandwidth: float) -> Floats:
     """Return Gaussian weights between embedded rows, which are of any norm."""
     found: Floats = np.exp(-cdist(rows, others, "sqeuclidean") / (2 * bandwidth**2))
     return found
@@ -321,11 +324,11 @@ class SoundEngine:
         if labels is not None:
             raise ValueError("labels must not be given: the target's label enters nothing unless as_published is set")
         n = len(features)
-        pulled = averages(self.public, features)[:, None]
+        pulled = compute_averages(self.public, features)[:, None]
         if dummies is not None:
-            pool = averages(self.public, dummies.features)
+            pool = compute_averages(self.public, dummies.features)
             pulled = np.concatenate([pulled, pool[dummies.draw(n, source)]], axis=1)
-        order = secret_order(n, pulled.shape[1], source)
+        order = draw_secret_order(n, pulled.shape[1], source)
         pulled = np.take_along_axis(pulled, order[:, :, None, None], axis=1)
         released = private_steps(self.public, pulled, self.noises, source)
         rows = self._take_public_steps(released.reshape(-1, released.shape[-1])).reshape(released.shape)
@@ -336,12 +339,12 @@ class SoundEngine:
     def read(self, message: Message) -> tuple[Floats, Floats, int]:
         """Return targets (t, k), anchors (m, k) and public steps of a message, or refuse it."""
         _, rows, steps = self._state(message)
-        return rows, anchor_path(self.public, steps).anchors[-1], steps
+        return rows, move_anchors(self.public, steps).anchors[-1], steps
 
     def take_steps(self, message: Message, steps: int) -> Arrays:
         """Take further public steps from where the message is."""
         released, rows, before = self._state(message)
-        path = anchor_path(self.public, before + steps)
+        path = move_anchors(self.public, before + steps)
         rows = public_steps(self.public, released, rows, path, before)
         return {"released": released, "embedding": rows, "steps": np.array(before + steps, dtype=np.int32)}
 
@@ -349,13 +352,13 @@ class SoundEngine:
         """Move the server's rows as a target would move, without noise."""
         if labels is not None:
             raise ValueError("gallery_labels must not be given: targets have none, so they would not be comparable")
-        rows = exact_steps(self.public, averages(self.public, features))
-        path = anchor_path(self.public, steps)
+        rows = take_exact_steps(self.public, compute_averages(self.public, features))
+        path = move_anchors(self.public, steps)
         return GalleryEmbedding(public_steps(self.public, rows, rows, path), path.anchors[-1], steps)
 
     def _take_public_steps(self, released: Floats) -> Floats:
         """Take the public steps of all targets of all messages, a block at a time."""
-        path = anchor_path(self.public, self.n_public_steps)
+        path = move_anchors(self.public, self.n_public_steps)
         block = max(1, _BLOCK // len(self.public.anchors))
         parts = (released[i : i + block] for i in range(0, len(released), block))
         return np.concatenate([public_steps(self.public, rows, rows, path) for rows in parts])
@@ -457,11 +460,11 @@ class Recipe:
         setting: Any = {"bandwidth": self.sigma, "label_weight": self.label_weight, "n_classes": self.n_classes}
         if self.version == "2022":
             change = published_2022(start, **setting)
-            scale = classical_gaussian_scale(change, self.epsilon, self.delta)
+            scale = compute_classical_scale(change, self.epsilon, self.delta)
         else:
             change = bound_step(start, **setting, as_programmed=True)
             scale = find_code_scale(change, self.epsilon, self.delta)
-        grid = gaussian_grid(min(change, scale), start.size)
+        grid = choose_gaussian_grid(min(change, scale), start.size)
         return GaussianNoise(sensitivity=change, scale=scale, size=start.size, grid=grid)
 
     def _laplace(self, start: Floats) -> LaplaceNoise:
@@ -476,10 +479,12 @@ class Recipe:
             beta=Decimal(10) ** -math.ceil(4 * k * n / math.log(10)),  # the largest power of ten that it allows
         )
         scale = change / step_epsilon(self.epsilon, self.private_steps, self.delta)
-        return LaplaceNoise(sensitivity=change, scale=scale, size=start.size, grid=laplace_grid(change, start.size))
+        return LaplaceNoise(
+            sensitivity=change, scale=scale, size=start.size, grid=choose_laplace_grid(change, start.size)
+        )
 
 
-def strong_composition(epsilon: float, steps: int, delta: float) -> float:
+def compose_strongly(epsilon: float, steps: int, delta: float) -> float:
     """Return the budget that the 2021 paper states for `steps` iterations of `epsilon` each.
 
     Its delta' is the whole delta, because Laplace noise has none of its own.
@@ -488,11 +493,11 @@ def strong_composition(epsilon: float, steps: int, delta: float) -> float:
 
 
 def step_epsilon(total: float, steps: int, delta: float) -> float:
-    """Return the epsilon of one iteration for which `strong_composition` states `total`."""
-    return float(brentq(lambda epsilon: strong_composition(epsilon, steps, delta) - total, 0, total + 1, xtol=1e-15))
+    """Return the epsilon of one iteration for which `compose_strongly` states `total`."""
+    return float(brentq(lambda epsilon: compose_strongly(epsilon, steps, delta) - total, 0, total + 1, xtol=1e-15))
 
 
-def client_embedding(
+def embed_client(
     recipe: Recipe, among: Floats, border: Floats, labels: Labels, start: Floats, source: Source
 ) -> Floats:
     """Embed the client's rows, targets before anchors, and add the publication's noise.
@@ -507,7 +512,7 @@ def client_embedding(
     degree = weights.sum(axis=1)
     for _ in range(recipe.private_steps if recipe.version == "2021" else 1):
         Z = add_noise(_step(recipe, weights, degree, repel, Z), noise, source=source)
-    rebuilt = kernel(Z, Z, recipe.bandwidth)
+    rebuilt = compute_kernel(Z, Z, recipe.bandwidth)
     np.fill_diagonal(rebuilt, 0)
     degree = rebuilt.sum(axis=1)
     for _ in range(recipe.public_steps):
@@ -515,7 +520,7 @@ def client_embedding(
     return Z
 
 
-def server_embedding(recipe: Recipe, rows: Floats, labels: Labels, start: Floats) -> Floats:
+def embed_server(recipe: Recipe, rows: Floats, labels: Labels, start: Floats) -> Floats:
     """Embed the server's rows, gallery before anchors, with all their labels and no noise."""
     # Single precision is off by 1e-7 of a weight, as the program itself is, and takes half the time.
     graph, repel, Z = gaussian_graph(rows.astype(np.float32), recipe.bandwidth), recipe.labels(labels), start
@@ -525,7 +530,7 @@ def server_embedding(recipe: Recipe, rows: Floats, labels: Labels, start: Floats
     return Z
 
 
-def kernel(rows: Floats, others: Floats, bandwidth: float) -> Floats:
+def compute_kernel(rows: Floats, others: Floats, bandwidth: float) -> Floats:
     """Return Gaussian weights between rows of any norm."""
     found: Floats = rbf_kernel(rows, others, gamma=1 / (2 * bandwidth**2))
     return found
@@ -575,7 +580,7 @@ class PublishedEngine:
             raise ValueError("labels must be numbered from 0")
         if dummies is not None and self.recipe.version != "2022":
             raise ValueError(f'dummies are no part of as_published="{self.recipe.version}"')
-        among = kernel(self.anchors, self.anchors, self.recipe.bandwidth)
+        among = compute_kernel(self.anchors, self.anchors, self.recipe.bandwidth)
         np.fill_diagonal(among, 0)
         found = [self._one(among, row, label, dummies, source) for row, label in zip(features, labels, strict=True)]
         return [arrays for arrays, _ in found], np.array([position for _, position in found], dtype=np.intp)
@@ -606,7 +611,7 @@ class PublishedEngine:
             scale=self.recipe.start_scale, size=(len(features) + len(self.anchors), self.n_components)
         )
         rows = np.vstack([features, self.anchors])
-        Z = server_embedding(self.recipe, rows, np.concatenate([labels, self.labels]), start)
+        Z = embed_server(self.recipe, rows, np.concatenate([labels, self.labels]), start)
         return GalleryEmbedding(Z[: len(features)], Z[len(features) :], steps)
 
     def _one(
@@ -618,14 +623,14 @@ class PublishedEngine:
             # One of every class but the target's own, as Algorithm 1 has it.
             others = Dummies(dummies.features[dummies.labels != label], dummies.labels[dummies.labels != label])
             drawn = others.draw(1, source)[0]
-            order = secret_order(1, len(drawn) + 1, source)[0]
+            order = draw_secret_order(1, len(drawn) + 1, source)[0]
             targets = np.vstack([targets, others.features[drawn]])[order]
             labels, position = np.concatenate([labels, others.labels[drawn]])[order], int(np.argmin(order))
         t, m = len(targets), len(self.anchors)
-        border = kernel(targets, np.vstack([targets, self.anchors]), self.recipe.bandwidth)
+        border = compute_kernel(targets, np.vstack([targets, self.anchors]), self.recipe.bandwidth)
         np.fill_diagonal(border, 0)
         generator = np.random.default_rng([self.public_seed, 0])
         # Anchors first, so that they start from the same place however many targets there are.
         start = np.roll(generator.normal(scale=self.recipe.start_scale, size=(m + t, self.n_components)), t, axis=0)
         all_labels = np.concatenate([labels, self.labels])
-        return {"embedding": client_embedding(self.recipe, among, border, all_labels, start, source)}, position
+        return {"embedding": embed_client(self.recipe, among, border, all_labels, start, source)}, position

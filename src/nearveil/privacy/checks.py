@@ -114,9 +114,9 @@ def as_rows(value: Any, name: str = "rows") -> NDArray[np.float32]:
     """
     try:
         with np.errstate(over="ignore"):  # infinity is told where rows are normalised
-            found = np.asarray(_to_array(value))
+            found = np.asarray(_convert_to_array(value))
             if found.dtype == object:  # a column of vectors
-                found = np.stack([np.asarray(_to_array(row), np.float64) for row in found.ravel()])
+                found = np.stack([np.asarray(_convert_to_array(row), np.float64) for row in found.ravel()])
             if found.dtype.kind not in "fiu" or not found.ndim:
                 raise TypeError
             rows = np.ascontiguousarray(np.atleast_2d(found), np.float32)
@@ -127,7 +127,7 @@ def as_rows(value: Any, name: str = "rows") -> NDArray[np.float32]:
     return rows
 
 
-def _to_array(value: Any) -> Any:
+def _convert_to_array(value: Any) -> Any:
     """Return what NumPy can read of a tensor, a frame or a column."""
     if hasattr(value, "detach"):  # a tensor of torch, perhaps on a device, or in a type that NumPy has not
         value = value.detach().cpu()
@@ -159,11 +159,6 @@ def normalize_rows(rows: NDArray[Any], name: str) -> NDArray[Any]:
     """Return rows divided by their norms, where those are not one: the same for galleries and for questions.
 
     `name`: What an error calls a row, before its number.
-
-    Examples
-    --------
-    >>> normalize_rows(np.array([[3.0, 4.0], [0.0, 1.0]]), "rows:").tolist()
-    [[0.6, 0.8], [0.0, 1.0]]
     """
     out = rows
     of = f"{name} number" if name.endswith(":") else f"{name} of number"

@@ -255,7 +255,7 @@ def _(event: dp.PoissonSampledDpEvent, count: int = 1) -> Leaves:
     if len(parts) == 1 and parts[0][1] == 1:
         return [(_amplify(parts[0][0], rate), count)]
     # One sample for several mechanisms: the joint mechanism is amplified, never its parts one by one.
-    squares = sum(times * _inverse_square(leaf) for leaf, times in parts)
+    squares = sum(times * _find_inverse_square(leaf) for leaf, times in parts)
     inner = event.event if math.isinf(squares) else dp.GaussianDpEvent(1 / (math.sqrt(squares) * (1 + ROUNDING)))
     return [(dp.PoissonSampledDpEvent(rate, inner), count)]
 
@@ -275,7 +275,7 @@ def _amplify(event: DpEvent, rate: float) -> DpEvent:
     return PureDp(min(amplified * (1 + ROUNDING), event.epsilon))
 
 
-def _inverse_square(event: DpEvent) -> float:
+def _find_inverse_square(event: DpEvent) -> float:
     """Return 1 / multiplier^2 of the Gaussian mechanism that an event is or comes from; infinity where it is none."""
     if isinstance(event, dp.GaussianDpEvent):
         return float(event.noise_multiplier) ** -2

@@ -61,7 +61,7 @@ def as_double(value: Any) -> Any:
     return float(value) if isinstance(value, int | float | np.floating | np.integer) else value
 
 
-def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
+def compute_gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     """Return an upper bound on the delta of continuous Gaussian noise at `epsilon`, tight to rounding.
 
     With noise of c times the sensitivity, ``delta = Phi(a) - e^epsilon Phi(b)``, a and b being
@@ -70,10 +70,10 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     Attacked by `test_gaussian_delta_is_an_upper_bound` in 60 digits.
     """
     multiplier = check_positive(noise_multiplier, "noise_multiplier")
-    return float(gaussian_deltas(multiplier, np.array([check_range(epsilon, "epsilon", *EPSILONS)]))[0])
+    return float(compute_gaussian_deltas(multiplier, np.array([check_range(epsilon, "epsilon", *EPSILONS)]))[0])
 
 
-def gaussian_deltas(noise_multiplier: float, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+def compute_gaussian_deltas(noise_multiplier: float, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the same bound at many epsilons, none of them negative."""
     half, drift = 0.5 / noise_multiplier, epsilons * noise_multiplier
     a, b = half - drift, -half - drift
@@ -89,9 +89,9 @@ def gaussian_deltas(noise_multiplier: float, epsilons: NDArray[np.float64]) -> N
 def analytic_gaussian_scale(sensitivity: float, epsilon: float, delta: float) -> float:
     """Return the least standard deviation of continuous Gaussian noise that is (epsilon, delta)-DP.
 
-    dp-accounting finds the root; what is returned is raised until `gaussian_delta` certifies it, by less than 1e-6 of
-    its value. Attacked by `test_the_analytic_scale_is_sufficient_and_necessary`. The sensitivity is L2; epsilon is from
-    1e-6 to 64, delta from 1e-18 to 0.999.
+    dp-accounting finds the root; what is returned is raised until `compute_gaussian_delta` certifies it, by less than
+    1e-6 of its value. Attacked by `test_the_analytic_scale_is_sufficient_and_necessary`. The sensitivity is L2; epsilon
+    is from 1e-6 to 64, delta from 1e-18 to 0.999.
 
     Examples
     --------
@@ -101,12 +101,12 @@ def analytic_gaussian_scale(sensitivity: float, epsilon: float, delta: float) ->
     sensitivity = check_positive(sensitivity, "sensitivity")
     epsilon, delta = check_range(epsilon, "epsilon", *EPSILONS), check_range(delta, "delta", *DELTAS)
     root, margin = float(get_sigma_gaussian(epsilon, delta)), 2.0**-40
-    while gaussian_delta(root * (1 + margin), epsilon) > delta:
+    while compute_gaussian_delta(root * (1 + margin), epsilon) > delta:
         margin *= 2
     return round_up(root * (1 + margin) * sensitivity)
 
 
-def classical_gaussian_scale(sensitivity: float, epsilon: float, delta: float) -> float:
+def compute_classical_scale(sensitivity: float, epsilon: float, delta: float) -> float:
     """Return ``sqrt(2 ln(1.25 / delta)) sensitivity / epsilon``, the classical calibration as published.
 
     A theorem for epsilon < 1 alone (Dwork and Roth 2014, Theorem A.1). From 1 on it is none: at epsilon
@@ -217,7 +217,7 @@ class Table:
     alias: NDArray[np.int64]
 
 
-def alias_table(weights: Sequence[int]) -> Table:
+def make_alias_table(weights: Sequence[int]) -> Table:
     """Return the table with probabilities of ``weights[k] / sum(weights)``; none is negative, and not all are zero.
 
     All but the first are rounded down; the first takes what that leaves, fewer units than there are weights.
@@ -279,7 +279,7 @@ def gaussian_integers(ratio: Fraction, count: int, source: Source) -> NDArray[np
 
     Each is within 2^-204 of that distribution (Theorem 3 of docs/theory/noise.md).
     """
-    layers, out = gaussian_layers(ratio), np.zeros(count, dtype=np.int64)
+    layers, out = split_gaussian(ratio), np.zeros(count, dtype=np.int64)
     for start in range(0, count, _CHUNK):
         chunk = out[start : start + _CHUNK]
         for layer in layers:
@@ -289,14 +289,14 @@ def gaussian_integers(ratio: Fraction, count: int, source: Source) -> NDArray[np
     return out
 
 
-def laplace_integers(ratio: Fraction, count: int, source: Source) -> NDArray[np.int64]:
+def draw_laplace_integers(ratio: Fraction, count: int, source: Source) -> NDArray[np.int64]:
     """Draw the continuous Laplace distribution of scale `ratio`, rounded to the nearest integer.
 
     Let E be exponential with mean 2 ratio: D = floor(E) has independent binary digits, and ``floor((D + 1) / 2)`` is
     E / 2 rounded to the nearest integer. A fair sign makes it Laplace. Each is within 2^-200 of that distribution
     (Theorem 4 of docs/theory/noise.md).
     """
-    layers, out = exponential_layers(2 * ratio), np.zeros(count, dtype=np.int64)
+    layers, out = split_exponential(2 * ratio), np.zeros(count, dtype=np.int64)
     for start in range(0, count, _CHUNK):
         chunk = out[start : start + _CHUNK]
         for layer in layers:
@@ -308,22 +308,22 @@ def laplace_integers(ratio: Fraction, count: int, source: Source) -> NDArray[np.
 
 
 @lru_cache(maxsize=16)
-def gaussian_layers(ratio: Fraction) -> tuple[Layer, ...]:
+def split_gaussian(ratio: Fraction) -> tuple[Layer, ...]:
     """Split a discrete Gaussian into layers, the coarsest first: variances add up to ratio^2, exactly.
 
     The coarsest has steps of 2^e and a scale of at least 8 of them. Each finer one has a scale of three steps of the
     next coarser.
     """
     variance, shift = ratio**2, 0
-    while _top_variance(variance, shift + 1) >= _TOP**2:
+    while _find_top_variance(variance, shift + 1) >= _TOP**2:
         shift += 1
-    layers = [Layer(shift, _half_gaussian(_top_variance(variance, shift)))]
-    for finer, coarser in _pairs(shift):
-        layers.append(Layer(finer, _half_gaussian(Fraction(_FINE**2 << 2 * (coarser - finer)))))
+    layers = [Layer(shift, _make_half_gaussian(_find_top_variance(variance, shift)))]
+    for finer, coarser in _pair_layers(shift):
+        layers.append(Layer(finer, _make_half_gaussian(Fraction(_FINE**2 << 2 * (coarser - finer)))))
     return tuple(layers)
 
 
-def _pairs(shift: int) -> Iterable[tuple[int, int]]:
+def _pair_layers(shift: int) -> Iterable[tuple[int, int]]:
     """Yield the shifts of neighbouring layers, finer first, from the top at `shift` down to 0."""
     while shift > 0:
         finer = max(0, shift - _GAP)
@@ -331,44 +331,44 @@ def _pairs(shift: int) -> Iterable[tuple[int, int]]:
         shift = finer
 
 
-def _top_variance(variance: Fraction, shift: int) -> Fraction:
+def _find_top_variance(variance: Fraction, shift: int) -> Fraction:
     """Return what the finer layers leave of the variance, in the top's steps of 2^shift."""
-    finer = sum(_FINE**2 << 2 * coarser for _, coarser in _pairs(shift))
+    finer = sum(_FINE**2 << 2 * coarser for _, coarser in _pair_layers(shift))
     return (variance - finer) / (1 << 2 * shift)
 
 
 @lru_cache(maxsize=64)
-def _half_gaussian(variance: Fraction) -> Table:
+def _make_half_gaussian(variance: Fraction) -> Table:
     """Return the table of |k| for the discrete Gaussian of that variance parameter."""
     reach = _REACH * (math.isqrt(math.floor(variance)) + 1)
     # exp(-(k+1)^2 c) = exp(-k^2 c) * exp(-(2k+1) c), and the second factor falls by exp(-2 c) a step.
-    ratio = _fixed_exp(-1 / (2 * variance))
+    ratio = _compute_exp(-1 / (2 * variance))
     square = ratio * ratio >> _WORKING_BITS
     weight, weights = 1 << _WORKING_BITS, [1 << _WORKING_BITS]
     for _ in range(reach):
         weight = weight * ratio >> _WORKING_BITS
         ratio = ratio * square >> _WORKING_BITS
         weights.append(2 * weight)  # one for each sign
-    return alias_table(weights)
+    return make_alias_table(weights)
 
 
 @lru_cache(maxsize=16)
-def exponential_layers(mean: Fraction) -> tuple[Layer, ...]:
+def split_exponential(mean: Fraction) -> tuple[Layer, ...]:
     """Split the digits of floor(E), E exponential of that mean, into independent groups."""
     digits = max(1, math.ceil(_EXPONENT_REACH * mean).bit_length())
     groups = -(-digits // _DIGITS)
     cuts = [digits * group // groups for group in range(groups + 1)]
     layers = []
     for low, high in itertools.pairwise(cuts):
-        ratio = _fixed_exp(-(2**low) / mean)
+        ratio = _compute_exp(-(2**low) / mean)
         weights = [1 << _WORKING_BITS]
         for _ in range((1 << (high - low)) - 1):
             weights.append(weights[-1] * ratio >> _WORKING_BITS)
-        layers.append(Layer(low, alias_table(weights)))
+        layers.append(Layer(low, make_alias_table(weights)))
     return tuple(layers)
 
 
-def _fixed_exp(exponent: Fraction) -> int:
+def _compute_exp(exponent: Fraction) -> int:
     """Return exp(exponent) in units of 2^-320, at most one unit off, for exponents of at most 0."""
     quotient = _DECIMAL.divide(Decimal(exponent.numerator), Decimal(exponent.denominator))
     return int(_DECIMAL.multiply(_DECIMAL.exp(quotient), Decimal(1 << _WORKING_BITS)))
@@ -427,7 +427,7 @@ class GaussianNoise(_GridNoise):
     size : int
         How many values are released together.
     grid : float
-        A power of two, at most a quarter of the scale. `gaussian_grid` gives one of negligible cost.
+        A power of two, at most a quarter of the scale. `choose_gaussian_grid` gives one of negligible cost.
 
     Examples
     --------
@@ -470,7 +470,7 @@ class LaplaceNoise(_GridNoise):
     scale : float
         Of the continuous Laplace distribution, in the values' unit; its standard deviation is sqrt(2) times that.
     size, grid
-        As for :class:`GaussianNoise`; `laplace_grid` gives a grid of negligible cost.
+        As for :class:`GaussianNoise`; `choose_laplace_grid` gives a grid of negligible cost.
 
     Examples
     --------
@@ -502,16 +502,16 @@ class LaplaceNoise(_GridNoise):
         return LaplaceDpEvent(self.noise_multiplier)
 
 
-def gaussian_grid(sensitivity: float, size: int) -> float:
+def choose_gaussian_grid(sensitivity: float, size: int) -> float:
     """Return the coarsest power of two that raises an L2 sensitivity by at most 2^-16 of itself."""
     size = check_integer(size, "size", *_SIZES)
-    return _power_below(check_positive(sensitivity, "sensitivity") * _GRID_COST / math.sqrt(size))
+    return _find_power_below(check_positive(sensitivity, "sensitivity") * _GRID_COST / math.sqrt(size))
 
 
-def laplace_grid(sensitivity: float, size: int) -> float:
+def choose_laplace_grid(sensitivity: float, size: int) -> float:
     """Return the coarsest power of two that raises an L1 sensitivity by at most 2^-16 of itself."""
     size = check_integer(size, "size", *_SIZES)
-    return _power_below(check_positive(sensitivity, "sensitivity") * _GRID_COST / size)
+    return _find_power_below(check_positive(sensitivity, "sensitivity") * _GRID_COST / size)
 
 
 def calibrate_gaussian(
@@ -533,7 +533,7 @@ def calibrate_gaussian(
     size : int
         How many values are released together.
     grid : float, optional
-        A power of two; `gaussian_grid` by default.
+        A power of two; `choose_gaussian_grid` by default.
 
     Examples
     --------
@@ -541,14 +541,14 @@ def calibrate_gaussian(
     '3.7307'
     """
     epsilon, delta = check_range(epsilon, "epsilon", *EPSILONS), check_range(delta, "delta", *DELTAS)
-    step = gaussian_grid(sensitivity, size) if grid is None else grid
+    step = choose_gaussian_grid(sensitivity, size) if grid is None else grid
     draft = GaussianNoise(sensitivity=sensitivity, scale=_draft_scale(step), size=size, grid=step)
     if not delta > 2 * draft.extra_delta:
         raise ValueError(f"delta must be above {2 * draft.extra_delta:.1e} for {size} values; got {delta!r}")
     needed = analytic_gaussian_scale(draft.effective_sensitivity, epsilon, round_down(delta - draft.extra_delta))
     noise, margin = replace(draft, scale=math.hypot(needed, math.sqrt(_ROUNDING_VARIANCE) * draft.grid)), 2.0**-46
     # What is certified is what is returned: its multiplier was rounded down on the way.
-    while gaussian_delta(noise.noise_multiplier, epsilon) + noise.extra_delta > delta:
+    while compute_gaussian_delta(noise.noise_multiplier, epsilon) + noise.extra_delta > delta:
         noise, margin = replace(noise, scale=noise.scale * (1 + margin)), 2 * margin
     return noise
 
@@ -565,13 +565,13 @@ def calibrate_laplace(epsilon: float, *, sensitivity: float, size: int, grid: fl
     '10.000'
     """
     epsilon = check_range(epsilon, "epsilon", *EPSILONS)
-    step = laplace_grid(sensitivity, size) if grid is None else grid
+    step = choose_laplace_grid(sensitivity, size) if grid is None else grid
     draft = LaplaceNoise(sensitivity=sensitivity, scale=_draft_scale(step), size=size, grid=step)
     # A little more, so that the noise multiplier, rounded down, still reaches 1 / epsilon.
     return replace(draft, scale=draft.effective_sensitivity / epsilon * (1 + 2.0**-46))
 
 
-_SAMPLERS = {GaussianNoise: gaussian_integers, LaplaceNoise: laplace_integers}
+_SAMPLERS = {GaussianNoise: gaussian_integers, LaplaceNoise: draw_laplace_integers}
 
 
 def add_noise(
@@ -594,14 +594,14 @@ def add_noise(
     >>> bool((released * 2**10 == np.rint(released * 2**10)).all())
     True
     """
-    steps = _on_grid(values, noise)
+    steps = _round_to_grid(values, noise)
     draw = _SAMPLERS[type(noise)]
     ratio = Fraction(noise.scale) / Fraction(noise.grid)
     drawn = draw(ratio, noise.size, secure_source() if source is None else source)
     return (steps + drawn.reshape(steps.shape)).astype(np.float64) * noise.grid
 
 
-def _on_grid(values: ArrayLike, noise: GaussianNoise | LaplaceNoise) -> NDArray[np.int64]:
+def _round_to_grid(values: ArrayLike, noise: GaussianNoise | LaplaceNoise) -> NDArray[np.int64]:
     if np.ma.isMaskedArray(values):
         raise ValueError("values must not be masked: masked entries would be released")
     given = np.asarray(values)
@@ -619,7 +619,7 @@ def _on_grid(values: ArrayLike, noise: GaussianNoise | LaplaceNoise) -> NDArray[
     return np.rint(array / noise.grid).astype(np.int64)  # exact: the grid is a power of two
 
 
-def _power_below(value: float) -> float:
+def _find_power_below(value: float) -> float:
     return math.ldexp(0.5, math.frexp(value)[1])
 
 

@@ -23,7 +23,7 @@ from nearveil.audit.registry import AuditEntry
 from nearveil.errors import NearveilError
 from nearveil.features.images import MOST_BYTES
 from nearveil.service.server.connections import Connection, Server, Slots
-from nearveil.ui._door import PageEntry, PageGuard, error_dict, name_cookie
+from nearveil.ui._door import PageEntry, PageGuard, make_error_dict, name_cookie
 from nearveil.ui._views import (
     Trouble,
     describe_error,
@@ -304,22 +304,24 @@ def _add_audits(app: FastAPI, auditor: Auditor) -> None:
 def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(Trouble)
     def trouble(_: Request, error: Trouble) -> JSONResponse:
-        return JSONResponse(error_dict(error), error.status)
+        return JSONResponse(make_error_dict(error), error.status)
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         fields = ", ".join(sorted({str(one["loc"][-1]) for one in error.errors()}))
-        return JSONResponse(error_dict(Trouble(422, "question", f"This cannot be read: {fields}.")), 422)
+        return JSONResponse(make_error_dict(Trouble(422, "question", f"This cannot be read: {fields}.")), 422)
 
     @app.exception_handler(Exception)
     def failed(_: Request, __: Exception) -> JSONResponse:
         return JSONResponse(
-            error_dict(describe_failure()), 500
+            make_error_dict(describe_failure()), 500
         )  # it is raised on, to the edge, which writes down what it was
 
     @app.exception_handler(HTTPException)
     def unknown(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse(error_dict(Trouble(error.status_code, "path", "There is nothing here.")), error.status_code)
+        return JSONResponse(
+            make_error_dict(Trouble(error.status_code, "path", "There is nothing here.")), error.status_code
+        )
 
 
 def _run_plainly(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:

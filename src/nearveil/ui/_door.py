@@ -162,12 +162,12 @@ def _find_cookies(headers: dict[str, str], name: str) -> list[str]:
 
 
 async def _send_error(send: Any, trouble: Trouble) -> None:
-    body = json.dumps(error_dict(trouble)).encode()
+    body = json.dumps(make_error_dict(trouble)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": trouble.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-def error_dict(trouble: Trouble) -> dict[str, Any]:
+def make_error_dict(trouble: Trouble) -> dict[str, Any]:
     """Return what went wrong, for the page."""
     return {"code": trouble.code, "words": trouble.words, "paid": trouble.paid, "again": trouble.again}

@@ -174,7 +174,7 @@ def view_nearest(
         "saw": {
             **_view_messages(messages, nearest.sets, nearest.n_sets),
             "candidates": [
-                {"id": number, "name": nearest.names.get(number, ""), "image": image_address(image)}
+                {"id": number, "name": nearest.names.get(number, ""), "image": make_image_address(image)}
                 for number, image in shown
             ],
             "total": nearest.n_candidates,
@@ -207,7 +207,7 @@ def _view_match(match: Match) -> dict[str, Any]:
         "id": match.id,
         "name": match.name,
         "similarity": round(match.similarity, 4),
-        "image": image_address(match.image or b""),
+        "image": make_image_address(match.image or b""),
     }
 
 
@@ -225,7 +225,7 @@ def view_classified(found: Classified, balance: dict[str, Any]) -> dict[str, Any
     }
 
 
-def image_address(content: bytes) -> str:
+def make_image_address(content: bytes) -> str:
     """Return a thumbnail as an address that needs no request; empty if there is none, or one that is none.
 
     A few bytes of WebP can hold a gigabyte of pixels, and a browser would make room for all of them.

@@ -27,7 +27,7 @@ from nearveil.ui._views import (
     describe_balance,
     describe_new_listing,
     describe_spoiled,
-    image_address,
+    make_image_address,
     preview_cost,
     view_classified,
     view_free,
@@ -247,7 +247,7 @@ class PageSession:
                 self._pictures = {name: Picture(public)}
             picture, last = self._pictures[name], self._last
         known = last if last.map_id == name else Last()
-        return picture.draw(dict(known.seen), known.feature, known.sets, image_address)
+        return picture.draw(dict(known.seen), known.feature, known.sets, make_image_address)
 
     def _answer(self, key: str, asked: WaitingQuestion, listens: Callable[[], bool]) -> dict[str, Any]:
         """Return the answer to a question. It waits if it is paid for and nobody has heard the answer."""

@@ -165,7 +165,7 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
         classes, ballots, ballot = self._votes(y)
         declined = self._find_abstain_label(np.arange(2) if self.votes in MULTILABEL else classes)
         inferred = self.votes == "classes" and self.classes is None
-        plan, guarantee = self._plan(ballot, self._wish(), inferred=inferred)
+        plan, guarantee = self._plan(ballot, self._make_wish(), inferred=inferred)
         search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
         terms = self._terms(columns, plan, guarantee)
         return NeighborPoll(terms, classes, declined, ballots, search, self.votes)
@@ -355,7 +355,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimat
         columns = self._columns()
         X, y = check_records(columns, X, y, y_numeric=True)
         asked = ValueQuestion.make(float(self.low), float(self.high), self.method, self.depth)
-        plan, guarantee = self._plan(asked.ballot, self._wish(max_screened=0))
+        plan, guarantee = self._plan(asked.ballot, self._make_wish(max_screened=0))
         values = asked.votes(np.asarray(y, dtype=np.float64))
         search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
         return ValuePoll(self._terms(columns, plan, guarantee), asked, values, search)

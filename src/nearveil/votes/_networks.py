@@ -165,7 +165,7 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
         -------
         NetworkStudent
         """
-        images, labels = _channels_first(X), np.asarray(y)
+        images, labels = _move_channels_first(X), np.asarray(y)
         if labels.shape != (len(images),):
             raise ValueError("y must have one label for each image")
         self.classes_, codes = np.unique(labels, return_inverse=True)
@@ -173,7 +173,7 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
             raise ValueError("y must hold at least two classes")
         opinions = np.eye(len(self.classes_), dtype=np.float32)[codes]
         if unlabeled is not None:
-            others = _channels_first(unlabeled)
+            others = _move_channels_first(unlabeled)
             if others.shape[1:] != images.shape[1:]:
                 raise ValueError("unlabeled must hold images of the same shape as X")
             images = np.concatenate([images, others])
@@ -226,7 +226,7 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
 
     def _run(self, X: ArrayLike, step: Callable[[Any, Any], Any]) -> NDArray[np.float64]:
         check_is_fitted(self)
-        images = _channels_first(X)
+        images = _move_channels_first(X)
         if images.shape[1:] != self._shape:
             raise ValueError("X must hold images of the shape that the network was trained on")
         library = _Torch.load()
@@ -258,7 +258,7 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
                     running[rows] = _MEMORY * running[rows] + (1 - _MEMORY) * out.detach().softmax(dim=1)
                     counts = (rows < n_labels) | (running[rows].amax(dim=1) >= _SURE)
                     decided = epoch >= min(2, self.epochs // 2)
-                    loss = _loss(torch, out, running[rows], counts, decided=decided)
+                    loss = _compute_loss(torch, out, running[rows], counts, decided=decided)
                     optimiser.zero_grad()
                     loss.backward()
                     optimiser.step()
@@ -272,7 +272,7 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
         return tags
 
 
-def _loss(torch: Any, out: Any, opinions: Any, counts: Any, *, decided: bool) -> Any:
+def _compute_loss(torch: Any, out: Any, opinions: Any, counts: Any, *, decided: bool) -> Any:
     """Return the loss against the opinions that count: as they are at first, by their largest class later."""
     functional = torch.nn.functional
     targets = functional.one_hot(opinions.argmax(dim=1), opinions.shape[1]).to(out.dtype) if decided else opinions
@@ -280,7 +280,7 @@ def _loss(torch: Any, out: Any, opinions: Any, counts: Any, *, decided: bool) ->
     return (each * counts).sum() / counts.sum().clamp_min(1)
 
 
-def _channels_first(X: ArrayLike) -> NDArray[np.float32]:
+def _move_channels_first(X: ArrayLike) -> NDArray[np.float32]:
     images = np.asarray(X)
     if images.ndim not in (3, 4) or not len(images):
         raise ValueError("X must hold images of shape (n, height, width) or (n, height, width, channels)")

@@ -210,7 +210,7 @@ class PateClassifier(VotingClassifier):
         declined = self._find_abstain_label(classes)
         event = LaplaceNoisyMax if self.mechanism == "lnmax" else GaussianNoisyMax
         ballot = Ballot(event, len(classes), screened=self.mechanism == "confident-gnmax")
-        plan, guarantee = self._plan(ballot, self._wish(), inferred=self.classes is None)
+        plan, guarantee = self._plan(ballot, self._make_wish(), inferred=self.classes is None)
         teachers = train_teachers(
             RidgeClassifier() if self.estimator is None else self.estimator,
             rows,
@@ -221,7 +221,7 @@ class PateClassifier(VotingClassifier):
         )
         return TeacherPoll(self._terms(columns, plan, guarantee), classes, declined, teachers)
 
-    def _wish(self, **settled: Any) -> Wish:
+    def _make_wish(self, **settled: Any) -> Wish:
         if self.mechanism != "confident-gnmax":
             for name in ("screening_noise", "threshold", "max_screened"):
                 if getattr(self, name) is not None:
@@ -229,4 +229,4 @@ class PateClassifier(VotingClassifier):
             settled["max_screened"] = 0
         elif self.vote_noise is not None and None in (self.screening_noise, self.threshold):
             raise ValueError("screening_noise and threshold must be given: vote_noise is, so nothing is calibrated")
-        return super()._wish(n_neighbors=self.n_teachers, **settled)
+        return super()._make_wish(n_neighbors=self.n_teachers, **settled)

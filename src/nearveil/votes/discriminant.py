@@ -463,7 +463,7 @@ class _DiscriminantProblem:
         if n_folds < 2:
             return np.full((draws, np.count_nonzero(counts)), 1 / len(self.classes))
         right = np.zeros((draws, len(self.codes)))
-        for train, test in _quietly_split(StratifiedKFold(n_folds, shuffle=True, random_state=0), self.codes):
+        for train, test in _split_quietly(StratifiedKFold(n_folds, shuffle=True, random_state=0), self.codes):
             sums, images = self.sums(train).astype(np.float64), self.rows[test] / float(LONGEST)
             scale = noise * len(train) / len(self.codes)  # as large against these records as against all
             for draw in range(draws):
@@ -493,7 +493,7 @@ def _read_statistics(released: Rows, noise: float) -> NoisyStatistics:
     )
 
 
-def _quietly_split(folds: StratifiedKFold, codes: NDArray[np.int64]) -> Any:
+def _split_quietly(folds: StratifiedKFold, codes: NDArray[np.int64]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # tells of classes with few records
         yield from folds.split(codes, codes)

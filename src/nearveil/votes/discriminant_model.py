@@ -508,9 +508,9 @@ class PublicDiscriminant:
         projection = self.projection
         about = {
             "classes": _list_classes(self.classes),
-            "kind": _kind_of(self.classes),
+            "kind": _name_kind(self.classes),
             "n_features": projection.n_features,
-            "guarantee": _guarantee_fields(self.guarantee),
+            "guarantee": _list_guarantee_fields(self.guarantee),
         }
         arrays: dict[str, NDArray[Any]] = {
             "about": np.frombuffer(json.dumps(about, sort_keys=True).encode(), dtype=np.uint8),
@@ -527,23 +527,23 @@ class PublicDiscriminant:
 def check_publishable(classes: NDArray[Any], n_features: int, unit: str) -> None:
     """Refuse what no published model can hold: before anything is paid."""
     _check_words(unit)
-    if _kind_of(classes) not in _KINDS:
+    if _name_kind(classes) not in _KINDS:
         raise ValueError("classes must be text or numbers")
     labels = _list_classes(classes)
-    _read_classes(labels, _kind_of(classes))
+    _read_classes(labels, _name_kind(classes))
     if len(json.dumps(labels)) > _MOST_TEXT // 2:
         raise ValueError(f"classes must be at most {_MOST_TEXT // 2:,} bytes of text together")
     if n_features > MOST_FEATURES:
         raise ValueError(f"X must have at most {MOST_FEATURES:,} features; reduce their number before")
 
 
-def _kind_of(classes: NDArray[Any]) -> str:
+def _name_kind(classes: NDArray[Any]) -> str:
     kind = classes.dtype.kind
     return {"u": "i", "O": "U"}.get(kind, kind)
 
 
 def _list_classes(classes: NDArray[Any]) -> list[Any]:
-    return list(map(_KINDS[_kind_of(classes)], classes.tolist()))
+    return list(map(_KINDS[_name_kind(classes)], classes.tolist()))
 
 
 def _parse_about(values: NDArray[Any]) -> dict[str, Any]:
@@ -568,7 +568,7 @@ def _read_classes(labels: Any, kind: Any) -> NDArray[Any]:
         raise ModelError(f"classes must be a list of 1 to {MOST_CLASSES} labels")
     if not all(type(label) is expected for label in labels):
         raise ModelError("classes must be labels of one type")
-    if expected is str and not all(_fits(label) for label in labels):
+    if expected is str and not all(_is_showable(label) for label in labels):
         raise ModelError(f"classes must be labels of at most {_LONGEST_WORDS} characters that print")
     found = np.array(labels)
     if found.dtype.kind != kind or len(np.unique(found)) != len(found):
@@ -576,7 +576,7 @@ def _read_classes(labels: Any, kind: Any) -> NDArray[Any]:
     return found
 
 
-def _fits(text: Any) -> bool:
+def _is_showable(text: Any) -> bool:
     """Return whether it is text that can be shown: no control characters, none that turn the direction of others."""
     return isinstance(text, str) and len(text) <= _LONGEST_WORDS and text.isprintable()
 
@@ -592,7 +592,7 @@ def _read_projection(read: Message, n_features: int) -> ClassProjection:
     return ClassProjection(components, offset, scale, float(reach[0]), n_features)
 
 
-def _guarantee_fields(guarantee: Guarantee) -> dict[str, Any]:
+def _list_guarantee_fields(guarantee: Guarantee) -> dict[str, Any]:
     (event,) = guarantee.events
     return {
         "epsilon": guarantee.epsilon,
@@ -628,5 +628,5 @@ def _read_guarantee(fields: dict[str, Any]) -> Guarantee:
 
 
 def _check_words(*texts: Any) -> None:
-    if not all(map(_fits, texts)):
+    if not all(map(_is_showable, texts)):
         raise ModelError(f"unit and reason must be text of at most {_LONGEST_WORDS} characters that print")

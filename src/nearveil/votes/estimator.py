@@ -335,7 +335,7 @@ class VotingEstimator(PayingEstimator, ABC):
     def _make_poll(self, X: ArrayLike, y: ArrayLike) -> Poll:
         """Return a poll of these records. Called on a copy of the parameters that nobody else has."""
 
-    def _wish(self, **settled: Any) -> Wish:
+    def _make_wish(self, **settled: Any) -> Wish:
         """Return what the parameters ask for; what is `settled` is no parameter, or another than the user's."""
         names = {known.name for known in fields(Wish)} & set(self.get_params(deep=False))
         return Wish(**{**{name: getattr(self, name) for name in names}, **settled})
@@ -545,8 +545,8 @@ class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
         with poll.terms.spending.take_once(key, client) as debit:
             if debit.message is None:
                 (tally,) = poll.count_votes(query)
-                debit.store(votes_to_bytes(poll.classes, poll.release(tally.sums)))
-            votes = votes_from_bytes(debit.message or b"", poll.classes)
+                debit.store(encode_votes(poll.classes, poll.release(tally.sums)))
+            votes = decode_votes(debit.message or b"", poll.classes)
         answered = np.ones(1, dtype=np.bool_)
         return Answers(poll.labels(votes, answered), answered, votes)
 
@@ -564,14 +564,14 @@ class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
         return label
 
 
-def votes_to_bytes(classes: NDArray[Any], votes: NDArray[np.float64]) -> bytes:
+def encode_votes(classes: NDArray[Any], votes: NDArray[np.float64]) -> bytes:
     """Return the votes on one query, with what they are for, as they are kept: JSON, floats to the last bit."""
     told = {"classes": [str(name) for name in classes.tolist()], "votes": votes[0].tolist()}
     return json.dumps(told, separators=(",", ":")).encode()
 
 
-def votes_from_bytes(message: bytes, classes: NDArray[Any]) -> NDArray[np.float64]:
-    """Return what :func:`votes_to_bytes` wrote, shape (1, n_classes)."""
+def decode_votes(message: bytes, classes: NDArray[Any]) -> NDArray[np.float64]:
+    """Return what :func:`encode_votes` wrote, shape (1, n_classes)."""
     try:
         told = json.loads(message)
         votes = np.array([told["votes"]], dtype=np.float64)

@@ -97,8 +97,8 @@ def read_records(
 def _read_npz(path: Path, role: Role) -> RecordTable:
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            values = _one_of(arrays, ("X", "images"), role)
-            labels = _one_of(arrays, ("y", "labels"), role) if role == "PRIVATE" else None
+            values = _take_one_of(arrays, ("X", "images"), role)
+            labels = _take_one_of(arrays, ("y", "labels"), role) if role == "PRIVATE" else None
     except (ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
         if isinstance(error, LabelInputError):
             raise
@@ -109,10 +109,10 @@ def _read_npz(path: Path, role: Role) -> RecordTable:
         return RecordTable(values)
     if labels.shape != values.shape[:1]:
         raise LabelInputError("PRIVATE: y must hold one label for each row of X")
-    return RecordTable(values, labels=_texts(labels))
+    return RecordTable(values, labels=_read_labels(labels))
 
 
-def _one_of(arrays: Any, names: tuple[str, str], role: Role) -> NDArray[Any]:
+def _take_one_of(arrays: Any, names: tuple[str, str], role: Role) -> NDArray[Any]:
     there = [name for name in names if name in arrays]
     if len(there) != 1:
         raise LabelInputError(
@@ -121,7 +121,7 @@ def _one_of(arrays: Any, names: tuple[str, str], role: Role) -> NDArray[Any]:
     return np.asarray(arrays[there[0]])
 
 
-def _texts(labels: NDArray[Any]) -> tuple[str, ...]:
+def _read_labels(labels: NDArray[Any]) -> tuple[str, ...]:
     if labels.dtype.kind == "f" and np.isfinite(labels).all() and (labels == np.floor(labels)).all():
         labels = labels.astype(np.int64)
     if labels.dtype.kind not in "buiU":
@@ -132,14 +132,14 @@ def _texts(labels: NDArray[Any]) -> tuple[str, ...]:
 def _read_csv(path: Path, role: Role, columns: Sequence[str]) -> RecordTable:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            return _parse(file, role, columns)
+            return _parse_csv(file, role, columns)
     except UnicodeDecodeError:
         raise LabelInputError(f"{role} is no text in UTF-8: save it as CSV in that encoding") from None
     except csv.Error:
         raise LabelInputError(f"{role} is no CSV: a quote is not closed, or a cell is too long") from None
 
 
-def _parse(file: TextIO, role: Role, columns: Sequence[str]) -> RecordTable:
+def _parse_csv(file: TextIO, role: Role, columns: Sequence[str]) -> RecordTable:
     lines = (line for line in csv.reader(file) if line)
     header = [name.strip() for name in next(lines, [])]
     if len(set(header)) < len(header):
@@ -184,7 +184,7 @@ def _is_number(cell: str) -> bool:
 
 def _read_folder(path: Path, role: Role, side: int, progress: Tick | None) -> RecordTable:
     images, names, skipped = [], [], Counter[str]()
-    for name in sorted(_files(path)):
+    for name in sorted(_list_files(path)):
         found = _NO_PLACE if role == "PRIVATE" and len(name.parts) < 2 else _open_image(path / name, side)
         if isinstance(found, str):
             skipped[found] += 1
@@ -205,7 +205,7 @@ def _read_folder(path: Path, role: Role, side: int, progress: Tick | None) -> Re
     return RecordTable(np.stack(images), labels=labels, folders=tuple(folders), skipped=skipped)
 
 
-def _files(path: Path) -> Iterator[Path]:
+def _list_files(path: Path) -> Iterator[Path]:
     """Yield all files, relative to the folder, but hidden ones, and links to folders: a record may count once alone."""
 
     def stop(error: OSError) -> None:
@@ -268,7 +268,7 @@ def prepare_labelling(
     if asked.are_images != held.are_images:
         raise LabelInputError("PRIVATE and PUBLIC must be of one kind: images both, or vectors both")
     queries, records = (
-        _vectors(one, features, role, progress(f"features of {role}", len(one.values)))
+        _make_vectors(one, features, role, progress(f"features of {role}", len(one.values)))
         for one, role in ((asked, "PUBLIC"), (held, "PRIVATE"))
     )
     if queries.shape[1] != records.shape[1]:
@@ -286,9 +286,9 @@ def prepare_labelling(
         heading="file" if asked.names else "row",
         names=asked.names or tuple(map(str, range(len(queries)))),
         records=records,
-        codes=_codes(held.labels, known),
+        codes=_encode_labels(held.labels, known),
         classes=known,
-        notes=_notes(asked, listed is None),
+        notes=_make_notes(asked, listed is None),
     )
 
 
@@ -310,7 +310,7 @@ def _check_classes(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _vectors(records: RecordTable, features: ImageFeatures, role: str, tick: Tick) -> NDArray[np.floating]:
+def _make_vectors(records: RecordTable, features: ImageFeatures, role: str, tick: Tick) -> NDArray[np.floating]:
     values = records.values
     if features == "hog" and not records.are_images:
         raise LabelInputError(f"features hog needs images, and {role} holds vectors; leave it out")
@@ -326,7 +326,7 @@ def _vectors(records: RecordTable, features: ImageFeatures, role: str, tick: Tic
     return flat
 
 
-def _codes(labels: Sequence[str], classes: Sequence[str]) -> NDArray[np.int64]:
+def _encode_labels(labels: Sequence[str], classes: Sequence[str]) -> NDArray[np.int64]:
     numbers = {name: number for number, name in enumerate(classes)}
     try:
         return np.array([numbers[one] for one in labels], dtype=np.int64)
@@ -336,7 +336,7 @@ def _codes(labels: Sequence[str], classes: Sequence[str]) -> NDArray[np.int64]:
         ) from None
 
 
-def _notes(asked: RecordTable, classes_leak: bool) -> tuple[str, ...]:
+def _make_notes(asked: RecordTable, classes_leak: bool) -> tuple[str, ...]:
     notes = []
     if classes_leak:
         notes.append("The list of classes is PRIVATE's own and is not protected; `classes` gives one that is public.")

@@ -286,7 +286,7 @@ class _TorchEngine:
         wanted = min(length + 1, n)
         with torch.inference_mode():
             asked = torch.from_numpy(queries).to(self._device)
-            with _true_float32(self._device):
+            with _keep_float32(self._device):
                 scores = asked @ self._table.T
             _assert_exact(scores[0, :8].float().cpu().numpy(), queries[0], self._table[:8].cpu().numpy())
             keys = torch.sort(self._keys(*torch.topk(scores, wanted, dim=1, sorted=False)), dim=1).values
@@ -384,7 +384,7 @@ def _assert_exact(scores: Floats, query: Floats, rows: Floats) -> None:
 
 
 @contextmanager
-def _true_float32(device: str) -> Iterator[None]:
+def _keep_float32(device: str) -> Iterator[None]:
     """Keep torch from multiplying in fewer bits; its settings are as before afterwards."""
     import torch
 

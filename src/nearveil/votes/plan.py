@@ -23,9 +23,9 @@ from nearveil.privacy.noise import (
     Source,
     Table,
     add_noise,
-    alias_table,
     analytic_gaussian_scale,
     look_up,
+    make_alias_table,
 )
 
 _BITS = 320  # of weights while a table is made
@@ -57,7 +57,7 @@ class PoissonSample:
         """Draw, for each query afresh, the first `n_neighbors` ranks that its sample keeps; 0 is the nearest's."""
         if self.rate == 1:
             return np.broadcast_to(np.arange(n_neighbors), (n_queries, n_neighbors))
-        table, count = _gaps(self.rate), n_queries * n_neighbors
+        table, count = _make_gap_table(self.rate), n_queries * n_neighbors
         gaps = look_up(table, source.words(count), source)
         longer = np.flatnonzero(gaps == _REACH)
         while len(longer):
@@ -87,7 +87,7 @@ class PoissonSample:
 
 
 @lru_cache(maxsize=16)
-def _gaps(rate: float) -> Table:
+def _make_gap_table(rate: float) -> Table:
     """Return the table of how many records are left out before the next that is kept; the last cell means "more"."""
     keep = int(Fraction(rate) * (1 << _BITS))  # whole: a rate from 2^-20 has no bit below 2^-72
     leave, weight = (1 << _BITS) - keep, keep
@@ -96,7 +96,7 @@ def _gaps(rate: float) -> Table:
         weights.append(weight)
         weight = weight * leave >> _BITS
         rest = rest * leave >> _BITS
-    return alias_table([*weights, rest])
+    return make_alias_table([*weights, rest])
 
 
 UNIT = 2.0**-20
@@ -443,7 +443,7 @@ def _calibrate(wish: Wish, ballot: Ballot, target: float) -> float:
     def cost(noise: float) -> float:
         return _plan_at(wish, ballot, screens, noise).epsilon(wish.delta)
 
-    noise, slope = _first_guess(wish, ballot, screens, target), -1.0
+    noise, slope = _guess_noise(wish, ballot, screens, target), -1.0
     fixed = _plan_at(wish, ballot, screens, noise).screening if wish.screening_noise is not None else None
     screenings = [] if fixed is None else [SelfComposedDpEvent(fixed.event, wish.screened)]
     if find_epsilon(count_events(screenings), wish.delta) > target:
@@ -465,7 +465,7 @@ def _calibrate(wish: Wish, ballot: Ballot, target: float) -> float:
     return math.exp(min(safe)) * (1 + 2.0**-40)
 
 
-def _first_guess(wish: Wish, ballot: Ballot, screens: bool, target: float) -> float:
+def _guess_noise(wish: Wish, ballot: Ballot, screens: bool, target: float) -> float:
     """Return the noise that a Gaussian mechanism without sampling would need, times the sampling rate."""
     plan = _plan_at(wish, ballot, screens, 1.0)
     leaf, times = split_event(plan.votes.mechanism)[0]

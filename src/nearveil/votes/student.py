@@ -311,7 +311,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(shown) < 2:
             raise ValueError("public must hold at least two rows: the student learns from them")
         shares, rng = self._check_parameters(), check_random_state(self.random_state)
-        self._takes_images = bool(get_tags(self._new_student(0)).input_tags.three_d_array)
+        self._takes_images = bool(get_tags(self._make_student(0)).input_tags.three_d_array)
         components = min(max(len(shown) // 40, 8), 64) if self.n_components is None else self.n_components
         self._space = HalfWhitening(components).fit(_extract_rows(shown, self.features))
         first, space = self._rows(private), self._rows(shown)
@@ -324,7 +324,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if not caps["max_answered"]:
                 break
             if number:
-                rows, space = self._student_space(private if self._takes_images else first, lessons)
+                rows, space = self._transform_rows(private if self._takes_images else first, lessons)
                 voter = self._voter(**_fix_parameters(self.plan_, caps)).fit(rows, y)
             seeds = [int(seed) for seed in rng.randint(2**31, size=2)]
             asked = choose_typical(normalize_rows(space), caps.get("max_screened", caps["max_answered"]), seeds[0])
@@ -391,7 +391,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError('voter must vote on classes: votes must be "classes" or "soft"')
         if not _is_row_exact(self.features):
             raise ValueError("features must be row-exact: functools.partial(extractor.extract, row_exact=True)")
-        if self.rounds > 1 and not any(hasattr(self._new_student(0), name) for name in _FEATURE_METHODS):
+        if self.rounds > 1 and not any(hasattr(self._make_student(0), name) for name in _FEATURE_METHODS):
             raise ValueError(f"student must have one of {', '.join(_FEATURE_METHODS)} for a second round")
         return shares
 
@@ -408,14 +408,14 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _rows(self, X: NDArray[Any]) -> Rows:
         return _map_rows(X, self.features, self._space)
 
-    def _new_student(self, seed: int) -> Any:
+    def _make_student(self, seed: int) -> Any:
         # The scores of pairs of classes are features; those of single classes are rounded to places.
         student = SVC(decision_function_shape="ovo") if self.student is None else clone(self.student)
         if student.get_params().get("random_state", 0) is None:
             student.set_params(random_state=seed)
         return student
 
-    def _student_space(self, private: NDArray[Any], lessons: NDArray[Any]) -> tuple[Rows, Rows]:
+    def _transform_rows(self, private: NDArray[Any], lessons: NDArray[Any]) -> tuple[Rows, Rows]:
         """Return private and public rows in the student's features, centred by the public ones."""
         # One by one: what a batch makes of a row may depend on the other rows, down to the last bit.
         singles = (private[i : i + 1] for i in range(len(private)))
@@ -454,7 +454,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return agreed
 
     def _train_student(self, lessons: NDArray[Any], labels: NDArray[Any], seed: int) -> Any:
-        student = self._new_student(seed) if len(np.unique(labels)) > 1 else DummyClassifier(strategy="most_frequent")
+        student = self._make_student(seed) if len(np.unique(labels)) > 1 else DummyClassifier(strategy="most_frequent")
         return student.fit(lessons, labels)
 
 

@@ -30,7 +30,7 @@ _LEAST_STEP = 1e-4
 _PURE = 1e-9  # a delta below is what samplers of finite precision cost
 
 
-def proportion(hits: NDArray[np.int64] | int, runs: int, mistake: float) -> tuple[Floats, Floats]:
+def bound_proportion(hits: NDArray[np.int64] | int, runs: int, mistake: float) -> tuple[Floats, Floats]:
     """Return the Clopper-Pearson interval of a probability, each end wrong with `mistake` / 2 at most (Lemma 1)."""
     counts = np.asarray(hits)
     low = np.where(counts > 0, betaincinv(np.maximum(counts, 1), runs - counts + 1, mistake / 2), 0.0)
@@ -38,7 +38,7 @@ def proportion(hits: NDArray[np.int64] | int, runs: int, mistake: float) -> tupl
     return low, high
 
 
-def event_epsilon(
+def bound_event_epsilon(
     hits: NDArray[np.int64] | int,
     false_hits: NDArray[np.int64] | int,
     runs: int,
@@ -50,8 +50,8 @@ def event_epsilon(
     No guarantee of (epsilon, delta) with an epsilon below the lower end can be true, unless something happened
     whose probability is at most `mistake` / 2. Attacked by ``tests/audit/test_bounds.py``.
     """
-    p_low, p_high = proportion(hits, runs, mistake / 2)
-    q_low, q_high = proportion(false_hits, runs, mistake / 2)
+    p_low, p_high = bound_proportion(hits, runs, mistake / 2)
+    q_low, q_high = bound_proportion(false_hits, runs, mistake / 2)
     with np.errstate(divide="ignore", invalid="ignore"):
         low = np.log(np.maximum(p_low - delta, 0) / q_high)
         high = np.log(np.maximum(p_high - delta, 0) / q_low)
@@ -78,12 +78,12 @@ class Moments:
         odds = math.log(1 / mistake) / self.count
         if self.mean >= 1:
             return 1.0
-        if _divergence(self.mean, 1 - 1e-15) <= odds:
+        if _compute_divergence(self.mean, 1 - 1e-15) <= odds:
             return 1.0
-        return float(brentq(lambda at: _divergence(self.mean, at) - odds, max(self.mean, 1e-300), 1 - 1e-15))
+        return float(brentq(lambda at: _compute_divergence(self.mean, at) - odds, max(self.mean, 1e-300), 1 - 1e-15))
 
 
-def _divergence(mean: float, at: float) -> float:
+def _compute_divergence(mean: float, at: float) -> float:
     """Return the Kullback-Leibler divergence of two coins."""
     hit = mean * math.log(mean / at) if mean > 0 else 0.0
     return hit + (1 - mean) * math.log((1 - mean) / (1 - at))
@@ -137,7 +137,7 @@ class HockeyStick:
         return shown, max(highest, shown)
 
 
-def ladder(epsilon: float) -> Floats:
+def list_epsilons(epsilon: float) -> Floats:
     """Return the epsilons that are tried, rising from 0: fine around what is stated, coarser far above it."""
     stated = min(epsilon, 10.0) if math.isinf(epsilon) else epsilon
     step = max(stated * 4 / _FINE, _LEAST_STEP)
@@ -148,7 +148,7 @@ def ladder(epsilon: float) -> Floats:
     return np.concatenate([fine, beyond])
 
 
-def one_run_epsilon(correct: int, guesses: int, records: int, delta: float, mistake: float) -> float:
+def bound_one_run_epsilon(correct: int, guesses: int, records: int, delta: float, mistake: float) -> float:
     """Return the epsilon that one run with many records shows (Theorem 6; Steinke, Nasr and Jagielski 2023).
 
     0 where nothing is shown, which is always so if ``records * delta`` reaches `mistake`.
@@ -156,7 +156,7 @@ def one_run_epsilon(correct: int, guesses: int, records: int, delta: float, mist
     rest = mistake - records * delta
     if rest <= 0 or guesses == 0:
         return 0.0
-    chance = float(proportion(correct, guesses, 2 * rest)[0])
+    chance = float(bound_proportion(correct, guesses, 2 * rest)[0])
     return max(0.0, math.log(chance / (1 - chance))) if 0 < chance < 1 else 0.0
 
 
@@ -177,7 +177,7 @@ _MOST_RECORDS = 4096  # of one run
 _SHARES = np.geomspace(0.002, 0.5, 40)
 
 
-def likelihood(outcomes: Outcomes) -> Floats:
+def score_likelihood(outcomes: Outcomes) -> Floats:
     """Score by the log-likelihood ratio: the best score there is, if the density is right."""
     assert outcomes.losses is not None
     return outcomes.losses
@@ -307,7 +307,7 @@ def choose_event(first: Floats, second: Floats, delta: float, mistake: float) ->
         counts = up if above else [runs - one for one in up]
         for swapped in (False, True):
             hits, false_hits = counts[::-1] if swapped else counts
-            shown = event_epsilon(hits, false_hits, runs, delta, mistake)[0]
+            shown = bound_event_epsilon(hits, false_hits, runs, delta, mistake)[0]
             at = int(np.argmax(shown))
             best.append(Event(float(thresholds[at]), above, swapped, float(shown[at])))
     return max(best, key=lambda event: event.promising)
@@ -324,7 +324,7 @@ class Direction:
 def choose_direction(first: Floats, second: Floats, epsilon: float, delta: float, mistake: float) -> Direction:
     """Return the direction whose divergence shows more, by the losses in either world."""
     found = [
-        Direction(swapped, HockeyStick(own).interval(delta, mistake, ladder(epsilon))[0])
+        Direction(swapped, HockeyStick(own).interval(delta, mistake, list_epsilons(epsilon))[0])
         for swapped, own in ((False, first), (True, -second))
     ]
     return max(found, key=lambda one: one.promising)
@@ -348,7 +348,9 @@ class Slices:
 
     def find_misfit(self, first: Floats, second: Floats, mistake: float) -> str | None:
         """Say where stated losses of runs under P and under Q are not of one density (Theorem 7)."""
-        p, q = (proportion(self._hits(one), len(one), mistake / (2 * len(self.low))) for one in (first, second))
+        p, q = (
+            bound_proportion(self._count_hits(one), len(one), mistake / (2 * len(self.low))) for one in (first, second)
+        )
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             too_many = p[0] > np.exp(self.high) * q[1] * (1 + _FORGIVEN)
             too_few = p[1] < np.exp(self.low) * q[0] * (1 - _FORGIVEN)
@@ -359,7 +361,7 @@ class Slices:
         low, high, least, most = (float(ends[wrong[0]]) for ends in (self.low, self.high, *true))
         return f"where the stated log-ratio is {low:.3g} to {high:.3g}, it lies between {least:.3g} and {most:.3g}"
 
-    def _hits(self, losses: Floats) -> NDArray[np.int64]:
+    def _count_hits(self, losses: Floats) -> NDArray[np.int64]:
         ordered = np.sort(losses)
         found = np.searchsorted(ordered, self.high, side="right") - np.searchsorted(ordered, self.low)
         return found.astype(np.int64)
@@ -386,7 +388,7 @@ def choose_guesser(first: Floats, second: Floats, mistake: float) -> Guesser:
         guesser = Guesser(float(low), float(high)) if low < high else Guesser(float(np.nextafter(high, -1e300)), high)
         right = int((guesser(first) == 1).sum() + (guesser(second) == -1).sum())
         guessed = int((guesser(pooled) != 0).sum())
-        shown = float(proportion(right, guessed, 2 * mistake)[0]) if guessed else 0.0
+        shown = float(bound_proportion(right, guessed, 2 * mistake)[0]) if guessed else 0.0
         if shown > most:
             best, most = guesser, shown
     return best
@@ -406,4 +408,4 @@ def run_once(
     coins = source.words(records) % np.uint64(2) == 1
     guesses = guesser(score(experiment.read(experiment.together(coins, pair, source), pair)))
     right = int(((guesses == 1) & coins).sum() + ((guesses == -1) & ~coins).sum())
-    return one_run_epsilon(right, int((guesses != 0).sum()), records, delta, mistake)
+    return bound_one_run_epsilon(right, int((guesses != 0).sum()), records, delta, mistake)

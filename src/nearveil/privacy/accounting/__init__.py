@@ -31,16 +31,21 @@ from scipy.optimize import brentq
 from nearveil.errors import NearveilError
 from nearveil.privacy.accounting._loss import (
     Curve,
-    gaussian_curve,
-    laplace_curve,
-    loss_delta,
-    loss_epsilon,
+    find_loss_delta,
+    find_loss_epsilon,
+    make_gaussian_curve,
+    make_laplace_curve,
+    make_response_curve,
+    make_sampled_curve,
     open_curve,
-    response_curve,
-    reversed_curve,
-    sampled_curve,
+    reverse_curve,
 )
-from nearveil.privacy.accounting.screening import binary_rdp, screening_curve, screening_epsilon, screening_rdp
+from nearveil.privacy.accounting.screening import (
+    compute_binary_rdp,
+    compute_screening_rdp,
+    screening_curve,
+    screening_epsilon,
+)
 from nearveil.privacy.checks import (
     check_choice,
     check_count,
@@ -211,23 +216,25 @@ class RdpAccountant(Accountant):
 
     @singledispatchmethod
     def _curve(self, leaf: DpEvent) -> NDArray[np.float64]:
-        return self._library_curve(leaf, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        return self._compute_library_curve(leaf, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
 
     @_curve.register
     def _(self, leaf: dp.RandomizedResponseDpEvent) -> NDArray[np.float64]:
-        return self._library_curve(leaf, dp.NeighboringRelation.REPLACE_ONE)
+        return self._compute_library_curve(leaf, dp.NeighboringRelation.REPLACE_ONE)
 
     @_curve.register
     def _(self, leaf: PureDp) -> NDArray[np.float64]:
         yes, no = -np.logaddexp(0, -leaf.epsilon), -np.logaddexp(0, leaf.epsilon)
         log_p = np.array([[yes], [no]])
-        return np.array([min(float(binary_rdp(a, log_p, log_p[::-1])[0]), leaf.epsilon) for a in self.orders])
+        return np.array([min(float(compute_binary_rdp(a, log_p, log_p[::-1])[0]), leaf.epsilon) for a in self.orders])
 
     @_curve.register
     def _(self, leaf: SampledScreening) -> NDArray[np.float64]:
-        return np.array([screening_rdp(a, leaf.screening, sampling_rate=leaf.sampling_rate).value for a in self.orders])
+        return np.array(
+            [compute_screening_rdp(a, leaf.screening, sampling_rate=leaf.sampling_rate).value for a in self.orders]
+        )
 
-    def _library_curve(self, leaf: DpEvent, relation: dp.NeighboringRelation) -> NDArray[np.float64]:
+    def _compute_library_curve(self, leaf: DpEvent, relation: dp.NeighboringRelation) -> NDArray[np.float64]:
         curve = dp_rdp.RdpAccountant(self.orders, relation).compose(leaf).rdp
         # Where rounding has made a divergence negative the library would read it as perfect privacy. Where the truth is
         # below its rounding, some 1e-15, it may say anything, also 0: so that much is added, against the spender.
@@ -242,54 +249,54 @@ class LossCurves(NamedTuple):
     times: int
 
 
-def _same_both_ways(curve: Curve, times: int) -> LossCurves:
+def _make_symmetric(curve: Curve, times: int) -> LossCurves:
     return LossCurves(curve, curve, times)
 
 
 @singledispatch
-def loss_curves(leaf: DpEvent, times: int) -> LossCurves:  # noqa: ARG001
+def make_loss_curves(leaf: DpEvent, times: int) -> LossCurves:  # noqa: ARG001
     """Return the curves of a mechanism that runs so many times, or raise UnsupportedEventError."""
     raise UnsupportedEventError(f"no privacy loss is known for {leaf}")
 
 
-@loss_curves.register
+@make_loss_curves.register
 def _(leaf: dp.NonPrivateDpEvent, times: int) -> LossCurves:  # noqa: ARG001
-    return _same_both_ways(open_curve, times)
+    return _make_symmetric(open_curve, times)
 
 
-@loss_curves.register
+@make_loss_curves.register
 def _(leaf: dp.GaussianDpEvent, times: int) -> LossCurves:
-    return _same_both_ways(gaussian_curve(leaf.noise_multiplier), times)
+    return _make_symmetric(make_gaussian_curve(leaf.noise_multiplier), times)
 
 
-@loss_curves.register
+@make_loss_curves.register
 def _(leaf: dp.LaplaceDpEvent, times: int) -> LossCurves:
-    return _same_both_ways(laplace_curve(leaf.noise_multiplier), times)
+    return _make_symmetric(make_laplace_curve(leaf.noise_multiplier), times)
 
 
-@loss_curves.register
+@make_loss_curves.register
 def _(leaf: dp.RandomizedResponseDpEvent, times: int) -> LossCurves:
     lie, told = leaf.noise_parameter / leaf.num_buckets, 1 - leaf.noise_parameter
-    return _same_both_ways(response_curve(math.log1p(told / lie), told + lie) if lie > 0 else open_curve, times)
+    return _make_symmetric(make_response_curve(math.log1p(told / lie), told + lie) if lie > 0 else open_curve, times)
 
 
-@loss_curves.register
+@make_loss_curves.register
 def _(leaf: PureDp, times: int) -> LossCurves:
-    return _same_both_ways(response_curve(leaf.epsilon, 1 / (1 + math.exp(-leaf.epsilon))), times)
+    return _make_symmetric(make_response_curve(leaf.epsilon, 1 / (1 + math.exp(-leaf.epsilon))), times)
 
 
-@loss_curves.register
+@make_loss_curves.register
 def _(leaf: SampledScreening, times: int) -> LossCurves:
     curve = screening_curve(times, leaf.screening, sampling_rate=leaf.sampling_rate)
     return LossCurves(curve.reversed().excess_at, curve.excess_at, 1)
 
 
-@loss_curves.register
+@make_loss_curves.register
 def _(leaf: dp.PoissonSampledDpEvent, times: int) -> LossCurves:
     if not isinstance(leaf.event, dp.GaussianDpEvent | dp.LaplaceDpEvent):
         raise UnsupportedEventError(f"no privacy loss is known for a Poisson sample of {leaf.event}")
-    remove = sampled_curve(loss_curves(leaf.event, 1).remove, leaf.sampling_probability)
-    return LossCurves(remove, reversed_curve(remove), times)
+    remove = make_sampled_curve(make_loss_curves(leaf.event, 1).remove, leaf.sampling_probability)
+    return LossCurves(remove, reverse_curve(remove), times)
 
 
 @dataclass
@@ -311,34 +318,36 @@ class PldAccountant(Accountant):
 
     def epsilon(self, delta: float) -> float:
         check_delta(delta)
-        worst = max(loss_epsilon(parts, delta) for parts in self._directions())
+        worst = max(find_loss_epsilon(parts, delta) for parts in self._directions())
         best = min(worst.value, sum_pure_epsilons(self.spent))
-        return best if worst.tight else min(best, self._by_rdp("epsilon", delta))
+        return best if worst.tight else min(best, self._ask_rdp("epsilon", delta))
 
     def delta(self, epsilon: float) -> float:
         if check_epsilon(epsilon) >= sum_pure_epsilons(self.spent):
             return 0.0
-        worst = max(loss_delta(parts, epsilon) for parts in self._directions())
-        return worst.value if worst.tight else min(worst.value, self._by_rdp("delta", epsilon))
+        worst = max(find_loss_delta(parts, epsilon) for parts in self._directions())
+        return worst.value if worst.tight else min(worst.value, self._ask_rdp("delta", epsilon))
 
     def _directions(self) -> list[list[tuple[Curve, int]]]:
         """Return what is to be composed: for removing a record, and for adding one where that differs."""
         gaussians = [(leaf, times) for leaf, times in self.spent if isinstance(leaf, dp.GaussianDpEvent)]
-        curves = [loss_curves(leaf, times) for leaf, times in self.spent if not isinstance(leaf, dp.GaussianDpEvent)]
+        curves = [
+            make_loss_curves(leaf, times) for leaf, times in self.spent if not isinstance(leaf, dp.GaussianDpEvent)
+        ]
         if gaussians:  # they compose to one with less noise, exactly
             inverse = math.hypot(*(math.sqrt(times) / leaf.noise_multiplier for leaf, times in gaussians))
-            curves.append(loss_curves(dp.GaussianDpEvent(1 / inverse), 1))
+            curves.append(make_loss_curves(dp.GaussianDpEvent(1 / inverse), 1))
         remove, add = [(one.remove, one.times) for one in curves], [(one.add, one.times) for one in curves]
         return [remove] if remove == add else [remove, add]
 
-    def _by_rdp(self, question: Literal["epsilon", "delta"], given: float) -> float:
+    def _ask_rdp(self, question: Literal["epsilon", "delta"], given: float) -> float:
         try:
             return float(getattr(RdpAccountant(self.spent), question)(given))
         except UnsupportedEventError:
             return math.inf
 
     def _dry_run(self, leaf: DpEvent) -> None:
-        loss_curves(leaf, 0)
+        make_loss_curves(leaf, 0)
 
 
 @dataclass

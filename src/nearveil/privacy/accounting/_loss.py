@@ -20,9 +20,9 @@ from scipy import fft
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
-from nearveil.privacy.accounting.binary import multiples
+from nearveil.privacy.accounting.binary import list_multiples
 from nearveil.privacy.checks import MAX_EPSILON, ROUNDING
-from nearveil.privacy.noise import gaussian_deltas
+from nearveil.privacy.noise import compute_gaussian_deltas
 
 Floats = NDArray[np.float64]
 Curve = Callable[[Floats], Floats]
@@ -43,33 +43,33 @@ _NEAR = np.geomspace(1e-6, 0.5, 96)
 _SHARES = np.union1d(_NEAR, 1 - _NEAR)  # of the range of a loss, dense at both ends
 
 
-def gaussian_curve(noise_multiplier: float) -> Curve:
+def make_gaussian_curve(noise_multiplier: float) -> Curve:
     """Return the curve of Gaussian noise; it is the same in both directions."""
     # With so little noise, and with less, every loss up to the largest is as good as certain to be passed.
     multiplier = min(max(noise_multiplier * _IN, 1e-6), 1e15)
 
     def curve(logs: Floats) -> Floats:
-        return _symmetric(logs, gaussian_deltas(multiplier, np.abs(logs)))
+        return _mirror(logs, compute_gaussian_deltas(multiplier, np.abs(logs)))
 
     return curve
 
 
-def laplace_curve(noise_multiplier: float) -> Curve:
+def make_laplace_curve(noise_multiplier: float) -> Curve:
     """Return the curve of Laplace noise; it is the same in both directions."""
     largest = _UP / noise_multiplier
 
     def curve(logs: Floats) -> Floats:
-        return _symmetric(logs, -np.expm1(np.minimum((np.abs(logs) - largest) / 2, 0)))
+        return _mirror(logs, -np.expm1(np.minimum((np.abs(logs) - largest) / 2, 0)))
 
     return curve
 
 
-def response_curve(epsilon: float, truth: float) -> Curve:
+def make_response_curve(epsilon: float, truth: float) -> Curve:
     """Return the curve of randomised response that tells the truth with this probability."""
     largest = epsilon * _UP
 
     def curve(logs: Floats) -> Floats:
-        return _symmetric(logs, -truth * _UP * np.expm1(np.minimum(np.abs(logs) - largest, 0)))
+        return _mirror(logs, -truth * _UP * np.expm1(np.minimum(np.abs(logs) - largest, 0)))
 
     return curve
 
@@ -79,7 +79,7 @@ def open_curve(logs: Floats) -> Floats:
     return np.exp(np.minimum(logs, 0))
 
 
-def sampled_curve(curve: Curve, rate: float) -> Curve:
+def make_sampled_curve(curve: Curve, rate: float) -> Curve:
     """Return the curve of a mechanism on a Poisson sample, the record above the line ("remove")."""
 
     def sampled(logs: Floats) -> Floats:
@@ -93,7 +93,7 @@ def sampled_curve(curve: Curve, rate: float) -> Curve:
     return sampled
 
 
-def reversed_curve(curve: Curve) -> Curve:
+def reverse_curve(curve: Curve) -> Curve:
     """Return the curve of Q against P."""
 
     def reverse(logs: Floats) -> Floats:
@@ -102,7 +102,7 @@ def reversed_curve(curve: Curve) -> Curve:
     return reverse
 
 
-def _symmetric(logs: Floats, values: Floats) -> Floats:
+def _mirror(logs: Floats, values: Floats) -> Floats:
     """Return ``values``, those of both directions at ``abs(logs)``, for either sign."""
     return np.asarray(np.minimum(values * _UP, 1) * np.exp(np.minimum(logs, 0)) * _UP)
 
@@ -114,17 +114,17 @@ class Bound(NamedTuple):
     tight: bool
 
 
-def loss_epsilon(parts: Parts, delta: float) -> Bound:
+def find_loss_epsilon(parts: Parts, delta: float) -> Bound:
     """Return an epsilon, or infinity, at which mechanisms, each run so often, are private in one direction."""
     parts, count = _count(parts)
-    if _total(parts, MAX_EPSILON) > delta:
+    if _sum_curves(parts, MAX_EPSILON) > delta:
         return Bound(math.inf, tight=True)
-    if _total(parts, 0.0) <= delta:
+    if _sum_curves(parts, 0.0) <= delta:
         return Bound(0.0, tight=True)
     if count > _MOST:
         return Bound(math.inf, tight=False)
     if count == 1:
-        return Bound(_reach(parts[0][0], delta, 1e-13), tight=True)
+        return Bound(_find_reach(parts[0][0], delta, 1e-13), tight=True)
     # One grid for deltas that are about the same, so that a larger one never has a larger epsilon.
     level = 2.0 ** math.floor(math.log2(delta))
     tilt, guess = _Sketch.of(parts, level).for_delta(level)
@@ -133,13 +133,13 @@ def loss_epsilon(parts: Parts, delta: float) -> Bound:
     return Bound(found, composed is not None and composed.tight and composed.losses[0] < found < math.inf)
 
 
-def loss_delta(parts: Parts, epsilon: float) -> Bound:
+def find_loss_delta(parts: Parts, epsilon: float) -> Bound:
     """Return a delta of at most 1 at which mechanisms, each run so often, are private in one direction."""
     parts, count = _count(parts)
-    simple = min(_total(parts, 0.0), 1.0)
+    simple = min(_sum_curves(parts, 0.0), 1.0)
     if count <= 1:
-        return Bound(min(_total(parts, epsilon), 1.0), tight=True)
-    if _total(parts, MAX_EPSILON) >= 1:
+        return Bound(min(_sum_curves(parts, epsilon), 1.0), tight=True)
+    if _sum_curves(parts, MAX_EPSILON) >= 1:
         return Bound(simple, tight=True)
     if count > _MOST:
         return Bound(simple, tight=False)
@@ -151,20 +151,20 @@ def loss_delta(parts: Parts, epsilon: float) -> Bound:
 
 def _count(parts: Parts) -> tuple[Parts, int]:
     """Return the parts that have a loss at all, and how many mechanisms they are together."""
-    kept = [(curve, times) for curve, times in parts if _at(curve, 0.0) > 0]
+    kept = [(curve, times) for curve, times in parts if _evaluate_at(curve, 0.0) > 0]
     return kept, sum(times for _, times in kept)
 
 
-def _total(parts: Parts, log: float) -> float:
+def _sum_curves(parts: Parts, log: float) -> float:
     """Return the sum of all curves; at 0 it bounds that of the composition, as total variation does."""
-    return math.fsum(times * _at(curve, log) for curve, times in parts) * _UP
+    return math.fsum(times * _evaluate_at(curve, log) for curve, times in parts) * _UP
 
 
-def _at(curve: Curve, log: float) -> float:
+def _evaluate_at(curve: Curve, log: float) -> float:
     return float(curve(np.array([log]))[0])
 
 
-def _reach(curve: Curve, level: float, precision: float) -> float:
+def _find_reach(curve: Curve, level: float, precision: float) -> float:
     """Return a loss, the least up to `precision` and at most the largest, at which the curve is down to `level`."""
     low, high = 0.0, MAX_EPSILON
     while high - low > precision * high > 1e-300:
@@ -175,9 +175,9 @@ def _reach(curve: Curve, level: float, precision: float) -> float:
     return float(high)
 
 
-def _range(curve: Curve, level: float) -> tuple[float, float]:
+def _find_range(curve: Curve, level: float) -> tuple[float, float]:
     """Return how far the loss of one mechanism goes, down and up, until what is left is negligible."""
-    return _reach(reversed_curve(curve), max(level, 1e-20), 1e-9), _reach(curve, max(level, 1e-305), 1e-9)
+    return _find_reach(reverse_curve(curve), max(level, 1e-20), 1e-9), _find_reach(curve, max(level, 1e-305), 1e-9)
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class _Sketch:
     def of(cls, parts: Parts, delta: float) -> "_Sketch":
         seen = []
         for curve, times in parts:
-            low, high = _range(curve, delta * 1e-9 / times)
+            low, high = _find_range(curve, delta * 1e-9 / times)
             points = np.concatenate([-low * _SHARES[::-1], high * _SHARES])
             seen.append((points, curve(points) * np.gradient(points), times))
         variance = sum(2 * times * float(np.sum(weights)) for _, weights, times in seen)
@@ -236,7 +236,7 @@ class _Losses:
     def of(cls, curve: Curve, times: int, spacing: float, reach: tuple[float, float]) -> "_Losses":
         """Connect the dots: H is convex in a, so its chords lie above it, and they are the H of a distribution."""
         first, last = -math.ceil(reach[0] / spacing) - 1, math.ceil(reach[1] / spacing) + 1
-        excess = curve(multiples(spacing, first, last) * _IN)
+        excess = curve(list_multiples(spacing, first, last) * _IN)
         steps = np.diff(excess)
         right = np.append(steps, 0.0) / math.expm1(spacing)
         left = np.append(excess[:1], steps / -math.expm1(-spacing))  # the first chord goes to H(0) = 1
@@ -257,7 +257,7 @@ class _Losses:
 
     @cached_property
     def losses(self) -> Floats:
-        return multiples(self.spacing, self.first, self.last)
+        return list_multiples(self.spacing, self.first, self.last)
 
     @cached_property
     def log_mass(self) -> Floats:
@@ -337,7 +337,7 @@ class _Convolution:
 
 def _convolve(parts: Parts, tilt: float, epsilon: float, delta: float) -> _Convolution | None:
     """Return the convolution of all parts, tilted, on a grid for about this epsilon and delta; None without one."""
-    reaches = [_range(curve, delta * 1e-7 / times) for curve, times in parts]
+    reaches = [_find_range(curve, delta * 1e-7 / times) for curve, times in parts]
     # Rounding one loss to the grid adds about (tilt + 1) spacing^2 / 12 to epsilon.
     rounded = sum(times for _, times in parts) * (tilt + 1) / (12 * epsilon)
     spacing = max(math.sqrt(_GRID_SHARE / rounded), 2 * max(map(sum, reaches)) / _LONGEST)
@@ -348,9 +348,9 @@ def _convolve(parts: Parts, tilt: float, epsilon: float, delta: float) -> _Convo
         losses = [
             _Losses.of(curve, times, spacing, reach) for (curve, times), reach in zip(parts, reaches, strict=True)
         ]
-        window = _window(losses, tilt)
+        window = _find_window(losses, tilt)
         if window.size <= _LONGEST:
-            return _tilted_sum(losses, tilt, window, tight=spacing**2 * rounded < _LOOSE)
+            return _convolve_tilted(losses, tilt, window, tight=spacing**2 * rounded < _LOOSE)
         spacing *= 1.1 * window.size / _LONGEST
     return None
 
@@ -367,7 +367,7 @@ class _Window(NamedTuple):
         return self.last - self.first + 1
 
 
-def _window(losses: Sequence[_Losses], tilt: float) -> _Window:
+def _find_window(losses: Sequence[_Losses], tilt: float) -> _Window:
     """Return a window outside of which there is hardly any tilted mass, by Chernoff's bound."""
 
     def moment(more: float) -> float:
@@ -389,7 +389,7 @@ def _window(losses: Sequence[_Losses], tilt: float) -> _Window:
     return _Window(first, top, 0.0) if last >= top else _Window(first, last, 2 * math.exp(-_TAIL))
 
 
-def _tilted_sum(losses: Sequence[_Losses], tilt: float, window: _Window, *, tight: bool) -> _Convolution:
+def _convolve_tilted(losses: Sequence[_Losses], tilt: float, window: _Window, *, tight: bool) -> _Convolution:
     """Return the tilted distribution of the sum in a window; what lies outside comes back into it, which is safe."""
     size = 2 ** math.ceil(math.log2(max(window.size, *(len(one.mass) for one in losses), 16)))
     moment, norms, offset = 0.0, 0.0, 0
@@ -404,10 +404,10 @@ def _tilted_sum(losses: Sequence[_Losses], tilt: float, window: _Window, *, tigh
         with np.errstate(divide="ignore"):
             strong = (product != 0) & (one.times * np.log(np.abs(spectrum)) > _WEAK)
         product[~strong] = 0
-        product[strong] *= _power(spectrum[strong], one.times)
+        product[strong] *= _raise_to_power(spectrum[strong], one.times)
     surplus = sum(one.times * one.surplus for one in losses)
     return _Convolution(
-        losses=multiples(losses[0].spacing, window.first, window.last),
+        losses=list_multiples(losses[0].spacing, window.first, window.last),
         mass=np.maximum(np.roll(fft.irfft(product, size), offset - window.first)[: window.size], 0),
         tilt=tilt,
         moment=moment,
@@ -418,7 +418,7 @@ def _tilted_sum(losses: Sequence[_Losses], tilt: float, window: _Window, *, tigh
     )
 
 
-def _power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
+def _raise_to_power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
     """Return the power by squaring, so that its error is that of so many multiplications."""
     result = np.ones_like(base)
     while exponent:

@@ -89,7 +89,7 @@ class PrivacyCurve:
         curves = {"add": self, "remove": self.reversed()}
         if direction is not None and direction not in curves:
             raise ValueError('direction must be "add", "remove" or None')
-        return max(curve._forward_epsilon(delta) for name, curve in curves.items() if direction in (None, name))
+        return max(curve._find_forward_epsilon(delta) for name, curve in curves.items() if direction in (None, name))
 
     def reversed(self) -> "PrivacyCurve":
         """Return the curve of Q against P."""
@@ -98,7 +98,7 @@ class PrivacyCurve:
 
     def forward(self, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return V at ``exp(epsilons)``, which may be negative, P against Q."""
-        return np.asarray(_hinge(epsilons) + self.excess_at(epsilons))
+        return np.asarray(_compute_hinge(epsilons) + self.excess_at(epsilons))
 
     def excess_at(self, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return how far V is above ``max(1 - a, 0)``: a curve to compose with others."""
@@ -114,9 +114,9 @@ class PrivacyCurve:
 
     @property
     def _logs(self) -> NDArray[np.float64]:
-        return multiples(self.spacing, self.first, self.first + len(self.excess) - 1)
+        return list_multiples(self.spacing, self.first, self.first + len(self.excess) - 1)
 
-    def _forward_epsilon(self, delta: float) -> float:
+    def _find_forward_epsilon(self, delta: float) -> float:
         values = self.excess[-self.first :]  # the grid from a = 1 upwards, where the excess is V itself
         if values[-1] > delta:
             return math.inf
@@ -146,10 +146,10 @@ def compose_binary(moves: Moves, count: int, *, tail: float = 1e-15) -> PrivacyC
     `tail`: Where the curve has fallen below this it is held constant, from above.
     """
     check_count(count, "count")
-    useful = _hull(moves, tail / max(4 * count, 1))
+    useful = _find_hull(moves, tail / max(4 * count, 1))
     if count == 0 or len(useful.gain) == 0:
         return PrivacyCurve(1.0, -1, np.zeros(3))
-    spacing = _spacing(useful, count)
+    spacing = _choose_spacing(useful, count)
     if count > _FEW_ROUNDS:
         useful = _thin(useful)
     kernels = [
@@ -206,10 +206,10 @@ class _Kernel:
         taps = {shift: weight for shift, weight in taps.items() if weight > 0} or {0: 0.0}
         shifts, weights = tuple(taps), tuple(taps.values())
         reach = max(abs(shift) for shift in shifts)
-        logs, source = multiples(spacing, -reach, reach), np.full(2 * reach + 1, at_zero)
+        logs, source = list_multiples(spacing, -reach, reach), np.full(2 * reach + 1, at_zero)
         for shift, weight in taps.items():
-            source += weight * _hinge(logs + spacing * shift)
-        return cls(shifts, weights, reach, np.maximum(source - _hinge(logs), 0), at_zero, max(lost, 0.0))
+            source += weight * _compute_hinge(logs + spacing * shift)
+        return cls(shifts, weights, reach, np.maximum(source - _compute_hinge(logs), 0), at_zero, max(lost, 0.0))
 
 
 def _round(
@@ -244,32 +244,32 @@ def _trim(excess: NDArray[np.float64], low: int, spacing: float, tail: float) ->
     return keep, excess[low - keep : high]
 
 
-def multiples(spacing: float, first: int, last: int) -> NDArray[np.float64]:
+def list_multiples(spacing: float, first: int, last: int) -> NDArray[np.float64]:
     """Return the multiples of `spacing` from the first to the last."""
     return np.arange(first, last + 1, dtype=np.float64) * spacing
 
 
-def _hinge(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+def _compute_hinge(logs: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(-np.expm1(np.minimum(logs, 0)))
 
 
-def _spacing(moves: Moves, count: int) -> float:
+def _choose_spacing(moves: Moves, count: int) -> float:
     """Return a spacing that the strongest move steps over in whole cells, so that it is hardly interpolated."""
-    hottest = int(np.argmax(_strength(moves)))
+    hottest = int(np.argmax(_measure_strength(moves)))
     up = math.log1p(moves.gain[hottest] / max(moves.rising[hottest], 1e-6))
     typical = math.sqrt(up * moves.gain[hottest] / moves.falling[hottest])  # one outcome may step far, the other near
     cells = max(_CELLS_PER_MOVE, round(_CELLS_PER_MOVE * (8192 / count) ** (1 / 3)))
     return float(min(max(up / math.ceil(cells * up / typical), 1e-7), 0.25))
 
 
-def _strength(moves: Moves) -> NDArray[np.float64]:
+def _measure_strength(moves: Moves) -> NDArray[np.float64]:
     """Return the variance of the likelihood ratio, which decides in the long run; large ratios count as 1."""
     up = np.minimum(moves.gain / np.maximum(moves.rising, 1e-300), 1)
     down = np.minimum(moves.gain / np.maximum(moves.falling, 1e-300), 1)
     return np.asarray(moves.gain * (up + down))
 
 
-def _hull(moves: Moves, negligible: float) -> Moves:
+def _find_hull(moves: Moves, negligible: float) -> Moves:
     """Return moves whose upper hull covers all: the vertices of theirs, a hair higher for the rounding of the gains.
 
     Moves of an outcome that has less than the `negligible` probability are covered by taking that probability whole.
@@ -279,7 +279,7 @@ def _hull(moves: Moves, negligible: float) -> Moves:
     covers = [(0.0, 1.0, negligible)] * bool(np.any(rare)) + [(1.0, negligible, negligible)] * bool(np.any(sure))
     kept: list[tuple[float, float, float]] = []
     for point in sorted([*map(tuple, points[~rare & ~sure]), *covers], key=lambda m: (m[0], -m[1], m[2])):
-        while kept and _gap(kept[-1], point) <= 0:
+        while kept and _measure_gap(kept[-1], point) <= 0:
             kept.pop()
         while len(kept) > 1 and _turns_up(kept[-2], kept[-1], point):
             kept.pop()
@@ -288,13 +288,13 @@ def _hull(moves: Moves, negligible: float) -> Moves:
     return Moves(rising, falling, np.minimum(gain, falling))
 
 
-def _gap(a: Point, b: Point) -> float:
+def _measure_gap(a: Point, b: Point) -> float:
     """Return how much likelier the rising outcome is in move b than in a, from the side that has the digits."""
     return float(a[1] - b[1] if a[0] > 0.5 else b[0] - a[0])
 
 
 def _turns_up(a: Point, b: Point, c: Point) -> bool:
-    return bool(_gap(a, b) * (c[2] - a[2]) >= (b[2] - a[2]) * _gap(a, c))
+    return bool(_measure_gap(a, b) * (c[2] - a[2]) >= (b[2] - a[2]) * _measure_gap(a, c))
 
 
 def _thin(moves: Moves) -> Moves:
@@ -303,13 +303,13 @@ def _thin(moves: Moves) -> Moves:
     A move that is weaker than the strongest may be lifted by a part of what it lacks.
     """
     gain, points = moves.gain, np.stack([moves.rising, moves.falling], axis=1)
-    allowed = _SAG + (1 - _strength(moves) / np.max(_strength(moves))) / 16
+    allowed = _SAG + (1 - _measure_strength(moves) / np.max(_measure_strength(moves))) / 16
     chosen, lifts = [0], [1.0]
     while chosen[-1] < len(gain) - 1:
         start = chosen[-1]
         end, needed = start + 1, 1.0
         for candidate in range(start + 2, len(gain)):
-            gaps = np.array([_gap(points[start], point) for point in points[start + 1 : candidate + 1]])
+            gaps = np.array([_measure_gap(points[start], point) for point in points[start + 1 : candidate + 1]])
             chord = gain[start] + gaps[:-1] / gaps[-1] * (gain[candidate] - gain[start])
             lift = float(np.max(gain[start + 1 : candidate] / chord))
             ends, higher = [start, candidate], np.array([max(lifts[-1], lift), lift])

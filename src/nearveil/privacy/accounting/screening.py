@@ -41,7 +41,7 @@ class WorstCase:
     """All pairs of max-votes that attain it up to rounding; where a record is sampled, without it and with it."""
 
 
-def binary_rdp(order: float, log_p: NDArray[np.float64], log_q: NDArray[np.float64]) -> NDArray[np.float64]:
+def compute_binary_rdp(order: float, log_p: NDArray[np.float64], log_q: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the Renyi divergence of P from Q, both on two outcomes, without cancellation.
 
     `log_p, log_q`: Logarithms of the probabilities of both outcomes.
@@ -56,7 +56,7 @@ def binary_rdp(order: float, log_p: NDArray[np.float64], log_q: NDArray[np.float
     return np.asarray(np.maximum(divergence, 0) / (order - 1))
 
 
-def screening_rdp(
+def compute_screening_rdp(
     order: float, screening: NoisyScreening, *, sampling_rate: float = 1.0, least_votes: int = 0
 ) -> WorstCase:
     """Return the Renyi divergence of one screening, the largest over both directions and all max-votes.
@@ -67,10 +67,10 @@ def screening_rdp(
     can hold fewer records than that.
     """
     base, moved, votes = log_pairs(screening, sampling_rate, least_votes)
-    values = np.concatenate([binary_rdp(order, base, moved), binary_rdp(order, moved, base)])
+    values = np.concatenate([compute_binary_rdp(order, base, moved), compute_binary_rdp(order, moved, base)])
     # Without sampling the second direction repeats the first with t and t' exchanged.
     swapped = votes[:, ::-1] if sampling_rate == 1 else votes
-    return _worst(values, np.concatenate([votes, swapped]))
+    return _find_worst(values, np.concatenate([votes, swapped]))
 
 
 @lru_cache(maxsize=64)
@@ -86,7 +86,7 @@ def screening_curve(n: int, screening: NoisyScreening, *, sampling_rate: float =
     >>> f"{screening_curve(10, screening, sampling_rate=0.15).epsilon(1e-5):.5f}"
     '0.01346'
     """
-    return compose_binary(_moves(screening, check_rate(sampling_rate)), check_count(n, "n"))
+    return compose_binary(_make_moves(screening, check_rate(sampling_rate)), check_count(n, "n"))
 
 
 def screening_epsilon(
@@ -107,7 +107,7 @@ def screening_epsilon(
     return screening_curve(n, screening, sampling_rate=sampling_rate).epsilon(delta)
 
 
-def fixed_pair_epsilon(
+def compute_fixed_pair_epsilon(
     n: int,
     screening: NoisyScreening,
     pair: tuple[int, int],
@@ -159,7 +159,7 @@ def log_pairs(
     return base, moved, np.stack([votes[start], votes[end]], axis=1)
 
 
-def _moves(screening: NoisyScreening, sampling_rate: float) -> Moves:
+def _make_moves(screening: NoisyScreening, sampling_rate: float) -> Moves:
     score = (np.arange(screening.n_neighbors + 1) - screening.threshold) / screening.noise
     passes, fails = ndtr(score), ndtr(-score)
     # The difference of two probabilities, taken on the side where both are small and have all their digits.
@@ -171,7 +171,7 @@ def _moves(screening: NoisyScreening, sampling_rate: float) -> Moves:
     )
 
 
-def _worst(values: NDArray[np.float64], pairs: NDArray[np.int64]) -> WorstCase:
+def _find_worst(values: NDArray[np.float64], pairs: NDArray[np.int64]) -> WorstCase:
     value = float(np.max(values))
     ties = values >= value * (1 - 1e-12) if np.isfinite(value) else values == value
     return WorstCase(value, tuple(sorted({(int(t), int(other)) for t, other in pairs[ties]})))
@@ -185,7 +185,7 @@ class AsymptoticCost:
     applies: bool  # whether the theorem's assumptions hold; without them the value says nothing
 
 
-def private_knn_asymptotic(
+def compute_private_knn_asymptotic(
     n_screened: int,
     n_answered: int,
     *,

@@ -110,12 +110,14 @@ def target_only(
         label_bandwidth=label_bandwidth,
         norm=norm,
     )
-    own = min(bounds.target_a(public), bounds.target_a_prime(public))
-    own_error = bounds.target_error(public, error_bound)
+    own = min(bounds.bound_target_a(public), bounds.bound_target_a_prime(public))
+    own_error = bounds.bound_target_error(public, error_bound)
     if released == "target":
         return check_result(MARGIN * (own + 2 * own_error))
-    change = combine_norms(np.array([own, min(bounds.anchors_a(public), bounds.anchors_a_prime(public))]), norm)
-    error = combine_norms(np.array([own_error, bounds.anchors_error(public, error_bound)]), norm)
+    change = combine_norms(
+        np.array([own, min(bounds.bound_anchors_a(public), bounds.bound_anchors_a_prime(public))]), norm
+    )
+    error = combine_norms(np.array([own_error, bounds.bound_anchors_error(public, error_bound)]), norm)
     return check_result(MARGIN * (change + 2 * error))
 
 
@@ -171,10 +173,10 @@ def replace_one(
     floor = label_floor(n_classes, label_encoding, label_bandwidth, may_be_unlabelled)
     box = bounds.Box(float(np.exp(-2 * bandwidth**-2)), floor, label_weight, labels == "private")
     change = min(
-        bounds.theorem_b(starts, box, bandwidth, norm),
-        bounds.theorem_b_prime(starts, box, bandwidth, norm),
+        bounds.bound_by_theorem_b(starts, box, bandwidth, norm),
+        bounds.bound_by_theorem_b_prime(starts, box, bandwidth, norm),
     )
-    return check_result(MARGIN * (change + 2 * bounds.replace_error(starts, box, error_bound, norm)))
+    return check_result(MARGIN * (change + 2 * bounds.bound_replace_error(starts, box, error_bound, norm)))
 
 
 def published_2022(start: Any, *, bandwidth: float, label_weight: float, n_classes: int) -> float:
@@ -356,7 +358,7 @@ def bound_entries(
     )
     one_hot_least = alpha**2 * ((low_one / at.high) ** 2 + (added_one / n) ** 2 - 2 * n * at.high / (slip * added_one))
     if encoding == "one-hot":
-        off = _off_diagonal(at, alpha, math.exp(-2 / s2), math.exp(-3 / s2), math.exp(-3 / s2), s2, slip)
+        off = _bound_off_diagonal(at, alpha, math.exp(-2 / s2), math.exp(-3 / s2), math.exp(-3 / s2), s2, slip)
         return Entries(*off, one_hot_least, one_hot_most)
 
     # Integer labels: eqs. 35, 36, 39 and 40. Appendix E prints eqs. 35 and 36, which are about the
@@ -368,11 +370,11 @@ def bound_entries(
     if printed:
         return Entries(diagonal_least, diagonal_most, one_hot_least, one_hot_most)
     mixed = math.exp(-(c2 + 4) / (2 * s2))
-    off = _off_diagonal(at, alpha, math.exp(-c2 / s2), mixed, math.exp(-(c2 + 4) / s2), s2, at.low)
+    off = _bound_off_diagonal(at, alpha, math.exp(-c2 / s2), mixed, math.exp(-(c2 + 4) / s2), s2, at.low)
     return Entries(*off, diagonal_least, diagonal_most)
 
 
-def _off_diagonal(
+def _bound_off_diagonal(
     at: Degrees, alpha: float, label: float, mixed_most: float, mixed_least: float, s2: float, slip: float
 ) -> tuple[float, float]:
     """Return the least and most of eqs. 38 (one-hot) and 39, 40 (integer); denominators are not squared there."""

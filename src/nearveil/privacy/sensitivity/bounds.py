@@ -75,7 +75,7 @@ def check_result(bound: float) -> float:
     return float(bound)
 
 
-def row_norms(rows: Floats, norm: Norm) -> Floats:
+def compute_row_norms(rows: Floats, norm: Norm) -> Floats:
     """Return the norm of each row."""
     return np.asarray(np.linalg.norm(rows, axis=1, ord=1 if norm == "l1" else 2), dtype=np.float64)
 
@@ -92,7 +92,7 @@ def visit_distances(rows: Floats, norm: Norm, use: Callable[[slice, Floats], Non
         use(block, cdist(rows[block], rows, _METRIC[norm]))
 
 
-def diameter(rows: Floats, norm: Norm) -> float:
+def compute_diameter(rows: Floats, norm: Norm) -> float:
     """Return the largest distance between two of `rows`."""
     largest = [0.0]
     visit_distances(rows, norm, lambda _, block: largest.append(float(block.max())))
@@ -165,7 +165,7 @@ def collect_figures(
         return AnchorFigures(
             anchors, start, bandwidth, norm, np.ones(1), nothing, nothing, np.zeros((columns, columns))
         )
-    scaled, scale = _scaled_start(anchors, others, bandwidth)
+    scaled, scale = _scale_start(anchors, others, bandwidth)
     # Relative to q_0, so that A_i - d_i q_0 is one sum.
     sides = np.column_stack([np.ones(len(anchors)), others - target, scaled])
     product = gaussian_graph(anchors, bandwidth, method="exact").matmul(sides)
@@ -174,10 +174,12 @@ def collect_figures(
     form = scale * (scaled.T @ (product[:, 1 + columns :] + scaled))
     # K has entries near 0, but what was summed are entries near 1: their rounding is added.
     form += np.eye(columns) * scale * _ROUNDING * float(np.sum(np.linalg.norm(scaled, axis=1))) ** 2
-    return AnchorFigures(anchors, start, bandwidth, norm, degree, row_norms(lever, norm), row_norms(pull, norm), form)
+    return AnchorFigures(
+        anchors, start, bandwidth, norm, degree, compute_row_norms(lever, norm), compute_row_norms(pull, norm), form
+    )
 
 
-def _scaled_start(anchors: Floats, others: Floats, bandwidth: float) -> tuple[Floats, float]:
+def _scale_start(anchors: Floats, others: Floats, bandwidth: float) -> tuple[Floats, float]:
     """Return H and c such that ``Q_c' K Q_c = c H' (W + I) H``.
 
     K + 1 is ``e^(u x_ci.x_cj) = e^u w_ij h_i h_j`` with ``h_i = e^(u (|x_mean|^2 / 2 - x_i.x_mean))``, and the
@@ -191,19 +193,19 @@ def _scaled_start(anchors: Floats, others: Floats, bandwidth: float) -> tuple[Fl
     return np.exp(exponents)[:, None] * (others - others.mean(axis=0)), float(np.exp(u))
 
 
-def target_a(public: AnchorFigures) -> float:
+def bound_target_a(public: AnchorFigures) -> float:
     """Theorem A for the target's row: ``1/2 tanh(u) diam(q_1..q_m)``."""
-    return 0.5 * float(np.tanh(public.u)) * diameter(public.start[1:], public.norm)
+    return 0.5 * float(np.tanh(public.u)) * compute_diameter(public.start[1:], public.norm)
 
 
-def target_a_prime(public: AnchorFigures) -> float:
+def bound_target_a_prime(public: AnchorFigures) -> float:
     """Theorem A' for the target's row: ``1/m sqrt(sinh(u) max_e e'Q_c'KQ_c e)``, K = expm1(u X_c X_c')."""
     if public.u > _SHARP:
         return float("inf")
-    return float(np.sqrt(np.sinh(public.u) * largest_form(public.form, public.norm))) / len(public.anchors)
+    return float(np.sqrt(np.sinh(public.u) * bound_form(public.form, public.norm))) / len(public.anchors)
 
 
-def largest_form(form: Floats, norm: Norm) -> float:
+def bound_form(form: Floats, norm: Norm) -> float:
     """Bound ``e' form e`` over the e with ``e.y <= |y|``: unit vectors for L2, sign vectors for L1."""
     largest = max(float(np.linalg.eigvalsh(form)[-1]), 0.0)
     if norm == "l2":
@@ -215,13 +217,13 @@ def largest_form(form: Floats, norm: Norm) -> float:
     return min(columns * largest, float(np.sum(np.sqrt(np.maximum(np.diag(form), 0)))) ** 2)
 
 
-def anchors_a(public: AnchorFigures) -> float:
+def bound_anchors_a(public: AnchorFigures) -> float:
     """Theorem A for the anchors' rows: each weight of the target ranges over [a, 1] by itself."""
     change = (1 - public.least) / ((public.degree + public.least) * (public.degree + 1))
     return combine_norms(public.lever * change / 2, public.norm)
 
 
-def anchors_a_prime(public: AnchorFigures) -> float:
+def bound_anchors_a_prime(public: AnchorFigures) -> float:
     """Theorem A' for the anchors' rows: ``sqrt((1 - a) (1 - sqrt a) / 2) |diag(g) X|_op``."""
     anchors = public.anchors
     weighted = (public.lever / (public.degree + public.least) ** 2)[:, None] * anchors
@@ -231,14 +233,14 @@ def anchors_a_prime(public: AnchorFigures) -> float:
     return float(factor * operator_norm) * (np.sqrt(len(anchors)) if public.norm == "l1" else 1.0)
 
 
-def target_error(public: AnchorFigures, error_bound: float) -> float:
+def bound_target_error(public: AnchorFigures, error_bound: float) -> float:
     """Bound how far the operator's error moves the target's row (Theorem E)."""
-    return error_bound / (1 - error_bound) * diameter(public.start[1:], public.norm) / 4
+    return error_bound / (1 - error_bound) * compute_diameter(public.start[1:], public.norm) / 4
 
 
-def anchors_error(public: AnchorFigures, error_bound: float) -> float:
+def bound_anchors_error(public: AnchorFigures, error_bound: float) -> float:
     """Bound how far the operator's error moves the anchors' rows (Theorem E)."""
-    moved = diameter(public.start, public.norm) / 4 + public.label_pull / (2 * (public.degree + public.least))
+    moved = compute_diameter(public.start, public.norm) / 4 + public.label_pull / (2 * (public.degree + public.least))
     return error_bound / (1 - error_bound) * combine_norms(moved, public.norm)
 
 
@@ -288,19 +290,19 @@ class Box:
         return (1 - self.least) / ((degree + self.least) * (degree + 1))
 
 
-def theorem_b(start: Floats, box: Box, bandwidth: float, norm: Norm) -> float:
+def bound_by_theorem_b(start: Floats, box: Box, bandwidth: float, norm: Norm) -> float:
     """Theorem B: ``sqrt((n-1) row^2 + own^2)``, or their sum for L1."""
     n = len(start)
-    reach = diameter(start, norm)
+    reach = compute_diameter(start, norm)
     row = reach / 2 * (box.swing * (n - 2) * box.shift_range(n) + box.edge_range((n - 2) * box.least))
     own = reach / 2 * (float(np.tanh(bandwidth**-2)) + box.label_weight * box.pull_range)
     return float((n - 1) * row + own if norm == "l1" else np.hypot(np.sqrt(n - 1) * row, own))
 
 
-def theorem_b_prime(start: Floats, box: Box, bandwidth: float, norm: Norm) -> float:
+def bound_by_theorem_b_prime(start: Floats, box: Box, bandwidth: float, norm: Norm) -> float:
     """Theorem B': the own row by fractional programmes, other rows by their own distances."""
     n = len(start)
-    own, spread = _reaches(start, box, bandwidth, norm)
+    own, spread = _bound_reaches(start, box, bandwidth, norm)
     shift = np.zeros(n) if n == 2 else box.swing * box.shift_range(n) * spread / 2
     edge = box.largest_edge_range(n) / 2
     largest = 0.0
@@ -309,13 +311,13 @@ def theorem_b_prime(start: Floats, box: Box, bandwidth: float, norm: Norm) -> fl
         nonlocal largest
         moved = shift[None, :] + edge * apart
         moved[np.arange(len(apart)), np.arange(n)[records]] = own[records]
-        largest = max(largest, float(np.max(row_norms(moved, norm))))
+        largest = max(largest, float(np.max(compute_row_norms(moved, norm))))
 
     visit_distances(start, norm, one_block)
     return largest
 
 
-def mean_distances(start: Floats, norm: Norm) -> Floats:
+def compute_mean_distances(start: Floats, norm: Norm) -> Floats:
     """Return the mean distance of each row to all others."""
     means = np.empty(len(start))
 
@@ -326,13 +328,13 @@ def mean_distances(start: Floats, norm: Norm) -> Floats:
     return means
 
 
-def replace_error(start: Floats, box: Box, error_bound: float, norm: Norm) -> float:
+def bound_replace_error(start: Floats, box: Box, error_bound: float, norm: Norm) -> float:
     """Bound how far the operator's error moves all rows (Theorem E)."""
-    moved = diameter(start, norm) / 4 + box.label_weight * mean_distances(start, norm) / (2 * box.least)
+    moved = compute_diameter(start, norm) / 4 + box.label_weight * compute_mean_distances(start, norm) / (2 * box.least)
     return error_bound / (1 - error_bound) * combine_norms(moved, norm)
 
 
-def _reaches(start: Floats, box: Box, bandwidth: float, norm: Norm) -> tuple[Floats, Floats]:
+def _bound_reaches(start: Floats, box: Box, bandwidth: float, norm: Norm) -> tuple[Floats, Floats]:
     """Bound, for each record, how far its own row moves, and ``max_e sum_j |e.(q_i - q_j)|``.
 
     L1 up to 10 columns, and L2 up to 2: the largest over directions. L2 beyond: second moments, in
@@ -340,7 +342,7 @@ def _reaches(start: Floats, box: Box, bandwidth: float, norm: Norm) -> tuple[Flo
     """
     columns = start.shape[1]
     if norm == "l2" and columns > 2:
-        return _reaches_by_moments(start, box, bandwidth)
+        return _bound_reaches_by_moments(start, box, bandwidth)
     if columns == 1:
         directions, cover = np.ones((1, 1)), 1.0
     elif norm == "l2":
@@ -350,40 +352,40 @@ def _reaches(start: Floats, box: Box, bandwidth: float, norm: Norm) -> tuple[Flo
     elif columns <= SIGNS_LIMIT:
         directions, cover = sign_patterns(columns), 1.0
     else:
-        along = [_along(start[:, column], box) for column in range(columns)]
+        along = [_measure_along(start[:, column], box) for column in range(columns)]
         own, spread = (np.sum(parts, axis=0) for parts in zip(*along, strict=True))
-        own_l2, spread_l2 = _reaches_by_moments(start, box, bandwidth)
+        own_l2, spread_l2 = _bound_reaches_by_moments(start, box, bandwidth)
         root = np.sqrt(columns)
         return np.minimum(own, root * own_l2), np.minimum(spread, root * spread_l2)
     own, spread = np.zeros(len(start)), np.zeros(len(start))
     for direction in directions:
-        own_along, spread_along = _along(start @ direction, box)
+        own_along, spread_along = _measure_along(start @ direction, box)
         own, spread = np.maximum(own, own_along), np.maximum(spread, spread_along)
     return cover * own, cover * spread
 
 
-def _reaches_by_moments(start: Floats, box: Box, bandwidth: float) -> tuple[Floats, Floats]:
+def _bound_reaches_by_moments(start: Floats, box: Box, bandwidth: float) -> tuple[Floats, Floats]:
     n = len(start)
     variance = float(np.linalg.eigvalsh(start.T @ start / n)[-1])  # the mean row of `start` is zero
     moments = np.sqrt(n / (n - 1) * (variance + np.sum(start**2, axis=1)))
-    mean = np.minimum(moments, mean_distances(start, "l2"))
+    mean = np.minimum(moments, compute_mean_distances(start, "l2"))
     features = np.minimum(
-        np.tanh(bandwidth**-2) * diameter(start, "l2"),
+        np.tanh(bandwidth**-2) * compute_diameter(start, "l2"),
         (1 / box.least - box.least) * mean,
     )
     return (features + box.label_weight * box.pull_range * mean) / 2, (n - 1) * mean
 
 
-def _along(projected: Floats, box: Box) -> tuple[Floats, Floats]:
+def _measure_along(projected: Floats, box: Box) -> tuple[Floats, Floats]:
     """Return, for each record, the width of its own row along one direction, and its spread."""
     order = np.argsort(projected, kind="stable")
     up = projected[order]
-    above, below = _sides(up)
+    above, below = _sum_sides(up)
     most = box.label_weight * (above + box.label_least * below)
     least = box.label_weight * (box.label_least * above + below)
 
     def width(pull: Floats, pull_other: Floats) -> Floats:
-        return _programme(up, pull, box) + _programme(-up[::-1], -pull_other[::-1], box)[::-1]
+        return _maximise_ratio(up, pull, box) + _maximise_ratio(-up[::-1], -pull_other[::-1], box)[::-1]
 
     own, spread = np.empty(len(up)), np.empty(len(up))
     # Labels that stay are worst where they pull the most or the least, by which degree is the larger.
@@ -394,7 +396,7 @@ def _along(projected: Floats, box: Box) -> tuple[Floats, Floats]:
     return own, spread
 
 
-def _sides(y: Floats) -> tuple[Floats, Floats]:
+def _sum_sides(y: Floats) -> tuple[Floats, Floats]:
     """Return the sums of the positive and of the negative ``y_r - y_j``, for sorted y."""
     n = len(y)
     rank = np.arange(n)
@@ -402,7 +404,7 @@ def _sides(y: Floats) -> tuple[Floats, Floats]:
     return rank * y - before[:-1], (n - rank) * y - (before[-1] - before[:-1])
 
 
-def _programme(y: Floats, pull: Floats, box: Box) -> Floats:
+def _maximise_ratio(y: Floats, pull: Floats, box: Box) -> Floats:
     """Maximise ``(pull_r - sum_j w_j A_j) / sum_j w_j``, A_j = y_r - y_j, over w in [a, 1], for each r.
 
     The root tau of ``phi(tau) = max_w [pull_r - sum_j w_j (A_j + tau)]``, which is convex and falls. The
