@@ -32,7 +32,17 @@ from nearveil.mechanisms.base import (
     fingerprint,
     make_guarantee,
 )
-from nearveil.mechanisms.covers.learning import Learned, Progress, Rows, centres, fine_centres, learn_sets, projection
+from nearveil.mechanisms.covers.learning import (
+    CHOICE_DECAY,
+    CHOICE_RANKS,
+    Learned,
+    Progress,
+    Rows,
+    centres,
+    fine_centres,
+    learn_sets,
+    projection,
+)
 from nearveil.mechanisms.covers.members import (
     carry_members,
     find_prototypes_of,
@@ -168,8 +178,8 @@ def _exp(epsilon: float) -> Fraction:
 Singles = NDArray[np.float32]
 Keys = NDArray[np.int32]
 
-NEIGHBORS = 24  # prototypes that have a say
-DECAY = 8.0  # of their weights, in ranks
+NEIGHBORS = CHOICE_RANKS  # prototypes that have a say
+DECAY = CHOICE_DECAY  # of their weights, in ranks
 MOST_NEIGHBORS = 32  # what the network keeps: a power of two
 _LENGTH = 4000.0  # of a direction: products of two are below 2^24, so exact in 32-bit floats in any order of summing
 _FINE = 2.0**20  # steps of a unit in numbers of 64 bits
@@ -178,7 +188,6 @@ _SIMILARITY_DROPS = 7  # bits of a similarity fewer than the index has: 32 bits 
 _LOWEST = np.iinfo(np.int32).min
 # Weights sum up to 2^15.02; times a coverage of 255 that is below 2^24.
 _WEIGHTS = np.append(np.rint(4096 * np.exp(-np.arange(NEIGHBORS) / DECAY)), 0).astype(np.float32)
-_MOST_SETS = 4096
 _BLOCK = 1 << 22  # coverages that are floats at once
 
 
@@ -259,9 +268,9 @@ def most_covered(keys: Keys, coverage: NDArray[np.uint8]) -> NDArray[np.int64]:
     for start in range(0, m, step):
         some = slice(start, start + step)
         total += weights[:, some] @ coverage[some].astype(np.float32)
-    ranked = total.astype(np.int64) * _MOST_SETS + np.arange(_MOST_SETS - 1, _MOST_SETS - 1 - n_sets, -1)
+    ranked = total.astype(np.int64) * MOST_SETS + np.arange(MOST_SETS - 1, MOST_SETS - 1 - n_sets, -1)
     best: NDArray[np.int64] = ranked.max(axis=1)
-    return _MOST_SETS - 1 - best % _MOST_SETS
+    return MOST_SETS - 1 - best % MOST_SETS
 
 
 def _rank_weights(keys: Keys) -> Singles:
