@@ -154,6 +154,7 @@ def send(one: Any) -> Any:
 @pytest.mark.parametrize("copied", [copy.deepcopy, send])
 def test_copies_of_a_client_begin_without_pads(client: SealedClient, copied: Callable[[Any], Any]) -> None:
     client.prepare(1)
+    assert client._stocks["scores"]._held[1][0].secrets.tobytes() not in pickle.dumps(client)
     other = copied(client)
     assert count_ready(other) == [0, 0]
     assert count_ready(client) == [1, 1]
