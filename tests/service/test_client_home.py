@@ -10,8 +10,9 @@ import httpx
 import numpy as np
 import pytest
 
-from nearveil.frames import WireError
+from nearveil.frames import DEFAULT_LIMITS, WireError
 from nearveil.gallery import Index
+from nearveil.protocol import home
 from nearveil.protocol.home import CodesGroup, CodesManifest
 from nearveil.service import AsyncClient, Client, Nearest
 from nearveil.service.client.errors import DeclinedError, QuestionError, ReplyError
@@ -288,3 +289,16 @@ def test_questions_at_once_about_an_index_here_wait_for_each_other(made: Path, t
             return list(await asyncio.gather(*(client.nearest(row, 3, epsilon=0) for row in QUERIES[:20])))
 
     assert all(len(found.matches) == 3 for found in asyncio.run(ask()))
+
+
+def test_a_gallery_whose_texts_are_too_long_for_a_copy_says_so(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with scene(texts, tmp_path, offers=("names", "codes", "metadata")) as here:
+        client, _ = here.client(home=tmp_path / "home")
+        assert len(client.sync()) == 300
+    monkeypatch.setattr(home, "DEFAULT_LIMITS", replace(DEFAULT_LIMITS, codes_group=1000))
+    with scene(texts, tmp_path / "again", offers=("names", "codes", "metadata")) as here:
+        client, _ = here.client(home=tmp_path / "other")
+        with pytest.raises(DeclinedError, match="too long for a copy"):
+            client.sync()

@@ -31,6 +31,7 @@ from nearveil.protocol.client import OUT_OF_RANGE, PublicPart, decode_frame, is_
 GROUP_BITS, BLOCK_BITS = 14, 8  # ids of a group, which is one file and one request; of a block, which is fetched alone
 _BLOCKS = 1 << (GROUP_BITS - BLOCK_BITS)  # of a group
 _DIGEST = 32  # bytes
+_LENGTH = 4  # bytes that say how long a block is
 _MOST_COLUMNS = 4
 _WORTH = 0.9  # of its size that a group must shrink to, or it is sent as it is
 _HALF = 1 << 30  # bytes of rows in memory above which they are held in 16 bits
@@ -145,6 +146,7 @@ class CodesGroup:
     digests: Mapping[int, bytes]  # number of a block in the group: its digest
     blocks: Mapping[int, bytes] = field(default_factory=dict, repr=False)
     read_from: bytes = field(default=b"", repr=False)  # the frame that it was read from, if it was
+    size: int = 0  # bytes of all blocks, where a server has read them
 
     @property
     def digest(self) -> bytes:
@@ -213,6 +215,7 @@ class CodesSource:
         self._public, self._ids, self._codes, self._texts = public, ids, codes, texts
         self._known = {} if known is None else known
         self._keys: set[bytes] = set()
+        self.is_too_large = False  # for clients, by texts that are too long; known with the manifest
         numbers, starts = np.unique(ids >> GROUP_BITS, return_index=True)
         self._ranges = dict(zip(numbers.tolist(), zip(starts, [*starts[1:], len(ids)], strict=True), strict=True))
 
@@ -220,7 +223,9 @@ class CodesSource:
     def manifest(self) -> CodesManifest:
         """All groups with their digests. The first time, every item of a group that is not known is read."""
         before = set(self._known)
-        groups = {number: self._hash_group(number).digest for number in self._ranges}
+        held = {number: self._hash_group(number) for number in self._ranges}
+        groups = {number: group.digest for number, group in held.items()}
+        self.is_too_large = any(group.size > DEFAULT_LIMITS.codes_group for group in held.values())
         for key in before - self._keys:  # of groups that are no more
             del self._known[key]
         part, columns = self._public, tuple(self._texts)
@@ -242,8 +247,10 @@ class CodesSource:
         key = hashlib.sha256(self._ids[rows].tobytes() + np.ascontiguousarray(self._codes[rows]).tobytes()).digest()
         self._keys.add(key)
         if key not in self._known:
-            digests = {one: hashlib.sha256(content).digest() for one, content in self._blocks(number)}
-            self._known[key] = CodesGroup(number, digests)
+            digests, size = {}, 0
+            for one, content in self._blocks(number):
+                digests[one], size = hashlib.sha256(content).digest(), size + _LENGTH + len(content)
+            self._known[key] = CodesGroup(number, digests, size=size)
         return self._known[key]
 
     def _blocks(self, number: int, wanted: set[int] | None = None) -> Iterator[tuple[int, bytes]]:

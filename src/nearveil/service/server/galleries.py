@@ -561,6 +561,11 @@ class OpenGallery:
             if self._source is None or self._source[0] is not maps[0]:
                 self._source = maps[0], maps[0].make_codes_source(self._hashed)
             self._source[1].manifest  # noqa: B018 (made once)
+            if self._source[1].is_too_large:
+                raise NotOfferedError(
+                    "names and metadata of this gallery are too long for a copy, which takes about 16 kB an item: "
+                    "ask it by messages, or ask its operator to offer codes without metadata"
+                )
             return self._source[1]
 
     def _read_sealed(self, patience: float | None = _PATIENCE) -> "SealedAnswers":
