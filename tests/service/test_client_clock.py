@@ -254,6 +254,7 @@ def test_sealed_questions_go_out_when_public_sizes_say_so(
     for name in seconds:
         slow(name, getattr(SealedClient, name))
     with scene(made, tmp_path, offers=("names", "sealed")) as here:
+        here.gallery.prepare()  # type: ignore[attr-defined]
         client, _ = here.client()
         client.nearest(QUERIES[0], epsilon=0, by="sealed")
         seen = set()
