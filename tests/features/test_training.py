@@ -332,7 +332,7 @@ def test_the_room_loads_without_torch() -> None:
         "        if name.partition('.')[0] == 'torch': raise ModuleNotFoundError(name)\n"
         "sys.meta_path.insert(0, NoTorch())\n"
         "import nearveil.features.training as t\n"
-        "try: t.backbone_maps([1], type('B', (), {'_batch': 1})())\n"
+        "try: t.compute_backbone_maps([1], type('B', (), {'_batch': 1})())\n"
         "except ModuleNotFoundError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
