@@ -17,7 +17,7 @@ from nearveil.privacy.noise import unsafe_seeded
 from nearveil.sealed import FETCH, SCORES, SealedClient, SealedError, SealedIndex
 from nearveil.sealed.accuracy import bound_score_error, find_score_deviation
 from nearveil.sealed.cells import make_cells
-from nearveil.sealed.client import get_message_scale, make_messages
+from nearveil.sealed.client import choose_best, get_message_scale, make_messages
 from nearveil.sealed.layout import Layout, check_rows, pad_records, unpad_record
 from nearveil.sealed.lwe import make_hint
 from nearveil.sealed.sizes import choose_dimension, choose_shape
@@ -416,3 +416,29 @@ def test_shapes_are_chosen_by_size() -> None:
     for count in (10**power for power in range(1, 10)):  # no question has more samples than were estimated
         n_cells, n_colours = choose_shape(count, choose_dimension(count))
         assert n_cells // n_colours * choose_dimension(count) <= SCORES.most_samples
+
+
+@pytest.mark.parametrize("n_filled", [0, 3, 20, 50])
+def test_the_best_are_chosen_by_work_that_depends_on_shapes_alone(
+    n_filled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(n_filled)
+    numbers, filled = rng.integers(-9, 9, (5, 10)), np.zeros(50, bool)
+    filled[rng.permutation(50)[:n_filled]] = True
+    order = np.argsort(np.where(filled, -numbers.ravel(), 99), kind="stable")[:16]
+    looks: list[int] = []
+    argmax = np.argmax
+
+    def look(keys: np.ndarray) -> np.intp:
+        looks.append(keys.size)
+        return argmax(keys)
+
+    monkeypatch.setattr(np, "argmax", look)
+    for name in ("sort", "argsort", "lexsort", "partition", "argpartition", "flatnonzero", "nonzero", "unique"):
+        monkeypatch.delattr(np, name)  # each takes a time of its own for other numbers
+    best = choose_best(numbers, filled.reshape(5, 10), 16)
+    assert looks == [50] * 16
+    found = [at for at in best.tolist() if filled[at]]
+    assert found == [at for at in order.tolist() if filled[at]]
+    assert len(set(best.tolist())) == 16
+    assert len(choose_best(numbers, filled.reshape(5, 10), 99)) == 50

@@ -1,6 +1,7 @@
 """What is prepared for questions is used once: by no second thread, process, copy or layout."""
 
 import copy
+import ctypes
 import os
 import pickle
 from collections.abc import Callable
@@ -107,7 +108,8 @@ def test_threads_never_get_the_same_pad() -> None:
     assert sorted(found) == list(range(count))
 
 
-def test_a_child_has_nothing_of_its_parent(client: SealedClient) -> None:
+def test_a_child_has_nothing_of_its_parent(client: SealedClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 7)  # numbers of processes are used again
     client.prepare(1)
     theirs = in_child(lambda: name_pad(client))
     assert theirs
@@ -199,3 +201,31 @@ def test_a_pad_shows_nothing(client: SealedClient) -> None:
     question = client.ask(ROWS[0])
     assert "pad" not in repr(question)
     assert "zeros" not in repr(question.pad)
+
+
+def test_a_fork_that_python_did_not_make_has_nothing_of_its_parent() -> None:
+    stock = PadStock()
+    stock.fill(1, make_pad)
+    fork = ctypes.CDLL(None).fork
+    read, write = os.pipe()
+    if (child := fork()) == 0:  # pragma: no cover
+        try:
+            os.write(write, b"%d" % len(stock))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 8) == b"0"
+    os.close(read)
+    os.close(write)
+    assert len(stock) == 1
+
+
+def test_a_reserved_question_is_nobody_elses(client: SealedClient) -> None:
+    client.prepare()
+    (ready,) = (stock._open()[0].secrets.tobytes() for part, stock in client._stocks.items() if part == "scores")
+    first, second = client.reserve(), client.reserve()
+    assert count_ready(client) == [0, 0]
+    assert count_ready(first) == count_ready(second) == [1, 1]
+    names = [name_pad(one) for one in (first, second, first, client)]  # the third finds nothing ready
+    assert names[0] == ready
+    assert len(set(names)) == 4

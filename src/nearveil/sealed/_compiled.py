@@ -18,11 +18,21 @@ _WORD = ir.IntType(32)
 _WORDS = ir.VectorType(_WORD, _STEP // 4)
 DIGITS = 3  # of a number of a question
 
+_OPTIONS = {"nogil": True, "boundscheck": False}
+
 HAS_DOTS = config.CPU_NAME is None and config.CPU_FEATURES is None and "+avx512vnni" in get_host_cpu_features()
 """Whether :func:`multiply_dots` runs here."""
 
 
-@numba.njit(nogil=True, boundscheck=False)
+def _compile(function):
+    """Compile a function when it is first called, and keep its code on the disk: compiling takes seconds."""
+    try:
+        return numba.njit(cache=True, **_OPTIONS)(function)
+    except RuntimeError:  # neither the package's folder nor the user's can be written
+        return numba.njit(**_OPTIONS)(function)
+
+
+@numba.njit(**_OPTIONS)
 def _multiply_one(rows, words, out):
     """Fill ``out[k] = rows[k] @ words``; eight rows at a time."""
     n, width = rows.shape
@@ -49,7 +59,7 @@ def _multiply_one(rows, words, out):
         out[k] = a
 
 
-@numba.njit(nogil=True, boundscheck=False)
+@numba.njit(**_OPTIONS)
 def _multiply_fours(rows, words, out):
     """Fill ``out[j, k] = rows[k] @ words[j]`` for questions in fours; four rows at a time."""
     n, width = rows.shape
@@ -90,7 +100,7 @@ def _multiply_fours(rows, words, out):
             out[j, k] = a
 
 
-@numba.njit(nogil=True, boundscheck=False)
+@_compile
 def multiply_one(database, words, out, parts):
     """Fill ``out[b, 0, k] = database[b, k] @ words[b, 0]`` for parts: a colour, its first row, and where rows end."""
     for part in range(len(parts)):
@@ -98,7 +108,7 @@ def multiply_one(database, words, out, parts):
         _multiply_one(database[colour][first:last], words[colour, 0], out[colour, 0, first:last])
 
 
-@numba.njit(nogil=True, boundscheck=False)
+@_compile
 def multiply_fours(database, words, out, parts):
     """As :func:`multiply_one`, for questions in multiples of four: ``out[b, j, k]`` for a question j."""
     for part in range(len(parts)):
@@ -144,7 +154,7 @@ def _add_tile(typing, rows, row_stride, digits, digit_stride, steps, sums):
     return types.void(*[types.intp] * 6), generate
 
 
-@numba.njit(nogil=True, boundscheck=False)
+@_compile
 def multiply_dots(database, digits, out, parts):
     """As :func:`multiply_one`, for digits of words, unsigned, in multiples of six: ``out[b, k, p]`` for a digit p."""
     whole = database.shape[2] // _STEP

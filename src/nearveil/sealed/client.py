@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 from dp_accounting import NoOpDpEvent
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from nearveil.privacy.checks import check_count
 from nearveil.privacy.guarantee import Assumption, Basis, Guarantee
@@ -20,6 +20,7 @@ from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 from nearveil.sealed.sizes import HINT_BYTES
 from nearveil.sealed.wire import Hint, get_parameters, read_answer, write_question
 
+_EMPTY, _CHOSEN = -(1 << 40), -(1 << 41)  # below every score
 _KEPT = ("seed", "n_colours", "n_slots", "records")  # of a layout, as long as an index is not built anew
 
 
@@ -161,6 +162,17 @@ class SealedClient:
         zeros, secrets = self._encrypt_zeros(FETCH, layout.seed, (kept.n_fetched, kept.n_columns), self._source)
         return Pad(zeros, multiply_hint(hint, secrets), secrets)
 
+    def reserve(self) -> "SealedClient":
+        """Return a client with one prepared question of its own, from this one's stock, or made now.
+
+        Use it for one question, where other threads ask too: a question that finds its stock empty is late.
+        """
+        own = copy(self)
+        own._stocks = {part: PadStock() for part in self._stocks}
+        for part, stock in own._stocks.items():
+            stock.fill(1, partial(self._take_pad, part))
+        return own
+
     def _take_pad(self, part: str) -> Pad:
         return self._stocks[part].take() or self._make_pad(part)
 
@@ -180,13 +192,13 @@ class SealedClient:
         shape = (layout.n_colours, layout.n_slots)
         values = read_answer(answer, "scores", question.version, shape[0] * shape[1])
         raw = centre(values.reshape(shape).astype(np.int64) - question.pad.masks, ANSWER_BITS)
-        scores = raw * 2.0 ** (SCORES.modulus_bits - ANSWER_BITS) / (get_message_scale(layout) * layout.reach)
         first = np.array(question.positions)
         filled = np.arange(layout.n_slots) < layout.counts[first // layout.n_slots][:, None]
-        flat = np.where(filled, scores, -np.inf).ravel()
-        best = np.argsort(-flat, kind="stable")[:n_matches]
-        positions = (first[:, None] + np.arange(layout.n_slots)).ravel()
-        return [SealedMatch(int(positions[at]), float(flat[at])) for at in best if np.isfinite(flat[at])]
+        best = choose_best(raw, filled, n_matches)
+        positions = (first[:, None] + np.arange(layout.n_slots)).ravel()[best]
+        unit = 2.0 ** (SCORES.modulus_bits - ANSWER_BITS) / (get_message_scale(layout) * layout.reach)
+        found = zip(positions.tolist(), (raw.ravel()[best] * unit).tolist(), filled.ravel()[best], strict=True)
+        return [SealedMatch(position, score) for position, score, is_item in found if is_item]
 
     def ask_records(self, positions: Sequence[int]) -> SealedQuestion:
         """Return a question for records; as many as the layout says are asked for, whatever is given."""
@@ -242,6 +254,20 @@ class SealedClient:
     def _check_current(self, question: SealedQuestion) -> None:
         if question.version != self.layout.version:
             raise SealedError("question must be of the layout that the client has now: ask again")
+
+
+def choose_best(numbers: Longs, is_filled: NDArray[np.bool_], count: int) -> Longs:
+    """Return where the largest numbers stand that count, largest first; then others, where there are too few.
+
+    The work depends on shapes alone. Sorting is faster where many numbers are equal: a server that leaves the slots of
+    some cells empty would see by the time which cells were looked into.
+    """
+    keys = np.where(is_filled, numbers, _EMPTY).ravel()
+    best = np.empty(min(count, keys.size), np.int64)
+    for at in range(len(best)):
+        best[at] = place = np.argmax(keys)
+        keys[place] = _CHOSEN
+    return best
 
 
 def describe_assumption(parameters: LweParameters) -> Assumption:

@@ -5,6 +5,7 @@ matrices runs on the three balanced digits to base 256 of each number of a quest
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
@@ -99,11 +100,13 @@ class _NumbaKernel:
         """Compile now: a first question would wait for it, for longer than servers let it."""
         n_colours, n_rows, n_columns = self._database.shape
         asked, found = (np.empty((n_colours, 1, size), np.int32) for size in (n_columns, n_rows))
-        self._compiled.multiply_one(self._database, asked, found, _NO_PARTS)
-        if self._compiled.HAS_DOTS:
-            self._compiled.multiply_dots(self._database, asked.view(np.uint8), found, _NO_PARTS)
-        else:
-            self._compiled.multiply_fours(self._database, asked, found, _NO_PARTS)
+        with suppress(OSError):  # on a full disk the code is not kept, and works
+            self._compiled.multiply_one(self._database, asked, found, _NO_PARTS)
+        with suppress(OSError):
+            if self._compiled.HAS_DOTS:
+                self._compiled.multiply_dots(self._database, asked.view(np.uint8), found, _NO_PARTS)
+            else:
+                self._compiled.multiply_fours(self._database, asked, found, _NO_PARTS)
 
     def multiply(self, questions: Words) -> Words:
         if len(questions) == 1:

@@ -41,7 +41,7 @@ class PadStock:
     """
 
     def __init__(self) -> None:
-        self._held: tuple[object, deque[Pad]] = _process, deque()  # in one name: threads see both or neither
+        self._held: tuple[object, deque[Pad]] = _get_process(), deque()  # in one name: threads see both or neither
 
     def fill(self, count: int, make: Callable[[], Pad]) -> None:
         """Make pads until so many are there."""
@@ -60,9 +60,9 @@ class PadStock:
 
     def _open(self) -> deque[Pad]:
         process, pads = self._held
-        if process is not _process:
+        if process != _get_process():
             pads = deque()
-            self._held = _process, pads
+            self._held = _get_process(), pads
         return pads
 
     def __reduce__(self) -> tuple[type["PadStock"], tuple[()]]:
@@ -78,6 +78,11 @@ def multiply_hint(hint: NDArray[np.unsignedinteger], secrets: Longs) -> Longs:
 
 
 _process = object()  # another one in every process
+
+
+def _get_process() -> tuple[object, int]:
+    """Return what is another in every process, also after a fork that Python did not make."""
+    return _process, os.getpid()
 
 
 def _begin_process() -> None:

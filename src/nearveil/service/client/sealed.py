@@ -22,7 +22,9 @@ from nearveil.service.schema import GalleryInfo
 if TYPE_CHECKING:
     from nearveil.sealed import SealedClient
 
-_NUMBER = 2e-8  # seconds of private work for each number that is sent or read: some four times what it takes
+_NUMBER = 4e-8  # seconds of private work for each number that is sent or read: some four times what it takes
+_SLOT = 1.5e-7  # seconds for each score that is read
+_LOOK = 3e-9  # seconds for each score, for each of the best that is chosen
 _LEAST = 0.015  # seconds of private work
 _KEPT = 4  # galleries whose hints are kept
 
@@ -76,23 +78,25 @@ async def ask_sealed(session: Session, question: NearestQuestion, kept: dict[str
     public = await session.fetch_map(info, None, tally)
     seal = await _fetch_seal(session, info, kept, tally)
     await seal.prepare()
-    client, layout = seal.client, seal.client.layout
+    client = await asyncio.to_thread(seal.client.reserve)  # before the slot: others may ask at the same time
+    layout = client.layout
     if layout.records is None or layout.projection.shape[0] != info.dimension:
         raise ReplyError("the gallery's layout is of other features than the gallery's")
     count = count_matches(question.k, min(layout.records.n_fetched, int(layout.counts.sum())))
     since, numbers = session.clock.now(), layout.n_colours * layout.n_samples
-    fetched = layout.n_colours * layout.n_slots + layout.records.n_fetched * layout.records.n_columns
+    fetched, slots = layout.records.n_fetched, layout.n_colours * layout.n_slots
+    choice = slots * (_SLOT + _LOOK * fetched) + _NUMBER * fetched * layout.records.n_columns
     row = center_rows(public, rows[0])[0]
     sealed = await asyncio.to_thread(client.ask, row)
     await session.end_slot(since, _LEAST + _NUMBER * numbers)
     answer = await _send(session, info, sealed.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, tally)
     found = await asyncio.to_thread(_read, client.read_scores, sealed, answer, layout.records.n_fetched)
     fetch = await asyncio.to_thread(client.ask_records, [match.position for match in found])
-    await session.end_slot(tally.heard, _LEAST + _NUMBER * fetched)
+    await session.end_slot(tally.heard, _LEAST + choice)
     answer = await _send(session, info, fetch.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, tally)
     records = await asyncio.to_thread(_read, client.read_records, fetch, answer)
     result = _rank(public, row, records, count)
-    await session.end_slot(tally.heard, _LEAST + _NUMBER * layout.records.n_fetched * layout.records.n_rows)
+    await session.end_slot(tally.heard, _LEAST + _NUMBER * fetched * layout.records.n_rows)
     seal.prepare_next()
     chosen, names = result
     return Nearest(
