@@ -4,6 +4,8 @@ Processors that multiply and add four pairs of bytes in one step (AVX512-VNNI) a
 many digits to base 256 as it has bytes, and a word is put together again from the answers to its digits.
 """
 
+from typing import Any
+
 import numba
 import numpy as np
 from llvmlite import ir
@@ -18,7 +20,7 @@ _WORD = ir.IntType(32)
 _WORDS = ir.VectorType(_WORD, _STEP // 4)
 DIGITS = 3  # of a number of a question
 
-_OPTIONS = {"nogil": True, "boundscheck": False}
+_OPTIONS: Any = {"nogil": True, "boundscheck": False}
 
 HAS_DOTS = config.CPU_NAME is None and config.CPU_FEATURES is None and "+avx512vnni" in get_host_cpu_features()
 """Whether :func:`multiply_dots` runs here."""
