@@ -303,9 +303,11 @@ def is_of_database(error: Exception) -> bool:
 
 
 _ABANDONED_WATCHES: list[sqlite3.Connection] = []  # a parent's connections are never closed by its child
-# Of files that SQLite's connections share, by device and inode. They stay open: to close a file takes all locks on it
-# away from a process, also those of its connections.
-_SHARED_FILES: dict[tuple[int, int], int] = {}
+# Of files that SQLite's connections share, by device and inode: a descriptor, and who reads it. To close a file takes
+# all locks on it away from a process, also those of its connections; so it is closed when it has no name any more: the
+# last connection of all takes that away.
+_SHARED_FILES: dict[tuple[int, int], tuple[int, "weakref.WeakSet[FileWatch]"]] = {}
+_SHARED_LOCK = threading.RLock()
 _LOG_HEADER = 48  # bytes of the first of two equal headers; one of them counts commits
 
 
@@ -352,7 +354,7 @@ class FileWatch:
             mark = Mark(self._opening, version)
             self._seen = (mark, header) if len(header) == _LOG_HEADER else None
             if self._is_asked and self._shared is None:  # now there is a log, if there is one at all
-                self._shared = _open_shared(self._path.with_name(f"{self._path.name}-shm"))
+                self._shared = _open_shared(self._path.with_name(f"{self._path.name}-shm"), self)
             return mark
 
     def is_at(self, mark: Mark) -> bool:
@@ -372,7 +374,8 @@ class FileWatch:
 
     def _read_header(self) -> bytes:
         """Return the header of the index of the write-ahead log; nothing where it is not open."""
-        return b"" if self._shared is None else os.pread(self._shared, _LOG_HEADER, 0)
+        shared = self._shared
+        return b"" if shared is None else os.pread(shared, _LOG_HEADER, 0)
 
     def close(self) -> None:
         """Close the connection; it is opened again where it is needed."""
@@ -394,20 +397,34 @@ class FileWatch:
                 _ABANDONED_WATCHES.append(self._connection)
         self._connection, self._file = None, (0, 0)
         self._shared = self._seen = None
+        _close_shared(self)
 
 
-def _open_shared(path: Path) -> int | None:
-    """Return the descriptor of a file that stays open, or None where there is no such file."""
-    try:
-        status = path.stat()
-        found = _SHARED_FILES.get((status.st_dev, status.st_ino))
-        if found is None:
-            found = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-            status = os.fstat(found)
-            _SHARED_FILES[status.st_dev, status.st_ino] = found
-    except OSError:
-        return None
-    return found
+def _open_shared(path: Path, reader: FileWatch) -> int | None:
+    """Return the descriptor of a file for one who reads it, or None where there is no such file."""
+    with _SHARED_LOCK:
+        _close_shared(reader)
+        try:
+            status = path.stat()
+            if (status.st_dev, status.st_ino) not in _SHARED_FILES:
+                opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                status = os.fstat(opened)
+                _SHARED_FILES[status.st_dev, status.st_ino] = opened, weakref.WeakSet()
+        except OSError:
+            return None
+        found, readers = _SHARED_FILES[status.st_dev, status.st_ino]
+        readers.add(reader)
+        return found
+
+
+def _close_shared(reader: FileWatch) -> None:
+    """Take note that one reads no file any more; close those that nobody reads and no connection uses."""
+    with _SHARED_LOCK:
+        for file, (opened, readers) in list(_SHARED_FILES.items()):
+            readers.discard(reader)
+            if not readers and not os.fstat(opened).st_nlink:
+                del _SHARED_FILES[file]
+                os.close(opened)
 
 
 def data_folder() -> Path:

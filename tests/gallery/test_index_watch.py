@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nearveil import storage
 from nearveil.gallery import publishing as _index_publishing
 from nearveil.gallery.errors import IndexStoreError, StaleMapError
 from nearveil.gallery.index import Index
@@ -203,6 +204,38 @@ def test_a_file_that_somebody_holds_for_itself(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         watch.mark()
     watch.close()
+
+
+@pytest.mark.parametrize("watch_first", [True, False])
+def test_files_that_are_closed_leave_no_descriptors(tmp_path: Path, *, watch_first: bool) -> None:
+    path, before = tmp_path / "file.db", len(storage._SHARED_FILES)
+    for number in range(20):
+        writer = sqlite3.connect(path, isolation_level=None)
+        writer.execute("PRAGMA journal_mode=WAL")
+        writer.execute(f"CREATE TABLE t{number} (x)")
+        watch = FileWatch(path)
+        watch.is_at(watch.mark())  # type: ignore[arg-type]
+        watch.mark()
+        mark = watch.mark()
+        assert mark is not None
+        assert watch.is_at(mark)
+        closers = [watch.close, writer.close]
+        for close in closers if watch_first else closers[::-1]:
+            close()
+        assert len(storage._SHARED_FILES) <= before + watch_first
+
+
+def test_a_watch_that_is_closed_takes_no_locks_away(tmp_path: Path) -> None:
+    with filled(tmp_path / "one", unit_rows(30)) as index:
+        index.delete([29])
+        watch = FileWatch(index._database.path)
+        watch.is_at(watch.mark())  # type: ignore[arg-type]
+        watch.mark()
+        watch.close()
+        assert 1 not in delete_elsewhere(tmp_path / "one", 1)
+        index.delete([2])
+        assert delete_elsewhere(tmp_path / "one", 3) == [0, *range(4, 29)]
+        assert index.ids().tolist() == [0, *range(4, 29)]
 
 
 def test_a_child_looks_through_its_own_connection(tmp_path: Path) -> None:

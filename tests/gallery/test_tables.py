@@ -64,8 +64,16 @@ def test_what_is_wrong_changes_nothing(tmp_path: Path) -> None:
         sync_table(VectorTable(ROWS, IDS), tmp_path / "i", delete=["a0", "b"])
     with pytest.raises(ValueError, match="6"):
         sync_table(VectorTable(ROWS[:, :4], IDS), tmp_path / "i")
+    new = VectorTable(-ROWS, [f"b{number}" for number in range(50)])
+    wrong = ({"epsilon": -1.0}, {"candidates": 2.0}, {"candidates": 1e-3}, {"n_sets": 101}, {"reach": 1.5})
+    for given in (*wrong, {"n_sets": 4, "reach": 1.0}):
+        with pytest.raises(ValueError, match="nothing was changed"):
+            sync_table(new, tmp_path / "i", delete=["a0"], **given)
     with Index.open(tmp_path / "i") as index:
         assert (len(index), index.revision) == (50, made.revision)
+    # How many rows there will be is known when they are there.
+    with pytest.raises(ValueError, match="the index has changed, and its map is as before"):
+        sync_table(VectorTable(-ROWS[:1], ["a0"]), tmp_path / "i", n_sets=51)
     Index.create(tmp_path / "images", dimension=6, extractor="toy").close()
     with pytest.raises(ValueError, match="this index has features of images"):
         sync_table(VectorTable(ROWS, IDS), tmp_path / "images")

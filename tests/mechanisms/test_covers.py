@@ -353,6 +353,14 @@ def test_maps_that_are_none(changed: dict[str, object], words: str) -> None:
         _map(**changed)
 
 
+@pytest.mark.parametrize("value", [1, 127, 128, 254])
+def test_one_number_that_is_no_bit_is_found(value: int) -> None:
+    coverage = 255 * np.random.default_rng(0).integers(0, 2, (8193, 5)).astype(np.uint8)
+    coverage[8192, 4] = value
+    with pytest.raises(MapError, match="coverage must be 0 or 255"):
+        _map(**_many(8193, 5) | {"coverage": coverage})
+
+
 def test_a_map_of_many_prototypes_holds_bits() -> None:
     coverage = 255 * np.random.default_rng(0).integers(0, 2, (8193, 13)).astype(np.uint8)
     held = _map(**_many(8193, 13) | {"coverage": coverage})
@@ -367,6 +375,9 @@ def test_a_map_of_many_prototypes_holds_bits() -> None:
     [
         ((8193, 2), [9000, 10, 17], "one for each set"),
         ((8193, 2), [9000, 10, 8], "one for each set"),
+        ((8193, 0), [9000, 10, -3], "2 to 4096 sets"),
+        ((8193, 0), [9000, 10, 0], "2 to 4096 sets"),
+        ((8193, 1), [9000, 10, 1], "2 to 4096 sets"),
         ((8193, 512), [9000, 10, 4096], "at most 33554432 numbers"),
         ((8193, 513), [9000, 10, 4104], "bits must be an array of at most 32768 x 512"),
         ((4, 2), [9000, 10, 13], "more than 8192 prototypes as bits, of others not"),

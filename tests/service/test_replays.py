@@ -66,6 +66,27 @@ def test_none_of_the_last_65536_keys_is_forgotten() -> None:
     asyncio.run(run())
 
 
+def test_nobody_finds_keys_that_fill_the_row_of_another() -> None:
+    """Whoever has the program knows the rows of a memory of its own, and of no server's."""
+
+    async def run() -> None:
+        server, own = UsedKeys(64, 4), UsedKeys(64, 4)
+
+        async def find_row(key: str) -> int:
+            async with own._locked(Use.of(key, "", "", b"").key) as start:
+                return start
+
+        await server.check(Use.of("victim", "ann", "birds", b"1"))
+        row = await find_row("victim")
+        same = [key for key in map(str, range(2000)) if await find_row(key) == row]
+        for key in same[:8]:
+            await server.check(Use.of(key, "eve", "birds", b"1"))
+        with pytest.raises(ReplayedError):
+            await server.check(Use.of("victim", "ann", "birds", b"2"))
+
+    asyncio.run(run())
+
+
 def use_keys(keys: UsedKeys, count: int, data: bytes, results: "multiprocessing.Queue[list[int]]") -> None:
     """Use keys as one process of a server, each for the same bytes; tell which of them were refused."""
 

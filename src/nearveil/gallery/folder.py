@@ -54,21 +54,27 @@ class MapTerms:
         """Return these, but for what was given and is not None."""
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
-    def check(self, items: int) -> None:
-        """Raise if no map of so many items can be learned."""
+    def check(self, items: int, state: str = "nothing was changed") -> None:
+        """Raise if no map of so many items can be learned; the error says what state the index is in."""
+        self.check_at_most(items, state)
+        if self.n_sets is not None and self.n_sets * candidate_count(self.candidates, items) < self.reach * items:
+            raise ValueError(f"n_sets must be larger, so that sets of this size reach so many; {state}")
+
+    def check_at_most(self, items: int, state: str = "nothing was changed") -> None:
+        """Raise if no map of so many items can be learned, nor of fewer."""
         if items < 2:
-            raise ValueError("folder: a map needs two images at least; nothing was changed")
+            raise ValueError(f"folder: a map needs two images at least; {state}")
         try:
             checked_epsilon(self.epsilon)
             candidate_count(self.candidates, items)
         except ValueError as error:
-            raise ValueError(f"{error} ({items:,} images); nothing was changed") from None
+            raise ValueError(f"{error} ({items:,} images); {state}") from None
         if self.n_sets is not None and not 2 <= self.n_sets <= items:
-            raise ValueError(f"n_sets must be from 2 to {items:,}, the number of images; nothing was changed")
+            raise ValueError(f"n_sets must be from 2 to {items:,}, the number of images; {state}")
         if not 0 <= self.reach <= 1:
-            raise ValueError("reach must be a part of the images, from 0 to 1; nothing was changed")
-        if self.n_sets is not None and self.n_sets * candidate_count(self.candidates, items) < self.reach * items:
-            raise ValueError("n_sets must be larger, so that sets of this size reach so many; nothing was changed")
+            raise ValueError(f"reach must be a part of the images, from 0 to 1; {state}")
+        if self.n_sets is not None and self.n_sets * self.candidates < self.reach * (1 - 1e-9):
+            raise ValueError(f"n_sets must be larger, so that sets of this size reach so many; {state}")
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ def sync_table(
             if held.extractor and table is not None:
                 raise ValueError("vectors: this index has features of images: use another index")
             terms, before, count = find_terms(held).updated(**given), held.ids(), len(held)
+            terms.check_at_most(count - len(set(delete)) + _count_rows(table))
             if delete:
                 try:
                     held.delete(list(delete))
@@ -79,7 +80,7 @@ def sync_table(
             elif table is not None:
                 held.add_table(*table, replace=True, progress=start)
             added = len(np.setdiff1d(held.ids(), before, assume_unique=True))
-            terms.check(len(held))
+            terms.check(len(held), "the index has changed, and its map is as before: publish it on other terms")
             published, learned = publish_map(held, terms, start, workers)
             return TableReport(
                 describe_place(where),
@@ -91,6 +92,12 @@ def sync_table(
                 published,
                 learned,
             )
+
+
+def _count_rows(table: VectorTable | VectorFile | None) -> int:
+    if isinstance(table, VectorFile):
+        return sum(part.stop - part.start for part in table.cut())
+    return 0 if table is None else len(table.rows)
 
 
 def _check(table: VectorTable | VectorFile, workers: Cluster, start: Progress) -> tuple[int, int]:

@@ -456,7 +456,10 @@ def _retrieve(task: "asyncio.Task[None]") -> None:
         task.exception()
 
 
-_ROWS, _WAYS = 1 << 14, 16  # places for keys: with the last 65,536 a row is a quarter full, and none runs over
+# Places for keys: with the last 65,536 a row is a quarter full. The oldest of these is forgotten if 32 others came into
+# its row: with probability P(Poisson(8) >= 32) = 1.3e-10, and any at all with less than 4e-7.
+_ROWS, _WAYS = 1 << 13, 32
+_SECRET = 32  # bytes
 _DIGEST = 32  # bytes
 _USE = 2 * _DIGEST
 _TRIES, _PAUSE = 100, 0.001  # to lock a row at once, some microseconds each; and seconds between two after that
@@ -466,9 +469,9 @@ class UsedKeys:
     """Lets a key pass that is new, or comes again with the same bytes from the same token for the same gallery.
 
     The last keys lie in memory that all processes of a server share, if it is given to them when they are started.
-    It is no file: no disk is waited for. A digest says which row a key is in; a row has its newest use first. Who
-    changes a row holds its lock, which the system takes away from a process that dies. One event loop of a process
-    uses it.
+    It is no file: no disk is waited for. A digest with a secret of this memory says which row a key is in, so that
+    nobody can find keys that fill the row of another; a row has its newest use first. Who changes a row holds its
+    lock, which the system takes away from a process that dies. One event loop of a process uses it.
 
     `rows`, `ways`: How many keys it has places for: so many rows of so many each.
     `patience`: Seconds after which who waits for a row is told to ask later.
@@ -483,17 +486,25 @@ class UsedKeys:
     nearveil.service.server.errors.ReplayedError: this key was used before, for another request: take a new key
     """
 
-    def __init__(self, rows: int = _ROWS, ways: int = _WAYS, patience: float = 5.0, file: int | None = None) -> None:
+    def __init__(
+        self,
+        rows: int = _ROWS,
+        ways: int = _WAYS,
+        patience: float = 5.0,
+        shared: tuple[int, bytes] | None = None,  # the memory of another process, and its secret
+    ) -> None:
         self._rows, self._row, self._patience = rows, ways * _USE, patience
-        if file is None:
-            file = _open_memory()
-            os.truncate(file, rows * self._row)
+        if shared is None:
+            shared = _open_memory(), os.urandom(_SECRET)
+            os.truncate(shared[0], rows * self._row)
+        file, self._secret = shared
         self._file, self._memory = file, mmap.mmap(file, rows * self._row)
         weakref.finalize(self, os.close, file)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Give the same memory to a process that is being started."""
-        return _share_keys, (self._rows, self._row // _USE, self._patience, reduction.DupFd(self._file))
+        file = reduction.DupFd(self._file)
+        return _share_keys, (self._rows, self._row // _USE, self._patience, file, self._secret)
 
     async def check(self, use: Use, look: "Refresher | None" = None) -> None:
         """Raise ReplayedError where a key was used for something else.
@@ -527,7 +538,8 @@ class UsedKeys:
     @asynccontextmanager
     async def _locked(self, key: bytes) -> AsyncIterator[int]:
         """Lock the row of a key; give where it starts. Others hold it for microseconds, unless they were stopped."""
-        start = int.from_bytes(key[:4], "big") % self._rows * self._row
+        digest = hashlib.blake2b(key, digest_size=8, key=self._secret).digest()
+        start = int.from_bytes(digest, "big") % self._rows * self._row
         until = time.monotonic() + self._patience
         tries = 0
         while not self._try_lock(start):
@@ -557,5 +569,5 @@ def _open_memory() -> int:
         return os.dup(file.fileno())
 
 
-def _share_keys(rows: int, ways: int, patience: float, file: Any) -> UsedKeys:
-    return UsedKeys(rows, ways, patience, file.detach())
+def _share_keys(rows: int, ways: int, patience: float, file: Any, secret: bytes) -> UsedKeys:
+    return UsedKeys(rows, ways, patience, (file.detach(), secret))
