@@ -231,7 +231,7 @@ def test_numbers_that_are_not_finite_do_not_arrive() -> None:
 
 LARGE_MAPS: dict[str, dict[str, Any]] = {
     "components": {"components": np.zeros((3, 65), np.uint16)},
-    "prototypes": {"prototypes": np.zeros((8193, 2), np.int8)},
+    "prototypes": {"prototypes": np.zeros((32_769, 2), np.int8)},
     "coverage": {"coverage": np.zeros((4, 4097), np.uint8)},
     "more": {"more": np.zeros(1, np.int8)},
 }
