@@ -20,6 +20,7 @@ import pytest
 from nearveil.gallery import Index, Item
 from nearveil.service import Client, Settings, TokenStore, UnreachableError, open_galleries, serve
 from nearveil.service.schema import FRAME, KEY_HEADER
+from nearveil.service.server.serving import _config
 from nearveil.service.server.settings import SettingsError
 from tests.programs import Program
 
@@ -387,3 +388,10 @@ def test_what_cannot_be_served(tmp_path: Path) -> None:
     two = [*birds, {"name": "none", "index": str(tmp_path / "none")}]
     with pytest.raises(ValueError, match="there is none here"):
         open_galleries(Settings.load(galleries=two, **store))
+
+
+def test_a_connection_takes_sealed_questions_which_are_larger_than_messages() -> None:
+    settings = Settings(galleries=[])
+    connection = _config(None, settings).http
+    assert isinstance(connection, type)
+    assert connection.largest_body >= settings.max_sealed > settings.max_body  # type: ignore[attr-defined]

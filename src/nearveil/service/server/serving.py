@@ -260,7 +260,7 @@ def _config(app: Any, settings: Settings) -> uvicorn.Config:
         "header_seconds": settings.header_timeout,
         "body_seconds": 2 * settings.body_timeout,  # who reads the body has the first turn, and says why
         "send_seconds": settings.send_timeout,
-        "largest_body": settings.max_body,
+        "largest_body": max(settings.max_body, settings.max_sealed),  # routes refuse what is too large for them
         "slots": Slots(settings.connections),
     }
     return uvicorn.Config(
