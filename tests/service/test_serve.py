@@ -391,7 +391,7 @@ def test_what_cannot_be_served(tmp_path: Path) -> None:
 
 
 def test_a_connection_takes_sealed_questions_which_are_larger_than_messages() -> None:
-    settings = Settings(galleries=[])
+    settings = Settings(galleries=())
     connection = _config(None, settings).http
     assert isinstance(connection, type)
     assert connection.largest_body >= settings.max_sealed > settings.max_body  # type: ignore[attr-defined]
