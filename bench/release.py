@@ -16,6 +16,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.cluster import SpreadRows
 from nearveil.mechanisms import Covers
 from nearveil.mechanisms.covers import learning
 from nearveil.search.ceiling import neighbor_ceiling
@@ -82,7 +83,7 @@ def expect_recall(covers: Covers, gallery: NDArray[np.float32], queries: NDArray
     own, hit = found[np.arange(len(found)), covers.map_.choose(asked)], covers._channel(covers.map_).hit
     recall = float(np.mean(hit * own + (1 - hit) * (found.sum(axis=1) - own) / (found.shape[1] - 1)))
     counted = np.random.default_rng(1).permutation(len(items))[:POPULAR]
-    counts = np.bincount(learning.neighbor_lists(items, counted, 8).ravel(), minlength=len(items))
+    counts = np.bincount(learning.neighbor_lists(SpreadRows.cut(items), counted, 8).ravel(), minlength=len(items))
     return recall, neighbor_ceiling(EPSILON, CANDIDATES, counts)
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from nearveil.cluster import SpreadRows
 from nearveil.mechanisms import Covers
 from nearveil.mechanisms.covers import learning
 from nearveil.search.ceiling import best_channel
@@ -112,7 +113,7 @@ def search(gallery: Singles, queries: Singles, epsilon: float, fraction: float) 
     exact.add(items)
     truth = exact.search(rows.astype(np.float32), K)[1]
     asked = np.sort(np.random.default_rng(1).permutation(n)[:_POPULAR])
-    near = learning.neighbor_lists(items, asked, K)
+    near = learning.neighbor_lists(SpreadRows.cut(items), asked, K)
     best = best_channel(epsilon, fraction, np.bincount(near.ravel(), minlength=n))
     held = covers.members_.T.tocsr()
     found = sum(held[truth[:, rank]].toarray().astype(np.float32) for rank in range(K)) / K

@@ -10,14 +10,16 @@ import ipaddress
 import math
 import re
 import uuid
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
+import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.errors import NearveilError
@@ -28,6 +30,7 @@ _PATIENCE = 60.0  # seconds to wait for a worker
 _LOOK = 2.0  # seconds between two looks whether there are workers
 _SMALL = 1 << 16  # bytes
 _AHEAD = 2  # partitions for each thread of a worker that are under way at once
+_RUNS = 4  # of partitions for each thread of a worker, at least, whose results are merged before they travel
 
 _MENDED = (NearveilError, ValueError, OSError)  # errors that a user can mend
 
@@ -42,6 +45,14 @@ class ClusterError(NearveilError, ConnectionError):
 
 class PartitionError(NearveilError, ValueError):
     """A stage failed on one partition, which the message names; nothing was changed."""
+
+
+class StoredPart(ABC):
+    """A partition that is read where a stage needs it: nobody holds it before or after."""
+
+    @abstractmethod
+    def load(self) -> Any:
+        """Read it."""
 
 
 def cut_rows(n_rows: int, rows: int | None = None) -> list[slice]:
@@ -88,11 +99,12 @@ class Cluster:
         Parameters
         ----------
         parts : sequence
+            A :class:`StoredPart` is read by the workers themselves where they are on this machine, and sent otherwise.
 
         Returns
         -------
         sequence
-            What :meth:`map` takes in their place.
+            What :meth:`map` and :meth:`reduce` take in their place.
         """
         return parts
 
@@ -152,6 +164,46 @@ class Cluster:
             if tick is not None:
                 tick(1)
 
+    def reduce(
+        self,
+        function: Callable[..., Result],
+        merge: Callable[[Result, Result], Result],
+        parts: Sequence[Any],
+        *shared: Any,
+        stage: str,
+        finish: Callable[[Result], Any] | None = None,
+        tick: Tick | None = None,
+    ) -> Any:
+        """Apply a pure function to every partition, and merge what it returns in pairs, until one is left.
+
+        Neighbours are merged first, in a tree that the number of partitions fixes. Workers merge what they have.
+
+        Parameters
+        ----------
+        function : callable
+            As of :meth:`map`.
+        merge : callable
+            Of what two neighbours returned, the earlier first.
+        parts : sequence
+            At least one, as of :meth:`map`.
+        *shared : object
+        stage : str
+        finish : callable, optional
+            Of what is left: what it returns comes back, and nothing else leaves the workers.
+        tick : callable, optional
+
+        Returns
+        -------
+        object
+
+        Examples
+        --------
+        >>> Cluster().reduce(abs, max, [-4, 3, 2], stage="looking for the largest")
+        4
+        """
+        found = _fold(self.map(function, parts, *shared, stage=stage, tick=tick), merge)
+        return found if finish is None else finish(found)
+
 
 LOCAL = Cluster()
 """This process."""
@@ -159,23 +211,80 @@ LOCAL = Cluster()
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a function returned, or what was wrong."""
+    """What a function returned, or what was wrong, and with which partition where that would be lost."""
 
     value: Any = None
     error: Exception | None = None
+    name: str = ""
 
 
 def _run(function: Callable[..., Any], part: Any, *shared: Any) -> _Outcome:
     try:
-        return _Outcome(function(part, *shared))
+        return _Outcome(function(_read(part), *shared))
     except Exception as error:
         return _Outcome(error=error)
 
 
-def _run_on_worker(function: Callable[..., Any], part: Any, *shared: Any) -> _Outcome:
+def _read(part: Any) -> Any:
+    if isinstance(part, tuple) and any(isinstance(one, StoredPart) for one in part):
+        return tuple(map(_read, part))
+    return part.load() if isinstance(part, StoredPart) else part
+
+
+def _run_on_worker(name: str, function: Callable[..., Any], part: Any, *shared: Any) -> _Outcome:
     """Run a function where errors must travel: as plain ones, which every process can read."""
     outcome = _run(function, part, *shared)
-    return outcome if outcome.error is None else _Outcome(error=ValueError(_describe(outcome.error)))
+    return outcome if outcome.error is None else _Outcome(error=ValueError(_describe(outcome.error)), name=name)
+
+
+def _fold(values: Iterable[Result], merge: Callable[[Result, Result], Result]) -> Result:
+    """Merge neighbours in pairs, then pairs, and so on; a few are held at once."""
+    waiting: list[tuple[int, Result]] = []  # of ever fewer values: how often each was merged, and what it is
+    for value in values:
+        level = 0
+        while waiting and waiting[-1][0] == level:
+            level, value = level + 1, merge(waiting.pop()[1], value)  # noqa: PLW2901
+        waiting.append((level, value))
+    _, last = waiting.pop()
+    while waiting:
+        last = merge(waiting.pop()[1], last)
+    return last
+
+
+class _FailedError(Exception):
+    """A partition failed, with this outcome."""
+
+
+def _fold_on_worker(
+    names: Sequence[str],
+    function: Callable[..., Any],
+    merge: Callable[[Any, Any], Any],
+    parts: Sequence[Any],
+    *shared: Any,
+) -> _Outcome:
+    """Merge what a function returns for partitions that follow each other."""
+
+    def compute() -> Iterator[Any]:
+        for name, part in zip(names, parts, strict=True):
+            outcome = _run_on_worker(name, function, part, *shared)
+            if outcome.error is not None:
+                raise _FailedError(outcome)
+            yield outcome.value
+
+    try:
+        return _Outcome(_fold(compute(), merge))
+    except _FailedError as error:
+        failed: _Outcome = error.args[0]
+        return failed
+
+
+def _merge_on_worker(merge: Callable[[Any, Any], Any], first: _Outcome, second: _Outcome) -> _Outcome:
+    wrong = first if first.error is not None else second if second.error is not None else None
+    return _run_on_worker("", lambda _: merge(first.value, second.value), None) if wrong is None else wrong
+
+
+def _finish_on_worker(finish: Callable[[Any], Any], found: _Outcome) -> _Outcome:
+    return found if found.error is not None else _run_on_worker("", finish, found.value)
 
 
 def _describe(error: Exception) -> str:
@@ -202,10 +311,10 @@ def _name_parts(parts: Sequence[Any], names: Sequence[str] | None) -> Sequence[s
 
 
 class _Placed:
-    """A value at this process and, until it is lost, at workers."""
+    """A value at this process, or that is read by it, and until it is lost at workers."""
 
-    def __init__(self, value: Any, *, everywhere: bool) -> None:
-        self.value, self._everywhere = value, everywhere
+    def __init__(self, value: Any, *, everywhere: bool, near: str | None = None) -> None:
+        self.value, self._everywhere, self._near = value, everywhere, near
         self._future: Any = None
 
     def find(self, client: Any) -> Any:
@@ -213,12 +322,13 @@ class _Placed:
         if self._future is None or self._future.cancelled():
             client.wait_for_workers(1, timeout=_PATIENCE)
             # In a list: an array by itself is one value, a list of one is, too, and comes back as a list.
-            (self._future,) = client.scatter([self.value], broadcast=self._everywhere, hash=False)
+            near = self._near if self._near in client.nthreads() else None
+            (self._future,) = client.scatter([_read(self.value)], workers=near, broadcast=self._everywhere, hash=False)
         return self._future
 
     def drop(self) -> None:
-        """Forget what was sent."""
-        self._future = None
+        """Forget what was sent, and where to."""
+        self._future = self._near = None
 
 
 class _Lying(_Placed):
@@ -242,10 +352,10 @@ def _is_lazy(value: Any) -> bool:
 
 
 class _DaskCluster(Cluster):
-    """Runs stages on the workers of a client of dask.distributed."""
+    """Runs stages on the workers of a client of dask.distributed; `is_here`: they are on this machine, of this user."""
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    def __init__(self, client: Any, *, is_here: bool = False) -> None:
+        self._client, self._is_here = client, is_here
 
     @property
     def dashboard(self) -> str | None:
@@ -253,7 +363,11 @@ class _DaskCluster(Cluster):
         return str(link) if link else None
 
     def place(self, parts: Sequence[Any]) -> Sequence[Any]:
-        return [_Placed(part, everywhere=False) for part in parts]
+        near = _spread_evenly(self._client, len(parts))
+        return [
+            part if self._is_here and isinstance(part, StoredPart) else _Placed(part, everywhere=False, near=place)
+            for part, place in zip(parts, near, strict=True)
+        ]
 
     def share(self, value: Any) -> Any:
         return _Placed(value, everywhere=True)
@@ -270,7 +384,7 @@ class _DaskCluster(Cluster):
         called = _name_parts(parts, names)
         sent = [one if isinstance(one, _Placed) or _is_small(one) else self.share(one) for one in shared]
         waiting: deque[Any] = deque()  # futures; those that are dropped are forgotten by the scheduler, too
-        tasks = _Tasks(self._client, function, parts, sent)
+        tasks = _Tasks(self._client, function, parts, sent, called)
         number = 0
         for place, name in enumerate(called):
             while number < len(parts) and len(waiting) < max(1, _AHEAD * tasks.count_threads()):
@@ -279,6 +393,28 @@ class _DaskCluster(Cluster):
             yield _read_outcome(tasks.wait(place, waiting.popleft(), stage, name), stage, name)
             if tick is not None:
                 tick(1)
+
+    def reduce(
+        self,
+        function: Callable[..., Result],
+        merge: Callable[[Result, Result], Result],
+        parts: Sequence[Any],
+        *shared: Any,
+        stage: str,
+        finish: Callable[[Result], Any] | None = None,
+        tick: Tick | None = None,
+    ) -> Any:
+        called = _name_parts(parts, None)
+        sent = [one if isinstance(one, _Placed) or _is_small(one) else self.share(one) for one in shared]
+        tasks = _Tasks(self._client, function, parts, sent, called)
+        outcome = tasks.reduce(merge, finish or _pass_on, stage, tick or (lambda _: None))
+        return _read_outcome(outcome, stage, outcome.name)
+
+
+def _spread_evenly(client: Any, count: int) -> list[str | None]:
+    """Return a worker for each of the partitions: neighbours are at one, so that it can merge what they give."""
+    addresses = sorted(client.nthreads()) or [None]
+    return [addresses[number * len(addresses) // count] for number in range(count)]
 
 
 def _is_small(value: Any) -> bool:
@@ -289,8 +425,16 @@ def _is_small(value: Any) -> bool:
 class _Tasks:
     """Partitions of one stage at a client: submitted, waited for, and submitted again where workers were lost."""
 
-    def __init__(self, client: Any, function: Callable[..., Any], parts: Sequence[Any], shared: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        client: Any,
+        function: Callable[..., Any],
+        parts: Sequence[Any],
+        shared: Sequence[Any],
+        names: Sequence[str],
+    ) -> None:
         self._client, self._function, self._parts, self._shared = client, function, parts, shared
+        self._names, self._runs = names, list[slice]()
         self._token = f"{getattr(function, '__name__', 'stage').strip('_')}-{uuid.uuid4().hex}"
         self._submitted = 0
 
@@ -299,15 +443,17 @@ class _Tasks:
         return sum(self._client.nthreads().values())
 
     def submit(self, number: int, stage: str) -> Any:
-        """Send a partition to a worker, and what it needs; again where that worker died meanwhile."""
+        """Send a partition to a worker, and what it needs."""
+        return self._submit(number, stage, _run_on_worker, self._names[number], self._function, self._parts[number])
+
+    def _submit(self, number: int, stage: str, *call: Any) -> Any:
+        """Send a call to a worker, and what all partitions need; again where that worker died meanwhile."""
         lost: OSError | None = None
         for _ in range(_ATTEMPTS):
             self._submitted += 1
             try:
                 return self._client.submit(
-                    _run_on_worker,
-                    self._function,
-                    *(self._find(one) for one in (self._parts[number], *self._shared)),
+                    *(self._find(one) for one in (*call, *self._shared)),
                     key=f"{self._token}-{number}-{self._submitted}",
                     pure=False,
                 )
@@ -317,19 +463,82 @@ class _Tasks:
         raise _make_lost_error(stage, lost) from lost
 
     def _find(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._find(one) for one in value]
         if isinstance(value, tuple) and any(isinstance(one, _Placed) for one in value):
             return tuple(map(self._find, value))
         return value.find(self._client) if isinstance(value, _Placed) else value
 
-    def _watch(self, future: Any) -> None:
-        """Wait until a partition is done, as long as there are workers."""
+    def _watch(self, *futures: Any) -> None:
+        """Wait until one of them is done, as long as there are workers."""
         idle = 0.0
-        while not future.done():
+        while not any(future.done() for future in futures):
             with suppress(TimeoutError), self._client.as_current():
-                _load_dask().wait(future, timeout=_LOOK)
+                _load_dask().wait(futures, timeout=_LOOK, return_when="FIRST_COMPLETED")
             idle = 0.0 if self._client.nthreads() else idle + _LOOK
             if idle > _PATIENCE:
                 raise TimeoutError("there is no worker")
+
+    def reduce(
+        self, merge: Callable[[Any, Any], Any], finish: Callable[[Any], Any], stage: str, tick: Tick
+    ) -> _Outcome:
+        """Return the merged outcome of all partitions; all of it is done again where the cluster was lost."""
+        dask = _load_dask()
+        for attempt in range(_ATTEMPTS):
+            try:
+                leaves, root = self._submit_tree(merge, finish, stage)
+                while leaves:
+                    self._watch(*leaves)
+                    done = sum(size for leaf, size in leaves.items() if leaf.done())
+                    leaves = {leaf: size for leaf, size in leaves.items() if not leaf.done()}  # others are forgotten
+                    if not attempt:
+                        tick(done)
+                self._watch(root)
+                found: _Outcome = root.result()
+                return found
+            except dask.KilledWorker as error:
+                told = str(error.args[0]).removeprefix(f"{self._token}-").partition("-")[0]
+                name = self._name_run(int(told)) if told.isdigit() else "merging"
+                raise _make_killed_error(stage, name) from None
+            except (dask.CancelledError, dask.TimeoutError, OSError) as error:
+                lost = error
+            for number in range(len(self._parts)):
+                self._drop(number)
+        raise _make_lost_error(stage, lost) from lost
+
+    def _drop(self, number: int) -> None:
+        """Forget that what a partition needs was sent."""
+        part = self._parts[number]
+        for placed in (*(part if isinstance(part, tuple) else (part,)), *self._shared):
+            if isinstance(placed, _Placed):
+                placed.drop()
+
+    def _name_run(self, number: int) -> str:
+        run = self._runs[number]
+        several = f"partitions {run.start + 1} to {run.stop} of {len(self._parts)}"
+        return several if run.stop - run.start > 1 else self._names[run.start]
+
+    def _submit_tree(
+        self, merge: Callable[[Any, Any], Any], finish: Callable[[Any], Any], stage: str
+    ) -> tuple[dict[Any, int], Any]:
+        """Send runs of partitions, and what merges them; return the futures of the runs and of the whole.
+
+        One worker computes and merges a run. That is a power of two, so the tree is the same for any number of workers.
+        """
+        wanted = _RUNS * max(1, self.count_threads())
+        self._runs = cut_rows(len(self._parts), 1 << max(0, (len(self._parts) // wanted).bit_length() - 1))
+        row = []
+        for number, run in enumerate(self._runs):
+            call = (_fold_on_worker, self._names[run], self._function, merge, list(self._parts[run]))
+            row.append(self._submit(number, stage, *call))
+        leaves = {leaf: run.stop - run.start for leaf, run in zip(row, self._runs, strict=True)}
+        while len(row) > 1:
+            pairs = [
+                self._client.submit(_merge_on_worker, merge, *row[start : start + 2], pure=False, priority=1)
+                for start in range(0, len(row) - 1, 2)
+            ]
+            row = [*pairs, *row[2 * len(pairs) :]]
+        return leaves, self._client.submit(_finish_on_worker, finish, row[0], pure=False, priority=1)
 
     def wait(self, number: int, future: Any, stage: str, name: str) -> _Outcome:
         """Return the outcome of a partition; whatever its workers had is sent again where it was lost."""
@@ -340,18 +549,17 @@ class _Tasks:
                 found: _Outcome = future.result()
                 return found
             except dask.KilledWorker:
-                raise PartitionError(
-                    f"{stage}, {name}: every worker that had it died; look for their memory and their logs"
-                ) from None
+                raise _make_killed_error(stage, name) from None
             except (dask.CancelledError, dask.TimeoutError, OSError) as error:
                 lost = error
             if attempt:  # what is known to be lost is sent again anyway
-                part = self._parts[number]
-                for placed in (*(part if isinstance(part, tuple) else (part,)), *self._shared):
-                    if isinstance(placed, _Placed):
-                        placed.drop()
+                self._drop(number)
             future = self.submit(number, stage)
         raise _make_lost_error(stage, lost) from lost
+
+
+def _make_killed_error(stage: str, name: str) -> PartitionError:
+    return PartitionError(f"{stage}, {name}: every worker that had it died; look for their memory and their logs")
 
 
 def _make_lost_error(stage: str, error: BaseException) -> ClusterError:
@@ -363,13 +571,17 @@ def _make_lost_error(stage: str, error: BaseException) -> ClusterError:
 
 @dataclass(frozen=True)
 class SpreadRows:
-    """Rows of a Dask array, processed where they lie: on workers, or in this process one block after the other."""
+    """Rows in partitions, processed where they lie: on workers, or in this process one partition after the other."""
 
     cluster: Cluster
     parts: Sequence[Any]  # what `cluster.map` takes
     cuts: Sequence[slice]  # the rows of each
     shape: tuple[int, int]
     dtype: Any
+    steps: tuple[tuple[Callable[..., Any], tuple[Any, ...]], ...] = ()  # what becomes of rows before a stage has them
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
     @classmethod
     def of(cls, array: Any, name: str = "X") -> "SpreadRows":
@@ -388,6 +600,79 @@ class SpreadRows:
             return cls(LOCAL, blocks, cuts, array.shape, array.dtype)
         parts = [_Lying(block, everywhere=False) for block in blocks]
         return cls(_DaskCluster(client), parts, cuts, array.shape, array.dtype)
+
+    @classmethod
+    def cut(cls, rows: NDArray[Any], cluster: Cluster = LOCAL) -> "SpreadRows":
+        """Cut rows of this process into partitions, and place them."""
+        return cls(cluster, cluster.place(cut_table(rows)), cut_rows(len(rows)), rows.shape, rows.dtype)
+
+    def then(self, function: Callable[..., Any], *shared: Any, width: int | None = None) -> "SpreadRows":
+        """Return what a function makes of the rows, anew in each stage; `width`: of its rows, of numbers in 32 bits."""
+        shape = (self.shape[0], self.shape[1] if width is None else width)
+        return replace(self, steps=(*self.steps, (function, shared)), shape=shape, dtype=np.dtype(np.float32))
+
+    def map(
+        self, function: Callable[..., Result], *shared: Any, stage: str, tick: Tick | None = None
+    ) -> Iterator[Result]:
+        """Apply a function to every partition, as :meth:`Cluster.map`."""
+        return self.cluster.map(_apply, self.parts, self.steps, function, *shared, stage=stage, tick=tick)
+
+    def reduce(
+        self,
+        function: Callable[..., Result],
+        merge: Callable[[Result, Result], Result],
+        *shared: Any,
+        stage: str,
+        finish: Callable[[Result], Any] | None = None,
+        tick: Tick | None = None,
+    ) -> Any:
+        """Apply a function to every partition and the position of its first row, as :meth:`Cluster.reduce`."""
+        parts = [(part, some.start) for part, some in zip(self.parts, self.cuts, strict=True)]
+        given = (self.steps, function, *shared)
+        return self.cluster.reduce(_apply_at, merge, parts, *given, stage=stage, finish=finish, tick=tick)
+
+    def take(self, positions: NDArray[np.integer], stage: str) -> NDArray[Any]:
+        """Return some rows, in the order of their positions."""
+        order = np.argsort(positions, kind="stable")
+        rising = np.asarray(positions)[order]
+        bounds = [np.searchsorted(rising, [some.start, some.stop]).tolist() for some in self.cuts]
+        wanted = [number for number, (start, stop) in enumerate(bounds) if start < stop]
+        parts = [(self.parts[number], rising[slice(*bounds[number])] - self.cuts[number].start) for number in wanted]
+        found = np.empty((len(rising), self.shape[1]), self.dtype)
+        for number, rows in zip(wanted, self.cluster.map(_take, parts, self.steps, stage=stage), strict=True):
+            found[order[slice(*bounds[number])]] = rows
+        return found
+
+    def gather(self, stage: str) -> NDArray[Any]:
+        """Return all rows."""
+        found = np.empty(self.shape, self.dtype)
+        for some, rows in zip(self.cuts, self.map(_pass_on, stage=stage), strict=True):
+            found[some] = rows
+        return found
+
+    def settle(self, stage: str) -> "SpreadRows":
+        """Return the same rows with nothing left to be done to them; they are held by this process."""
+        return SpreadRows.cut(self.gather(stage), self.cluster)
+
+
+def _apply(rows: Any, steps: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], function: Any, *shared: Any) -> Any:
+    for step, given in steps:
+        rows = step(rows, *given)
+    return function(rows, *shared)
+
+
+def _apply_at(part: tuple[Any, int], steps: Any, function: Any, *shared: Any) -> Any:
+    rows, start = part
+    return _apply(rows, steps, function, start, *shared)
+
+
+def _take(part: tuple[Any, NDArray[Any]], steps: Any) -> Any:
+    rows, places = part
+    return _apply(rows[places], steps, _pass_on)
+
+
+def _pass_on(rows: Any) -> Any:
+    return rows
 
 
 def is_dask_array(value: Any) -> bool:
@@ -442,7 +727,7 @@ def connect(
     count = _LOCAL.fullmatch(address)
     if count is not None and (count[1] is None or int(count[1])):
         with _start_local(None if count[1] is None else int(count[1])) as client:
-            yield _DaskCluster(client)
+            yield _DaskCluster(client, is_here=True)
         return
     _check_address(address, insecure=insecure)
     security = None

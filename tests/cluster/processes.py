@@ -1,24 +1,36 @@
 """A scheduler of Dask and its workers as plain processes, as an operator would start them."""
 
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import pytest
 
+from .certificates import Certificates
+
 distributed: Any = pytest.importorskip("distributed", reason="Dask is not installed (the extra `cluster`)")
 
 
-class Processes:
-    """Starts and ends the processes of a cluster; `tls` are options of both kinds, for certificates."""
+# A worker that was killed is forked anew from a process that has imported most of what it needs.
+_QUICK = {"DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver"}
 
-    def __init__(self, folder: Path, count: int, *, tls: Sequence[str] = (), security: Any = None) -> None:
-        self._folder, self._tls, self._security = folder, tuple(tls), security
+
+class Processes:
+    """Starts and ends the processes of a cluster, which speak TLS where there are certificates."""
+
+    def __init__(self, folder: Path, count: int, certificates: Certificates | None = None) -> None:
+        self._folder, self._tls, security = folder, tuple[str, ...](), None
+        if certificates is not None:
+            self.certificates = certificates
+            ca, cert, key = map(str, certificates)
+            self._tls = ("--tls-ca-file", ca, "--tls-cert", cert, "--tls-key", key)
+            files = {"tls_ca_file": ca, "tls_client_cert": cert, "tls_client_key": key}
+            security = distributed.Security(require_encryption=True, **files)
         self._children: list[subprocess.Popen[bytes]] = []
         self.scheduler = self._start_scheduler(0)
         self.address = str(json.loads(self._place.read_text())["address"])
@@ -57,7 +69,7 @@ class Processes:
     def _start(self, kind: str, *options: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", *options, *self._tls, "--no-dashboard"]
         log = (self._folder / f"{kind}-{len(self._children)}.log").open("wb")
-        child = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603
+        child = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **_QUICK})  # noqa: S603
         log.close()
         self._children.append(child)
         return child

@@ -8,6 +8,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from nearveil.cluster import StoredPart
+
 
 def add(part: NDArray[Any], other: NDArray[Any]) -> float:
     return float(part.sum() + other.sum())
@@ -36,3 +38,21 @@ def die_always(part: int) -> int:
 def wait_and_add(part: NDArray[Any], other: NDArray[Any]) -> float:
     time.sleep(0.3)
     return add(part, other)
+
+
+def join(first: str, second: str) -> str:
+    return f"({first}{second})"
+
+
+class Stored(StoredPart):
+    """A partition that tells who read it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def load(self) -> tuple[int, int]:
+        return self.number, os.getpid()
+
+
+def tell_reader(part: tuple[int, int]) -> tuple[int, int]:
+    return part

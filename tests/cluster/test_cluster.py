@@ -1,5 +1,6 @@
 """``nearveil.cluster``: stages over partitions, in this process and on workers that die, refuse and come back."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,33 @@ def test_a_stage_is_the_same_here_and_there(workers: Any) -> None:
                 assert same is found
 
 
-def test_a_cluster_of_this_machine_is_started_and_ended() -> None:
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 6, 7, 8])
+def test_a_tree_of_merges_is_fixed_by_the_number_of_partitions(workers: Any, count: int) -> None:
+    found = []
+    for where in (None, workers):
+        with connect(where) as place:
+            done: list[int] = []
+            parts = place.place([f"{number}" for number in range(count)])
+            found.append(place.reduce(str, stages.join, parts, stage="joining", tick=done.append))
+            assert sum(done) == count
+    assert found[0] == found[1]
+    assert found[0].replace("(", "").replace(")", "") == "01234567"[:count]
+
+
+def test_a_cluster_of_this_machine_is_started_and_ended(tmp_path: Path) -> None:
+    """Its workers read stored partitions by themselves; other workers are sent them."""
     with connect("local:1") as found:
         assert str(found.dashboard).startswith("http://127.0.0.1:")
         assert list(found.map(stages.add, found.place(PARTS), OTHER, stage="adding")) == TOTALS
+        read = found.map(stages.tell_reader, found.place([stages.Stored(3), stages.Stored(4)]), stage="reading")
+        assert [(number, reader != os.getpid()) for number, reader in read] == [(3, True), (4, True)]
+
+
+def test_stored_partitions_are_sent_to_other_machines(workers: Any) -> None:
+    for where in (None, workers):
+        with connect(where) as found:
+            parts = found.place([stages.Stored(3), stages.Stored(4)])
+            assert list(found.map(stages.tell_reader, parts, stage="reading")) == [(3, os.getpid()), (4, os.getpid())]
 
 
 def test_an_error_names_the_partition(workers: Any) -> None:
@@ -48,6 +72,8 @@ def test_an_error_names_the_partition(workers: Any) -> None:
                 list(found.map(stages.refuse, [1, 2, 3], stage="reading"))
             with pytest.raises(PartitionError, match=r"^reading, rows 5 to 9: row 7 must be finite$"):
                 list(found.map(stages.refuse, [1, 2], stage="reading", names=["rows 0 to 4", "rows 5 to 9"]))
+            with pytest.raises(PartitionError, match=r"^reading, partition 2 of 3: row 7 must be finite$"):
+                found.reduce(stages.refuse, max, [1, 2, 3], stage="reading")
             with pytest.raises(ValueError, match=r"^row 7 must be finite$"):
                 list(found.map(stages.refuse, [2], stage="reading"))
             assert list(found.map(stages.refuse, [1, 3], stage="reading")) == [1, 3]
@@ -60,14 +86,18 @@ def test_a_worker_killed_in_a_stage_changes_nothing(workers: Any, tmp_path: Path
             mark = str(tmp_path / f"mark {turn}")
             assert list(found.map(stages.die_once, parts, other, mark, stage="adding")) == TOTALS
             assert Path(mark).exists()
+        mark = str(tmp_path / "mark of a tree")
+        assert found.reduce(stages.die_once, max, parts, other, mark, stage="adding") == max(TOTALS)
+        assert Path(mark).exists()
 
 
 def test_a_partition_that_kills_every_worker_is_named(workers: Any) -> None:
-    with (
-        connect(workers) as found,
-        pytest.raises(PartitionError, match=r"^adding, partition 2 of 3: every worker that had it died"),
-    ):
-        list(found.map(stages.die_always, [0, 1, 2], stage="adding"))
+    words = r"^adding, partition 2 of 3: every worker that had it died"
+    with connect(workers) as found:
+        with pytest.raises(PartitionError, match=words):
+            list(found.map(stages.die_always, [0, 1, 2], stage="adding"))
+        with pytest.raises(PartitionError, match=words):
+            found.reduce(stages.die_always, max, [0, 1, 2], stage="adding")
 
 
 @pytest.mark.parametrize("where", ["local:0", "local:", "nowhere", "tls://host", "http://host:1", "tcp://host:x", ""])

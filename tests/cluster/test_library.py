@@ -1,19 +1,21 @@
 """Estimators, evaluation, hints and studies on a cluster: as in one process."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from nearveil import PrivateKNeighborsClassifier, SupervisedManifold
-from nearveil.cluster import PartitionError
+from nearveil.cluster import Cluster, PartitionError
 from nearveil.graph import gaussian_graph
 from nearveil.mechanisms import Covers
 from nearveil.search import Retriever, evaluate
 from nearveil.votes.neighbors import NeighborSearch
 from tests.gallery.index_places import unit_rows
 
+dask: Any = pytest.importorskip("dask")
 da: Any = pytest.importorskip("dask.array", reason="Dask is not installed (the extra `cluster`)")
 ROWS = unit_rows(600).astype(np.float64)
 QUERIES = unit_rows(40, seed=9).astype(np.float64)
@@ -75,6 +77,40 @@ def test_private_neighbours_are_the_same_ties_and_all(current: Any, chunk: int) 
     there, here = NeighborSearch(da.from_array(rows, chunks=(chunk, 12))), NeighborSearch(rows)
     for length in (1, 7, 600, 900):
         np.testing.assert_array_equal(there.nearest(QUERIES, length), here.nearest(QUERIES, length))
+
+
+def test_private_rows_that_change_after_fit_are_noticed(tmp_path: Path) -> None:
+    """Labels belong to the rows of the beginning: others, or rows in another order, are not searched."""
+    place = tmp_path / "rows.npy"
+    np.save(place, ROWS)
+    read = dask.delayed(lambda start: np.load(place)[start : start + 150])
+    blocks = [da.from_delayed(read(start), (150, 12), ROWS.dtype) for start in range(0, 600, 150)]
+    search = NeighborSearch(da.concatenate(blocks))
+    found = search.nearest(QUERIES, 5)
+    rows = ROWS.copy()
+    rows[[160, 161]] = rows[[161, 160]]
+    np.save(place, rows)
+    with pytest.raises(PartitionError, match=r"partition 2 of 4: the rows of this block are not those that were fit"):
+        search.nearest(QUERIES, 5)
+    np.save(place, ROWS)
+    np.testing.assert_array_equal(search.nearest(QUERIES, 5), found)
+
+
+class NoScores(Cluster):
+    """A cluster that looks at what comes back."""
+
+    seen: ClassVar[list[Any]] = []
+
+    def reduce(self, *given: Any, **options: Any) -> Any:
+        self.seen.append(super().reduce(*given, **options))
+        return self.seen[-1]
+
+
+def test_row_numbers_alone_come_back_from_private_records() -> None:
+    search = NeighborSearch(da.from_array(ROWS, chunks=(150, 12)))
+    search._engine._rows = replace(search._engine._rows, cluster=NoScores())  # type: ignore[attr-defined]
+    search.nearest(QUERIES, 5)
+    assert [(one.dtype, one.shape) for one in NoScores.seen] == [(np.int32, (len(QUERIES), 5))]
 
 
 def test_private_knn_votes_where_records_lie(current: Any) -> None:

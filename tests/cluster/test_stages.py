@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from nearveil import cluster
-from nearveil.cluster import Cluster, PartitionError, connect
+from nearveil.cluster import Cluster, PartitionError, SpreadRows, connect
 from nearveil.features import gallery_features
 from nearveil.features.vectors import VectorFile
-from nearveil.gallery import Index
+from nearveil.gallery import Index, items
 from nearveil.gallery.errors import NotPublishedError
 from nearveil.gallery.tables import sync_table
 from nearveil.mechanisms.covers import learning
@@ -50,10 +50,11 @@ def write_parquet(place: Path, rows: NDArray[np.float32], group: int) -> Path:
     return place
 
 
-def test_results_do_not_depend_on_workers_or_partitions(tmp_path: Path) -> None:
+def test_results_do_not_depend_on_workers_or_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     maps, answers, stored = [], [], []
 
     def index(where: Any, turn: int, group: int) -> None:
+        monkeypatch.setattr(items, "_MOST_ROWS", turn % 2)  # rows are read from where they lie; for 1 and 5, too
         file = VectorFile(write_parquet(tmp_path / f"{turn}.parquet", ROWS, group), ids="key")
         report = sync_table(file, tmp_path / f"index {turn}", cluster=where, epsilon=4.0, **TERMS)
         assert (report.added, report.items) == (COUNT, COUNT)
@@ -78,19 +79,18 @@ def test_the_number_of_sets_and_prototypes_are_found_alike(workers: Any) -> None
     sets, prototypes = [], []
     for where in (None, workers):
         with connect(where) as place:
-            sets.append(learning.learn_sets(ROWS, 140, 4.0, None, lambda _, __: None, workers=place).sets)
-            prototypes.append(learning.fine_centres(ROWS, 200, place))
+            sets.append(learning.learn_sets(SpreadRows.cut(ROWS, place), 140, 4.0, None, lambda _, __: None).sets)
+            prototypes.append(learning.fine_centres(ROWS, 200, place).centroids)
     assert sets[0].shape == sets[1].shape
     np.testing.assert_array_equal(sets[0].indices, sets[1].indices)
-    for one, other in zip(*prototypes, strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(prototypes[0], prototypes[1])
 
 
 def test_partitions_find_what_the_whole_would(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "_EXACT", 1 << 36)
-    parted = learning.neighbor_lists(ROWS, np.arange(COUNT))
+    parted = learning.neighbor_lists(SpreadRows.cut(ROWS), np.arange(COUNT))
     monkeypatch.setattr(cluster, "ROWS", COUNT)
-    np.testing.assert_array_equal(parted, learning.neighbor_lists(ROWS, np.arange(COUNT)))
+    np.testing.assert_array_equal(parted, learning.neighbor_lists(SpreadRows.cut(ROWS), np.arange(COUNT)))
 
 
 def test_zarr_is_read_by_chunks(tmp_path: Path, workers: Any) -> None:
@@ -173,9 +173,17 @@ class KillingCluster(Cluster):
     def map(self, *given: Any, stage: str, **options: Any) -> Iterator[Any]:
         for number, found in enumerate(self.inner.map(*given, stage=stage, **options)):
             if number == 0:
-                self.stages.append(stage)
-                kill(self.client)
+                self.kill_in(stage)
             yield found
+
+    def reduce(self, *given: Any, stage: str, **options: Any) -> Any:
+        return self.inner.reduce(*given, stage=stage, **{**options, "tick": lambda _: self.kill_in(stage)})
+
+    def kill_in(self, stage: str) -> None:
+        """Kill a worker, once in each stage."""
+        if stage not in self.stages:
+            self.stages.append(stage)
+            kill(self.client)
 
 
 def test_a_worker_killed_in_every_stage_changes_nothing(workers: Any, tmp_path: Path, parquet: Path) -> None:
@@ -185,8 +193,47 @@ def test_a_worker_killed_in_every_stage_changes_nothing(workers: Any, tmp_path: 
         killing = KillingCluster(workers, inner)
         report = sync_table(file, tmp_path / "index", cluster=killing, epsilon=4.0, candidates=0.1, code_bytes=64)
     assert report.published.to_bytes() == calm.published.to_bytes()
-    assert killing.stages[:3] == ["checking", "reading", "looking for neighbours"]
-    assert set(killing.stages[3:]) == {"learning sets", "making codes"}
+    assert killing.stages == [
+        "checking",
+        "reading",
+        "taking the mean",
+        "centring rows",
+        "taking rows",
+        "measuring",
+        "taking queries",
+        "making lists",
+        "choosing lists",
+        "looking for neighbours",
+        "learning sets",
+        "placing items",
+        "taking fingerprints",
+        "making codes",
+    ]
+
+
+def test_items_deleted_while_a_map_is_learned_are_in_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a large gallery are read as they are needed: what is gone by then is zeros, which nobody is sent."""
+    monkeypatch.setattr(items, "_MOST_ROWS", 1)
+    with Index.create(tmp_path / "index", dimension=DIMENSION) as index:
+        index.add_table(ROWS)
+        before = index.snapshot()
+        gone = [0, *range(290, 310), 1399]
+
+        class Deleting(Cluster):
+            def reduce(self, *given: Any, **options: Any) -> Any:
+                if len(index) == COUNT:
+                    index.delete(gone)
+                return super().reduce(*given, **options)
+
+        published = index.publish(4.0, 0.3, n_sets=2, cluster=Deleting())
+        assert len(published.ids) == COUNT
+        assert not before.features[gone].any()
+        assert not before.in_memory
+        np.testing.assert_array_equal(before.features[1:290], index.features(range(1, 290)))
+        release = published.release
+        for row in ROWS[:20]:
+            message = release.release(row)
+            assert not set(index.answer(message).ids.tolist()) & set(gone)
 
 
 class FailingCluster(KillingCluster):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from nearveil.cluster import SpreadRows
 from nearveil.frames import Kind, WireError, frame
 from nearveil.gallery.answers import (
     ID_BYTES,
@@ -84,7 +85,7 @@ def test_factors_make_scores_of_near_items_right_on_average() -> None:
 
 def test_errors_are_smallest_where_queries_vary_most() -> None:
     gallery = rows(1500, 80)
-    codes = ProductCodes.fit(gallery, 42)
+    codes = ProductCodes.fit(SpreadRows.cut(gallery), 42)
     turned = gallery @ codes.projection
     errors = ((turned - codes._read(codes.encode(gallery)[:, 2:].copy())) ** 2).mean(axis=0)
     slope = np.polyfit(np.log(turned.var(axis=0)), np.log(errors), 1)[0]
@@ -118,7 +119,7 @@ def test_rows_of_zeros_and_equal_rows(size: int) -> None:
 
 def test_codes_of_an_item_do_not_depend_on_the_others_in_the_call() -> None:
     gallery = rows(500, 30)
-    for codes in (ProductCodes.fit(gallery, 20), ScalarCodes.fit(gallery, 40)):
+    for codes in (ProductCodes.fit(SpreadRows.cut(gallery), 20), ScalarCodes.fit(SpreadRows.cut(gallery), 40)):
         assert np.array_equal(codes.encode(gallery)[7:9], codes.encode(gallery[7:9]))
 
 

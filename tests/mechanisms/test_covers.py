@@ -9,6 +9,7 @@ from scipy.sparse import csr_array
 from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
 
+from nearveil.cluster import SpreadRows
 from nearveil.mechanisms import Cells, Covers, Message, MessageError, PublicMap, Release, default
 from nearveil.mechanisms.covers import learning
 from nearveil.mechanisms.covers.covers import MapError
@@ -70,7 +71,7 @@ def _clusters(n: int, seed: int, count: int = 40, dimension: int = 8) -> NDArray
 
 
 def _lists(features: NDArray[np.float32], ranks: int = learning.RANKS) -> learning.Lists:
-    return learning.neighbor_lists(features, np.arange(len(features)), ranks)
+    return learning.neighbor_lists(SpreadRows.cut(features), np.arange(len(features)), ranks)
 
 
 def _named(coverage: Floats, epsilon: float, softness: float) -> Floats:
@@ -142,7 +143,7 @@ def test_a_large_gallery_is_learned_from_a_part_and_stands_for_itself_by_centroi
     public, gallery, queries = digits
     whole = Covers(4.0, 0.2).fit(public).index(gallery)
     monkeypatch.setattr(learning, "_EXACT", 1000)
-    monkeypatch.setattr(learning, "_MOST_QUERIES", 800)
+    monkeypatch.setattr(learning, "MOST_QUERIES", 800)
     monkeypatch.setattr(learning, "_ANNEALED", 400)
     monkeypatch.setattr(learning, "_QUERIES_A_SET", 1)
     monkeypatch.setattr("nearveil.mechanisms.covers.covers.PROTOTYPES", 128)
@@ -153,7 +154,8 @@ def test_a_large_gallery_is_learned_from_a_part_and_stands_for_itself_by_centroi
 
 def test_fine_centroids_lie_nearly_as_close_as_plain_ones() -> None:
     rows = np.asarray(load_digits().data, dtype=np.float32)
-    found, nearest = learning.fine_centres(rows, 300)
+    fine = learning.fine_centres(rows, 300)
+    found, nearest = fine.centroids, fine.find(rows)
     assert found.shape == (300, 64)
     assert len(np.unique(nearest)) == 300
     plain = learning.centres(rows, 300, 0)
@@ -193,7 +195,7 @@ def test_more_sets_than_wanted_are_a_better_start() -> None:
     demand = learning.Demand.of(lists, 3000)
     start = learning.nearest_centre(features, learning.centres(features, 12, 0))
     plain = learning.learn(demand.wanted, start, plan)
-    found = learning.learn_sets(features, 150, 4.0, 12, lambda _stage, _part: None).sets
+    found = learning.learn_sets(SpreadRows.cut(features), 150, 4.0, 12, lambda _stage, _part: None).sets
     assert found.shape == plain.shape
     assert learning.measure_recall(demand, found, plan) > learning.measure_recall(demand, plain, plan)
 
@@ -203,7 +205,8 @@ def test_a_fitted_map_comes_nearer_to_what_queries_find() -> None:
     lists, held = _lists(features), np.random.default_rng(0).integers(0, 2, (5, 2000))
     held[:, :1000] = features[:1000, :5].T > 0  # sets with a place, too
     members = csr_array(held.astype(np.uint8))
-    prototypes, nearest = learning.fine_centres(features, 200)
+    fine = learning.fine_centres(features, 200)
+    prototypes, nearest = fine.centroids, fine.find(features)
     near = find_prototypes_of(features, prototypes, 24)
     found = (learning.Demand.of(lists, 2000).top @ members.T.astype(np.float32)).toarray()
     weights = np.exp(-np.arange(24) / 8) / np.exp(-np.arange(24) / 8).sum()

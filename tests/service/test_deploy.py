@@ -2,15 +2,21 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
 import tomllib
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from nearveil.cli import load_command
+from nearveil.service.server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 _LINE = re.compile(r"([a-z0-9.-]+)==(\S+)((?: --hash=sha256:[0-9a-f]{64})+)")
@@ -82,11 +88,119 @@ def test_the_health_check_of_the_container_asks_the_server_and_no_proxy() -> Non
         server.shutdown()
 
 
+class Exact(BaseModel):
+    """A part of a composition; what it does not name is refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Build(Exact):
+    context: str
+    dockerfile: str
+
+
+class Dependency(Exact):
+    condition: Literal["service_started", "service_healthy", "service_completed_successfully"]
+
+
+class Health(Exact):
+    test: list[str] = Field(min_length=2)
+    interval: str = Field(pattern=r"\d+s")
+    retries: int
+
+
+class Replicas(Exact):
+    replicas: int
+
+
+class Service(Exact):
+    """The fields of a service that we use, as the compose specification defines them."""
+
+    image: str
+    build: Build | None = None
+    entrypoint: list[str] | None = None
+    environment: dict[str, str] = {}
+    volumes: list[Annotated[str, Field(pattern=r"[\w./]+:/[\w/.]+(:ro)?")]] = []
+    tmpfs: list[str] = []
+    secrets: list[str] = []
+    networks: list[str] = Field(min_length=1)
+    ports: list[Annotated[str, Field(pattern=r"\d+:\d+")]] = []
+    depends_on: list[str] | dict[str, Dependency] = []
+    profiles: list[str] = []
+    deploy: Replicas | None = None
+    healthcheck: Health | None = None
+    read_only: bool = False
+    cap_drop: list[str] = []
+    security_opt: list[str] = []
+    restart: Literal["no", "always", "on-failure", "unless-stopped"] = "no"
+
+
+class SecretFile(Exact):
+    file: str
+
+
+class Network(Exact):
+    internal: bool = False
+
+
+class Composition(Exact):
+    name: str = Field(pattern=r"[a-z0-9][a-z0-9_-]*")
+    services: dict[str, Service]
+    secrets: dict[str, SecretFile]
+    volumes: dict[str, Exact]
+    networks: dict[str, Network]
+
+
+def read_composition() -> dict[str, Any]:
+    yaml: Any = pytest.importorskip("yaml")
+    told: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())
+    return told
+
+
+def test_the_composition_is_one() -> None:
+    """Its fields and their types are those of the compose specification; extensions (x-) may be anything."""
+    told = read_composition()
+    Composition.model_validate({name: value for name, value in told.items() if not name.startswith("x-")})
+
+
+def parse_words(program: Any, name: str, words: list[str]) -> dict[str, Any]:
+    """Return what a command of click reads from words, and run nothing."""
+    with program.make_context(name, list(words)) as context:
+        read: dict[str, Any] = context.params
+        return read
+
+
+def test_every_command_of_the_composition_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: Any = pytest.importorskip("dask.config", reason="Dask is not installed (the extra `cluster`)")
+    services = read_composition()["services"]
+    for name, tool in (("scheduler", "dask_scheduler"), ("worker", "dask_worker")):
+        python, flag, module, *words = services[name]["entrypoint"]
+        assert (python, flag, module) == ("python", "-m", f"distributed.cli.{tool}")
+        parse_words(import_module(module).main, tool, words)
+    read = {}
+    for name in ("index", "server-1", "server-2"):
+        shell, flag, line, *_ = services[name]["entrypoint"]
+        assert (shell, flag) == ("sh", "-c")
+        words = shlex.split(line.replace("$$", "$").partition(" exec ")[2])
+        program, command, *rest = [one for word in words for one in (("emb.parquet",) if word == "$@" else (word,))]
+        assert program == "nearveil"
+        read[name] = parse_words(load_command(command), command, rest)
+    assert read["index"]["cluster"] == "tls://scheduler:8786"
+    assert read["index"]["into"] == "postgresql://nearveil@postgres/nearveil"
+    for name, value in services["server-1"]["environment"].items():
+        monkeypatch.setenv(name, value)
+    settings = Settings.load()
+    assert [one.index for one in settings.galleries] == [read["index"]["into"]]
+    for name in ("scheduler", "worker", "index"):
+        for key in services[name]["environment"]:
+            if key.startswith("DASK_"):  # Dask would not say that it does not know one
+                config.get(key.removeprefix("DASK_").lower().replace("__", ".").replace("_", "-"))
+
+
 def test_the_composition_is_whole() -> None:
     """Every name that it uses is defined, every file is here or named as one to make, all that is ours is confined."""
-    yaml: Any = pytest.importorskip("yaml")
     place = ROOT / "deploy" / "compose.yaml"
-    told = yaml.safe_load(place.read_text())
+    told = read_composition()
     services = told["services"]
     assert set(services) == {"scheduler", "worker", "index", "postgres", "server-1", "server-2", "proxy"}
     made_by_hand = set(re.findall(r"^#   ([\w./, ]+?)  ", place.read_text(), re.MULTILINE))

@@ -32,6 +32,7 @@ from nearveil.gallery.items import (
     Batch,
     Head,
     Ids,
+    RowPlace,
     Snapshot,
     Tick,
     check_k,
@@ -41,8 +42,11 @@ from nearveil.gallery.items import (
     encode_features,
     encode_images,
     features_per_row,
+    fill_rows,
     find_deleted_since,
+    find_ids,
     heads,
+    is_large,
     load_head,
     make_damaged_error,
     metadata,
@@ -224,6 +228,7 @@ _APPLICATION = 0x4E567831  # "NVx1", in the header of the file: what tells it fr
 _SQLITE = b"SQLite format 3\0"
 _LOG_BYTES = 64 << 20  # of the log that stay on the disk after a large addition
 _READ = 64  # rows read at once: each has up to a megabyte
+_WAIT = 30.0  # seconds, of a worker that reads a partition
 _PAGE = 32 << 10  # bytes: features are many times a page, and fewer pages are written faster
 _INSERT_FEATURE = f"INSERT INTO {FEATURES} (id, crc, feature) VALUES (?, ?, ?)"  # noqa: S608
 _INSERT_ITEM = (
@@ -243,6 +248,7 @@ class DirectoryIndex(_index.Index):
     A change is one SQLite transaction, in the log and flushed before it is acknowledged; so a process that is killed
     leaves the index as it was before or after. Features are held in memory, for exact search (FAISS) and approximate
     search (lists that FAISS learns from the rows, built when first asked for, anew when a fifth of the rows is new).
+    Those of a large gallery, from 1 GiB on, are read when they are first searched, and by partitions for a map.
     """
 
     def __init__(self, database: Database, where: str) -> None:
@@ -251,7 +257,10 @@ class DirectoryIndex(_index.Index):
         self._matrix, self._revision, self._next_id = _start_empty(self.dimension)
         self._lists: InvertedLists | None = None
         self._building = threading.Lock()
-        self._view()  # what is damaged shall be told now
+        with self._database.begin_read() as connection:
+            large = is_large(load_head(connection, where))
+        if not large:
+            self._view()  # what is damaged shall be told now
 
     @property
     def sealed_file(self) -> Path:
@@ -293,14 +302,31 @@ class DirectoryIndex(_index.Index):
     def features(self, ids: ArrayLike) -> Singles:
         """Return features, in the order of the ids."""
         numbers = self._find_numbers(ids)
+        if self._revision < 0:  # nobody searched yet: some rows are read without all others
+            return self._read_features(numbers)
         _, view = self._view()
         positions = view.positions(numbers)
         if (positions < 0).any():
             raise UnknownItemError(numbers[positions < 0].tolist())
         return view.rows[positions]
 
+    def _read_features(self, numbers: NDArray[np.int64]) -> Singles:
+        unique, places = np.unique(numbers, return_inverse=True)
+        with self._database.begin_read() as connection:
+            blocks = list(_read_blocks(connection, unique, self.dimension, self._where))
+        held = np.concatenate([some for some, _ in blocks] or [np.empty(0, np.uint32)])
+        missing = ~np.isin(numbers, held)
+        if missing.any():
+            raise UnknownItemError(numbers[missing].tolist())
+        return fill_rows(unique, self.dimension, blocks)[places]
+
     def snapshot(self) -> Snapshot:
         """Return all ids and features as they are now."""
+        with self._database.begin_read() as connection:
+            head = load_head(connection, self._where)
+            if is_large(head):
+                ids = find_ids(connection, head, self._where)
+                return Snapshot(head.revision, ids, RowPlace(read_rows, self._where, ids, self.dimension))
         revision, view = self._view()
         return Snapshot(revision, *view.alive())
 
@@ -412,6 +438,30 @@ class DirectoryIndex(_index.Index):
         found = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
         if found != "ok":
             raise make_damaged_error(self._where, "the file")
+
+
+def read_rows(place: str, ids: Ids, dimension: int) -> Singles:
+    """Return the features of ids, which rise, from a folder: in any process that reaches it."""
+    database = _open_database(Path(place) / _FILE, _WAIT)
+    try:
+        with database.begin_read() as connection:
+            return fill_rows(ids, dimension, _read_blocks(connection, ids.astype(np.int64), dimension, place))
+    finally:
+        database.close()
+
+
+def _read_blocks(
+    connection: sa.Connection, ids: NDArray[np.int64], dimension: int, where: str
+) -> Iterator[tuple[Ids, Singles]]:
+    """Yield the blocks that hold some of the ids, which rise."""
+    block = features_per_row(dimension)
+    blocks = ids // block
+    starts = np.flatnonzero(np.diff(blocks, prepend=-1))
+    for start, stop in zip(starts, [*starts[1:], len(ids)], strict=True):
+        some = (int(blocks[start]) * block, int(ids[stop - 1]), 4 * dimension, int(ids[start]))
+        rows = connection.exec_driver_sql(_SELECT_SOME, some).all()
+        if rows:
+            yield decode_features([tuple(row) for row in rows], dimension, where)
 
 
 def _start_empty(dimension: int) -> tuple[RowMatrix, int, int]:

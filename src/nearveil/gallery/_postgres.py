@@ -22,24 +22,29 @@ from nearveil.gallery.items import (
     Batch,
     Head,
     Ids,
+    RowPlace,
     Snapshot,
     Tick,
     check_k,
-    decode_features,
-    encode_features,
     encode_images,
+    feature_crcs,
+    fill_rows,
+    find_ids,
     heads,
+    is_large,
     load_head,
     make_damaged_error,
     metadata,
 )
+from nearveil.mechanisms.covers.covers import MOST_ITEMS
 from nearveil.storage import Database, describe_url
 
 _LOCK = 0x6E76_696E_6465_78  # "nvindex": of those who make or prepare an index, among all that lock in one server
 _GRAPH = "nearveil_feature_hnsw"
 _WHOLE, _HALF = 2000, 4000  # dimensions that pgvector's graph takes in 32 bits, and in 16
 _PLAIN = 1900  # dimensions up to which a row fits into a page of 8 KiB: beside each other a scan reads them fastest
-_BLOCK = 2048
+_BLOCK = 1 << 14  # rows written or read at once
+_WAIT = 30.0  # seconds, of a worker that reads a partition
 _MOST_LOOKED = 1000  # pgvector's largest hnsw.ef_search
 _EXTENSION = (
     "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"
@@ -108,20 +113,23 @@ class PostgresIndex(_index.Index):
     def features(self, ids: ArrayLike) -> Singles:
         """Return features, in the order of the ids."""
         numbers = self._find_numbers(ids)
+        listed = ",".join(map(str, np.unique(numbers).tolist()))
         with self._database.begin_read() as connection:
-            rows = self._rows(connection, "WHERE id = ANY(%s)", (np.unique(numbers).tolist(),))
-            blocks = [decode_features(some, self.dimension, self._where) for some in rows]
-        held = np.concatenate([block[0] for block in blocks] or [np.empty(0, np.uint32)])
-        found = np.concatenate([block[1] for block in blocks] or [np.empty((0, self.dimension), np.float32)])
+            some = _copy_out(connection, f"WHERE id = ANY('{{{listed}}}')", self.dimension, self._where)
+        held, rows = some
         missing = ~np.isin(numbers, held)
         if missing.any():
             raise UnknownItemError(numbers[missing].tolist())
-        return found[np.searchsorted(held, numbers)]
+        return rows[np.searchsorted(held, numbers)]
 
     def snapshot(self) -> Snapshot:
         """Return all ids and features as they are now."""
         with self._database.begin_read() as connection:
             head = load_head(connection, self._where)
+            if is_large(head):
+                ids, place = find_ids(connection, head, self._where), self._database.url
+                text = place.render_as_string(hide_password=False)
+                return Snapshot(head.revision, ids, RowPlace(read_rows, text, ids, self.dimension))
             ids, features = np.empty(head.count, np.uint32), np.empty((head.count, self.dimension), np.float32)
             end = 0
             for some, rows in self._stored(connection, 0):
@@ -193,13 +201,9 @@ class PostgresIndex(_index.Index):
                 connection.execute(sa.select(sa.func.pg_advisory_unlock(_LOCK)))
 
     def _insert(self, connection: sa.Connection, ids: NDArray[np.int64], batch: Batch, tick: Tick) -> None:
-        from pgvector import Vector
-
         for start in range(0, len(batch), _BLOCK):
             some = batch.features[start : start + _BLOCK]
-            rows = zip(encode_features(ids[start : start + _BLOCK], some, 1), some, strict=True)
-            features = [(number, told, Vector(row)) for (number, told, _), row in rows]
-            _copy(connection, f"{FEATURES} (id, crc, feature)", ("int8", "int8", "vector"), features)
+            _copy_in(connection, ids[start : start + _BLOCK], some)
             tick(len(some))
         columns = "nearveil_item (id, crc, name, thumbnail, original, path, original_crc)"
         types = ("int8", "int8", "text", "bytea", "bytea", "text", "int8")
@@ -210,18 +214,26 @@ class PostgresIndex(_index.Index):
         return int(gone.rowcount)
 
     def _stored(self, connection: sa.Connection, first: int) -> Iterator[tuple[Ids, Singles]]:
-        for rows in self._rows(connection, "WHERE id >= %s", (first,)):
-            yield decode_features(rows, self.dimension, self._where)
+        for start in range(first, load_head(connection, self._where).next_id, _BLOCK):
+            some = _copy_out(connection, _between(start, start + _BLOCK - 1), self.dimension, self._where)
+            if len(some[0]):
+                yield some
 
-    def _rows(
-        self, connection: sa.Connection, condition: str, values: tuple[Any, ...]
-    ) -> Iterator[list[tuple[int, int, bytes]]]:
-        """Yield blocks of id, checksum and feature as bytes, by rising ids."""
-        driver = _driver(connection)
-        with driver.cursor("nearveil_rows", binary=True) as cursor:
-            cursor.execute(f"SELECT id, crc, feature FROM {FEATURES} {condition} ORDER BY id", values)  # noqa: S608
-            while rows := cursor.fetchmany(_BLOCK):
-                yield [(number, told, feature.to_numpy().astype("<f4").tobytes()) for number, told, feature in rows]
+
+def _between(first: int, last: int) -> str:
+    return f"WHERE id BETWEEN {int(first)} AND {int(last)}"
+
+
+def read_rows(place: str, ids: Ids, dimension: int) -> Singles:
+    """Return the features of ids, which rise, from a server: in any process that reaches it."""
+    database = _database(place, _WAIT)
+    where, blocks = describe_url(database.url), [ids[start : start + _BLOCK] for start in range(0, len(ids), _BLOCK)]
+    try:
+        with database.begin_read() as connection:
+            found = (_copy_out(connection, _between(some[0], some[-1]), dimension, where) for some in blocks)
+            return fill_rows(ids, dimension, found)
+    finally:
+        database.close()
 
 
 def _database(where: str, timeout: float) -> Database:
@@ -267,6 +279,59 @@ def _columns(found: list[list[Any]], k: int) -> tuple[Ids, Singles]:
     """Return ids and scores of rows."""
     table = np.array(found, np.float64).reshape(len(found), k, 2)  # ids of 32 bits are whole numbers there
     return table[:, :, 0].astype(np.uint32), table[:, :, 1].astype(np.float32)
+
+
+# PostgreSQL's binary form of COPY: a header, a row for each feature, an end.
+_COPY_HEADER, _COPY_END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
+
+
+def _copy_type(dimension: int) -> "np.dtype[np.void]":
+    sizes = [("id_bytes", ">i4"), ("id", ">i8"), ("crc_bytes", ">i4"), ("crc", ">i8"), ("bytes", ">i4")]
+    return np.dtype([("fields", ">i2"), *sizes, ("dimension", ">i2"), ("flags", ">i2"), ("row", ">f4", (dimension,))])
+
+
+def _make_copied(count: int, dimension: int) -> NDArray[np.void]:
+    """Return rows of a COPY with all but ids, checksums and features."""
+    copied = np.zeros(count, _copy_type(dimension))
+    copied["fields"], copied["id_bytes"], copied["crc_bytes"] = 3, 8, 8
+    copied["bytes"], copied["dimension"] = 4 + 4 * dimension, dimension
+    return copied
+
+
+def _copy_in(connection: sa.Connection, ids: NDArray[np.int64], features: Singles) -> None:
+    """Write features at once."""
+    rows = np.ascontiguousarray(features, "<f4")
+    copied = _make_copied(*rows.shape)
+    copied["id"], copied["crc"], copied["row"] = ids, feature_crcs(ids.tolist(), rows), rows
+    statement = f"COPY {FEATURES} (id, crc, feature) FROM STDIN (FORMAT BINARY)"
+    with _driver(connection).cursor() as cursor, cursor.copy(statement) as copy:
+        for part in (_COPY_HEADER, copied.data.cast("B"), _COPY_END):
+            copy.write(part)
+
+
+def _copy_out(connection: sa.Connection, condition: str, dimension: int, where: str) -> tuple[Ids, Singles]:
+    """Return ids and features by rising ids, checked. All of them are read: while it copies, a connection is deaf."""
+    statement = f"COPY (SELECT id, crc, feature FROM {FEATURES} {condition} ORDER BY id) TO STDOUT (FORMAT BINARY)"  # noqa: S608
+    with _driver(connection).cursor() as cursor, cursor.copy(statement) as copy:
+        data = b"".join(copy)
+    if not data.startswith(_COPY_HEADER) or not data.endswith(_COPY_END):
+        raise make_damaged_error(where, "a feature")
+    return _decode_copied(data[len(_COPY_HEADER) : -len(_COPY_END)], dimension, where)
+
+
+def _decode_copied(data: bytes, dimension: int, where: str) -> tuple[Ids, Singles]:
+    kind = _copy_type(dimension)
+    if len(data) % kind.itemsize:
+        raise make_damaged_error(where, "a feature")
+    if not data:
+        return np.empty(0, np.uint32), np.empty((0, dimension), np.float32)
+    copied, wanted = np.frombuffer(data, kind), _make_copied(1, dimension)
+    ids, rows = copied["id"].astype(np.int64), copied["row"].astype("<f4")
+    fixed = [name for name in kind.names or () if name not in {"id", "crc", "row", "flags"}]
+    fits = all((copied[name] == wanted[name]).all() for name in fixed)
+    if not fits or ids[0] < 0 or ids[-1] >= MOST_ITEMS or feature_crcs(ids.tolist(), rows) != copied["crc"].tolist():
+        raise make_damaged_error(where, "a feature")
+    return ids.astype(np.uint32), rows.astype(np.float32, copy=False)
 
 
 def _copy(connection: sa.Connection, target: str, types: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:

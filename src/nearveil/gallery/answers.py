@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 from threadpoolctl import threadpool_limits
 
-from nearveil.cluster import Cluster
+from nearveil.cluster import SpreadRows
 from nearveil.frames import (
     DEFAULT_LIMITS,
     HEADER_BYTES,
@@ -149,13 +149,12 @@ class ScalarCodes(_LinearCodes):
     double: int
 
     @classmethod
-    def fit(cls, features: Singles, width: int) -> Self:
+    def fit(cls, features: SpreadRows, width: int) -> Self:
         """Learn codes of at most `width` bytes, which must be no less than the dimensions of `features`."""
         dimension = features.shape[1]
         double = min(dimension, width - dimension)
         projection = _find_directions(_sample_rows(features, _ROWS), dimension)
-        turned = features @ projection
-        lowest, highest = turned.min(axis=0), turned.max(axis=0)
+        lowest, highest = features.reduce(_find_bounds, _join_bounds, projection, stage="measuring")
         levels = np.where(np.arange(dimension) < double, 65535, 255)
         steps = np.maximum((highest - lowest) / levels, 1e-30).astype(np.float32)
         return cls(projection, lowest, steps, double)
@@ -223,7 +222,7 @@ class ProductCodes(_LinearCodes):
     sample: Singles = field(repr=False)  # the server's: for the factors that it writes
 
     @classmethod
-    def fit(cls, features: Singles, width: int) -> Self:
+    def fit(cls, features: SpreadRows, width: int) -> Self:
         """Learn codes of `width` bytes, at least 3."""
         rows = _sample_rows(features, _ROWS)
         groups = width - _FACTOR_BYTES
@@ -314,7 +313,17 @@ class ProductCodes(_LinearCodes):
         return cls(projection, weights, mean, quantiser, np.zeros((0, len(projection)), np.float32))
 
 
-def make_codes(features: Singles, code_bytes: int | Literal["auto"] | None) -> Codes:
+def _find_bounds(rows: Singles, first: int, projection: Singles) -> Singles:
+    del first
+    turned = rows @ projection
+    return np.stack([turned.min(axis=0), turned.max(axis=0)])
+
+
+def _join_bounds(one: Singles, other: Singles) -> Singles:
+    return np.stack([np.minimum(one[0], other[0]), np.maximum(one[1], other[1])])
+
+
+def make_codes(features: Singles | SpreadRows, code_bytes: int | Literal["auto"] | None) -> Codes:
     """Return codes for a gallery.
 
     `code_bytes`: Bytes of a candidate in an answer, its id included; None for whole features; "auto" for 128 bytes
@@ -329,13 +338,17 @@ def make_codes(features: Singles, code_bytes: int | Literal["auto"] | None) -> C
     width = int(code_bytes) - ID_BYTES
     if width <= _FACTOR_BYTES:
         raise ValueError(f"code_bytes must be at least {ID_BYTES + _FACTOR_BYTES + 1}")
-    return (ScalarCodes if features.shape[1] <= width else ProductCodes).fit(features, width)
+    rows = features if isinstance(features, SpreadRows) else SpreadRows.cut(features)
+    return (ScalarCodes if features.shape[1] <= width else ProductCodes).fit(rows, width)
 
 
-def encode_parts(table: Codes, parts: Sequence[Any], workers: Cluster) -> Bytes:
-    """Return the codes of partitions of features, in their order."""
+def encode_rows(table: Codes, features: SpreadRows) -> Bytes:
+    """Return the codes of features."""
     shared = codes_to_bytes(table), table.sample if isinstance(table, ProductCodes) else np.empty((0, 0), np.float32)
-    return np.concatenate(list(workers.map(_encode_part, parts, *shared, stage="making codes")))
+    found = np.empty((len(features), table.width), np.uint8)
+    for some, codes in zip(features.cuts, features.map(_encode_part, *shared, stage="making codes"), strict=True):
+        found[some] = codes
+    return found
 
 
 def _encode_part(features: Singles, table: bytes, sample: Singles) -> Bytes:
@@ -343,18 +356,17 @@ def _encode_part(features: Singles, table: bytes, sample: Singles) -> Bytes:
     return (replace(codes, sample=sample) if isinstance(codes, ProductCodes) else codes).encode(features)
 
 
-def prepare_table(table: Codes, features: Singles) -> Codes:
+def prepare_table(table: Codes, features: SpreadRows) -> Codes:
     """Return a table that encodes features of a gallery, also where it was read and its sample is missing."""
     if isinstance(table, ProductCodes) and not len(table.sample):
         return replace(table, sample=_sample_rows(features, _SAMPLE))
     return table
 
 
-def _sample_rows(rows: Singles, most: int) -> Singles:
+def _sample_rows(rows: SpreadRows, most: int) -> Singles:
     """Return at most so many rows, from all over the gallery, without a dice."""
-    if len(rows) <= most:
-        return rows
-    return rows[np.linspace(0, len(rows) - 1, most).astype(np.intp)]
+    places = np.linspace(0, len(rows) - 1, most).astype(np.intp) if len(rows) > most else np.arange(len(rows))
+    return rows.take(places, "taking rows")
 
 
 def _find_directions(rows: Singles, kept: int) -> Singles:

@@ -19,6 +19,7 @@ from nearveil.gallery.errors import InexactRowsError, UnknownItemError
 from nearveil.gallery.items import (
     FORMAT,
     Batch,
+    ExternalIds,
     Head,
     Ids,
     Item,
@@ -558,8 +559,9 @@ class Index(MapPublisher):
         with self._database.begin_write() as connection:
             first = head = load_head(connection, self._where, lock=True)
             upgrade(connection)
+            held = ExternalIds(connection, self._where)
             for batch in batches:
-                known = self._find_known(connection, batch, first.next_id, replacing=replacing)
+                known = self._find_known(held, batch, first.next_id, replacing=replacing)
                 same = self._find_same(connection, batch, known)
                 ids = np.full(len(batch), -1, np.int64)
                 ids[list(same)] = list(same.values())
@@ -587,11 +589,11 @@ class Index(MapPublisher):
         if self.sealed_file is not None:
             self.sealed_file.unlink(missing_ok=True)
 
-    def _find_known(self, connection: sa.Connection, batch: Batch, next_id: int, *, replacing: bool) -> dict[int, int]:
+    def _find_known(self, held: ExternalIds, batch: Batch, next_id: int, *, replacing: bool) -> dict[int, int]:
         """Return the ids of items that rows of a batch take the place of, by the position of the row."""
         own = batch.details.external_ids or []
-        held = find_external_ids(connection, own, self._where)
-        known = {place: held[one] for place, one in enumerate(own) if one in held} if held else {}
+        found = held.find(own)
+        known = {place: found[one] for place, one in enumerate(own) if one in found} if found else {}
         if known and not replacing:
             raise ValueError(
                 f"ids: number {min(known)} is in the index already, and so are {len(known) - 1:,} others: replace=True "

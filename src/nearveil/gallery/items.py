@@ -20,6 +20,7 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
+from nearveil.cluster import Cluster, SpreadRows, StoredPart, cut_rows
 from nearveil.features.vectors import TablePart, VectorFile, as_list
 from nearveil.frames import MOST_FEATURES
 from nearveil.gallery.answers import (
@@ -171,22 +172,63 @@ class StoredItem:
         return None if data is None or hashlib.sha256(data).digest() != self.digest else data
 
 
+@dataclass(frozen=True)
+class RowPlace(StoredPart):
+    """Features of some items, read by whoever needs them. Those of items that were deleted since are zeros."""
+
+    read: Callable[[str, Ids, int], Singles]  # from a place, of rising ids
+    place: str = field(repr=False)  # may hold a password
+    ids: Ids | range = field(repr=False)
+    dimension: int
+
+    def load(self) -> Singles:
+        """Read them."""
+        return self.read(self.place, np.asarray(self.ids, np.uint32), self.dimension)
+
+    def select(self, ids: Ids) -> "RowPlace":
+        """Return the place of some of them; a range where none between them is missing: it travels with each stage."""
+        first, last = int(ids[0]), int(ids[-1])
+        return replace(self, ids=range(first, last + 1) if last - first + 1 == len(ids) else ids)
+
+
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """All items at one revision. It stays as it is while the index goes on."""
+    """All items at one revision. It stays as it is while the index goes on.
+
+    A large gallery stays where it lies: its rows are read as they are needed, and those of items that are deleted
+    meanwhile become zeros.
+    """
 
     revision: int
     ids: Ids = field(repr=False)  # rising
-    features: Singles = field(repr=False)
+    rows: "Singles | RowPlace" = field(repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("ids", "features"):
+        for name in ("ids", "rows") if self.in_memory else ("ids",):
             frozen = getattr(self, name).view()
             frozen.setflags(write=False)
             object.__setattr__(self, name, frozen)
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether this process holds the rows."""
+        return isinstance(self.rows, np.ndarray)
+
+    @property
+    def features(self) -> Singles:
+        """All rows, in memory."""
+        return self.rows if isinstance(self.rows, np.ndarray) else self.rows.load()
+
+    def spread(self, workers: Cluster) -> SpreadRows:
+        """Return the rows in partitions."""
+        if isinstance(self.rows, np.ndarray):
+            return SpreadRows.cut(self.rows, workers)
+        cuts, held = cut_rows(len(self)), self.rows
+        parts = workers.place([held.select(self.ids[some]) for some in cuts])
+        return SpreadRows(workers, parts, cuts, (len(self), held.dimension), np.dtype(np.float32))
 
 
 class Attached(NamedTuple):
@@ -512,6 +554,9 @@ _SOME = 500  # ids in one statement
 _DETAILS_BLOCK = 4096  # items in a row of details, at most; no row crosses a multiple of it
 _BLOCK_BYTES = 1 << 20  # of features in one row, at most
 _MOST_TEXT = 256 << 20  # bytes of names, or of details, that stay in memory
+_MOST_ROWS = 1 << 30  # bytes of features that stay in memory while nobody searches them
+
+_NONE = np.empty(0, np.int64)
 
 metadata = sa.MetaData()
 
@@ -602,7 +647,7 @@ def checksum(*values: int | str | bytes | None) -> int:
     return total
 
 
-def feature_crcs(ids: Sequence[int], features: Sequence[bytes]) -> list[int]:
+def feature_crcs(ids: Sequence[int], features: Iterable[Any]) -> list[int]:
     """Return a checksum of each feature together with its id."""
     return list(map(zlib.crc32, features, ids))
 
@@ -861,6 +906,54 @@ def find_external_ids(connection: sa.Connection, wanted: Collection[str | None],
     return found
 
 
+class ExternalIds:
+    """The external ids of an index in one transaction, as hashes: batch after batch, the text is not read again."""
+
+    def __init__(self, connection: sa.Connection, where: str) -> None:
+        self._connection, self._where, self._next_id = connection, where, 0
+        self._runs: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []  # rising hashes, and the items' own ids
+
+    def find(self, wanted: Collection[str | None]) -> dict[str | None, int]:
+        """Return the items' own ids of those external ids that the index holds; None stands for none."""
+        own = {one for one in wanted if one is not None}
+        if not own:
+            return {}
+        self._catch_up()
+        hashes = np.sort(np.fromiter(map(hash, own), np.int64, len(own)))
+        numbers = []
+        for held, its in self._runs:
+            starts, stops = np.searchsorted(held, hashes), np.searchsorted(held, hashes, "right")
+            there = np.flatnonzero(stops > starts).tolist()
+            numbers += [its[starts[place] : stops[place]] for place in there]
+        found: dict[str | None, int] = {}
+        unique = np.unique(np.concatenate([_NONE, *numbers]))
+        for first, some, those in load_details(self._connection, unique, self._where):
+            texts = some.external_ids or []
+            found |= {texts[one - first]: one for one in those.tolist() if texts and texts[one - first] in own}
+        return found
+
+    def _catch_up(self) -> None:
+        """Read what came since."""
+        columns = (details.c.first, details.c.last, details.c.external_ids)
+        query = sa.select(*columns).where(details.c.first >= self._next_id).order_by(details.c.first)
+        hashes, numbers = [_NONE], [_NONE]
+        for row in self._connection.execute(query.execution_options(yield_per=16)):
+            self._next_id = row.last + 1
+            try:
+                texts = [] if row.external_ids is None else json.loads(row.external_ids)
+                hashes.append(np.fromiter(map(hash, texts), np.int64, len(texts)))
+            except (TypeError, ValueError):
+                raise make_damaged_error(self._where, "the list of names") from None
+            numbers.append(np.arange(row.first, row.first + len(texts)))
+        self._runs.append((np.concatenate(hashes), np.concatenate(numbers)))
+        while len(self._runs) > 1 and len(self._runs[-2][0]) <= 2 * len(self._runs[-1][0]):  # so that there are few
+            (some, its), (others, theirs) = self._runs.pop(), self._runs.pop()
+            self._runs.append((np.concatenate([some, others]), np.concatenate([its, theirs])))
+        some, its = self._runs.pop()
+        order = np.argsort(some)
+        self._runs.append((some[order], its[order]))
+
+
 def load_items(
     connection: sa.Connection, ids: NDArray[np.int64], where: str, *, originals: bool = True
 ) -> dict[int, StoredItem]:
@@ -937,6 +1030,30 @@ def find_present(connection: sa.Connection, ids: NDArray[np.int64], head: Head) 
     found = {number for number in ids.tolist() if 0 <= number < head.next_id}
     for some in _chunks(ids):
         found.difference_update(connection.execute(sa.select(deleted.c.id).where(deleted.c.id.in_(some))).scalars())
+    return found
+
+
+def is_large(head: Head) -> bool:
+    """Return whether features are read where they lie, rather than held in memory."""
+    return 4 * head.count * head.dimension > _MOST_ROWS
+
+
+def find_ids(connection: sa.Connection, head: Head, where: str) -> Ids:
+    """Return the ids of all items, rising."""
+    gone = find_deleted_since(connection, -1, where)
+    ids = np.delete(np.arange(head.next_id, dtype=np.uint32), gone)
+    if len(ids) != head.count:
+        raise make_damaged_error(where, "the list of items")
+    return ids
+
+
+def fill_rows(ids: NDArray[np.integer], dimension: int, blocks: Iterable[tuple[Ids, Singles]]) -> Singles:
+    """Return the rows of ids, which rise, from blocks that hold them; zeros where there are none."""
+    found = np.zeros((len(ids), dimension), np.float32)
+    for some, rows in blocks:
+        places = np.minimum(np.searchsorted(ids, some), len(ids) - 1)
+        here = ids[places] == some
+        found[places[here]] = rows[here]
     return found
 
 

@@ -12,7 +12,7 @@ import scipy.sparse
 import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.cluster import connect, cut_rows, cut_table
+from nearveil.cluster import LOCAL, SpreadRows, connect, cut_rows
 from nearveil.gallery.answers import (
     Answer,
     Bytes,
@@ -20,7 +20,7 @@ from nearveil.gallery.answers import (
     Singles,
     codes_from_bytes,
     codes_to_bytes,
-    encode_parts,
+    encode_rows,
     make_codes,
     prepare_table,
 )
@@ -38,7 +38,7 @@ from nearveil.gallery.items import (
 )
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
 from nearveil.mechanisms.base import check_rows, fingerprint
-from nearveil.mechanisms.covers.covers import DUE
+from nearveil.mechanisms.covers.covers import DUE, spread_features
 from nearveil.mechanisms.covers.learning import Progress
 from nearveil.storage import Database, FileWatch, Mark
 
@@ -115,15 +115,17 @@ class Published:
         """
         if len(snapshot) < 2:
             raise ValueError("the index must hold at least two items before a map can be learned")
-        mean = _find_mean(snapshot.features if public is None else public, snapshot.features.shape[1])
-        release = Covers(epsilon, candidates, n_sets=n_sets, reach=reach).fit_mean(mean)
-        features = release.gallery_features(snapshot.features)
-        table = make_codes(features, code_bytes)
-        release.fit_mean(mean, _hash_public(mean, table))
         with connect(cluster) as workers:
-            parts = workers.place(cut_table(features))
-            release.index_features(features, parts, progress=progress, cluster=workers)
-            codes = encode_parts(table, parts, workers)
+            rows = snapshot.spread(workers)
+            mean = _find_mean(rows) if public is None else _read_mean(public, rows.shape[1])
+            release = Covers(epsilon, candidates, n_sets=n_sets, reach=reach).fit_mean(mean)
+            features = spread_features(release, rows)
+            if snapshot.in_memory:
+                features = features.settle("centring rows")
+            table = make_codes(features, code_bytes)
+            release.fit_mean(mean, _hash_public(mean, table))
+            release.index_features(features, progress=progress)
+            codes = encode_rows(table, features)
         return cls(snapshot.revision, release, table, codes, snapshot.ids, code_bytes)
 
     def update(self, snapshot: Snapshot) -> "Published":
@@ -140,11 +142,12 @@ class Published:
         Published
         """
         places = self._find_places(snapshot.ids)
-        release = self.release.with_epsilon(self.release.epsilon).update(snapshot.features, places)
-        codes = self.codes[np.maximum(places, 0)]
-        if (places < 0).any():
-            features = release.features(snapshot.features, "gallery", lenient=True).astype(np.float32)
-            codes[places < 0] = prepare_table(self.table, features).encode(features[places < 0])
+        release = self.release.with_epsilon(self.release.epsilon)
+        features = spread_features(release, snapshot.spread(LOCAL))
+        release.update_features(features, places)
+        codes, new = self.codes[np.maximum(places, 0)], np.flatnonzero(places < 0)
+        if len(new):
+            codes[new] = prepare_table(self.table, features).encode(features.take(new, "taking rows"))
         return Published(snapshot.revision, release, self.table, codes, snapshot.ids, self.code_bytes)
 
     def measure_drift(self, snapshot: Snapshot) -> float:
@@ -228,6 +231,12 @@ class Published:
 
     def to_bytes(self) -> bytes:
         """Return all of it as bytes: for the server's own keeping, not for the wire."""
+        out = io.BytesIO()
+        self._write(out)
+        return out.getvalue()
+
+    def _write(self, file: io.IOBase) -> None:
+        """Write all of it, in pieces: codes of a large gallery fill much of the memory."""
         release = self.release
         about = {
             "revision": self.revision,
@@ -249,9 +258,7 @@ class Published:
             "codes": self.codes,
             "ids": self.ids,
         }
-        out = io.BytesIO()
-        np.savez(out, allow_pickle=False, **arrays)
-        return out.getvalue()
+        np.savez(file, allow_pickle=False, **arrays)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -265,7 +272,12 @@ class Published:
         -------
         Published
         """
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        return cls._read(io.BytesIO(data))
+
+    @classmethod
+    def _read(cls, file: io.IOBase) -> Self:
+        """Read what :meth:`_write` wrote."""
+        with np.load(file, allow_pickle=False) as arrays:
             about = json.loads(arrays["told"].tobytes())
             table, mean = codes_from_bytes(arrays["table"].tobytes()), arrays["mean"]
             # Versions before reach and updates wrote neither.
@@ -285,8 +297,18 @@ def _check_keep(keep: int) -> None:
         raise ValueError("keep must be a whole number of at least 1")
 
 
-def _find_mean(public: ArrayLike, dimension: int) -> Singles:
-    """Return the mean of rows, or the mean that was given, in 32 bits: as it goes over the wire."""
+def _find_mean(rows: SpreadRows) -> Singles:
+    """Return the mean of a gallery, in 32 bits: as it goes over the wire."""
+    total = sum(rows.map(_add_rows, stage="taking the mean"))
+    return np.asarray(total / len(rows), dtype=np.float32)
+
+
+def _add_rows(rows: Singles) -> NDArray[np.float64]:
+    return np.asarray(rows.sum(axis=0, dtype=np.float64))
+
+
+def _read_mean(public: ArrayLike, dimension: int) -> Singles:
+    """Return the mean of public rows, or the mean that was given, in 32 bits."""
     given = np.asarray(public)
     rows = given[None] if given.ndim == 1 else given
     for some in cut_rows(len(rows)):
@@ -319,6 +341,76 @@ class Current(NamedTuple):
     stale: bool
 
 
+class _PartWriter(io.RawIOBase):
+    """A file that is written into rows of a database."""
+
+    def __init__(self, connection: sa.Connection, number: int) -> None:
+        self._connection, self._number, self._held = connection, number, bytearray()
+        self.count = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._held += data
+        while len(self._held) >= _PART:
+            self._insert(bytes(self._held[:_PART]))
+            del self._held[:_PART]
+        return len(data)
+
+    def flush(self) -> None:
+        if self._held:
+            self._insert(bytes(self._held))
+            self._held.clear()
+
+    def _insert(self, data: bytes) -> None:
+        row = {"number": self._number, "part": self.count, "data": data}
+        row["crc"] = checksum(self._number, self.count, data)
+        self._connection.execute(sa.insert(parts).values(row))
+        self.count += 1
+
+
+class _PartReader(io.RawIOBase):
+    """A file that lies in rows of a database, checked; one of them is in memory."""
+
+    def __init__(self, connection: sa.Connection, number: int, count: int, where: str) -> None:
+        self._connection, self._number, self._count, self._where = connection, number, count, where
+        self._place, self._part, self._data = 0, -1, b""
+        length = sa.select(sa.func.sum(sa.func.length(parts.c.data)), sa.func.count()).where(parts.c.number == number)
+        self._size, held = connection.execute(length).one()
+        if held != count:
+            raise make_damaged_error(where, "what was published")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._place = offset + (0, self._place, int(self._size))[whence]
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        part, start = divmod(self._place, _PART)
+        if part >= self._count:
+            return 0
+        if part != self._part:
+            self._data, self._part = self._fetch(part), part
+        some = self._data[start : start + len(buffer)]
+        buffer[: len(some)] = some
+        self._place += len(some)
+        return len(some)
+
+    def _fetch(self, part: int) -> bytes:
+        query = sa.select(parts).where(parts.c.number == self._number, parts.c.part == part)
+        row = self._connection.execute(query).one_or_none()
+        full = part + 1 == self._count or (row is not None and len(row.data) == _PART)
+        if row is None or not full or checksum(self._number, part, row.data) != row.crc:
+            raise make_damaged_error(self._where, "what was published")
+        return bytes(row.data)
+
+
 class MapStore:
     """Maps of one index, newest last; those that were read stay in memory.
 
@@ -332,8 +424,6 @@ class MapStore:
 
     def save(self, new: Published, keep: int) -> None:
         """Keep a map, and of the older ones as many as shall still be answered."""
-        data = new.to_bytes()
-        cut = [data[start : start + _PART] for start in range(0, len(data), _PART)]
         with self._database.begin_write() as connection:
             load_head(connection, self._where, lock=True)
             check_open(connection, self._where)  # a map is learned for a while: it may have become private meanwhile
@@ -342,11 +432,11 @@ class MapStore:
                 raise StaleMapError("a map of a newer revision was published meanwhile; this one is not kept")
             numbers = sorted(row.number for row in kept)
             number = numbers[-1] + 1 if numbers else 1
-            values = {"number": number, "revision": new.revision, "public_id": new.public_id, "parts": len(cut)}
+            with _PartWriter(connection, number) as file:
+                new._write(file)
+                file.flush()
+                values = {"number": number, "revision": new.revision, "public_id": new.public_id, "parts": file.count}
             connection.execute(sa.insert(published).values(**values, crc=checksum(*values.values())))
-            for part, some in enumerate(cut):
-                row = {"number": number, "part": part, "data": some, "crc": checksum(number, part, some)}
-                connection.execute(sa.insert(parts).values(row))
             old = [*numbers, number][:-keep]
             connection.execute(sa.delete(parts).where(parts.c.number.in_(old)))
             connection.execute(sa.delete(published).where(published.c.number.in_(old)))
@@ -396,10 +486,7 @@ class MapStore:
         if known is not None:
             return known
         count = connection.execute(sa.select(published.c.parts).where(published.c.number == number)).scalar_one()
-        rows = connection.execute(sa.select(parts).where(parts.c.number == number).order_by(parts.c.part)).all()
-        if len(rows) != count or any(checksum(number, row.part, row.data) != row.crc for row in rows):
-            raise make_damaged_error(self._where, "what was published")
-        found = Published.from_bytes(b"".join(row.data for row in rows))
+        found = Published._read(io.BufferedReader(_PartReader(connection, number, count, self._where)))
         with self._lock:
             self._read[number] = found
         return found

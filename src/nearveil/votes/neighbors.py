@@ -7,6 +7,7 @@ the engines cannot differ, whatever their blocks, threads and devices. What diff
 (``docs/results/votes-speed.md``).
 """
 
+import hashlib
 import importlib.util
 import math
 import threading
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar, Final, Literal, Protocol, get_args
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -176,40 +177,64 @@ def _make_table(rows: NDArray[Any], integers: IntegerRows) -> Floats:
 
 
 class _SpreadEngine:
-    """Searches blocks of a Dask array where they lie; row numbers and scores of each block's nearest come back."""
+    """Searches blocks of a Dask array where they lie; the row numbers of the nearest of all blocks come back.
+
+    Blocks are read anew for each search. Should one be another by then, the search is refused: what was counted and
+    what labels belong to are the rows of the beginning.
+    """
 
     def __init__(self, rows: SpreadRows, integers: IntegerRows) -> None:
         self._rows, self._integers = rows, integers
-        for _ in rows.cluster.map(_check_block, rows.parts, integers, stage="checking private records"):
-            pass
+        digests = rows.map(_check_block, integers, stage="checking private records")
+        self._digests = {some.start: digest for some, digest in zip(rows.cuts, digests, strict=True)}
 
     def search(self, queries: Floats, length: int) -> Ids:
-        rows = self._rows
-        found = rows.cluster.map(
-            _search_block, rows.parts, queries, length, self._integers, stage="searching private records"
+        shared = (queries, length, self._integers, self._digests)
+        found: Ids = self._rows.reduce(
+            _search_block, _join_nearest, *shared, finish=_drop_scores, stage="searching private records"
         )
-        ids, scores = [], []
-        for some, (places, its) in zip(rows.cuts, found, strict=True):
-            ids.append(places.astype(np.int64) + some.start)
-            scores.append(its)
-        every, score = np.concatenate(ids, axis=1), np.concatenate(scores, axis=1)
-        order = np.lexsort((every, -score), axis=1)[:, :length]
-        return np.take_along_axis(every, order, axis=1).astype(np.int32)
+        return found
 
 
-def _check_block(rows: NDArray[Any], integers: IntegerRows) -> None:
+def _check_block(rows: NDArray[Any], integers: IntegerRows) -> bytes:
     integers.round(rows)
+    return _hash_block(rows)
+
+
+def _hash_block(rows: NDArray[Any]) -> bytes:
+    small = np.ascontiguousarray(rows)
+    return hashlib.blake2b(small.tobytes(), key=f"{small.dtype.str}{small.shape}".encode()).digest()
+
+
+_Nearest: TypeAlias = tuple[Ids, NDArray[np.float32]]
 
 
 def _search_block(
-    rows: NDArray[Any], queries: Floats, length: int, integers: IntegerRows
-) -> tuple[Ids, NDArray[np.float32]]:
-    """Return the nearest rows of a block, and their scores, which are exact."""
+    rows: NDArray[Any], first: int, queries: Floats, length: int, integers: IntegerRows, digests: dict[int, bytes]
+) -> _Nearest:
+    """Return the nearest rows of a block, whose first row has the number `first`, and their scores, which are exact."""
+    if _hash_block(rows) != digests[first]:
+        raise ValueError("the rows of this block are not those that were fitted: call fit again with rows that stay")
     table = _make_table(rows, integers)
     if not len(table):
         return np.empty((len(queries), 0), np.int32), np.empty((len(queries), 0), np.float32)
     ids = _NumpyEngine(table).search(queries, min(length, len(table)))
-    return ids, np.stack([table[its] @ query for its, query in zip(ids, queries, strict=True)])
+    scores = np.stack([table[its] @ query for its, query in zip(ids, queries, strict=True)])
+    none = np.full((len(ids), length - ids.shape[1]), -np.inf, np.float32)  # merged lists are of one length
+    places = np.pad(ids + np.int32(first), ((0, 0), (0, none.shape[1])), constant_values=-1)
+    return places, np.concatenate([scores, none], axis=1)
+
+
+def _join_nearest(one: _Nearest, other: _Nearest) -> _Nearest:
+    """Return the nearest of two blocks: by score, then by row number."""
+    ids, scores = (np.concatenate(both, axis=1) for both in zip(one, other, strict=True))
+    order = np.lexsort((ids, -scores), axis=1)[:, : max(one[0].shape[1], other[0].shape[1])]
+    return np.take_along_axis(ids, order, axis=1), np.take_along_axis(scores, order, axis=1)
+
+
+def _drop_scores(found: _Nearest) -> Ids:
+    ids, _ = found
+    return ids
 
 
 class _NumpyEngine:

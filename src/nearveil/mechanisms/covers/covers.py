@@ -4,7 +4,7 @@ The channel is randomised response. A client chooses its set by the map in whole
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from decimal import Context
 from fractions import Fraction
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from nearveil.cluster import LOCAL, Cluster, connect, cut_rows, cut_table
+from nearveil.cluster import SpreadRows, connect, cut_rows
 from nearveil.frames import MOST_FEATURES
 from nearveil.mechanisms.base import (
     Floats,
@@ -35,16 +35,22 @@ from nearveil.mechanisms.base import (
 from nearveil.mechanisms.covers.learning import (
     CHOICE_DECAY,
     CHOICE_RANKS,
+    MOST_QUERIES,
     Learned,
     Progress,
     Rows,
     centres,
+    choose_rows,
+    find_fine,
     fine_centres,
     learn_sets,
+    project,
     projection,
 )
 from nearveil.mechanisms.covers.members import (
     carry_members,
+    count_near,
+    find_near,
     find_prototypes_of,
     fit_coverage,
     make_members,
@@ -482,6 +488,7 @@ def _check_size(name: str, shape: tuple[int, ...]) -> None:
 _OF_THE_GALLERY = ("map_", "members_", "drift_", "_gallery_digest")
 PROTOTYPES = MOST_GRADED  # a gallery up to this size stands for itself
 _SMALL_ANSWER = 0.03  # of a gallery: below it, where a row lies must be told more precisely
+_SAMPLED = 1 << 20  # items that prototypes are learned from
 _FITTED = 50_000  # queries that the coverage of prototypes is fitted to
 DUE = 0.1  # the part of a gallery that may change before its sets should be learned anew
 
@@ -546,7 +553,7 @@ class MappedRelease(TractableRelease):
         """
         features = self.gallery_features(gallery)
         with connect(cluster) as workers:
-            return self.index_features(features, workers.place(cut_table(features)), progress=progress, cluster=workers)
+            return self.index_features(SpreadRows.cut(features, workers), progress=progress)
 
     def gallery_features(self, gallery: ArrayLike) -> Rows:
         """Return the features of public rows in 32 bits, by blocks: all of them in 64 bits would fill the memory."""
@@ -554,23 +561,18 @@ class MappedRelease(TractableRelease):
         if given.ndim != 2 or len(given) < 2:
             self.features(given, "gallery", lenient=True)
             raise ValueError("gallery must hold at least two items")
-        found = np.empty(given.shape, np.float32)
-        for some in cut_rows(len(given)):
-            found[some] = self.features(given[some], "gallery", lenient=True)
-        return found
+        return _make_features(given, self)
 
-    def index_features(
-        self, features: Rows, parts: Sequence[Any], *, progress: Progress | None, cluster: Cluster
-    ) -> Self:
-        """Do the work of :meth:`index` on features, whose partitions were placed."""
+    def index_features(self, features: SpreadRows, *, progress: Progress | None) -> Self:
+        """Do the work of :meth:`index` on features in partitions."""
         size = candidate_count(self.candidates, len(features))
         tell = progress or (lambda _stage, _done: None)
-        grouping = self._group(features, size, tell, parts, cluster)
+        grouping = self._group(features, size, tell)
         self._store(
             map_=_make_map(len(features), grouping, size),
             members_=grouping.members,
             drift_=0.0,
-            _gallery_digest=fingerprint(features),
+            _gallery_digest=_hash_rows(features),
         )
         tell("making the map", 1.0)
         return self
@@ -618,7 +620,8 @@ class MappedRelease(TractableRelease):
 
     def _prepare(self, features: Floats) -> Floats:
         self._check_indexed()
-        if fingerprint(features.astype(np.float32)) != self._gallery_digest:
+        rows = features.astype(np.float32)
+        if self._gallery_digest not in {_hash_rows(SpreadRows.cut(rows)), fingerprint(rows)}:  # the second: up to 0.1
             raise ValueError("gallery must be the one that was indexed, in the same order: call index(gallery) anew")
         return features
 
@@ -668,7 +671,7 @@ class MappedRelease(TractableRelease):
         """Return the channel for a map."""
 
     @abstractmethod
-    def _group(self, features: Rows, set_size: int, tell: Progress, parts: Sequence[Any], workers: Cluster) -> Grouping:
+    def _group(self, features: SpreadRows, set_size: int, tell: Progress) -> Grouping:
         """Make the sets of a gallery, features of norm one (or zero), and tell how far it is."""
 
 
@@ -685,30 +688,52 @@ def find_components(features: Rows) -> NDArray[np.float16]:
     return projection(features, MOST_DIMENSIONS).astype(np.float16)
 
 
+def spread_features(release: MappedRelease, gallery: SpreadRows) -> SpreadRows:
+    """Return the features of public rows in partitions, as of :meth:`MappedRelease.gallery_features`."""
+    return gallery.then(_make_features, release)
+
+
+def _make_features(rows: NDArray[Any], release: MappedRelease) -> Rows:
+    found = np.empty(rows.shape, np.float32)
+    for some in cut_rows(len(rows), max(1, _CHUNK // rows.shape[1])):  # what is in a processor's cache is fast
+        found[some] = release.features(rows[some], "gallery", lenient=True)
+    return found
+
+
+def _hash_rows(features: SpreadRows) -> str:
+    """Return the fingerprint of a gallery: that of its partitions' where there are several."""
+    found = list(features.map(fingerprint, stage="taking fingerprints"))
+    return found[0] if len(found) == 1 else fingerprint(*found)
+
+
 def group_around_prototypes(
-    features: Rows,
+    features: SpreadRows,
     members: scipy.sparse.csr_array,
     components: NDArray[np.float16],
     learned: Learned | None = None,
-    workers: Cluster = LOCAL,
 ) -> Grouping:
     """Choose prototypes of a gallery, and measure what the sets cover around each.
 
     A small gallery stands for itself, in an order that tells no item's position; a large one has k-means centroids.
     What these say is fitted to what queries find, where the sets were `learned` from some; bits gain nothing by that.
     """
-    placed = features @ components.astype(np.float32)
+    directions = components.astype(np.float32)
+    placed = features.then(project, directions, width=components.shape[1])
     n_sets, n_items = members.shape
     count = count_prototypes(n_items, n_sets, members.nnz // n_sets)
     if len(features) <= count:
-        order = np.lexsort(placed.T)
-        return Grouping(members, components, placed[order], members.toarray().T[order].astype(np.float32))
-    found, nearest = fine_centres(placed, count, workers)
-    coverage = measure_around(nearest, members, len(found))
-    if learned is not None and len(found) <= MOST_GRADED:
-        near = find_prototypes_of(placed[learned.queries[:_FITTED]], found, NEIGHBORS)
+        rows = placed.gather("placing items")
+        order = np.lexsort(rows.T)
+        return Grouping(members, components, rows[order], members.toarray().T[order].astype(np.float32))
+    found = fine_centres(placed.take(choose_rows(n_items, _SAMPLED), "taking rows"), count, features.cluster)
+    nearest = np.empty(n_items, np.uint16)
+    for some, its in zip(features.cuts, placed.map(find_fine, found, stage="placing items"), strict=True):
+        nearest[some] = its
+    coverage = measure_around(nearest, members, len(found.centroids))
+    if learned is not None and len(found.centroids) <= MOST_GRADED:
+        near = find_prototypes_of(project(learned.rows[:_FITTED], directions), found.centroids, NEIGHBORS)
         fit_coverage(coverage, near, learned.lists[:_FITTED], members)
-    return Grouping(members, components, found, coverage)
+    return Grouping(members, components, found.centroids, coverage)
 
 
 def count_prototypes(n_items: int, n_sets: int, set_size: int) -> int:
@@ -830,19 +855,23 @@ class Covers(MappedRelease):
         >>> covers.map_.n_items, covers.map_.set_size, round(covers.drift_, 3)
         (1430, 286, 0.049)
         """
+        return self.update_features(SpreadRows.cut(self.gallery_features(gallery)), before)
+
+    def update_features(self, features: SpreadRows, before: ArrayLike) -> Self:
+        """Do the work of :meth:`update` on features in partitions."""
         self._check_indexed()
-        features = self.gallery_features(gallery)
         places = _check_places(before, len(features), self.members_.shape[1])
         old, size = self.map_, candidate_count(self.candidates, len(features))
-        local = measure_local(features, old)
+        near = find_near(features, old, count_near(old))
+        local = measure_local(near, old)
         held = reach_items(carry_members(self.members_, places, local, size), local, self.reach)
         members = make_members(held, len(features))
         if len(features) <= count_prototypes(len(features), old.n_sets, size) or len(old.prototypes) == old.n_items:
-            grouping = group_around_prototypes(features, members, find_components(features))
+            components = find_components(features.take(choose_rows(len(features), MOST_QUERIES), "taking rows"))
+            grouping = group_around_prototypes(features, members, components)
             public_map = _make_map(len(features), grouping, size)
         else:
-            nearest = find_prototypes_of(features @ old.components.astype(np.float32), old.prototypes, 1)[:, 0]
-            around = _round_coverage(measure_around(nearest, members, len(old.prototypes)))
+            around = _round_coverage(measure_around(near[:, 0], members, len(old.prototypes)))
             public_map = PublicMap(old.components, old.prototypes, around, len(features), size)
         stayed = int((places >= 0).sum())
         changed = len(features) - stayed + self.members_.shape[1] - stayed
@@ -850,7 +879,7 @@ class Covers(MappedRelease):
             map_=public_map,
             members_=members,
             drift_=self.drift_ + changed / len(features),
-            _gallery_digest=fingerprint(features),
+            _gallery_digest=_hash_rows(features),
         )
         return self
 
@@ -862,24 +891,22 @@ class Covers(MappedRelease):
     def _channel(self, public_map: PublicMap) -> RandomizedResponse:
         return RandomizedResponse(self.epsilon, public_map.n_sets)
 
-    def _group(self, features: Rows, set_size: int, tell: Progress, parts: Sequence[Any], workers: Cluster) -> Grouping:
+    def _group(self, features: SpreadRows, set_size: int, tell: Progress) -> Grouping:
         if self.n_sets is not None and not 2 <= self.n_sets <= len(features):
             raise ValueError("n_sets must be at least 2 and at most the number of items in the gallery")
         n = len(features)
         least = -(-int(np.ceil(self.reach * n - 1e-9)) // set_size)
         if self.n_sets is not None and self.n_sets < least:
             raise ValueError(f"n_sets must be at least {least}, so that sets of this size reach so many items")
-        learned = learn_sets(
-            features, set_size, self.epsilon, self.n_sets, tell, least=least, parts=parts, workers=workers
-        )
+        learned = learn_sets(features, set_size, self.epsilon, self.n_sets, tell, least=least)
         tell("making the map", 0.8)
         members = learned.sets.astype(np.uint8)
         components = learned.directions[:, :MOST_DIMENSIONS].astype(np.float16)
         if self.reach > 0:
-            free = group_around_prototypes(features, members, components, workers=workers)
-            local = measure_local(features, _make_map(n, free, set_size))
+            free = _make_map(n, group_around_prototypes(features, members, components), set_size)
+            local = measure_local(find_near(features, free, count_near(free)), free)
             members = make_members(reach_items(members.indices.reshape(-1, set_size), local, self.reach), n)
-        return group_around_prototypes(features, members, components, learned, workers)
+        return group_around_prototypes(features, members, components, learned)
 
 
 CellKind = Literal["kmeans", "balanced"]
@@ -928,10 +955,12 @@ class Cells(MappedRelease):
         largest = -(-public_map.n_items // public_map.n_sets)
         return SubsetSelection(self.epsilon, public_map.n_sets, max(1, public_map.set_size // largest))
 
-    def _group(self, features: Rows, set_size: int, tell: Progress, parts: Sequence[Any], workers: Cluster) -> Grouping:
-        del parts, workers  # k-means of a few centroids is soon done
+    def _group(self, features: SpreadRows, set_size: int, tell: Progress) -> Grouping:
         count = self._count(len(features), set_size)
         tell("making cells", 0.0)
+        return self._make_cells(features.gather("gathering rows"), set_size, count)
+
+    def _make_cells(self, features: Rows, set_size: int, count: int) -> Grouping:
         centroids = centres(features, count, seed=0)
         if self.kind == "kmeans" and self.response == "randomized":
             nearest = np.argpartition(_squared_distances(features, centroids).T, set_size - 1, axis=1)[:, :set_size]

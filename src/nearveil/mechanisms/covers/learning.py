@@ -9,7 +9,7 @@ One way serves all sizes: coverage and demand are sparse, and a large gallery le
 queries. All of it is public, so random choices are seeded.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from sklearn.utils.extmath import randomized_svd
 
-from nearveil.cluster import LOCAL, Cluster, cut_rows, cut_table
+from nearveil.cluster import LOCAL, Cluster, SpreadRows
 
 Rows = NDArray[np.float32]
 Lists = NDArray[np.int32]
@@ -37,7 +37,7 @@ _MOST_LISTS = 4096  # with more of them, time would grow faster than the gallery
 _WHOLE = 1500  # rows or columns up to which all directions are computed
 _DIMENSIONS = 128  # where clusters are looked for, and neighbours that are not searched in all dimensions
 _SAMPLE = 20_000  # rows that leading directions are computed from
-_MOST_QUERIES = 250_000  # items that act as queries
+MOST_QUERIES = 250_000  # items that act as queries
 _ANNEALED = 15_000  # of these for soft passes, or as many as make enough for each set
 _QUERIES_A_SET = 64
 _ITEMS_A_QUERY = 16  # with fewer queries an item is wanted too seldom, and too few sets look best
@@ -56,6 +56,7 @@ _FALL = 0.03  # of the best recall, after which no more sets are dropped
 _MOST_SETS = 4096
 _ITEMS_A_SET = 8  # with fewer, sets would be lists of neighbours and a map larger than its gallery
 _CELLS = 64  # in which fine centroids are looked for
+_MOST_LISTED = 1 << 24  # positions in one list
 _SEED = 0
 
 
@@ -198,32 +199,42 @@ def measure_recall(demand: Demand, sets: csr_array, plan: Plan) -> float:
 
 
 def neighbor_lists(
-    features: Rows,
+    features: SpreadRows,
     queries: Positions,
     ranks: int = RANKS,
     *,
-    parts: Sequence[Any] | None = None,
-    workers: Cluster = LOCAL,
+    asked: Rows | None = None,
     tell: Callable[[float], object] | None = None,
 ) -> Lists:
     """Return the nearest other items of items that are queries, nearest first; exact where that is cheap.
 
-    `parts`: The partitions of the features, where they were placed already.
+    `asked`: The rows of the queries, where these are a random choice: inverted lists are learned from them, too.
     `tell`: Called with the part of the work that is done.
     """
     n, d = features.shape
-    count, asked, cuts = min(ranks, n - 1), features[queries], cut_rows(n)
-    lists = None if len(queries) * n * d <= _EXACT else _find_lists(features, asked)
-    given = workers.place(cut_table(features)) if parts is None else parts
-    found = workers.map(_search_part, given, asked, lists, count + 1, stage="looking for neighbours")
-    best: tuple[Rows, Positions] | None = None
-    for number, (some, (scores, items)) in enumerate(zip(cuts, found, strict=True), 1):
-        there = np.where(items < 0, -1, items + some.start)
-        best = (scores, there) if best is None else _merge(best, (scores, there))
+    count, exact = min(ranks, n - 1), len(queries) * n * d <= _EXACT
+    rows = features.take(queries, "taking queries") if asked is None else asked
+    lists = None
+    if not exact:
+        n_lists = min(int(2 * np.sqrt(n)), _MOST_LISTS)
+        some = choose_rows(n, 64 * n_lists)
+        sample = features.take(some, "taking rows") if asked is None else asked[: len(some)]
+        lists = _find_lists(sample, n_lists, features.cluster)
+    done = 0
+
+    def tick(number: int) -> None:
+        nonlocal done
+        done += number
         if tell is not None:
-            tell(number / len(cuts))
-    assert best is not None
-    nearest = best[1]
+            tell(done / len(features.cuts))
+
+    near = None
+    if lists is not None:
+        cut = SpreadRows.cut(rows, features.cluster)
+        near = np.concatenate(list(cut.map(_find_near, lists, stage="choosing lists")))
+    _, nearest = features.reduce(
+        _search_part, _merge, rows, lists, near, count + 1, stage="looking for neighbours", tick=tick
+    )
     # An item is its own nearest, unless another has the same features or a list ran out (-1).
     own = nearest == queries[:, None]
     own[~own.any(axis=1), -1] = True
@@ -231,37 +242,44 @@ def neighbor_lists(
     return np.asarray(np.where(others < 0, (queries[:, None] + 1) % n, others), dtype=np.int32)
 
 
-def _search_part(rows: Rows, asked: Rows, lists: tuple[Rows, Positions] | None, count: int) -> tuple[Rows, Positions]:
-    """Return scores and places of the nearest rows of a partition; the place -1 where there are fewer."""
+def _search_part(
+    rows: Rows, first: int, asked: Rows, centroids: Rows | None, near: Positions | None, count: int
+) -> tuple[Rows, Lists]:
+    """Return scores and items of the nearest rows of a partition; the item -1 where there are fewer.
+
+    `first`: The item that is its first row.
+    """
     index = faiss.IndexFlatIP(rows.shape[1])
-    if lists is None:
+    if centroids is None or near is None:
         index.add(rows)
         scores, places = index.search(asked, count)
-        return scores, places
-    centroids, near = lists
-    index.add(centroids)
-    inverted: Any = faiss.IndexIVFFlat(index, rows.shape[1], len(centroids), faiss.METRIC_INNER_PRODUCT)
-    inverted.is_trained, inverted.nprobe = True, near.shape[1]
-    inverted.add(rows)
-    scores, places = inverted.search_preassigned(asked, count, near, None)
-    return scores, places
+    else:
+        index.add(centroids)
+        inverted: Any = faiss.IndexIVFFlat(index, rows.shape[1], len(centroids), faiss.METRIC_INNER_PRODUCT)
+        inverted.is_trained, inverted.nprobe = True, near.shape[1]
+        inverted.add(rows)
+        scores, places = inverted.search_preassigned(asked, count, near, None)
+    return scores, np.where(places < 0, -1, places + first).astype(np.int32)
 
 
-def _merge(first: tuple[Rows, Positions], second: tuple[Rows, Positions]) -> tuple[Rows, Positions]:
+def _merge(first: tuple[Rows, Lists], second: tuple[Rows, Lists]) -> tuple[Rows, Lists]:
     """Return the best of two lists of each query."""
-    scores, items = np.stack([first[0], second[0]]), np.stack([first[1], second[1]])
-    merged: tuple[Rows, Positions] = faiss.merge_knn_results(scores, items, keep_max=True)
-    return merged
+    scores, items = np.stack([first[0], second[0]]), np.stack([first[1], second[1]], dtype=np.int64)
+    best, which = faiss.merge_knn_results(scores, items, keep_max=True)
+    return best, which.astype(np.int32)
 
 
-def _find_lists(features: Rows, asked: Rows) -> tuple[Rows, Positions]:
-    """Return the centroids of inverted lists, and those that are searched for each query."""
-    n, d = features.shape
-    n_lists = min(int(2 * np.sqrt(n)), _MOST_LISTS)
-    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(d), d, n_lists, faiss.METRIC_INNER_PRODUCT)
-    index.cp.min_points_per_centroid = 1
-    index.train(features[_some(len(features), 64 * n_lists)])
-    return index.quantizer.reconstruct_n(0, n_lists), index.quantizer.search(asked, min(_PROBES, n_lists))[1]
+def _find_lists(sample: Rows, n_lists: int, workers: Cluster) -> Rows:
+    """Return the centroids of inverted lists, of norm one."""
+    found = fine_centres(sample, n_lists, workers, stage="making lists").centroids
+    return np.asarray(found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-9), dtype=np.float32)
+
+
+def _find_near(rows: Rows, centroids: Rows) -> Positions:
+    """Return the inverted lists that are searched for each query."""
+    index = faiss.IndexFlatIP(rows.shape[1])
+    index.add(centroids)
+    return np.asarray(index.search(rows, min(_PROBES, len(centroids)))[1])
 
 
 def nearest_centre(features: Rows, centroids: Rows) -> Positions:
@@ -280,32 +298,57 @@ def centres(features: Rows, count: int, seed: int, passes: int = 15) -> Rows:
     return np.asarray(means.centroids)
 
 
-def fine_centres(features: Rows, count: int, workers: Cluster = LOCAL) -> tuple[Rows, Positions]:
-    """Return very many centroids, and the one of each row: k-means in cells, each with its part of the centroids.
+@dataclass(frozen=True)
+class FineCentres:
+    """Very many centroids in cells; the centroid of a row is the nearest of its cell."""
 
-    Plain k-means would compare every row with every centroid. A row's centroid is the nearest of its cell.
+    cells: Rows
+    centroids: Rows
+    starts: Positions  # where the centroids of each cell begin, and the end
+
+    def find(self, rows: Rows) -> NDArray[np.uint16]:
+        """Return the centroid of each row."""
+        cell, nearest = nearest_centre(rows, self.cells), np.empty(len(rows), np.uint16)
+        for number in np.unique(cell):
+            start, stop = self.starts[number : number + 2]
+            some = cell == number
+            nearest[some] = start + nearest_centre(rows[some], self.centroids[start:stop])
+        return nearest
+
+
+def fine_centres(
+    features: Rows, count: int, workers: Cluster = LOCAL, *, stage: str = "placing prototypes"
+) -> FineCentres:
+    """Return very many centroids: k-means in cells, each with its part of the centroids.
+
+    Plain k-means would compare every row with every centroid.
     """
-    coarse = centres(features[_some(len(features), 64 * _CELLS)], _CELLS, _SEED)
+    n_cells = min(_CELLS, max(1, count // 4))
+    coarse = centres(features[choose_rows(len(features), 64 * n_cells)], n_cells, _SEED)
     cell = nearest_centre(features, coarse)
-    sizes = np.bincount(cell, minlength=_CELLS)
-    ends = np.rint(np.cumsum(sizes) * ((count - _CELLS) / len(features))).astype(int)
-    parts = np.minimum(sizes, 1 + np.diff(ends, prepend=0))
-    found, nearest = np.empty((parts.sum(), features.shape[1]), np.float32), np.empty(len(features), np.int64)
-    filled, ends = np.flatnonzero(sizes), np.cumsum(parts)
+    sizes = np.bincount(cell, minlength=n_cells)
+    ends = np.rint(np.cumsum(sizes) * ((count - n_cells) / len(features))).astype(int)
+    parts, filled = np.minimum(sizes, 1 + np.diff(ends, prepend=0)), np.flatnonzero(sizes)
     cells = workers.place([(features[cell == number], int(parts[number])) for number in filled])
-    each = workers.map(_part_cell, cells, stage="placing prototypes", names=[f"cell {number}" for number in filled])
-    for number, (some, its) in zip(filled, each, strict=True):
-        start = ends[number] - parts[number]
-        found[start : ends[number]] = some
-        nearest[cell == number] = start + its
-    return found, nearest
+    names = [f"cell {number}" for number in filled]
+    found = list(workers.map(_part_cell, cells, stage=stage, names=names))
+    return FineCentres(coarse[filled], np.concatenate(found), np.concatenate([[0], np.cumsum(parts[filled])]))
 
 
-def _part_cell(cell: tuple[Rows, int]) -> tuple[Rows, Positions]:
-    """Return centroids of a cell's rows, and the nearest of each row."""
+def _part_cell(cell: tuple[Rows, int]) -> Rows:
+    """Return centroids of a cell's rows."""
     rows, count = cell
-    found = centres(rows, count, _SEED, passes=6)
-    return found, nearest_centre(rows, found)
+    return centres(rows, count, _SEED, passes=6)
+
+
+def find_fine(rows: Rows, found: FineCentres) -> NDArray[np.uint16]:
+    """Return the centroids of a partition."""
+    return found.find(rows)
+
+
+def project(rows: Rows, matrix: Rows) -> Rows:
+    """Return the coordinates of rows in some directions."""
+    return np.asarray(rows @ matrix)
 
 
 class Learned(NamedTuple):
@@ -314,41 +357,31 @@ class Learned(NamedTuple):
     sets: csr_array  # (n_sets, n_items)
     queries: Positions  # items, in a random order
     lists: Lists  # their neighbours
+    rows: Rows  # their features
     directions: Rows  # the leading ones of the features, shape (d, r)
 
 
 def learn_sets(
-    features: Rows,
-    set_size: int,
-    epsilon: float,
-    n_sets: int | None,
-    tell: Progress,
-    *,
-    least: int = 2,
-    parts: Sequence[Any] | None = None,
-    workers: Cluster = LOCAL,
+    features: SpreadRows, set_size: int, epsilon: float, n_sets: int | None, tell: Progress, *, least: int = 2
 ) -> Learned:
-    """Return the best sets found; their number, where it is not given, is chosen on held-out queries.
-
-    `parts`: The partitions of the features, where they were placed already.
-    """
-    n = len(features)
-    queries = np.random.default_rng(_SEED).permutation(n)[:_MOST_QUERIES]
-    directions = projection(features, _DIMENSIONS)
-    small = features if features.shape[1] <= _DIMENSIONS else features @ directions
-    exact = len(queries) * n * features.shape[1] <= _EXACT
+    """Return the best sets found; their number, where it is not given, is chosen on held-out queries."""
+    (n, d), workers = features.shape, features.cluster
+    queries = _choose(n, MOST_QUERIES)
+    rows = features.take(queries, "taking queries")
+    directions = projection(rows[np.argsort(queries)], _DIMENSIONS)
+    small = rows if d <= _DIMENSIONS else project(rows, directions)
+    exact = len(queries) * n * d <= _EXACT or small is rows
     lists = neighbor_lists(
-        features if exact else small,
+        features if exact else features.then(project, directions, width=small.shape[1]),
         queries,
-        parts=parts if exact or small is features else None,
-        workers=workers,
+        asked=rows if exact else small,
         tell=lambda done: tell("looking for neighbours", 0.4 * done),
     )
-    shared = workers.share(_Task(small[queries], lists, n, set_size, epsilon))
+    shared = workers.share(_Task(small, lists, n, set_size, epsilon))
     most = min(_MOST_SETS, n, max(n // _ITEMS_A_SET, 2 * n // set_size))
     numbers = (n_sets, n_sets) if n_sets else (max(2, least), max(2, least, most))
     found: list[tuple[float, int, csr_array]] = []
-    seeds = range(1)
+    seeds = range(_count_starts(n_sets) if n_sets else 1)
     while seeds:
         jobs = [(seed, *numbers) for seed in seeds]
         names = [f"start {seed}" for seed in seeds]
@@ -356,8 +389,12 @@ def learn_sets(
             found.append(one)
             tell("learning sets", 0.4 + 0.4 * len(found) / _STARTS)
         numbers = (found[0][2].shape[0],) * 2  # the first start chooses the number
-        seeds = range(len(found), min(_STARTS, 1 + _MANY_SETS // numbers[0]))
-    return Learned(max(found)[2], queries, lists, directions)
+        seeds = range(len(found), _count_starts(numbers[0]))
+    return Learned(max(found)[2], queries, lists, rows, directions)
+
+
+def _count_starts(n_sets: int) -> int:
+    return min(_STARTS, 1 + _MANY_SETS // n_sets)
 
 
 def _learn_start(job: tuple[int, int, int], task: "_Task") -> tuple[float, int, csr_array]:
@@ -446,7 +483,7 @@ def projection(features: Rows, dimensions: int) -> Rows:
     n, d = features.shape
     kept = min(d, dimensions)
     if min(n, d) > _WHOLE:  # the few leading directions are all that is needed
-        _, _, rows = randomized_svd(features[_some(n, _SAMPLE)], kept, random_state=_SEED)
+        _, _, rows = randomized_svd(features[choose_rows(n, _SAMPLE)], kept, random_state=_SEED)
         return np.ascontiguousarray(rows.T)
     if n >= d:
         _, vectors = np.linalg.eigh(features.T @ features)
@@ -455,6 +492,12 @@ def projection(features: Rows, dimensions: int) -> Rows:
     return np.ascontiguousarray(rows[:kept].T)
 
 
-def _some(n: int, count: int) -> Positions:
+def choose_rows(n: int, count: int) -> Positions:
     """Return a fixed random choice of positions, rising."""
-    return np.sort(np.random.default_rng(_SEED).permutation(n)[:count])
+    return np.sort(_choose(n, count))
+
+
+def _choose(n: int, count: int) -> Positions:
+    """Return a fixed random choice of positions, in a random order; of very many, without a list of all of them."""
+    rng = np.random.default_rng(_SEED)
+    return rng.permutation(n)[:count] if n <= _MOST_LISTED else rng.choice(n, min(n, count), replace=False)

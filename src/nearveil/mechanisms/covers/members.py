@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from nearveil.cluster import SpreadRows
 from nearveil.mechanisms.covers.learning import (
     CHOICE_DECAY,
     CHOICE_RANKS,
@@ -15,6 +16,7 @@ from nearveil.mechanisms.covers.learning import (
     Positions,
     Rows,
     measure_coverage,
+    project,
 )
 
 if TYPE_CHECKING:
@@ -34,12 +36,13 @@ def make_members(held: NDArray[np.integer], n_items: int) -> csr_array:
     return csr_array(parts, shape=(len(held), n_items))
 
 
-def measure_around(nearest: Positions, members: csr_array, count: int) -> NDArray[np.float32]:
+def measure_around(nearest: NDArray[np.integer], members: csr_array, count: int) -> NDArray[np.float32]:
     """Return which part of the items nearest to each prototype every set holds, shape (count, n_sets)."""
-    n = len(nearest)
-    around = csr_array((np.ones(n, np.float32), (nearest, np.arange(n))), shape=(count, n))
+    around = np.empty((count, members.shape[0]), np.float32)
+    for number, (start, end) in enumerate(zip(members.indptr[:-1], members.indptr[1:], strict=True)):
+        around[:, number] = np.bincount(nearest[members.indices[start:end]], minlength=count)
     counts = np.maximum(np.bincount(nearest, minlength=count), 1)
-    return np.asarray((around @ members.T.astype(np.float32)).toarray() / counts[:, None], dtype=np.float32)
+    return np.asarray(around / counts[:, None], dtype=np.float32)
 
 
 def fit_coverage(coverage: NDArray[np.float32], near: Positions, lists: Lists, members: csr_array) -> None:
@@ -75,13 +78,29 @@ def find_prototypes_of(placed: Rows, prototypes: NDArray[np.generic], count: int
     return np.asarray(np.maximum(found, 0), dtype=np.int64)
 
 
-def measure_local(features: Rows, held: "PublicMap") -> csr_array:
-    """Return what the sets of a map hold around each row, as shares of the whole, shape (n_sets, n)."""
-    whole = len(held.prototypes) == held.n_items  # a prototype is an item, in a set or not; else the mean of many
-    ranks = min(CHOICE_RANKS, len(held.prototypes)) if whole or held.has_bits else 1
-    near = find_prototypes_of(features @ held.components.astype(np.float32), held.prototypes, ranks)
+def find_near(features: SpreadRows, held: "PublicMap", count: int) -> Positions:
+    """Return the prototypes of a map nearest to each row, shape (n, count)."""
+    placed = features.then(project, held.components.astype(np.float32), width=held.components.shape[1])
+    found = placed.map(find_prototypes_of, held.prototypes, count, stage="placing items")
+    near = np.empty((len(features), count), np.int64)
+    for some, its in zip(features.cuts, found, strict=True):
+        near[some] = its
+    return near
+
+
+def measure_local(near: Positions, held: "PublicMap") -> csr_array:
+    """Return what the sets of a map hold around rows, as shares of the whole, shape (n_sets, n).
+
+    `near`: The prototypes nearest to each row, :func:`count_near` of them.
+    """
     coverage = np.where(held.coverage < _LEAST, 0, held.coverage / _FULL).astype(np.float32)
     return (_weigh_prototypes(near, len(held.prototypes)) @ csr_array(coverage)).T.tocsr()
+
+
+def count_near(held: "PublicMap") -> int:
+    """Return how many prototypes say what lies around a row: several, where each is one item or tells but a bit."""
+    several = len(held.prototypes) == held.n_items or held.has_bits
+    return min(CHOICE_RANKS, len(held.prototypes)) if several else 1
 
 
 def carry_members(members: csr_array, before: Positions, local: csr_array, set_size: int) -> Held:
