@@ -20,7 +20,6 @@ import pytest
 from nearveil.gallery import Index, Item
 from nearveil.service import Client, Settings, TokenStore, UnreachableError, open_galleries, serve
 from nearveil.service.schema import FRAME, KEY_HEADER
-from nearveil.service.server.serving import _config
 from nearveil.service.server.settings import SettingsError
 from tests.programs import Program
 
@@ -185,6 +184,7 @@ def test_headers_without_end(process: Process) -> None:
 
 
 CHUNKED = b"GET %s HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n%s\r\n"
+PIECE = b"ea60\r\n" + bytes(60_000) + b"\r\n"
 
 
 def flooded(connection: socket.socket, first: bytes, more: bytes, times: int) -> int:
@@ -206,7 +206,8 @@ def test_trailers_without_end(process: Process) -> None:
         "one": (CHUNKED % (b"/health", b"") + b"0\r\nx: ", b"a" * 60_000),
         "with a token": (guarded + b"0\r\n", many),
         "extension": (CHUNKED % (b"/health", b"") + b"1;", b"a" * 60_000),
-        "body": (CHUNKED % (b"/v1/galleries", b""), b"ea60\r\n" + bytes(60_000) + b"\r\n"),
+        "body": (CHUNKED % (b"/v1/galleries", b""), PIECE),
+        "sealed": ((CHUNKED % (b"/v1/galleries/birds/sealed", b"")).replace(b"GET", b"POST"), PIECE),
     }
     for name, (first, more) in floods.items():
         with process.connect() as connection:
@@ -214,6 +215,22 @@ def test_trailers_without_end(process: Process) -> None:
     with process.connect() as connection:  # a few are no harm
         connection.sendall(CHUNKED % (b"/health", b"Connection: close\r\n") + b"0\r\nx: y\r\n\r\n")
         assert b'{"status":"ok"}' in closed_after(connection)[1]
+
+
+def test_a_connection_takes_sealed_questions_which_are_larger_than_messages(process: Process) -> None:
+    size = 1 << 20  # of a message 64 KiB are taken
+    lines = (
+        "POST /v1/galleries/birds/sealed HTTP/1.1",
+        "Host: localhost",
+        f"Authorization: Bearer {process.secret}",
+        f"{KEY_HEADER}: a-large-question",
+        f"Content-Type: {FRAME}",
+        f"Content-Length: {size}",
+        "Connection: close",
+    )
+    with process.connect() as connection:
+        connection.sendall("\r\n".join((*lines, "", "")).encode() + bytes(size))
+        assert b'"code":"not_offered"' in closed_after(connection)[1]  # all of it was read
 
 
 def test_what_comes_in_trailers_is_not_believed(process: Process) -> None:
@@ -388,10 +405,3 @@ def test_what_cannot_be_served(tmp_path: Path) -> None:
     two = [*birds, {"name": "none", "index": str(tmp_path / "none")}]
     with pytest.raises(ValueError, match="there is none here"):
         open_galleries(Settings.load(galleries=two, **store))
-
-
-def test_a_connection_takes_sealed_questions_which_are_larger_than_messages() -> None:
-    settings = Settings(galleries=())
-    connection = _config(None, settings).http
-    assert isinstance(connection, type)
-    assert connection.largest_body >= settings.max_sealed > settings.max_body  # type: ignore[attr-defined]

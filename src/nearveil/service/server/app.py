@@ -15,7 +15,7 @@ import nearveil
 from nearveil.service.schema import BLOCKS, FRAME, GALLERY_NAME, KEY, KEY_HEADER, Galleries, Health, Problem
 from nearveil.service.server.errors import FieldError, ServiceError, UnknownError
 from nearveil.service.server.galleries import Gallery
-from nearveil.service.server.requests import QUESTIONS, AppState, GuardMiddleware, get_context, make_problem
+from nearveil.service.server.requests import QUESTIONS, SEALED, AppState, GuardMiddleware, get_context, make_problem
 from nearveil.service.server.settings import Settings
 from nearveil.service.server.tokens import TokenStore
 
@@ -245,12 +245,12 @@ def _add_asked(app: FastAPI, state: AppState) -> None:
 
     async def ask_sealed(request: Request) -> Response:
         """Answer a sealed question, which tells nothing: one pass over all codes, or over all records."""
-        gallery, data = await state.read_question(request, "sealed", state.settings.max_sealed)
+        gallery, data = await state.read_question(request, SEALED, state.settings.max_sealed)
         context = get_context(request)
         return state.respond(context, await state.run(context, gallery, lambda: gallery.ask_sealed(data)), FRAME)
 
     app.router.add_api_route(
-        f"{QUESTIONS}sealed",
+        f"{QUESTIONS}{SEALED}",
         ask_sealed,
         methods=["POST"],
         openapi_extra=_QUERY_EXTRA,

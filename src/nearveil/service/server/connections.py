@@ -175,6 +175,7 @@ class Connection(HttpToolsProtocol):
     body_seconds = 20.0
     send_seconds = 60.0
     largest_body = 1 << 16
+    larger_bodies: ClassVar[dict[str, int]] = {}  # by the last part of the path
     slots: ClassVar[Slots] = Slots(1000)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -187,6 +188,7 @@ class Connection(HttpToolsProtocol):
         self._fed = False  # whether there was something of a body in it
         self._head = self._unparsed = 0  # bytes of the request line and headers; what came before they were complete
         self._rest = self._framing = self._body = 0  # bytes; framing: since the last piece of a body
+        self._most = self.largest_body  # bytes that the body of this request may have
         self._held = False  # whether nothing more is read before it is closed
         self._keep = True  # whether the connection stays open if the whole request is read
         self._unanswered: list[RequestResponseCycle] = []
@@ -250,6 +252,7 @@ class Connection(HttpToolsProtocol):
         self._stop_reading()
         self._place, self._turned = Place.REST, True
         self._rest = self._framing = self._body = 0
+        self._most = self.larger_bodies.get(self.cycle.scope["path"].rpartition("/")[2], self.largest_body)
         # What follows a wish for another protocol is not parsed.
         self._keep = self.cycle.keep_alive and not self.parser.should_upgrade()
         self.cycle.keep_alive = False
@@ -265,7 +268,7 @@ class Connection(HttpToolsProtocol):
         """Take a piece of a body, up to a size; who reads it may have a smaller one."""
         self._fed = True
         self._body += len(body)
-        if self._body > self.largest_body:
+        if self._body > self._most:
             self._refuse(413, _LARGE)
         else:
             super().on_body(body)
@@ -325,7 +328,7 @@ class Connection(HttpToolsProtocol):
             return
         self._rest += count
         self._framing = 0 if self._fed else self._framing + count
-        if self._framing > _LARGEST_FRAMING or self._rest > _CHUNKED * self.largest_body + _LARGEST_HEAD:
+        if self._framing > _LARGEST_FRAMING or self._rest > _CHUNKED * self._most + _LARGEST_HEAD:
             self._refuse(431, _HEAVY)
 
     def _refuse(self, status: int, body: bytes) -> None:

@@ -419,6 +419,7 @@ def get_network(client: Sequence[Any] | None) -> str:
 
 
 QUESTIONS = "/v1/galleries/{gallery}/"  # where private questions are asked: of the rest, one word is left
+SEALED = "sealed"  # the word of sealed questions
 UNMATCHED = "unmatched"
 _CLOSING = frozenset((408, 411, 413))  # what is left of the body is not read
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
@@ -637,11 +638,14 @@ def _strip_port(host: bytes) -> str:
 
 
 async def _read_to_the_end(receive: Receive) -> None:
-    """Read what is left of a body, for a while."""
+    """Read what is left of a body, for a while and as much of it as is little."""
+    more, left = True, _LITTLE
     with suppress(TimeoutError):
         async with asyncio.timeout(_LINGER):
-            while (await receive()).get("more_body", False):
-                pass
+            while more and left >= 0:
+                message = await receive()
+                more = message.get("more_body", False)
+                left -= len(message.get("body", b""))
 
 
 async def _stay(receive: Receive, seconds: float) -> None:

@@ -27,7 +27,7 @@ from nearveil.service.server.galleries import Gallery, OpenGallery
 from nearveil.service.server.limits import UsedKeys
 from nearveil.service.server.logs import forget_process, install, tell_alive
 from nearveil.service.server.publications import check_apart
-from nearveil.service.server.requests import AppState
+from nearveil.service.server.requests import SEALED, AppState
 from nearveil.service.server.settings import GallerySettings, Settings, SettingsError
 from nearveil.service.server.tokens import TokenStore
 
@@ -260,7 +260,8 @@ def _config(app: Any, settings: Settings) -> uvicorn.Config:
         "header_seconds": settings.header_timeout,
         "body_seconds": 2 * settings.body_timeout,  # who reads the body has the first turn, and says why
         "send_seconds": settings.send_timeout,
-        "largest_body": max(settings.max_body, settings.max_sealed),  # routes refuse what is too large for them
+        "largest_body": settings.max_body,
+        "larger_bodies": {SEALED: settings.max_sealed},
         "slots": Slots(settings.connections),
     }
     return uvicorn.Config(
