@@ -1,9 +1,15 @@
 import json
+import signal
+from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from nearveil.cli import app
+from tests.programs import Program
+
+from .galleries import fine, told
 
 runner = CliRunner()
 
@@ -22,7 +28,41 @@ def test_a_gallery_that_a_release_suits() -> None:
 
 
 def test_a_small_gallery_needs_no_release() -> None:
-    assert "epsilon is 0" in _plan("--items", "1000", "--epsilon", "1", "--answer", "1MiB")
+    text = _plan("--items", "1000", "--epsilon", "1", "--answer", "1MiB")
+    assert "message: none." in text
+    assert "epsilon is 0" in text
+    assert "93-100%" in text
+    assert "--epsilon 1" not in text
+    assert "0 bytes" not in text.replace("200 bytes", "")
+
+
+def test_every_command_that_is_printed_runs(here: Path) -> None:
+    pytest.importorskip("fastapi")
+    rows = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
+    np.save("all.npy", rows)
+    np.save("one.npy", rows[7])
+    Path("TOKEN").touch(0o600)
+    Path("TOKEN").write_text(fine("token", "create", "ann").splitlines()[0])
+    ways = json.loads(_plan("--items", "60", "--epsilon", "3", "--dimension", "8", "--json"))["ways"]
+    assert [way["name"] for way in ways] == ["home", "sealed", "message"]
+    for way in (ways[0], ways[2]):  # a sealed index takes seconds to make, and differs in the option alone
+        url, server = "", None
+        for line in way["commands"]:
+            names = {"DIR": "all.npy", "GALLERY": way["name"], "IMAGE": "one.npy", "URL": url}
+            words = [names.get(word, word) for word in line.split()][1:]
+            if words[0] == "serve":
+                server = Program("-m", "nearveil", *words, "--port", "0", cwd=here)
+                url = server.stdout.readline().split()[-1]
+            elif words[0] == "query":
+                found = told(*words)
+            else:
+                fine(*words)
+        assert server is not None
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+        server.stdout.close()
+        assert found["epsilon"] == found["paid"] == way["epsilon"]
+        assert len(found["found"]) == (6 if way["name"] == "message" else 8)
 
 
 def test_what_cannot_work_is_said() -> None:

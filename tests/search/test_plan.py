@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearveil.cli import load_command
-from nearveil.gallery.answers import ID_BYTES, make_codes
+from nearveil.gallery.answers import ID_BYTES, Answer, make_codes
 from nearveil.mechanisms import Covers
 from nearveil.mechanisms.base import CODE_BYTES
 from nearveil.search import plan
@@ -34,7 +34,7 @@ def test_the_whole_gallery_where_it_fits() -> None:
     assert found.release == "whole gallery"
     assert found.epsilon == 0
     assert found.expected == (1 - CODE_LOSS, 1.0)
-    assert "Nothing is asked" in str(found)
+    assert "nothing is asked" in str(found)
     assert plan(1000, 3.0, 1000 * 128).release == "whole gallery"  # nobody asks for want of a header
     assert plan(1000, 3.0, 1000 * 128 - 1).release == "covers"
 
@@ -69,21 +69,21 @@ def test_every_way_that_is_advised_is_a_command_that_works() -> None:
     )
     for found in known_plans:
         assert found.commands == next((way.commands for way in found.ways if way.advised), ())
-        assert found.ways[2].commands
         for line in (line for way in found.ways for line in way.commands):
             program, name, *words = line.split()
             assert program == "nearveil"
             known = {option for parameter in load_command(name).params for option in parameter.opts}
             assert {word for word in words if word.startswith("--")} <= known
-    fraction = float(plan(100_000, 4.0, 2_000_000).ways[2].commands[0].split()[4])
+    fraction = float(plan(100_000, 4.0, 2_000_000).ways[2].commands[0].split()[8])
     assert fraction * 100_000 * 128 + 12 <= 2_000_000
 
 
 def test_a_message_that_cannot_work_names_settings_that_do() -> None:
     refused = plan(1_000_000, 1.0, 100_000)
-    for line in refused.ways[2].commands[::2]:
-        words = line.split()
-        candidates, epsilon = float(words[4]), float(words[-1])
+    settings = [line.split() for line in refused.ways[2].commands if "--candidates" in line]
+    assert len(settings) == 2
+    for words in settings:
+        candidates, epsilon = float(words[8]), float(words[-1])
         assert plan(1_000_000, epsilon, int(candidates * 1_000_000 * 128) + 1000).release == "covers"
 
 
@@ -109,7 +109,7 @@ def test_delta_counts() -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.integers(1, 10**7), st.floats(0, 900), st.integers(1, 10**9))
+@given(st.integers(1, 10**7), st.just(0.0) | st.floats(1e-6, 40), st.integers(1, 10**9))
 def test_plans_are_consistent(items: int, epsilon: float, answer: int) -> None:
     found = plan(items, epsilon, answer)
     assert 0 <= found.floor <= found.ceiling <= 1
@@ -117,6 +117,11 @@ def test_plans_are_consistent(items: int, epsilon: float, answer: int) -> None:
     assert found.expected[1] <= found.ceiling + 1e-12 or found.release == "none"
     assert found.answer_needed <= found.answer_whole
     assert "nan" not in str(found)
+    for way in found.ways:
+        assert (way.epsilon > 0) == (way.name == "message")
+        assert 0 <= way.found[0] <= way.found[1] <= 1
+        assert all(float(line.split()[8]) < 1 for line in way.commands if "--candidates" in line)
+    assert ("message" in [way.name for way in found.ways]) == (epsilon > 0 and found.release != "whole gallery")
     more = plan(items, epsilon, 2 * answer)
     assert more.ceiling >= found.ceiling
 
@@ -129,6 +134,7 @@ def test_plans_are_consistent(items: int, epsilon: float, answer: int) -> None:
         ((10, 1.0, 0), {}, "answer_bytes must be"),
         ((10, -1.0, 10), {}, "epsilon must be"),
         ((10, math.nan, 10), {}, "epsilon must be"),
+        ((10, 41.0, 10), {}, "epsilon must be from 1e-06 to 40"),
         ((10, 1.0, 10), {"delta": 2.0}, "delta must be"),
         ((10, 1.0, 10), {"popularity": [1, 2]}, "popularity must hold one number for each of the 10 items"),
         ((2, 1.0, 200), {"popularity": [1, -2]}, "popularity must be finite"),
@@ -205,13 +211,38 @@ def test_what_is_expected_fits_into_the_answer_and_needs_no_delta() -> None:
     ],
 )
 def test_three_ways_are_weighed_and_one_is_advised(items: int, storage: int, advised: str | None) -> None:
-    found = plan(items, 6.0, 2_000_000, dimension=64, storage=storage)
+    found = plan(items, 6.0, 1_000_000, dimension=64, storage=storage)
     assert [way.name for way in found.ways] == ["home", "sealed", "message"]
     assert [way.name for way in found.ways if way.advised] == ([] if advised is None else [advised])
     home, sealed, message = found.ways
     assert (home.epsilon, sealed.epsilon, message.epsilon) == (0.0, 0.0, 6.0)
     assert home.sends == home.gets == 0
-    assert message.found <= found.ceiling
+    assert message.found[1] <= found.ceiling
+
+
+def test_nothing_is_paid_for_an_answer_that_holds_everything() -> None:
+    for epsilon, answer in ((4.0, 2_000_000), (0.0, 2_000_000), (0.0, 20_000)):
+        found = plan(5000, epsilon, answer)
+        assert [way.name for way in found.ways] == ["home", "sealed"]
+        assert found.ways[0].found == (1 - CODE_LOSS, 1.0)
+        assert not any("--candidates" in line for way in found.ways for line in way.commands)
+    assert "At epsilon 0 no message" in str(found)
+    assert "an answer of" not in str(found)  # at epsilon 0 it would be the whole gallery
+    assert "epsilon 3.5 with this answer" in str(found)
+
+
+def test_an_answer_is_a_tenth_of_the_gallery_unless_it_is_said() -> None:
+    found = plan(5000, 4.0)
+    assert (found.candidates, found.release) == (0.1, "covers")
+    assert found.ways[2].passes == found.ways[2].gets == Answer.header_bytes + 500 * 128
+    assert plan(3, 4.0).candidates == pytest.approx(1 / 3)
+
+
+def test_a_large_answer_is_never_called_too_small() -> None:
+    message = plan(1000, 1.0, 64_000).ways[2]
+    assert message.found[1] > 0.6
+    assert "less than twice" in message.why
+    assert "too small" not in message.why
 
 
 def test_sizes_of_sealed_search_are_those_of_an_index() -> None:

@@ -506,7 +506,10 @@ def cost(
 def plan(
     items: Annotated[int, typer.Option(min=1, help="How many items the gallery holds.")],
     epsilon: Annotated[float, typer.Option(help="Of one query.")],
-    answer: Annotated[str, typer.Option(metavar="SIZE", help="What an answer may take, such as 2MB.")],
+    answer: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="What an answer may take, such as 2MB; a tenth of the gallery by default."),
+    ] = None,
     dimension: Annotated[
         int, typer.Option(min=1, help="Of a feature; 1280 is that of images by EfficientNet-Lite0.")
     ] = 1280,
@@ -517,9 +520,12 @@ def plan(
     """Weigh the ways to ask a gallery: what each finds, what the server learns, and what to type.
 
     A copy at home and sealed questions tell the server nothing; a message pays epsilon. Where a message cannot work,
-    its commands are those of a larger answer and of a larger epsilon.
+    its commands are those of a larger answer and of a larger epsilon. DIR, GALLERY, IMAGE and URL stand for yours;
+    `nearveil token create NAME > TOKEN` makes the token.
 
     [bold]Examples[/bold]
+
+    nearveil plan --items 100000 --epsilon 4
 
     nearveil plan --items 100000 --epsilon 4 --answer 2MB
 
@@ -529,7 +535,8 @@ def plan(
 
     try:
         limits = {"dimension": dimension, "storage": parse_size(storage, "--storage")}
-        found = advise(items, epsilon, parse_size(answer, "--answer"), delta=delta, **limits)
+        size = None if answer is None else parse_size(answer, "--answer")
+        found = advise(items, epsilon, size, delta=delta, **limits)
     except ValueError as wrong:
         raise typer.BadParameter(str(wrong)) from None
     if as_json:
@@ -540,7 +547,7 @@ def plan(
         _print_ways(found)
 
 
-_COSTS = ("way", "you keep", "you send", "you get", "server reads", "finds up to")
+_COSTS = ("way", "epsilon", "kept once", "sent", "received", "server reads", "finds")
 
 
 def _print_ways(found: "SearchPlan") -> None:
@@ -552,18 +559,23 @@ def _print_ways(found: "SearchPlan") -> None:
         [
             (
                 way.name,
+                f"{way.epsilon:g}",
                 *map(write_bytes, (way.keeps, way.sends, way.gets, way.passes)),
-                f"{way.found:.0%}",
+                "-".join(dict.fromkeys(f"{100 * part:.0f}" for part in way.found)) + "%",
                 "advised" if way.advised else "",
             )
             for way in found.ways
         ],
+        title=f"One question to {found.items:,} items: what it takes, and which part of the 8 nearest it finds",
         right=_COSTS[1:],
     )
     for way in found.ways:
-        said = str(found).splitlines() if way.name == "message" else []
-        lines = [f"  {line}" for line in way.commands]
-        print_lines(f"{way.name}: the server learns {way.learns}; {way.why}.", *said, *lines)
+        said = [str(found)] if way.name == "message" else []
+        print_lines(
+            f"{way.name}: the server learns {way.learns}; {way.why}.", *said, *(f"  {line}" for line in way.commands)
+        )
+    if all(way.name != "message" for way in found.ways):
+        print_lines(f"message: none. {found}")
 
 
 def parse_size(text: str, option: str) -> int:

@@ -8,7 +8,13 @@ from numpy.typing import ArrayLike
 
 from nearveil.gallery.answers import ID_BYTES, Answer
 from nearveil.mechanisms.base import CODE_BYTES
-from nearveil.mechanisms.covers.covers import MOST_DIMENSIONS, MOST_GRADED, MOST_SETS, count_prototypes
+from nearveil.mechanisms.covers.covers import (
+    MOST_DIMENSIONS,
+    MOST_GRADED,
+    MOST_SETS,
+    checked_epsilon,
+    count_prototypes,
+)
 from nearveil.mechanisms.covers.learning import usual_number
 from nearveil.sealed.sizes import SealedSizes, estimate_sizes
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line, utility_ceiling
@@ -31,8 +37,8 @@ _TOP = 8  # neighbours that NN-recall@8 counts
 _NAME = 16  # bytes of a name, for estimates
 _MESSAGE = 200  # bytes, about
 _PROBED = 0.942  # of the true nearest that sealed search finds among 100,000 photographs: docs/results/sealed.md
+_USUAL = 0.1  # of the gallery in an answer, where nothing is said: as `nearveil index`
 _LARGEST_PASS = 100 << 30  # bytes that a server passes over for a question: seconds on one GPU, a minute on a core
-_LARGEST_EPSILON = 40.0  # of covers; more protects nothing
 _WORTH = 0.5  # e^eps f below this: the message moves the odds by less than the answer's smallness costs
 
 
@@ -46,8 +52,8 @@ class SearchWay:
     keeps: int  # bytes that a client keeps
     sends: int  # bytes that go up for a question
     gets: int  # bytes that come back
-    passes: int  # bytes that the server reads for a question, besides what it sends
-    found: float  # at most: the part of the true nearest neighbours that can be ranked
+    passes: int  # bytes that the server reads for a question
+    found: tuple[float, float]  # the part of the true nearest neighbours to expect, from and to
     commands: tuple[str, ...] = ()  # what to type for it; for a message that cannot work, what would
     advised: bool = False
     why: str = ""
@@ -80,7 +86,7 @@ class SearchPlan:
     dimension: int = 1280
     item_bytes: int = CODE_BYTES  # of an item in an answer, as `publish` makes it with `code_bytes` 128
     extrapolated: bool = False  # whether covers were not measured with such small answers or so many items
-    ways: tuple[SearchWay, ...] = ()  # message, home and sealed, side by side
+    ways: tuple[SearchWay, ...] = ()  # home, sealed and, unless it would be paid for nothing, a message
 
     @property
     def commands(self) -> tuple[str, ...]:
@@ -90,10 +96,11 @@ class SearchPlan:
     def __str__(self) -> str:
         if self.release == WHOLE:
             return (
-                f"Send the codes of all {self.items:,} items ({self.item_bytes} bytes each, "
-                f"{write_bytes(self.answer_whole)}) to everybody. Nothing is asked, so nothing is told: epsilon is 0, "
-                "and every neighbour is among them. What codes of 128 bytes lose when the client ranks by them is up "
-                f"to {CODE_LOSS:.0%} on image features of 1280 dimensions."
+                f"The codes of all {self.items:,} items ({self.item_bytes} bytes each, "
+                f"{write_bytes(self.answer_whole)}, and names) fit into one answer, so a message would be paid for "
+                "nothing. Send them to everybody, and search at home: nothing is asked, epsilon is 0, and every "
+                f"neighbour is among them. Ranking by codes of {CODE_BYTES} bytes loses up to {CODE_LOSS:.0%} on image "
+                "features of 1280 dimensions. To weigh a message, plan a smaller answer."
             )
         if self.release == NONE:
             return self._refusal()
@@ -120,7 +127,7 @@ class SearchPlan:
         """Say what can never be returned."""
         return (
             f"About {self.reach:.0%} of the items are in any set, and the others are never returned; "
-            "reach=1.0 puts every item into a set, at some cost in recall where epsilon is small. "
+            "reach=1 (--reach 1) puts every item into a set, at some cost in recall where epsilon is small. "
         )
 
     def _most(self, digits: int) -> str:
@@ -129,13 +136,17 @@ class SearchPlan:
         return bound if self.popularity_known else f"{bound} where all items are equally popular"
 
     def _refusal(self) -> str:
-        ways = [f"an answer of {write_bytes(self.answer_needed)} at this epsilon"]
+        ways = []
+        if self.answer_needed < self.answer_whole:
+            ways.append(f"an answer of {write_bytes(self.answer_needed)} at this epsilon")
         if self.candidates:
-            ways.append(f"epsilon {self.epsilon_needed:.1f} with this answer")
+            ways.append(f"epsilon {round_up(self.epsilon_needed):g} with this answer")
         ways.append(f"the whole gallery's codes, {write_bytes(self.answer_whole)}, at epsilon 0")
         hope = f"What would work: {'; '.join(ways)}."
         if not self.candidates:
             return f"No release can work here: the answer has no room for even one item. {hope}"
+        if self.epsilon == 0:
+            return f"At epsilon 0 no message may depend on what you look for. {hope}"
         return (
             f"No local release can work here: the answer holds {self.candidates:.2%} of the items, and epsilon "
             f"{self.epsilon:g} raises the odds of the right ones by a factor of at most {math.exp(self.epsilon):.3g}. "
@@ -146,7 +157,7 @@ class SearchPlan:
 def plan(
     items: int,
     epsilon: float,
-    answer_bytes: int,
+    answer_bytes: int | None = None,
     *,
     delta: float = 0.0,
     popularity: ArrayLike | None = None,
@@ -166,9 +177,9 @@ def plan(
     items : int
         The size of the gallery.
     epsilon : float
-        For one query.
-    answer_bytes : int
-        What an answer may take.
+        For one query: from 1e-6 to 40, or 0.
+    answer_bytes : int, optional
+        What an answer may take; by default a tenth of the gallery, as :meth:`nearveil.gallery.Index.publish` makes it.
     delta : float, default=0.0
     popularity : array-like of shape (items,), optional
         How often each item is a true neighbour.
@@ -191,23 +202,27 @@ def plan(
     >>> plan(1_000, 1.0, 200_000).release
     'whole gallery'
     """
-    given = ("items", items), ("answer_bytes", answer_bytes), ("dimension", dimension), ("storage", storage)
-    for name, value in given:
+    answered = ("answer_bytes", 1 if answer_bytes is None else answer_bytes)
+    for name, value in (("items", items), answered, ("dimension", dimension), ("storage", storage)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
             raise ValueError(f"{name} must be a whole number of at least 1")
-    utility_ceiling(epsilon, delta, 0.5)  # refuses an absurd epsilon or delta
+    if epsilon != 0:
+        checked_epsilon(epsilon)
+    utility_ceiling(epsilon, delta, 0.5)  # refuses an absurd delta
     if popularity is not None and np.shape(popularity) != (items,):
         raise ValueError(f"popularity must hold one number for each of the {items} items")
     size = ID_BYTES + min(2 * int(dimension), CODE_BYTES - ID_BYTES)
     whole = Answer.header_bytes + size * items
+    if answer_bytes is None:
+        answer_bytes = Answer.header_bytes + size * max(1, int(_USUAL * items))
     count = min(items, max(0, answer_bytes - Answer.header_bytes) // size)
     count = items if answer_bytes >= size * items else count  # nobody shall ask for want of a header
     fraction = count / items
     floor, ceiling = _find_limits(epsilon, delta, fraction, popularity)
-    works = math.log(fraction) + epsilon >= math.log(_WORTH) if count else False
+    works = bool(count and epsilon) and math.log(fraction) + epsilon >= math.log(_WORTH)
     release = WHOLE if count == items else RELEASE if works else NONE
     # Covers are pure: no delta helps them. And an answer of fewer than eight items cannot hold eight.
-    reachable = _find_limits(min(epsilon, _LARGEST_EPSILON), 0.0, fraction, popularity)[1]
+    reachable = _find_limits(epsilon, 0.0, fraction, popularity)[1]
     expected = _estimate_recall(release, floor, reachable, count, fraction)
     return SearchPlan(
         release=release,
@@ -229,7 +244,7 @@ def plan(
         ways=_weigh_ways(
             estimate_sizes(int(items), size + _NAME, int(dimension)),
             _estimate_map(int(items), count, float(epsilon), int(dimension)),
-            *(int(items), float(epsilon), size, count, expected[1] if works else floor, int(storage), works),
+            *(int(items), float(epsilon), size, count, expected if works else (floor, floor), int(storage), works),
         ),
     )
 
@@ -241,39 +256,36 @@ def _weigh_ways(
     epsilon: float,
     size: int,
     count: int,
-    found: float,
+    found: tuple[float, float],
     storage: int,
     works: bool,
 ) -> tuple[SearchWay, ...]:
-    """Return message, home and sealed side by side; one of them is advised."""
-    answer = Answer.header_bytes + count * size
+    """Return home, sealed and message side by side; one of them is advised.
+
+    There is no message where it would be paid for nothing: at epsilon 0, or where the whole gallery is one answer.
+    """
+    answer, copy = Answer.header_bytes + count * size, items * (size + _NAME)
     taken = sizes.hint, sizes.question, sizes.answer, sizes.passed
-    ways = (
-        SearchWay("home", "nothing", 0.0, items * (size + _NAME), 0, 0, 0, 1.0, _write_served("codes", "home")),
-        SearchWay("sealed", "nothing, if LWE is hard", 0.0, *taken, _PROBED, _write_served("sealed", "sealed")),
-        SearchWay(
-            "message",
-            f"the name of one set (epsilon {epsilon:g})",
-            epsilon,
-            map_bytes,
-            _MESSAGE,
-            answer,
-            0,
-            found,
-            _write_message(items, count, epsilon, works),
-        ),
-    )
+    learned = f"the name of one set (epsilon {epsilon:g})"
+    kept = (map_bytes, _MESSAGE, answer, answer)
+    ways = [
+        SearchWay("home", "nothing", 0.0, copy, 0, 0, 0, (1 - CODE_LOSS, 1.0), _write_served("codes", "home")),
+        SearchWay("sealed", "nothing, if LWE is hard", 0.0, *taken, (_PROBED,) * 2, _write_served("sealed", "sealed")),
+        SearchWay("message", learned, epsilon, *kept, found, _write_message(items, count, epsilon, works)),
+    ]
     fits = {
-        "home": ways[0].keeps <= storage,
-        "sealed": ways[1].keeps <= storage and ways[1].passes <= _LARGEST_PASS,
-        "message": count == items or found > 2 * count / items,
+        "home": copy <= storage,
+        "sealed": sizes.hint <= storage and sizes.passed <= _LARGEST_PASS,
+        "message": found[1] > 2 * count / items,
     }
+    if not epsilon or count == items:
+        ways.pop()
     best = next((way.name for way in ways if fits[way.name]), None)
     return tuple(
         replace(
             way,
             advised=way.name == best,
-            why=_say_why(way, fits[way.name], storage),
+            why=_say_why(way, fits[way.name], works, storage),
             commands=way.commands if fits[way.name] or way.name == "message" else (),
         )
         for way in ways
@@ -282,36 +294,40 @@ def _weigh_ways(
 
 def _write_served(offer: str, way: str) -> tuple[str, ...]:
     """Return the commands of a way that tells a server nothing."""
-    asking = f"nearveil query IMAGE --server URL --token-file TOKEN --epsilon 0 --by {way}"
     return (
-        f"nearveil index DIR --code-bytes {CODE_BYTES} --into GALLERY",
+        f"nearveil index DIR --into GALLERY --code-bytes {CODE_BYTES}",
         f"nearveil serve GALLERY --offer {offer}",
         *(("nearveil sync URL --token-file TOKEN",) if way == "home" else ()),
-        asking,
+        f"nearveil query IMAGE --server URL --token-file TOKEN --by {way}",
     )
 
 
 def _write_message(items: int, count: int, epsilon: float, works: bool) -> tuple[str, ...]:
-    """Return the commands of a message; where it cannot work, those of a larger answer or of a larger epsilon."""
+    """Return the commands of a message; where it cannot work, those of a larger answer and of a larger epsilon."""
     if works:
         settings = [(count / items, epsilon)]
     else:
-        settings = [(min(1.0, math.exp(-epsilon)), epsilon)]
+        settings = [(math.exp(-epsilon), epsilon)] if math.ceil(items * math.exp(-epsilon)) < items else []
         if count:
-            settings.append((count / items, math.ceil(10 * math.log(items / count)) / 10))
+            settings.append((count / items, round_up(math.log(items / count))))
     lines = []
     for fraction, spent in settings:
         # Downwards, so that an answer stays within its bytes; nine digits name one item of a billion.
         part = f"{max(1, math.floor(fraction * 10**9)) / 10**9:.9f}".rstrip("0").rstrip(".")
-        lines.append(f"nearveil index DIR --candidates {part} --code-bytes {CODE_BYTES} --epsilon {spent:g}")
-        lines.append(f"nearveil query IMAGE --epsilon {spent:g}")
+        lines += [
+            f"nearveil index DIR --into GALLERY --code-bytes {CODE_BYTES} --candidates {part} --epsilon {spent:g}",
+            "nearveil serve GALLERY",
+            f"nearveil query IMAGE --server URL --token-file TOKEN --epsilon {spent:g}",
+        ]
     return tuple(lines)
 
 
-def _say_why(way: SearchWay, fits: bool, storage: int) -> str:
+def _say_why(way: SearchWay, fits: bool, works: bool, storage: int) -> str:
     """Say why a way fits, or does not."""
     if way.name == "message":
-        return "one small request, and a map to keep" if fits else "the answer is too small for this epsilon"
+        little = "it finds less than twice what an answer finds that is the same for everybody"
+        too_small = "the answer is too small for this epsilon, and here is what would work"
+        return "one small request, and a map to keep" if fits else little if works else too_small
     if way.keeps > storage:
         return f"more than the {write_bytes(storage)} that a client may keep"
     if not fits:
@@ -363,11 +379,18 @@ def _estimate_map(items: int, count: int, epsilon: float, dimension: int) -> int
 
 
 def _count_sets(items: int, count: int, epsilon: float) -> int:
-    return usual_number(items, count, min(epsilon, _LARGEST_EPSILON), 2, max(2, min(MOST_SETS, items)))
+    return usual_number(items, count, epsilon, 2, max(2, min(MOST_SETS, items)))
+
+
+def round_up(epsilon: float) -> float:
+    """Return an epsilon with one digit, never below what it was."""
+    return math.ceil(10 * epsilon) / 10
 
 
 def write_bytes(size: int) -> str:
     """Write bytes for people."""
+    if not size:
+        return "nothing"
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
             return f"{size / scale:.1f} {unit}"
