@@ -58,6 +58,13 @@ def test_a_cluster_of_this_machine_is_started_and_ended(tmp_path: Path) -> None:
         assert [(number, reader != os.getpid()) for number, reader in read] == [(3, True), (4, True)]
 
 
+def test_dask_knows_how_large_a_result_is() -> None:
+    from dask.sizeof import sizeof
+
+    rows = np.zeros((1000, 50))
+    assert sizeof(cluster._Outcome((rows, rows))) > 2 * rows.nbytes
+
+
 def test_stored_partitions_are_sent_to_other_machines(workers: Any) -> None:
     for where in (None, workers):
         with connect(where) as found:
