@@ -14,7 +14,7 @@ pytest.importorskip("cryptography")
 from nearveil.gallery import Index, Item
 from nearveil.gallery.errors import PrivateIndexError
 from nearveil.protocol import sealed
-from nearveil.protocol.sealed import open_sealed_index
+from nearveil.protocol.sealed import keep_sealed_index, open_sealed_index
 from nearveil.protocol.server import serve_maps
 from nearveil.sealed import SealedIndex
 from tests.service.asking import COUNT, make_index
@@ -93,6 +93,17 @@ def test_many_changes_other_codes_and_records_without_names_build_it_anew(index:
     index.publish(4.0, 0.2, public=np.zeros(8))
     open_kept(index)
     assert len(built) == 3
+
+
+def test_records_that_tell_ids_are_kept_in_step_as_such(index: Index, built: list[int]) -> None:
+    told = open_sealed_index(serve_maps(index, "birds", offers=("names", "metadata"))[0])
+    assert built == [COUNT]
+    assert told._read_record(int(np.flatnonzero(told._items.ravel() == 7)[0])).endswith(b"bird 7.png\0")
+    index.delete([5])
+    keep_sealed_index(index)
+    after = open_sealed_index(serve_maps(index, "birds", offers=("names", "metadata"))[0])
+    assert built == [COUNT]
+    assert len(after) == COUNT - 1
 
 
 @pytest.mark.parametrize("damage", [b"", b"not an index", None])

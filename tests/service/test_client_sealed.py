@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -71,6 +72,24 @@ def test_an_owner_asks_an_index_here_in_the_same_way(made: Path) -> None:
     with Index.open(made) as index, Client(index) as client:
         found = client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
     assert len(found.matches) == 3
+
+
+@pytest.mark.parametrize("offers", [("names", "metadata", "sealed"), ("metadata", "sealed"), ("names", "sealed")])
+def test_the_owners_ids_come_where_metadata_is_offered(tmp_path: Path, offers: tuple[str, ...]) -> None:
+    ids = ["b\u00e4r", *(f"doc-{number}" * (number % 3 + 1) for number in range(1, COUNT))]
+    rows = np.random.default_rng(0).standard_normal((COUNT, 8))
+    with Index.create(tmp_path / "texts", dimension=8) as index:
+        index.add_table(rows, ids=ids, names=[f"text {number}" for number in range(COUNT)])
+        index.publish(4.0, 0.2)
+    with scene(tmp_path / "texts", tmp_path, offers=offers) as here:
+        here.gallery.prepare()  # type: ignore[attr-defined]
+        client, _ = here.client()
+        every = [client.nearest(rows[number], 1, epsilon=0, by="sealed") for number in (0, 1, 5)]
+    told = [found.matches[0].external_id for found in every]
+    assert told == ([ids[0], ids[1], ids[5]] if "metadata" in offers else [None] * 3)
+    assert [found.matches[0].name for found in every] == ["text 0", "text 1", "text 5"]
+    assert len({tuple(map(len, found.sealed)) for found in every}) == 1
+    assert len({found.bytes_received for found in every[1:]}) == 1
 
 
 def test_a_gallery_that_changed_is_read_anew(tmp_path: Path) -> None:
@@ -210,6 +229,23 @@ def test_an_index_that_takes_long_is_made_meanwhile(
     with opened(made, offers=OFFERS) as gallery:
         with pytest.raises(BusyError, match="is being made"):
             gallery.sealed()
+        with pytest.raises(BusyError, match="`nearveil index --sealed` makes it beforehand"):
+            gallery.prepare(0.01)
         go.set()
         gallery.prepare()
         assert gallery.sealed()
+
+
+def test_a_client_of_an_index_here_waits_until_it_is_made(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = sealed.open_sealed_index
+
+    def slowly(served: Any) -> Any:
+        time.sleep(0.2)
+        return build(served)
+
+    monkeypatch.setattr(sealed, "open_sealed_index", slowly)
+    monkeypatch.setattr(OpenGallery._read_sealed, "__defaults__", (0.01,))
+    with Client(made) as client:
+        assert len(client.nearest(QUERIES[0], 3, epsilon=0, by="sealed").matches) == 3

@@ -192,7 +192,6 @@ def _keep_sealed(into: str | None, *, wanted: bool) -> None:
     with report_errors(**_OPTIONS), show_bars() as bars:
         from nearveil.gallery.folder import find_index
         from nearveil.gallery.index import Index
-        from nearveil.protocol.server import serve_maps
 
         with Index.open(find_index(into)) as held:
             path = held.sealed_file
@@ -204,10 +203,10 @@ def _keep_sealed(into: str | None, *, wanted: bool) -> None:
                 )
             if find_spec("cryptography") is None:
                 raise ValueError('--sealed: this needs cryptography: pip install "nearveil[sealed]"')
-            from nearveil.protocol.sealed import open_sealed_index
+            from nearveil.protocol.sealed import keep_sealed_index
 
             tick = bars("sealed questions", 1)
-            open_sealed_index(serve_maps(held, "index", offers=("names",))[0])
+            keep_sealed_index(held)
             tick(1)
 
 

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from nearveil.privacy import Guarantee
     from nearveil.service import Classified, Client, Nearest
 
-_NAMELESS = "(no name)"
-
 
 def query(
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="The private image, or a vector in a .npy file.")],
@@ -199,7 +197,7 @@ class PaidAnswer:
     @property
     def names(self) -> list[str]:
         """Of the images that were found."""
-        return [match.name or match.external_id or _NAMELESS for match in self.nearest.matches]
+        return [match.name or match.external_id or f"item {match.id}" for match in self.nearest.matches]
 
     @property
     def similarities(self) -> list[float]:

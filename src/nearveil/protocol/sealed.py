@@ -3,7 +3,7 @@
 import fcntl
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,8 +11,10 @@ import joblib
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.gallery.answers import encode_name, read_details
 from nearveil.gallery.errors import PrivateIndexError
-from nearveil.protocol.server import ServedMap
+from nearveil.gallery.index import Index
+from nearveil.protocol.server import ServedMap, serve_maps
 from nearveil.sealed import SealedError, SealedIndex
 
 _LOG = logging.getLogger(__name__)
@@ -20,8 +22,9 @@ _MOST_CHANGED = 0.05  # part of the items; beyond it the index is built anew
 
 
 def open_sealed_index(served: ServedMap) -> SealedIndex:
-    """Return an index for sealed questions of all items of a map that are still there; a record is id, code and name.
+    """Return an index for sealed questions of all items of a map that are still there.
 
+    A record is id, code and name, and the owner's own id where the gallery offers metadata.
     It is kept in a file of the gallery's folder, which all processes map into memory. Where a few items came or went,
     what they change is written anew; where many did, or codes are made by another table, all of it is. A gallery in
     PostgreSQL has no folder: its index is built in memory.
@@ -46,6 +49,14 @@ def open_sealed_index(served: ServedMap) -> SealedIndex:
     except OSError as error:
         _LOG.warning("the sealed index cannot be kept in a file, and is held in memory: %s", type(error).__name__)
         return _build(served)
+
+
+def keep_sealed_index(index: Index) -> None:
+    """Make the index for sealed questions, or bring the one that is there in step: its records tell what they told."""
+    path = index.sealed_file
+    assert path is not None
+    plain, told = (serve_maps(index, "index", offers=offers)[0] for offers in (("names",), ("names", "metadata")))
+    open_sealed_index(plain if _load(path, told) is None else told)
 
 
 def _check_open(served: ServedMap, path: Path) -> None:
@@ -98,14 +109,22 @@ def _read(served: ServedMap, wanted: NDArray[np.integer]) -> tuple[NDArray[np.fl
     release = served.published.release
     rows = np.array(release.features(served.index.features(ids), "rows", lenient=True), np.float32)
     rows[~rows.any(axis=1)] = 1  # an item at the mean has no direction: any will do, as its code ranks it
-    names = served.read_extras(ids, "names", 0) if "names" in served.offers else [b""] * len(ids)
-    parts = zip(ids.astype("<u4"), codes, names, strict=True)
-    return rows, [number.tobytes() + code.tobytes() + name for number, code, name in parts]
+    parts = zip(ids.astype("<u4"), codes, _read_texts(served, ids), strict=True)
+    return rows, [number.tobytes() + code.tobytes() + text for number, code, text in parts]
+
+
+def _read_texts(served: ServedMap, ids: NDArray[np.uint32]) -> Sequence[bytes]:
+    """Return what records tell: names where they are offered; with metadata, a zero and the owner's id after them."""
+    if "metadata" in served.offers:
+        details = map(read_details, served.read_extras(ids, "metadata", 0))
+        return [encode_name(about.name) + b"\0" + (about.external_id or "").encode() for about in details]
+    return served.read_extras(ids, "names", 0) if "names" in served.offers else [b""] * len(ids)
 
 
 def _make_seed(served: ServedMap) -> bytes:
-    """Return the seed of an index: another table of codes, or records without names, make another index."""
-    return f"{served.published.release.public_digest}\0{'names' in served.offers}".encode()
+    """Return the seed of an index: another table of codes, or records that tell something else, make another index."""
+    told = "ids" if "metadata" in served.offers else "names" in served.offers
+    return f"{served.published.release.public_digest}\0{told}".encode()
 
 
 @contextmanager

@@ -205,7 +205,7 @@ def view_free(nearest: Nearest, balance: dict[str, Any]) -> dict[str, Any]:
 def _view_match(match: Match) -> dict[str, Any]:
     return {
         "id": match.id,
-        "name": match.name,
+        "name": match.name or match.external_id or "",
         "similarity": round(match.similarity, 4),
         "image": make_image_address(match.image or b""),
     }

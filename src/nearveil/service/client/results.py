@@ -22,9 +22,9 @@ class Match:
     image : bytes or None
         Its thumbnail or original, if they were asked for; empty where the gallery has none.
     external_id : str or None
-        The owner's own id, where the gallery offers metadata and the item has one.
+        The owner's own id, where the gallery offers metadata and the item has one; whichever way it was asked.
     metadata : mapping
-        As the owner gave it, where the gallery offers it.
+        As the owner gave it, where the gallery offers it; empty of a sealed question.
     """
 
     id: int

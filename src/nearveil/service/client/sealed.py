@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, WireError
-from nearveil.gallery.answers import ID_BYTES, Answer
+from nearveil.gallery.answers import ID_BYTES, LONGEST_ID, Answer, ItemDetails
 from nearveil.protocol.client import Found, PublicPart
 from nearveil.protocol.home import center_rows
 from nearveil.service.client.errors import QuestionError, ReplyError
@@ -98,10 +98,10 @@ async def ask_sealed(session: Session, question: NearestQuestion, kept: dict[str
     result = _rank(public, row, records, count)
     await session.end_slot(tally.heard, _LEAST + _NUMBER * fetched * layout.records.n_rows)
     seal.prepare_next()
-    chosen, names = result
+    chosen, told = result
     return Nearest(
         matches=tuple(
-            Match(number, names[number], min(float(score), 1.0))
+            Match(number, told[number].name, min(float(score), 1.0), external_id=told[number].external_id)
             for number, score in zip(chosen.ids.tolist(), chosen.scores, strict=True)
         ),
         guarantee=client.guarantee,
@@ -113,7 +113,7 @@ async def ask_sealed(session: Session, question: NearestQuestion, kept: dict[str
         bytes_sent=tally.sent,
         bytes_received=tally.received,
         found=chosen,
-        names=names,
+        names={number: about.name for number, about in told.items()},
         sealed=(sealed.data, fetch.data),
     )
 
@@ -174,7 +174,9 @@ def _read(read: Any, *given: Any) -> Any:
         raise ReplyError(f"the server's answer cannot be read: {error}") from None
 
 
-def _rank(public: PublicPart, row: NDArray[Any], records: list[bytes], count: int) -> tuple[Found, dict[int, str]]:
+def _rank(
+    public: PublicPart, row: NDArray[Any], records: list[bytes], count: int
+) -> tuple[Found, dict[int, ItemDetails]]:
     """Rank what was fetched by its codes.
 
     Records of a server that cheats are read like all others, as if zeros followed. Were they refused, a server could
@@ -188,6 +190,12 @@ def _rank(public: PublicPart, row: NDArray[Any], records: list[bytes], count: in
     with np.errstate(all="ignore"):  # a hostile table may hold numbers of any size
         scores = np.nan_to_num(public.table.scores(row[None], codes)[0], nan=float(np.finfo(np.float32).min))
     best = np.argsort(-scores, kind="stable")[:count]
-    names = {one: make_printable(whole[one][ID_BYTES + width :].decode(errors="replace")) for one in ids.tolist()}
+    told = {one: _read_text(whole[one][ID_BYTES + width :]) for one in ids.tolist()}
     answer = Answer(ids.astype(np.uint32), codes)
-    return Found(ids[best], codes[best], (), answer, scores[best].astype(np.float32)), names
+    return Found(ids[best], codes[best], (), answer, scores[best].astype(np.float32)), told
+
+
+def _read_text(text: bytes) -> ItemDetails:
+    """Return name and owner's id of a record, whatever it holds."""
+    name, _, own = text.decode(errors="replace").partition("\0")
+    return ItemDetails(make_printable(name), own[:LONGEST_ID] or None)

@@ -267,6 +267,7 @@ def write_blocks(blocks: tuple[int, ...]) -> str:
 M = TypeVar("M", bound=Model)
 
 AGAIN = (429, 502, 503, 504)
+_MAKING = 600.0  # seconds that a gallery here may take to make the index for sealed questions
 _LONGEST = 500  # characters of a server's words
 _ETAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e]{1,200}"')
 
@@ -400,8 +401,10 @@ class LocalTransport:
             return Response(error.status, JSON, said.model_dump_json().encode(), retry_after=error.retry_after)
 
     def _answer(self, request: Request) -> Response:
-        from nearveil.service.server.galleries import frame_status
+        from nearveil.service.server.galleries import OpenGallery, frame_status
 
+        if request.what == "layout" and isinstance(self._gallery, OpenGallery):
+            self._gallery.prepare(_MAKING)  # nobody else is kept waiting
         if request.what == "galleries":
             return Response(200, JSON, Galleries(galleries=(self._gallery.info(),)).model_dump_json().encode())
         if request.what in ("map", "layout"):

@@ -478,10 +478,16 @@ class OpenGallery:
             answers.put(key, found)
         return found
 
-    def prepare(self) -> None:
-        """Wait until sealed questions can be answered, if they are offered: until their index is made or loaded."""
+    def prepare(self, patience: float | None = None) -> None:
+        """Wait until sealed questions can be answered, if they are offered: until their index is made or loaded.
+
+        Parameters
+        ----------
+        patience : float, optional
+            Seconds to wait at most; as long as it takes by default.
+        """
         if "sealed" in self._offers and find_spec("cryptography") is not None:
-            self._read_sealed(patience=None)
+            self._read_sealed(patience)
 
     def sealed(self, part: int | None = None, since: int = 0) -> bytes:
         """Return what clients need for sealed questions.
@@ -585,7 +591,10 @@ class OpenGallery:
             try:
                 return found.result(patience)
             except TimeoutError:
-                raise BusyError("the index for sealed questions is being made: ask again in some minutes") from None
+                raise BusyError(
+                    "the index for sealed questions is being made: ask again in some minutes; "
+                    "`nearveil index --sealed` makes it beforehand"
+                ) from None
 
     def _read_snapshot(self) -> GallerySnapshot:
         """Return the snapshot of now, after reading what has changed."""

@@ -54,7 +54,7 @@ export function showSaw(place, told) {
 
 function match(one, rank) {
   const like = make("span", { class: "like" }, `${one.similarity.toFixed(3)} similar`);
-  return make("li", { "data-id": one.id }, picture(one.image, one.name || `match ${rank + 1}`), make("span", { class: "name" }, one.name || "no name"), like);
+  return make("li", { "data-id": one.id }, picture(one.image, one.name || `match ${rank + 1}`), make("span", { class: "name" }, one.name || `item ${one.id}`), like);
 }
 
 export function showGot(place, told) {

@@ -13,7 +13,7 @@ const star = (x, y, size) => Array.from({ length: 10 }, (_, place) => {
 }).join("") + "Z";
 
 function peek(place, one) {
-  put(place, picture(one.image, one.name || `image ${one.id}`), make("p", {}, make("strong", {}, one.name || "no name")), make("p", { class: "note" }, one.named ? "in the set that the last message named" : "from an earlier answer"));
+  put(place, picture(one.image, one.name || `image ${one.id}`), make("p", {}, make("strong", {}, one.name || `item ${one.id}`)), make("p", { class: "note" }, one.named ? "in the set that the last message named" : "from an earlier answer"));
 }
 
 function seenPoints(told, place) {
