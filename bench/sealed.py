@@ -187,7 +187,8 @@ def measure_recall(
         both, ids = np.concatenate([best, scores], axis=1), np.concatenate([exact, some[found]], axis=1)
         order = np.argsort(-both, axis=1)[:, : 4 * NEAREST]
         best, exact = np.take_along_axis(both, order, axis=1), np.take_along_axis(ids, order, axis=1)
-    sums = dict.fromkeys(("codes", "codes_in_16", "probed", "codes_alone_32", "codes_of_cells_32"), 0.0)
+    kinds = ("codes", "codes_in_16", "probed", "nearest_cells", "codes_alone_32", "codes_of_cells_32")
+    sums = dict.fromkeys(kinds, 0.0)
     sums |= {f"end_to_end_{count}": 0.0 for count in FETCHED}
     for query, own, true, by_code in zip(queries, projected, nearest, exact, strict=True):
         question = client.ask(query)
@@ -199,6 +200,9 @@ def measure_recall(
         sums["codes"] += len(wanted & set(positions[:NEAREST])) / NEAREST
         sums["codes_in_16"] += len(wanted & set(positions[: 2 * NEAREST])) / NEAREST
         sums["probed"] += np.isin(by_code[:NEAREST] // layout.n_slots, cells).mean()
+        away = np.square(layout.centroids - own).sum(axis=1)  # as many cells, whatever their colours
+        near = np.argsort(away)[: layout.n_colours]
+        sums["nearest_cells"] += np.isin(by_code[:NEAREST] // layout.n_slots, near).mean()
         tried = [(f"end_to_end_{count}", positions[:count]) for count in FETCHED]
         looked = (cells[:, None] * layout.n_slots + np.arange(layout.n_slots)).ravel()
         looked = looked[items[looked] >= 0]

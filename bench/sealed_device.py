@@ -21,7 +21,7 @@ from nearveil.sealed.accuracy import SPAN, find_score_deviation
 from nearveil.sealed.kernels import multiply_digits
 from nearveil.sealed.lwe import (
     ANSWER_BITS,
-    QUESTION_BITS,
+    WORD_BITS,
     add_messages,
     centre,
     encrypt_zeros,
@@ -51,13 +51,13 @@ def check_scores(
     for colour in (0, COLOURS - 1):
         matrix = database[colour][torch.from_numpy(rows).to(database.device)].cpu().numpy()
         asked = sent[:, colour].cpu().numpy().astype(np.int64)
-        expected = (asked @ matrix.astype(np.int64).T) % (1 << QUESTION_BITS)
+        expected = (asked @ matrix.astype(np.int64).T) % (1 << WORD_BITS)
         found = answers[:, colour].cpu().numpy()[:, rows]
         if not np.array_equal(found, expected):
             raise SystemExit("a product is wrong")
         hint = round_down_to(make_hint(SCORES, SEED, matrix), SCORES.modulus_bits, ANSWER_BITS).astype(np.int64)
         masks = hint @ made[0][1][colour]
-        raw = centre(round_down_to(found[0], QUESTION_BITS, ANSWER_BITS).astype(np.int64) - masks, ANSWER_BITS)
+        raw = centre(round_down_to(found[0], WORD_BITS, ANSWER_BITS).astype(np.int64) - masks, ANSWER_BITS)
         scores = raw * SPAN / 2.0**ANSWER_BITS
         errors += list(scores - matrix[:, :DIMENSION] @ query / reach)
         worst = max(worst, float(np.linalg.norm(matrix.astype(np.float64), axis=1).max()))

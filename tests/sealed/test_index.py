@@ -16,9 +16,9 @@ from nearveil.frames import Kind, WireError, frame, unframe
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.sealed import FETCH, SCORES, SealedClient, SealedError, SealedIndex
 from nearveil.sealed.accuracy import bound_score_error, find_score_deviation
-from nearveil.sealed.cells import make_cells
+from nearveil.sealed.cells import find_depths, make_cells
 from nearveil.sealed.client import choose_best, get_message_scale, make_messages
-from nearveil.sealed.layout import Layout, check_rows, pad_records, unpad_record
+from nearveil.sealed.layout import Layout, check_rows, choose_cells, pad_records, unpad_record
 from nearveil.sealed.lwe import make_hint
 from nearveil.sealed.sizes import choose_dimension, choose_shape
 
@@ -408,8 +408,27 @@ def test_near_cells_have_different_colours_more_often_than_by_chance() -> None:
     assert (colours[near] == colours[:, None]).mean() < 0.03  # 0.116 by chance
 
 
+def test_a_question_that_is_nearer_to_an_item_than_the_border_is_asked_in_its_cell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nearveil.sealed.cells._RIVALS", 7)  # all of a colour
+    vectors = make_rows(2000, 8).astype(np.float32)
+    made = make_cells(vectors, 48, 6, 46)
+    near, depths = find_depths(vectors, made.centroids, made.n_colours)
+    of_item = near == made.cells[:, None]
+    assert of_item.any(axis=1).all()  # the item itself is asked there
+    deep = depths[of_item]
+    assert np.median(deep) > np.median(depths)  # it lies deeper there than in others
+    rng = np.random.default_rng(0)
+    steps = rng.normal(size=vectors.shape)
+    steps *= 0.999 * np.maximum(deep, 0)[:, None] / np.linalg.norm(steps, axis=1, keepdims=True)
+    for vector, step, cell in zip(vectors.astype(np.float64), steps, made.cells, strict=True):
+        chosen = choose_cells(vector + step, made.centroids, made.n_colours)
+        assert chosen[cell // 8] == cell % 8
+
+
 def test_shapes_are_chosen_by_size() -> None:
-    assert choose_shape(1_000_000, 64) == (3034, 41)
+    assert choose_shape(1_000_000, 64) == (3431, 47)
     assert choose_shape(1, 8) == (3, 3)
     assert choose_shape(100, 64, n_cells=10, n_colours=4) == (12, 4)
     assert choose_shape(100, 64, n_cells=2, n_colours=50) == (2, 2)

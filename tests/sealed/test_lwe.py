@@ -10,7 +10,7 @@ from nearveil.sealed import FETCH, SCORES, LweParameters
 from nearveil.sealed.accuracy import bound_fetch_failure, bound_score_error, find_score_deviation
 from nearveil.sealed.lwe import (
     LARGEST_DRAW,
-    QUESTION_BITS,
+    WORD_BITS,
     add_messages,
     centre,
     draw_gaussians,
@@ -18,8 +18,10 @@ from nearveil.sealed.lwe import (
     expand_matrix,
     make_hint,
     pack,
+    pack_question,
     round_down_to,
     unpack,
+    unpack_question,
 )
 
 SEED = bytes(range(32))
@@ -51,11 +53,11 @@ def test_a_ciphertext_is_the_matrix_times_its_secret_plus_a_small_error(paramete
     zeros, secrets = encrypt_zeros(parameters, SEED, messages.shape, unsafe_seeded(1))
     sent = add_messages(parameters, zeros, messages)
     matrix = expand_matrix(parameters, SEED, 0, 1500).astype(np.int64)
-    drop = parameters.modulus_bits - QUESTION_BITS
+    drop, rounded = parameters.modulus_bits - WORD_BITS, parameters.modulus_bits - parameters.question_bits
     errors = centre((sent.astype(np.int64) << drop) - secrets @ matrix.T - messages, parameters.modulus_bits)
-    expected = float(parameters.sigma) ** 2 + 4.0**drop / 12
+    expected = float(parameters.sigma) ** 2 + 4.0**rounded / 12
     assert errors.std() == pytest.approx(np.sqrt(expected), rel=0.1)
-    assert np.abs(errors).max() <= LARGEST_DRAW + 2 ** (drop - 1)
+    assert np.abs(errors).max() <= LARGEST_DRAW + 2 ** (rounded - 1)
     assert secrets.std() == pytest.approx(6.4, rel=0.1)
 
 
@@ -95,7 +97,16 @@ def test_packing_is_undone(values: list[int], width: int) -> None:
     assert unpack(data, width).tolist() == values
 
 
-@given(st.integers(-(1 << 40), 1 << 40), st.sampled_from([(26, 24), (32, 24), (24, 16), (24, 24)]))
+@given(st.lists(st.integers(0, (1 << 22) - 1), min_size=1, max_size=20), st.sampled_from([22, 24]))
+@settings(max_examples=50, deadline=None)
+def test_a_question_is_packed_without_its_lower_bits(values: list[int], bits: int) -> None:
+    words = np.array(values, np.uint32) << np.uint32(2)
+    data = pack_question(words, bits)
+    assert len(data) == (3 * len(values) if bits == 24 else 11 * -(-len(values) // 4))
+    np.testing.assert_array_equal(unpack_question(data, bits, len(values)), words)
+
+
+@given(st.integers(-(1 << 40), 1 << 40), st.sampled_from([(26, 22), (32, 24), (24, 16), (24, 24)]))
 @settings(max_examples=100, deadline=None)
 def test_rounding_moves_a_number_by_half_a_step_at_most(value: int, bits: tuple[int, int]) -> None:
     drop = bits[0] - bits[1]
@@ -106,8 +117,8 @@ def test_rounding_moves_a_number_by_half_a_step_at_most(value: int, bits: tuple[
 
 
 def test_bounds_say_what_the_theory_computes_by_hand() -> None:
-    # sigma^2 + 16/12 = 42.2933; 1024 * 40.96 * 2^20 / 12 + 2^20 / 12 + reach^2 / 12
-    variance = 42.29333333 * 2500.0**2 + (1024 * 40.96 + 1) * 2**20 / 12 + 1000.0**2 / 12
+    # sigma^2 + 4^4 / 12 = 62.2933; 1024 * 40.96 * 2^20 / 12 + 2^20 / 12 + reach^2 / 12
+    variance = 62.29333333 * 2500.0**2 + (1024 * 40.96 + 1) * 2**20 / 12 + 1000.0**2 / 12
     assert find_score_deviation(2500.0, 1000.0) == pytest.approx(np.sqrt(variance) * 2.1 / 2**26, rel=1e-6)
     assert bound_score_error(2500.0, 1000.0, 0.02) == pytest.approx(
         2 * np.exp(-(0.02**2) / (2 * variance * 2.1**2 / 2**52)), rel=1e-6

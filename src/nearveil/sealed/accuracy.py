@@ -2,7 +2,7 @@
 
 import math
 
-from nearveil.sealed.lwe import ANSWER_BITS, QUESTION_BITS
+from nearveil.sealed.lwe import ANSWER_BITS
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 from nearveil.sealed.sizes import HINT_BYTES
 
@@ -35,6 +35,6 @@ def bound_fetch_failure(row_norm: float) -> float:
 def _find_variance(parameters: LweParameters, row_norm: float, hint_bits: int) -> float:
     """Return the variance of ``D u - H s - D message``, in steps of the modulus: errors and three roundings."""
     sigma2, bits = float(parameters.sigma) ** 2, parameters.modulus_bits
-    question = row_norm**2 * (sigma2 + 4.0 ** (bits - QUESTION_BITS) / 12)
+    question = row_norm**2 * (sigma2 + 4.0 ** (bits - parameters.question_bits) / 12)
     hint = parameters.dimension * sigma2 * 4.0 ** (bits - hint_bits) / 12
     return question + hint + 4.0 ** (bits - ANSWER_BITS) / 12

@@ -1,7 +1,9 @@
-"""Balanced cells of a gallery, and their colours.
+"""Cells of a gallery, and their colours.
 
-A question looks into one cell of every colour. So cells that are near each other should have different colours, and
-no cell may have more items than slots.
+A question looks into one cell of every colour: the one whose centroid is nearest. So an item may lie in any of the
+cells that are nearest to it among those of their colour. It lies where it is deepest: where the border to the next
+cell of the same colour is farthest away, since a question that is nearer to the item than that border is always asked
+in the item's cell. No cell may have more items than slots.
 """
 
 from dataclasses import dataclass
@@ -15,12 +17,14 @@ Vectors = NDArray[np.float32] | NDArray[np.int8]
 Whole = NDArray[np.int64]
 
 _SEED = 20260901  # of k-means and of ties: the result is public, and should be the same each time
-_SAMPLE = 40  # rows a cell that k-means learns from
-_PASSES = 8
-_CHOICES = 8  # cells that an item may go to, nearest first
+_SAMPLE = 40  # rows a cell that k-means learns from, at least
+_MOVED = 200, 1 << 18  # rows a cell that cells are moved by, and in all
+_PASSES = 8  # of k-means, and of moving cells
+_RIVALS = 3  # cells of a colour whose borders are looked at
+_CHOICES = 8  # cells that an item may go to, deepest first
 _AT_ONCE = 1 << 18  # rows that are compared with all cells at a time
-_ROUNDS = 40
-_STEP = 0.5  # how fast prices move
+_ROUNDS = 60
+_STEP = 0.5, 0.95, 0.05  # how fast prices move at first, how much slower in each round, and at least
 _NEAR = 48  # cells whose colours should differ from a cell's own
 _SWAPS = 20
 _TRIED = 1024  # cells that a cell may change places with, in one pass
@@ -44,20 +48,46 @@ def make_cells(vectors: Vectors, n_cells: int, n_colours: int, n_slots: int) -> 
 
     `n_cells` is a multiple of `n_colours`.
     """
-    centroids = _find_centroids(vectors, n_cells)
-    cells = _balance(vectors, centroids, n_slots)
-    centroids = _find_means(vectors, cells, centroids)
-    order = np.argsort(_colour(centroids, n_colours), kind="stable")
-    rank = np.empty(n_cells, np.int64)
-    rank[order] = np.arange(n_cells)
-    return CellPartition(np.ascontiguousarray(centroids[order]), rank[cells], n_colours)
+    centroids = _find_centroids(_spread(vectors, _SAMPLE * n_cells), n_cells)
+    centroids = np.ascontiguousarray(centroids[np.argsort(_colour(centroids, n_colours), kind="stable")])
+    each, most = _MOVED
+    sample = _spread(vectors, max(_SAMPLE * n_cells, min(each * n_cells, most)))
+    prices = np.zeros(n_cells, np.float32)
+    for _ in range(_PASSES):
+        near, depths = _choose_deepest(sample, centroids, n_colours)
+        cells = _balance(near, depths, prices, -(-n_slots * len(sample) // len(vectors)))
+        centroids = _find_means(sample, cells, centroids)
+    near, depths = _choose_deepest(vectors, centroids, n_colours)
+    cells = _balance(near, depths, prices, n_slots)
+    return CellPartition(centroids, _move_overflow(near, cells, n_cells, n_slots), n_colours)
 
 
-def _find_centroids(vectors: Vectors, n_cells: int) -> Singles:
-    spread = np.linspace(0, len(vectors) - 1, min(len(vectors), _SAMPLE * n_cells)).astype(np.int64)
-    sample = vectors[spread].astype(np.float32)
+def find_depths(vectors: Singles, centroids: Singles, n_colours: int) -> tuple[NDArray[np.int32], Singles]:
+    """Return, for every vector and colour, the nearest cell and how far its border is, both of shape (n, n_colours)."""
+    of_colour = len(centroids) // n_colours
+    near, depths = np.empty((len(vectors), n_colours), np.int32), np.empty((len(vectors), n_colours), np.float32)
+    for colour in range(n_colours):
+        own = np.ascontiguousarray(centroids[colour * of_colour : (colour + 1) * of_colour])
+        search = faiss.IndexFlatL2(own.shape[1])
+        search.add(own)
+        squares, found = search.search(vectors, min(1 + _RIVALS, of_colour))
+        near[:, colour] = found[:, 0] + colour * of_colour
+        if of_colour == 1:  # there is no border
+            depths[:, colour] = -np.sqrt(np.maximum(squares[:, 0], 0))
+            continue
+        between = np.linalg.norm(own[:, None] - own[None], axis=2)[found[:, :1], found[:, 1:]]
+        depths[:, colour] = ((squares[:, 1:] - squares[:, :1]) / (2 * between + 1e-6)).min(axis=1)
+    return near, depths
+
+
+def _spread(vectors: Vectors, count: int) -> Singles:
+    """Return some of the vectors, from the first to the last."""
+    return vectors[np.linspace(0, len(vectors) - 1, min(len(vectors), count)).astype(np.int64)].astype(np.float32)
+
+
+def _find_centroids(sample: Singles, n_cells: int) -> Singles:
     means = faiss.Kmeans(
-        vectors.shape[1],
+        sample.shape[1],
         n_cells,
         niter=_PASSES,
         seed=_SEED,
@@ -69,51 +99,49 @@ def _find_centroids(vectors: Vectors, n_cells: int) -> Singles:
     return np.asarray(means.centroids, dtype=np.float32).reshape(n_cells, -1)
 
 
-def _balance(vectors: Vectors, centroids: Singles, n_slots: int) -> Whole:
-    """Give every item a cell near it, such that no cell has more than `n_slots`.
-
-    Cells that are too full raise their price until items go elsewhere; what is left over goes to the nearest cell
-    that has room.
-    """
-    n_cells = len(centroids)
-    search = faiss.IndexFlatL2(centroids.shape[1])
-    search.add(centroids)
-    shape = len(vectors), min(_CHOICES, n_cells)
-    distances, near = np.empty(shape, np.float32), np.empty(shape, np.int32)
+def _choose_deepest(vectors: Vectors, centroids: Singles, n_colours: int) -> tuple[NDArray[np.int32], Singles]:
+    """Return the cells where each vector is deepest, the deepest first, and how deep it is there."""
+    shape = len(vectors), min(_CHOICES, n_colours)
+    near, depths = np.empty(shape, np.int32), np.empty(shape, np.float32)
     for start in range(0, len(vectors), _AT_ONCE):
         some = slice(start, start + _AT_ONCE)
-        distances[some], near[some] = search.search(vectors[some].astype(np.float32), shape[1])
-    unit = float(np.median(distances[:, -1] - distances[:, 0])) + 1e-12
-    prices = np.zeros(n_cells, np.float32)
+        cells, found = find_depths(vectors[some].astype(np.float32), centroids, n_colours)
+        order = np.argsort(-found, axis=1, kind="stable")[:, : shape[1]]
+        near[some], depths[some] = np.take_along_axis(cells, order, 1), np.take_along_axis(found, order, 1)
+    return near, depths
+
+
+def _balance(near: NDArray[np.int32], depths: Singles, prices: Singles, n_slots: int) -> Whole:
+    """Give every item one of its cells, the deepest that it can afford.
+
+    Cells that are too full raise their price, in place, until items go elsewhere. A few may stay too full.
+    """
+    unit = float(np.median(depths[:, 0] - depths[:, -1])) + 1e-12
+    step, slower, least = _STEP
     for _ in range(_ROUNDS):
-        chosen = (distances + prices[near]).argmin(axis=1)
-        counts = np.bincount(np.take_along_axis(near, chosen[:, None], axis=1)[:, 0], minlength=n_cells)
+        chosen = (depths - prices[near]).argmax(axis=1)
+        cells = np.take_along_axis(near, chosen[:, None], axis=1)[:, 0].astype(np.int64)
+        counts = np.bincount(cells, minlength=len(prices))
         if counts.max() <= n_slots:
             break
-        prices += (_STEP * unit * np.clip(counts / n_slots - 1, -0.1, 1)).astype(np.float32)
-        prices = np.maximum(prices, 0)
-    cells = np.take_along_axis(near, chosen[:, None], axis=1)[:, 0].astype(np.int64)
-    return _move_overflow(vectors, centroids, cells, n_slots)
-
-
-def _move_overflow(vectors: Vectors, centroids: Singles, cells: Whole, n_slots: int) -> Whole:
-    """Move the items that are farthest from a cell that is too full to the nearest with room."""
-    counts = np.bincount(cells, minlength=len(centroids))
-    moved = []
-    for cell in np.flatnonzero(counts > n_slots):
-        members = np.flatnonzero(cells == cell)
-        far = np.sum((vectors[members] - centroids[cell]) ** 2, axis=1)
-        moved.append(members[np.argsort(far)[n_slots:]])
-        counts[cell] = n_slots
-    for item in np.concatenate(moved) if moved else ():
-        room = np.flatnonzero(counts < n_slots)
-        cell = room[np.argmin(np.sum((centroids[room] - vectors[item]) ** 2, axis=1))]
-        cells[item] = cell
-        counts[cell] += 1
+        prices += (step * unit * np.clip(counts / n_slots - 1, -0.2, 1)).astype(np.float32)
+        np.maximum(prices, 0, out=prices)
+        step = max(least, slower * step)
     return cells
 
 
-def _find_means(vectors: Vectors, cells: Whole, centroids: Singles) -> Singles:
+def _move_overflow(near: NDArray[np.int32], cells: Whole, n_cells: int, n_slots: int) -> Whole:
+    """Move items of cells that are too full to the deepest of theirs that has room, or to the emptiest cell."""
+    counts = np.bincount(cells, minlength=n_cells)
+    for cell in np.flatnonzero(counts > n_slots):
+        for item in np.flatnonzero(cells == cell)[n_slots:]:
+            room = near[item][counts[near[item]] < n_slots]
+            cells[item] = room[0] if len(room) else np.argmin(counts)
+            counts[cell], counts[cells[item]] = counts[cell] - 1, counts[cells[item]] + 1
+    return cells
+
+
+def _find_means(vectors: Singles, cells: Whole, centroids: Singles) -> Singles:
     """Return the mean of each cell's items; a cell without items keeps its centroid."""
     counts = np.bincount(cells, minlength=len(centroids))
     sums = np.stack([np.bincount(cells, column, minlength=len(centroids)) for column in vectors.T], axis=1)

@@ -18,7 +18,7 @@ from nearveil.cluster import connect, cut_table
 from nearveil.frames import WireError
 from nearveil.privacy.checks import check_count
 from nearveil.sealed.accuracy import bound_fetch_failure
-from nearveil.sealed.cells import make_cells
+from nearveil.sealed.cells import find_depths, make_cells
 from nearveil.sealed.kernels import Kernel, KernelName, make_kernel
 from nearveil.sealed.layout import (
     MOST_FETCHED,
@@ -32,23 +32,23 @@ from nearveil.sealed.layout import (
 )
 from nearveil.sealed.lwe import (
     ANSWER_BITS,
-    QUESTION_BITS,
     SEED_BYTES,
+    WORD_BITS,
     Bytes,
     Words,
     expand_matrix,
     make_hint,
     round_down_to,
-    unpack,
+    unpack_question,
 )
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 from nearveil.sealed.sizes import (
     HINT_BYTES,
     N_FETCHED,
-    QUESTION_BYTES,
     TILE,
     choose_dimension,
     choose_shape,
+    count_question_bytes,
     count_slots,
     shape_records,
 )
@@ -277,20 +277,21 @@ class SealedIndex:
         if version != self.layout.version:
             raise SealedError("the index has changed since the question was made: update the client and ask again")
         shape = (1, *self._database.shape[::2]) if part == "scores" else self._get_record_shape()
-        if len(packed) != QUESTION_BYTES * math.prod(shape):
-            raise SealedError(f"the question must have {math.prod(shape)} numbers, as the layout says")
-        return part, unpack(packed, QUESTION_BYTES).reshape(shape)
+        count, parameters = math.prod(shape), get_parameters(part)
+        if len(packed) != count_question_bytes(parameters, count):
+            raise SealedError(f"the question must have {count} numbers, as the layout says")
+        return part, unpack_question(packed, parameters.question_bits, count).reshape(shape)
 
     def _get_record_shape(self) -> tuple[int, int, int]:
         assert self.layout.records is not None
         return self.layout.records.n_fetched, 1, self.layout.records.n_columns
 
     def _answer_part(self, part: str, asked: Words, count: int) -> list[bytes]:
-        found = round_down_to(self._kernels[part].multiply(asked), QUESTION_BITS, ANSWER_BITS)
+        found = round_down_to(self._kernels[part].multiply(asked), WORD_BITS, ANSWER_BITS)
         return [write_answer(part, self.layout.version, one) for one in np.split(found, count)]
 
     def add(self, rows: ArrayLike, records: Sequence[bytes] | None = None, items: ArrayLike | None = None) -> list[int]:
-        """Put further items into free slots of the cells nearest to them, and return their positions.
+        """Put further items into free slots of cells that are near them, and return their positions.
 
         Their numbers follow the largest so far, unless they are given. Only rows of the hint that change are computed
         anew.
@@ -329,8 +330,10 @@ class SealedIndex:
         self._finish_change()
 
     def _find_room(self, vector: Singles) -> int:
-        distances = np.sum((self.layout.centroids - vector) ** 2, axis=1)
-        return int(np.argmin(np.where(self.layout.counts < self.layout.n_slots, distances, np.inf)))
+        near, depths = find_depths(vector[None], self.layout.centroids, self.layout.n_colours)
+        ranked = near[0][np.argsort(-depths[0])]
+        room = ranked[self.layout.counts[ranked] < self.layout.n_slots]
+        return int(room[0] if len(room) else np.argmin(self.layout.counts))
 
     def _get_code(self, cell: int, slot: int) -> NDArray[np.int8]:
         colour, block = divmod(cell, self.layout.cells_per_colour)

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.privacy.checks import check_choice
-from nearveil.sealed.lwe import QUESTION_BITS, Bytes, Words, centre
+from nearveil.sealed.lwe import WORD_BITS, Bytes, Words, centre
 
 KernelName = Literal["auto", "numpy", "numba", "torch"]
-_MASK = (1 << QUESTION_BITS) - 1
+_MASK = (1 << WORD_BITS) - 1
 _AT_ONCE = 1 << 21  # entries of a matrix that one thread multiplies at a time
 _TASKS = 4  # for each thread
 _NO_PARTS = np.empty((0, 3), np.int64)
@@ -66,7 +66,7 @@ class _NumpyKernel:
         found = np.empty((len(questions), *self._database.shape[:2]), np.uint32)
         step = max(1, _AT_ONCE // self._database.shape[2])
         for colour, matrix in enumerate(self._database):
-            asked = centre(questions[:, colour].astype(np.int64), QUESTION_BITS).astype(np.float64).T
+            asked = centre(questions[:, colour].astype(np.int64), WORD_BITS).astype(np.float64).T
             for start in range(0, len(matrix), step):
                 product = (matrix[start : start + step].astype(np.float64) @ asked).astype(np.int64)
                 found[:, colour, start : start + step] = (product & _MASK).T

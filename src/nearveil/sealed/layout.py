@@ -12,7 +12,7 @@ from nearveil.errors import NearveilError
 from nearveil.frames import DEFAULT_LIMITS, Kind, Limits, Reader, WireError, Writer, frame, unframe
 from nearveil.sealed.lwe import SEED_BYTES, Bytes
 from nearveil.sealed.parameters import FETCH, SCORES
-from nearveil.sealed.sizes import QUESTION_BYTES
+from nearveil.sealed.sizes import count_question_bytes
 
 Singles = NDArray[np.float32]
 
@@ -83,7 +83,7 @@ class Layout:
     @property
     def question_bytes(self) -> int:
         """Bytes of a question for scores, its header aside."""
-        return QUESTION_BYTES * self.n_colours * self.n_samples
+        return count_question_bytes(SCORES, self.n_colours * self.n_samples)
 
     def to_bytes(self) -> bytes:
         """Return the layout as a frame."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from nearveil.privacy.noise import Source, gaussian_integers
 from nearveil.sealed.parameters import LweParameters
 
-QUESTION_BITS = 24
+WORD_BITS = 24  # of the numbers that servers multiply
 ANSWER_BITS = 16
 SEED_BYTES = 32
 LARGEST_DRAW = 119  # of secrets and errors: where the tables of sigma 6.4 end
@@ -28,6 +28,8 @@ _AES_BLOCK = 16
 _ROWS = 1 << 7  # of the public matrix at a time: they stay in a core's cache as 64-bit numbers
 _HINT_ROWS = 1 << 10  # of a database at a time
 _EXACT = 1 << 13  # columns of D for which a product with the public matrix stays below 2^53: 7 + 31 + 13 bits
+
+_PLACES = np.arange(0, 24, 6, dtype=np.uint32)  # of the upper bits of four numbers in three bytes
 
 Words = NDArray[np.uint32]
 Longs = NDArray[np.int64]
@@ -74,8 +76,9 @@ def encrypt_zeros(
 
 
 def add_messages(parameters: LweParameters, zeros: Words, messages: Longs) -> Words:
-    """Return ciphertexts modulo 2^24 of messages modulo Q, one for each encryption of zero."""
-    return round_down_to(zeros + messages, parameters.modulus_bits, QUESTION_BITS)
+    """Return ciphertexts modulo 2^24 of messages modulo Q, one for each encryption of zero, rounded to what is sent."""
+    sent = round_down_to(zeros + messages, parameters.modulus_bits, parameters.question_bits)
+    return sent << np.uint32(WORD_BITS - parameters.question_bits)
 
 
 def make_hint(parameters: LweParameters, seed: bytes, database: Bytes, n_jobs: int = 1) -> Words:
@@ -116,6 +119,28 @@ def unpack(data: bytes, width: int) -> Words:
     wide = np.zeros((len(data) // width, 4), np.uint8)
     wide[:, :width] = np.frombuffer(data, np.uint8).reshape(-1, width)
     return wide.view("<u4").ravel().astype(np.uint32, copy=False)
+
+
+def pack_question(values: Words, bits: int) -> bytes:
+    """Return the leading bits, 22 or all 24, of numbers modulo 2^24.
+
+    Of 22, the lower 16 of all numbers come first, then the upper six, those of four numbers in three bytes.
+    """
+    if bits == WORD_BITS:
+        return pack(values, WORD_BITS // 8)
+    kept = np.resize(values >> np.uint32(WORD_BITS - bits), -(-len(values) // 4) * 4)
+    upper = (kept >> np.uint32(16)).reshape(-1, 4) << _PLACES
+    return kept.astype("<u2").tobytes() + pack(np.bitwise_or.reduce(upper, axis=1), 3)
+
+
+def unpack_question(data: bytes, bits: int, count: int) -> Words:
+    """Return the numbers that :func:`pack_question` wrote, their lower bits zero."""
+    if bits == WORD_BITS:
+        return unpack(data, WORD_BITS // 8)
+    fours = -(-count // 4)
+    upper = (unpack(data[8 * fours :], 3)[:, None] >> _PLACES) & np.uint32(63)
+    kept = np.frombuffer(data, "<u2", 4 * fours).astype(np.uint32) | (upper.ravel() << np.uint32(16))
+    return kept[:count] << np.uint32(WORD_BITS - bits)
 
 
 def split_range(length: int, step: int) -> Iterator[tuple[int, int]]:

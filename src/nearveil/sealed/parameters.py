@@ -24,6 +24,8 @@ class LweParameters:
         Width of the discrete Gaussian of secrets and errors.
     most_samples : int
         Samples of one secret that the figures hold for; a question never has more.
+    question_bits : int
+        Leading bits of a number of a question that are sent. Fewer make it shorter, and add to the errors.
     core_svp_bits, matzov_bits : int
         Binary logarithm of the cost of the cheapest attack, rounded down: in the core-SVP model (ADPS16), which
         counts one call of a sieve and ignores its overheads, and in that of MATZOV.
@@ -41,6 +43,7 @@ class LweParameters:
     modulus_bits: int
     sigma: Fraction
     most_samples: int
+    question_bits: int
     core_svp_bits: int
     matzov_bits: int
 
@@ -50,8 +53,8 @@ class LweParameters:
 
 _SIGMA = Fraction(32, 5)
 
-SCORES = LweParameters("scores", 1024, 26, _SIGMA, 1 << 16, core_svp_bits=132, matzov_bits=156)
+SCORES = LweParameters("scores", 1024, 26, _SIGMA, 1 << 16, 22, core_svp_bits=132, matzov_bits=156)
 """For scores, which may be off by a little."""
 
-FETCH = LweParameters("fetch", 1280, 32, _SIGMA, 1 << 16, core_svp_bits=128, matzov_bits=153)
+FETCH = LweParameters("fetch", 1280, 32, _SIGMA, 1 << 16, 24, core_svp_bits=128, matzov_bits=153)
 """For records, of which every byte must be right."""

@@ -4,16 +4,16 @@ import math
 from dataclasses import dataclass
 
 from nearveil.privacy.checks import check_count
-from nearveil.sealed.parameters import FETCH, SCORES
+from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 
 HINT_BYTES = {"scores": 2, "records": 3}  # of an entry of a hint
-QUESTION_BYTES, ANSWER_BYTES = 3, 2  # of a number
+ANSWER_BYTES = 2  # of a number
 TILE = 8  # dimensions and slots are multiples of it: what processors multiply at a time
 N_FETCHED = 32
-_ROOM = 1.06  # slots for each item: what balance and later items need
-_PROBED = 14_000  # slots that a question looks into: their number makes the hint
-_CELLS = 192  # cells times numbers of a code, for the square root of the items: their product makes the question
-_COLOURS = 2624  # colours times numbers of a code, at most
+_ROOM = 1.035  # slots for each item: what balance and later items need
+_PROBED = 13_900  # slots that a question looks into: their number makes the hint
+_CELLS = 218  # cells times numbers of a code, for the square root of the items: their product makes the question
+_COLOURS = 3072  # colours times numbers of a code, at most
 _DIMENSIONS = ((2_500_000, 256), (8_000_000, 128))  # up to so many items, so many numbers a code
 _LEAST = 64  # numbers of a code where cells are as many as they may be
 
@@ -37,7 +37,7 @@ def choose_shape(
     Examples
     --------
     >>> choose_shape(1_000_000, 64), choose_shape(1_000_000, 256), choose_shape(1_000, 64, n_colours=4)
-    ((3034, 41), (750, 10), (96, 4))
+    ((3431, 47), (852, 12), (108, 4))
     """
     wide = max(dimension, _LEAST)
     cells = max(1, round(_CELLS * math.sqrt(n_items) / wide)) if n_cells is None else check_count(n_cells, "n_cells", 1)
@@ -60,6 +60,12 @@ def shape_records(n_positions: int, width: int) -> tuple[int, int]:
     return per_column, -(-n_positions // per_column)
 
 
+def count_question_bytes(parameters: LweParameters, count: int) -> int:
+    """Return the bytes that so many numbers of a question take; a few of them fill whole bytes."""
+    few = 8 // math.gcd(parameters.question_bits, 8)
+    return -(-count // few) * few * parameters.question_bits // 8
+
+
 @dataclass(frozen=True)
 class SealedSizes:
     """Bytes of sealed search for a gallery: what a client keeps, what a question sends and gets, what a pass reads."""
@@ -77,7 +83,7 @@ def estimate_sizes(n_items: int, record_bytes: int, n_features: int = 1280) -> S
     --------
     >>> sizes = estimate_sizes(1_000_000, 140)
     >>> round(sizes.hint / 1e6), round(sizes.question / 1e6, 1), round(sizes.passed / 1e6)
-    (76, 1.7, 422)
+    (76, 1.8, 411)
     """
     dimension = -(-min(choose_dimension(n_items), n_features) // TILE) * TILE
     n_cells, n_colours = choose_shape(n_items, dimension)
@@ -85,6 +91,6 @@ def estimate_sizes(n_items: int, record_bytes: int, n_features: int = 1280) -> S
     per_column, n_columns = shape_records(n_cells * slots, width)
     rows = n_colours * slots, per_column * width
     hint = HINT_BYTES["scores"] * rows[0] * SCORES.dimension + HINT_BYTES["records"] * rows[1] * FETCH.dimension
-    question = QUESTION_BYTES * (n_cells * dimension + N_FETCHED * n_columns)
+    question = count_question_bytes(SCORES, n_cells * dimension) + count_question_bytes(FETCH, N_FETCHED * n_columns)
     answer = ANSWER_BYTES * (rows[0] + N_FETCHED * rows[1])
     return SealedSizes(hint, question, answer, n_cells * slots * (dimension + width))

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from nearveil.frames import DEFAULT_LIMITS, Kind, Limits, Reader, WireError, Writer, frame, unframe
 from nearveil.sealed.layout import SealedError, open_frame
-from nearveil.sealed.lwe import Words, pack, unpack
+from nearveil.sealed.lwe import Words, pack, pack_question, unpack
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
-from nearveil.sealed.sizes import ANSWER_BYTES, HINT_BYTES, QUESTION_BYTES
+from nearveil.sealed.sizes import ANSWER_BYTES, HINT_BYTES
 
 _PARTS = ("scores", "records")  # as flags of a frame
 _SETS = {"scores": SCORES, "records": FETCH}
@@ -61,7 +61,8 @@ def write_question(part: str, version: int, ciphertexts: Words) -> bytes:
     """Return a question as a frame; its length depends on the layout alone."""
     body = Writer()
     body.write_int(version)
-    return frame(Kind.SEALED_QUESTION, body.to_bytes() + pack(ciphertexts.ravel(), QUESTION_BYTES), _PARTS.index(part))
+    packed = pack_question(ciphertexts.ravel(), get_parameters(part).question_bits)
+    return frame(Kind.SEALED_QUESTION, body.to_bytes() + packed, _PARTS.index(part))
 
 
 def read_question(data: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[str, int, bytes]:

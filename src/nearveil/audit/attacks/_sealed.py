@@ -19,7 +19,7 @@ from nearveil.privacy.noise import Source
 from nearveil.sealed import SCORES, LweParameters, SealedClient, SealedIndex
 from nearveil.sealed.client import SealedQuestion, make_messages
 from nearveil.sealed.layout import Layout
-from nearveil.sealed.lwe import QUESTION_BITS, Longs, Words, centre, draw_gaussians, expand_matrix, unpack
+from nearveil.sealed.lwe import WORD_BITS, Longs, Words, centre, draw_gaussians, expand_matrix, unpack_question
 from nearveil.sealed.pads import Pad
 
 _TRIALS = 400
@@ -57,7 +57,7 @@ def make_sealed_experiment(kind: type[SealedClient] = SealedClient, *, name: str
 def check_errors(layout: Layout, questions: list[SealedQuestion], message: Longs, mistake: float) -> Check:
     """Measure errors and secrets of questions about one image, whose messages are known."""
     matrix = expand_matrix(SCORES, layout.seed, 0, layout.n_samples).astype(np.int64)
-    drop = SCORES.modulus_bits - QUESTION_BITS
+    drop, rounded = SCORES.modulus_bits - WORD_BITS, SCORES.modulus_bits - SCORES.question_bits
     secrets = np.concatenate([one.pad.secrets for one in questions])
     sent = np.concatenate([_read(layout, one) for one in questions])
     messages = np.tile(message, (len(questions), 1))
@@ -66,7 +66,7 @@ def check_errors(layout: Layout, questions: list[SealedQuestion], message: Longs
     expected = float(SCORES.sigma) ** 2
     failed = [
         f"the variance of {word} is {found / wanted:.3g} times what it must be"
-        for word, values, wanted in (("errors", errors, expected + 4.0**drop / 12), ("secrets", secrets, expected))
+        for word, values, wanted in (("errors", errors, expected + 4.0**rounded / 12), ("secrets", secrets, expected))
         if abs((found := float(values.var())) / wanted - 1) > 2 * math.sqrt(2 / values.size * 2 * math.log(8 / mistake))
     ]
     if len(np.unique(secrets, axis=0)) < len(secrets):
@@ -76,7 +76,7 @@ def check_errors(layout: Layout, questions: list[SealedQuestion], message: Longs
 
 def _describe(layout: Layout, question: SealedQuestion, candidates: list[Longs]) -> NDArray[np.float64]:
     """Return what a server sees as numbers: the length, and how well either image explains what colours share."""
-    sent, drop = _read(layout, question), SCORES.modulus_bits - QUESTION_BITS
+    sent, drop = _read(layout, question), SCORES.modulus_bits - WORD_BITS
     fits = []
     for message in candidates:
         rest = (sent << drop) - message
@@ -89,7 +89,8 @@ def _describe(layout: Layout, question: SealedQuestion, candidates: list[Longs])
 def _read(layout: Layout, question: SealedQuestion) -> Longs:
     """Return the numbers of a question, shape (colours, columns)."""
     count = layout.n_colours * layout.n_samples
-    return unpack(question.data[_HEADER : _HEADER + 3 * count], 3).reshape(layout.n_colours, -1).astype(np.int64)
+    packed = question.data[_HEADER : _HEADER + layout.question_bytes]
+    return unpack_question(packed, SCORES.question_bits, count).reshape(layout.n_colours, -1).astype(np.int64)
 
 
 @lru_cache(maxsize=1)
