@@ -75,7 +75,8 @@ def find_depths(vectors: Singles, centroids: Singles, n_colours: int) -> tuple[N
         if of_colour == 1:  # there is no border
             depths[:, colour] = -np.sqrt(np.maximum(squares[:, 0], 0))
             continue
-        between = np.linalg.norm(own[:, None] - own[None], axis=2)[found[:, :1], found[:, 1:]]
+        lengths = np.einsum("ij,ij->i", own, own)
+        between = np.sqrt(np.maximum(lengths[:, None] + lengths - 2 * own @ own.T, 0))[found[:, :1], found[:, 1:]]
         depths[:, colour] = ((squares[:, 1:] - squares[:, :1]) / (2 * between + 1e-6)).min(axis=1)
     return near, depths
 

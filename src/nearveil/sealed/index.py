@@ -304,8 +304,12 @@ class SealedIndex:
         numbers, found = _check_numbers(items, len(codes), int(self._items.max()) + 1), []
         if np.isin(numbers, self._items).any():
             raise SealedError("items must be numbers that no other item of this index has")
+        near, depths = find_depths(
+            np.asarray(codes / np.float32(self._scale), np.float32), self.layout.centroids, self.layout.n_colours
+        )
+        ranked = np.take_along_axis(near, np.argsort(-depths, axis=1), axis=1)
         for at, (code, number) in enumerate(zip(codes, numbers.tolist(), strict=True)):
-            cell = self._find_room(code / np.float32(self._scale))
+            cell = self._find_room(ranked[at])
             slot = int(self.layout.counts[cell])
             self._write(cell, slot, code, number, None if records is None else records[at])
             self.layout.counts[cell] += 1
@@ -329,9 +333,8 @@ class SealedIndex:
             self.layout.counts[cell] -= 1
         self._finish_change()
 
-    def _find_room(self, vector: Singles) -> int:
-        near, depths = find_depths(vector[None], self.layout.centroids, self.layout.n_colours)
-        ranked = near[0][np.argsort(-depths[0])]
+    def _find_room(self, ranked: NDArray[np.int32]) -> int:
+        """Return the first of a few cells that has room, or the emptiest of all."""
         room = ranked[self.layout.counts[ranked] < self.layout.n_slots]
         return int(room[0] if len(room) else np.argmin(self.layout.counts))
 
