@@ -5,10 +5,11 @@ class and adds a little noise (1,280 dimensions); ``digits`` turns, shifts and s
 images that were held out::
 
     python bench/sealed.py --data photos --items 1000000 --shapes 64 128:1554:21 192:1036:14 256:780:10
-    python bench/sealed.py --data photos --items 10000000 --project 64 --queries 100
+    python bench/sealed.py --data photos --items 10000000 --project 64 --queries 100 --served
 
 A shape is the numbers of a code, cells and colours. With ``--project`` features are cut to their leading principal
-directions before they are enlarged, so that ten million fit into memory. Figures go to a JSON file. Time is told as a
+directions before they are enlarged, so that ten million fit into memory. With ``--served`` records hold the features,
+and questions are asked of a server process, too. Figures go to a JSON file. Time is told as a
 ratio to reading memory in the same run.
 """
 
@@ -16,9 +17,11 @@ import argparse
 import json
 import os
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +218,24 @@ def measure_recall(
     return {name: total / len(queries) for name, total in sums.items()}
 
 
+def ask_served(
+    place: Path, gallery: NDArray[np.float16], queries: Singles, nearest: NDArray[np.int64]
+) -> dict[str, Any]:
+    """Serve an index by a process of its own, and ask it; records are ranked as a client does."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    from sealed_http import ask_server, run_server
+
+    with run_server(partial(SealedIndex.load, place), gallery.shape[1]) as (address, token):
+        report, answers = ask_server(address, token, queries)
+    found = 0.0
+    for query, records, true in zip(queries, answers, nearest, strict=True):
+        rows = np.array([np.frombuffer(record, np.float16) for record in records if len(record)], np.float32)
+        best = rows[np.argsort(-(rows @ query))[:NEAREST]] @ query
+        least = (gallery[true].astype(np.float32) @ query).min()
+        found += np.count_nonzero(best >= least - 1e-6) / NEAREST
+    return {**report, "found": found / len(queries)}
+
+
 def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -223,23 +244,26 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--shapes", nargs="+", default=["64"], help="numbers of a code:cells:colours")
     parser.add_argument("--project", type=int)
+    parser.add_argument("--served", action="store_true")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     given = parser.parse_args()
     gallery, queries, nearest = make_gallery(given.data, given.items, given.queries, given.project)
-    reports = [measure_shape(shape, gallery, queries, nearest, given.repeats) for shape in given.shapes]
+    reports = [measure_shape(shape, gallery, queries, nearest, given) for shape in given.shapes]
     given.out.mkdir(parents=True, exist_ok=True)
     name = f"sealed-{given.data}-{given.items}.json"
     (given.out / name).write_text(json.dumps({"data": given.data, "shapes": reports}, indent=1) + "\n")
 
 
 def measure_shape(
-    shape: str, gallery: NDArray[np.float16], queries: Singles, nearest: NDArray[np.int64], repeats: int
+    shape: str, gallery: NDArray[np.float16], queries: Singles, nearest: NDArray[np.int64], options: argparse.Namespace
 ) -> dict[str, Any]:
     """Build an index of a shape, save and load it, and measure."""
     given: dict[str, Any] = dict(zip(("dimension", "n_cells", "n_colours"), map(int, shape.split(":")), strict=False))
     start = time.perf_counter()
-    index = SealedIndex.build(gallery, n_jobs=2, **given)
+    records = [row.tobytes() for row in gallery] if options.served else None
+    index = SealedIndex.build(gallery, records=records, n_jobs=2, **given)
+    del records
     built = time.perf_counter() - start
     with tempfile.TemporaryDirectory() as folder:
         index.save(Path(folder) / "sealed")
@@ -261,10 +285,12 @@ def measure_shape(
             "codes_bytes": len(gallery) * layout.dimension,
             "build_s": built,
             "load_s": loading,
-            **measure_rates(index, client, queries[0], repeats),
+            **measure_rates(index, client, queries[0], options.repeats),
             "recall": measure_recall(index, client, gallery, queries, nearest),
             "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20),
         }
+        if options.served:
+            report["served"] = ask_served(Path(folder) / "sealed", gallery, queries, nearest)
     print(json.dumps(report, indent=1), flush=True)
     return report
 

@@ -17,7 +17,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -67,8 +68,8 @@ def make_random_index(items: int, dimension: int) -> Any:
     )
 
 
-def serve(place: str, items: int, dimension: int, told: Connection) -> None:
-    """Serve a small gallery whose sealed questions are answered by a large index, until a word comes."""
+def serve(place: str, make: Callable[[], Any], told: Connection) -> None:
+    """Serve a small gallery whose sealed questions are answered by an index that is made, until a word comes."""
     import socket
 
     import uvicorn
@@ -81,7 +82,7 @@ def serve(place: str, items: int, dimension: int, told: Connection) -> None:
     with Index.open(place) as index, TokenStore(folder / "tokens.db") as tokens:
         gallery = OpenGallery(index, "bench", offers=("names", "sealed"))
         gallery.prepare()
-        sealed = make_random_index(items, dimension)
+        sealed = make()
         held = gallery._read_sealed()
         answers = SealedAnswers(sealed, sealed.layout.to_bytes(), sealed.get_hints())
         held.index, held.layout, held.hints = answers.index, answers.layout, answers.hints
@@ -97,8 +98,8 @@ def serve(place: str, items: int, dimension: int, told: Connection) -> None:
         server.run(sockets=[at])
 
 
-def ask(client: Any, post: Callable[[bytes], bytes], row: Any) -> tuple[dict[str, float], dict[str, int]]:
-    """Ask one question; return the seconds of its parts, and bytes."""
+def ask(client: Any, post: Callable[[bytes], bytes], row: Any) -> tuple[dict[str, float], dict[str, int], list[bytes]]:
+    """Ask one question; return the seconds of its parts, sizes in bytes, and the records that came."""
     taken: dict[str, float] = {}
     taken["prepare"], _ = timed(client.prepare)
     began = time.perf_counter()
@@ -107,42 +108,60 @@ def ask(client: Any, post: Callable[[bytes], bytes], row: Any) -> tuple[dict[str
     taken["read"], found = timed(partial(client.read_scores, question, answer, client.layout.records.n_fetched))
     taken["ask_records"], fetch = timed(partial(client.ask_records, [one.position for one in found]))
     taken["records"], last = timed(partial(post, fetch.data))
-    taken["read_records"], _ = timed(partial(client.read_records, fetch, last))
+    taken["read_records"], records = timed(partial(client.read_records, fetch, last))
     taken["all"] = time.perf_counter() - began
-    return taken, {
-        "question": len(question.data),
-        "answer": len(answer),
-        "fetch": len(fetch.data),
-        "records": len(last),
-    }
+    sizes = {"question": len(question.data), "answer": len(answer), "fetch": len(fetch.data), "records": len(last)}
+    return taken, sizes, records
+
+
+@contextmanager
+def run_server(make: Callable[[], Any], dimension: int) -> Iterator[tuple[str, str]]:
+    """Run a server process; yield its address and a token."""
+    with tempfile.TemporaryDirectory() as name:
+        make_index(Path(name) / "index", 200, dimension)
+        here, there = PROCESSES.Pipe()
+        process = PROCESSES.Process(target=serve, args=(str(Path(name) / "index"), make, there))
+        process.start()
+        port, token = here.recv()
+        yield f"http://127.0.0.1:{port}", token
+        here.send("end")
+        process.join(60)
+
+
+def ask_server(address: str, token: str, rows: Any) -> tuple[dict[str, Any], list[list[bytes]]]:
+    """Ask a server about rows; return what each part took, and the records that came for each row."""
+    import httpx
+
+    from nearveil.sealed import SealedClient
+    from nearveil.service.schema import FRAME, KEY_HEADER
+
+    where = f"{address}/v1/galleries/bench/sealed"
+    with httpx.Client(headers={"Authorization": f"Bearer {token}"}, timeout=600, trust_env=False) as http:
+        fetched, frames = timed(lambda: [http.get(f"{where}{end}").content for end in ("", "/0", "/1")])
+        client = SealedClient(frames[0], frames[1:])
+
+        def post(data: bytes) -> bytes:
+            headers = {"Content-Type": FRAME, KEY_HEADER: secrets.token_hex(16)}
+            return http.post(where, content=data, headers=headers).raise_for_status().content
+
+        asked = [ask(client, post, row) for row in rows]
+    parts = {part: [1e3 * taken[part] for taken, _, _ in asked] for part in asked[0][0]}
+    report = {
+        "hint_bytes": [len(one) for one in frames[1:]], "first_s": fetched, "bytes": asked[0][1],
+        "median_ms": {part: statistics.median(times) for part, times in parts.items()},
+        "least_ms": {part: min(times) for part, times in parts.items()},
+    }  # fmt: skip
+    return report, [records for _, _, records in asked]
 
 
 def measure(items: int, dimension: int) -> dict[str, Any]:
     """Serve, and ask."""
-    import httpx
-
     from nearveil import Client
-    from nearveil.sealed import SealedClient
-    from nearveil.service.schema import FRAME, KEY_HEADER
 
     rows = np.random.default_rng(1).normal(size=(QUESTIONS, dimension))
-    with tempfile.TemporaryDirectory() as name:
-        make_index(Path(name) / "index", 200, dimension)
-        here, there = PROCESSES.Pipe()
-        process = PROCESSES.Process(target=serve, args=(str(Path(name) / "index"), items, dimension, there))
-        process.start()
-        port, token = here.recv()
-        where = f"http://127.0.0.1:{port}/v1/galleries/bench/sealed"
-        with httpx.Client(headers={"Authorization": f"Bearer {token}"}, timeout=600, trust_env=False) as http:
-            fetched, frames = timed(lambda: [http.get(f"{where}{end}").content for end in ("", "/0", "/1")])
-            client = SealedClient(frames[0], frames[1:])
-
-            def post(data: bytes) -> bytes:
-                headers = {"Content-Type": FRAME, KEY_HEADER: secrets.token_hex(16)}
-                return http.post(where, content=data, headers=headers).raise_for_status().content
-
-            asked = [ask(client, post, row) for row in rows]
-        with Client(f"http://127.0.0.1:{port}", token) as asking:
+    with run_server(partial(make_random_index, items, dimension), dimension) as (address, token):
+        report, _ = ask_server(address, token, rows)
+        with Client(address, token) as asking:
             asking.nearest(rows[0], 8, epsilon=0, by="sealed")
             nearest = partial(asking.nearest, k=8, epsilon=0, by="sealed")
             in_a_row = [timed(partial(nearest, row))[0] for row in rows]
@@ -150,13 +169,8 @@ def measure(items: int, dimension: int) -> dict[str, Any]:
             for row in rows:
                 asking.prepare_sealed()
                 paced.append(timed(partial(nearest, row))[0])
-        here.send("end")
-        process.join(60)
-    parts = {part: [1e3 * taken[part] for taken, _ in asked] for part in asked[0][0]}
     return {
-        "items": items, "dimension": dimension, "hint_bytes": [len(one) for one in frames[1:]], "first_s": fetched,
-        "bytes": asked[0][1], "median_ms": {part: statistics.median(times) for part, times in parts.items()},
-        "least_ms": {part: min(times) for part, times in parts.items()},
+        "items": items, "dimension": dimension, **report,
         "nearest_ms": {"median": 1e3 * statistics.median(paced), "least": 1e3 * min(paced)},
         "nearest_in_a_row_ms": {"median": 1e3 * statistics.median(in_a_row), "least": 1e3 * min(in_a_row)},
     }  # fmt: skip

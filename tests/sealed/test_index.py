@@ -408,10 +408,7 @@ def test_near_cells_have_different_colours_more_often_than_by_chance() -> None:
     assert (colours[near] == colours[:, None]).mean() < 0.03  # 0.116 by chance
 
 
-def test_a_question_that_is_nearer_to_an_item_than_the_border_is_asked_in_its_cell(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("nearveil.sealed.cells._RIVALS", 7)  # all of a colour
+def test_a_question_that_is_nearer_to_an_item_than_the_border_is_asked_in_its_cell() -> None:
     vectors = make_rows(2000, 8).astype(np.float32)
     made = make_cells(vectors, 48, 6, 46)
     near, depths = find_depths(vectors, made.centroids, made.n_colours)

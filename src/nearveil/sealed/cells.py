@@ -20,9 +20,9 @@ _SEED = 20260901  # of k-means and of ties: the result is public, and should be 
 _SAMPLE = 40  # rows a cell that k-means learns from, at least
 _MOVED = 200, 1 << 18  # rows a cell that cells are moved by, and in all
 _PASSES = 8  # of k-means, and of moving cells
-_RIVALS = 3  # cells of a colour whose borders are looked at
 _CHOICES = 8  # cells that an item may go to, deepest first
 _AT_ONCE = 1 << 18  # rows that are compared with all cells at a time
+_CACHED = 1 << 18  # distances that are held at a time: they stay in a core's cache
 _ROUNDS = 60
 _STEP = 0.5, 0.95, 0.05  # how fast prices move at first, how much slower in each round, and at least
 _NEAR = 48  # cells whose colours should differ from a cell's own
@@ -64,20 +64,25 @@ def make_cells(vectors: Vectors, n_cells: int, n_colours: int, n_slots: int) -> 
 
 def find_depths(vectors: Singles, centroids: Singles, n_colours: int) -> tuple[NDArray[np.int32], Singles]:
     """Return, for every vector and colour, the nearest cell and how far its border is, both of shape (n, n_colours)."""
-    of_colour = len(centroids) // n_colours
+    own = centroids.reshape(n_colours, -1, centroids.shape[1])
+    lengths = np.square(own).sum(axis=2)
+    apart = np.maximum(lengths[:, :, None] + lengths[:, None] - 2 * own @ own.transpose(0, 2, 1), 0)
+    scales = 0.5 / (np.sqrt(apart) + np.float32(1e-6))
     near, depths = np.empty((len(vectors), n_colours), np.int32), np.empty((len(vectors), n_colours), np.float32)
-    for colour in range(n_colours):
-        own = np.ascontiguousarray(centroids[colour * of_colour : (colour + 1) * of_colour])
-        search = faiss.IndexFlatL2(own.shape[1])
-        search.add(own)
-        squares, found = search.search(vectors, min(1 + _RIVALS, of_colour))
-        near[:, colour] = found[:, 0] + colour * of_colour
-        if of_colour == 1:  # there is no border
-            depths[:, colour] = -np.sqrt(np.maximum(squares[:, 0], 0))
-            continue
-        lengths = np.einsum("ij,ij->i", own, own)
-        between = np.sqrt(np.maximum(lengths[:, None] + lengths - 2 * own @ own.T, 0))[found[:, :1], found[:, 1:]]
-        depths[:, colour] = ((squares[:, 1:] - squares[:, :1]) / (2 * between + 1e-6)).min(axis=1)
+    colours = np.arange(n_colours)
+    step = max(1, _CACHED // len(centroids))
+    for start in range(0, len(vectors), step):
+        some = vectors[start : start + step]
+        squares = (some @ (-2 * centroids.T)).reshape(-1, *lengths.shape)  # of distances, less those of the vectors
+        squares += lengths
+        nearest = squares.argmin(axis=2)
+        least = np.take_along_axis(squares, nearest[:, :, None], axis=2)
+        if own.shape[1] > 1:
+            squares -= least
+            squares *= scales[colours, nearest]
+            np.put_along_axis(squares, nearest[:, :, None], np.inf, axis=2)
+        found = squares.min(axis=2) if own.shape[1] > 1 else -least[:, :, 0]  # a cell alone has no border
+        near[start : start + step], depths[start : start + step] = nearest + colours * own.shape[1], found
     return near, depths
 
 
