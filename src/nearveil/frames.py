@@ -91,6 +91,7 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+MOST_KEYS, LONGEST_KEY = 64, 200  # of metadata, and their characters, that a list of galleries tells
 MOST_FEATURES = 16_000  # dimensions of a feature that travels: what a column of pgvector holds
 
 

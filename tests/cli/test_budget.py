@@ -368,7 +368,7 @@ def test_a_mistake_is_told_in_words(words: tuple[str, ...], code: int, why: str,
 def test_nothing_is_made_for_a_misspelt_ledger_or_a_bad_epsilon(words: tuple[str, ...], here: Path) -> None:
     result = run(*words, "--ledger", "misspelt.db")
     assert result.exit_code == 1
-    assert "must be positive" in result.output or "`nearveil budget create` makes one" in " ".join(
+    assert "must be above 0 and at most 500" in result.output or "`nearveil budget create` makes one" in " ".join(
         result.output.split()
     )
     assert not list(here.rglob("*"))

@@ -286,7 +286,7 @@ def test_a_sheet_that_cannot_be_written_is_noticed_before_paying(
 
 def test_what_an_answer_is_worth_stands_above_it(image: Path) -> None:
     text = fine("query", image, *SURE)
-    assert text.index("comes from the set that suits your image") < text.index("similarity")
+    assert text.index("comes from the set that suits your query") < text.index("similarity")
     found = told("query", image, "--epsilon", 25, "--repeat", 2)
     assert found["named_best_set"] is True
     assert 0 < found["expected_share"] <= 1

@@ -528,6 +528,16 @@ class IndexConformance:
             monkeypatch.setattr("nearveil.gallery.index.load_items", None)  # what is in memory asks for none
             assert index.texts([number], "names") == [b"11 is a name of 25 bytes"]
 
+    def test_keys_of_metadata_are_those_of_all_items(self, index: Index) -> None:
+        rows = np.random.default_rng(0).standard_normal((4, index.dimension))
+        assert index.metadata_keys() == ()
+        index.add_table(rows[:2], metadata=[{"b": 1}, {"a": {"inner": 1}}])
+        assert index.metadata_keys() == ("a", "b")
+        index.add_table(rows[2:3], metadata=[{"c": 1}])
+        assert index.metadata_keys() == ("a", "b", "c")
+        index.add_table(rows[3:], metadata=[{"\n": 1}])  # a list of galleries holds only text that prints
+        assert index.metadata_keys() is None
+
     def test_damaged_texts_are_told(self, index: Index, place: str) -> None:
         index.texts([0], "names")
         self.damage(place, "nearveil_details")

@@ -388,7 +388,7 @@ def test_what_is_not_offered_is_said_before_anything_is_paid(made: Path, tmp_pat
 
 def test_somebody_must_pay(here: Scene, made: Path) -> None:
     client, wire = here.client(account=None)
-    with pytest.raises(QuestionError, match="account: somebody must pay"):
+    with pytest.raises(QuestionError, match=r"account: somebody must pay: `nearveil budget .* or ask with epsilon=0"):
         client.nearest(PRIVATE)
     assert [url.rsplit("/", 1)[1] for _, url, *_ in wire.requests] == ["galleries"]  # a protected one says so
     assert client.original_not_private(4) == b"original 4"

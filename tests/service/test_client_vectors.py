@@ -108,7 +108,7 @@ def test_a_filter_is_applied_here_and_never_sent(here: Scene) -> None:
     assert even.found.ids.tolist() == [match.id for match in even.matches]
     late = client.nearest(PRIVATE, key="a question", where=lambda match: match.metadata["n"] > 60)
     assert list(late.matches) == [match for match in everything.matches if match.id > 60][:8]
-    assert client.nearest(PRIVATE, key="a question", where={"no such": 1}).matches == ()
+    assert client.nearest(PRIVATE, key="a question", where={"n": -1}).matches == ()
     assert wire.posts == 4 * sent
     assert here.paid == 1
 
@@ -123,6 +123,61 @@ def test_filters_that_cannot_work_are_refused_before_anything_is_paid(made: Path
         assert wire.posts == []
         assert here.paid == 0
         assert {match.external_id for match in client.nearest(PRIVATE).matches} == {None}
+
+
+def test_a_key_that_no_item_has_is_refused_before_anything_is_paid(made: Path, here: Scene) -> None:
+    client, wire = here.client()
+    assert client.galleries()[0].metadata_keys == ("even", "n")
+    with Client(made, account=here.account) as local:
+        for one in (client, local):
+            with pytest.raises(QuestionError, match="where: no item has 'evne' in its metadata; the keys are: even"):
+                one.nearest(PRIVATE, where={"even": True, "evne": True})
+    assert (wire.posts, here.paid) == ([], 0)
+
+
+def test_a_key_that_came_after_the_gallery_was_listed_is_known(tmp_path: Path) -> None:
+    rows = unit(clustered(2, COUNT, DIMENSION)[0])
+    with Index.create(tmp_path / "texts", dimension=DIMENSION) as index:
+        index.add_table(rows, metadata=[{"n": n} for n in range(COUNT)])
+        index.publish(4.0, 0.1, n_sets=6)
+        with scene(tmp_path / "texts", tmp_path, offers=OFFERS) as here:
+            client, _ = here.client()
+            client.galleries()
+            index.add_table(rows[:1], metadata=[{"fresh": 1}])
+            client.nearest(PRIVATE, where={"fresh": 1})
+            assert here.paid == 1
+            index.add_table(rows[:1], metadata=[{f"key {n}": 1 for n in range(64)}])  # too many to be told
+            assert index.metadata_keys() is None
+            assert client.galleries()[0].metadata_keys is None
+            client.nearest(PRIVATE, where={"whatever": 1})
+
+
+def test_a_vector_may_lie_in_a_file(here: Scene, tmp_path: Path) -> None:
+    client, wire = here.client()
+    np.save(tmp_path / "one.npy", PRIVATE)
+    np.save(tmp_path / "two.npy", QUERIES[:2])
+    by_file, by_row = (client.nearest(one, key="a question") for one in (str(tmp_path / "one.npy"), PRIVATE))
+    assert by_file.matches == by_row.matches
+    assert here.paid == 1
+    sent = len(wire.requests)
+    for name, words in (("two.npy", "two.npy holds 2 rows"), ("no.npy", "there is no file at")):
+        with pytest.raises(QuestionError, match=f"image: .*{words}"):
+            client.nearest(tmp_path / name)
+    assert len(wire.requests) == sent
+
+
+def test_a_feature_of_another_length_is_told_both_lengths(here: Scene) -> None:
+    client, _ = here.client()
+    with pytest.raises(QuestionError, match=f"must have {DIMENSION} numbers, as those of the gallery; it has 3"):
+        client.nearest(np.ones(3))
+
+
+@pytest.mark.parametrize("given", [2, "a.jpg", b"bytes"])
+def test_what_prepare_wants_is_said(here: Scene, given: Any) -> None:
+    client, wire = here.client()
+    with pytest.raises(QuestionError, match=r"images: it must be a list of images; prepare_sealed\(n\) prepares"):
+        client.prepare(given)
+    assert wire.requests == []
 
 
 def test_many_rows_pay_one_debit_and_have_one_key_each(here: Scene) -> None:

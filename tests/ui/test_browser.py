@@ -461,7 +461,7 @@ def test_what_an_answer_is_worth_stands_above_it(
             if len(said) == 2:
                 break
         look.check_quiet()
-    assert "from the set that suits your image" in said[False]
+    assert "from the set that suits your query" in said[False]
     assert "from another set" in said[True]
     assert "Do not ask again because of that" in said[True]
 

@@ -66,7 +66,7 @@ _KINDS = {"pure": "pure epsilons, added up", "filter": "a Renyi filter", "plan":
 def create(
     name: Name,
     plan: OptionalPlan = None,
-    epsilon: Annotated[float, typer.Option(help="The budget.")] = ...,  # type: ignore[assignment]
+    epsilon: Annotated[float, typer.Option(help="The budget: above 0, and at most 500.")] = ...,  # type: ignore[assignment]
     delta: Annotated[float, typer.Option(help="Of the budget; 0 adds up pure epsilons.")] = 1e-5,
     owner: Annotated[str, typer.Option(help="Who answers for the account.")] = ...,  # type: ignore[assignment]
     protects: Annotated[Literal["query", "database"], typer.Option(help="Whose record is protected.")] = "query",
@@ -98,9 +98,9 @@ def create(
     events = read_plan(plan, mechanism, delta) if plan else None
     with report_errors():
         from nearveil.ledger import AccountError, Ledger, LedgerError
+        from nearveil.privacy.checks import check_budget
 
-        if not epsilon > 0:  # before there is a ledger
-            raise ValueError("--epsilon must be positive: a budget of 0 buys nothing")
+        check_budget(epsilon, "--epsilon")  # before there is a ledger
         with Ledger(find_ledger(ledger, make=True), witness=witness, timeout=PATIENCE) as book:
             try:
                 account = book.open_account(

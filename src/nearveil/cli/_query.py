@@ -283,12 +283,12 @@ def _describe_seen(answer: PaidAnswer) -> str:
     if nearest.set is None:
         return (
             f"The other side saw: {len(nearest.sets)} messages in random order, {_count_own(nearest)} about your "
-            f"image, and sent the {count:,} images of their sets; these were chosen here. A message names "
-            f"the set that suits its image with probability {answer.right:.2f}, and else any other."
+            f"query, and sent the {count:,} items of their sets; these were chosen here. A message names "
+            f"the set that suits its query with probability {answer.right:.2f}, and else any other."
         )
     return (
-        f"The other side saw: set {nearest.set + 1} of {nearest.n_sets}, and sent all {count:,} images of "
-        f"it; these were chosen here. A message names the set that suits its image with probability "
+        f"The other side saw: set {nearest.set + 1} of {nearest.n_sets}, and sent all {count:,} items of "
+        f"it; these were chosen here. A message names the set that suits its query with probability "
         f"{answer.right:.2f}, and else any other."
     )
 

@@ -379,6 +379,17 @@ class Index(MapPublisher):
         told = {number: encode_text(item, kind) for number, item in others.items()}
         return [told.get(n, b"") if text is None else text for n, text in zip(numbers.tolist(), found, strict=True)]
 
+    def metadata_keys(self) -> tuple[str, ...] | None:
+        """Return the keys of all items' metadata, sorted: what a filter may name. The first call reads all of it.
+
+        Returns
+        -------
+        tuple of str or None
+            None where there are more than 64, or where the metadata are too large to be kept in memory.
+        """
+        with self._database.begin_read() as connection:
+            return self._details.find_keys(connection, self._where)
+
     def stored_bytes(self, ids: ArrayLike, kind: Literal["thumbnail", "original"]) -> int:
         """Return how many bytes of thumbnails or originals the index itself holds of items, without reading them.
 

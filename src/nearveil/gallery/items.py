@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.cluster import Cluster, SpreadRows, StoredPart, cut_rows
 from nearveil.features.vectors import TablePart, VectorFile, as_list
-from nearveil.frames import MOST_FEATURES
+from nearveil.frames import LONGEST_KEY, MOST_FEATURES, MOST_KEYS
 from nearveil.gallery.answers import (
     LARGEST_METADATA,
     LARGEST_ORIGINAL,
@@ -788,19 +788,9 @@ class TextColumn:
 
     def find(self, connection: sa.Connection, ids: NDArray[np.int64], where: str) -> list[bytes | None]:
         """Return texts as answers hold them, in the order of the ids; None for what is not in the table of details."""
-        head = load_head(connection, where)
-        with self._lock:
-            if self._is_too_large:
-                return [None] * len(ids)
-            if self._kept.revision != head.revision:
-                # After a backup was put back, and where texts of deleted items fill the room, all is read anew.
-                old = self._kept if self._kept.revision < head.revision else _KeptTexts()
-                caught_up = self._catch_up(connection, head, where, old)
-                if caught_up is None and len(old.data):
-                    caught_up = self._catch_up(connection, head, where, _KeptTexts())
-                self._is_too_large = caught_up is None
-                self._kept = caught_up or _KeptTexts()
-            kept = self._kept
+        kept = self._keep_up(connection, where)
+        if kept is None:
+            return [None] * len(ids)
         places = kept.find_places(ids)
         bounds = kept.bounds[places].tolist() if len(kept.bounds) else [(0, 0)] * len(ids)
         if self._kind == "names":
@@ -811,16 +801,38 @@ class TextColumn:
             texts[missing] = None
         return texts
 
+    def find_keys(self, connection: sa.Connection, where: str) -> tuple[str, ...] | None:
+        """Return the keys of all metadata, sorted; None where that is not known, or they are too many to be told."""
+        kept = self._keep_up(connection, where)
+        return None if kept is None or kept.keys is None else tuple(sorted(kept.keys))
+
+    def _keep_up(self, connection: sa.Connection, where: str) -> "_KeptTexts | None":
+        """Return the texts of now; None where they are too many."""
+        head = load_head(connection, where)
+        with self._lock:
+            if self._is_too_large:
+                return None
+            if self._kept.revision != head.revision:
+                # After a backup was put back, and where texts of deleted items fill the room, all is read anew.
+                old = self._kept if self._kept.revision < head.revision else _KeptTexts()
+                caught_up = self._catch_up(connection, head, where, old)
+                if caught_up is None and len(old.data):
+                    caught_up = self._catch_up(connection, head, where, _KeptTexts())
+                self._is_too_large = caught_up is None
+                self._kept = caught_up or _KeptTexts()
+            return None if self._is_too_large else self._kept
+
     def _catch_up(self, connection: sa.Connection, head: Head, where: str, old: "_KeptTexts") -> "_KeptTexts | None":
         """Return the texts of now: with what was added, without what was deleted; None where they are too many."""
         pack = _pack_names if self._kind == "names" else _pack_details
         gone = find_deleted_since(connection, old.revision, where)
         left = ~np.isin(old.ids, gone)
         ids, bounds, data = [old.ids[left]], [old.bounds[left]], [old.data]
-        held = len(old.data)
+        held, keys = len(old.data), old.keys
         for first, some in _stream_details(connection, old.next_id, where):
             numbers = np.arange(first, first + some.count)
             there = ~np.isin(numbers, gone)
+            keys = keys if self._kind == "names" else _collect_keys(some, keys)
             texts = list(compress(pack(some), there.tolist()))
             ids.append(numbers[there])
             stops = held + np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
@@ -829,7 +841,8 @@ class TextColumn:
             held += len(data[-1])
             if held > _MOST_TEXT:
                 return None
-        return _KeptTexts(head.revision, head.next_id, np.concatenate(ids), np.concatenate(bounds), b"".join(data))
+        places = np.concatenate(ids), np.concatenate(bounds)
+        return _KeptTexts(head.revision, head.next_id, *places, b"".join(data), keys)
 
 
 @dataclass(frozen=True, eq=False)
@@ -841,6 +854,7 @@ class _KeptTexts:
     ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # rising
     bounds: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))  # where each begins and ends
     data: bytes = b""
+    keys: frozenset[str] | None = frozenset()  # of metadata, also of items that were deleted since
 
     def find_places(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where items are; -1 for those that are not here."""
@@ -869,6 +883,15 @@ def _pack_details(some: Details) -> list[bytes]:
     empty = [""] * some.count
     columns = (some.names or empty, some.external_ids or empty, some.metadata or empty)
     return ["\0".join((name, own or "", told)).encode() for name, own, told in zip(*columns, strict=True)]
+
+
+def _collect_keys(some: Details, known: frozenset[str] | None) -> frozenset[str] | None:
+    """Return the keys of metadata with those that are known; None where a list of galleries cannot tell them."""
+    if known is None or some.metadata is None:
+        return known
+    found = known.union(*(json.loads(told) for told in some.metadata if told))
+    fits = len(found) <= MOST_KEYS and all(len(key) <= LONGEST_KEY and key.isprintable() for key in found)
+    return found if fits else None
 
 
 def _encode_packed(packed: bytes) -> bytes:

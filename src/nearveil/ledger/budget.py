@@ -21,7 +21,7 @@ from dp_accounting import DpEvent, UnsupportedEventError
 from nearveil.privacy import Guarantee
 from nearveil.privacy import events as own
 from nearveil.privacy.accounting import Accountant, PldAccountant, RdpAccountant, RenyiFilter
-from nearveil.privacy.checks import check_count, check_delta, check_epsilon, check_finite
+from nearveil.privacy.checks import check_budget, check_count, check_delta, check_finite
 from nearveil.privacy.events import PureDp, SampledScreening, split_event
 from nearveil.privacy.guarantee import Protects, Relation, count_events, needs_add_remove
 
@@ -308,7 +308,7 @@ class PureBudget(Budget):
     @classmethod
     def open(cls, epsilon: float) -> Self:
         """Return a budget of pure epsilons."""
-        return cls(_check_positive(epsilon), 0.0, (round_units_down(to_exact_decimal(epsilon)),))
+        return cls(check_budget(epsilon), 0.0, (round_units_down(to_exact_decimal(epsilon)),))
 
     def price(self, charge: Charge) -> Amounts:
         return (sum(times * _price_pure(text) for text, times in charge),)
@@ -356,7 +356,7 @@ class FilterBudget(Budget):
     @classmethod
     def open(cls, epsilon: float, delta: float) -> Self:
         """Return the budget of a Renyi filter."""
-        gate = RenyiFilter(_check_positive(epsilon), check_delta(delta))
+        gate = RenyiFilter(check_budget(epsilon), check_delta(delta))
         return cls(gate.epsilon, gate.delta, tuple(map(round_units_down, gate.budgets)), gate.orders)
 
     def price(self, charge: Charge) -> Amounts:
@@ -401,7 +401,7 @@ class PlanBudget(Budget):
     def open(cls, epsilon: float, delta: float, plan: Charge) -> Self:
         """Return the budget of a plan; its cost is for the caller to check."""
         delta = 0.0 if delta == 0 else check_delta(delta)
-        return cls(_check_positive(epsilon), delta, tuple(times for _, times in plan), tuple(text for text, _ in plan))
+        return cls(check_budget(epsilon), delta, tuple(times for _, times in plan), tuple(text for text, _ in plan))
 
     def price(self, charge: Charge) -> Amounts:
         asked = dict(charge)
@@ -477,9 +477,3 @@ def parse_budget(terms: str) -> Budget:
     if fields["kind"] == "filter":
         return FilterBudget(*common, tuple(fields["orders"]))
     return PlanBudget(*common, tuple(fields["plan"]))
-
-
-def _check_positive(epsilon: float) -> float:
-    if check_epsilon(epsilon) == 0:
-        raise ValueError("epsilon must be positive: a budget of 0 buys nothing")
-    return float(epsilon)

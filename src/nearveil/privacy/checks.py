@@ -66,6 +66,12 @@ def check_epsilon(value: float, name: str = "epsilon") -> float:
     return _check(value, name, wanted, lambda number: 0 <= number <= MAX_EPSILON)
 
 
+def check_budget(value: float, name: str = "epsilon") -> float:
+    """Return the epsilon of a budget, a number in (0, 500], as a float, or raise."""
+    wanted = f"be above 0 and at most {MAX_EPSILON:g}: a budget of 0 buys nothing"
+    return _check(value, name, wanted, lambda number: 0 < number <= MAX_EPSILON)
+
+
 def check_order(value: float, name: str = "order") -> float:
     """Return an order of Renyi divergence, a finite number above 1, as a float, or raise."""
     return _check(value, name, "be a finite number above 1", lambda number: 1 < number < math.inf)

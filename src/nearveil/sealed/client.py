@@ -133,7 +133,7 @@ class SealedClient:
             epsilon=0.0,
             delta=0.0,
             protects="query",
-            unit="image",
+            unit="record",
             relation="replace",
             basis=Basis("sealed search", "docs/theory/sealed.md"),
             events=(NoOpDpEvent(),),

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nearveil.frames import MOST_FEATURES
+from nearveil.frames import LONGEST_KEY, MOST_FEATURES, MOST_KEYS
 
 GalleryKind = Literal["open", "protected"]
 Offer = Literal["names", "thumbnails", "originals", "codes", "metadata", "sealed"]
@@ -17,6 +17,7 @@ MOST_GALLERIES = 1000  # of a server
 MOST_MAPS = 100  # of a gallery
 MOST_MODEL = 16 << 20  # bytes of a model
 Fraction = Annotated[float, Field(gt=0, le=1)]
+MetadataKey = Annotated[str, Field(max_length=LONGEST_KEY)]
 
 
 class Model(BaseModel):
@@ -57,6 +58,9 @@ class GalleryInfo(Model):
         Of the model that a protected gallery has published: the SHA-256 of its bytes. Empty where there is none.
     promise : Promise or None
         What a protected gallery promises to its records.
+    metadata_keys : tuple of str or None
+        The keys of all metadata of an open gallery, where it offers metadata and they are few; None where that is not
+        known.
     """
 
     name: Annotated[str, Field(pattern=GALLERY_NAME)]
@@ -69,6 +73,7 @@ class GalleryInfo(Model):
     revision: Annotated[int, Field(ge=0, lt=1 << 64)]
     version: Annotated[str, Field(pattern=r"^(?:[0-9a-f]{64})?$")] = ""
     promise: Promise | None = None
+    metadata_keys: Annotated[tuple[MetadataKey, ...], Field(max_length=MOST_KEYS)] | None = None
 
     @property
     def is_published(self) -> bool:

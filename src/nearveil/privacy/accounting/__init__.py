@@ -47,6 +47,7 @@ from nearveil.privacy.accounting.screening import (
     screening_epsilon,
 )
 from nearveil.privacy.checks import (
+    check_budget,
     check_choice,
     check_count,
     check_delta,
@@ -416,8 +417,7 @@ class RenyiFilter:
     """
 
     def __init__(self, epsilon: float, delta: float, orders: tuple[float, ...] = FILTER_ORDERS) -> None:
-        if check_epsilon(epsilon) == 0:
-            raise ValueError("epsilon must be positive: a budget of 0 buys nothing")
+        check_budget(epsilon)
         self._terms = (epsilon, delta)
         self._accountant = RdpAccountant(orders=orders)
         alpha = np.array(self._accountant.orders)

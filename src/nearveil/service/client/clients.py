@@ -483,7 +483,7 @@ class Client:
         ----------
         image : path, bytes, image of Pillow, or array-like
             Private. An array is pixels, shape (height, width, 3), uint8; or a feature, shape (d,) or (1, d): of NumPy,
-            torch, pandas or pyarrow, or a list. A feature is divided by its norm, as the gallery's are.
+            torch, pandas or pyarrow, a list, or a ``.npy`` file. A feature is divided by its norm, as all are.
         k : int or None, default=8
             How many; None for 8, or as many as an answer holds.
         epsilon : float, default=4.0

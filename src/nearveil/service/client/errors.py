@@ -20,8 +20,8 @@ class QuestionError(NearveilError, ValueError):
 
     Examples
     --------
-    >>> str(QuestionError("k", "at most 8, the images of an answer"))
-    'k: at most 8, the images of an answer'
+    >>> str(QuestionError("k", "at most 8, the items of an answer"))
+    'k: at most 8, the items of an answer'
     """
 
     def __init__(self, field: str, words: str) -> None:

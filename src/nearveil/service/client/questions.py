@@ -132,7 +132,7 @@ class FeatureMaker:
             )
         for number, row in enumerate(rows):
             if len(row) != info.dimension:
-                words = f"a feature must have {info.dimension} numbers, as those of the gallery"
+                words = f"a feature must have {info.dimension} numbers, as those of the gallery; it has {len(row)}"
                 raise QuestionError(_argument(number), words)
 
     def _extractor(self, info: GalleryInfo | None) -> Extractor:
@@ -176,6 +176,8 @@ def _read_image(image: Image, name: str) -> NDArray[Any]:
         if not is_in_range(row):
             raise QuestionError(name, f"feature {OUT_OF_RANGE}")
         return row.astype(np.float32) if row.dtype == np.float16 else row
+    if isinstance(image, (str, os.PathLike)) and os.fspath(image).lower().endswith(".npy"):
+        return _read_image(_read_vector(image, name), name)
     if isinstance(image, (str, os.PathLike, bytes)):
         return load_image(image)
     if callable(getattr(image, "save", None)) and hasattr(image, "getexif"):
@@ -188,6 +190,15 @@ def _read_image(image: Image, name: str) -> NDArray[Any]:
         raise QuestionError(
             name, "it must be a path, bytes, an image of Pillow, an array of pixels, or one row of numbers"
         ) from None
+
+
+def _read_vector(path: "str | os.PathLike[str]", name: str) -> NDArray[Any]:
+    from nearveil.features.vectors import read_vector
+
+    try:
+        return read_vector(path)
+    except ValueError as error:
+        raise QuestionError(name, str(error).removeprefix("vectors: ")) from None
 
 
 def _pillow_pixels(image: Any) -> Pixels:
@@ -357,6 +368,10 @@ def unpack_messages(data: bytes) -> tuple[Message, ...]:
 
 T = TypeVar("T")
 
+OPEN_ACCOUNT = (
+    "`nearveil budget create me --owner me --epsilon 40 --delta 0 --ledger budget.db` opens an account, and "
+    'Client(..., account="me", ledger="budget.db") pays from it'
+)
 EXTRACTION_PERIOD = 1.0  # seconds: decoding and extracting images; a photograph of 12 megapixels takes 0.3
 CHECK_AGAIN = 3600.0  # seconds that a model is used before the gallery is asked whether it has a newer one
 _SAME = 1e-9  # of fractions
@@ -463,7 +478,7 @@ class Session:
         """Return who pays, or say that there must be somebody, unless the gallery cannot be asked at all."""
         if self.account is None:
             await self.find_gallery(gallery, "open")
-            raise QuestionError("account", "somebody must pay: give the client an account of a ledger")
+            raise QuestionError("account", f"somebody must pay: {OPEN_ACCOUNT}; or ask with epsilon=0")
         return self.account
 
     async def fetch_galleries(self, tally: Tally | None = None) -> tuple[GalleryInfo, ...]:
@@ -495,6 +510,8 @@ class Session:
         Images are decoded before anything is sent, and made features as well if the extractor was given, or the gallery
         listed before. If not, the list is asked for in between. After either a slot ends.
         """
+        if isinstance(images, (str, bytes, os.PathLike)) or not hasattr(images, "__iter__"):
+            raise QuestionError("images", "it must be a list of images; prepare_sealed(n) prepares sealed questions")
         tally = Tally(heard=self.clock.now())
         info = self._find_listed(name, "open")  # now: another question's list may come while images are decoded
         given = await asyncio.to_thread(decode_images, images)
@@ -704,7 +721,9 @@ class NearestQuestion:
         if self.by not in get_args(Way):
             raise QuestionError("by", f"it must be one of {', '.join(get_args(Way))}")
         if (self.epsilon == 0) == (self.by == "message") and self.by != "auto":
-            raise QuestionError("by", "message needs an epsilon above 0; home and sealed need epsilon 0")
+            free = f"{self.by} tells nothing and costs nothing, so epsilon must be 0, and is {self.epsilon}"
+            words = "a message needs an epsilon above 0: home and sealed are for 0" if self.by == "message" else free
+            raise QuestionError("by", words)
         if isinstance(self.repeat, bool) or not isinstance(self.repeat, int) or not 1 <= self.repeat <= MOST_REPEATED:
             raise QuestionError("repeat", f"it must be a whole number from 1 to {MOST_REPEATED}")
         if self.repeat > 1 and self.epsilon == 0:
@@ -713,9 +732,12 @@ class NearestQuestion:
 
 async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
     """Find the nearest images: find the map, pay, ask, choose. Nothing is sent after the choice."""
-    account, tally = await session.find_payer(question.gallery), Tally()
-    info, rows = await session.prepare_features([question.image, *question.dummies], question.gallery)
-    public = await session.fetch_map(info, question.candidates, tally)
+    tally = Tally()
+    with _unpaid():
+        account = await session.find_payer(question.gallery)
+        info, rows = await session.prepare_features([question.image, *question.dummies], question.gallery)
+        await _check_filter(session, question.where, info)
+        public = await session.fetch_map(info, question.candidates, tally)
     client = await asyncio.to_thread(ClientProtocol, question.epsilon, public=public)
     count, plan = count_matches(question.k, client.n_candidates), _plan_extras(question, public)
     key = make_key(question.key)
@@ -746,6 +768,25 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
             return result
         except Exception as error:
             raise unanswered(error, key) from error
+
+
+@contextmanager
+def _unpaid() -> Iterator[None]:
+    """Say of a server that cannot be reached that nothing was paid."""
+    try:
+        yield
+    except UnreachableError as error:
+        raise UnreachableError(f"{error}; nothing was paid", again=error.again) from None
+
+
+async def _check_filter(session: Session, where: Filter | None, info: GalleryInfo) -> None:
+    """Refuse a filter that no item passes because none has such a key; what came to the gallery meanwhile counts."""
+    if not isinstance(where, Mapping) or info.metadata_keys is None or where.keys() <= set(info.metadata_keys):
+        return
+    keys = (await session.look_up(info.name, "open")).metadata_keys
+    if keys is not None and (unknown := where.keys() - set(keys)):
+        there = ", ".join(keys) or "none"
+        raise QuestionError("where", f"no item has {unknown.pop()!r} in its metadata; the keys are: {there}")
 
 
 async def classify_image(session: Session, image: Image, gallery: str | None) -> Classified:
@@ -830,7 +871,7 @@ def count_matches(k: int | None, candidates: int) -> int:
     if k is None:
         return min(USUAL, candidates)
     if k > candidates:
-        raise QuestionError("k", f"at most {candidates}, the images of an answer")
+        raise QuestionError("k", f"at most {candidates}, the items of an answer")
     return k
 
 

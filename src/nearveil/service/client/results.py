@@ -94,15 +94,15 @@ class Nearest:
     def worth(self) -> str:
         """What the answer is worth, in a sentence for whoever asked, and nobody else."""
         if self.sealed:
-            return f"The {self.n_candidates:,} items of the cells nearest to your image were compared, encrypted."
+            return f"The {self.n_candidates:,} items of the cells nearest to your query were compared, encrypted."
         if not self.sets or self.expected_share is None:
-            return f"All {self.n_candidates:,} items of the copy on this machine were compared with your image."
-        share = f"about {self.expected_share:.0%} of what lies nearest to your image"
+            return f"All {self.n_candidates:,} items of the copy on this machine were compared with your query."
+        share = f"about {self.expected_share:.0%} of what lies nearest to your query"
         if self.named_best_set:
-            return f"This answer comes from the set that suits your image, and holds {share}."
+            return f"This answer comes from the set that suits your query, and holds {share}."
         return (
-            f"This answer comes from another set than the one that suits your image, and holds {share}: the noise that "
-            "hides your image named it. Do not ask again because of that: asking again would tell."
+            f"This answer comes from another set than the one that suits your query, and holds {share}: the noise that "
+            "hides your query named it. Do not ask again because of that: asking again would tell."
         )
 
     @property

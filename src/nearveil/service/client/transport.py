@@ -192,13 +192,13 @@ class HttpTransport:
             async with asyncio.timeout(self._address.timeout):
                 return await self._exchange(request)
         except (TimeoutError, httpx.TimeoutException):
-            words, again = f"no whole reply came within {self._address.timeout:g} s", True
+            words, again = f"no whole reply came within {self._address.timeout:g} s from {self._address.url}", True
         except httpx.InvalidURL:
-            words, again = "the address cannot be asked", False
+            words, again = f"{self._address.url} is no address that can be asked", False
         except (httpx.HTTPError, OSError) as error:
             trusted = "CERTIFICATE_VERIFY_FAILED" not in str(error)
             words, again = (
-                f"the server cannot be reached, or broke off: {make_printable(str(error))}{self._hint(error)}",
+                f"{self._address.url} cannot be reached, or broke off: {make_printable(str(error))}{self._hint(error)}",
                 trusted,
             )
         # Raised here, with no other error behind it: those of httpx hold the request, and that the token.

@@ -270,6 +270,7 @@ def _add_looked_up(app: FastAPI, state: AppState) -> None:
         "/v1/galleries",
         tags=_GALLERIES,
         openapi_extra=_TOKEN_EXTRA,
+        response_model_exclude_none=True,  # clients of 0.2 refuse what they do not know
         responses=describe_replies(400, 401, 403, 405, 429, 500, 503),
     )
     async def galleries(request: Request) -> Galleries:

@@ -343,6 +343,8 @@ class OpenGallery:
         """Return what a client may know before it asks."""
         maps = self._read_snapshot().maps
         fractions = dict.fromkeys(float(one.published.release.candidates) for one in maps)
+        with _in_words():
+            keys = self._index.metadata_keys() if "metadata" in self._offers else None
         return GalleryInfo(
             name=self._name,
             kind="open",
@@ -352,6 +354,7 @@ class OpenGallery:
             fingerprint=self._index.extractor,
             dimension=self._index.dimension,
             revision=maps[0].published.revision if maps else 0,
+            metadata_keys=keys,
         )
 
     def map(self, candidates: float | None = None) -> bytes:

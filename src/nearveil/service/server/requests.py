@@ -107,7 +107,7 @@ class RequestContext:
 
 def raise_unauthorized() -> NoReturn:
     """Refuse a request without a good token."""
-    raise UnauthorizedError("Invalid or revoked token. Send one: Authorization: Bearer nv_...")
+    raise UnauthorizedError("Invalid or revoked token. The operator of the server makes one: `nearveil token create`")
 
 
 T = TypeVar("T")
