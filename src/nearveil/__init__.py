@@ -1,4 +1,4 @@
-"""Nearest neighbours with a privacy promise that you can check.
+"""Nearest neighbours with a privacy guarantee that you can check.
 
 Begin with these:
 

@@ -42,7 +42,9 @@ def fine(*words: object) -> str:
 
 
 def told(*words: object) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(fine(*words, "--json"))
+    result = run(*words, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
     return found
 
 

@@ -48,3 +48,19 @@ def test_a_bar_is_there_before_there_is_anything_to_count(monkeypatch: pytest.Mo
         tick = start("Making features", 2)
         tick(1)
         assert "Making features" in screen.getvalue()
+
+
+def test_where_nobody_looks_lines_say_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(_shared, "Console", lambda **_: Console(file=screen, width=100))
+    monkeypatch.setattr("nearveil.cli._shared.time.monotonic", lambda: now[0])
+    with _shared.show_bars() as start:
+        tick = start("reading", 4)
+        tick(1)
+        assert screen.getvalue() == ""  # a short run says nothing
+        now[0] = 11.0
+        tick(1)
+        tick(1)
+        now[0] = 22.0
+        start("learning", None)
+    assert screen.getvalue() == "reading: 50%\nlearning\n"

@@ -77,7 +77,6 @@ def test_sets_and_bytes_of_codes_stay_until_others_are_given(folder: Path, here:
     assert (again["sets"], again["code_bytes"], again["map_learned"]) == (4, 20, False)
     other = told("index", folder, *HOG, "--sets", 5)
     assert (other["sets"], other["code_bytes"], other["map_learned"]) == (5, 20, True)
-    assert "--sets must be from 2 to" in refused("index", folder, *HOG, "--sets", 1)
     assert "--sets must be from 2 to" in refused("index", folder, *HOG, "--sets", 10_000)
 
 
@@ -222,6 +221,32 @@ def test_where_the_index_is(folder: Path, here: Path, monkeypatch: pytest.Monkey
     assert folders.describe_place("postgresql://me:secret@host/birds") == "postgresql://me:***@host/birds"
 
 
+def test_a_folder_without_images_leaves_nothing_and_names_no_index(here: Path) -> None:
+    (here / "empty").mkdir()
+    (here / "empty" / "notes.txt").write_text("no image")
+    said = refused("index", here / "empty", *HOG, "--into", here / "g0")
+    assert "no image below" in said
+    assert "delete" not in said
+    assert [one.name for one in here.iterdir()] == ["empty"]
+
+
+def test_a_place_that_cannot_be_written_is_named_as_it_was_given(folder: Path, here: Path) -> None:
+    (here / "file").write_text("in the way")
+    said = refused("index", folder, *HOG, "--into", here / "file" / "g0")
+    assert f"--into: nothing can be written at {here / 'file' / 'g0'}: Not a directory" in said
+    assert ".features" not in said
+
+
+def test_a_gallery_too_small_for_messages_is_told_what_to_do(here: Path) -> None:
+    gallery(here / "few", 12)
+    said = " ".join(fine("index", here / "few", *HOG, "--into", here / "small").split())
+    assert "Warning: an answer holds 1 of 12 items" in said
+    assert "`nearveil query IMAGE --epsilon 0`" in said
+    assert "--candidates 0.67 for 8 matches" in said
+    gallery(here / "more", 40)
+    assert "Warning" not in fine("index", here / "more", *HOG, "--into", here / "large", "--candidates", 0.2)
+
+
 def test_what_cannot_be_indexed_changes_nothing(folder: Path, here: Path) -> None:
     empty = here / "empty"
     empty.mkdir()
@@ -229,11 +254,14 @@ def test_what_cannot_be_indexed_changes_nothing(folder: Path, here: Path) -> Non
     assert "no folder at" in refused("index", here / "nowhere", *HOG)
     assert "no image below" in refused("index", empty, *HOG)
     picture(empty / "one.png", (1, 2, 3))
-    assert "two images at least" in refused("index", empty, *HOG)
+    assert "two items at least" in refused("index", empty, *HOG)
     picture(empty / "two.png", (200, 2, 3))
     assert "--candidates must be at least 1/2" in refused("index", empty, *HOG)
-    for wrong in (("--candidates", 2), ("--candidates", 0), ("--epsilon", "nan"), ("--epsilon", 0)):
-        assert f"{wrong[0]} must" in refused("index", folder, *HOG, *wrong)
+    assert "--candidates must" in refused("index", folder, *HOG, "--candidates", 0)
+    for wrong in (("--candidates", 2), ("--epsilon", 0), ("--epsilon", "nan"), ("--reach", 2), ("--sets", 1)):
+        result = run("index", here / "nowhere", *wrong)  # before anything is looked for
+        assert result.exit_code == 2
+        assert wrong[0] in result.output
     assert not place(here).exists()
     fine("index", folder, *HOG)
     before = state(here)
@@ -241,12 +269,12 @@ def test_what_cannot_be_indexed_changes_nothing(folder: Path, here: Path) -> Non
         file.unlink()
     assert "no image below" in refused("index", folder)
     gallery(folder, 3)
-    assert "--candidates must be at least 1/3 (3 images)" in refused("index", folder).replace(
+    assert "--candidates must be at least 1/3 (3 items)" in refused("index", folder).replace(
         ", one item of this gallery", ""
     )
     gallery(folder)
     picture(folder / "new.png", (0, 255, 255))
-    assert "--epsilon must" in refused("index", folder, "--epsilon", "nan")
+    assert "--sets must" in refused("index", folder, "--sets", 1000)
     assert state(here)[2] == before[2]
     assert state(here)[1] == before[1]
 

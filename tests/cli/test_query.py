@@ -19,7 +19,7 @@ from nearveil.ledger import Ledger
 from nearveil.mechanisms import Covers
 from nearveil.protocol.client import PublicRequest, Query, Refusal, RefusalCode, decode_frame
 from nearveil.service.server.galleries import OpenGallery
-from tests.cli.galleries import COUNT, colour, fine, gallery, picture, refused, told
+from tests.cli.galleries import COUNT, colour, fine, gallery, picture, refused, run, told
 
 MAGENTA = (255, 0, 255)
 SURE = ("--epsilon", 40)  # the set that suits the image is named, but for a chance of 1e-16
@@ -190,8 +190,7 @@ def test_what_is_refused_costs_nothing(image: Path, here: Path) -> None:
         (image, "--index", "theirs"): "not installed here",
         (image, "--index", "theirs", "--extractor", "hog"): "another extractor than HOG",
         (image, "-k", "9"): "-k: at most 8",
-        (image, "--epsilon", "nan"): "epsilon must be",
-        (image, "--epsilon", "41"): "epsilon must be",
+        (image, "--epsilon", "1e-7"): "epsilon must be",
         (image, "--sheet", "taken.png"): "--force replaces",
         (image, "--sheet", "sheet.jpg"): "must end in .png",
         (image, "--sheet", "no/where.png"): "does not exist",
@@ -203,6 +202,34 @@ def test_what_is_refused_costs_nothing(image: Path, here: Path) -> None:
         assert "notes.jpg" not in text
     assert not (here / "data" / "nearveil" / "ledger.db").exists()
     assert (here / "taken.png").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--epsilon", "41"), "--epsilon"),
+        (("--epsilon", "nan"), "--epsilon"),
+        (("--candidates", "2"), "--candidates"),
+        (("--by", "pigeon"), "--by"),
+        (("--by", "sealed", "--epsilon", "4"), "by sealed nothing is told and nothing is paid: leave it out"),
+        (("--by", "message", "--epsilon", "0"), "a message needs an epsilon above 0"),
+    ],
+)
+def test_options_are_checked_before_anything_is_read(words: tuple[str, ...], said: str) -> None:
+    result = run("query", "nowhere.png", *words)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert "nowhere.png" not in result.output
+
+
+def test_a_small_answer_is_no_silent_one(here: Path) -> None:
+    gallery(here / "few", 12)
+    fine("index", here / "few", "--into", here / "small", "--extractor", "hog")
+    asked = ("query", here / "few" / "0" / "00.png", "--index", here / "small")
+    assert "Answers of this gallery hold 1 items" in told(*asked)["notes"][-1]
+    every = told(*asked, "--epsilon", 0)
+    assert len(every["found"]) == 8
+    assert not every["notes"]
 
 
 def test_a_spent_budget_ends_it(image: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,10 +334,3 @@ def test_home_and_sealed_questions_cost_nothing_and_say_what_was_seen(image: Pat
     assert 8 <= sealed["candidates"] <= COUNT  # items, and not slots
     assert (sealed["epsilon"], sealed["paid"], sealed["account"]) == (0.0, 0.0, None)
     assert left(here) == _asking.BUDGET
-
-
-@pytest.mark.parametrize(
-    "words", [("guess",), ("sealed", "--epsilon", 4), ("home", "--epsilon", 1), ("message", "--epsilon", 0)]
-)
-def test_a_way_that_is_not_there_or_does_not_fit_epsilon_is_refused(image: Path, words: tuple[Any, ...]) -> None:
-    assert "--by" in refused("query", image, "--by", *words)

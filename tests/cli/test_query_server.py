@@ -146,7 +146,7 @@ def test_what_is_refused_costs_nothing(image: Path, served: Served, words: tuple
     for more, said in {
         (*words, "--gallery", "cars"): "--gallery: there is none named 'cars'; there are photos (open)",
         (*words, "--candidates", "0.5"): "404 unknown",
-        (*words, "--candidates", "7"): "--candidates: it must be a fraction",
+        (*words, "--candidates", "0"): "--candidates: it must be a fraction",
         (*words, "-k", "9"): "-k: at most 8, the items of an answer",
         (*words, "--extractor", "nothing"): "--extractor must be one of",
         (*words, "--dummies", "empty"): "--dummies: there is no image below",

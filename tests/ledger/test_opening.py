@@ -194,7 +194,7 @@ def test_a_directory_that_may_not_be_written_is_told() -> None:
         finally:
             folder.chmod(0o755)
     assert "read-only" in old or "cannot be opened" in old
-    assert "cannot be created" in new
+    assert f"ledger and witness cannot be created in {folder}" in new
 
 
 def test_a_witness_that_another_process_makes_just_now_is_no_missing_one(

@@ -90,7 +90,7 @@ def load_command(name: str) -> Any:
 
 
 app = typer.Typer(
-    help="Nearest neighbours with a privacy promise that you can check.",
+    help="Nearest neighbours with a privacy guarantee that you can check.",
     cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",

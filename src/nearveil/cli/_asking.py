@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import threading
 import webbrowser
 from collections.abc import Iterator, Sequence
@@ -27,12 +28,13 @@ from nearveil.cli._shared import (
     find_account,
     find_ledger,
     name_extra,
+    place_ledger,
     report_errors,
 )
 
 if TYPE_CHECKING:
     from nearveil.gallery import Index
-    from nearveil.ledger import Account, Debit, Ledger
+    from nearveil.ledger import Account, Balance, Debit, Ledger
     from nearveil.privacy import Guarantee
     from nearveil.service import Client, QuestionError
 
@@ -43,7 +45,7 @@ AccountName = Annotated[
 ]
 _NO_INDEX = "`nearveil index DIR` makes one; --index or NEARVEIL_INDEX names another"
 _LONGEST_TOKEN = 1000
-_OPTIONS = {"k": "-k", "url": "--server"}  # where an option has another name than its field
+_OPTIONS = {"k": "-k", "url": "--server", "image": "IMAGE"}  # where an option has another name than its field
 _DUMMY = re.compile(r"dummies\[(\d+)\]")
 _MORE = "`nearveil index DIR --candidates` makes them more"
 
@@ -184,6 +186,15 @@ def find_payer(ledger: "Ledger", name: str | None) -> tuple["Account", bool]:
     return _open_first(ledger), True
 
 
+def describe_opening(balance: "Balance", place: str) -> str:
+    """Say that an account was opened, where, and what it holds."""
+    where = "" if place == place_ledger(None) else f" --ledger {shlex.quote(place)}"
+    return (
+        f"Opened the account {balance.account!r} in {place}: epsilon {balance.epsilon:g} at delta {balance.delta:g} "
+        f"for all questions together. See `nearveil budget show{where}`."
+    )
+
+
 def _open_first(ledger: "Ledger") -> "Account":
     from nearveil.ledger import AccountError
 
@@ -262,8 +273,12 @@ def ui(
             client, _ = stack.enter_context(open_client(server, index, gallery, secret, common, tls))
         except QuestionError as error:
             raise ValueError(describe_question_error(error, others, local=server is None)) from None
-        book = stack.enter_context(Ledger(find_ledger(ledger, make=account is None), witness=witness, timeout=PATIENCE))
-        purse.account = payer = find_payer(book, account)[0]
+        place = find_ledger(ledger, make=account is None)
+        book = stack.enter_context(Ledger(place, witness=witness, timeout=PATIENCE))
+        payer, opened = find_payer(book, account)
+        if opened:
+            typer.echo(describe_opening(payer.balance(), describe_place(place)))
+        purse.account = payer
         where = server if server is not None else describe_place(find_index(index))
         session = PageSession(client, purse, book, where, gallery=gallery, dummies=others)
         serve_page(session, port=port, ready=lambda address: _say(address, payer, browser=browser), stopping=_end_soon)

@@ -59,6 +59,7 @@ Known: TypeAlias = Annotated[
     Kind,
     typer.Option(help="What each release is: any pure epsilon-private one, Laplace noise, or Gaussian noise."),
 ]
+_LARGEST = 500  # epsilon of a budget
 _KINDS = {"pure": "pure epsilons, added up", "filter": "a Renyi filter", "plan": "a plan, composed by PLD"}
 
 
@@ -95,12 +96,12 @@ def create(
 
     nearveil budget create photo 100x0.1 5x1 --owner me --epsilon 10 --delta 1e-6
     """
+    if not 0 < epsilon <= _LARGEST:
+        raise typer.BadParameter(f"must be above 0 and at most {_LARGEST}", param_hint="--epsilon")
     events = read_plan(plan, mechanism, delta) if plan else None
     with report_errors():
         from nearveil.ledger import AccountError, Ledger, LedgerError
-        from nearveil.privacy.checks import check_budget
 
-        check_budget(epsilon, "--epsilon")  # before there is a ledger
         with Ledger(find_ledger(ledger, make=True), witness=witness, timeout=PATIENCE) as book:
             try:
                 account = book.open_account(
@@ -505,7 +506,7 @@ def cost(
 
 def plan(
     items: Annotated[int, typer.Option(min=1, help="How many items the gallery holds.")],
-    epsilon: Annotated[float, typer.Option(help="Of one query.")],
+    epsilon: Annotated[float, typer.Option(min=0, max=40, help="Of one query.")],
     answer: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="What an answer may take, such as 2MB; a tenth of the gallery by default."),
@@ -514,7 +515,7 @@ def plan(
         int, typer.Option(min=1, help="Of a feature; 1280 is that of images by EfficientNet-Lite0.")
     ] = 1280,
     storage: Annotated[str, typer.Option(metavar="SIZE", help="What a client may keep, such as 2GiB.")] = "2GiB",
-    delta: Annotated[float, typer.Option(help="Of one query.")] = 0.0,
+    delta: Annotated[float, typer.Option(min=0, max=1, help="Of one query.")] = 0.0,
     as_json: Json = False,
 ) -> None:
     """Weigh the ways to ask a gallery: what each finds, what the server learns, and what to type.

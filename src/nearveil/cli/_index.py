@@ -1,5 +1,6 @@
 """``nearveil index``: a folder of images, or a file of vectors, becomes a gallery that can be asked privately."""
 
+import math
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,11 +28,14 @@ from nearveil.cli._shared import (
 
 if TYPE_CHECKING:
     from nearveil.gallery.folder import FolderReport
+    from nearveil.gallery.tables import TableReport
 
 _TABLES = (".npy", ".npz", ".parquet", ".csv", ".zarr")
 _SHOWN = 10  # skipped files in the table
+_FEW = 8  # matches that a question asks for
 _OPTIONS = {
     "folder": "DIR",
+    "index": "--into",
     "ids": "--ids",
     "names": "--names",
     "metadata": "--metadata",
@@ -66,13 +70,19 @@ def index(
         ),
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="Of the queries that the map is learned for (default: previous value, or 4).")
+        float | None,
+        typer.Option(
+            min=1e-6,
+            max=40,
+            help="Of the queries that the map is learned for (default: previous value, or 4).",
+        ),
     ] = None,
     candidates: Annotated[
-        float | None, typer.Option(help="Part of the images that an answer holds (default: previous value, or 0.1).")
+        float | None,
+        typer.Option(min=0, max=1, help="Part of the images that an answer holds (default: previous value, or 0.1)."),
     ] = None,
     sets: Annotated[
-        int | None, typer.Option(help="Number of sets (default: previous value, or chosen automatically).")
+        int | None, typer.Option(min=2, help="Number of sets (default: previous value, or chosen automatically).")
     ] = None,
     code_bytes: Annotated[
         int | None,
@@ -85,6 +95,8 @@ def index(
     reach: Annotated[
         float | None,
         typer.Option(
+            min=0,
+            max=1,
             help="Part of the images that must be in some set (default: previous value, or 0). An image in none is "
             "never returned; with 1 every one can be, which finds less where epsilon is small.",
         ),
@@ -184,7 +196,22 @@ def index(
         print_json(figures)
     else:
         _show(figures)
+    if not figures["private"]:
+        _warn_of_few(figures["candidates"], figures["images"])
     _keep_sealed(into, wanted=sealed)
+
+
+def _warn_of_few(answer: int, items: int) -> None:
+    """Say what to do where an answer holds too few items to be of use."""
+    if answer < _FEW:
+        print_lines(
+            f"Warning: an answer holds {answer} of {items:,} items, and a message finds no more than these. Search so "
+            "small a gallery at home, at epsilon 0: all items are compared, nothing is told, nothing is paid. Here "
+            "that is `nearveil query IMAGE --epsilon 0`; for clients of a server, `nearveil serve --offer codes` and "
+            f"`nearveil sync`. A message needs --candidates {min(1.0, math.ceil(100 * _FEW / items) / 100):g} for "
+            f"{min(_FEW, items)} matches.",
+            stderr=True,
+        )
 
 
 def _keep_sealed(into: str | None, *, wanted: bool) -> None:
@@ -246,7 +273,13 @@ def index_vectors(
     }
     if as_json:
         print_json(figures)
-        return
+    else:
+        _show_vectors(report, figures)
+    _warn_of_few(published.map.set_size, report.items)
+
+
+def _show_vectors(report: "TableReport", figures: dict[str, Any]) -> None:
+    published = report.published
     changes = f"{report.added:,} added, {report.deleted:,} deleted"
     lines = {
         "vectors": f"{report.items:,} ({changes}), {report.dimension:,} dimensions",

@@ -1,18 +1,18 @@
 """``nearveil query``, ``classify`` and ``sync``: ask an index here, or a server, privately."""
 
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from nearveil.cli._asking import (
     AccountName,
     LazyAccount,
+    describe_opening,
     describe_question_error,
     join_certificate,
     list_public_images,
@@ -34,7 +34,6 @@ from nearveil.cli._shared import (
     TokenText,
     Witness,
     clean,
-    place_ledger,
     print_json,
     print_lines,
     print_table,
@@ -54,13 +53,15 @@ def query(
     epsilon: Annotated[
         float | None,
         typer.Option(
+            min=0,
+            max=40,
             help="What the question may cost; 4 by default. 0 searches the copy that `nearveil sync` fetched; without "
-            "a copy it asks a sealed question, if the gallery answers them."
+            "a copy it asks a sealed question, if the gallery answers them.",
         ),
     ] = None,
     by: Annotated[
-        str,
-        typer.Option(metavar="WAY", help="auto, message, home or sealed. home and sealed cost nothing: epsilon is 0."),
+        Literal["auto", "message", "home", "sealed"],
+        typer.Option(help="How to ask. home and sealed cost nothing: epsilon is 0."),
     ] = "auto",
     k: Annotated[
         int | None, typer.Option("-k", min=1, help="How many to find; 8, or as many as an answer holds.")
@@ -77,7 +78,8 @@ def query(
     certificate_key: OwnKey = None,
     insecure: Insecure = False,
     candidates: Annotated[
-        float | None, typer.Option(help="The part of the gallery that the answer holds; there must be a map for it.")
+        float | None,
+        typer.Option(min=0, max=1, help="The part of the gallery that the answer holds; there must be a map for it."),
     ] = None,
     dummies: Annotated[
         Path | None,
@@ -124,6 +126,10 @@ def query(
 
     nearveil query me.jpg --by sealed --server https://birds.example:8321 --token-file token.txt
     """
+    if by in ("home", "sealed") and epsilon:
+        raise typer.BadParameter(f"by {by} nothing is told and nothing is paid: leave it out", param_hint="--epsilon")
+    if by == "message" and epsilon == 0:
+        raise typer.BadParameter("a message needs an epsilon above 0", param_hint="--epsilon")
     with report_errors(extractor="--extractor"):
         from nearveil.features import load_image
         from nearveil.features.backbones import make_extractor
@@ -154,7 +160,7 @@ def query(
                 thumbnails=sheet is not None,
                 dummies=others,
                 key=number,
-                by=by,  # type: ignore[arg-type]  # checked there
+                by=by,
                 repeat=repeat,
             )
             stale = held is not None and held.current().stale
@@ -225,16 +231,19 @@ class PaidAnswer:
     @property
     def notes(self) -> list[str]:
         """What else there is to say."""
+        from nearveil.service.client.questions import USUAL
+
         balance = self.balance
         notes = []
         if balance is not None and self.opened:
-            where = "" if self.opened == place_ledger(None) else f" --ledger {shlex.quote(self.opened)}"
-            notes.append(
-                f"Opened the account {balance.account!r} in {self.opened}: epsilon {balance.epsilon:g} at delta "
-                f"{balance.delta:g} for all questions together. See `nearveil budget show{where}`."
-            )
+            notes.append(describe_opening(balance, self.opened))
         if self.nearest.repeated:
             notes.append("This key was paid before: the same message was sent again, for nothing.")
+        if self.nearest.sets and self.nearest.n_candidates < USUAL:
+            notes.append(
+                f"Answers of this gallery hold {self.nearest.n_candidates} items, and a message finds no more than "
+                "these. --epsilon 0 compares all items, tells nothing and costs nothing, where it is offered."
+            )
         if self.stale:
             notes.append("The index has changed since its map was made: run `nearveil index DIR` to find what is new.")
         return notes
@@ -261,7 +270,7 @@ def _show(answer: PaidAnswer, sheet: Path | None, *, as_json: bool) -> None:
         f"Paid: epsilon {answer.paid:g}, from the account {balance.account!r}; left: {format_down(balance.left)} of "
         f"{balance.epsilon:g}.",
         *answer.notes,
-        f"To see this answer again, for nothing: --key {nearest.key}, with the same image.",
+        f"To see this answer again, for nothing: --key {nearest.key}, with the same query.",
         *([] if sheet is None else [f"Contact sheet: {sheet}"]),
     )
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 PATIENCE = 10.0  # seconds: a person waits
+_QUIET = 10.0  # seconds between lines that say how far it is
 Tick: TypeAlias = Callable[[int], None]
 Bars: TypeAlias = Callable[[str, int | None], Tick]
 
@@ -190,11 +192,17 @@ def _make_cell(cell: object) -> RenderableType:
 
 @contextmanager
 def show_bars() -> Iterator[Bars]:
-    """Show that work began, and yield what starts a bar, without numbers: how many records there are is private."""
+    """Show that work began, and yield what starts a bar, without numbers: how many records there are is private.
+
+    Where nobody looks, as in a file, a line says every ten seconds how far it is.
+    """
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    if not console.is_terminal:
+        yield _make_lines()
+        return
+    with Progress(console=console, transient=True) as progress:
 
         def start(text: str, total: int | None) -> Tick:
             for before in progress.task_ids:  # one after the other, and some had no total
@@ -204,6 +212,26 @@ def show_bars() -> Iterator[Bars]:
 
         start("Getting ready", None)  # libraries are loaded and files are read before there is anything to count
         yield start
+
+
+def _make_lines() -> Bars:
+    """Return what tells of progress in lines: none in a short run."""
+    said = time.monotonic()
+
+    def start(text: str, total: int | None) -> Tick:
+        done = 0
+
+        def tick(count: int) -> None:
+            nonlocal done, said
+            done += count
+            if time.monotonic() - said >= _QUIET:
+                said = time.monotonic()
+                print_lines(f"{text}: {done / total:.0%}" if total else text, stderr=True)
+
+        tick(0)
+        return tick
+
+    return start
 
 
 class ClusterOptions(NamedTuple):

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -63,16 +63,16 @@ class MapTerms:
     def check_at_most(self, items: int, state: str = "nothing was changed") -> None:
         """Raise if no map of so many items can be learned, nor of fewer."""
         if items < 2:
-            raise ValueError(f"folder: a map needs two images at least; {state}")
+            raise ValueError(f"a map needs two items at least; {state}")
         try:
             checked_epsilon(self.epsilon)
             candidate_count(self.candidates, items)
         except ValueError as error:
-            raise ValueError(f"{error} ({items:,} images); {state}") from None
+            raise ValueError(f"{error} ({items:,} items); {state}") from None
         if self.n_sets is not None and not 2 <= self.n_sets <= items:
-            raise ValueError(f"n_sets must be from 2 to {items:,}, the number of images; {state}")
+            raise ValueError(f"n_sets must be from 2 to {items:,}, the number of items; {state}")
         if not 0 <= self.reach <= 1:
-            raise ValueError(f"reach must be a part of the images, from 0 to 1; {state}")
+            raise ValueError(f"reach must be a part of the items, from 0 to 1; {state}")
         if self.n_sets is not None and self.n_sets * self.candidates < self.reach * (1 - 1e-9):
             raise ValueError(f"n_sets must be larger, so that sets of this size reach so many; {state}")
 
@@ -180,13 +180,13 @@ def sync_folder(
         files, refused = list_files(root, leave_out=(cache.resolve(), Path(where).resolve()))
         tick = start("reading", len(files))
         found = gallery_features(
-            files, tool, row_exact=private, cache=FeatureCache(cache), progress=tick, cluster=workers
+            files, tool, row_exact=private, cache=_open_cache(cache, where), progress=tick, cluster=workers
         )
         if not found.paths:
-            raise ValueError(
-                f"folder: there is no image below {root}; nothing was changed. To empty an index, delete "
-                f"{describe_place(where)}"
-            )
+            with suppress(OSError):  # it holds rows of an earlier run
+                cache.rmdir()
+            empty = "" if held is None else f". To empty an index, delete {describe_place(where)}"
+            raise ValueError(f"folder: there is no image below {root}; nothing was changed{empty}")
         if held is None:
             if not private:
                 MapTerms().updated(**given).check(len(found.paths))
@@ -208,6 +208,13 @@ def sync_folder(
             published,
             learned,
         )
+
+
+def _open_cache(cache: Path, where: str) -> FeatureCache:
+    try:
+        return FeatureCache(cache)
+    except OSError as error:
+        raise ValueError(f"index: nothing can be written at {describe_place(where)}: {error.strerror}") from None
 
 
 def list_files(root: Path, *, leave_out: Sequence[Path] = ()) -> tuple[list[Path], list[Skipped]]:

@@ -123,7 +123,9 @@ class Witness:
         try:
             self.path.touch(mode=0o600, exist_ok=True)
         except OSError as error:
-            raise LedgerError(f"witness cannot be created at {self.path}: {error.strerror}") from error
+            raise LedgerError(
+                f"ledger and witness cannot be created in {self.path.parent}: {error.strerror}; give another path"
+            ) from error
 
     def known(self) -> dict[str, tuple[int, str]]:
         """Return sequence and hash by the digest of each account's name."""

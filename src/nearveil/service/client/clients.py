@@ -697,7 +697,7 @@ class Client:
     def original_not_private(self, id: int, *, gallery: str | None = None) -> bytes:  # noqa: A002
         """Fetch one original by its id. NOT PRIVATE: the request tells the server which image you chose.
 
-        No promise covers this call, and after it the promise of the question that found the id is worth nothing in
+        No guarantee covers this call, and after it the guarantee of the question that found the id is worth nothing in
         practice: who knows the choice knows what was looked for. To see originals and stay private, ask with
         ``nearest(..., originals=True)``, which fetches those of all candidates alike.
 

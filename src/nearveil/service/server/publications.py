@@ -112,7 +112,7 @@ def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_indexes(private: Index, public: Index) -> None:
-    """Refuse a pair that cannot keep the promise."""
+    """Refuse a pair that cannot keep the guarantee."""
     if private._database.url == public._database.url:
         raise ValueError("private and public must be different indexes: what is published is not protected")
     public.assert_open()

@@ -40,7 +40,7 @@ export function showSaw(place, told) {
       ? `${count(saw.messages.length, "message")}, ${count(size, "byte")} in all, in random order. Not even this page keeps which one is about your image:`
       : `One message of ${count(size, "byte")}. It names that set, and says nothing else about your image:`),
     ...messages,
-    make("p", { class: "note" }, `A message names the set that suits its image best with probability ${chance(told.right)}, and otherwise one of the others by chance. The server may guess; how far that carries is the promise below.`),
+    make("p", { class: "note" }, `A message names the set that suits its image best with probability ${chance(told.right)}, and otherwise one of the others by chance. The server may guess; how far that carries is the guarantee below.`),
   ];
   const shown = saw.candidates.length < saw.total ? `The first ${saw.candidates.length} of ${count(saw.total, "image")}` : `All ${count(saw.total, "image")}`;
   put(
