@@ -29,6 +29,7 @@ _ATTEMPTS = 4  # at a partition, where what it needs was lost with a worker or a
 _PATIENCE = 60.0  # seconds to wait for a worker
 _LOOK = 2.0  # seconds between two looks whether there are workers
 _SMALL = 1 << 16  # bytes
+_WARNED = {"distributed.admin.large-graph-warning-threshold": 1 << 30}  # bytes: a partition may travel with its call
 _AHEAD = 2  # partitions for each thread of a worker that are under way at once
 _RUNS = 4  # of partitions for each thread of a worker, at least, whose results are merged before they travel
 
@@ -456,11 +457,12 @@ class _Tasks:
         for _ in range(_ATTEMPTS):
             self._submitted += 1
             try:
-                return self._client.submit(
-                    *(self._find(one) for one in (*call, *self._shared)),
-                    key=f"{self._token}-{number}-{self._submitted}",
-                    pure=False,
-                )
+                with importlib.import_module("dask").config.set(_WARNED):
+                    return self._client.submit(
+                        *(self._find(one) for one in (*call, *self._shared)),
+                        key=f"{self._token}-{number}-{self._submitted}",
+                        pure=False,
+                    )
             except OSError as error:
                 lost = error
         assert lost is not None
