@@ -141,9 +141,14 @@ def test_a_key_that_came_after_the_gallery_was_listed_is_known(tmp_path: Path) -
         index.add_table(rows, metadata=[{"n": n} for n in range(COUNT)])
         index.publish(4.0, 0.1, n_sets=6)
         with scene(tmp_path / "texts", tmp_path, offers=OFFERS) as here:
-            client, _ = here.client()
+            client, wire = here.client()
             client.galleries()
             index.add_table(rows[:1], metadata=[{"fresh": 1}])
+            sent = len(wire.requests)
+            with pytest.raises(QuestionError, match=r"client\.galleries\(\) looks again"):
+                client.nearest(PRIVATE, where={"fresh": 1})
+            assert len(wire.requests) == sent  # what is asked must not depend on a filter
+            client.galleries()
             client.nearest(PRIVATE, where={"fresh": 1})
             assert here.paid == 1
             index.add_table(rows[:1], metadata=[{f"key {n}": 1 for n in range(64)}])  # too many to be told

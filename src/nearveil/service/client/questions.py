@@ -736,7 +736,7 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
     with _unpaid():
         account = await session.find_payer(question.gallery)
         info, rows = await session.prepare_features([question.image, *question.dummies], question.gallery)
-        await _check_filter(session, question.where, info)
+        _check_filter(question.where, info)
         public = await session.fetch_map(info, question.candidates, tally)
     client = await asyncio.to_thread(ClientProtocol, question.epsilon, public=public)
     count, plan = count_matches(question.k, client.n_candidates), _plan_extras(question, public)
@@ -779,14 +779,13 @@ def _unpaid() -> Iterator[None]:
         raise UnreachableError(f"{error}; nothing was paid", again=error.again) from None
 
 
-async def _check_filter(session: Session, where: Filter | None, info: GalleryInfo) -> None:
-    """Refuse a filter that no item passes because none has such a key; what came to the gallery meanwhile counts."""
-    if not isinstance(where, Mapping) or info.metadata_keys is None or where.keys() <= set(info.metadata_keys):
-        return
-    keys = (await session.look_up(info.name, "open")).metadata_keys
-    if keys is not None and (unknown := where.keys() - set(keys)):
+def _check_filter(where: Filter | None, info: GalleryInfo) -> None:
+    """Refuse a filter that no item passes because none has such a key. Nothing is sent for it: a filter is private."""
+    keys = info.metadata_keys
+    if isinstance(where, Mapping) and keys is not None and (unknown := where.keys() - set(keys)):
         there = ", ".join(keys) or "none"
-        raise QuestionError("where", f"no item has {unknown.pop()!r} in its metadata; the keys are: {there}")
+        words = f"no item has {min(unknown)!r} in its metadata; the keys are: {there} (client.galleries() looks again)"
+        raise QuestionError("where", words)
 
 
 async def classify_image(session: Session, image: Image, gallery: str | None) -> Classified:
