@@ -28,15 +28,28 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give the files of a process out one by one; those that share a cluster together, so that one is started."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    from tests.quick import APART
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return APART if nodeid.startswith(APART) else str(super()._split_scope(nodeid))
+
+    return Scheduling(config, log)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(
-        config, "workerinput"
-    ):  # several processes take file after file: a long one that came last would run alone
-        from tests.quick import weigh_files
+    if hasattr(config, "workerinput"):  # several processes take files: a long one that came last would run alone
+        from tests.quick import find_group, weigh_files
 
         seconds = weigh_files()
-        items.sort(key=lambda item: -seconds[item.nodeid.split("::")[0]])
+        items.sort(key=lambda item: -seconds[find_group(item.nodeid)])
     if config.getoption("quick"):
         from tests.quick import choose
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).parents[1]
 SLOW = ROOT / "tests" / "slow.txt"
 _LIMIT = 0.1  # seconds that a fast test may take with all its parameters
-_APART = "tests/cluster/"  # slow as a whole: no test's seconds show those of the workers that are started for all
+APART = "tests/cluster/"  # slow as a whole: no test's seconds show those of the workers that are started for all
 _BUDGET = 40.0  # seconds of slow tests of modules that changed, the shortest first
 
 
@@ -54,17 +54,22 @@ def choose(names: list[str]) -> list[bool]:
         file = name.split("::", maxsplit=1)[0]
         if file in changed or name in taken:
             return True
-        return name not in slow and (file in near or not file.startswith(_APART))
+        return name not in slow and (file in near or not file.startswith(APART))
 
     return [belongs(name.split("[")[0]) for name in names]
 
 
 def weigh_files() -> defaultdict[str, float]:
-    """Return the seconds that the slow tests of each file take together."""
+    """Return the seconds that the slow tests of each group take together."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for name, took in read_slow().items():
-        seconds[name.split("::")[0]] += took
+        seconds[find_group(name)] += took
     return seconds
+
+
+def find_group(name: str) -> str:
+    """Return the file of a test, or the folder whose files share what is costly: one process runs them all."""
+    return APART if name.startswith(APART) else name.split("::", maxsplit=1)[0]
 
 
 def read_slow() -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Workers of Dask for the tests: real processes, started once for all tests of this folder, with TLS as deployed."""
+"""Workers of Dask for the tests: real processes, started once for this folder, ended with it, with TLS as deployed."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from .certificates import Certificates
 from .processes import Processes
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # not longer: schedulers and workers that are idle take an eighth of a processor
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     """A scheduler and two workers on this machine."""
     made = Certificates.make(tmp_path_factory.mktemp("certificates"))
@@ -17,7 +17,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def workers(processes: Processes) -> Any:
     """The client of these processes."""
     return processes.client

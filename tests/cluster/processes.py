@@ -16,8 +16,14 @@ from .certificates import Certificates
 distributed: Any = pytest.importorskip("distributed", reason="Dask is not installed (the extra `cluster`)")
 
 
-# A worker that was killed is forked anew from a process that has imported most of what it needs.
+# Workers, and those that follow one that was killed, are forked from a process that has imported what they need.
 _QUICK = {"DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver"}
+_WARM = """
+import multiprocessing, distributed.utils
+needed = ["distributed", "nearveil.features", "nearveil.gallery.tables", "tests.cluster.stages"]
+multiprocessing.get_context("forkserver").set_forkserver_preload(needed)
+distributed.utils._forkserver_preload_set = True
+"""
 
 
 class Processes:
@@ -34,8 +40,7 @@ class Processes:
         self._children: list[subprocess.Popen[bytes]] = []
         self.scheduler = self._start_scheduler(0)
         self.address = str(json.loads(self._place.read_text())["address"])
-        for _ in range(count):
-            self.add_worker()
+        self.add_workers(count)
         self.client: Any = distributed.Client(self.address, security=security, set_as_default=False)
         self.client.wait_for_workers(count, timeout=60)
 
@@ -61,10 +66,10 @@ class Processes:
         self.scheduler.wait()
         self.scheduler = self._start_scheduler(int(self.address.rpartition(":")[2]))
 
-    def add_worker(self) -> "subprocess.Popen[bytes]":
-        """Start a worker under a nanny, which starts another when it dies."""
-        where = ("--scheduler-file", str(self._place), "--local-directory", str(self._folder), "--nthreads", "1")
-        return self._start("worker", *where, "--host", "127.0.0.1")
+    def add_workers(self, count: int = 1) -> None:
+        """Start workers under nannies, which start others when they die."""
+        where = ("--scheduler-file", str(self._place), "--local-directory", str(self._folder), "--host", "127.0.0.1")
+        self._start("worker", *where, "--nworkers", str(count), "--nthreads", "1", "--preload-nanny", _WARM)
 
     def _start(self, kind: str, *options: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", *options, *self._tls, "--no-dashboard"]

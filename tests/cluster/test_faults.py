@@ -15,10 +15,11 @@ import numpy as np
 import psycopg
 import pytest
 
+from nearveil import Client
 from nearveil.cluster import ClusterError, connect
 from nearveil.gallery import Index
 from nearveil.ledger import Ledger
-from nearveil.service import Client, TokenStore
+from nearveil.service import TokenStore
 from nearveil.service.client.errors import UnansweredError, UnreachableError
 from tests.cli.galleries import fine
 from tests.gallery.index_places import index_server, index_url, unit_rows
@@ -60,7 +61,7 @@ def test_a_scheduler_that_is_killed(tmp_path: Path) -> None:
         results = found.map(stages.wait_and_add, found.place(PARTS), np.ones(3), stage="adding")
         done = [next(results)]
         processes.restart_scheduler()
-        processes.add_worker()
+        processes.add_workers()
         try:
             done += results
         except ClusterError as error:

@@ -50,11 +50,13 @@ def write_parquet(place: Path, rows: NDArray[np.float32], group: int) -> Path:
     return place
 
 
-def test_results_do_not_depend_on_workers_or_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_workers_or_partitions(
+    workers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     maps, answers, stored = [], [], []
 
     def index(where: Any, turn: int, group: int) -> None:
-        monkeypatch.setattr(items, "_MOST_ROWS", turn % 2)  # rows are read from where they lie; for 1 and 5, too
+        monkeypatch.setattr(items, "_MOST_ROWS", turn % 2)  # rows are read from where they lie; for 1 and 3, too
         file = VectorFile(write_parquet(tmp_path / f"{turn}.parquet", ROWS, group), ids="key")
         report = sync_table(file, tmp_path / f"index {turn}", cluster=where, epsilon=4.0, **TERMS)
         assert (report.added, report.items) == (COUNT, COUNT)
@@ -65,12 +67,13 @@ def test_results_do_not_depend_on_workers_or_partitions(tmp_path: Path, monkeypa
             found.verify()
 
     index(None, 0, 100)
+    assert len(workers.nthreads()) == 2
+    index(workers, 2, 100)
     with Processes(tmp_path, 1) as processes:
-        for count, group in ((1, 1400), (2, 100), (5, 77)):
-            while len(processes.client.nthreads()) < count:
-                processes.add_worker()
-                processes.client.wait_for_workers(len(processes.client.nthreads()) + 1, timeout=60)
-            index(processes.client, count, group)
+        index(processes.client, 1, 1400)
+        processes.add_workers(2)
+        processes.client.wait_for_workers(3, timeout=60)
+        index(processes.client, 3, 77)
     assert len(set(maps)) == len(set(stored)) == 1
     assert answers == [["k0", "k1399"]] * 4
 

@@ -1,9 +1,7 @@
 """Where tests put an index: a directory, or a schema of its own on a PostgreSQL that runs for the tests."""
 
-import atexit
 import uuid
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ from threadpoolctl import threadpool_limits
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import Item
 
-from ..ledger.postgres import NoPostgresError, Postgres
+from ..ledger.postgres import NoPostgresError, Postgres, share_postgres
 
 DIMENSION = 12
 WEBP = b"RIFF\x04\0\0\0WEBP"  # enough of a thumbnail for an index
@@ -28,18 +26,11 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-@cache
-def _server() -> Postgres:
-    server = Postgres()
-    atexit.register(server.remove)
-    return server
-
-
 @pytest.fixture(scope="session")
 def index_server() -> Postgres:
-    """One server for all tests of the index, whichever file they are in."""
+    """One server for all tests, whichever file they are in."""
     try:
-        return _server()
+        return share_postgres()
     except NoPostgresError as reason:
         pytest.skip(str(reason))
 

@@ -3,8 +3,6 @@
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +20,7 @@ from nearveil.gallery.publishing import Published, Stamp
 from nearveil.mechanisms import Message
 from nearveil.search.retriever import select_first
 from nearveil.storage import FileWatch
+from tests.programs import Program
 
 from .index_places import filled, index_server, index_url, one_thread, plain_items, unit_rows, where
 
@@ -149,10 +148,7 @@ with Index.open(sys.argv[1]) as index:
 
 def delete_elsewhere(place: Path, number: int) -> list[int]:
     """Delete an item in another process; return what is left there."""
-    words = [sys.executable, "-c", DELETE, str(place), str(number)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(words, check=True, env=environment, capture_output=True, text=True)  # noqa: S603
-    found: list[int] = json.loads(done.stdout)
+    found: list[int] = json.loads(Program("-c", DELETE, str(place), str(number)).read(60))
     return found
 
 

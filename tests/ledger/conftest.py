@@ -8,30 +8,29 @@ import sqlalchemy as sa
 
 from nearveil.ledger import Account, Ledger
 
-from .postgres import NoPostgresError, Postgres
+from .postgres import NoPostgresError, Postgres, share_postgres
 
 ABOUT: dict[str, Any] = {"owner": "the archive", "protects": "database", "unit": "image", "relation": "add-remove"}
 
 
-def _serve_postgres() -> Iterator[Postgres]:
+@pytest.fixture(scope="session")
+def postgres() -> Postgres:
+    """One server for all tests."""
+    try:
+        return share_postgres()
+    except NoPostgresError as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture
+def doomed() -> Iterator[Postgres]:
+    """A server of one's own, to kill."""
     try:
         server = Postgres()
     except NoPostgresError as reason:
         pytest.skip(str(reason))
     yield server
     server.remove()
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    """One server for all tests."""
-    yield from _serve_postgres()
-
-
-@pytest.fixture
-def doomed() -> Iterator[Postgres]:
-    """A server of one's own, to kill."""
-    yield from _serve_postgres()
 
 
 @pytest.fixture

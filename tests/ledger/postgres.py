@@ -4,12 +4,14 @@ The package's own way to start a server, run by root, adds a user to the machine
 everybody. So its binaries are called directly, and root hands them to the user "nobody".
 """
 
+import atexit
 import importlib.util
 import os
 import pwd
 import shutil
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,17 @@ class Postgres:
             os.chown(self._folder, nobody.pw_uid, nobody.pw_gid)
             self._as = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
         try:
-            self._call("initdb", "--auth=trust", "--encoding=utf8", "--locale=C", "-U", "postgres", "-D", self._data)
+            self._call(
+                "initdb",
+                "--no-sync",
+                "--auth=trust",
+                "--encoding=utf8",
+                "--locale=C",
+                "-U",
+                "postgres",
+                "-D",
+                self._data,
+            )
             self.start()
         except (OSError, subprocess.SubprocessError) as error:
             self.remove()
@@ -71,3 +83,11 @@ class Postgres:
                 timeout=60,
                 **self._as,
             )
+
+
+@cache
+def share_postgres() -> Postgres:
+    """Return the one server of all tests of this process that do not kill it."""
+    server = Postgres()
+    atexit.register(server.remove)
+    return server

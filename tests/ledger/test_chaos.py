@@ -64,16 +64,16 @@ def whole_lines(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["pure", "filter", "plan"])
-def test_sixteen_processes_spend_exactly_what_there_is(url: str, ledger: Ledger, tmp_path: Path, kind: str) -> None:
+def test_eight_processes_spend_exactly_what_there_is(url: str, ledger: Ledger, tmp_path: Path, kind: str) -> None:
     event, affordable = chaos.EVENTS[kind], 80
     delta, plan = (0.0 if kind == "pure" else 1e-5), ([(event, 80)] if kind == "plan" else None)
     account = ledger.open_account(kind, **ABOUT, epsilon=1.0, delta=delta, plan=plan)
     if kind == "filter":
         gate = RenyiFilter(1.0, delta)
         affordable = max(count for count in range(1, 400) if gate.may_spend(event, count))
-    released = chaos.together(chaos.spend_all, [(url, tmp_path / "witness", kind, number) for number in range(16)])
+    released = chaos.together(chaos.spend_all, [(url, tmp_path / "witness", kind, number) for number in range(8)])
     keys = [key for keys in released for key in keys]
-    assert len(keys) == affordable > 16
+    assert len(keys) == affordable > 8
     assert set(keys) == set(debits(account.history()))
     assert not account.preview(stated(event)).allowed
     with pytest.raises(OverBudgetError):
@@ -81,9 +81,9 @@ def test_sixteen_processes_spend_exactly_what_there_is(url: str, ledger: Ledger,
     assert ledger.verify()
 
 
-def test_sixteen_processes_with_the_same_keys_run_once(url: str, ledger: Ledger, tmp_path: Path) -> None:
+def test_eight_processes_with_the_same_keys_run_once(url: str, ledger: Ledger, tmp_path: Path) -> None:
     account, keys = ledger.open_account("images", **ABOUT, epsilon=100.0, delta=0.0), 6
-    told = chaos.together(chaos.share_keys, [(url, tmp_path / "witness", keys, number) for number in range(16)])
+    told = chaos.together(chaos.share_keys, [(url, tmp_path / "witness", keys, number) for number in range(8)])
     for of_one_key in zip(*told, strict=True):
         (winner,) = [line.split()[1] for line in of_one_key if line.startswith("ran")]
         assert {line for line in of_one_key if not line.startswith("ran")} <= {"spent", f"again {winner}"}
@@ -186,7 +186,7 @@ def kill_server(server: Postgres) -> None:
 
 def test_a_database_that_goes_away_under_load_and_returns(doomed: Postgres, tmp_path: Path) -> None:
     count, url = max(60, KILLS), doomed.url()
-    paths = [tmp_path / f"w{number}" for number in range(6)]
+    paths = [tmp_path / f"w{number}" for number in range(4)]
     with Ledger(url) as ledger:
         ledger.open_account("images", **ABOUT, epsilon=100.0, delta=0.0)
         workers = [PROCESSES.Process(target=chaos.spend_in_a_storm, args=(url, path, count)) for path in paths]
@@ -194,7 +194,7 @@ def test_a_database_that_goes_away_under_load_and_returns(doomed: Postgres, tmp_
             worker.start()
         for storm in range(4):
             seen = sum(len(whole_lines(path)) for path in paths)
-            while sum(len(whole_lines(path)) for path in paths) < min(seen + 20, count * 6 - 20):
+            while sum(len(whole_lines(path)) for path in paths) < min(seen + 20, count * 4 - 20):
                 time.sleep(0.005)
             if storm % 2:
                 kill_server(doomed)
@@ -209,7 +209,7 @@ def test_a_database_that_goes_away_under_load_and_returns(doomed: Postgres, tmp_
         account = ledger.account("images")
         lines = [line for path in paths for line in whole_lines(path)]
         check(account, account.history(), lines)
-        assert len(lines) > count * 6 - 6 * 4  # at most one key of each worker is given up in each storm
+        assert len(lines) > count * 4 - 4 * 4  # at most one key of each worker is given up in each storm
         check_keys_stay_spent(account, account.history())
 
 

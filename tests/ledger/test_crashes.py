@@ -66,7 +66,7 @@ def lines(child: int, reading: int) -> tuple[list[str], int]:
     return told, os.waitpid(child, 0)[1]
 
 
-def test_sixteen_processes_spend_one_budget_once(open_account: Open, ledger: Ledger) -> None:
+def test_eight_processes_spend_one_budget_once(open_account: Open, ledger: Ledger) -> None:
     account = open_account(delta=0.0)
     account.spend(stated(PureDp(0.0)))  # the parent's connection is open, and the children must not use it
 
@@ -79,9 +79,9 @@ def test_sixteen_processes_spend_one_budget_once(open_account: Open, ledger: Led
             except OverBudgetError:
                 return
 
-    children = [in_child(lambda release, number=number: work(number, release)) for number in range(16)]  # type: ignore[misc]
+    children = [in_child(lambda release, number=number: work(number, release)) for number in range(8)]  # type: ignore[misc]
     told = [lines(*child) for child in children]
-    assert [code for _, code in told] == [0] * 16
+    assert [code for _, code in told] == [0] * 8
     released = [key for keys, _ in told for key in keys]
     assert len(released) == 40
     assert sorted(released) == sorted(filter(None, debits(account)[1:]))

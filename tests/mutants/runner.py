@@ -41,9 +41,16 @@ class MutantError(Exception):
 
 
 @cache
-def _dump(text: str) -> str:
-    """Return what a text means in Python; many mutants are of one file."""
-    return ast.dump(ast.parse(text))
+def _find_statements(text: str) -> list[str]:
+    """Return the statements of a text; many mutants are of one file."""
+    lines = text.splitlines(keepends=True)
+    return ["".join(lines[one.lineno - 1 : one.end_lineno]) for one in ast.parse(text).body]
+
+
+def _change_meaning(text: str, old: str, new: str) -> bool:
+    """Return whether a text means something else with `new` in place of `old`, which it holds once."""
+    part = next((one for one in _find_statements(text) if old in one), text)
+    return ast.dump(ast.parse(part.replace(old, new))) != ast.dump(ast.parse(part))
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,7 @@ class Mutant:
             raise MutantError(f"{self.name} does not apply: {self.file} holds `old` {found} times, not once")
         changed = text.replace(self.old, self.new)
         try:
-            same = ast.dump(ast.parse(changed)) == _dump(text)
+            same = not _change_meaning(text, self.old, self.new)
         except SyntaxError as error:
             raise MutantError(f"{self.name} does not apply: `new` is not Python ({error.msg})") from None
         if same:

@@ -92,16 +92,14 @@ def test_everybody_is_given_the_model_and_nothing_else(hospital: Hospital, tmp_p
         assert private not in (tmp_path / "log.jsonl").read_text()
 
 
-@pytest.mark.parametrize(
-    ("header", "status"),
-    [("{}", 304), ("W/{}", 304), ('"x", {}', 304), ("*", 304), ('"x"', 200), ("", 200), ("{}x", 200), ("\x7f", 200)],
-)
-def test_what_a_client_says_that_it_has(hospital: Hospital, header: str, status: int) -> None:
+def test_what_a_client_says_that_it_has(hospital: Hospital) -> None:
     etag = hospital.get("/v1/galleries/scans/model").headers["etag"]
-    reply = hospital.get("/v1/galleries/scans/model", **{"if-none-match": header.format(etag)})
-    assert reply.status_code == status
-    assert reply.headers["etag"] == etag
-    assert bool(reply.content) == (status == 200)
+    known, unknown = ("{}", "W/{}", '"x", {}', "*"), ('"x"', "", "{}x", "\x7f")
+    for header, status in [*((one, 304) for one in known), *((one, 200) for one in unknown)]:
+        reply = hospital.get("/v1/galleries/scans/model", **{"if-none-match": header.format(etag)})
+        assert reply.status_code == status, header
+        assert reply.headers["etag"] == etag
+        assert bool(reply.content) == (status == 200)
 
 
 def test_two_servers_on_one_ledger_give_the_same_bytes(hospital: Hospital, tmp_path: Path) -> None:

@@ -15,13 +15,14 @@ import httpx
 import numpy as np
 import pytest
 
+from nearveil import AsyncClient, Client
 from nearveil import frames as _wire
 from nearveil.frames import MOST_FEATURES, Kind, frame
 from nearveil.gallery import answers as _answer
 from nearveil.gallery.answers import Answer
 from nearveil.mechanisms.covers import covers as _map
 from nearveil.protocol.client import MapChanged, PublicRequest, Refusal, RefusalCode
-from nearveil.service import AsyncClient, Client, schema
+from nearveil.service import schema
 from nearveil.service.client.errors import ReplyError, UnansweredError, UnreachableError
 from nearveil.service.client.transport import Request
 from nearveil.service.schema import FRAME
@@ -57,7 +58,7 @@ def here(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene
 
 
 @pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: None)
 
 

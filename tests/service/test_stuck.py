@@ -24,7 +24,7 @@ from ..gallery.index_places import WEBP, unit_rows
 from .protected import CLASSES, make, published
 from .serving import Server, index_of, serving
 from .test_serve import Process, started
-from .test_workers import children
+from .test_workers import FORKED, children
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_writer_that_never_ends_holds_up_nobody_who_reads(tmp_path: Path) -> N
     terms = {"classes": CLASSES, "epsilon": 2.0, "delta": 1e-6, "publications": 2}
     galleries = [{"name": "birds", "index": "birds"}, {"name": "scans", **told, **terms}]
     waits = {"DATABASE_TIMEOUT": "2", "SHUTDOWN_GRACE": "1"}
-    process = started(tmp_path, "--workers", "2", GALLERIES=json.dumps(galleries), **waits)
+    process = started(tmp_path, "--workers", "2", program=["-c", FORKED], GALLERIES=json.dumps(galleries), **waits)
     reads = ["/health", "/ready", "/metrics", *(f"/v1/galleries{one}" for one in ("", "/birds/map", "/scans/model"))]
     headers = {"authorization": f"Bearer {process.secret}"}
     asked = {**headers, "content-type": FRAME}

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from nearveil import Client
 from nearveil.ledger import Ledger
-from nearveil.service import Client, TokenStore
+from nearveil.service import TokenStore
 from nearveil.service.schema import FRAME, KEY_HEADER
 from nearveil.service.server.limits import ReplayStore
 from tests.programs import Program
@@ -72,10 +71,12 @@ def lives(pid: int) -> bool:
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-STOPPED = """
+FORKED = """
+import multiprocessing
 from nearveil.service.server import serving
 from nearveil.__main__ import main
 serving._SILENT = 8.0
+serving.get_context = lambda _: multiprocessing.get_context("fork")  # they share what was imported, and begin at once
 main()
 """
 
@@ -83,7 +84,7 @@ main()
 def test_one_that_is_stopped_is_noticed_and_started_anew(tmp_path: Path) -> None:
     """A worker that hangs dies by no signal but SIGKILL, and its parent hears nothing of it unless it listens."""
     index_of(tmp_path / "birds").close()
-    process = started(tmp_path, str(tmp_path / "birds"), "--workers", "2", program=["-c", STOPPED], SHUTDOWN_GRACE="1")
+    process = started(tmp_path, str(tmp_path / "birds"), "--workers", "2", program=["-c", FORKED], SHUTDOWN_GRACE="1")
     try:
         before = children(process)
         until = time.monotonic() + 60
@@ -195,17 +196,22 @@ def test_two_servers_on_one_postgresql_and_one_is_killed(tmp_path: Path, index_u
                 running.kill()
 
 
+AT_ONCE = """
+import os
+os.dup2(1, 2)  # errors and all else are heard together
+from nearveil.__main__ import main
+main()
+"""
+
+
 def test_what_is_wrong_is_told_once(tmp_path: Path) -> None:
     broken = [{"name": "birds", "index": str(tmp_path / "nothing")}]
     words = ["serve", "--workers", "2", "--port", "0", "--tokens", str(tmp_path / "t")]
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-m", "nearveil", *words],
-        env={**os.environ, "NEARVEIL_SERVER_GALLERIES": json.dumps(broken)},
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+    done = Program("-c", AT_ONCE, *words, env={**os.environ, "NEARVEIL_SERVER_GALLERIES": json.dumps(broken)})
+    said = done.read(60)
     assert done.returncode == 1
-    assert done.stderr.count("nothing") == 1
-    assert "Traceback" not in done.stderr
+    assert said.count("nothing") == 1
+    assert "Traceback" not in said
 
 
 def test_hosts_that_begin_together_make_the_same_tables(index_url: str) -> None:

@@ -24,13 +24,14 @@ pytest.importorskip("tests.ui.pages")
 import uvicorn
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, expect, sync_playwright
 
+from nearveil import Client
 from nearveil.features import HogColor, load_image
 from nearveil.features.images import thumbnail
 from nearveil.gallery import Index, Item
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Covers
 from nearveil.privacy.noise import Source
-from nearveil.service import Client, OpenGallery, ProtectedGallery, Settings, TokenStore, create_app
+from nearveil.service import OpenGallery, ProtectedGallery, Settings, TokenStore, create_app
 from nearveil.service.server.galleries import Gallery
 from nearveil.ui._app import bind_port, make_config
 from nearveil.ui._door import PageEntry
@@ -44,6 +45,7 @@ from tests.ui.proxy import Recorder, recording
 PATIENCE = 60_000  # milliseconds: the machine may be busy
 EACH = 7  # photographs of a species in the gallery
 PAGES = ("ask", "gallery", "budget", "audit")
+CHEAP = ["--no-sandbox", "--disable-gpu", "--disable-software-rasterizer"]  # no graphics card is imitated
 
 expect.set_options(timeout=PATIENCE)
 
@@ -85,7 +87,7 @@ def chromium() -> Iterator[Browser]:
         pytest.skip("there is no chromium here: apt-get install chromium")
     with sync_playwright() as playwright:
         try:
-            browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=PATIENCE)
+            browser = playwright.chromium.launch(executable_path=program, args=CHEAP, timeout=PATIENCE)
         except Error as error:
             pytest.skip(f"chromium does not start here: {error.message.splitlines()[0]}")
         yield browser

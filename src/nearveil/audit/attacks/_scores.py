@@ -78,6 +78,8 @@ class Moments:
         odds = math.log(1 / mistake) / self.count
         if self.mean >= 1:
             return 1.0
+        if self.mean <= 0:
+            return -math.expm1(-odds)
         if _compute_divergence(self.mean, 1 - 1e-15) <= odds:
             return 1.0
         return float(brentq(lambda at: _compute_divergence(self.mean, at) - odds, max(self.mean, 1e-300), 1 - 1e-15))
@@ -122,12 +124,7 @@ class HockeyStick:
         epsilon is at most delta" are nested, so they are tested one after the other, and the ladder is free.
         For a delta below 1e-9 the upper end leaves out what is too rare to be seen in so many runs.
         """
-        shown = 0.0
-        for epsilon in steps:
-            if not self.at(float(epsilon)).low(mistake / 2) > delta:
-                break
-            shown = float(epsilon)
-        highest = math.inf
+        shown, highest = self.lower_end(delta, mistake, steps), math.inf
         # A pure guarantee has no probability below which nothing counts, but so many runs see only so much.
         least = delta if delta > _PURE else 2 * math.log(2 / mistake) / self._count
         for epsilon in steps[::-1]:
@@ -135,6 +132,15 @@ class HockeyStick:
                 break
             highest = float(epsilon)
         return shown, max(highest, shown)
+
+    def lower_end(self, delta: float, mistake: float, steps: Floats) -> float:
+        """Return the lower end of the interval."""
+        shown = 0.0
+        for epsilon in steps:
+            if not self.at(float(epsilon)).low(mistake / 2) > delta:
+                break
+            shown = float(epsilon)
+        return shown
 
 
 def list_epsilons(epsilon: float) -> Floats:
@@ -324,7 +330,7 @@ class Direction:
 def choose_direction(first: Floats, second: Floats, epsilon: float, delta: float, mistake: float) -> Direction:
     """Return the direction whose divergence shows more, by the losses in either world."""
     found = [
-        Direction(swapped, HockeyStick(own).interval(delta, mistake, list_epsilons(epsilon))[0])
+        Direction(swapped, HockeyStick(own).lower_end(delta, mistake, list_epsilons(epsilon)))
         for swapped, own in ((False, first), (True, -second))
     ]
     return max(found, key=lambda one: one.promising)
