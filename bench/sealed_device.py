@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from nearveil.privacy.noise import secure_source
-from nearveil.sealed import SCORES
 from nearveil.sealed.accuracy import SPAN, find_score_deviation
 from nearveil.sealed.kernels import multiply_digits
 from nearveil.sealed.lwe import (
@@ -28,6 +27,7 @@ from nearveil.sealed.lwe import (
     make_hint,
     round_down_to,
 )
+from nearveil.sealed.parameters import SCORES
 
 DIMENSION, COLOURS = 64, 16
 COLUMNS = 1 << 16  # of a colour: 1024 cells

@@ -28,6 +28,7 @@ from rich.progress import Progress, track
 from rich.table import Table
 from sklearn.datasets import load_digits
 
+from nearveil import Client
 from nearveil.features import Extractor, HogColor, default_extractor, gallery_features, load_image
 from nearveil.features.extractor import unit_rows
 from nearveil.features.gallery import FeatureCache
@@ -39,7 +40,7 @@ from nearveil.mechanisms import Covers
 from nearveil.protocol.server import serve_maps
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor
 from nearveil.search.evaluation import Copies, Estimate, count_popularity, estimate_mean, true_neighbors
-from nearveil.service import Client, Nearest, QuestionError, TokenStore
+from nearveil.service import Nearest, QuestionError, TokenStore
 from studies.data import DataMissingError, find
 
 _GRACE = 30.0  # seconds to stop

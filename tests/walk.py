@@ -20,9 +20,10 @@ import uvicorn
 from numpy.typing import NDArray
 
 import nearveil
+from nearveil import Client
 from nearveil.gallery import Index
 from nearveil.ledger import Ledger
-from nearveil.service import Client, OpenGallery, Settings, TokenStore, create_app
+from nearveil.service import OpenGallery, Settings, TokenStore, create_app
 from tests.gallery.index_places import unit_rows
 from tests.service.serving import index_of
 

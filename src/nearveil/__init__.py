@@ -19,7 +19,7 @@ from nearveil.lazy import import_later
 if TYPE_CHECKING:
     from nearveil.errors import NearveilError
     from nearveil.manifold import SupervisedManifold
-    from nearveil.service import AsyncClient, Client
+    from nearveil.service.client.clients import AsyncClient, Client
     from nearveil.votes import (
         PrivateDiscriminant,
         PrivateKNeighborsClassifier,
@@ -46,7 +46,7 @@ __getattr__ = import_later(
     {
         "errors": ("NearveilError",),
         "manifold": ("SupervisedManifold",),
-        "service": (
+        "service.client.clients": (
             "AsyncClient",
             "Client",
         ),

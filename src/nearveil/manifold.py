@@ -23,7 +23,7 @@ from nearveil.graph import GaussianGraph, LabelGraph, gaussian_graph, label_grap
 from nearveil.graph.gaussian import Method
 from nearveil.graph.labels import Encoding
 
-__all__ = ["SimilarityTransform", "SupervisedManifold", "smlq_step", "umeyama"]
+__all__ = ["smlq_step", "umeyama"]
 
 Array = Any  # a NumPy array or a torch tensor, whichever the graph was built of
 

@@ -17,9 +17,10 @@ pytest.importorskip("uvicorn")
 
 import uvicorn
 
+from nearveil import Client
 from nearveil.gallery import Index
 from nearveil.ledger import Ledger
-from nearveil.service import Client, OpenGallery, Settings, TokenStore, create_app
+from nearveil.service import OpenGallery, Settings, TokenStore, create_app
 from nearveil.service.client.questions import EXTRACTION_PERIOD
 from nearveil.service.client.transport import Patience
 from nearveil.service.server.errors import UnavailableError

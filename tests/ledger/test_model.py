@@ -19,7 +19,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from nearveil.ledger import AccountError, Balance, KeyConflictError, KeySpentError, Ledger, OverBudgetError
+from nearveil.ledger import AccountError, KeyConflictError, KeySpentError, Ledger, OverBudgetError
+from nearveil.ledger.history import Balance
 from nearveil.privacy.events import PureDp
 
 from .chaos_worker import KILLS

@@ -36,7 +36,7 @@ from nearveil.privacy.accounting import (
     RdpAccountant,
     RenyiFilter,
     calibrate,
-    screening_epsilon,
+    screening_curve,
 )
 from nearveil.privacy.accounting.screening import compute_binary_rdp, compute_private_knn_asymptotic
 from nearveil.privacy.events import (
@@ -226,7 +226,8 @@ def test_vector_9_gaussian_by_pld() -> None:
 def test_screenings_by_bellman_and_votes_by_pld() -> None:
     screening = NoisyScreening(noise=75, threshold=180, n_neighbors=300)
     alone = PldAccountant().compose(PoissonSampledDpEvent(0.15, screening), 1000)
-    curve = screening_epsilon(1000, sampling_rate=0.15, noise=75, threshold=180, n_neighbors=300, delta=1e-5)
+    screening = NoisyScreening(noise=75, threshold=180, n_neighbors=300)
+    curve = screening_curve(1000, screening, sampling_rate=0.15).epsilon(1e-5)
     assert curve <= alone.epsilon(1e-5) <= curve + 1e-5
     alone.compose(PoissonSampledDpEvent(0.15, VoteHistogram(25)), 735)
     assert 0.871 <= alone.epsilon(1e-5) <= 0.871049 + 1e-3

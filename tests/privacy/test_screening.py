@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from nearveil.privacy.accounting import PldAccountant, screening_curve, screening_epsilon
+from nearveil.privacy.accounting import PldAccountant, screening_curve
 from nearveil.privacy.accounting.binary import Moves, PrivacyCurve, _find_hull, _Kernel, _thin, compose_binary
 from nearveil.privacy.accounting.screening import _make_moves, compute_fixed_pair_epsilon, compute_screening_rdp
 from nearveil.privacy.events import NoisyScreening, PureDp
@@ -102,7 +102,7 @@ def test_vector_8_the_same_pair_a_thousand_times(direction: Any, value: float) -
 
 
 def test_a_thousand_screenings() -> None:
-    epsilon = screening_epsilon(1000, sampling_rate=0.15, noise=75, threshold=180, n_neighbors=300, delta=1e-5)
+    epsilon = screening_curve(1000, MNIST, sampling_rate=0.15).epsilon(1e-5)
     assert 0.161520090 < epsilon <= 0.1625
     assert epsilon == pytest.approx(0.161940, abs=1e-4)
 
@@ -114,7 +114,7 @@ def test_thousands_of_screenings_cost_hardly_more_than_those_of_one_pair() -> No
         )
 
     assert one_pair(8192, 210, "add") == pytest.approx(0.774764, abs=1e-6)
-    epsilon = screening_epsilon(2048, sampling_rate=0.25, noise=85, threshold=210, n_neighbors=300, delta=1e-5)
+    epsilon = screening_curve(2048, STREET, sampling_rate=0.25).epsilon(1e-5)
     lower = max(one_pair(2048, votes, direction) for votes, direction in ((205, "remove"), (213, "add")))
     assert lower < epsilon < 1.001 * lower
 
@@ -264,7 +264,7 @@ def test_the_curve_is_rounded_up() -> None:
 
 def test_more_rounds_more_noise_less_noise() -> None:
     def cost(n: int, noise: float = 20.0, rate: float = 0.5) -> float:
-        return screening_epsilon(n, sampling_rate=rate, noise=noise, threshold=30, n_neighbors=50, delta=1e-6)
+        return screening_curve(n, NoisyScreening(noise, 30, 50), sampling_rate=rate).epsilon(1e-6)
 
     assert cost(0) == 0
     assert 0 < cost(1) < cost(10) < cost(300) < 300 * cost(1)
@@ -309,16 +309,12 @@ def test_a_curve_that_is_not_convex_is_refused() -> None:
     ],
 )
 def test_bad_input_is_named(field: str, value: Any) -> None:
-    arguments: dict[str, Any] = {
-        "sampling_rate": 0.1,
-        "noise": 5.0,
-        "threshold": 3.0,
-        "n_neighbors": 5,
-        "delta": 1e-5,
-        "n": 3,
-    }
+    screening: dict[str, Any] = {"noise": 5.0, "threshold": 3.0, "n_neighbors": 5}
+    others: dict[str, Any] = {"n": 3, "sampling_rate": 0.1, "delta": 1e-5}
+    (screening if field in screening else others)[field] = value
+    delta = others.pop("delta")
     with pytest.raises(ValueError, match=rf"^{field} must"):
-        screening_epsilon(**{**arguments, field: value})
+        screening_curve(screening=NoisyScreening(**screening), **others).epsilon(delta)
 
 
 def test_other_bad_input_is_named() -> None:

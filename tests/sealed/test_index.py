@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from nearveil.frames import Kind, WireError, frame, unframe
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.sealed import FETCH, SCORES, SealedClient, SealedError, SealedIndex
+from nearveil.sealed import SealedClient, SealedError, SealedIndex
 from nearveil.sealed.accuracy import bound_score_error, find_score_deviation
 from nearveil.sealed.cells import find_depths, make_cells
 from nearveil.sealed.client import choose_best, get_message_scale, make_messages
 from nearveil.sealed.layout import Layout, check_rows, choose_cells, pad_records, unpad_record
 from nearveil.sealed.lwe import make_hint
+from nearveil.sealed.parameters import FETCH, SCORES
 from nearveil.sealed.sizes import choose_dimension, choose_shape
 
 N = 400

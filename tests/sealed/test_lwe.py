@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.sealed import FETCH, SCORES, LweParameters
 from nearveil.sealed.accuracy import bound_fetch_failure, bound_score_error, find_score_deviation
 from nearveil.sealed.lwe import (
     LARGEST_DRAW,
@@ -23,6 +22,7 @@ from nearveil.sealed.lwe import (
     unpack,
     unpack_question,
 )
+from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 
 SEED = bytes(range(32))
 BOTH = pytest.mark.parametrize("parameters", [SCORES, FETCH], ids=lambda one: one.name)

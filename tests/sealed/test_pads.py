@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearveil.sealed import FETCH, SealedClient, SealedIndex
+from nearveil.sealed import SealedClient, SealedIndex
 from nearveil.sealed.lwe import Words, add_messages, expand_matrix
 from nearveil.sealed.pads import Pad, PadStock, multiply_hint
+from nearveil.sealed.parameters import FETCH
 
 ROWS = np.random.default_rng(0).normal(size=(60, 12))
 

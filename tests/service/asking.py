@@ -18,11 +18,11 @@ pytest.importorskip("httpx")
 
 import httpx
 
+from nearveil import Client
 from nearveil.gallery import Index, Item
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy.noise import Source, unsafe_seeded
 from nearveil.protocol.client import PublicPart, decode_frame
-from nearveil.service import Client
 from nearveil.service.schema import FRAME
 from nearveil.service.server.app import create_app
 from nearveil.service.server.galleries import Gallery, OpenGallery

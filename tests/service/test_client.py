@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import nearveil
+from nearveil import Client
 from nearveil.features import backbones
 from nearveil.gallery import Index
 from nearveil.ledger import Debit, KeyConflictError, Ledger, OverBudgetError, new_key
@@ -20,7 +21,6 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.protocol import ClientProtocol
 from nearveil.protocol.client import MapChanged, Query, Refusal, RefusalCode, decode_frame
-from nearveil.service import Client
 from nearveil.service.client.errors import (
     DeclinedError,
     QuestionError,

@@ -12,11 +12,11 @@ import httpx
 import numpy as np
 import pytest
 
+from nearveil import AsyncClient, Client
 from nearveil.gallery import Index
 from nearveil.ledger import Debit, Ledger, OverBudgetError
 from nearveil.privacy import Guarantee
 from nearveil.protocol import client as _client
-from nearveil.service import AsyncClient, Client
 from nearveil.service.client import questions
 from nearveil.service.client.errors import QuestionError, UnansweredError
 from nearveil.service.client.transport import Request, Response

@@ -14,7 +14,8 @@ import httpx
 import numpy as np
 import pytest
 
-from nearveil.service import AsyncClient, Client, QuestionError, ReplyError
+from nearveil import AsyncClient, Client
+from nearveil.service import QuestionError, ReplyError
 from nearveil.service.client.errors import DeclinedError
 from nearveil.service.client.questions import CHECK_AGAIN
 from nearveil.service.schema import MOST_MODEL

@@ -13,10 +13,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from nearveil import AsyncClient, Client
 from nearveil.gallery.answers import WholeCodes
 from nearveil.mechanisms import PublicMap
 from nearveil.protocol.client import choice_period, question_period
-from nearveil.service import AsyncClient, Client
 from nearveil.service.client.errors import QuestionError, UnansweredError
 from nearveil.service.client.questions import CLASSIFYING_PERIOD, EXTRACTION_PERIOD, slot_end
 from tests.clocks import Watched, watched

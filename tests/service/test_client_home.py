@@ -10,11 +10,12 @@ import httpx
 import numpy as np
 import pytest
 
+from nearveil import AsyncClient, Client
 from nearveil.frames import DEFAULT_LIMITS, WireError
 from nearveil.gallery import Index
 from nearveil.protocol import home
 from nearveil.protocol.home import CodesGroup, CodesManifest
-from nearveil.service import AsyncClient, Client, Nearest
+from nearveil.service import Nearest
 from nearveil.service.client.errors import DeclinedError, QuestionError, ReplyError
 from tests.service.asking import COUNT, QUERIES, Scene, framed, make_index, scene
 

@@ -14,12 +14,12 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+from nearveil import Client
 from nearveil.errors import NearveilError
 from nearveil.frames import Kind, frame, unframe
 from nearveil.gallery import Index
 from nearveil.protocol import sealed
 from nearveil.sealed import SealedClient
-from nearveil.service import Client
 from nearveil.service.client.errors import QuestionError, ReplyError
 from nearveil.service.schema import FRAME, KEY_HEADER
 from nearveil.service.server.errors import BusyError

@@ -19,9 +19,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from nearveil import Client
 from nearveil.ledger import Debit, Ledger
 from nearveil.privacy import Guarantee
-from nearveil.service import Client
 from nearveil.service.client.errors import QuestionError
 from nearveil.service.client.transport import LocalTransport, Request, Response
 from tests.service.asking import QUERIES, Scene, new_account

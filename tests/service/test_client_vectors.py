@@ -11,11 +11,12 @@ import pandas as pd
 import pytest
 import torch
 
+from nearveil import AsyncClient, Client
 from nearveil.frames import WireError
 from nearveil.gallery import Index
 from nearveil.gallery.answers import ItemDetails, encode_details, read_details
 from nearveil.protocol.client import question_period
-from nearveil.service import AsyncClient, Client, QuestionError, UnfinishedError
+from nearveil.service import QuestionError, UnfinishedError
 from tests.clocks import Watched, watched
 from tests.search.standins import clustered
 from tests.service.asking import CANDIDATES, COUNT, DIMENSION, QUERIES, URL, Scene, is_post, public_of, scene, unit

@@ -18,9 +18,9 @@ import httpx
 import numpy as np
 import pytest
 
+from nearveil import AsyncClient, Client
 from nearveil.ledger import Ledger
 from nearveil.protocol.client import ClientProtocol, Query, decode_frame
-from nearveil.service import AsyncClient, Client
 from nearveil.service.client.errors import QuestionError, ReplyError, UnansweredError, UnreachableError
 from nearveil.service.client.transport import Patience, ServerAddress
 from tests.service.asking import (

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nearveil import Client
 from nearveil.features import TorchExtractor
 from nearveil.gallery import Index, IndexStoreError, Item
 from nearveil.gallery.errors import InexactRowsError, PrivateIndexError
 from nearveil.ledger import Account, Debit, Ledger, LedgerUnavailableError
 from nearveil.privacy.events import VoteHistogram
-from nearveil.service import Client, OpenGallery, Settings, open_galleries
+from nearveil.service import OpenGallery, Settings, open_galleries
 from nearveil.service.server.errors import NotOfferedError, UnavailableError, UnknownError
 from nearveil.service.server.protected import ProtectedGallery, PublicationError
 from nearveil.votes import PrivateDiscriminant, PublicDiscriminant, discriminant, plan

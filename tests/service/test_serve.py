@@ -17,8 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from nearveil import Client
 from nearveil.gallery import Index, Item
-from nearveil.service import Client, Settings, TokenStore, UnreachableError, open_galleries, serve
+from nearveil.service import Settings, TokenStore, UnreachableError, open_galleries, serve
 from nearveil.service.schema import FRAME, KEY_HEADER
 from nearveil.service.server.settings import SettingsError
 from tests.programs import Program

@@ -12,8 +12,8 @@ pytest.importorskip("PIL")
 pytest.importorskip("skimage")
 pytest.importorskip("fastapi")
 
+from nearveil import Client
 from nearveil.ledger import Ledger
-from nearveil.service import Client
 from studies import photos
 
 

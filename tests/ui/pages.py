@@ -21,11 +21,11 @@ pytest.importorskip("skimage")
 import httpx
 from PIL import Image
 
+from nearveil import Client
 from nearveil.features import HogColor, load_image
 from nearveil.features.images import thumbnail
 from nearveil.gallery import Index, Item
 from nearveil.ledger import Account, Ledger
-from nearveil.service import Client
 from nearveil.ui._app import Auditor, create_app
 from nearveil.ui._door import PAGE_HEADER, PageEntry
 from nearveil.ui.session import PageSession, Purse

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from nearveil import Client
 from nearveil.features.extractor import unit_rows
 from nearveil.gallery import Index, Item
 from nearveil.mechanisms import Covers, PublicMap
@@ -14,7 +15,6 @@ from nearveil.protocol.client import K, PublicPart, find_share, project_rows
 from nearveil.search.ceiling import popular_floor
 from nearveil.search.evaluation import count_popularity, true_neighbors
 from nearveil.search.outlook import Outlook, make_outlook, unit_prototypes
-from nearveil.service import Client
 from nearveil.ui._views import Candidate, Picture, Trouble, place_codes
 from tests.search.standins import clustered
 

@@ -20,9 +20,9 @@ from nearveil.votes import (
     PrivateDiscriminant,
     PrivateKNeighborsClassifier,
     PrivateKNeighborsRegressor,
-    PublicStudent,
     Student,
 )
+from nearveil.votes.student import PublicStudent
 
 X, Y = load_digits(return_X_y=True)
 RNG = np.random.default_rng(5)

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from nearveil.gallery import Index
     from nearveil.ledger import Account, Balance, Debit, Ledger
     from nearveil.privacy import Guarantee
-    from nearveil.service import Client, QuestionError
+    from nearveil.service import QuestionError
+    from nearveil.service.client.clients import Client
 
 ACCOUNT, BUDGET = "queries", 100.0
 AccountName = Annotated[
@@ -60,7 +61,7 @@ def open_client(
     tls: dict[str, Any],
 ) -> Iterator[tuple["Client", "Index | None"]]:
     """Yield who asks, and the index where it is here."""
-    from nearveil.service import Client
+    from nearveil import Client
 
     if server is not None:
         if "://" not in server:

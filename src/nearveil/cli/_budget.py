@@ -32,8 +32,8 @@ from nearveil.cli._shared import (
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from nearveil.ledger import Account, Balance, Ledger
-    from nearveil.ledger.history import Entry, Preview
+    from nearveil.ledger import Account, Ledger
+    from nearveil.ledger.history import Balance, Entry, Preview
 
 app = typer.Typer(
     help="Budgets that last: open accounts, see what is left, check that nobody changed the past.",

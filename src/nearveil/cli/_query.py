@@ -43,9 +43,11 @@ from nearveil.cli._shared import (
 
 if TYPE_CHECKING:
     from nearveil.features.images import Pixels
-    from nearveil.ledger import Balance
+    from nearveil.ledger.history import Balance
     from nearveil.privacy import Guarantee
-    from nearveil.service import Classified, Client, Nearest
+    from nearveil.service import Nearest
+    from nearveil.service.client.clients import Client
+    from nearveil.service.client.results import Classified
 
 
 def query(
@@ -404,8 +406,9 @@ def classify(
     nearveil classify *.png --server https://scans.example:8321 --token-file token.txt --gallery scans --json
     """
     with report_errors(extractor="--extractor"):
+        from nearveil import Client
         from nearveil.features.backbones import make_extractor
-        from nearveil.service import Client, QuestionError
+        from nearveil.service import QuestionError
 
         tls: dict[str, Any] = {
             "ca": ca,
@@ -494,7 +497,8 @@ def sync(
 
     nearveil query me.jpg --epsilon 0 --server https://birds.example:8321 --token-file token.txt
     """
-    from nearveil.service import Client, QuestionError
+    from nearveil import Client
+    from nearveil.service import QuestionError
 
     with report_errors(), show_bars() as start:
         tick, before = start("Fetching codes", None), 0

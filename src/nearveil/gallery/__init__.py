@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from nearveil.gallery.errors import IndexStoreError
     from nearveil.gallery.folder import sync_folder
     from nearveil.gallery.index import Index
-    from nearveil.gallery.items import Item, StoredItem
+    from nearveil.gallery.items import Item
     from nearveil.gallery.publishing import Published
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "IndexStoreError",
     "Item",
     "Published",
-    "StoredItem",
     "sync_folder",
 ]
 
@@ -26,7 +25,7 @@ __getattr__ = import_later(
         "errors": ("IndexStoreError",),
         "folder": ("sync_folder",),
         "index": ("Index",),
-        "items": ("Item", "StoredItem"),
+        "items": ("Item",),
         "publishing": ("Published",),
     },
 )

@@ -12,12 +12,10 @@ from nearveil.ledger.errors import (
     LedgerUnavailableError,
     OverBudgetError,
 )
-from nearveil.ledger.history import Balance
 
 __all__ = [
     "Account",
     "AccountError",
-    "Balance",
     "Debit",
     "KeyConflictError",
     "KeySpentError",

@@ -1,5 +1,5 @@
 """Guarantees, and what they rest on: events, noise, sensitivity and accountants."""
 
-from nearveil.privacy.guarantee import Assumption, Basis, Guarantee, compose, compose_events, noise_guarantee
+from nearveil.privacy.guarantee import Basis, Guarantee, compose, compose_events, noise_guarantee
 
-__all__ = ["Assumption", "Basis", "Guarantee", "compose", "compose_events", "noise_guarantee"]
+__all__ = ["Basis", "Guarantee", "compose", "compose_events", "noise_guarantee"]

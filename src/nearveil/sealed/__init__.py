@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING
 from nearveil.lazy import import_later
 
 if TYPE_CHECKING:
-    from nearveil.sealed.client import SealedClient, SealedMatch
+    from nearveil.sealed.client import SealedClient
     from nearveil.sealed.index import SealedIndex
     from nearveil.sealed.layout import SealedError
-    from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 
-__all__ = ["FETCH", "SCORES", "LweParameters", "SealedClient", "SealedError", "SealedIndex", "SealedMatch"]
+__all__ = ["SealedClient", "SealedError", "SealedIndex"]
 
 __getattr__ = import_later(
     __name__,
     {
-        "client": ("SealedClient", "SealedMatch"),
+        "client": ("SealedClient",),
         "index": ("SealedIndex",),
         "layout": ("SealedError",),
-        "parameters": ("FETCH", "SCORES", "LweParameters"),
     },
 )
 

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from nearveil.lazy import import_later
 
 if TYPE_CHECKING:
-    from nearveil.service.client.clients import AsyncClient, Client
     from nearveil.service.client.errors import (
         QuestionError,
         ReplyError,
@@ -13,31 +12,24 @@ if TYPE_CHECKING:
         UnfinishedError,
         UnreachableError,
     )
-    from nearveil.service.client.results import Classified, Match, Nearest
+    from nearveil.service.client.results import Match, Nearest
     from nearveil.service.schema import GalleryInfo
     from nearveil.service.server.app import create_app
-    from nearveil.service.server.errors import ServiceError
     from nearveil.service.server.galleries import OpenGallery
     from nearveil.service.server.protected import ProtectedGallery
-    from nearveil.service.server.publications import Publication
     from nearveil.service.server.serving import open_galleries, serve
     from nearveil.service.server.settings import GallerySettings, Settings
     from nearveil.service.server.tokens import TokenStore
 
 __all__ = [
-    "AsyncClient",
-    "Classified",
-    "Client",
     "GalleryInfo",
     "GallerySettings",
     "Match",
     "Nearest",
     "OpenGallery",
     "ProtectedGallery",
-    "Publication",
     "QuestionError",
     "ReplyError",
-    "ServiceError",
     "Settings",
     "TokenStore",
     "UnansweredError",
@@ -51,10 +43,6 @@ __all__ = [
 __getattr__ = import_later(
     __name__,
     {
-        "client.clients": (
-            "AsyncClient",
-            "Client",
-        ),
         "client.errors": (
             "QuestionError",
             "ReplyError",
@@ -63,16 +51,13 @@ __getattr__ = import_later(
             "UnreachableError",
         ),
         "client.results": (
-            "Classified",
             "Match",
             "Nearest",
         ),
         "schema": ("GalleryInfo",),
         "server.app": ("create_app",),
-        "server.errors": ("ServiceError",),
         "server.galleries": ("OpenGallery",),
         "server.protected": ("ProtectedGallery",),
-        "server.publications": ("Publication",),
         "server.serving": (
             "open_galleries",
             "serve",

@@ -25,8 +25,9 @@ from nearveil.privacy.events import PureDp
 from nearveil.privacy.guarantee import format_factor
 from nearveil.protocol.client import PublicPart, project_rows
 from nearveil.search.outlook import Singles, unit_prototypes
-from nearveil.service import Classified, Match, Nearest, QuestionError, ReplyError, UnansweredError, UnreachableError
+from nearveil.service import Match, Nearest, QuestionError, ReplyError, UnansweredError, UnreachableError
 from nearveil.service.client.errors import DeclinedError
+from nearveil.service.client.results import Classified
 
 _NOTHING = "No message was sent, and nothing was paid."
 

@@ -18,7 +18,8 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 from nearveil.protocol.client import ClientProtocol, K, PublicPart
 from nearveil.search.outlook import EPSILONS, Outlook, Singles, make_outlook
-from nearveil.service import Client, GalleryInfo, UnansweredError
+from nearveil.service import GalleryInfo, UnansweredError
+from nearveil.service.client.clients import Client
 from nearveil.service.client.questions import unpack_messages
 from nearveil.ui._views import (
     Last,

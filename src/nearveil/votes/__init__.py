@@ -5,8 +5,7 @@
 * :class:`PateClassifier`: the rival, teachers trained on disjoint parts of the records;
 * :class:`PrivateDiscriminant`: a linear model of the records, with noise that is added once; what it exports, a
   :class:`PublicDiscriminant`, is public;
-* :class:`Student`: learns from the answers; what it exports, a :class:`PublicStudent`, is public.
-  :class:`NetworkStudent` is a network for it.
+* :class:`Student`: learns from the answers; what it exports is public. :class:`NetworkStudent` is a network for it.
 """
 
 from nearveil.votes._knn import PrivateKNeighborsClassifier, PrivateKNeighborsRegressor
@@ -16,7 +15,7 @@ from nearveil.votes.discriminant import PrivateDiscriminant, plan_publications
 from nearveil.votes.discriminant_model import PublicDiscriminant
 from nearveil.votes.estimator import Answers
 from nearveil.votes.spending import ExhaustedError
-from nearveil.votes.student import PublicStudent, Student
+from nearveil.votes.student import Student
 
 __all__ = [
     "Answers",
@@ -27,7 +26,6 @@ __all__ = [
     "PrivateKNeighborsClassifier",
     "PrivateKNeighborsRegressor",
     "PublicDiscriminant",
-    "PublicStudent",
     "Student",
     "plan_publications",
 ]

@@ -12,7 +12,8 @@ from nearveil.audit.attacks._clock import DIMENSION, EPSILON, Asking
 from nearveil.audit.attacks._wire import FreeDebit
 from nearveil.privacy import Guarantee
 from nearveil.protocol.client import PublicPart
-from nearveil.service import Client, GalleryInfo, UnansweredError
+from nearveil.service import GalleryInfo, UnansweredError
+from nearveil.service.client.clients import Client
 from nearveil.service.schema import FRAME, Galleries
 
 ETAG = '"map"'

@@ -16,11 +16,12 @@ from numpy.typing import ArrayLike, NDArray
 from nearveil.audit._experiment import DIMENSION, Experiment, Floats, Pair, draw_gallery
 from nearveil.audit.report import Check
 from nearveil.privacy.noise import Source
-from nearveil.sealed import SCORES, LweParameters, SealedClient, SealedIndex
+from nearveil.sealed import SealedClient, SealedIndex
 from nearveil.sealed.client import SealedQuestion, make_messages
 from nearveil.sealed.layout import Layout
 from nearveil.sealed.lwe import WORD_BITS, Longs, Words, centre, draw_gaussians, expand_matrix, unpack_question
 from nearveil.sealed.pads import Pad
+from nearveil.sealed.parameters import SCORES, LweParameters
 
 _TRIALS = 400
 _CHECKED = 20  # questions whose errors are measured

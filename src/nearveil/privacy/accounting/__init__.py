@@ -44,7 +44,6 @@ from nearveil.privacy.accounting.screening import (
     compute_binary_rdp,
     compute_screening_rdp,
     screening_curve,
-    screening_epsilon,
 )
 from nearveil.privacy.checks import (
     check_budget,
@@ -67,7 +66,6 @@ __all__ = [
     "RenyiFilter",
     "calibrate",
     "screening_curve",
-    "screening_epsilon",
 ]
 
 Spent = tuple[tuple[DpEvent, int], ...]

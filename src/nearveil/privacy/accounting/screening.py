@@ -89,24 +89,6 @@ def screening_curve(n: int, screening: NoisyScreening, *, sampling_rate: float =
     return compose_binary(_make_moves(screening, check_rate(sampling_rate)), check_count(n, "n"))
 
 
-def screening_epsilon(
-    n: int, *, sampling_rate: float, noise: float, threshold: float, n_neighbors: int, delta: float
-) -> float:
-    """Return the epsilon of `n` adaptively chosen screenings, by Bellman's equation, from above.
-
-    The parameters are those of :class:`~nearveil.privacy.events.NoisyScreening`.
-
-    Examples
-    --------
-    >>> e = screening_epsilon(10, sampling_rate=0.15, noise=75, threshold=180, n_neighbors=300, delta=1e-5)
-    >>> f"{e:.5f}"
-    '0.01346'
-    """
-    check_delta(delta)
-    screening = NoisyScreening(noise=noise, threshold=threshold, n_neighbors=n_neighbors)
-    return screening_curve(n, screening, sampling_rate=sampling_rate).epsilon(delta)
-
-
 def compute_fixed_pair_epsilon(
     n: int,
     screening: NoisyScreening,
