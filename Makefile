@@ -35,7 +35,7 @@ check: $(VENV)/.dev ## Style, types, rooms
 	$(BIN)/lint-imports
 
 mutants: $(VENV)/.dev ## Plant every known defect and see a test fail, up to ten minutes; PART=1/8 for a part
-	$(BIN)/python -m tests.mutants $(if $(PART),--part $(PART))
+	$(BIN)/python -m tests.mutants $(if $(PART),--part $(PART)) $(if $(TESTED),--tested)
 
 bench: $(VENV)/.bench ## Measure; a table, JSON and a picture
 	$(BIN)/python bench/graph.py --out $(OUT)/bench

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     console = Console(highlight=False, soft_wrap=True)
     try:
-        outcomes = _run(_select(options), options.jobs, options.timeout, console)
+        outcomes = _run(_select(options), options, console)
     except MutantError as error:
         console.print(Text(str(error)))
         return 2
@@ -41,13 +41,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", metavar="NAME", action="append", help="only this mutant; may be repeated")
     parser.add_argument("--jobs", type=int, default=2, help="how many run at a time (default: 2)")
     parser.add_argument("--timeout", type=float, default=180.0, help="seconds for each mutant (default: 180)")
+    parser.add_argument("--tested", action="store_true", help="all tests have passed: do not run them without mutants")
     return parser.parse_args(arguments)
 
 
 def _select(options: argparse.Namespace) -> list[Mutant]:
     mutants = load(HERE)
-    for mutant in mutants:
-        mutant.apply(ROOT / "src")
     if options.part:
         part, _, parts = options.part.partition("/")
         if not (part.isdecimal() and parts.isdecimal()):
@@ -61,19 +60,20 @@ def _select(options: argparse.Namespace) -> list[Mutant]:
     return mutants
 
 
-def _run(mutants: Sequence[Mutant], jobs: int, timeout: float, console: Console) -> list[Outcome]:
+def _run(mutants: Sequence[Mutant], options: argparse.Namespace, console: Console) -> list[Outcome]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("tests without mutants", total=len(mutants))
-        console.print(f"{len(mutants)} mutants; first their tests without them")
-        check_green(mutants, ROOT, jobs=jobs, timeout=_GREEN_TIMEOUT)
+        if not options.tested:
+            console.print(f"{len(mutants)} mutants; first their tests without them")
+            check_green(mutants, ROOT, jobs=options.jobs, timeout=_GREEN_TIMEOUT)
         progress.update(task, description="mutants")
 
         def report(outcome: Outcome) -> None:
             console.print(f"{outcome.verdict:9} {outcome.seconds:5.1f} s  {outcome.mutant.name}")
             progress.advance(task)
 
-        return run(mutants, ROOT, jobs=jobs, timeout=timeout, report=report)
+        return run(mutants, ROOT, jobs=options.jobs, timeout=options.timeout, report=report)
 
 
 def _table(alive: Sequence[Outcome]) -> Table:

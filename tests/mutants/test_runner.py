@@ -149,7 +149,7 @@ def test_the_command_prints_survivors(
     said = capsys.readouterr().out
     assert "1 of 2 mutants killed, 1 not" in said
     assert "--- missed: survived by tests/test_toy.py::test_nothing" in said
-    assert command.main(["--only", "found", "--part", "1/2"]) == 0
+    assert command.main(["--only", "found", "--part", "1/2", "--tested"]) == 0
     assert command.main(["--part", "first"]) == 2
     assert command.main(["--only", "unknown"]) == 2
 
