@@ -107,7 +107,7 @@ def _make_styles() -> FeatureSet:
     return FeatureSet("digits", X.astype(np.float32), labels)
 
 
-def sample_images(data: str, seed: int, *, gallery: int, anchors: int = 0) -> Images:
+def sample_images(data: str, seed: int, *, gallery: int) -> Images:
     """Draw anchors, gallery and queries. As many queries of every class, so that classes are equally likely."""
     source, found = SETS[data], _load(SETS[data].file)
     X, y = found.features.astype(np.float64), found.labels
@@ -118,7 +118,7 @@ def sample_images(data: str, seed: int, *, gallery: int, anchors: int = 0) -> Im
     asked = np.concatenate([rest[y[rest] == label][: source.per_class] for label in classes])
     kept = np.setdiff1d(rest, asked, assume_unique=True)
     kept = np.sort(generator.permutation(kept)[:gallery])
-    own, others = np.split(public, [anchors or ANCHORS])
+    own, others = np.split(public, [ANCHORS])
     return Images(
         anchors=X[own],
         anchor_labels=y[own],

@@ -283,7 +283,7 @@ FINDINGS = (
 )
 
 
-def list_findings(folder: Path, base: str = "study") -> str:
+def list_findings(folder: Path) -> str:
     """Return the findings of all studies that were made, in Markdown."""
     parts: list[str] = []
     for finding in FINDINGS:
@@ -293,8 +293,8 @@ def list_findings(folder: Path, base: str = "study") -> str:
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
         parts.append(
             f"{len(parts) + 1}. {finding.sentence(rows)}\n\n"
-            f"   ![{finding.shows}]({base}/{finding.study}-{finding.figure}.svg)\n\n"
-            f"   Check it: `nearveil study {finding.study}` ([page]({base}/{finding.study}.md))"
+            f"   ![{finding.shows}](study/{finding.study}-{finding.figure}.svg)\n\n"
+            f"   Check it: `nearveil study {finding.study}` ([page](study/{finding.study}.md))"
         )
     return "\n\n".join(parts)
 

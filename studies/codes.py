@@ -45,8 +45,8 @@ def measure_loss(gallery: Singles, queries: Singles, codes: Codes) -> float:
     return 1 - found / len(queries)
 
 
-def estimate_needs(gallery: Singles, queries: Singles, most: float = MOST, seed: int = 0) -> tuple[float, float]:
-    """Return the noise of scores that loses `most`, and the bytes that a Gaussian source needs for so little.
+def estimate_needs(gallery: Singles, queries: Singles, seed: int = 0) -> tuple[float, float]:
+    """Return the noise of scores that loses `MOST`, and the bytes that a Gaussian source needs for so little.
 
     The source has independent coordinates with the gallery's variances along its principal directions. An error along
     a direction counts as much as queries vary there. Shannon's rate, by reverse water-filling.
@@ -56,7 +56,7 @@ def estimate_needs(gallery: Singles, queries: Singles, most: float = MOST, seed:
 
     def excess(log_noise: float) -> float:
         chosen = np.argpartition(-(scores + np.float32(np.exp(log_noise)) * drawn), K, axis=1)[:, :K]
-        return 1 - float(copies.recall(truth, chosen).mean()) - most
+        return 1 - float(copies.recall(truth, chosen).mean()) - MOST
 
     noise = float(np.exp(brentq(excess, np.log(1e-5), np.log(1e-2), xtol=0.02)))
     centre = gallery.mean(axis=0)

@@ -130,7 +130,7 @@ def climb(
     return best[0]
 
 
-def climb_target(anchors: Floats, others: Floats, bandwidth: float, ends: Floats, iterations: int = 80) -> float:
+def climb_target(anchors: Floats, others: Floats, bandwidth: float, ends: Floats) -> float:
     """Move two targets apart, from `ends` of shape (2, d): the row of the target alone, in O(m d) a step."""
     u = bandwidth**-2
     best = [0.0]
@@ -156,7 +156,7 @@ def climb_target(anchors: Floats, others: Floats, bandwidth: float, ends: Floats
         slope = gap / max(value, 1e-300)
         return -value, -np.concatenate([rise(slope, first), -rise(slope, second)])
 
-    minimize(objective, ends.ravel(), jac=True, method="L-BFGS-B", options={"maxiter": iterations})
+    minimize(objective, ends.ravel(), jac=True, method="L-BFGS-B", options={"maxiter": 80})
     return best[0]
 
 

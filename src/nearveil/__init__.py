@@ -44,18 +44,10 @@ __all__ = [
 __getattr__ = import_later(
     __name__,
     {
-        "errors": ("NearveilError",),
-        "manifold": ("SupervisedManifold",),
-        "service.client.clients": (
-            "AsyncClient",
-            "Client",
-        ),
-        "votes": (
-            "PrivateDiscriminant",
-            "PrivateKNeighborsClassifier",
-            "PrivateKNeighborsRegressor",
-            "PublicDiscriminant",
-        ),
+        "errors": "NearveilError",
+        "manifold": "SupervisedManifold",
+        "service.client.clients": "AsyncClient Client",
+        "votes": "PrivateDiscriminant PrivateKNeighborsClassifier PrivateKNeighborsRegressor PublicDiscriminant",
     },
 )
 

@@ -92,8 +92,9 @@ def make_classical_gaussian() -> tuple[GaussianNoise, Guarantee]:
     return noise, make_claim(12.0, delta, "the classical calibration is a theorem for epsilon below 1")
 
 
-def make_fixed_size_sample(n_records: int = 20, size: int = 4, noise: float = 1.0) -> Experiment:
+def make_fixed_size_sample() -> Experiment:
     """Return votes of a sample of fixed size, drawn with replacement, charged as Poisson sampling."""
+    n_records, size, noise = 20, 4, 1.0
     event = PoissonSampledDpEvent(size / n_records, VoteHistogram(noise))
     times = np.arange(size + 1)
     weights = binom.logpmf(times, size, 1 / n_records)
@@ -119,10 +120,9 @@ def make_fixed_size_sample(n_records: int = 20, size: int = 4, noise: float = 1.
     )
 
 
-def make_shared_sample(
-    rate: float = 0.03, threshold: float = 1.0, screening_noise: float = 0.4, noise: float = 0.6, delta: float = 1e-3
-) -> Experiment:
+def make_shared_sample() -> Experiment:
     """Return a screening and a vote on one and the same sample, charged as if each had one of its own."""
+    rate, threshold, screening_noise, noise, delta = 0.03, 1.0, 0.4, 0.6, 1e-3
     events = (
         PoissonSampledDpEvent(rate, NoisyScreening(screening_noise, threshold, 1)),
         PoissonSampledDpEvent(rate, VoteHistogram(noise)),
@@ -154,18 +154,18 @@ def make_shared_sample(
     )
 
 
-def make_float_laplace(epsilon: float = 1.0) -> Experiment:
+def make_float_laplace() -> Experiment:
     """Return a value plus NumPy's Laplace noise, in doubles: the textbook mechanism, as textbooks program it."""
 
     def run(value: float, runs: int, source: Source) -> Floats:
-        return value + _make_generator(source).laplace(scale=1 / epsilon, size=(runs, 1))
+        return value + _make_generator(source).laplace(size=(runs, 1))
 
     return Experiment(
         name="numpy's Laplace noise",
-        guarantee=make_claim(epsilon, 0.0, "doubles have gaps that depend on the value"),
+        guarantee=make_claim(1.0, 0.0, "doubles have gaps that depend on the value"),
         pairs=(Pair("zero and one", 0.0, 1.0),),
         run=run,
-        log_ratio=lambda seen, pair: (np.abs(seen[:, 0] - pair.second) - np.abs(seen[:, 0] - pair.first)) * epsilon,
+        log_ratio=lambda seen, pair: np.abs(seen[:, 0] - pair.second) - np.abs(seen[:, 0] - pair.first),
         trials=100_000,
     )
 

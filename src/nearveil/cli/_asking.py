@@ -34,7 +34,8 @@ from nearveil.cli._shared import (
 
 if TYPE_CHECKING:
     from nearveil.gallery import Index
-    from nearveil.ledger import Account, Balance, Debit, Ledger
+    from nearveil.ledger import Account, Debit, Ledger
+    from nearveil.ledger.history import Balance
     from nearveil.privacy import Guarantee
     from nearveil.service import QuestionError
     from nearveil.service.client.clients import Client

@@ -83,7 +83,7 @@ def sum_segments(values: Array, codes: Array, n_segments: int) -> Array:
     return doubles.new_zeros((n_segments, values.shape[1])).index_add_(0, codes, doubles).to(values.dtype)
 
 
-def check_unit_rows(X: Array, name: str = "X", least: int = 2) -> Array:
+def check_unit_rows(X: Array, least: int = 2) -> Array:
     """Return a copy of `X`, each row divided by its norm, or raise unless they are of norm one up to rounding.
 
     What is made of one row depends on no other. Errors name the row, never its values.
@@ -92,44 +92,42 @@ def check_unit_rows(X: Array, name: str = "X", least: int = 2) -> Array:
     xp = find_namespace(X)
     if X.ndim != 2 or X.shape[1] == 0:
         raise ValueError(
-            f"{name} must be a 2-D array (rows, features) with at least one feature; got shape {tuple(X.shape)}"
+            f"X must be a 2-D array (rows, features) with at least one feature; got shape {tuple(X.shape)}"
         )
     if X.shape[0] < least:
-        raise ValueError(f"{name} has {X.shape[0]} row(s); it needs at least {least}")
+        raise ValueError(f"X has {X.shape[0]} row(s); it needs at least {least}")
     if not xp.isdtype(X.dtype, "real floating"):
-        raise ValueError(f"{name} must hold floating-point numbers; got dtype {X.dtype}: convert it first")
+        raise ValueError(f"X must hold floating-point numbers; got dtype {X.dtype}: convert it first")
     if X.shape[0] == 0:
         return X
     wide = X if xp.finfo(X.dtype).bits >= 32 else xp.astype(X, xp.float32)
     norms = xp.sqrt(xp.vecdot(wide, wide))
     if not bool(xp.all(xp.isfinite(norms))):
         row = int(xp.argmin(xp.astype(xp.isfinite(norms), xp.int8)))
-        raise ValueError(
-            f"{name} holds NaN, infinity or a huge number (first in row {row}): remove or repair such rows"
-        )
+        raise ValueError(f"X holds NaN, infinity or a huge number (first in row {row}): remove or repair such rows")
     if bool(xp.any(norms == 0)):
         row = int(xp.argmin(norms))
-        raise ValueError(f"{name} holds a row of zeros (row {row}), which has no direction: remove it")
+        raise ValueError(f"X holds a row of zeros (row {row}), which has no direction: remove it")
     off = xp.abs(norms - 1)
     if float(xp.max(off)) > max(1e-4, 8 * find_epsilon(X)):
         row = int(xp.argmax(off))
         raise ValueError(
-            f"{name} must have rows of norm 1 (row {row} has not): divide each row by its norm, "
+            f"X must have rows of norm 1 (row {row} has not): divide each row by its norm, "
             "as sklearn.preprocessing.normalize does"
         )
     return xp.astype(wide / norms[:, None], X.dtype, copy=False)
 
 
-def check_columns(Z: Array, n: int, model: Array, name: str = "Z") -> Array:
+def check_columns(Z: Array, n: int, model: Array) -> Array:
     """Check that `Z` is a finite (n, k) array of the library of `model`, and bring it to its dtype."""
     Z = as_array(Z)
-    check_same_library(Z, model, name)
+    check_same_library(Z, model, "Z")
     xp = find_namespace(Z)
     if Z.ndim != 2 or Z.shape[0] != n:
-        raise ValueError(f"{name} must have shape ({n}, k), a row for each row of the graph; got {tuple(Z.shape)}")
-    Z = xp.astype(check_real(Z, name), model.dtype, copy=False)
+        raise ValueError(f"Z must have shape ({n}, k), a row for each row of the graph; got {tuple(Z.shape)}")
+    Z = xp.astype(check_real(Z, "Z"), model.dtype, copy=False)
     if not bool(xp.all(xp.isfinite(Z))):
-        raise ValueError(f"{name} holds NaN or infinity")
+        raise ValueError("Z holds NaN or infinity")
     return Z
 
 

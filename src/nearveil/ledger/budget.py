@@ -242,9 +242,9 @@ def format_up(number: float, digits: int = 4, rounding: str = ROUND_CEILING) -> 
     return f"{float(Context(prec=digits, rounding=rounding).plus(Decimal(repr(float(number))))):.12g}"
 
 
-def format_down(number: float, digits: int = 4) -> str:
+def format_down(number: float) -> str:
     """Write what is left, rounded down."""
-    return format_up(number, digits, ROUND_FLOOR)
+    return format_up(number, rounding=ROUND_FLOOR)
 
 
 class UnpricedError(ValueError):

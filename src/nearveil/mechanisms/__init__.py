@@ -51,16 +51,14 @@ __all__ = [
 __getattr__ = import_later(
     __name__,
     {
-        "_baselines": [
-            "DPdSNE", "PlainLDA", "PlainManifold", "PlainTSNE", "PrivatePCA", "PrivatePCARelease", "RawFeatures",
-        ],
-        "_bitwise": ["OME", "Latent", "Unary"],
-        "_fisher": ["VonMisesFisher"],
-        "_gaussian": ["AnalyticGaussian", "RandomProjection"],
-        "_privatemail": ["PrivateMail"],
-        "_privunit": ["PrivUnit"],
-        "base": ["Message", "MessageError", "Release"],
-        "catalog": ["default"],
-        "covers.covers": ["Cells", "Covers", "PublicMap"],
+        "_baselines": "DPdSNE PlainLDA PlainManifold PlainTSNE PrivatePCA PrivatePCARelease RawFeatures",
+        "_bitwise": "OME Latent Unary",
+        "_fisher": "VonMisesFisher",
+        "_gaussian": "AnalyticGaussian RandomProjection",
+        "_privatemail": "PrivateMail",
+        "_privunit": "PrivUnit",
+        "base": "Message MessageError Release",
+        "catalog": "default",
+        "covers.covers": "Cells Covers PublicMap",
     },
-)  # fmt: skip
+)

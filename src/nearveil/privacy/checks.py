@@ -50,14 +50,14 @@ def check_range(value: float, name: str, least: float, most: float) -> float:
     return _check(value, name, f"be from {least:g} to {most:g}", lambda number: least <= number <= most)
 
 
-def check_rate(value: float, name: str = "sampling_rate") -> float:
+def check_rate(value: float) -> float:
     """Return a number in (0, 1] as a float, or raise."""
-    return _check(value, name, "lie in (0, 1]", lambda number: 0 < number <= 1)
+    return _check(value, "sampling_rate", "lie in (0, 1]", lambda number: 0 < number <= 1)
 
 
-def check_delta(value: float, name: str = "delta") -> float:
+def check_delta(value: float) -> float:
     """Return a number in (0, 1) as a float, or raise."""
-    return _check(value, name, "lie in (0, 1), both ends excluded", lambda number: 0 < number < 1)
+    return _check(value, "delta", "lie in (0, 1), both ends excluded", lambda number: 0 < number < 1)
 
 
 def check_epsilon(value: float, name: str = "epsilon") -> float:

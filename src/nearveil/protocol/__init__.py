@@ -18,4 +18,4 @@ __all__ = [
     "serve_maps",
 ]
 
-__getattr__ = import_later(__name__, {"server": ("ServerProtocol", "serve_maps")})
+__getattr__ = import_later(__name__, {"server": "ServerProtocol serve_maps"})

@@ -43,29 +43,14 @@ __all__ = [
 __getattr__ = import_later(
     __name__,
     {
-        "client.errors": (
-            "QuestionError",
-            "ReplyError",
-            "UnansweredError",
-            "UnfinishedError",
-            "UnreachableError",
-        ),
-        "client.results": (
-            "Match",
-            "Nearest",
-        ),
-        "schema": ("GalleryInfo",),
-        "server.app": ("create_app",),
-        "server.galleries": ("OpenGallery",),
-        "server.protected": ("ProtectedGallery",),
-        "server.serving": (
-            "open_galleries",
-            "serve",
-        ),
-        "server.settings": (
-            "GallerySettings",
-            "Settings",
-        ),
-        "server.tokens": ("TokenStore",),
+        "client.errors": "QuestionError ReplyError UnansweredError UnfinishedError UnreachableError",
+        "client.results": "Match Nearest",
+        "schema": "GalleryInfo",
+        "server.app": "create_app",
+        "server.galleries": "OpenGallery",
+        "server.protected": "ProtectedGallery",
+        "server.serving": "open_galleries serve",
+        "server.settings": "GallerySettings Settings",
+        "server.tokens": "TokenStore",
     },
 )

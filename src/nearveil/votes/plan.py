@@ -31,6 +31,7 @@ from nearveil.privacy.noise import (
 _BITS = 320  # of weights while a table is made
 _REACH = 4095  # a longer gap starts anew behind the table: coins have no memory
 _LEAST_RATE = 2.0**-20
+_FAILURE = 1e-12  # probability that a list of neighbours is too short
 _DELTA_PER_GAP = 2.0**-100  # tables are within 2^-240 of the truth, and epsilon is at most 64
 
 
@@ -66,14 +67,14 @@ class PoissonSample:
             longer = longer[more == _REACH]
         return np.cumsum(gaps.reshape(n_queries, n_neighbors) + 1, axis=1) - 1
 
-    def list_length(self, n_neighbors: int, failure: float = 1e-12) -> int:
-        """Return how many neighbours to list, so that the sample wants more with a probability below `failure`.
+    def list_length(self, n_neighbors: int) -> int:
+        """Return how many neighbours to list, so that the sample wants more with a probability below `_FAILURE`.
 
-        `failure`: No part of the guarantee: a list that runs out is lengthened, and its coins are kept.
+        That is no part of the guarantee: a list that runs out is lengthened, and its coins are kept.
         """
         if self.rate == 1:
             return n_neighbors
-        log_odds = -math.log(failure)
+        log_odds = -math.log(_FAILURE)
         # Chernoff's bound is long enough; the exact length lies below it.
         low, high = (
             n_neighbors - 1,
@@ -81,7 +82,7 @@ class PoissonSample:
         )
         while high - low > 1:
             middle = (low + high) // 2
-            short = binom.cdf(n_neighbors - 1, middle, self.rate) >= failure
+            short = binom.cdf(n_neighbors - 1, middle, self.rate) >= _FAILURE
             low, high = (middle, high) if short else (low, middle)
         return high
 

@@ -37,6 +37,7 @@ _CELLS_PER_MOVE = 16  # grid cells in the step of the strongest move; more where
 _FURTHEST = 4096  # a move by more cells is cut off, from above
 _WIDEST = 200_000  # cells on each side of a = 1; beyond, the curve is extended from above
 _FEW_ROUNDS = 256  # up to here all moves are used as they are
+_TAIL = 1e-15  # where a curve has fallen below this it is held constant, from above
 _SAG = 1e-4  # how much higher the thinned moves may be than the true ones where it matters
 
 
@@ -137,16 +138,14 @@ class PrivacyCurve:
             raise ArithmeticError("the composed curve is not convex: report the parameters, do not use the value")
 
 
-def compose_binary(moves: Moves, count: int, *, tail: float = 1e-15) -> PrivacyCurve:
+def compose_binary(moves: Moves, count: int) -> PrivacyCurve:
     """Return the curve of `count` rounds whose moves are chosen adaptively, from above.
 
     ``docs/theory/accounting.md``, Theorem 4; attacked by ``test_screening.py``: all strategies of tiny cases,
     and fixed strategies of large ones.
-
-    `tail`: Where the curve has fallen below this it is held constant, from above.
     """
     check_count(count, "count")
-    useful = _find_hull(moves, tail / max(4 * count, 1))
+    useful = _find_hull(moves, _TAIL / max(4 * count, 1))
     if count == 0 or len(useful.gain) == 0:
         return PrivacyCurve(1.0, -1, np.zeros(3))
     spacing = _choose_spacing(useful, count)
@@ -164,7 +163,7 @@ def compose_binary(moves: Moves, count: int, *, tail: float = 1e-15) -> PrivacyC
         padded = np.concatenate([below, excess, np.full(2 * reach, excess[-1])])
         low, excess = low + reach, _round(kernels, padded, reach, low + reach, spacing)
         # What is held constant must not creep outwards: every round may add its share of the tail to it.
-        low, excess = _trim(excess, low, spacing, tail * done / count)
+        low, excess = _trim(excess, low, spacing, _TAIL * done / count)
     # Every operation rounds by half a unit; all terms are positive, so the errors stay relative.
     curve = PrivacyCurve(spacing, -low, excess * (1 + 16 * count * np.finfo(float).eps))
     curve.assert_convex(count)

@@ -51,7 +51,7 @@ def check_matrix(values: Any, name: str) -> Floats:
     return array
 
 
-def check_start(start: Any, rows: int | None = None, least: int = 2) -> Floats:
+def check_start(start: Any, rows: int | None = None) -> Floats:
     """Return the starting matrix in double precision with its mean row taken out, or raise.
 
     The step commutes with translations, so the mean changes no bound; without it nothing cancels.
@@ -59,8 +59,8 @@ def check_start(start: Any, rows: int | None = None, least: int = 2) -> Floats:
     array = check_matrix(start, "start")
     if rows is not None and array.shape[0] != rows:
         raise ValueError(f"start must have {rows} rows, the target's first and then one for each anchor")
-    if array.shape[0] < least:
-        raise ValueError(f"start has {array.shape[0]} row(s); it needs at least {least}")
+    if array.shape[0] < 2:
+        raise ValueError(f"start has {array.shape[0]} row(s); it needs at least 2")
     centred: Floats = array - array.mean(axis=0)
     largest = float(np.max(np.abs(centred)))
     if largest and not 1e-60 < largest < 1e60:  # its squares would lose digits, and the bound with them

@@ -487,9 +487,9 @@ class Session:
         self._listed, self._chosen = listed, {}
         return listed
 
-    async def find_gallery(self, name: str | None, kind: GalleryKind, tally: Tally | None = None) -> GalleryInfo:
+    async def find_gallery(self, name: str | None, kind: GalleryKind) -> GalleryInfo:
         """Return what is known of a gallery: of the one that is named, or of the only one of its kind."""
-        return self._find_listed(name, kind) or await self.look_up(name, kind, tally)
+        return self._find_listed(name, kind) or await self.look_up(name, kind)
 
     def _find_listed(self, name: str | None, kind: GalleryKind) -> GalleryInfo | None:
         """Return a gallery of the list that is kept, chosen once; None where it must be looked up."""
