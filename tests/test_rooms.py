@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import nearveil
@@ -12,9 +13,16 @@ import nearveil
 ROOT = Path(nearveil.__file__).parent
 
 
+@cache
+def find_nodes(path: Path) -> list[ast.AST]:
+    """Return the imports and classes of a file."""
+    kinds = (ast.ImportFrom, ast.ClassDef)
+    return [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kinds)]
+
+
 def find_private_names(path: Path) -> Iterator[str]:
     """Yield the underscore names that a file imports from a room of this library."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in find_nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("nearveil."):
             names = (name.name for name in node.names)
             yield from (f"{node.module}.{name}" for name in names if name.startswith("_") and name[:2] != "__")
@@ -48,10 +56,5 @@ def test_a_client_loads_nothing_of_a_server_an_index_or_a_ledger() -> None:
 
 
 def test_a_class_has_a_name_of_its_own() -> None:
-    names = [
-        node.name
-        for path in ROOT.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    ]
+    names = [node.name for path in ROOT.rglob("*.py") for node in find_nodes(path) if isinstance(node, ast.ClassDef)]
     assert [name for name, count in Counter(names).items() if count > 1] == []

@@ -56,7 +56,7 @@ def test_results_do_not_depend_on_workers_or_partitions(
     maps, answers, stored = [], [], []
 
     def index(where: Any, turn: int, group: int) -> None:
-        monkeypatch.setattr(items, "_MOST_ROWS", turn % 2)  # rows are read from where they lie; for 1 and 3, too
+        monkeypatch.setattr(items, "_MOST_ROWS", turn % 2)  # rows are read from where they lie; for 3, too
         file = VectorFile(write_parquet(tmp_path / f"{turn}.parquet", ROWS, group), ids="key")
         report = sync_table(file, tmp_path / f"index {turn}", cluster=where, epsilon=4.0, **TERMS)
         assert (report.added, report.items) == (COUNT, COUNT)
@@ -69,10 +69,8 @@ def test_results_do_not_depend_on_workers_or_partitions(
     index(None, 0, 100)
     assert len(workers.nthreads()) == 2
     index(workers, 2, 100)
-    with Processes(tmp_path, 1) as processes:
-        index(processes.client, 1, 1400)
-        processes.add_workers(2)
-        processes.client.wait_for_workers(3, timeout=60)
+    index(workers, 4, 1400)
+    with Processes(tmp_path, 3) as processes:
         index(processes.client, 3, 77)
     assert len(set(maps)) == len(set(stored)) == 1
     assert answers == [["k0", "k1399"]] * 4

@@ -21,6 +21,7 @@ from nearveil import SupervisedManifold
 from nearveil.graph import gaussian_graph, label_graph
 from nearveil.manifold import ManifoldQuery, smlq_step
 from studies.data import FeatureSet
+from tests.estimators import run_check
 from tests.reference import dense_label_weights, dense_objective, dense_step, dense_weights, laplacian, unit_rows
 
 UNLABELLED = "fit_transform uses the labels; transform places the same rows as new and unlabelled"
@@ -33,7 +34,7 @@ EXPECTED_FAILED_CHECKS = {
 
 @parametrize_with_checks([SupervisedManifold()], expected_failed_checks=lambda _: EXPECTED_FAILED_CHECKS)  # type: ignore[untyped-decorator]
 def test_scikit_learn_conventions(estimator: Any, check: Any) -> None:
-    check(estimator)
+    run_check(check, estimator)
 
 
 def test_scikit_learn_conventions_on_torch_tensors() -> None:

@@ -134,7 +134,7 @@ def test_a_writer_that_never_ends_holds_up_nobody_who_reads(tmp_path: Path) -> N
     told = {"kind": "protected", "index": "private", "public": "public", "ledger": "votes.db", "account": "scans"}
     terms = {"classes": CLASSES, "epsilon": 2.0, "delta": 1e-6, "publications": 2}
     galleries = [{"name": "birds", "index": "birds"}, {"name": "scans", **told, **terms}]
-    waits = {"DATABASE_TIMEOUT": "2", "SHUTDOWN_GRACE": "1"}
+    waits = {"DATABASE_TIMEOUT": "1", "SHUTDOWN_GRACE": "1"}
     process = started(tmp_path, "--workers", "2", program=["-c", FORKED], GALLERIES=json.dumps(galleries), **waits)
     reads = ["/health", "/ready", "/metrics", *(f"/v1/galleries{one}" for one in ("", "/birds/map", "/scans/model"))]
     headers = {"authorization": f"Bearer {process.secret}"}

@@ -73,9 +73,9 @@ def lives(pid: int) -> bool:
 
 FORKED = """
 import multiprocessing
-from nearveil.service.server import serving
+from nearveil.service.server import app, serving
 from nearveil.__main__ import main
-serving._SILENT = 8.0
+app.BEAT, serving._SILENT = 1.0, 4.0
 serving.get_context = lambda _: multiprocessing.get_context("fork")  # they share what was imported, and begin at once
 main()
 """

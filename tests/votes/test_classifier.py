@@ -31,6 +31,7 @@ from nearveil.votes.estimator import make_hard_votes, make_label_votes, make_sof
 from nearveil.votes.neighbors import NOBODY, NeighborSearch, draw_voters
 from nearveil.votes.plan import UNIT, PoissonSample
 from nearveil.votes.spending import MemorySpending
+from tests.estimators import run_check
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 QUIET: dict[str, Any] = {"n_neighbors": 5, "vote_noise": 0.01, "max_answered": 10**6}  # next to no noise, no promise
@@ -51,7 +52,7 @@ EXPECTED_FAILED_CHECKS = {**CLEAR, "check_classifiers_train": NOISY, "check_supe
     expected_failed_checks=lambda estimator: CLEAR if estimator.vote_noise else EXPECTED_FAILED_CHECKS,
 )
 def test_scikit_learn_accepts_it(estimator: Any, check: Any) -> None:
-    check(estimator)
+    run_check(check, estimator)
 
 
 def quiet(**parameters: Any) -> PrivateKNeighborsClassifier:

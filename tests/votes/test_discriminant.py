@@ -35,6 +35,7 @@ from nearveil.votes.discriminant_model import (
     fit_discriminant,
 )
 from nearveil.votes.neighbors import LONGEST
+from tests.estimators import run_check
 
 DIGITS, LABELS = shuffle(*load_digits(return_X_y=True), random_state=0)
 PRIVATE, PRIVATE_Y, PUBLIC = DIGITS[:1000], LABELS[:1000], DIGITS[1000:1500]
@@ -52,7 +53,7 @@ EXPECTED_FAILED_CHECKS = {
     [PrivateDiscriminant(64.0, source=unsafe_seeded(0))], expected_failed_checks=lambda _: EXPECTED_FAILED_CHECKS
 )  # type: ignore[untyped-decorator]
 def test_scikit_learn_accepts_it(estimator: Any, check: Any) -> None:
-    check(estimator)
+    run_check(check, estimator)
 
 
 def fitted(epsilon: float = 2.0, **parameters: Any) -> PrivateDiscriminant:

@@ -30,6 +30,7 @@ from nearveil.privacy.noise import analytic_gaussian_scale, unsafe_seeded
 from nearveil.votes import _pate
 from nearveil.votes._pate import PateClassifier, Teachers, assign_records, train_teachers
 from nearveil.votes.spending import ExhaustedError
+from tests.estimators import run_check
 
 X, Y = make_blobs(120, centers=3, cluster_std=2.0, random_state=0)
 EASY_X, EASY_Y = make_blobs(120, centers=3, cluster_std=0.6, random_state=0)
@@ -349,4 +350,4 @@ EXPECTED_FAILED_CHECKS = {
 
 @parametrize_with_checks([CHECKED], expected_failed_checks=lambda _: EXPECTED_FAILED_CHECKS)  # type: ignore[untyped-decorator]
 def test_it_is_a_scikit_learn_estimator(estimator: Any, check: Any) -> None:
-    check(estimator)
+    run_check(check, estimator)

@@ -13,6 +13,7 @@ from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import ExhaustedError, PrivateKNeighborsRegressor
 from nearveil.votes._knn import ValueQuestion, count_balance
 from nearveil.votes.neighbors import NOBODY
+from tests.estimators import run_check
 
 QUIET: dict[str, Any] = {"vote_noise": 0.01, "max_answered": 10**6}
 COPIED = "a pickle carries no allowance: two copies would answer twice what was promised"
@@ -31,7 +32,7 @@ NOISE = {
     expected_failed_checks=lambda estimator: {"check_estimators_pickle": COPIED} if estimator.vote_noise else NOISE,
 )
 def test_scikit_learn_accepts_it(estimator: Any, check: Any) -> None:
-    check(estimator)
+    run_check(check, estimator)
 
 
 X = np.random.default_rng(0).uniform(size=(3000, 3))
