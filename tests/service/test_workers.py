@@ -75,7 +75,7 @@ FORKED = """
 import multiprocessing
 from nearveil.service.server import app, serving
 from nearveil.__main__ import main
-app.BEAT, serving._SILENT = 1.0, 4.0
+app.BEAT, serving._SILENT = 1.0, 6.0
 serving.get_context = lambda _: multiprocessing.get_context("fork")  # they share what was imported, and begin at once
 main()
 """
