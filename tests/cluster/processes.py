@@ -85,5 +85,10 @@ class Processes:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.client.close()
         for child in reversed(self._children):
-            child.kill()  # workers end with their nannies; asked nicely, they would take seconds
-            child.wait()
+            child.terminate()
+        for child in self._children:
+            try:
+                child.wait(10)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
