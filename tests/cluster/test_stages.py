@@ -50,13 +50,11 @@ def write_parquet(place: Path, rows: NDArray[np.float32], group: int) -> Path:
     return place
 
 
-def test_results_do_not_depend_on_workers_or_partitions(
-    workers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_do_not_depend_on_workers_or_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     maps, answers, stored = [], [], []
 
     def index(where: Any, turn: int, group: int) -> None:
-        monkeypatch.setattr(items, "_MOST_ROWS", turn % 2)  # rows are read from where they lie; for 3, too
+        monkeypatch.setattr(items, "_MOST_ROWS", turn % 2)  # rows are read from where they lie; for 1 and 5, too
         file = VectorFile(write_parquet(tmp_path / f"{turn}.parquet", ROWS, group), ids="key")
         report = sync_table(file, tmp_path / f"index {turn}", cluster=where, epsilon=4.0, **TERMS)
         assert (report.added, report.items) == (COUNT, COUNT)
@@ -67,11 +65,13 @@ def test_results_do_not_depend_on_workers_or_partitions(
             found.verify()
 
     index(None, 0, 100)
-    assert len(workers.nthreads()) == 2
-    index(workers, 2, 100)
-    index(workers, 4, 1400)
-    with Processes(tmp_path, 3) as processes:
-        index(processes.client, 3, 77)
+    with Processes(tmp_path, 1) as processes:
+        for more, count, group in ((0, 1, 1400), (1, 2, 100), (3, 5, 77)):
+            if more:
+                processes.add_workers(more)
+            processes.client.wait_for_workers(count, timeout=60)
+            assert len(processes.client.nthreads()) == count
+            index(processes.client, count, group)
     assert len(set(maps)) == len(set(stored)) == 1
     assert answers == [["k0", "k1399"]] * 4
 
