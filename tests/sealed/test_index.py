@@ -425,6 +425,16 @@ def test_a_question_that_is_nearer_to_an_item_than_the_border_is_asked_in_its_ce
         assert chosen[cell // 8] == cell % 8
 
 
+def test_an_item_is_not_deep_in_a_cell_that_another_of_its_colour_coincides_with() -> None:
+    rng = np.random.default_rng(5)
+    centroids = rng.normal(size=(6, 64)).astype(np.float32) * 30
+    centroids[1] = centroids[0] * np.float32(1 + 1e-6)  # two of the first colour
+    rows = (centroids[0] + rng.normal(size=(200, 64))).astype(np.float32)
+    _, depths = find_depths(rows, centroids, 2)
+    assert (depths[:, 0] == 0).all()
+    assert (depths[:, 1] > 0).all()
+
+
 def test_shapes_are_chosen_by_size() -> None:
     assert choose_shape(1_000_000, 64) == (3431, 47)
     assert choose_shape(1, 8) == (3, 3)

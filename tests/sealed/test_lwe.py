@@ -61,6 +61,16 @@ def test_a_ciphertext_is_the_matrix_times_its_secret_plus_a_small_error(paramete
     assert secrets.std() == pytest.approx(6.4, rel=0.1)
 
 
+@BOTH
+def test_rounding_a_question_leans_to_neither_side(parameters: LweParameters) -> None:
+    drop = parameters.modulus_bits - parameters.question_bits
+    values = np.arange(1 << (drop + 1), dtype=np.int64)  # every part of a step, after an even and an odd number
+    sent = add_messages(parameters, np.zeros_like(values, dtype=np.uint32), values).astype(np.int64)
+    errors = centre((sent << (parameters.modulus_bits - WORD_BITS)) - values, parameters.modulus_bits)
+    assert errors.sum() == 0
+    assert np.abs(errors).max() == 1 << (drop - 1)
+
+
 def test_secrets_and_errors_are_fresh() -> None:
     source = unsafe_seeded(3)
     first, secrets = encrypt_zeros(SCORES, SEED, (2, 64), source)

@@ -21,7 +21,8 @@ _SAMPLE = 40  # rows a cell that k-means learns from, at least
 _MOVED = 200, 1 << 18  # rows a cell that cells are moved by, and in all
 _PASSES = 8  # of k-means, and of moving cells
 _CHOICES = 8  # cells that an item may go to, deepest first
-_AT_ONCE = 1 << 18  # rows that are compared with all cells at a time
+_AT_ONCE = 1 << 22  # depths that are held at a time
+_APART = 1e-6  # of the longest square: cells whose squared distance is less cannot be told apart in 32 bits
 _CACHED = 1 << 18  # distances that are held at a time: they stay in a core's cache
 _ROUNDS = 60
 _STEP = 0.5, 0.95, 0.05  # how fast prices move at first, how much slower in each round, and at least
@@ -66,14 +67,15 @@ def find_depths(vectors: Singles, centroids: Singles, n_colours: int) -> tuple[N
     """Return, for every vector and colour, the nearest cell and how far its border is, both of shape (n, n_colours)."""
     own = centroids.reshape(n_colours, -1, centroids.shape[1])
     lengths = np.square(own).sum(axis=2)
-    apart = np.maximum(lengths[:, :, None] + lengths[:, None] - 2 * own @ own.transpose(0, 2, 1), 0)
-    scales = 0.5 / (np.sqrt(apart) + np.float32(1e-6))
+    apart = lengths[:, :, None] + lengths[:, None] - 2 * own @ own.transpose(0, 2, 1)
+    least_apart = np.float32(_APART) * lengths.max()  # nearer cells are one: nothing is deep in either
+    scales = np.where(apart > least_apart, 0.5 / np.sqrt(np.maximum(apart, least_apart) + np.float32(1e-30)), 0)
     near, depths = np.empty((len(vectors), n_colours), np.int32), np.empty((len(vectors), n_colours), np.float32)
-    colours = np.arange(n_colours)
-    step = max(1, _CACHED // len(centroids))
+    colours, factors = np.arange(n_colours), np.ascontiguousarray(-2 * centroids.T)
+    step = max(64, _CACHED // len(centroids))
     for start in range(0, len(vectors), step):
         some = vectors[start : start + step]
-        squares = (some @ (-2 * centroids.T)).reshape(-1, *lengths.shape)  # of distances, less those of the vectors
+        squares = (some @ factors).reshape(-1, *lengths.shape)  # of distances, less those of the vectors
         squares += lengths
         nearest = squares.argmin(axis=2)
         least = np.take_along_axis(squares, nearest[:, :, None], axis=2)
@@ -109,8 +111,9 @@ def _choose_deepest(vectors: Vectors, centroids: Singles, n_colours: int) -> tup
     """Return the cells where each vector is deepest, the deepest first, and how deep it is there."""
     shape = len(vectors), min(_CHOICES, n_colours)
     near, depths = np.empty(shape, np.int32), np.empty(shape, np.float32)
-    for start in range(0, len(vectors), _AT_ONCE):
-        some = slice(start, start + _AT_ONCE)
+    step = max(1, _AT_ONCE // n_colours)
+    for start in range(0, len(vectors), step):
+        some = slice(start, start + step)
         cells, found = find_depths(vectors[some].astype(np.float32), centroids, n_colours)
         order = np.argsort(-found, axis=1, kind="stable")[:, : shape[1]]
         near[some], depths[some] = np.take_along_axis(cells, order, 1), np.take_along_axis(found, order, 1)

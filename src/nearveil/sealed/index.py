@@ -160,8 +160,8 @@ class SealedIndex:
         n_jobs : int, default=1
             Workers that make hints.
         seed : bytes, optional
-            Of the public matrix, 32 bytes; random by default. Processes that build of the same rows and seed can answer
-            for each other.
+            Of the public matrix, 32 bytes; random by default. Processes that build of the same rows and seed, on the
+            same kind of processor, can answer for each other.
         cluster : str or dask.distributed.Client, optional
             Whose workers make hints; see :func:`nearveil.cluster.connect`. Hints are the same to the last bit.
         """
@@ -279,7 +279,8 @@ class SealedIndex:
         shape = (1, *self._database.shape[::2]) if part == "scores" else self._get_record_shape()
         count, parameters = math.prod(shape), get_parameters(part)
         if len(packed) != count_question_bytes(parameters, count):
-            raise SealedError(f"the question must have {count} numbers, as the layout says")
+            words = "a client of another release packs them otherwise, and must be updated"
+            raise SealedError(f"the question must have {count} numbers, as the layout says; {words}")
         return part, unpack_question(packed, parameters.question_bits, count).reshape(shape)
 
     def _get_record_shape(self) -> tuple[int, int, int]:

@@ -3,7 +3,7 @@
 All of it is exact: products of whole numbers in 64-bit floating point, where every partial sum stays below 2^53, so
 that the matrix products of BLAS can be used.
 
-A question is ``u = A s + e + message`` modulo Q. Only its 24 leading bits are sent: rounding them is done on a
+A question is ``u = A s + e + message`` modulo Q. Only its leading bits are sent: rounding them is done on a
 ciphertext, so it costs a little accuracy and no privacy. The server multiplies its matrix D (8 bits an entry) by what
 it was sent, modulo 2^24. ``D u - (D A) s`` is ``D message``, up to ``D e`` and what was rounded; the client has the
 hint ``D A`` beforehand.
@@ -77,8 +77,10 @@ def encrypt_zeros(
 
 def add_messages(parameters: LweParameters, zeros: Words, messages: Longs) -> Words:
     """Return ciphertexts modulo 2^24 of messages modulo Q, one for each encryption of zero, rounded to what is sent."""
-    sent = round_down_to(zeros + messages, parameters.modulus_bits, parameters.question_bits)
-    return sent << np.uint32(WORD_BITS - parameters.question_bits)
+    drop, values = parameters.modulus_bits - parameters.question_bits, zeros + messages
+    odd = (values >> drop) & 1  # half a step goes to the even side: errors that lean one way would add up in a sum
+    sent = ((values + (1 << (drop - 1)) - 1 + odd) >> drop) & ((1 << parameters.question_bits) - 1)
+    return sent.astype(np.uint32) << np.uint32(WORD_BITS - parameters.question_bits)
 
 
 def make_hint(parameters: LweParameters, seed: bytes, database: Bytes, n_jobs: int = 1) -> Words:
