@@ -1,9 +1,10 @@
 """What is prepared for questions is used once: by no second thread, process, copy or layout."""
 
 import copy
-import ctypes
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -204,21 +205,23 @@ def test_a_pad_shows_nothing(client: SealedClient) -> None:
     assert "zeros" not in repr(question.pad)
 
 
+FORK = """
+import ctypes, os
+from tests.sealed.test_pads import PadStock, make_pad
+stock = PadStock()
+stock.fill(1, make_pad)
+if (child := ctypes.CDLL(None).fork()) == 0:
+    os._exit(len(stock))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(stock))
+"""
+
+
 def test_a_fork_that_python_did_not_make_has_nothing_of_its_parent() -> None:
-    stock = PadStock()
-    stock.fill(1, make_pad)
-    fork = ctypes.CDLL(None).fork
-    read, write = os.pipe()
-    if (child := fork()) == 0:  # pragma: no cover
-        try:
-            os.write(write, b"%d" % len(stock))
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(read, 8) == b"0"
-    os.close(read)
-    os.close(write)
-    assert len(stock) == 1
+    # In a process of one thread: where another holds Python's lock, the child would wait for it for ever.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", FORK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)  # noqa: S603
+    assert done.stdout.split() == ["0", "1"], done.stderr
 
 
 def test_a_reserved_question_is_nobody_elses(client: SealedClient) -> None:
