@@ -138,7 +138,9 @@ def test_another_process_with_more_threads_and_fewer_records_gives_the_same_bits
 ) -> None:
     names = ["moody", "plain", "onnx", "efficientnet-lite0"]
     root = Path(__file__).parents[2]
-    environment = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
+    # A cluster that was started by this process has left its own number of threads in the environment.
+    threads = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+    environment = os.environ | threads | {"PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
     told = subprocess.run(  # noqa: S603
         [sys.executable, "-c", _ELSEWHERE, str(tmp_path), *names],
         env=environment, capture_output=True, text=True, check=True, timeout=300,

@@ -80,7 +80,7 @@ def test_a_question_without_a_copy_is_refused_and_sends_nothing_of_it(here: Scen
     ("options", "words"),
     [
         ({"by": "message"}, "above 0"),
-        ({"by": "home", "epsilon": 4.0}, "epsilon 0"),
+        ({"by": "home", "epsilon": 4.0}, "epsilon must be 0"),
         ({"by": "magic"}, "one of"),
         ({"thumbnails": True}, "no images"),
         ({"candidates": 0.1}, "nothing is sent"),
