@@ -28,6 +28,8 @@ Verdict = Literal["killed", "survived", "timed out", "broken"]
 
 _TESTS_FAILED = 1  # pytest's exit status; 2 to 5 mean that the tests did not run
 _OPTIONS = ("-q", "--tb=short", "-p", "no:cacheprovider", "--disable-plugin-autoload", "-p", "mutants_profile")
+# Where one of these is set, pytest compares long lists line by line, which takes minutes for some thousand.
+_LONG_DIFFS = ("CI", "BUILD_NUMBER")
 # Properties are tried on the same examples every time, without deadlines, and failures are not made smaller.
 _PROFILE = """\
 from hypothesis import Phase, settings
@@ -223,14 +225,18 @@ def _judge(status: int | None, said: str) -> Verdict:
 def _pytest(arguments: Sequence[str], root: Path, copy: Path, timeout: float) -> tuple[int | None, str]:
     """Run tests on a copy of the sources; return pytest's status, None where time ran out, and its output."""
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in _LONG_DIFFS},
         "PYTHONPATH": str(copy),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "pytest", *_OPTIONS, *arguments]
-    # A file and not a pipe: a process that a failed test leaves behind would hold the pipe open.
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+    # An output file and not a pipe: a process that a failed test leaves behind would hold the pipe open.
+    # A folder for each run: in a common one pytest removes those of other runs, and fails where two do so at a time.
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+    ):
+        command = [sys.executable, "-m", "pytest", *_OPTIONS, f"--basetemp={folder}/tests", *arguments]
         process = subprocess.Popen(  # noqa: S603 - the command is ours
             command,
             cwd=root,

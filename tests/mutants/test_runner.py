@@ -42,6 +42,10 @@ def test_setup(number):
 
 def test_skipped():
     pytest.skip("not here")
+
+
+def test_long(tmp_path):
+    assert [n * (toy.double(4) == 8) for n in range(2000)] == list(range(2000))
 """
 
 
@@ -92,6 +96,11 @@ def test_only_a_failed_test_is_a_kill(root: Path) -> None:
 def test_running_out_of_time_is_not_a_kill(root: Path) -> None:
     endless = make(old="    return 2 * x", new="    while True:\n        pass")
     assert judge(root, endless, timeout=3) == {"m": "timed out"}
+
+
+def test_a_machine_that_tests_gets_no_long_diffs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    assert judge(root, make(tests=("tests/test_toy.py::test_long",)), timeout=30) == {"m": "killed"}
 
 
 @pytest.mark.parametrize(
