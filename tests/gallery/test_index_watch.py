@@ -1,5 +1,6 @@
 """What stands for the state of an index: it changes with every change, whoever makes it, and with nothing else."""
 
+import fcntl
 import json
 import os
 import sqlite3
@@ -221,6 +222,18 @@ def test_files_that_are_closed_leave_no_descriptors(tmp_path: Path, *, watch_fir
         assert len(storage._SHARED_FILES) <= before + watch_first
 
 
+def is_in_use(path: Path) -> bool:
+    """Return whether a process holds the lock that SQLite's connections share on the index of a log (byte 128)."""
+    child = os.fork()  # locks are of a process: it does not stop itself
+    if not child:
+        try:
+            fcntl.lockf(os.open(path, os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 128)
+        except BlockingIOError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
 def test_a_watch_that_is_closed_takes_no_locks_away(tmp_path: Path) -> None:
     with filled(tmp_path / "one", unit_rows(30)) as index:
         index.delete([29])
@@ -228,6 +241,7 @@ def test_a_watch_that_is_closed_takes_no_locks_away(tmp_path: Path) -> None:
         watch.is_at(watch.mark())  # type: ignore[arg-type]
         watch.mark()
         watch.close()
+        assert is_in_use(tmp_path / "one" / "index.db-shm")
         assert 1 not in delete_elsewhere(tmp_path / "one", 1)
         index.delete([2])
         assert delete_elsewhere(tmp_path / "one", 3) == [0, *range(4, 29)]
