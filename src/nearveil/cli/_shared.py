@@ -192,10 +192,7 @@ def _make_cell(cell: object) -> RenderableType:
 
 @contextmanager
 def show_bars() -> Iterator[Bars]:
-    """Show that work began, and yield what starts a bar, without numbers: how many records there are is private.
-
-    Where nobody looks, as in a file, a line says every ten seconds how far it is.
-    """
+    """Yield a function that starts progress bars. They show no counts: how many records there are is private."""
     from rich.progress import Progress
 
     console = Console(stderr=True)
@@ -215,7 +212,7 @@ def show_bars() -> Iterator[Bars]:
 
 
 def _make_lines() -> Bars:
-    """Return what tells of progress in lines: none in a short run."""
+    """Return a function that reports progress in lines, at most one every ten seconds."""
     said = time.monotonic()
 
     def start(text: str, total: int | None) -> Tick:

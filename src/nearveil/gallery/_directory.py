@@ -100,7 +100,7 @@ class RowView:
 
 
 class RowMatrix:
-    """The one who changes rows; readers hold views."""
+    """Holds the rows and changes them; readers hold views."""
 
     def __init__(self, dimension: int) -> None:
         self._ids, self._rows = np.empty(0, np.uint32), np.empty((0, dimension), np.float32)
@@ -152,10 +152,8 @@ def select_best(found: Found, dead: Positions, k: int) -> Found:
 class InvertedLists:
     """Approximate search: inverted lists of 8-bit rows, whose candidates are ranked again by full rows.
 
-    Built from a view. Rows that came after it are searched exactly, rows that were deleted are skipped; what
-    is left to do is to notice when lists are out of date.
-
-    `recall`: The part of the true nearest 10 that is found, measured on 200 rows of the gallery.
+    Rows that came after the lists were built are searched exactly, and deleted rows are skipped. `recall` is the part
+    of the true nearest 10 that is found, measured on 200 rows of the gallery.
     """
 
     def __init__(self, view: RowView) -> None:
@@ -245,10 +243,8 @@ _DELETE = f"DELETE FROM {FEATURES} WHERE id = ?"  # noqa: S608
 class DirectoryIndex(_index.Index):
     """The embedded store: no server, one file.
 
-    A change is one SQLite transaction, in the log and flushed before it is acknowledged; so a process that is killed
-    leaves the index as it was before or after. Features are held in memory, for exact search (FAISS) and approximate
-    search (lists that FAISS learns from the rows, built when first asked for, anew when a fifth of the rows is new).
-    Those of a large gallery, from 1 GiB on, are read when they are first searched, and by partitions for a map.
+    A change is one SQLite transaction, flushed before it is acknowledged: a killed process leaves the index as it was
+    before or after. Features are held in memory; those of a gallery of 1 GiB or more are read when first searched.
     """
 
     def __init__(self, database: Database, where: str) -> None:

@@ -62,11 +62,9 @@ _NEAR = (
 
 
 class PostgresIndex(_index.Index):
-    """The store for those who have a server already.
+    """The store for those who have a PostgreSQL server already. A change is one transaction.
 
-    A change is one transaction. Exact search compares all rows in the server; approximate search goes through
-    an HNSW graph, built when first asked for (others go on meanwhile) and kept up by the server from then on. In more
-    than 2,000 dimensions the graph has rows in 16 bits; in more than 4,000 there is none, and search is exact.
+    Approximate search uses an HNSW graph, with rows in 16 bits above 2,000 dimensions; above 4,000, search is exact.
     """
 
     def __init__(self, database: Database, where: str) -> None:
@@ -310,7 +308,7 @@ def _copy_in(connection: sa.Connection, ids: NDArray[np.int64], features: Single
 
 
 def _copy_out(connection: sa.Connection, condition: str, dimension: int, where: str) -> tuple[Ids, Singles]:
-    """Return ids and features by rising ids, checked. All of them are read: while it copies, a connection is deaf."""
+    """Return ids and features by rising ids, checked. All are read first: a copying connection does nothing else."""
     statement = f"COPY (SELECT id, crc, feature FROM {FEATURES} {condition} ORDER BY id) TO STDOUT (FORMAT BINARY)"  # noqa: S608
     with _driver(connection).cursor() as cursor, cursor.copy(statement) as copy:
         data = b"".join(copy)

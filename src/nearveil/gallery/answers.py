@@ -45,11 +45,7 @@ _BLOCK = 4096
 
 
 class Codes(Protocol):
-    """How items are written into an answer, and how a query is compared with what was written.
-
-    `width`: Bytes of an item's code.
-    `nbytes`: Bytes of the public table that the client needs in order to read codes.
-    """
+    """How items are written into an answer, and how a query is compared with what was written."""
 
     @property
     def width(self) -> int:
@@ -135,10 +131,9 @@ class WholeCodes(_LinearCodes):
 
 @dataclass(frozen=True)
 class ScalarCodes(_LinearCodes):
-    """Every dimension by itself, in two bytes or one: for rows of few dimensions. Next to no loss.
+    """Each dimension by itself, in two bytes or one: for rows of few dimensions. Next to no loss. All of it is public.
 
-    The rows are rotated by the gallery's principal directions, so that those in one byte, if there must be
-    some, are those that vary least. Made by :meth:`fit`. All of it is public.
+    Rows are rotated by the gallery's principal directions, so that dimensions in one byte are those that vary least.
     """
 
     form: ClassVar[str] = "codes-scalar"
@@ -203,14 +198,10 @@ class ScalarCodes(_LinearCodes):
 
 @dataclass(frozen=True)
 class ProductCodes(_LinearCodes):
-    """Product quantisation that spends its bytes where they change scores: for rows of many dimensions.
+    """Product quantisation that spends its bytes where they change scores: for rows of many dimensions. All is public.
 
-    The rows are rotated by the gallery's own principal directions. A direction in which queries vary
-    little hardly matters for a score, so directions are weighted by their root mean square before they
-    are quantised, in groups of about equal product of variances. A factor of 16 bits for each item makes
-    its scores right on average for the items nearest to it. The query is never quantised.
-
-    Made by :meth:`fit`. All of it is public.
+    A direction in which queries vary little hardly matters for a score, so the principal directions are weighted by
+    their root mean square. A factor of 16 bits an item makes its scores right on average for the items nearest to it.
     """
 
     form: ClassVar[str] = "codes-product"
@@ -324,10 +315,9 @@ def _join_bounds(one: Singles, other: Singles) -> Singles:
 
 
 def make_codes(features: Singles | SpreadRows, code_bytes: int | Literal["auto"] | None) -> Codes:
-    """Return codes for a gallery.
+    """Return codes that take `code_bytes` for each candidate, its id included; None keeps whole features.
 
-    `code_bytes`: Bytes of a candidate in an answer, its id included; None for whole features; "auto" for 128 bytes
-    where they lose next to nothing, up to 90 dimensions, and whole features above.
+    "auto" takes 128 bytes up to 90 dimensions, where they lose next to nothing, and whole features above.
     """
     if code_bytes == "auto":
         code_bytes = CODE_BYTES if features.shape[1] <= _COMPACT_DIMENSIONS else None
@@ -364,7 +354,7 @@ def prepare_table(table: Codes, features: SpreadRows) -> Codes:
 
 
 def _sample_rows(rows: SpreadRows, most: int) -> Singles:
-    """Return at most so many rows, from all over the gallery, without a dice."""
+    """Return at most so many rows, from all over the gallery, always the same."""
     places = np.linspace(0, len(rows) - 1, most).astype(np.intp) if len(rows) > most else np.arange(len(rows))
     return rows.take(places, "taking rows")
 
@@ -413,9 +403,7 @@ _FORMS: dict[str, type[WholeCodes | ScalarCodes | ProductCodes]] = {
 
 
 def codes_to_bytes(codes: Codes) -> bytes:
-    """Return the public table that a client reads codes by.
-
-    `codes`: As :func:`~nearveil.gallery.answers.make_codes` made them. The server's sample is left out.
+    """Return the public table that a client reads codes by, without the server's sample.
 
     Examples
     --------
@@ -429,11 +417,7 @@ def codes_to_bytes(codes: Codes) -> bytes:
 
 
 def codes_from_bytes(data: bytes) -> Codes:
-    """Read a public table. Nothing in it is trusted.
-
-    Returns: Good for :meth:`~nearveil.gallery.answers.Codes.scores`; product codes encode nothing, for want of a
-    sample.
-    """
+    """Read a public table; nothing in it is trusted. Product codes lack their sample: they can score, not encode."""
     try:
         message = Message.from_bytes(data, _LARGEST)
     except ValueError as error:
@@ -448,7 +432,7 @@ def codes_from_bytes(data: bytes) -> Codes:
 
 
 def code_dimension(codes: Codes) -> int:
-    """Return of how many dimensions the rows are that codes are compared with."""
+    """Return the dimension of the features that codes are scored against."""
     return codes.dimension if isinstance(codes, WholeCodes) else len(codes.projection)  # type: ignore[attr-defined]
 
 
@@ -482,11 +466,9 @@ _STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066
 class Answer:
     """The server's answer: ids and codes of all candidates, and the images or names of all where the query asked so.
 
-    A client chooses among them by itself. There is no second request, because which candidates it
-    would ask about is what the message hid.
-
-    `images`: One for each candidate, empty where the gallery has none; no tuple at all for "none". A thumbnail is
-    WebP, a name is text in UTF-8 without control characters, metadata is JSON (:class:`ItemDetails`).
+    There is no second request, because which candidates a client would ask about is what the message hid. `images` has
+    one for each candidate, empty where the gallery has none: WebP for a thumbnail, UTF-8 without control characters for
+    a name, JSON for metadata (:class:`ItemDetails`).
 
     Examples
     --------
@@ -649,9 +631,7 @@ def _refuse_constant(_: str) -> Any:
 
 
 def merge_answers(answers: Sequence[Answer]) -> Answer:
-    """Return one answer that holds the candidates of several, each once; of several copies the first.
-
-    `answers`: At least one. All with the same extras, and with codes of one width.
+    """Merge answers of the same extras and code width; of a candidate's copies, the first is kept.
 
     Examples
     --------

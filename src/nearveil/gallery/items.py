@@ -56,13 +56,10 @@ def hash_file(path: Path) -> bytes | None:
 
 
 def read_regular(path: Path, most: int) -> bytes | None:
-    """Return the content of a file; None where there is none that may be served.
+    """Return the content of a regular file of at most `most` bytes; None where there is none.
 
-    No part of the path may be a link: one that was made after indexing could lead to any file. A pipe or a device in
-    place of the file is refused without waiting for it.
-
-    `path`: Absolute, without links when the item was added.
-    `most`: Bytes; None is returned for a larger file.
+    No part of the path may be a link: one that was made after indexing could lead to any file. A pipe or a device is
+    refused without waiting for it.
     """
     try:
         with os.fdopen(_open_without_links(path), "rb") as file:
@@ -195,8 +192,7 @@ class RowPlace(StoredPart):
 class Snapshot:
     """All items at one revision. It stays as it is while the index goes on.
 
-    A large gallery stays where it lies: its rows are read as they are needed, and those of items that are deleted
-    meanwhile become zeros.
+    Rows of a large gallery are read when they are needed; those of items that are deleted meanwhile become zeros.
     """
 
     revision: int
@@ -241,10 +237,7 @@ class Attached(NamedTuple):
 
 @dataclass(frozen=True)
 class Details:
-    """What consecutive items are called, in columns; a column is None where it holds nothing.
-
-    `attached`: The positions of items that have images.
-    """
+    """Columns of consecutive items, None where one holds nothing; `attached` are positions of items with images."""
 
     count: int
     names: list[str] | None = None
@@ -287,10 +280,7 @@ def _cut_column(column: list[T] | None, start: int, stop: int) -> list[T] | None
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Items that were checked, ready to be written.
-
-    `attached`: By position, for those that have images.
-    """
+    """Items that were checked, ready to be written; `attached` is by position, for those that have images."""
 
     features: Singles
     details: Details
@@ -409,10 +399,7 @@ def _check_attached(item: Item, position: int) -> None:
 
 
 def _check_texts(values: Sequence[Any], what: str, longest: int) -> list[str]:
-    """Return texts as plain ones, also those of NumPy and of subclasses, or say which is none.
-
-    `what`: What an error calls one of them, before its number.
-    """
+    """Return texts as plain `str`, or raise an error that calls the first wrong one `what`, with its number."""
     if set(map(type, values)) <= {str} and _is_text("".join(values)) and max(map(len, values), default=0) <= longest:
         return list(values)
     for position, value in enumerate(values):
@@ -771,13 +758,9 @@ def load_details(
 
 
 class TextColumn:
-    """What answers tell of all items of an index, in memory: their names, or their details.
+    """Names or details of all items of an index, in memory; nothing is kept above 256 MiB.
 
-    An answer holds items from all over an index, and a row of details holds thousands that follow each other: read from
-    the database, every answer would read all rows. Here they are read once, and afterwards what was added or deleted.
-
-    `kind`: "names", or "metadata" for name, external id and metadata.
-    Where there are more than 256 MiB of them, nothing is kept.
+    An answer holds items from all over an index: read from the database, every answer would read all rows of details.
     """
 
     def __init__(self, kind: Literal["names", "metadata"]) -> None:

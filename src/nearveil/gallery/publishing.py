@@ -318,10 +318,9 @@ def _read_mean(public: ArrayLike, dimension: int) -> Singles:
 
 
 def _hash_public(mean: Singles, table: Codes) -> str:
-    """Return the fingerprint of what is public besides the map.
+    """Return the fingerprint of what is public besides the map. Messages carry it.
 
-    Messages carry it. Without the table in it, a gallery that is published again with other codes would answer old
-    clients with codes that they read by the old table.
+    It covers the table: otherwise old clients would read codes of a new table by the old one.
     """
     return fingerprint(mean, _to_array(codes_to_bytes(table)))
 
@@ -412,10 +411,7 @@ class _PartReader(io.RawIOBase):
 
 
 class MapStore:
-    """Maps of one index, newest last; those that were read stay in memory.
-
-    `where`: What errors call the index.
-    """
+    """Maps of one index, newest last; those that were read stay in memory."""
 
     def __init__(self, database: Database, where: str) -> None:
         self._database, self._where = database, where

@@ -19,10 +19,7 @@ from nearveil.storage import make_data_folder
 
 @dataclass(frozen=True)
 class TableReport:
-    """What :func:`sync_table` did, and the index afterwards.
-
-    `learned`: Whether the map had to be learned or updated.
-    """
+    """What :func:`sync_table` did, and the index afterwards; `learned`: whether the map was learned or updated."""
 
     index: str  # where it is, without a password
     items: int
@@ -45,11 +42,8 @@ def sync_table(
 ) -> TableReport:
     """Add the vectors of a table to an index, or replace those with the same ids; delete others; publish the map.
 
-    `table`: None where there is only something to delete.
-    `index`: Made if it is not there; by default the one of the command line.
-    `delete`: External ids.
-    `cluster`: Whose workers read a file and learn the map; see :func:`nearveil.cluster.connect`.
-    `given`: As of :meth:`Index.publish`; by default as before.
+    The index is made if it is not there. `delete` holds external ids; `given` are arguments of :meth:`Index.publish`,
+    by default those of the map before.
     """
     start = progress or (lambda _, __: lambda ___: None)
     where = find_index(index)

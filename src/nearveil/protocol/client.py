@@ -61,7 +61,7 @@ def is_in_range(row: NDArray[Any]) -> bool:
 class PublicPart:
     """All that a client must know in order to ask. Nothing in it is private, and nothing in it is trusted.
 
-    `extractor, fingerprint`: Name and fingerprint of what makes the features; empty where they are not known.
+    `extractor` and `fingerprint` are empty where it is not known what makes the features.
     """
 
     kind: ClassVar[Kind] = Kind.PUBLIC_PART
@@ -293,9 +293,7 @@ _SCHEMA: dict[Kind, type[WireMessage]] = {
 
 
 def decode_frame(data: bytes, *expected: type[WireMessage], limits: Limits = DEFAULT_LIMITS) -> Any:
-    """Read one frame of a kind that is expected. Nothing in it is trusted.
-
-    `*expected`: All others are refused, unread.
+    """Read one frame of an expected kind; others are refused, unread. Nothing in it is trusted.
 
     Examples
     --------
@@ -458,10 +456,7 @@ def leave_mean(row: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[n
 def rank_candidates(
     mechanism: Release, codes: Codes, X: ArrayLike, answers: Sequence[Answer], k: int
 ) -> tuple[NDArray[np.int64], Singles]:
-    """Return ids and scores of the k best candidates in each row's answer, best first. Nothing is sent.
-
-    Scores are finite, whatever the table of codes.
-    """
+    """Return ids and scores of the k best candidates in each row's answer, best first. All scores are finite."""
     # In 64 bits: a hostile table of tiny numbers would take some queries where 32-bit arithmetic is slow.
     with np.errstate(all="ignore"):
         queries = mechanism.features(X)

@@ -198,10 +198,9 @@ class CodesGroup:
 
 
 class CodesSource:
-    """The server's side: all codes of a published map that are still there, cut into groups.
+    """The server's side: all codes of a published map that are still there, cut into groups. `ids` rise.
 
-    `ids` rise; `codes` are theirs. `texts` reads the texts of ids, for each column. `known` holds groups that were
-    hashed before, by the digest of their ids and codes: a change costs the groups that it touches.
+    `known` holds groups by the digest of their ids and codes, so that a change costs only the groups that it touches.
     """
 
     def __init__(
@@ -271,15 +270,9 @@ class CodesSource:
 
 
 class HomeCopy:
-    """All codes of a gallery, in a folder of its own, searched on this machine.
+    """All codes of a gallery, in a folder, searched on this machine. Made by :meth:`nearveil.Client.sync`.
 
-    Made by :meth:`nearveil.Client.sync`. Everybody downloads the same, so a copy tells nothing about what is looked
-    for in it, and searching it tells nothing to anybody and costs nothing.
-
-    Parameters
-    ----------
-    folder : str or Path
-        Where the copy is. Everything in it is public to those who may ask the gallery.
+    Everybody who may ask the gallery downloads the same, so neither the copy nor a search tells what is looked for.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -365,19 +358,9 @@ class HomeCopy:
         return file
 
     def search(self, rows: ArrayLike, k: int = 8) -> tuple[NDArray[np.int64], Singles]:
-        """Find the nearest items. Nothing is sent, nothing is paid.
+        """Return ids and scores, shape (q, k), of the items nearest to private features, shape (q, d), best first.
 
-        Parameters
-        ----------
-        rows : array-like of shape (q, d)
-            Private features.
-        k : int, default=8
-
-        Returns
-        -------
-        ids : ndarray of shape (q, k)
-            Best first, in the order of their codes' similarity.
-        scores : ndarray of shape (q, k)
+        Nothing is sent, nothing is paid.
         """
         held = self._load()
         queries = center_rows(held.public, rows)
@@ -386,17 +369,7 @@ class HomeCopy:
         return held.search(queries, k)
 
     def texts(self, ids: ArrayLike, column: str = "names") -> list[str]:
-        """Return the names, or other texts, of items; empty where the gallery tells none.
-
-        Parameters
-        ----------
-        ids : array-like of int
-        column : str, default="names"
-
-        Returns
-        -------
-        list of str
-        """
+        """Return the names, or the texts of another column, of items; empty where the gallery tells none."""
         return self._load().texts(np.asarray(ids, np.int64), column)
 
     @property
@@ -405,16 +378,7 @@ class HomeCopy:
         return self.manifest is not None and _METADATA in self.manifest.columns
 
     def details(self, ids: ArrayLike) -> list[ItemDetails]:
-        """Return names, and their owner's ids and metadata where the gallery offers them.
-
-        Parameters
-        ----------
-        ids : array-like of int
-
-        Returns
-        -------
-        list of ItemDetails
-        """
+        """Return names of items, and their owner's ids and metadata where the gallery offers them."""
         held, wanted = self._load(), np.asarray(ids, np.int64)
         if not self.has_metadata:
             return [ItemDetails(name) for name in held.texts(wanted, "names")]
@@ -424,16 +388,7 @@ class HomeCopy:
             raise HomeError(f"the copy in {self._folder} holds no sound metadata: synchronise again") from error
 
     def codes(self, ids: ArrayLike) -> Bytes:
-        """Return the codes of items.
-
-        Parameters
-        ----------
-        ids : array-like of int
-
-        Returns
-        -------
-        ndarray of shape (n, b), uint8
-        """
+        """Return the codes of items, shape (n, b)."""
         held = self._load()
         return held.codes[held.find(np.asarray(ids, np.int64))]
 

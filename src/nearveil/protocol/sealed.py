@@ -24,10 +24,8 @@ _MOST_CHANGED = 0.05  # part of the items; beyond it the index is built anew
 def open_sealed_index(served: ServedMap) -> SealedIndex:
     """Return an index for sealed questions of all items of a map that are still there.
 
-    A record is id, code and name, and the owner's own id where the gallery offers metadata.
-    It is kept in a file of the gallery's folder, which all processes map into memory. Where a few items came or went,
-    what they change is written anew; where many did, or codes are made by another table, all of it is. A gallery in
-    PostgreSQL has no folder: its index is built in memory.
+    A record is id, code and name, and the owner's own id where the gallery offers metadata. The index is kept in a file
+    that all processes map into memory, and brought in step with the gallery; for PostgreSQL it is built in memory.
     """
     path = served.index.sealed_file
     if path is None:

@@ -97,7 +97,7 @@ class ServedMap:
     def read_extras(self, ids: NDArray[np.uint32], kind: Extras, most: int) -> Sequence[bytes]:
         """Return a thumbnail, an original or a name for each id; empty where there is none, or none any more.
 
-        WireSizeError where images are more than `most` bytes: sizes are looked at before anything is read.
+        WireSizeError, before anything is read, where images are more than `most` bytes.
         """
         if kind in ("names", "metadata"):
             return self.index.texts(ids, kind)

@@ -33,11 +33,7 @@ _TRIED = 1024  # cells that a cell may change places with, in one pass
 
 @dataclass(frozen=True, eq=False)
 class CellPartition:
-    """Where items are: cell ``c`` has colour ``c // (n_cells / n_colours)``.
-
-    `centroids`: Shape (n_cells, d): what a client compares its question with.
-    `cells`: For each item, its cell.
-    """
+    """The cells of items. Cell ``c`` has colour ``c // (n_cells / n_colours)``; `centroids` has shape (n_cells, d)."""
 
     centroids: Singles
     cells: Whole
@@ -45,10 +41,7 @@ class CellPartition:
 
 
 def make_cells(vectors: Vectors, n_cells: int, n_colours: int, n_slots: int) -> CellPartition:
-    """Part vectors, shape (n, d), into cells of at most `n_slots`, and give them colours.
-
-    `n_cells` is a multiple of `n_colours`.
-    """
+    """Part vectors, shape (n, d), into coloured cells of at most `n_slots`; `n_cells` is a multiple of `n_colours`."""
     centroids = _find_centroids(_spread(vectors, _SAMPLE * n_cells), n_cells)
     centroids = np.ascontiguousarray(centroids[np.argsort(_colour(centroids, n_colours), kind="stable")])
     each, most = _MOVED
@@ -121,9 +114,9 @@ def _choose_deepest(vectors: Vectors, centroids: Singles, n_colours: int) -> tup
 
 
 def _balance(near: NDArray[np.int32], depths: Singles, prices: Singles, n_slots: int) -> Whole:
-    """Give every item one of its cells, the deepest that it can afford.
+    """Give every item one of its cells, the deepest that it can afford; a few cells may stay too full.
 
-    Cells that are too full raise their price, in place, until items go elsewhere. A few may stay too full.
+    Cells that are too full raise their price, in place, until items go elsewhere.
     """
     unit = float(np.median(depths[:, 0] - depths[:, -1])) + 1e-12
     step, slower, least = _STEP
@@ -159,10 +152,7 @@ def _find_means(vectors: Singles, cells: Whole, centroids: Singles) -> Singles:
 
 
 def _colour(centroids: Singles, n_colours: int) -> Whole:
-    """Return a colour for each cell, all colours equally often, such that near cells rarely share one.
-
-    Greedy at first; then pairs of cells change places where that lessens the weight of neighbours of one colour.
-    """
+    """Return a colour for each cell, all colours equally often, such that near cells rarely share one."""
     n_cells = len(centroids)
     search = faiss.IndexFlatL2(centroids.shape[1])
     search.add(centroids)

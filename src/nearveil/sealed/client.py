@@ -257,7 +257,7 @@ class SealedClient:
 
 
 def choose_best(numbers: Longs, is_filled: NDArray[np.bool_], count: int) -> Longs:
-    """Return where the largest numbers stand that count, largest first; then others, where there are too few.
+    """Return the places of the largest filled numbers, largest first; then of others, where there are too few.
 
     The work depends on shapes alone. Sorting is faster where many numbers are equal: a server that leaves the slots of
     some cells empty would see by the time which cells were looked into.
@@ -278,8 +278,8 @@ def describe_assumption(parameters: LweParameters) -> Assumption:
 def make_messages(layout: Layout, row: ArrayLike) -> tuple[Longs, Longs]:
     """Return what is encrypted for a row: for every colour the row in the place of a cell, and which cell that is.
 
-    Every row has a message, whatever the layout: were one refused because of a projection that sends it to zero, or
-    beyond all numbers, silence would tell it. In 64 bits neither happens but by exact zeros.
+    Every row has a message, whatever the layout: a refusal would tell that a projection sends the row to zero, or
+    beyond all numbers. In 64 bits only exact zeros do so.
     """
     with np.errstate(all="ignore"):
         unit = check_rows(np.asarray(row)[None], layout.projection.shape[0])[0]

@@ -41,11 +41,7 @@ class Kernel(Protocol):
 def make_kernel(
     database: Bytes, kind: KernelName = "auto", device: str = "cpu", n_threads: int | None = None
 ) -> Kernel:
-    """Return a kernel for a database.
-
-    `kind`: "auto" is Numba where it is installed, and NumPy elsewhere.
-    `device`: Of torch.
-    """
+    """Return a kernel for a database; "auto" is Numba where it is installed, else NumPy. `device` is for torch."""
     check_choice(kind, "kernel", KernelName)
     if kind == "auto":
         kind = "numba" if find_spec("numba") is not None else "numpy"

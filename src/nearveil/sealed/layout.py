@@ -28,10 +28,7 @@ class SealedError(NearveilError, ValueError):
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """How records lie in a matrix: `per_column` of them, each of `width` bytes, stand below each other.
-
-    `n_fetched`: Records that every question asks for.
-    """
+    """How records lie in a matrix: `per_column` of `width` bytes in each column. A question asks for `n_fetched`."""
 
     width: int
     per_column: int
@@ -46,13 +43,11 @@ class RecordLayout:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What everybody knows about a sealed index, the hints aside.
+    """What everybody knows about a sealed index, the hints aside. `version` rises with every change.
 
-    `version`: Rises with every change.
-    `projection`: Shape (n_features, dimension): from a row to what is scored.
-    `centroids`: Shape (n_cells, dimension).
-    `counts`: For each cell, how many of its slots are filled, from the first on.
-    `reach`: No code is longer than this (Euclidean norm, in steps of a code).
+    `projection`, shape (n_features, dimension), takes a row to what is scored; `centroids` is (n_cells, dimension).
+    `counts` says how many slots of each cell are filled, from the first on. No code has a Euclidean norm above `reach`,
+    in steps of a code.
     """
 
     version: int

@@ -19,13 +19,10 @@ _ROWS = 256  # of a hint at a time: they stay in a core's cache as 64-bit number
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pad:
-    """Encryptions of zero, and what a server's answers to them are.
+    """Encryptions of zero, ``A s + e`` modulo Q, and a server's answers to them, ``H s``, for secrets ``s``.
 
-    A question is its messages plus the first; what was asked for is its answer less the second.
-
-    `zeros`: ``A s + e`` modulo Q, shape (count, C).
-    `masks`: ``H s``, shape (count, rows of the hint that belong to it).
-    `secrets`: ``s``, shape (count, n).
+    A question is its messages plus `zeros`; what was asked for is its answer less `masks`. Shapes are, in order,
+    (count, C), (count, rows of the hint that belong to it) and (count, n).
     """
 
     zeros: Words
@@ -34,10 +31,9 @@ class Pad:
 
 
 class PadStock:
-    """Pads that were made ahead, each for one thread of one process. They are in memory alone.
+    """Pads that were made ahead, each for one thread of one process, in memory alone. No pad is used twice.
 
-    A pad leaves the stock before it is used: what fails in between loses it. A copy of a stock, also by pickle, is
-    empty, and the child of a fork finds nothing of its parent's.
+    A pad leaves the stock before it is used. A copy of a stock, also by pickle or in the child of a fork, is empty.
     """
 
     def __init__(self) -> None:

@@ -18,11 +18,7 @@ _SETS = {"scores": SCORES, "records": FETCH}
 
 @dataclass(frozen=True, eq=False)
 class Hint:
-    """Rows of the hint of scores or of records, rounded, as of a version of the index.
-
-    `rows`: Their numbers. All of them, or those that changed.
-    `values`: Shape (rows, n).
-    """
+    """Rounded rows of the hint of scores or records: all, or those that changed. `values` has shape (len(rows), n)."""
 
     part: str
     version: int

@@ -227,7 +227,7 @@ def view_classified(found: Classified, balance: dict[str, Any]) -> dict[str, Any
 
 
 def make_image_address(content: bytes) -> str:
-    """Return a thumbnail as an address that needs no request; empty if there is none, or one that is none.
+    """Return a WebP thumbnail as a data URL; empty if it is missing, damaged or too large.
 
     A few bytes of WebP can hold a gigabyte of pixels, and a browser would make room for all of them.
     """
@@ -460,7 +460,7 @@ class Picture:
         self.points = self._scale(found)
 
     def place(self, rows: Singles) -> NDArray[np.float64]:
-        """Return where project_rows rows lie in the picture, from 0 to 1 in both directions."""
+        """Return where rows of `project_rows` lie in the picture, from 0 to 1 in both directions."""
         wide = rows.astype(np.float64)
         wide[np.abs(wide).max(axis=1) == 0, 0] = 1.0  # a row of zeros has no direction: any will do
         return self._scale(np.asarray(self._manifold.transform(wide)))

@@ -56,10 +56,7 @@ class _Answer(Future[T], Generic[T]):
 
 
 class Portal:
-    """Runs coroutines on an event loop in a thread, which the first one starts. Any thread may use it.
-
-    `last`: What the loop runs before it ends.
-    """
+    """Runs coroutines on an event loop in a thread, which the first one starts. Any thread may use it."""
 
     def __init__(self, last: Callable[[], Awaitable[None]]) -> None:
         self._last, self._process = last, os.getpid()
@@ -69,10 +66,7 @@ class Portal:
         self._asked: dict[_Answer[Any], asyncio.Task[None] | None] = {}
 
     def run(self, ask: Callable[[], Awaitable[T]], note: str = "") -> T:
-        """Run a coroutine on the loop, and wait for it. An interrupt cancels it, and waits until it has ended.
-
-        `note`: Goes with an interrupt.
-        """
+        """Run a coroutine on the loop, and wait for it. An interrupt cancels it, and waits until it has ended."""
         if not self._is_here():
             raise RuntimeError("a client belongs to the process that made it: make another one here")
         loop, answer = self._start(), _Answer[T]()

@@ -53,15 +53,7 @@ class ReplyError(NearveilError, ValueError):
 
 
 class DeclinedError(ReplyError):
-    """The server says no, and why.
-
-    Parameters
-    ----------
-    status : int
-    code : str
-        For programs, such as "not_offered".
-    words : str
-    """
+    """The server says no, and why: `code` is for programs, such as "not_offered"."""
 
     def __init__(self, status: int, code: str, words: str) -> None:
         super().__init__(f"the server declined ({status} {code}): {words}")

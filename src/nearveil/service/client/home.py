@@ -43,10 +43,7 @@ _GUARANTEE = replace(NOTHING_TOLD, basis=replace(NOTHING_TOLD.basis, link="docs/
 
 
 class HomeCopies:
-    """The copies that a client holds, one for each gallery of its server.
-
-    `folder`: Where they are; by default in the user's folder, by the address of the server.
-    """
+    """The copies that a client holds, one for each gallery of its server."""
 
     def __init__(self, folder: Path | None, where: str) -> None:
         self._given, self._where = folder, where

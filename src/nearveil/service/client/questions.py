@@ -86,20 +86,14 @@ Images: TypeAlias = "Sequence[Image] | NDArray[Any]"
 
 
 class FeatureMaker:
-    """Makes features with the extractor of a gallery, and keeps that extractor.
-
-    `extractor`: Found by the gallery's fingerprint where it is not given.
-    """
+    """Makes features with the given extractor, or else with the gallery's own, which it keeps."""
 
     def __init__(self, extractor: Extractor | None) -> None:
         self._given = extractor
         self._found: dict[str, Extractor] = {}
 
     def rows(self, images: Images, info: GalleryInfo) -> list[NDArray[Any]]:
-        """Return the features of images for a gallery; features are passed through.
-
-        `images`: The private one, then dummies: errors name the one that they are about.
-        """
+        """Return features of the private image, then of dummies; those that are features already are passed through."""
         given = decode_images(images)
         found = self.extract(given, info)
         self.check(given, found, info)
@@ -258,8 +252,8 @@ def _make_dummy(row: ArrayLike, number: int, public: PublicPart, epsilon: float,
 class PaidMessages:
     """Spends once for a message and puts it at a random place among others. What is stored is what is sent.
 
-    Were the dummies drawn anew for a retry, the one message that comes twice would be the paid one. Which of them it
-    is, is nowhere kept: the client looks at the candidates of all.
+    Were the dummies drawn anew for a retry, the one message that comes twice would be the paid one. Its place is not
+    kept: the client looks at the candidates of all.
     """
 
     def __init__(
@@ -276,10 +270,7 @@ class PaidMessages:
         self.messages: tuple[Message, ...] = ()
 
     def ask(self, client: ClientProtocol, row: ArrayLike) -> bytes:
-        """Pay for a message, or take the one that this key was paid for, and return the question that sends it.
-
-        Raises UnansweredError: The key was paid for when the gallery had another map.
-        """
+        """Return the question of a message, paid for now or before; UnansweredError if the map has changed since."""
         try:
             return client.ask(row, spend=self.spend, rng=self._rng)
         except ProtocolError:
@@ -443,9 +434,8 @@ class KeptModel:
 class Session:
     """Knows the galleries with their maps and models, and sends requests, again where no reply came.
 
-    `account`: Who pays.
-    `token`: Keys of requests differ between tokens: a server refuses a key that another token has used.
-    `watched`: Whether somebody else sees when requests are sent. A gallery in this process is nobody else.
+    `token` makes request keys differ: a server refuses a key that another token has used. `watched` says whether
+    somebody else sees when requests are sent: not so for a gallery in this process.
     """
 
     def __init__(
@@ -468,8 +458,7 @@ class Session:
     async def end_slot(self, since: float, period: float) -> None:
         """Wait for the end of a slot of private work, if somebody watches.
 
-        `since`: When it began: the moment of a public event.
-        `period`: Seconds, from public sizes alone.
+        `since` is the time of a public event; `period`, in seconds, depends on public sizes alone.
         """
         if self.watched:
             await self.clock.until(slot_end(since, period, self.clock.now()))
@@ -507,8 +496,7 @@ class Session:
     async def prepare_features(self, images: Images, name: str | None) -> tuple[GalleryInfo, list[NDArray[Any]]]:
         """Return an open gallery and the features of images for it, before the first request of their question.
 
-        Images are decoded before anything is sent, and made features as well if the extractor was given, or the gallery
-        listed before. If not, the list is asked for in between. After either a slot ends.
+        Images are decoded before anything is sent, and a slot ends between private work and what is sent next.
         """
         if isinstance(images, (str, bytes, os.PathLike)) or not hasattr(images, "__iter__"):
             raise QuestionError("images", "it must be a list of images; prepare_sealed(n) prepares sealed questions")
@@ -910,7 +898,7 @@ def _read_reply(client: ClientProtocol, response: Response, extras: Extras) -> b
 
 
 def select_matches(matches: Sequence[Match], where: Filter | None, k: int) -> list[int]:
-    """Return the places of the first k matches that are wanted. All are looked at: how many are is public.
+    """Return the places of the first k matches that a filter takes. It sees all of them: their number is public.
 
     Examples
     --------

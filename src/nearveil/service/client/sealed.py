@@ -177,10 +177,9 @@ def _read(read: Any, *given: Any) -> Any:
 def _rank(
     public: PublicPart, row: NDArray[Any], records: list[bytes], count: int
 ) -> tuple[Found, dict[int, ItemDetails]]:
-    """Rank what was fetched by its codes.
+    """Rank what was fetched by its codes; a record that is too short is read as if zeros followed.
 
-    Records of a server that cheats are read like all others, as if zeros followed. Were they refused, a server could
-    spoil the records of some cells, and an error would tell that one of these was asked for.
+    Were it refused, a server could spoil the records of some cells, and an error would tell that one was asked for.
     """
     width = public.table.width
     padded = [one.ljust(ID_BYTES + width, b"\0") for one in records or [b""]]

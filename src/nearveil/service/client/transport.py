@@ -89,10 +89,8 @@ _PATHS = {
 class ServerAddress:
     """Where the server is, and how it is talked to. The token is in no representation of it.
 
-    `insecure`: Whether plain HTTP beyond this machine is wanted. Everybody on the way then sees the token and the
-    messages.
-    `certificate`: The client's own, for servers that ask for one: a file with certificate and key, or two files.
-    `transport`: In place of the network, for tests: ``httpx.ASGITransport(app)``.
+    `insecure` allows plain HTTP beyond this machine: everybody on the way then sees token and messages. `certificate`
+    is the client's own: one file with certificate and key, or two. `transport` replaces the network in tests.
     """
 
     url: str  # ``https://host:port``, perhaps with a path before ``/v1``
@@ -361,10 +359,7 @@ def _check_text(found: Any) -> None:
 
 
 class LocalTransport:
-    """Carries requests to a gallery in this process, in threads.
-
-    `owned`: Whether closing closes the gallery.
-    """
+    """Carries requests to a gallery in this process, in threads. Closing closes the gallery if it is `owned`."""
 
     def __init__(self, gallery: "Gallery", *, owned: bool) -> None:
         self._gallery, self._owned = gallery, owned

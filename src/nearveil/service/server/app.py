@@ -69,10 +69,7 @@ _QUERY_EXTRA: dict[str, Any] = {
 
 
 def describe_replies(*statuses: int, framed: bool = False) -> dict[int | str, dict[str, Any]]:
-    """Return descriptions of the answers that are not what was hoped for.
-
-    `framed`: Whether some of them may also come as frames.
-    """
+    """Return descriptions of replies other than success; if `framed`, some may also come as frames."""
     told: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
         told[status] = {"description": _WORDS[status]}
@@ -87,7 +84,7 @@ def describe_replies(*statuses: int, framed: bool = False) -> dict[int | str, di
 
 
 def describe_frame(words: str, *, etag: str = "") -> dict[int | str, dict[str, Any]]:
-    """Return the description of a frame that is what was hoped for."""
+    """Return the description of a successful reply that is a frame."""
     return describe_bytes(words, FRAME, etag=etag)
 
 

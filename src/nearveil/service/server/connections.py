@@ -22,11 +22,7 @@ from nearveil.service.server.requests import GONE, OWNER, get_network
 
 
 class Server(uvicorn.Server):
-    """A server that stops on SIGTERM and SIGINT, however early they come.
-
-    `ready`: Called when requests are answered.
-    `stopping`: Called at the first signal.
-    """
+    """A server that stops on SIGTERM and SIGINT, however early they come; the first of them calls `stopping`."""
 
     def __init__(
         self, config: uvicorn.Config, ready: Callable[[], None], stopping: Callable[[], None] = lambda: None
@@ -121,13 +117,11 @@ class Share:
 
 
 class Slots:
-    """Who may hold how many connections.
+    """Limits how many connections each owner may hold, of `most` in all.
 
     A connection belongs to a token while its last request had a good one, else to a stranger at an address. Strangers
-    have a quarter of all. Beyond a limit an old connection is closed, not the new one, so nobody is locked out by
-    those who hold many and do nothing.
-
-    `most`: Of strangers and of tokens together.
+    have a quarter of all. Beyond a limit an old connection is closed, not the new one, so nobody is locked out by those
+    who hold many and do nothing.
     """
 
     def __init__(self, most: int) -> None:
@@ -163,12 +157,10 @@ class Slots:
 class Connection(HttpToolsProtocol):
     """A connection of uvicorn with limits of its own.
 
-    Uvicorn closes one that is idle between two requests. These are closed here: one that does not get its headers
-    done in time, or the rest of its request, or sends too much of either; one that queues too many requests; one whose
-    client does not read what it asked for; one that is answered before all of its request was read; and the oldest
-    where there are too many (`Slots`). Headers that come after the body are ignored: they came after all checks.
-    One that queues too many requests, or whose address sends malformed ones without end, is first held for a while
-    and read no more: whoever waits for it to close cannot try again at once.
+    It is closed if its headers or body come too late or are too large, if too many requests queue, if its client does
+    not read answers, if it is answered before all of its request was read, or as the oldest of too many (`Slots`). One
+    that queues too many requests, or whose address sends malformed ones without end, is first held unread for a while,
+    so that its client cannot try again at once. Headers after the body are ignored: they came after all checks.
     """
 
     header_seconds = 10.0

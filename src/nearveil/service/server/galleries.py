@@ -39,9 +39,7 @@ _OVERHEAD = 250  # bytes that an entry costs besides its own
 
 
 class ByteCache:
-    """Remembers bytes by bytes, and forgets what was not asked for the longest.
-
-    `most`: Bytes of keys and values together.
+    """Least-recently-used cache of bytes by bytes; keys, values and overhead take at most `most` bytes.
 
     Examples
     --------
@@ -135,9 +133,7 @@ _REFUSALS = {
 
 
 def frame_status(reply: bytes) -> int:
-    """Return the status of a reply to a query.
-
-    `reply`: The frame of an answer, of a map that has changed, or of a refusal; our own, not a stranger's.
+    """Return the HTTP status of our reply to a query: the frame of an answer, a changed map or a refusal.
 
     Examples
     --------
@@ -188,10 +184,7 @@ _ORIGINALS, _NOTHING_ELSE = EXTRAS.index("originals"), bytes([EXTRAS.index("none
 
 
 class Gallery(Protocol):
-    """What both kinds of gallery do. Any number of threads may call it at once.
-
-    Errors are `ServiceError`; their texts go to clients.
-    """
+    """What both kinds of gallery do. Any thread may call it. Errors are `ServiceError`, and clients see their texts."""
 
     @property
     def name(self) -> str:

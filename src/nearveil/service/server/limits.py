@@ -38,12 +38,9 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 class Buckets:
-    """A bucket of requests for each token, filled at a steady rate.
+    """A bucket of `burst` requests for each token, filled at `rate` requests a minute; None is no limit.
 
-    `rate`: Requests a minute; None is no limit.
-    `burst`: What a bucket holds.
-    `most`: Buckets that are kept; then the one that was used least recently is forgotten. All by default.
-    `words`: What is said where a bucket is empty.
+    Beyond `most` buckets, the one that was used least recently is forgotten.
 
     Examples
     --------
@@ -88,9 +85,7 @@ class Buckets:
 
 
 class UnderWay:
-    """How many requests of each token are under way.
-
-    `most`: For one token.
+    """Counts the requests of each token that are under way, at most `most` for one token.
 
     Examples
     --------
@@ -120,9 +115,7 @@ class UnderWay:
 
 
 class Sending:
-    """How many bytes of answers wait to be read by clients.
-
-    `most`: For all together. An answer that is larger is sent where it is the only one.
+    """Counts bytes of answers that wait to be read by clients, at most `most`; a larger answer must be the only one.
 
     Examples
     --------
@@ -180,9 +173,8 @@ class Workers:
     """Threads for work that may wait for a disk or a database, and a bounded queue before them.
 
     The threads are daemons: one that never comes back does not keep the process from ending. Not those of
-    `concurrent.futures`: their futures and asyncio's around them cost more than most of the work.
-
-    `patience`: Seconds after which a request is given up. Its thread goes on, and counts until it is done.
+    `concurrent.futures`: their futures and asyncio's around them cost more than most of the work. After `patience`
+    seconds a request is given up; its thread goes on, and counts until it is done.
     """
 
     def __init__(self, threads: int, queue: int, patience: float) -> None:
@@ -206,12 +198,9 @@ class Workers:
     async def run(
         self, work: Callable[[], T], *, patience: float | None = None, may_begin: Callable[[], bool] | None = None
     ) -> T:
-        """Do some work in a thread.
+        """Do some work in a thread, if `may_begin`, asked in the thread, allows it: otherwise SlowError.
 
-        `patience`: Seconds, if not those of all work.
-        `may_begin`: Asked in the thread before the work begins.
-        Raises BusyError: If too much waits already, or the work takes too long.
-        Raises SlowError: If it may not begin any more.
+        BusyError if too much waits already, or the work takes more than `patience` seconds.
         """
         with self._lock:
             if self._pending >= self._most:
@@ -269,14 +258,7 @@ class Workers:
 
 
 async def read_body(length: bytes | None, chunked: bool, receive: Receive, most: int, seconds: float) -> bytes:
-    """Return the body of a request, if it is small enough and comes in time.
-
-    `length`: What the header says.
-    `chunked`: Whether the length comes with the parts.
-    `receive`: As ASGI has it.
-    `most`: Bytes.
-    `seconds`: For all of it.
-    """
+    """Return the body of a request, if it is of at most `most` bytes and all of it comes within `seconds`."""
     if length is None and not chunked:
         raise LengthError("the request must say how long its body is")
     if length is not None and (len(length) > 18 or not length.isdigit() or int(length) > most):
@@ -380,14 +362,11 @@ def _fetch(connection: Any, statement: str, values: tuple[Any, ...]) -> list[tup
 
 
 class Refresher:
-    """A look at one database, by a thread of its own, and the keys of questions that wait for it.
+    """Looks at one database in a thread of its own, and notes there the keys of questions that wait for it.
 
-    `work`: The look.
-    `patience`: Seconds after which who waits for it is told to ask later.
-    `believed`: Seconds, from its beginning, that a look is good for requests that come later.
-    `store`: Where keys are noted, in the same thread: a question waits for both, but for one thread only.
-    `is_current`: Returns whether a look would find nothing new, where that is known without waiting for anything: a
-    thread takes ten times as long as most looks.
+    A question waits for both, but for one thread only. A look is good for requests that come up to `believed` seconds
+    after its beginning. `is_current` says without waiting whether a look would find nothing new: a thread takes ten
+    times as long as most looks.
     """
 
     def __init__(
@@ -468,13 +447,10 @@ _TRIES, _PAUSE = 100, 0.001  # to lock a row at once, some microseconds each; an
 class UsedKeys:
     """Lets a key pass that is new, or comes again with the same bytes from the same token for the same gallery.
 
-    The last keys lie in memory that all processes of a server share, if it is given to them when they are started.
-    It is no file: no disk is waited for. A digest with a secret of this memory says which row a key is in, so that
-    nobody can find keys that fill the row of another; a row has its newest use first. Who changes a row holds its
-    lock, which the system takes away from a process that dies. One event loop of a process uses it.
-
-    `rows`, `ways`: How many keys it has places for: so many rows of so many each.
-    `patience`: Seconds after which who waits for a row is told to ask later.
+    The last keys lie in memory that all processes of a server share. It is no file: no disk is waited for. A digest
+    with a secret says which of the `rows`, of `ways` keys each, a key is in, so that nobody can find keys that fill the
+    row of another; a row has its newest use first. Who changes a row holds its lock, which the system takes away from a
+    process that dies. One event loop of a process uses it.
 
     Examples
     --------
@@ -507,10 +483,7 @@ class UsedKeys:
         return _share_keys, (self._rows, self._row // _USE, self._patience, file, self._secret)
 
     async def check(self, use: Use, look: "Refresher | None" = None) -> None:
-        """Raise ReplayedError where a key was used for something else.
-
-        `look`: Notes keys that are not known here in the table that all hosts share, if there is one.
-        """
+        """Raise ReplayedError where a key was used for something else: here or, by `look`, on any host."""
         first = use
         if look is not None:
             first = Use(use.key, await self._find(use.key) or await look.note(use))

@@ -172,10 +172,7 @@ LOGGERS = ("nearveil", "uvicorn", "uvicorn.error", "asyncio")
 
 
 class LineWriter:
-    """Writes lines of JSON to a file or to the standard error, in rounds.
-
-    `path`: Opened anew for each round, so that it may be moved away meanwhile; the standard error by default.
-    """
+    """Writes lines of JSON to standard error or to a file, opened anew for each round: it may be moved meanwhile."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -261,8 +258,7 @@ class LineWriter:
 class LineHandler(logging.Handler):
     """Sends what libraries log to the same lines, without what an exception says.
 
-    The event loop writes what failed, and with which arguments, into its text: of that, only the error's type and
-    place are left.
+    Of what the event loop logs, only the error's type and place are left: its text has the arguments of what failed.
     """
 
     def __init__(self, writer: LineWriter) -> None:

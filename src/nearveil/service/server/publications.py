@@ -151,10 +151,7 @@ def check_binding(private: Index, account: Account) -> None:
 
 
 def check_apart(told: Sequence[Places]) -> None:
-    """Refuse galleries of one server that would break each other's promise.
-
-    `told`: As the server is told of them: galleries with `name`, `kind`, `index`, `public`, `ledger` and `account`.
-    """
+    """Refuse galleries of one server that would break each other's guarantee."""
     private = [_place(one.index) for one in told if one.kind == "protected"]
     shown = {_place(one.index) for one in told if one.kind == "open"}
     shown |= {_place(one.public) for one in told if one.public is not None}
@@ -183,10 +180,7 @@ _BEFORE = "nearveil.service"  # owner of accounts that paid for votes on sets
 
 @dataclass(frozen=True)
 class Terms:
-    """What a gallery's account is opened for. It never changes.
-
-    `epsilon, delta`: Of all publications together.
-    """
+    """What a gallery's account is opened for: it never changes. Epsilon and delta are of all publications together."""
 
     epsilon: float
     delta: float

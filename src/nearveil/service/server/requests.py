@@ -254,10 +254,7 @@ class AppState:
     async def read_question(
         self, request: Request, what: str = "query", most: int | None = None
     ) -> tuple[Gallery, bytes]:
-        """Return which gallery is asked what: of a request that holds a frame, under a key that fits it.
-
-        `most`: Bytes of the frame; those of a query by default.
-        """
+        """Return the gallery and the frame that a question holds, of at most `most` bytes, under a key that fits it."""
         context = get_context(request)
         name = request.path_params["gallery"]
         token, gallery = context.require("query"), self.get_gallery(context, name)
@@ -453,8 +450,7 @@ class FailedError(ServiceError):
 class GuardMiddleware:
     """The outermost part of the application.
 
-    `questions`: Routes of private questions. They are found here, and their functions called with the request alone:
-    the way through all of FastAPI takes as long as the whole answer.
+    It finds the routes of private questions itself: the way through all of FastAPI takes as long as the whole answer.
     """
 
     def __init__(self, app: ASGIApp, *, state: AppState, questions: Sequence[APIRoute] = ()) -> None:

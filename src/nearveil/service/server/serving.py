@@ -104,10 +104,7 @@ def serve_on(
     tell_alive: Callable[[], None] = tell_alive,
     keys: UsedKeys | None = None,
 ) -> None:
-    """Answer what comes to a socket in this process, until a signal says to stop; tell meanwhile that it can.
-
-    `keys`: Those that other processes of the server share.
-    """
+    """Answer requests of a socket in this process until a signal says to stop; other processes share `keys`."""
     with ExitStack() as stack:
         tokens = TokenStore(settings.tokens, timeout=settings.database_timeout)
         stack.callback(_close, tokens)
@@ -157,10 +154,9 @@ class Worker:
 
 
 def run_workers(sock: socket.socket, settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
-    """Let several processes answer what comes to a socket, until a signal says to stop.
+    """Let several processes answer requests of a socket until a signal says to stop; start dead or silent ones anew.
 
-    Those that die, and those that give no sign of life, are started anew. systemd hears from this process, while any
-    of the others lives.
+    systemd hears from this process, while any of the others lives.
     """
     open_galleries(settings.model_copy(update={"cache": 0}), close=True)  # what is wrong is told once, here
     context, keys = get_context("spawn"), UsedKeys(patience=settings.database_timeout)

@@ -127,17 +127,7 @@ _LONGEST_LIFE = 36_500  # days
 class Token:
     """What is kept of a token. Times are seconds since 1970.
 
-    Parameters
-    ----------
-    id : str
-        16 hexadecimal digits: what logs and ledgers call the client.
-    label : str
-        For people.
-    scopes : tuple of {"query", "originals", "metrics"}
-    galleries : tuple of str
-        Names, or "*" for all.
-    created : int
-    expires, revoked : int or None
+    `id` is what logs and ledgers call the client, `label` is for people, and "*" in `galleries` stands for all.
     """
 
     id: str
