@@ -237,7 +237,7 @@ class ValueQuestion:
 
 
 def count_balance(cells: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return, in half votes, how many voters lie below a point less how many do not. Nobody is neither.
+    """Return, in half votes, how many voters lie below a point less how many do not; `NOBODY` is neither.
 
     One voter more changes it by one half, one in and one out by at most two: the sensitivity is one vote.
     """

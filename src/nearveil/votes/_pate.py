@@ -23,10 +23,7 @@ _SEEDS = np.uint64(2**31 - 1)
 
 @dataclass(frozen=True)
 class Teachers:
-    """Trained teachers, or the class that one always names.
-
-    Private data: whoever holds them can ask a teacher without noise.
-    """
+    """Trained teachers, or the class that one always names. Private: whoever holds them can ask without noise."""
 
     members: tuple[BaseEstimator | int, ...] = field(repr=False)
     n_classes: int
@@ -50,12 +47,10 @@ class Teachers:
 
 
 def assign_records(n_records: int, n_teachers: int, source: Source) -> list[NDArray[np.int64]]:
-    """Send every record to a teacher by a coin of its own.
+    """Send every record to a teacher by a coin of its own; return the rows of each teacher, disjoint, some maybe empty.
 
-    By position would be wrong: with row i at teacher ``i % n_teachers``, one record less would move all that follow it
-    to other teachers, and every vote might change. A coin knows nothing of the other records. Coins need not be fair.
-
-    Returns: The rows of each teacher, disjoint, some perhaps empty.
+    By position would be wrong: one record less would move all that follow it to other teachers, and every vote might
+    change. Coins need not be fair.
     """
     teacher = source.words(n_records) % np.uint64(n_teachers)
     parts = [np.flatnonzero(teacher == np.uint64(one)) for one in range(n_teachers)]
@@ -72,13 +67,10 @@ def train_teachers(
     n_classes: int,
     source: Source,
 ) -> Teachers:
-    """Train a clone of the estimator on each of `n_teachers` disjoint parts.
+    """Train a clone of the estimator on each of `n_teachers` disjoint parts; an empty one names class 0.
 
-    A part that holds one class always names it; an empty one names class 0, which is public.
-
-    `estimator`: Where a ``random_state`` of it is None, every teacher gets one of its own, drawn beforehand: with
-    NumPy's shared generator, what one teacher draws would depend on the records of another.
-    `y`: Numbers of classes.
+    Every ``random_state`` of None is drawn beforehand, for each teacher: with NumPy's shared generator, what one
+    teacher draws would depend on the records of another.
     """
     parts = assign_records(len(X), n_teachers, source)
     seeds = source.words(n_teachers) % _SEEDS

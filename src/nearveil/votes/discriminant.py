@@ -77,10 +77,7 @@ def plan_publications(epsilon: float, delta: float = 1e-5, publications: int = 1
 
 
 def _round_up(noise: float) -> float:
-    """Return the next number of six digits.
-
-    An account knows one noise. Another version of an accountant may find another last digit; it must not lose what is
-    left to publish.
+    """Return the next number of six digits: a new accountant's last digit must not change an account's noise.
 
     Examples
     --------
@@ -453,10 +450,9 @@ class _DiscriminantProblem:
         )
 
     def cross_validate(self, noise: float, draws: int) -> Rows:
-        """Return the share of each class that is right, for each draw of simulated noise.
+        """Return the share of each class that is right, shape (draws of simulated noise, classes with records).
 
-        The result has shape (draws, number of classes with records). One draw is the same in all folds, as it would be
-        in a model that is published.
+        One draw is the same in all folds, as it would be in a model that is published.
         """
         counts = np.bincount(self.codes)
         n_folds = int(min(_FOLDS, counts.max()))
@@ -475,10 +471,7 @@ class _DiscriminantProblem:
 
 
 def sum_classes(rows: NDArray[np.int16], codes: NDArray[np.int64], n_classes: int) -> NDArray[np.int64]:
-    """Return, for each class, the sum of its rows and ``COUNT_UNIT`` times their number, exactly.
-
-    `rows`: None longer than ``LONGEST``.
-    """
+    """Return each class's exact sum of rows, none longer than ``LONGEST``, and ``COUNT_UNIT`` times their number."""
     sums = np.zeros((n_classes, rows.shape[1] + 1), dtype=np.int64)
     for code in range(n_classes):
         own = rows[codes == code]

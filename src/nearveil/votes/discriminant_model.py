@@ -40,15 +40,12 @@ _RIDGE = 0.05  # share of their mean variance that is added to the variances of 
 
 @dataclass(frozen=True, eq=False)
 class ClassProjection:
-    """Centre, project, scale and round rows. Everything in it is public.
+    """Centre, project, scale and round rows. Everything in it is public; without public rows `components` is None.
 
-    Rows are cut off at `reach` and rounded to whole numbers so fine that their products with `components`, which are
-    whole numbers too, and all partial sums are below 2^53. Such sums are exact in any order, so the image of a row
-    does not depend on the other rows of a batch, on threads or on the machine. :class:`IntegerRows` then scales it to
-    norm one and rounds it: no image is longer than ``LONGEST`` (``docs/theory/private-discriminant.md``; attacked by
-    ``tests/votes/test_discriminant.py``).
-
-    `components`: None where there are no public rows: rows are scaled to norm one as they are.
+    Rows are rounded to whole numbers whose products with `components`, and all partial sums, are below 2^53. Such sums
+    are exact in any order, so the image of a row does not depend on other rows, on threads or on the machine.
+    :class:`IntegerRows` then scales it to norm one and rounds it: no image is longer than ``LONGEST``
+    (``docs/theory/private-discriminant.md``; attacked by ``tests/votes/test_discriminant.py``).
     """
 
     components: NDArray[np.int16] | None = field(repr=False)
@@ -109,8 +106,7 @@ class ClassProjection:
 def _find_directions(public: Rows, n_components: int) -> Rows:
     """Return directions as columns, those first in which all rows vary most for the variation of neighbours.
 
-    Neighbours are mostly of one class, so what they vary by stands for the variation within classes, which nobody has
-    labels for. Directions are scaled so that neighbours vary alike in all of them.
+    Neighbours are mostly of one class: what they vary by, made alike in all directions, stands for that within classes.
     """
     wanted = min(max(n_components, MOST_COMPONENTS), len(public) - 1, public.shape[1])
     found = PCA(wanted, random_state=0).fit(public)
@@ -174,10 +170,7 @@ class PublicMoments:
 
 @dataclass(frozen=True)
 class ClassMeans:
-    """What noisy sums and public images tell of the means of classes, in the axes of the public covariance.
-
-    `means, doubts`: The best guess of each mean, and the variance that remains.
-    """
+    """Best guesses of class means, and the variances that remain (`doubts`), in axes of the public covariance."""
 
     public: PublicMoments
     between: Rows = field(repr=False)  # variances of the means of classes
@@ -222,11 +215,10 @@ def fit_discriminant(found: ClassMeans, shrinkage: float) -> LinearScores:
 
 
 def calibrate_scores(scores: LinearScores, found: ClassMeans, images: Rows) -> LinearScores:
-    """Return scores divided by a temperature, so that probabilities are as sure as they may be.
+    """Return scores divided by the temperature that makes the classes of simulated images most likely.
 
-    The order of classes stays. Images are simulated: a class's mean within its doubt, plus a public image's deviation
-    from the public mean, less what lies between classes. The temperature is the one that makes their classes most
-    likely, and at least `_LEAST_TEMPERATURE`. Everything here is public, so the simulation has a fixed seed.
+    An image is a class's mean within its doubt, plus a public image's deviation from the public mean, less what lies
+    between classes. Everything here is public, so the simulation has a fixed seed.
     """
     temperature = _LEAST_TEMPERATURE
     if len(images):

@@ -116,8 +116,7 @@ class Weights:
 def make_hard_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Labels, Ballot]:
     """Return the classes, the votes of all records and what is released of them.
 
-    `y`: As it was given: an array made of it hides that labels are of several types.
-    `classes`: The public list; read from the labels where there is none.
+    `y` must be as it was given: an array made of it hides that labels are of several types.
     """
     _check_types(y)
     y = run_shielded(column_or_1d, y, warn=True)
@@ -232,8 +231,7 @@ class PollTerms:
 class Poll(ABC):
     """Everything that a fit made: the records, what may be asked of them, and who pays. It never changes.
 
-    An estimator holds one and replaces it as a whole when it is fitted again. Whoever answers reads it once: rows,
-    labels, noise and caps of two fits never meet. Subclasses say how votes are counted.
+    A new fit replaces it as a whole, and answers read it once: rows, labels, noise and caps of two fits never meet.
     """
 
     terms: PollTerms
@@ -289,14 +287,9 @@ class Poll(ABC):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class VotingEstimator(PayingEstimator, ABC):
-    """Queries answered by votes of private records, up to caps fixed beforehand.
+    """Queries answered by votes of private records, up to caps fixed beforehand in `plan_`.
 
     Subclasses say what is voted on (`Ballot`) and how votes are counted (`Poll`).
-
-    Attributes
-    ----------
-    plan_ : VotePlan
-        What may be asked and with how much noise.
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {

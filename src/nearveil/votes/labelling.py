@@ -553,10 +553,7 @@ def check_free(path: Path, *, force: bool) -> None:
 
 
 class ReservedFile:
-    """Room on the disk for labels that are not known yet, a text at most as large as `largest`.
-
-    A full disk is found here, before anything is spent. What is not written leaves nothing behind.
-    """
+    """Room on disk for a text of at most the size of `largest`, taken before anything is spent; freed if unused."""
 
     def __init__(self, path: Path, largest: str, *, force: bool) -> None:
         check_free(path, force=force)

@@ -38,13 +38,9 @@ _CHUNK = 2**15  # numbers at a time: they stay in the cache
 class IntegerRows:
     """Rounding of rows to integers, one row at a time.
 
-    A row is first scaled: to norm one if `feature_norm` is None (zero rows stay zero), else by ``1 / feature_norm``,
-    and rows longer than `feature_norm` to norm one. It is then multiplied by ``LONGEST - sqrt(n_features) / 2`` and
-    rounded to the nearest integers.
-
-    What comes out depends on the row and on the two parameters, which are public, and on nothing else: not on the
-    other rows, on memory layout, on threads, on the machine. Every step is either element by element in IEEE
-    arithmetic, or a maximum, or a sum of integers, and none of these knows an order.
+    A row is scaled to norm one, or by ``1 / feature_norm`` and to norm one where it is longer; then it is multiplied by
+    ``LONGEST - sqrt(n_features) / 2`` and rounded. Every step is element by element in IEEE arithmetic, a maximum, or a
+    sum of integers: the result depends on the row and on public parameters alone, not on other rows or the machine.
 
     Every partial sum of 2 x.y - |y|^2 of rounded rows is a whole number below 2^24 in magnitude, so float32 holds it
     exactly, in any blocking and on any device: Theorem 3 of ``docs/theory/private-knn.md``, attacked by
@@ -111,14 +107,10 @@ _ALONE: Final = threading.Lock()  # two searches that limit BLAS at once would r
 
 
 class NeighborSearch:
-    """Exact search among private rows, in a total order.
+    """Exact search among private rows, maybe none, in a total order. All engines give the same answer.
 
-    `rows`: The private records, rounded to integers one by one. None at all is allowed. Blocks of a Dask array are
-    searched where they lie.
-    `feature_norm`: Public bound on the norm of rows: longer ones are scaled down to it. None scales each row to
-    norm one.
-    `engine`: What multiplies and selects. "torch" is torch on the host. "auto" is "cuda" where torch finds a
-    device, else "numpy", which is the fastest on the host. The answer is the same.
+    Rows longer than `feature_norm`, a public bound, are scaled down to it; None scales each to norm one. "auto" is
+    "cuda" where torch finds a device, else "numpy". Blocks of a Dask array are searched where they lie.
     """
 
     def __init__(self, rows: ArrayLike, *, feature_norm: float | None = None, engine: SearchEngine = "auto") -> None:
@@ -179,8 +171,7 @@ def _make_table(rows: NDArray[Any], integers: IntegerRows) -> Floats:
 class _SpreadEngine:
     """Searches blocks of a Dask array where they lie; the row numbers of the nearest of all blocks come back.
 
-    Blocks are read anew for each search. Should one be another by then, the search is refused: what was counted and
-    what labels belong to are the rows of the beginning.
+    A block that has changed since the beginning is refused: labels belong to the rows as they were.
     """
 
     def __init__(self, rows: SpreadRows, integers: IntegerRows) -> None:
@@ -366,8 +357,7 @@ def _find_batch_length(n_rows: int) -> int:
 def _find_largest(scores: Floats, length: int, sample: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return where the `length` largest of each row of at most 128 rows are: by score, then by place.
 
-    All places at or above a threshold are kept, ties and all, so that a guess that is too low costs time only. One
-    that is too high leaves too few places; then the true threshold of that row is found.
+    All places at or above a guessed threshold are kept. Too low a guess costs time only; too high a one is corrected.
     """
     m, n = scores.shape
     thresholds = _guess_thresholds(scores, length, sample)
@@ -456,14 +446,11 @@ def draw_voters(
     *,
     draws: int,
 ) -> Iterator[list[Voters]]:
-    """Draw the voters of each query, a batch of queries at a time.
+    """Draw the voters of each query, in batches: for each draw their row numbers, nearest first, then `NOBODY`.
 
-    The coins do not depend on the records, so "sample, then search" is the same as drawing the kept ranks of the
-    full order (``docs/theory/private-knn.md``; attacked by ``tests/votes/test_coins.py``). Where a list is too short
-    for its coins it is lengthened; the coins stay.
-
-    `draws`: How many independent samples are drawn for each query.
-    Yields for each draw the row numbers of the voters, nearest first, then `NOBODY`.
+    The coins do not depend on the records, so "sample, then search" is the same as drawing the kept ranks of the full
+    order (``docs/theory/private-knn.md``; attacked by ``tests/votes/test_coins.py``). Where a list is too short for its
+    coins it is lengthened; the coins stay.
     """
     most = min(n_neighbors, search.n_rows)  # no sample keeps more
     for rows, ids in search.batches(queries, sample.list_length(most)):

@@ -42,7 +42,7 @@ class PoissonSample:
     rate: float  # from 2^-20 to 1. At 1 all records are kept, no coin is tossed and nothing is amplified
 
     def __post_init__(self) -> None:
-        """Refuse a rate that is none."""
+        """Validate the rate."""
         if check_rate(self.rate) < _LEAST_RATE:
             raise ValueError(f"sampling_rate must be at least {_LEAST_RATE:.1e}")
 
@@ -113,11 +113,9 @@ _ROUNDING_VARIANCE = 7  # in grid steps squared: what rounding takes of Gaussian
 class Screening:
     """Say whether the votes of a fresh sample agree: max-vote + N(0, noise^2) >= threshold.
 
-    The answer is a coin whose probability depends on the max-vote alone, so that coin is tossed: there is no noise
-    whose low bits could tell more. Probabilities are those that the accountant composes, to the last bit of a double
-    (``docs/theory/private-knn.md``; attacked by ``tests/votes/test_mechanisms.py``).
-
-    `whole`: Whether a vote is 0 or 1. If not, max-votes are any numbers and the event is the Gaussian mechanism's.
+    A coin is tossed with the probability that the accountant composes, to the last bit of a double: there is no noise
+    whose low bits could tell more (``docs/theory/private-knn.md``; attacked by ``tests/votes/test_mechanisms.py``).
+    Where votes are not `whole`, 0 or 1, the event is the Gaussian mechanism's.
     """
 
     sample: PoissonSample
@@ -229,11 +227,10 @@ class ClippedSums:
 
 @dataclass(frozen=True)
 class Ballot:
-    """What is released when a query is voted on.
+    """What is released when a query is voted on. Equal ballots have equal events, so that they share a calibration.
 
-    `event`: From the noise to the event; equal ballots have equal ones, so that they share a calibration.
-    `neighbors`: Voters for each unit of vote noise, where their number is calibrated: a vote of two thirds against
-    one third is then won by 1.9 standard deviations.
+    `neighbors` is the number of voters for each unit of vote noise, where it is calibrated: a vote of two thirds
+    against one third is then won by 1.9 standard deviations.
     """
 
     event: Callable[[float], DpEvent]
@@ -367,7 +364,7 @@ class Wish:
     vote_noise: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing, and wishes that contradict each other."""
+        """Validate parameters, and that they do not contradict each other."""
         if check_delta(self.delta) < _LEAST_DELTA:
             raise ValueError(f"delta must be at least {_LEAST_DELTA:g}: the coins of some screenings cost as much")
         check_count(self.max_answered, "max_answered", least=1)

@@ -65,10 +65,7 @@ class Spending(ABC):
 
 
 class MemorySpending(Spending):
-    """Caps of an estimator without an account, counted in the memory of one process.
-
-    A pickle, or a process that was forked, cannot know what the others spend: it may do nothing.
-    """
+    """Caps in the memory of one process; a pickle or a fork cannot know what others spend, so it may do nothing."""
 
     def __init__(self, plan: VotePlan) -> None:
         self._left, self._lock, self._process = plan.caps, threading.Lock(), os.getpid()

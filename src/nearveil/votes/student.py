@@ -41,13 +41,9 @@ _KEEP = 0.9  # share of a row's label that comes from its neighbours
 class HalfWhitening(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Principal components of the public rows, each scaled by its variance to the power of -1/4.
 
-    Fitted on public rows, it may be used on private ones: a row's image depends on that row alone, bit for bit. Rows
-    and components are rounded to whole multiples of a public step so fine that every product and every sum of them is
-    a whole number below 2^53; such sums are exact in any order, so batches cannot matter (attacked by
-    ``tests/votes/test_student.py``).
-
-    `n_components`: At most so many.
-    `reach_`: The largest magnitude of a public value; larger ones are cut off.
+    It may be used on private rows: a row's image depends on that row alone, bit for bit. Values beyond `reach_`, the
+    largest public magnitude, are cut off, and rows and components are rounded to multiples of a public step: products
+    and sums are whole numbers below 2^53, exact in any order (attacked by ``tests/votes/test_student.py``).
     """
 
     def __init__(self, n_components: int = 64, random_state: int = 0) -> None:
@@ -111,14 +107,10 @@ def spread_labels(links: sparse.csr_array, scores: Rows) -> Rows:
 
 
 def regress_votes(rows: Rows, asked: NDArray[np.int64], shares: Rows, noise: float) -> Rows:
-    """Return what the noisy shares of votes say about every public row.
+    """Return what the noisy shares of votes say about every public row, scaled to a largest magnitude of 1.
 
-    Kernel ridge regression, which is the mean of a Gaussian process. The noise is public, so its regularisation is
-    known: the variance of the noise over that of a class's share. Queries that are alike average their noise away.
-
-    `shares`: Noisy counts over the number of voters.
-    `noise`: Standard deviation of the noise on a share.
-    Returns: Largest magnitude of a row: 1.
+    Kernel ridge regression, in which alike queries average their noise away. The regularisation is known, as the noise
+    is public: its variance on a share over that of a class's share.
     """
     n_classes = shares.shape[1]
     gamma = 1 / max(rows.shape[1] * float(rows.var()), 1e-300)
