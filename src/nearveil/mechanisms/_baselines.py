@@ -416,10 +416,7 @@ def compute_affinities(squared: Floats, perplexity: float) -> Floats:
 
 
 def compute_gradient(places: Floats, embedding: Floats, pull: Floats) -> Floats:
-    """Return the gradient of each row's Kullback-Leibler divergence, the anchors staying where they are.
-
-    ``4 sum_j (p_j - q_j) (1 + |y - y_j|^2)^-1 (y - y_j)``, q_j being the Student weights of the anchors.
-    """
+    """Return the gradient of each row's Kullback-Leibler divergence (t-SNE), the anchors staying where they are."""
     student = 1 / (1 + cdist(places, embedding, "sqeuclidean"))
     forces = 4 * (pull - student / student.sum(axis=1, keepdims=True)) * student
     return np.asarray(forces.sum(axis=1, keepdims=True) * places - forces @ embedding)
@@ -472,8 +469,7 @@ def draw_bingham(scores: Floats, source: Source) -> Floats:
 def run_bingham_chain(scores: Floats, n_components: int, n_sweeps: int, source: Source) -> Floats:
     """Run the Gibbs chain whose limit has the density ``exp(tr(V' scores V))`` on orthonormal columns (Hoff 2009).
 
-    Each column in turn is drawn anew, from the Bingham distribution across the others. How near the limit is after
-    some sweeps is not proved. One column needs no chain and is exact.
+    How near the limit is after some sweeps is not proved. One column needs no chain and is exact.
     """
     d = len(scores)
     gauss = gaussian_integers(Fraction(1 << _GAUSS_BITS), d * n_components, source).reshape(d, n_components)
@@ -685,10 +681,7 @@ def calibrate_covariance_noise(n: int, d: int, epsilon: float, delta: float) -> 
 
 
 def add_covariance_noise(moments: Floats, noise: GaussianNoise, source: Source) -> Floats:
-    """Add symmetric noise: of the noise's scale on the diagonal, of 1 / sqrt(2) of it elsewhere.
-
-    Entries off the diagonal stand twice in a Frobenius norm, so once and times sqrt(2) they have the same norm.
-    """
+    """Add symmetric noise: 1 / sqrt(2) of its scale off the diagonal, as these entries stand twice in the norm."""
     i, j = np.triu_indices(len(moments))
     weights = np.where(i == j, 1.0, math.sqrt(2))
     noisy = np.zeros_like(moments)
@@ -697,10 +690,7 @@ def add_covariance_noise(moments: Floats, noise: GaussianNoise, source: Source) 
 
 
 def draw_directions(moments: Floats, k: int, epsilon: float, source: Source) -> Floats:
-    """Draw k directions, each across those before it, each by the exponential mechanism with epsilon / k.
-
-    Replacing a record changes ``v' moments v`` by at most one for every v (Theorem 6).
-    """
+    """Draw k orthogonal directions by exponential mechanisms of epsilon / k each, of sensitivity one (Theorem 6)."""
     d = len(moments)
     columns = np.zeros((d, 0))
     for _ in range(k):

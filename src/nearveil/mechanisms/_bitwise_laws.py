@@ -197,10 +197,7 @@ class Encoding:
         return np.concatenate([plus, minus]).astype(np.uint8), np.concatenate([middle, -middle[signed]])
 
     def losses(self, one: Floats, zero: Floats) -> Floats:
-        """Return the largest loss of each pair of magnitudes, the best signs included.
-
-        `one` and `zero` are the losses of each bit that is 1 in the first word and 0 in the second, and the reverse.
-        """
+        """Return the largest loss of each pair of magnitudes, from the losses of a bit 1 against 0 and 0 against 1."""
         steps = self._reachable()
         digits = self._digits(steps).astype(np.float64)
         rising, falling = (digits * one[1:]) @ (1 - digits).T, ((1 - digits) * zero[1:]) @ digits.T

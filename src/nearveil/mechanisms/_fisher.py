@@ -202,10 +202,7 @@ class VonMisesFisher(DirectionRelease):
 
 
 def draw(channel: FisherChannel, rows: Floats, source: Source) -> NDArray[np.int64]:
-    """Draw a direction around each row of norm one, times sqrt(D) and blurred to hide what doubles do.
-
-    On the grid of 2^-36. Coordinates that rows were padded with are not told.
-    """
+    """Draw a direction around each unit row on the grid of 2^-36, times sqrt(D) and blurred to hide what doubles do."""
     n, d = rows.shape
     axes = np.zeros((n, channel.dimension))
     axes[:, :d] = rows

@@ -124,10 +124,7 @@ def check_channel(epsilon: float, epsilons: tuple[float, float], dimension: int,
 
 
 def bound_arithmetic_cost(dimension: int) -> float:
-    """Return what rounding to the fine grid, in floating point, costs of epsilon (Theorem 4).
-
-    Attacked by `test_what_the_arithmetic_and_the_tables_cost`.
-    """
+    """Return what rounding costs of epsilon (Theorem 4; attacked by `test_what_the_arithmetic_and_the_tables_cost`)."""
     shift = _DISTANCE * math.sqrt(dimension) / (BLUR_STEPS << FINE_BITS)
     return 2 * (_TAIL * shift + shift**2 / 2)
 

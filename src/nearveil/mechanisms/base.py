@@ -505,10 +505,7 @@ def _copy_parameter(value: Any) -> Any:
 
 
 def _is_same(now: Any, then: Any) -> bool:
-    """Return whether a parameter is what :func:`_copy_parameter` returned: by value, or for other objects by identity.
-
-    What those hold may change: `fit` has worked with copies of them.
-    """
+    """Return whether a parameter is unchanged: by value, or for other objects by identity, as `fit` copied them."""
     if now is then:
         return True
     if type(now) is not type(then):

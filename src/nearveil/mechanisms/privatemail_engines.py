@@ -270,10 +270,9 @@ def move_anchors(public: Public, steps: int) -> AnchorPath:
 
 
 def public_steps(public: Public, released: Floats, rows: Floats, path: AnchorPath, first: int = 0) -> Floats:
-    """Move unlabelled rows along with the anchors, to the end of the path.
+    """Move unlabelled rows along with the anchors, from step `first` to the end of the path.
 
-    They follow the anchors with weights of the embedding as it was `released`, and pull at nobody. `rows` are where
-    they are now, after `first` steps.
+    They follow the anchors with weights of the embedding as it was `released`, and pull at nobody.
     """
     if first == len(path.factors):
         return rows
@@ -485,10 +484,7 @@ class Recipe:
 
 
 def compose_strongly(epsilon: float, steps: int, delta: float) -> float:
-    """Return the budget that the 2021 paper states for `steps` iterations of `epsilon` each.
-
-    Its delta' is the whole delta, because Laplace noise has none of its own.
-    """
+    """Return the 2021 paper's budget for `steps` of `epsilon`; delta' is all of delta, as Laplace noise has none."""
     return epsilon * math.sqrt(2 * steps * math.log(1 / delta)) + steps * epsilon * math.tanh(epsilon / 2)
 
 
@@ -500,10 +496,9 @@ def step_epsilon(total: float, steps: int, delta: float) -> float:
 def embed_client(
     recipe: Recipe, among: Floats, border: Floats, labels: Labels, start: Floats, source: Source
 ) -> Floats:
-    """Embed the client's rows, targets before anchors, and add the publication's noise.
+    """Embed the client's rows, targets before anchors, with the targets' own `labels`, which leak, and add noise.
 
     `among` are feature weights between anchors, `border` those from the targets to all rows, both without diagonal.
-    The targets' own `labels` are included: that is what leaks.
     """
     t = len(border)
     weights = np.empty((len(start), len(start)))

@@ -37,10 +37,7 @@ class Projection:
     transformer: Any = None  # of any other map; without either, features stay as they are
 
     def __call__(self, features: Floats) -> Floats:
-        """Project rows and bring them to norm one.
-
-        A row that is mapped to zero, or to no finite place, becomes the first axis: an error would tell about it.
-        """
+        """Project rows to norm one; zero and infinite images become the first axis: an error would tell of them."""
         mapped = self._map(features)
         mapped = np.where(np.isfinite(mapped).all(axis=1, keepdims=True), mapped, 0.0)
         mapped[:, 0] = np.where(mapped.any(axis=1), mapped[:, 0], 1.0)

@@ -108,10 +108,7 @@ class RandomizedResponse:
 
 @dataclass(frozen=True)
 class SubsetSelection:
-    """Name `size` of the cells, the good one among them with odds that make every pair of subsets e^epsilon apart.
-
-    Wang and others (2016), Ye and Barg (2018). With ``size=1`` it is randomised response.
-    """
+    """Name `size` cells; subsets with the good one are e^epsilon times as likely (Wang et al. 2016, Ye, Barg 2018)."""
 
     epsilon: float  # from 1e-6 to 40
     n_sets: int
@@ -203,10 +200,7 @@ def round_to_steps(values: Floats, steps: float = _FINE) -> Floats:
 
 
 def directions(rows: Floats) -> Singles:
-    """Return rows of up to 64 numbers, scaled to one length and rounded to whole numbers; zeros stay zeros.
-
-    Each operation is exact or correctly rounded, so they are the same on every machine.
-    """
+    """Return rows of up to 64 numbers as integers of one length; correctly rounded, so equal on every machine."""
     largest = np.maximum(np.abs(rows).max(axis=1, keepdims=True), 1.0)
     scaled = np.rint(rows * _FINE / largest)
     norms = np.sqrt((scaled * scaled).sum(axis=1, keepdims=True))  # the sum is below 2^53, so exact
@@ -214,10 +208,7 @@ def directions(rows: Floats) -> Singles:
 
 
 def similarity_keys(queries: Singles, prototypes: Singles) -> Keys:
-    """Return a number for each query and prototype, by their :func:`directions`: the larger, the nearer.
-
-    No two of a row are equal: of equally near ones the first is larger. There may be 32768 prototypes.
-    """
+    """Return keys of queries with at most 32768 prototypes: larger if nearer, and of equally near ones if first."""
     bits = _index_bits(len(prototypes))
     similarities = (queries @ prototypes.T).astype(np.int32)
     similarities >>= bits - _SIMILARITY_DROPS
@@ -234,8 +225,7 @@ def _index_bits(count: int) -> int:
 def largest_keys(keys: Keys) -> Keys:
     """Return the 32 largest keys of each row, largest first, by a network of comparisons that is fixed by the shape.
 
-    Lists are merged in pairs (Batcher's bitonic merge) until one is left; of lists longer than 32 the upper half is
-    kept. The lowest number of 32 bits stands where there are fewer.
+    Lists are merged in pairs (Batcher's bitonic merge). The lowest number of 32 bits stands where there are fewer.
     """
     n, m = keys.shape
     lists = np.full((1, max(MOST_NEIGHBORS, 1 << (m - 1).bit_length()), n), _LOWEST, dtype=np.int32)
@@ -712,10 +702,9 @@ def group_around_prototypes(
     components: NDArray[np.float16],
     learned: Learned | None = None,
 ) -> Grouping:
-    """Choose prototypes of a gallery, and measure what the sets cover around each.
+    """Choose prototypes of a gallery, and measure what the sets cover around each, or fit it to `learned` queries.
 
     A small gallery stands for itself, in an order that tells no item's position; a large one has k-means centroids.
-    What these say is fitted to what queries find, where the sets were `learned` from some; bits gain nothing by that.
     """
     directions = components.astype(np.float32)
     placed = features.then(project, directions, width=components.shape[1])

@@ -208,8 +208,7 @@ def neighbor_lists(
 ) -> Lists:
     """Return the nearest other items of items that are queries, nearest first; exact where that is cheap.
 
-    `asked`: The rows of the queries, where these are a random choice: inverted lists are learned from them, too.
-    `tell`: Called with the part of the work that is done.
+    `asked` are the rows of the queries, where these are a random choice: inverted lists are learned from them, too.
     """
     n, d = features.shape
     count, exact = min(ranks, n - 1), len(queries) * n * d <= _EXACT
@@ -245,10 +244,7 @@ def neighbor_lists(
 def _search_part(
     rows: Rows, first: int, asked: Rows, centroids: Rows | None, near: Positions | None, count: int
 ) -> tuple[Rows, Lists]:
-    """Return scores and items of the nearest rows of a partition; the item -1 where there are fewer.
-
-    `first`: The item that is its first row.
-    """
+    """Return scores and items of a partition's nearest rows, counted from `first`; -1 where there are fewer."""
     index = faiss.IndexFlatIP(rows.shape[1])
     if centroids is None or near is None:
         index.add(rows)
@@ -319,10 +315,7 @@ class FineCentres:
 def fine_centres(
     features: Rows, count: int, workers: Cluster = LOCAL, *, stage: str = "placing prototypes"
 ) -> FineCentres:
-    """Return very many centroids: k-means in cells, each with its part of the centroids.
-
-    Plain k-means would compare every row with every centroid.
-    """
+    """Return very many centroids by k-means in cells: plain k-means would compare every row with every centroid."""
     n_cells = min(_CELLS, max(1, count // 4))
     coarse = centres(features[choose_rows(len(features), 64 * n_cells)], n_cells, _SEED)
     cell = nearest_centre(features, coarse)
@@ -420,10 +413,9 @@ class _Task:
         return Plan(n_sets, self.set_size, self.epsilon)
 
     def learn(self, least: int, most: int, seed: int) -> Iterator[tuple[csr_array, float]]:
-        """Yield ever fewer sets, learned from one start, with their recall on other queries.
+        """Yield ever fewer sets, learned from one start, with their recall on other queries, until recall falls.
 
-        More sets than are usual are learned. Those that are missed least are dropped, the others learn again, and so
-        on until recall falls. That finds better sets than a start with the best number.
+        To learn too many and drop those that are missed least finds better sets than a start with the best number.
         """
         n, total = self.n_items, len(self.rows)
         usual = usual_number(n, self.set_size, self.epsilon, least, most)

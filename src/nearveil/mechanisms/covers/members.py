@@ -46,10 +46,7 @@ def measure_around(nearest: NDArray[np.integer], members: csr_array, count: int)
 
 
 def fit_coverage(coverage: NDArray[np.float32], near: Positions, lists: Lists, members: csr_array) -> None:
-    """Change the coverage of prototypes, so that a client's sums over them come near to what queries find in each set.
-
-    `near` holds the prototypes nearest to each query, `lists` the items. Each step goes towards the least squares.
-    """
+    """Fit coverage by least squares, so that sums over prototypes `near` a query tell what it finds in each set."""
     weights = _weigh_prototypes(near, len(coverage))
     wanted = Demand.of(lists, members.shape[1]).top
     total = np.maximum(np.asarray(weights.sum(axis=0)), 1e-6)[:, None]
@@ -89,10 +86,7 @@ def find_near(features: SpreadRows, held: "PublicMap", count: int) -> Positions:
 
 
 def measure_local(near: Positions, held: "PublicMap") -> csr_array:
-    """Return what the sets of a map hold around rows, as shares of the whole, shape (n_sets, n).
-
-    `near`: The prototypes nearest to each row, :func:`count_near` of them.
-    """
+    """Return the shares that sets hold around rows, shape (n_sets, n), by the prototypes `near` each row."""
     coverage = np.where(held.coverage < _LEAST, 0, held.coverage / _FULL).astype(np.float32)
     return (_weigh_prototypes(near, len(held.prototypes)) @ csr_array(coverage)).T.tocsr()
 
@@ -120,10 +114,9 @@ def carry_members(members: csr_array, before: Positions, local: csr_array, set_s
 
 
 def reach_items(held: Held, local: csr_array, reach: float) -> Held:
-    """Bring items that no set holds into sets, until a part `reach` of all is in one.
+    """Bring items that no set holds into the sets that hold most around them, until a part `reach` of all is in one.
 
-    An item enters a set that holds most around it, in place of one that another set holds, too, and around which this
-    set holds least.
+    Each takes the place of an item that another set holds, too, and around which this set holds least.
     """
     n_sets, n = local.shape
     held, holders = held.copy(), np.bincount(held.ravel(), minlength=n)
