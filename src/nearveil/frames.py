@@ -121,10 +121,7 @@ def read_frame_size(head: bytes, limits: Limits = DEFAULT_LIMITS) -> int:
 
 
 def unframe(data: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[Kind, int, bytes]:
-    """Return kind, flags and body of a frame. Nothing in it is trusted.
-
-    `data`: One frame, and nothing after it.
-    """
+    """Return kind, flags and body of one frame, with nothing after it. Nothing in it is trusted."""
     kind, flags, length = _header(data, limits)
     if len(data) != HEADER_BYTES + length:
         raise WireError("data is truncated, or has bytes after its end")
@@ -226,11 +223,7 @@ class Reader:
 
 
 def check_text(value: object, name: str, *, least: int = 1) -> str:
-    """Return text that is short and prints, or say that it does not: a terminal obeys what it is shown.
-
-    `name`: What an error calls it.
-    `least`: Characters that it must have.
-    """
+    """Return short, printable text of at least `least` characters, or raise: a terminal obeys what it is shown."""
     if not isinstance(value, str) or not least <= len(value) <= LONGEST_TEXT or not value.isprintable():
         raise WireError(f"{name} must be {least} to {LONGEST_TEXT} characters of text that prints, without line breaks")
     return value

@@ -32,20 +32,9 @@ T = TypeVar("T")
 class Database:
     """One database, for any number of threads, and for processes that fork.
 
-    Parameters
-    ----------
-    url : URL
-        Of a SQLite file or of a PostgreSQL database; :func:`parse_url` makes one.
-    timeout : float
-        Seconds to wait for a server, or for the lock of one.
-    prepare : callable, optional
-        Called with every new connection of the driver.
-    explain : callable, optional
-        Turns an error of the database into one of the library.
-    busy : float, optional
-        Seconds that SQLite itself waits for a lock; `timeout` by default.
-    ping : bool, default=True
-        Whether a connection to a server is tried before it is used again.
+    `timeout` is in seconds, for a server or its lock; `busy`, by default the same, for a lock of SQLite. `prepare` is
+    called with every new connection of the driver; `explain` turns an error of the database into one of the library;
+    `ping` tries a connection before it is used again.
     """
 
     def __init__(
@@ -94,11 +83,10 @@ class Database:
         return file in self._files
 
     def run_direct(self, work: Callable[[Any], T]) -> T:
-        """Return what some work gives that is done on the driver's own connection, outside of transactions.
+        """Run `work` on the driver's own connection, outside of transactions.
 
-        For one statement on every request: what SQLAlchemy does around it would cost several times as much. The
-        connection is kept for the next call. Where the server has gone away meanwhile, the work is done anew on
-        another: it must be such that twice is as good as once.
+        For one statement on every request: SQLAlchemy would cost several times as much. The connection is kept. Where
+        the server has gone away, the work is done anew on another: it must be such that twice is as good as once.
         """
         kept = self._direct
         try:
@@ -121,10 +109,7 @@ class Database:
 
     @contextmanager
     def begin_write(self, *, wait: bool = True) -> Iterator[sa.Connection]:
-        """Begin a transaction that writes; it is on the disk when the block ends, and undone if it raises.
-
-        `wait`: Whether to wait for others that write; without, the database is locked if there are any.
-        """
+        """Begin a transaction: on disk when the block ends, undone if it raises; `wait` for other writers, or raise."""
         with self._explain_errors(), self.engine.connect() as connection:
             if self.is_sqlite:
                 self._begin_immediate(connection, self._busy if wait else 0)
@@ -205,9 +190,8 @@ class Database:
 def is_open_here(path: Path) -> bool:
     """Return whether a database of this process has a SQLite file open.
 
-    Then nobody else in it may open and close that file: the system would take all locks on it away from the process,
-    and others would think that it is not in use. They delete its log when they close it, and what is written to the
-    log after that is lost.
+    Then nobody else in it may open and close that file: the process would lose its locks, others would delete the log
+    when they close it, and what is written to the log after that is lost.
     """
     try:
         status = path.stat()
@@ -259,10 +243,7 @@ def describe_url(url: URL) -> str:
 
 
 def without_secrets(url: URL) -> URL:
-    """Return an address without its passwords, also those among its options.
-
-    Whoever connects with it is asked by PostgreSQL, whose library then looks into PGPASSWORD and ~/.pgpass.
-    """
+    """Return an address without passwords, also among its options; PostgreSQL then reads PGPASSWORD and ~/.pgpass."""
     query = {name: value for name, value in url.query.items() if name not in _SECRETS}
     bare = URL.create(url.drivername, username=url.username, host=url.host, port=url.port, database=url.database)
     return bare.set(query=query)
@@ -321,12 +302,9 @@ class Mark(NamedTuple):
 class FileWatch:
     """Looks at a SQLite file through a connection of its own, which never writes and waits for no writer.
 
-    A look takes some microseconds; but a disk may hang, and SQLite tries for ten seconds to get a place among the
-    readers where others hold all of them. So :meth:`mark` is no work for an event loop. :meth:`is_at` is: it takes no
+    ``PRAGMA data_version`` changes with every commit of any other connection. A disk may hang, and SQLite may wait ten
+    seconds for a place among the readers, so :meth:`mark` is no work for an event loop. :meth:`is_at` is: it takes no
     locks, and reads what the system has in memory.
-
-    ``PRAGMA data_version`` changes with every commit of any other connection, in this process or another; it reads a
-    page that is shared in memory. That the file itself is still in its place is asked of the directory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -360,8 +338,7 @@ class FileWatch:
     def is_at(self, mark: Mark) -> bool:
         """Return whether the file is in the state of a mark, if that is known without waiting; else False.
 
-        Every commit changes the header of the log's index, which all connections share in memory, before it returns;
-        SQLite itself compares it to know whether what it read is still good.
+        Every commit changes the header of the log's index, in shared memory, before it returns.
         """
         seen, self._is_asked = self._seen, True
         if seen is None or seen[0] != mark or os.getpid() != self._process:

@@ -133,10 +133,7 @@ class Witness:
             return {name: (sequence, value) for _, name, sequence, value in _read_records(handle, self.path)}
 
     def check(self, account: str, sequence: int, head: str, find_hash: Callable[[int], str | None]) -> None:
-        """Raise unless an account, at `sequence` with the hash `head`, continues what was witnessed.
-
-        `sequence` is 0 where the database has no such account; `find_hash` goes from an earlier sequence to its hash.
-        """
+        """Raise unless an account at `sequence` (0: unknown here) with the hash `head` continues what was witnessed."""
         with self._open(fcntl.LOCK_SH) as handle:
             found = self._find(handle, digest(account))
         if found is None:
@@ -491,10 +488,7 @@ def append_entry(
     client: str | None = None,
     quota: Held | None = None,
 ) -> Book:
-    """Write the next entry, and the account and the quota as they are after it.
-
-    `book.held` and `quota` hold the new totals already.
-    """
+    """Write the next entry, the account and the quota; `book.held` and `quota` hold the totals after it already."""
     sequence = book.held.sequence + 1
     held = replace(book.held, sequence=sequence)
     row = Row(

@@ -85,11 +85,7 @@ _JITTER = random.SystemRandom()
 
 
 class LedgerDatabase(storage.Database):
-    """A database whose transactions are tried again until they stand.
-
-    `timeout`: Seconds to wait for a lock, or for a database that went away.
-    `read_only`: Leave a SQLite file as it is, also one that is no ledger.
-    """
+    """A database whose transactions are tried again until they stand; `read_only` leaves any SQLite file as it is."""
 
     def __init__(self, url: URL, timeout: float, *, read_only: bool = False) -> None:
         if url.get_backend_name() == "sqlite" and not read_only:
@@ -106,8 +102,7 @@ class LedgerDatabase(storage.Database):
     def write(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` in one durable transaction of its own, and try again where the connection died.
 
-        A connection may die during the commit, and then nobody knows. So `work` runs again, and must itself see, under
-        the lock, whether its first attempt stands: by the nonce.
+        A commit may stand whose connection died: `work` must see that itself, under the lock, by the nonce.
         """
         return self._run_until_done(work, self.begin_write)
 

@@ -105,10 +105,7 @@ def parse_event(text: str) -> DpEvent:
 
 
 def make_charge(events: Events, relation: Relation) -> Charge:
-    """Return the single mechanisms of `events`, counted, equal ones together: two ways to say a thing have one text.
-
-    `relation`: Of the account. Events that are priced for one record more or less are refused in the other.
-    """
+    """Return the mechanisms of `events`, equal ones counted together; raise if they are priced for another relation."""
     counts: Counter[str] = Counter()
     for event, times in _pairs(events):
         if relation == "replace" and needs_add_remove(event):

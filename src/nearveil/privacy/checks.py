@@ -108,10 +108,7 @@ def check_text(value: object, name: str) -> str:
 
 
 def as_rows(value: Any, name: str = "rows") -> NDArray[np.float32]:
-    """Return vectors as an array of shape (n, d), in 32 bits; one vector is one row.
-
-    `value`: An array of NumPy, a tensor, a data frame, a table or list column of pyarrow, or lists of numbers.
-    `name`: What an error calls it.
+    """Return vectors (array, tensor, data frame, pyarrow or lists) as float32 of shape (n, d); one vector is one row.
 
     Examples
     --------
@@ -162,10 +159,7 @@ def _flatten_arrow(value: Any) -> Any:
 
 
 def normalize_rows(rows: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return rows divided by their norms, where those are not one: the same for galleries and for questions.
-
-    `name`: What an error calls a row, before its number.
-    """
+    """Return rows divided by their norms, where those are not one: the same for galleries and for questions."""
     out = rows
     of = f"{name} number" if name.endswith(":") else f"{name} of number"
     for start in range(0, len(rows), _BLOCK):

@@ -54,10 +54,7 @@ def count_events(events: Iterable[DpEvent]) -> Spent:
 
 @lru_cache(maxsize=1024)
 def find_epsilon(spent: Spent, delta: float) -> float:
-    """Return the least epsilon that an accountant finds, for parameters that are fixed beforehand.
-
-    At delta 0 the epsilons of pure mechanisms are added up. Infinity where nothing is known.
-    """
+    """Return the least epsilon that accountants find for parameters fixed beforehand (delta 0: a sum), or infinity."""
     if delta <= 0:
         return sum_pure_epsilons(spent)
     for accountant in (PldAccountant(spent), RdpAccountant(spent)):

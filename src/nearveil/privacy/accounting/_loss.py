@@ -287,10 +287,7 @@ class _Losses:
 
 @dataclass(frozen=True)
 class _Convolution:
-    """The losses of everything, tilted, in a window, and what the computation may hide.
-
-    `losses, mass`: The true distribution times ``exp(tilt * loss - moment)``.
-    """
+    """All losses in a window, tilted: `mass` is the true one times ``exp(tilt * loss - moment)``, up to `error`."""
 
     losses: Floats
     mass: Floats

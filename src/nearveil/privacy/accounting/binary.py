@@ -50,7 +50,7 @@ class Moves:
     gain: NDArray[np.float64]  # what the first wins and the second loses under Q
 
     def __post_init__(self) -> None:
-        """Refuse what is no set of moves."""
+        """Validate the moves."""
         if not (self.rising.ndim == 1 and self.rising.shape == self.falling.shape == self.gain.shape):
             raise ValueError("rising, falling and gain must be vectors of one length")
         if not np.allclose(self.rising + self.falling, 1, rtol=0, atol=1e-9):
@@ -141,8 +141,7 @@ class PrivacyCurve:
 def compose_binary(moves: Moves, count: int) -> PrivacyCurve:
     """Return the curve of `count` rounds whose moves are chosen adaptively, from above.
 
-    ``docs/theory/accounting.md``, Theorem 4; attacked by ``test_screening.py``: all strategies of tiny cases,
-    and fixed strategies of large ones.
+    ``docs/theory/accounting.md``, Theorem 4; attacked by ``test_screening.py``.
     """
     check_count(count, "count")
     useful = _find_hull(moves, _TAIL / max(4 * count, 1))

@@ -42,10 +42,7 @@ class WorstCase:
 
 
 def compute_binary_rdp(order: float, log_p: NDArray[np.float64], log_q: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the Renyi divergence of P from Q, both on two outcomes, without cancellation.
-
-    `log_p, log_q`: Logarithms of the probabilities of both outcomes.
-    """
+    """Return the Renyi divergence of P from Q, given logarithms of their two probabilities, without cancellation."""
     check_order(order)
     ratio = log_p - log_q
     # sum_o Q(o) (P/Q - 1) = 0, so its multiple may be taken out: what is left are positive terms alone.
@@ -61,10 +58,9 @@ def compute_screening_rdp(
 ) -> WorstCase:
     """Return the Renyi divergence of one screening, the largest over both directions and all max-votes.
 
-    Exact: the outcomes are two, and Renyi's divergence is quasi-convex, so that the mixture over all samples costs no
-    more than its worst sample (``docs/theory/accounting.md``, Theorem 3; ``test_screening.py`` has it to 12 digits).
-    `least_votes` is only for comparison with the supplement, which starts at n_neighbors / n_classes: a Poisson sample
-    can hold fewer records than that.
+    Exact: Renyi's divergence is quasi-convex, so the mixture over all samples costs no more than its worst sample
+    (``docs/theory/accounting.md``, Theorem 3; ``test_screening.py`` has it to 12 digits). `least_votes` is for
+    comparison with the supplement, which starts at n_neighbors / n_classes: a Poisson sample can hold fewer records.
     """
     base, moved, votes = log_pairs(screening, sampling_rate, least_votes)
     values = np.concatenate([compute_binary_rdp(order, base, moved), compute_binary_rdp(order, moved, base)])
@@ -98,9 +94,9 @@ def compute_fixed_pair_epsilon(
     delta: float,
     direction: Direction,
 ) -> float:
-    """Return the exact epsilon of `n` screenings of one pair of max-votes: a lower bound on any accountant.
+    """Return the exact epsilon of `n` screenings of one pair of max-votes, a lower bound on any accountant.
 
-    `pair`: The max-vote without the record, and with it where it is sampled.
+    The first max-vote is that without the record, the second that with it, where it is sampled.
     """
     n, rate, delta = check_count(n, "n"), check_rate(sampling_rate), check_delta(delta)
     check_choice(direction, "direction", Direction)
@@ -179,8 +175,7 @@ def compute_private_knn_asymptotic(
 ) -> AsymptoticCost:
     """Return Theorem 2 of the Private-kNN supplement, for comparison: 15 to 25 times looser than exact accounting.
 
-    `noise, vote_noise`: Standard deviations of the screening's noise and the votes'.
-    `as_published`: Use the printed constant 20. The proof gives ``4 sqrt(12) = 13.86``.
+    `as_published` takes the printed constant 20; the proof gives ``4 sqrt(12) = 13.86``.
     """
     m, answered = check_count(n_screened, "n_screened"), check_count(n_answered, "n_answered")
     rate, log_delta = check_rate(sampling_rate), -math.log(check_delta(delta))

@@ -52,10 +52,7 @@ def check_matrix(values: Any, name: str) -> Floats:
 
 
 def check_start(start: Any, rows: int | None = None) -> Floats:
-    """Return the starting matrix in double precision with its mean row taken out, or raise.
-
-    The step commutes with translations, so the mean changes no bound; without it nothing cancels.
-    """
+    """Return the start in doubles less its mean row, or raise. Steps commute with translations: no bound changes."""
     array = check_matrix(start, "start")
     if rows is not None and array.shape[0] != rows:
         raise ValueError(f"start must have {rows} rows, the target's first and then one for each anchor")
@@ -407,10 +404,9 @@ def _sum_sides(y: Floats) -> tuple[Floats, Floats]:
 def _maximise_ratio(y: Floats, pull: Floats, box: Box) -> Floats:
     """Maximise ``(pull_r - sum_j w_j A_j) / sum_j w_j``, A_j = y_r - y_j, over w in [a, 1], for each r.
 
-    The root tau of ``phi(tau) = max_w [pull_r - sum_j w_j (A_j + tau)]``, which is convex and falls. The
-    best w_j is a where A_j > -tau and 1 elsewhere: a cut of the sorted y, so prefix sums evaluate phi
-    for all r at once. Newton's steps end at the root or just below it, and phi falls with a slope of
-    at least (n-1) a: what is left of phi, divided by that, is added.
+    The root tau of ``phi(tau) = max_w [pull_r - sum_j w_j (A_j + tau)]``, which is convex and falls. The best w_j is a
+    where A_j > -tau and 1 elsewhere: a cut of the sorted y, so prefix sums evaluate phi for all r at once. Newton's
+    steps end at the root or just below it: what is left of phi, divided by its least slope (n-1) a, is added.
     """
     n = len(y)
     rank = np.arange(n)
