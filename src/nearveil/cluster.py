@@ -57,17 +57,7 @@ class StoredPart(ABC):
 
 
 def cut_rows(n_rows: int, rows: int | None = None) -> list[slice]:
-    """Return the partitions of a table: by the number of its rows alone.
-
-    Parameters
-    ----------
-    n_rows : int
-    rows : int, optional
-        Of a partition; `ROWS` by default.
-
-    Returns
-    -------
-    list of slice
+    """Return the partitions of a table, `rows` in each (default `ROWS`): they depend on the number of rows alone.
 
     Examples
     --------
@@ -79,9 +69,7 @@ def cut_rows(n_rows: int, rows: int | None = None) -> list[slice]:
 
 
 class Cluster:
-    """Where stages run: this one runs them in this process, one partition after the other.
-
-    :func:`connect` makes those that run them on workers.
+    """Runs stages in this process, one partition after the other; :func:`connect` makes those that run them on workers.
 
     Examples
     --------
@@ -95,32 +83,11 @@ class Cluster:
         return None
 
     def place(self, parts: Sequence[Any]) -> Sequence[Any]:
-        """Bring partitions to the workers, for several stages.
-
-        Parameters
-        ----------
-        parts : sequence
-            A :class:`StoredPart` is read by the workers themselves where they are on this machine, and sent otherwise.
-
-        Returns
-        -------
-        sequence
-            What :meth:`map` and :meth:`reduce` take in their place.
-        """
+        """Bring partitions to the workers, for several stages; local workers read a :class:`StoredPart` themselves."""
         return parts
 
     def share(self, value: Any) -> Any:
-        """Bring to every worker what all partitions of several stages need.
-
-        Parameters
-        ----------
-        value : object
-
-        Returns
-        -------
-        object
-            What :meth:`map` takes in its place.
-        """
+        """Bring to every worker what all partitions of several stages need; return what :meth:`map` takes for it."""
         return value
 
     def map(
@@ -134,29 +101,9 @@ class Cluster:
     ) -> Iterator[Result]:
         """Apply a pure function to every partition, and yield what it returns in their order.
 
-        Parameters
-        ----------
-        function : callable
-            ``function(part, *shared)``, of a module that workers can import.
-        parts : sequence
-            Small, or placed by :meth:`place`.
-        *shared : object
-            Of any size; what several stages need is best shared by :meth:`share` once.
-        stage : str
-            What errors call the stage.
-        names : sequence of str, optional
-            What errors call the partitions; by default their numbers.
-        tick : callable, optional
-            Called with 1 for each partition that is done.
-
-        Yields
-        ------
-        object
-
-        Raises
-        ------
-        PartitionError
-            If the function fails on a partition. No further one is begun.
+        Workers must be able to import the function. Partitions are small, or placed by :meth:`place`. Where the
+        function fails on one, a PartitionError is raised and no further one is begun. `tick` gets 1 for each that is
+        done.
         """
         called = _name_parts(parts, names)
         for part, name in zip(parts, called, strict=True):
@@ -175,27 +122,10 @@ class Cluster:
         finish: Callable[[Result], Any] | None = None,
         tick: Tick | None = None,
     ) -> Any:
-        """Apply a pure function to every partition, and merge what it returns in pairs, until one is left.
+        """Apply a pure function to every partition, at least one, and merge what it returns in pairs.
 
-        Neighbours are merged first, in a tree that the number of partitions fixes. Workers merge what they have.
-
-        Parameters
-        ----------
-        function : callable
-            As of :meth:`map`.
-        merge : callable
-            Of what two neighbours returned, the earlier first.
-        parts : sequence
-            At least one, as of :meth:`map`.
-        *shared : object
-        stage : str
-        finish : callable, optional
-            Of what is left: what it returns comes back, and nothing else leaves the workers.
-        tick : callable, optional
-
-        Returns
-        -------
-        object
+        Neighbours are merged first, the earlier as first argument, in a tree that the number of partitions fixes. With
+        `finish`, only what it returns leaves the workers.
 
         Examples
         --------
@@ -529,7 +459,7 @@ class _Tasks:
     ) -> tuple[dict[Any, int], Any]:
         """Send runs of partitions, and what merges them; return the futures of the runs and of the whole.
 
-        One worker computes and merges a run. That is a power of two, so the tree is the same for any number of workers.
+        One worker does a run. Its length is a power of two, so the tree is the same for any number of workers.
         """
         wanted = _RUNS * max(1, self.count_threads())
         self._runs = cut_rows(len(self._parts), 1 << max(0, (len(self._parts) // wanted).bit_length() - 1))

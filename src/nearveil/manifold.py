@@ -102,9 +102,8 @@ _ROUNDING = 16  # epsilons of the mean size of a column: a mean below that is wh
 def majorize(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Result:
     """Iterate eq. 4 of the 2022 paper.
 
-    A step keeps the degree-weighted mean of the rows, but its rounding error does not, and rescaling
-    would feed that error until nothing else is left. So the mean is put back where it belongs; in
-    exact arithmetic that changes nothing.
+    A step keeps the degree-weighted mean of the rows up to rounding, and rescaling would feed that error until nothing
+    else is left. So the mean is put back.
     """
     Z = start * _find_norm_factor(start) if rescale else start
     mean = query.mean(Z)
@@ -128,9 +127,8 @@ def majorize(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> 
 def cccp(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Result:
     """Iterate eq. 6 of the 2021 paper: ``Z <- alpha L_X^+ (L_Y Z - S Q)``, S Q = n (Q - mean of Q).
 
-    The pseudo-inverse is applied by conjugate gradients on vectors of mean zero, where L_X is
-    definite, so that no matrix is formed. The scale of Z matters to this iteration: `rescale` acts on
-    its result alone.
+    Conjugate gradients apply the pseudo-inverse to vectors of mean zero, where L_X is definite. The scale of Z matters
+    to this iteration: `rescale` acts on its result alone.
     """
     if query.labels is None or query.label_weight == 0:
         raise ValueError('solver="cccp" needs labels and label_weight > 0: its eq. 6 is zero without them')
@@ -169,9 +167,8 @@ def cccp(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Resu
 def spectral(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Result:
     """Minimise v under ``Z' Z = I`` and columns of mean zero: eigenvectors of ``L_X - alpha L_Y``.
 
-    The papers take the largest; the minimum of their eq. 3 is at the smallest. The constant vector,
-    which tells no row from another, is moved to the other end of the spectrum. Neither `n_iter` nor
-    the values of `start` play a part: the eigenvectors are found to full precision.
+    The papers take the largest; the minimum of their eq. 3 is at the smallest. The constant vector is moved to the
+    other end of the spectrum. Neither `n_iter` nor the values of `start` play a part.
     """
     del n_iter
     n, k = start.shape

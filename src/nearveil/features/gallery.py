@@ -201,10 +201,9 @@ def gallery_features(
 
 
 def make_exact_key(fingerprint: str) -> str:
-    """Return what a cache keeps row-exact rows under.
+    """Return the key of row-exact rows in a cache: they must be the rows that this process would make.
 
-    A row from the cache must be the row that this process would make. Otherwise the row of a file would depend on
-    whether the same file was there before, as another record, under another version of a library.
+    Otherwise a row would depend on whether other libraries made one of the same file before, as another record.
     """
     return hashlib.sha256(f"row-exact {fingerprint} {_describe_machinery()}".encode()).hexdigest()
 

@@ -39,10 +39,7 @@ def has_many_scans(content: bytes) -> bool:
 
 
 def find_tile_size(image: Any, content: bytes) -> int:
-    """Return how many numbers a tile of a TIFF holds; 0 if it has none. Tiles may be larger than the picture.
-
-    If another reader could see another size: of a tag that is there twice, one takes the first, one the last.
-    """
+    """Return how many numbers a tile of a TIFF holds, or 0; raise if a tag is there twice, as readers differ on it."""
     tags = _read_tiff_tags(content)
     if len(set(tags)) < len(tags):
         raise ValueError

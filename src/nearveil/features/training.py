@@ -63,10 +63,7 @@ def pool_largest(maps: Any) -> Any:
 
 
 def pool_generalised_mean(maps: Any, p: Any) -> Any:
-    """Return the generalised mean over the places of maps, ``(mean of x^p)^(1/p)``: SPoC is p = 1, MAC that of large p.
-
-    Values below 1e-6 count as 1e-6, as powers need positive numbers.
-    """
+    """Return the generalised mean over the places of maps, ``(mean of x^p)^(1/p)``; x below 1e-6 counts as 1e-6."""
     positive = maps.clamp(min=_LEAST)
     # The mean of x / s, times s, is that of x for every s: powers of at most 1 cannot overflow.
     largest = positive.detach().amax(dim=(2, 3), keepdim=True)
@@ -74,10 +71,9 @@ def pool_generalised_mean(maps: Any, p: Any) -> Any:
 
 
 def compute_triplet_loss(rows: Any, labels: Any, margin: float = _MARGIN) -> Any:
-    """Return the batch-hard triplet loss.
+    """Return the batch-hard triplet loss, the mean of ``max(0, margin + a - b)``; there must be two labels.
 
-    The mean, over all rows, of ``max(0, margin + a - b)``: a is the distance to the farthest row of the same label
-    (itself, at 0, if it is the only one), b that to the nearest row of another label. There must be two labels.
+    a is the distance to the farthest row of the same label, b that to the nearest row of another.
     """
     torch = need_torch()
     # The faster way by products loses the digits of small distances, which are those that matter.
@@ -94,10 +90,7 @@ def compute_classification_loss(scores: Any, labels: Any) -> Any:
 
 
 def make_descriptor_head(channels: int, descriptors: str, dimension: int) -> Any:
-    """Return a head: maps of shape (n, channels, h, w) to rows of shape (n, dimension) and norm one.
-
-    Each descriptor (S: SPoC, M: MAC, G: GeM with a trained exponent) has a branch: pool, reduce linearly, normalise.
-    """
+    """Return a head with a branch for each descriptor: maps (n, channels, h, w) to rows (n, dimension) of norm one."""
     return _make_head_class()(channels, check_descriptors(descriptors), dimension)
 
 
@@ -260,9 +253,9 @@ def _parse(content: bytes) -> tuple[dict[str, Any], Any, Any]:
 
 
 def _unpack(content: bytes) -> io.BytesIO:
-    """Return the archive that a model is, written anew, so that torch reads what was looked at here and no more.
+    """Return the archive of a model, written anew, so that torch reads what was checked here and no more.
 
-    It was written without compression. A file that says it unpacks to more than itself gets no memory.
+    Models are not compressed: a file that says it unpacks to more than itself is refused before it takes memory.
     """
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         entries = archive.infolist()

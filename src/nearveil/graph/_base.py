@@ -27,10 +27,7 @@ def find_namespace(*arrays: Array) -> Any:
 
 
 def as_array(values: Any) -> Array:
-    """Return `values` as an array: of its own library where it has one, else of NumPy.
-
-    Tensors are cut off from their gradient graph: no operator here has a derivative.
-    """
+    """Return an array of its own library, else of NumPy. Tensors lose their gradients: no operator has a derivative."""
     if isinstance(values, np.ndarray):
         return values
     if hasattr(values, "detach"):
@@ -170,11 +167,7 @@ def check_bandwidth(value: float) -> float:
 class Graph(ABC):
     """A weighted graph without self-loops, as a linear operator that never forms its matrix.
 
-    Attributes
-    ----------
-    error_bound : float
-        Certified largest ``|w~ - w| / w`` over all edges, where ``w`` is the exact weight and ``w~``
-        the one this operator uses; 0 where the weights are exact. Rounding is not part of it.
+    `error_bound` is the certified largest ``|w~ - w| / w`` of an edge, w~ being the weight used, rounding apart.
     """
 
     error_bound: float = 0.0
@@ -321,8 +314,7 @@ class KernelPolynomial:
 def find_best_polynomial(sharpness: float, degree: int) -> KernelPolynomial:
     """Return the polynomial of least relative error to ``exp(sharpness * (t - 1))`` on [-1, 1], of degree 0 to 3.
 
-    Minimising ``max |r|``, r = p / w - 1, is a linear Chebyshev problem, which Remez' exchange solves. The extrema of r
-    are the roots of ``p' - u p``, so the largest error is evaluated, not estimated on a grid: that is the certificate.
+    By Remez' exchange. The error is evaluated at the roots of ``p' - u p`` (``docs/theory/graph.md``, Theorem 1).
     """
     if sharpness > _HOPELESS:
         return KernelPolynomial((0.0,) * (degree + 1), math.inf)
@@ -388,14 +380,8 @@ def _count_features(degree: int, d: int) -> int:
 class SeriesGraph(GaussianGraph):
     """Weights ``p(x_i.x_j)`` for a polynomial p of certified relative error, in linear time.
 
-    With ``p(t) = c_0 + c_1 t + t^2 (c_2 + c_3 t)`` the product ``sum_j p(x_i.x_j) z_j`` needs the rows
-    x_j only through sums over all of them: ``sum z_j`` and ``sum x_j z_j`` for the first two terms, and
-
-        T[f, a] = sum_j right(x_j)_f x_ja z_j,     sum_a x_ia <left(x_i), T[:, a]>
-
-    for the rest, where ``<left(x), right(y)> = c_2 (x.y) + c_3 (x.y)^2`` takes the features x and, for
-    degree three, their pairs. One pass over the rows collects these moments and a second one applies
-    them: O(n d^m k) time for degree m, where the exact graph needs O(n^2 (d + k)).
+    One pass over the rows collects moments and a second one applies them (``docs/theory/graph.md``): O(n d^m k) time
+    for degree m, where the exact graph needs O(n^2 (d + k)).
     """
 
     method = "series"

@@ -27,8 +27,7 @@ _SPLIT_SCALE = 64.0  # keeps the second 16-bit part of an entry of a unit row ou
 def product(A: Any, B: Any, Z: Any, sharpness: float, *, skip_diagonal: bool) -> Any:
     """Multiply the (m, n) Gaussian weights ``exp(sharpness (a.b - 1))`` between unit rows with `Z`.
 
-    The rows are on a CUDA device, float32, float16 or bfloat16 alike, with d at most 128. `skip_diagonal` leaves out
-    the weight of row i with row i.
+    The rows are on a CUDA device, float32, float16 or bfloat16 alike, with d at most 128.
     """
     rows = _split_rows(A)
     columns = rows if B is A else _split_rows(B)

@@ -45,10 +45,9 @@ _BLAS = ThreadpoolController()
 class ExactGraph(GaussianGraph):
     """All weights, exact to rounding, in O(n) memory.
 
-    A tile of weights lives in cache for the time of two small matrix products. Each tile above the diagonal serves both
-    its rows and its columns, which halves the work. The diagonal is masked in the tile, so that nothing cancels at
-    small bandwidths. On the host this beats PyTorch's fused attention (``docs/results/graph.md``); on a GPU with Triton
-    the tiles are those of :mod:`nearveil.graph._fused`.
+    Each tile above the diagonal serves both its rows and its columns, which halves the work. The diagonal is masked in
+    the tile, so that nothing cancels at small bandwidths. On the host this beats PyTorch's fused attention
+    (``docs/results/graph.md``); on a GPU with Triton the tiles are those of :mod:`nearveil.graph._fused`.
     """
 
     method = "exact"
@@ -117,9 +116,8 @@ def _multiply_symmetric(X: Array, Z: Array, sharpness: float, tile: int, first: 
 
 
 def _multiply_on_threads(X: Any, Z: Any, sharpness: float) -> Any:
-    """Deal the strips of :func:`_multiply_symmetric` out to one thread a core.
+    """Deal the strips of :func:`_multiply_symmetric` out to one thread a core: NumPy's exponential runs on one.
 
-    NumPy's exponential runs on one thread, so the threads are ours and BLAS is held to one each.
     The deal depends on the number of cores alone: the same machine gives the same bits.
     """
     n_strips = -(-X.shape[0] // HOST_TILE)
@@ -160,10 +158,7 @@ _BLOCK = 1 << 22  # numbers in a block of differences
 
 
 class NeighborsGraph(GaussianGraph):
-    """Exact weights between rows of which one is among the nearest of the other; no other edges.
-
-    `error_bound` is 1 where an edge of the full graph is missing (its weight became zero), else 0.
-    """
+    """Exact weights of edges to and from nearest rows; `error_bound` is 1 where an edge is missing, else 0."""
 
     method = "neighbors"
 
@@ -186,10 +181,7 @@ class NeighborsGraph(GaussianGraph):
         _ = self.degree
 
     def _weights(self, A: Any, a: Any, B: Any, b: Any) -> Any:
-        """Return the weights between rows `a` of A and `b` of B, a block at a time.
-
-        From differences, not inner products: near rows keep their digits at any bandwidth.
-        """
+        """Return weights of rows `a` of A and `b` of B from differences, which keep the digits of near rows."""
         step = max(1, _BLOCK // A.shape[1])
         blocks = [slice(start, start + step) for start in range(0, len(a), step)]
         squares = [np.vecdot(difference, difference) for difference in (A[a[i]] - B[b[i]] for i in blocks)]
@@ -316,10 +308,7 @@ def _make_spread_graph(rows: SpreadRows, bandwidth: float, method: Method, toler
 
 
 def _cast_precisely(X: Array, bandwidth: float, tolerance: float) -> Array:
-    """Return the rows in a dtype in which rounding stays below `tolerance`; results have the rows' own dtype.
-
-    An inner product is rounded by about one epsilon of the dtype, which the weight multiplies by ``1 / bandwidth^2``.
-    """
+    """Return the rows in a dtype whose rounding, multiplied by ``1 / bandwidth^2``, stays below `tolerance`."""
     X = as_array(X)
     xp = find_namespace(X)
     single = float(xp.finfo(xp.float32).eps)  # rows of 16 bits are multiplied exactly, in 32 bits
@@ -382,8 +371,7 @@ Rectangular = Any  # multiplies the weights between two blocks of rows with `Z`
 class SpreadGraph(GaussianGraph):
     """A graph of the rows of a Dask array: blocks are multiplied where they lie, and `Z` is at home.
 
-    Sums are made in the order of the blocks, in double precision: how rows are cut into blocks moves a result by
-    rounding alone.
+    Sums are made in the order of the blocks, in doubles: how rows are cut moves a result by rounding alone.
     """
 
     def __init__(self, rows: SpreadRows, bandwidth: float, dtype: Any) -> None:

@@ -86,10 +86,7 @@ class LabelGraph(Graph):
         return of_other_classes + (of_own_class - labelled[:, None] * Z)
 
     def _kernel_times(self, sums: Array) -> Array:
-        """Multiply the kernel between different classes with their sums; within a class it is 1 and left out.
-
-        Left out, not subtracted later: at small bandwidths nothing would remain of the other classes.
-        """
+        """Multiply the kernel with sums of other classes alone: subtracting a class's own later would cancel digits."""
         xp = find_namespace(sums)
         if self.encoding == "one-hot":  # one value for any two classes
             return math.exp(-(self.bandwidth**-2)) * (xp.sum(sums, axis=0)[None, :] - sums)
