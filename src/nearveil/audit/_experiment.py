@@ -159,10 +159,7 @@ def _count_levels(distances: Floats) -> NDArray[np.int64]:
 
 
 class Watch:
-    """Looks on while a mechanism runs, and keeps what its law can be judged by.
-
-    How many runs there will be must not depend on what was seen: choosing and measuring have a watch each.
-    """
+    """Collects what a law is judged by, in a number of runs that must not depend on what was seen."""
 
     def __init__(self, law: Law) -> None:
         self.law = law

@@ -200,10 +200,7 @@ def _find_mail_pairs(mail: PrivateMail) -> tuple[Pair, ...]:
 
 
 def make_session_experiment(mail: PrivateMail) -> Experiment:
-    """Return the experiment of a session as published: a record is a row and its label, and either may be replaced.
-
-    The server sees the message, aligns it with its own gallery, and ranks. It looks which class comes near.
-    """
+    """Return the experiment of a published session: row or label is replaced, and a server sees which class is near."""
     width = mail.n_features_in_
     items = draw_gallery()
     items = items if width == items.shape[1] else np.random.default_rng(1).standard_normal((len(items), width))

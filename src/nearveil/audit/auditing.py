@@ -145,10 +145,7 @@ def audit(
 def audit_entry(
     entry: AuditEntry, *, confidence: float, effort: float, start: Callable[[str, int], Progress]
 ) -> Report:
-    """Audit an entry with its usual runs times `effort`; ``start(name, runs)`` returns what is told of their progress.
-
-    A guarantee that must be kept and is undecided has a second look, with twice the runs; that report stands.
-    """
+    """Audit an entry; one that must be kept and is undecided is audited again, with twice the runs."""
     experiment = replace(entry.make(), name=entry.name)
     runs = max(_LEAST, int(experiment.trials * effort))
     report = audit(experiment, confidence=confidence, trials=runs, progress=start(entry.name, 2 * runs))

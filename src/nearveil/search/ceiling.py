@@ -163,15 +163,9 @@ def neighbor_ceiling(epsilon: float, candidates: float, popularity: ArrayLike, d
 
 @dataclass(frozen=True)
 class BestChannel:
-    """The optimum of Theorem D.
+    """The optimum of Theorem D: `ceiling` is the value of the dual programme, which no message exceeds.
 
-    Attributes
-    ----------
-    ceiling : float
-        The value of the dual programme: no message does better.
-    chances : ndarray of shape (N,)
-        The chance with which each item reaches a query that it is a neighbour of, at the optimum. Their
-        mean, weighted by popularity, is the ceiling.
+    It is the mean, weighted by popularity, of the `chances` of each item to reach a query that it is a neighbour of.
     """
 
     ceiling: float
@@ -179,18 +173,7 @@ class BestChannel:
 
 
 def best_channel(epsilon: float, candidates: float, popularity: ArrayLike) -> BestChannel:
-    """Solve Theorem D's linear programme and its dual.
-
-    Parameters
-    ----------
-    epsilon : float
-    candidates : float
-    popularity : array-like of shape (N,)
-
-    Returns
-    -------
-    Channel
-    """
+    """Solve Theorem D's linear programme and its dual."""
     _check_guarantee(epsilon, 0.0)
     shares = check_popularity(popularity)
     count = candidate_count(candidates, len(shares))

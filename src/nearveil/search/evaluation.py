@@ -19,11 +19,7 @@ _CELLS = 1 << 24  # of a matrix that is held at a time
 
 
 class Copies:
-    """Which items of a gallery are equal: their points, in the order in which the gallery shows them first.
-
-    `point`: The point of each item.
-    `first`: The first item of each point.
-    `sizes`: How many items each point has.
+    """Which items of a gallery are equal: the `point` of each item; points are in the order of their `first` items.
 
     Examples
     --------
@@ -45,11 +41,7 @@ class Copies:
         self._start: Items = np.cumsum(self.sizes) - self.sizes
 
     def canonical(self, items: NDArray[np.integer]) -> Items:
-        """Return as many copies of each point as there are among some items, and always the first ones.
-
-        `items`: Each at most once in a row.
-        Returns: By point.
-        """
+        """Return, by point, as many copies of each as are among some items, each given once: always the first ones."""
         points, places = np.sort(self.point[items], axis=-1), np.arange(items.shape[-1])
         starts = np.ones(points.shape, dtype=bool)
         starts[..., 1:] = points[..., 1:] != points[..., :-1]
@@ -57,11 +49,7 @@ class Copies:
         return np.asarray(self._order[self._start[points] + turn])
 
     def recall(self, truth: Items, items: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Return the part of each query's true neighbours that an answer holds.
-
-        `truth`: Of :func:`true_neighbors`.
-        `items`: The answer to all queries, or to each.
-        """
+        """Return the part of each query's true neighbours in one answer to all queries, or in one answer to each."""
         held, found = self.canonical(items), np.empty(len(truth))
         if held.ndim == 1:
             return np.asarray(np.isin(np.arange(len(self.point)), held)[truth].mean(axis=1))
@@ -82,13 +70,10 @@ class Copies:
 def true_neighbors(
     queries: Singles, gallery: Singles, k: int, *, leave_out: bool = False, workers: Cluster = LOCAL
 ) -> Items:
-    """Return the k items of highest inner product with each query.
+    """Return the k items of highest inner product with each query, nearest first.
 
-    Of copies the first ones are named. Between points that are equally near, the first in the gallery is taken; so
-    every query has k true neighbours, no more and no fewer.
-
-    `leave_out`: Whether query i is item i, which is then no neighbour of itself. Its copies are.
-    Returns: Nearest first.
+    Of points that are equally near, the first in the gallery is taken, and of copies the first ones. With `leave_out`,
+    query i is item i and no neighbour of itself; its copies are.
     """
     copies = Copies(gallery)
     points = gallery[copies.first]
@@ -110,10 +95,7 @@ def _find_nearest(some: slice, queries: Singles, points: Singles, copies: Copies
 
 
 def count_popularity(gallery: Singles, k: int) -> NDArray[np.int64]:
-    """Return how often each item is among the k nearest of another item of the gallery.
-
-    `gallery`: Features of norm one.
-    """
+    """Return how often each item, of norm one, is among the k nearest of another item of the gallery."""
     return np.bincount(true_neighbors(gallery, gallery, k, leave_out=True).ravel(), minlength=len(gallery))
 
 
@@ -331,11 +313,7 @@ def _measure_covered(copies: Copies, truth: Items, answers: list[Answer]) -> Flo
 
 
 def estimate_mean(values: Floats, confidence: float) -> Estimate:
-    """Return the mean of one value in [0, 1] for each query, with an interval after Agresti and Coull.
-
-    z^2 / 2 imagined queries of value 0 and as many of value 1 join the sample, so that queries that all
-    agree do not make an interval of no width.
-    """
+    """Return the mean of values in [0, 1], with an interval after Agresti and Coull, whose width is never zero."""
     z = float(norm.ppf((1 + confidence) / 2))
     total = len(values) + z * z
     mean = (values.sum() + z * z / 2) / total

@@ -54,8 +54,7 @@ class Outlook:
 def make_outlook(public: PublicPart) -> Outlook:
     """Look at a map: its prototypes act as queries, each left out of its own neighbours.
 
-    Where prototypes are centroids of many items, what lies around a centroid counts, by the coverage that the map
-    tells, and nothing is left out.
+    Where prototypes are centroids of many items, the map's coverage around them counts, and nothing is left out.
     """
     held = public.map
     whole = held.n_items == len(held.prototypes) and not held.has_bits  # many would take long to compare

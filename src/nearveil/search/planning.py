@@ -260,10 +260,7 @@ def _weigh_ways(
     storage: int,
     works: bool,
 ) -> tuple[SearchWay, ...]:
-    """Return home, sealed and message side by side; one of them is advised.
-
-    There is no message where it would be paid for nothing: at epsilon 0, or where the whole gallery is one answer.
-    """
+    """Return home, sealed and message side by side; no message at epsilon 0, or where one answer holds all items."""
     answer, copy = Answer.header_bytes + count * size, items * (size + _NAME)
     taken = sizes.hint, sizes.question, sizes.answer, sizes.passed
     learned = f"the name of one set (epsilon {epsilon:g})"

@@ -161,10 +161,9 @@ def _make_pair(family: str, public: PublicPart) -> Pair:
 
 
 def count_lines(work: Callable[[], object]) -> int:
-    """Return how many lines of Python some work executes.
+    """Return how many lines of Python some work executes; unlike seconds, the number is the same in every run.
 
-    What a line does inside NumPy counts as one operation, however long it takes (``docs/theory/audit.md``). Seconds
-    would be truer, and would never be the same twice.
+    A line that calls NumPy counts as one, however long it takes (``docs/theory/audit.md``).
     """
     lines, before = 0, sys.gettrace()
 

@@ -47,8 +47,7 @@ def bound_event_epsilon(
 ) -> tuple[Floats, Floats]:
     """Return the interval of ``ln((P(S) - delta) / Q(S))``, at least 0, for an event S that came so often (Theorem 2).
 
-    No guarantee of (epsilon, delta) with an epsilon below the lower end can be true, unless something happened
-    whose probability is at most `mistake` / 2. Attacked by ``tests/audit/test_bounds.py``.
+    The lower end is too high with probability at most `mistake` / 2. Attacked by ``tests/audit/test_bounds.py``.
     """
     p_low, p_high = bound_proportion(hits, runs, mistake / 2)
     q_low, q_high = bound_proportion(false_hits, runs, mistake / 2)
@@ -120,9 +119,8 @@ class HockeyStick:
     def interval(self, delta: float, mistake: float, steps: Floats) -> Interval:
         """Return between which of the rising epsilons `steps` the divergence falls to `delta` (Theorem 5).
 
-        Each end is wrong with a probability of at most `mistake` / 2. The hypotheses "the divergence at this
-        epsilon is at most delta" are nested, so they are tested one after the other, and the ladder is free.
-        For a delta below 1e-9 the upper end leaves out what is too rare to be seen in so many runs.
+        Each end is wrong with a probability of at most `mistake` / 2; the hypotheses are nested, so testing many is
+        free. For a delta below 1e-9 the upper end leaves out what is too rare to be seen in so many runs.
         """
         shown, highest = self.lower_end(delta, mistake, steps), math.inf
         # A pure guarantee has no probability below which nothing counts, but so many runs see only so much.
@@ -298,10 +296,7 @@ class Event:
 
 
 def choose_event(first: Floats, second: Floats, delta: float, mistake: float) -> Event:
-    """Choose the threshold, the side and the direction that show most on scores of as many runs in either world.
-
-    Whatever is chosen here is measured on other runs, so the choice need not be paid for.
-    """
+    """Choose the event that shows most on scores of as many runs in either world; it must be measured on other runs."""
     pooled, runs = np.concatenate([first, second]), len(first)
     # Candidates are even in rank, and ever denser towards both ends, where rare outcomes tell most.
     deep = np.geomspace(1 / len(pooled), 0.5, _CANDIDATES // 4)
