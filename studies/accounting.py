@@ -67,10 +67,9 @@ def compute_cost(plan: Plan, accounting: str, *, votes: bool = True) -> float:
 
 
 def compute_lower_bound(plan: Plan, *, votes: bool = True) -> float:
-    """Return what the worst of some fixed pairs costs when it is asked again and again.
+    """Return what the worst of some fixed pairs costs, losses rounded down: no accountant sound for them is below.
 
-    Every screening changes the max-vote of the pair by one, near the threshold; every vote moves one count up and
-    another down. All privacy losses are rounded down, so no accountant that is sound for these sensitivities is below.
+    Every screening changes the max-vote by one, near the threshold; every vote moves one count up and another down.
     """
     alone, without = max(
         (

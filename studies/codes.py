@@ -48,8 +48,7 @@ def measure_loss(gallery: Singles, queries: Singles, codes: Codes) -> float:
 def estimate_needs(gallery: Singles, queries: Singles, seed: int = 0) -> tuple[float, float]:
     """Return the noise of scores that loses `MOST`, and the bytes that a Gaussian source needs for so little.
 
-    The source has independent coordinates with the gallery's variances along its principal directions. An error along
-    a direction counts as much as queries vary there. Shannon's rate, by reverse water-filling.
+    Shannon's rate, by reverse water-filling over principal directions; errors count as much as queries vary there.
     """
     truth, copies, scores = true_neighbors(queries, gallery, K), Copies(gallery), queries @ gallery.T
     drawn = np.random.default_rng(seed).standard_normal(scores.shape, dtype=np.float32)

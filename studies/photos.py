@@ -201,11 +201,7 @@ def ask(server: Loopback, feature: NDArray[np.float32], epsilon: float, account:
 
 
 def measure(data: Photos, published: Published, asked: Sequence[Nearest], public_bytes: int) -> Figures:
-    """Compare what was found with labels, with the true neighbours, and with what is possible.
-
-    The popularity of items is that among the gallery's own, each left out of its own neighbours, as in
-    :func:`nearveil.search.evaluate`.
-    """
+    """Compare what was found with labels, true neighbours and ceilings, as :func:`nearveil.search.evaluate` does."""
     release = published.release
     gallery = release.features(data.gallery, "gallery", lenient=True).astype(np.float32)
     truth = true_neighbors(release.features(data.queries).astype(np.float32), gallery, K)

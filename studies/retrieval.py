@@ -326,10 +326,7 @@ def _draw_budget(rows: pd.DataFrame) -> Figure:
 
 
 def compute_differences(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return, for each seed, what queries of lacking classes find, less what those of known classes find.
-
-    Both kinds are made of the same queries: those of one half of the classes are known where the other is lacking.
-    """
+    """Return, for each seed, what queries find while their classes are lacking, less while they are known."""
     some = select(rows, part="classes")
     keys, columns = ["data", "lacks", "method", "epsilon", "seed"], ["nn_recall", "ceiling", "floor"]
     by = [some[key] for key in (*keys, "known")]

@@ -92,11 +92,10 @@ def compute_rdp(orders: Floats, screening: NoisyScreening, *, sampling_rate: flo
 
 
 def compute_costs(count: int) -> list[Row]:
-    """Return the epsilon of many screenings.
+    """Return the epsilon of many screenings: as published, at fixed max-votes, and by better accounting.
 
-    At fixed max-votes it is as published (Rényi divergence, classic conversion); "classic" and "tight" take the true
-    maximum at every order; "Bellman" is the exact adaptive composition, from above; "fixed pair" is what the costliest
-    fixed pair costs exactly, so that no sound accountant is below it.
+    "classic" and "tight" take the true maximum at every order; "Bellman" is the exact adaptive composition, from above;
+    no sound accountant is below "fixed pair".
     """
     rdp = compute_rdp(COST_ORDERS, SCREENING, sampling_rate=SAMPLING_RATE)
     worst, penalty = rdp.max(axis=1), -np.log(DELTA) / (COST_ORDERS - 1)

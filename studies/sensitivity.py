@@ -194,8 +194,7 @@ def make_opposed(
 ) -> Neighbours:
     """Return the data set that Theorem B' fears, shaken: two opposite clusters, two extreme labels.
 
-    Rows on one side of `record` along `direction` lie at one pole and have one label, the rest at the other;
-    the record jumps from pole to pole and, where labels are private, from label to label.
+    Rows on each side of `record` along `direction` share a pole and a label; the record jumps between them.
     """
     side = np.where(direction @ (start[record] - start).T + shift > 0, 1, -1)
     pole = np.array([1.0, 0.0, 0.0])
