@@ -4,6 +4,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from nearveil.gallery import publishing as _index_shelf
 from nearveil.gallery.answers import Answer, Extras, ProductCodes, ScalarCodes, WholeCodes
 from nearveil.gallery.errors import DamagedIndexError, MapChangedError, NotPublishedError, StaleMapError
 from nearveil.gallery.index import Index
-from nearveil.gallery.items import Item
+from nearveil.gallery.items import Item, Snapshot
 from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
 from nearveil.privacy.noise import unsafe_seeded
@@ -117,6 +118,19 @@ def test_all_kinds_of_codes_are_kept(tmp_path_factory: pytest.TempPathFactory, c
     assert (again.table.width, again.table.nbytes) == (published.table.width, published.table.nbytes)
     assert (again.table.scores(rows, again.codes) == published.table.scores(rows, published.codes)).all()
     assert again.to_bytes() == published.to_bytes()
+
+
+def test_a_map_does_not_depend_on_the_number_of_threads() -> None:
+    """Products of matrices differ in their last bits where more threads make them: k-means came to other places."""
+    rows = np.random.default_rng(0).normal(size=(3000, 64)).astype(np.float32)
+    rows[:, :8] *= 4
+    snapshot = Snapshot(1, np.arange(len(rows), dtype=np.uint32), rows / np.linalg.norm(rows, axis=1, keepdims=True))
+    before, found = faiss.omp_get_max_threads(), set()
+    for threads in (1, 2):
+        faiss.omp_set_num_threads(threads)
+        found.add(Published.learn(snapshot, 4.0, 0.1, n_sets=12).public_id)
+    faiss.omp_set_num_threads(before)
+    assert len(found) == 1
 
 
 def test_stale_and_back_in_step(where: str) -> None:

@@ -16,6 +16,7 @@ import scipy.sparse
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from threadpoolctl import threadpool_limits
 
 from nearveil.cluster import SpreadRows, connect, cut_rows
 from nearveil.frames import MOST_FEATURES
@@ -553,6 +554,7 @@ class MappedRelease(TractableRelease):
             raise ValueError("gallery must hold at least two items")
         return _make_features(given, self)
 
+    @threadpool_limits.wrap(limits=1, user_api="blas")  # products depend on the number of threads in their last bits
     def index_features(self, features: SpreadRows, *, progress: Progress | None) -> Self:
         """Do the work of :meth:`index` on features in partitions."""
         size = candidate_count(self.candidates, len(features))
