@@ -6,9 +6,11 @@ import sys
 
 import pytest
 from rich.console import Console
+from typer import Exit
 from typer.testing import CliRunner
 
 from nearveil.cli import _COMMANDS, _shared, app, load_command
+from tests.cli.galleries import refused
 
 HEAVY = {"numpy", "scipy", "sklearn", "faiss", "sqlalchemy", "fastapi", "httpx", "matplotlib", "dp_accounting", "torch"}
 
@@ -64,3 +66,26 @@ def test_where_nobody_looks_lines_say_how_far_it_is(monkeypatch: pytest.MonkeyPa
         now[0] = 22.0
         start("learning", None)
     assert screen.getvalue() == "reading: 50%\nlearning\n"
+
+
+def test_errors_that_have_no_file_are_told_in_their_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed", reason="Dask is not installed (the extra `cluster`)")
+    words = ("index", "none.npy", "--cluster", "tls://127.0.0.1:1")
+    said = refused(*words)
+    assert said.startswith("Error: --cluster: tls://127.0.0.1:1 cannot be reached without certificates: give --ca")
+    for error, told in (
+        (OSError("timed out"), "Error: timed out"),
+        (FileNotFoundError(2, "No such file or directory", "a.npy"), "Error: a.npy: No such file or directory"),
+    ):
+        screen = io.StringIO()
+        monkeypatch.setattr(_shared, "Console", lambda file=screen, **_: Console(file=file, width=100))
+        with pytest.raises(Exit), _shared.report_errors():
+            raise error
+        assert screen.getvalue() == f"{told}\n"
+
+
+@pytest.mark.parametrize("where", [(), ("--cluster", "local:1"), ("--cluster", "tcp://127.0.0.1:1")])
+def test_certificates_that_nobody_would_use_are_refused(where: tuple[str, ...]) -> None:
+    assert "--ca, --cert, --key: they are for a --cluster at tls://" in refused(
+        "index", "a.npy", "--ca", "ca.pem", *where
+    )

@@ -117,10 +117,11 @@ def report_errors(**options: str) -> Iterator[None]:
         yield
     except FileExistsError as error:
         fail(f"{error.filename} exists; nothing is overwritten, give another path")
-    except OSError as error:
-        fail(f"{error.filename}: {error.strerror}")
     except (NearveilError, ValueError, ModuleNotFoundError) as error:  # the last one's text says what to install
         fail(_name_options(str(error), options))
+    except OSError as error:  # after ours, some of which are of this kind too
+        where = f"{error.filename}: " if error.filename else ""
+        fail(f"{where}{error.strerror or error}")
 
 
 @contextmanager
@@ -246,6 +247,8 @@ def connect_cluster(options: ClusterOptions) -> "Iterator[Cluster]":
     """Connect to a cluster, and tell where its dashboard is."""
     from nearveil.cluster import connect
 
+    if not (options.url or "").startswith("tls:") and any((options.ca, options.cert, options.key)):
+        raise ValueError("ca, cert, key: they are for a --cluster at tls://host:port: leave them out")
     with connect(options.url, ca=options.ca, cert=options.cert, key=options.key, insecure=options.insecure) as cluster:
         if cluster.dashboard is not None:
             print_lines(f"Dask's dashboard: {cluster.dashboard}", stderr=True)
