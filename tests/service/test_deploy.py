@@ -109,6 +109,10 @@ class Health(Exact):
     retries: int
 
 
+class NoHealth(Exact):
+    disable: Literal[True]
+
+
 class Replicas(Exact):
     replicas: int
 
@@ -128,7 +132,7 @@ class Service(Exact):
     depends_on: list[str] | dict[str, Dependency] = []
     profiles: list[str] = []
     deploy: Replicas | None = None
-    healthcheck: Health | None = None
+    healthcheck: Health | NoHealth | None = None
     read_only: bool = False
     cap_drop: list[str] = []
     security_opt: list[str] = []
@@ -170,6 +174,12 @@ def parse_words(program: Any, name: str, words: list[str]) -> dict[str, Any]:
         return read
 
 
+def read_image_variables() -> dict[str, str]:
+    """Return what the image sets for every program in it."""
+    (lines,) = re.findall(r"^ENV ((?:.+\\\n)*.+)", (ROOT / "deploy" / "Containerfile").read_text(), re.MULTILINE)
+    return dict(word.split("=", 1) for word in lines.replace("\\\n", " ").split())
+
+
 def test_every_command_of_the_composition_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     config: Any = pytest.importorskip("dask.config", reason="Dask is not installed (the extra `cluster`)")
     services = read_composition()["services"]
@@ -177,19 +187,27 @@ def test_every_command_of_the_composition_is_one(monkeypatch: pytest.MonkeyPatch
         python, flag, module, *words = services[name]["entrypoint"]
         assert (python, flag, module) == ("python", "-m", f"distributed.cli.{tool}")
         parse_words(import_module(module).main, tool, words)
+    assert "NEARVEIL_CONFIG" in read_image_variables()
+    for name, value in {**read_image_variables(), **services["server-1"]["environment"]}.items():
+        if name.startswith("NEARVEIL_"):
+            monkeypatch.setenv(name, value)
     read = {}
-    for name in ("index", "server-1", "server-2"):
+    for name in ("index", "token", "server-1", "server-2"):
         shell, flag, line, *_ = services[name]["entrypoint"]
         assert (shell, flag) == ("sh", "-c")
+        assert line.startswith('PGPASSWORD="$$(cat /run/secrets/postgres)" exec ')
+        assert services[name]["secrets"] == ["postgres"]
+        assert services[name]["depends_on"]["postgres"] == {"condition": "service_healthy"}
         words = shlex.split(line.replace("$$", "$").partition(" exec ")[2])
-        program, command, *rest = [one for word in words for one in (("emb.parquet",) if word == "$@" else (word,))]
+        given = {"index": ["emb.parquet"], "token": ["create", "ann"]}.get(name, [])
+        program, command, *rest = [one for word in words for one in (given if word == "$@" else (word,))]
         assert program == "nearveil"
         read[name] = parse_words(load_command(command), command, rest)
     assert read["index"]["cluster"] == "tls://scheduler:8786"
     assert read["index"]["into"] == "postgresql://nearveil@postgres/nearveil"
-    for name, value in services["server-1"]["environment"].items():
-        monkeypatch.setenv(name, value)
-    settings = Settings.load()
+    create = parse_words(load_command("token").commands["create"], "create", ["ann"])
+    assert (create["tokens"], create["config"]) == (read["index"]["into"], None)
+    settings = Settings.load(read["server-1"]["config"])
     assert [one.index for one in settings.galleries] == [read["index"]["into"]]
     for name in ("scheduler", "worker", "index"):
         for key in services[name]["environment"]:
@@ -202,9 +220,9 @@ def test_the_composition_is_whole() -> None:
     place = ROOT / "deploy" / "compose.yaml"
     told = read_composition()
     services = told["services"]
-    assert set(services) == {"scheduler", "worker", "index", "postgres", "server-1", "server-2", "proxy"}
+    assert set(services) == {"scheduler", "worker", "index", "token", "postgres", "server-1", "server-2", "proxy"}
     made_by_hand = set(re.findall(r"^#   ([\w./, ]+?)  ", place.read_text(), re.MULTILINE))
-    to_make = {word.strip("/").split("/")[0] for words in made_by_hand for word in words.split(", ")} | {"data"}
+    to_make = {word.strip("/").split("/")[0] for words in made_by_hand for word in words.split(", ")}
     for name, one in services.items():
         assert set(one["networks"]) <= set(told["networks"]), name
         assert set(one.get("secrets", ())) <= set(told["secrets"]), name
@@ -221,6 +239,9 @@ def test_the_composition_is_whole() -> None:
             assert one["cap_drop"] == ["ALL"]
         assert name == "proxy" or "ports" not in one  # nothing else can be reached from outside
     assert services["worker"]["deploy"]["replicas"] == 2
+    spill = services["worker"]["entrypoint"][services["worker"]["entrypoint"].index("--local-directory") + 1]
+    assert f"spill:{spill}" in services["worker"]["volumes"]  # a disk, of a folder that the image gives to its user
+    assert f"VOLUME {spill}\n" in (place.parent / "Containerfile").read_text()
     for name in ("scheduler", "worker", "index"):
         assert services[name]["environment"]["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "true"
     assert told["networks"]["work"]["internal"] is told["networks"]["database"]["internal"] is True
