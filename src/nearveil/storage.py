@@ -108,14 +108,17 @@ class Database:
         self._direct = None
 
     @contextmanager
-    def begin_write(self, *, wait: bool = True) -> Iterator[sa.Connection]:
-        """Begin a transaction: on disk when the block ends, undone if it raises; `wait` for other writers, or raise."""
+    def begin_write(self, *, times: float = 1.0) -> Iterator[sa.Connection]:
+        """Begin a transaction: on disk when the block ends, undone if it raises. Other writers are waited for.
+
+        `times` the timeout, at most; 0 does not wait.
+        """
         with self._explain_errors(), self.engine.connect() as connection:
             if self.is_sqlite:
-                self._begin_immediate(connection, self._busy if wait else 0)
+                self._begin_immediate(connection, times * self._busy)
             else:
                 connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
-                milliseconds = max(1, round(1000 * self.timeout)) if wait else 1
+                milliseconds = max(1, round(1000 * times * self.timeout))
                 connection.exec_driver_sql(f"SET LOCAL lock_timeout = {milliseconds}")
             yield connection
             connection.commit()

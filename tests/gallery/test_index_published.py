@@ -1,6 +1,9 @@
 """The public map in step with the gallery: kept, answered by, and never answered wrongly when it changed."""
 
 import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from nearveil.gallery import publishing as _index_shelf
 from nearveil.gallery.answers import Answer, Extras, ProductCodes, ScalarCodes, WholeCodes
 from nearveil.gallery.errors import DamagedIndexError, MapChangedError, NotPublishedError, StaleMapError
 from nearveil.gallery.index import Index
-from nearveil.gallery.items import Item, Snapshot
+from nearveil.gallery.items import Item, Snapshot, load_head
 from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
 from nearveil.privacy.noise import unsafe_seeded
@@ -320,6 +323,25 @@ def test_a_slow_publisher_does_not_hide_a_newer_map(where: str, monkeypatch: pyt
         late = iter([True])
         assert index.republish().revision == 4  # theirs, which is in step
         assert not index.current().stale
+
+
+def test_a_map_that_was_learned_waits_for_a_long_writer(where: str) -> None:
+    with filled(where, unit_rows(60)) as index, Index.open(where, timeout=0.3) as hasty:
+        learned = Published.learn(hasty.snapshot(), 4.0, 0.2, n_sets=3)
+        began = threading.Event()
+
+        def write_long() -> None:
+            with index._database.begin_write() as connection:
+                load_head(connection, "here", lock=True)
+                began.set()
+                time.sleep(1.0)
+
+        with ThreadPoolExecutor(1) as threads:
+            writing = threads.submit(write_long)
+            assert began.wait(60)
+            hasty._store.save(learned, 1)
+            writing.result(60)
+        assert index.current().published.public_id == learned.public_id
 
 
 def test_images_that_are_too_many_are_not_read(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

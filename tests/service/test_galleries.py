@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from nearveil.gallery import Index
 from nearveil.gallery.answers import Answer
+from nearveil.gallery.errors import DamagedIndexError
+from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import Message
 from nearveil.protocol.client import MapChanged, PublicPart, Query, Refusal, RefusalCode, decode_frame
 from nearveil.protocol.server import ServedMap
@@ -74,6 +77,55 @@ def test_what_is_known_is_told_without_waiting(tmp_path: Path, monkeypatch: pyte
         (tmp_path / "i").rename(tmp_path / "away")
         with pytest.raises(UnavailableError):
             gallery.query(data)
+        gallery.close()
+
+
+def test_a_new_map_that_takes_long_to_read_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, may_read = Published._read, threading.Event()
+
+    def read_later(file: Any) -> Published:
+        assert may_read.wait(60)
+        return read(file)
+
+    with Index.open(index_of(tmp_path / "i")._where, timeout=0.2) as other:
+        gallery = OpenGallery(Index.open(tmp_path / "i"), "birds")
+        old = asking(gallery, 1)
+        ids = Answer.from_bytes(gallery.query(old)).ids
+        new = other.publish(EPSILON, F, n_sets=SETS + 1).public_id
+        monkeypatch.setattr(galleries, "_GRACE", 0.01)
+        monkeypatch.setattr(Published, "_read", read_later)
+        assert Answer.from_bytes(gallery.query(old)).ids.tolist() == ids.tolist()
+        other.delete(ids[:1])
+        assert ids[0] not in Answer.from_bytes(gallery.query(old)).ids
+        asked_new = Query(Message("covers", new, {"sets": np.array([SETS], np.int32)}), "none").to_bytes()
+        assert gallery.known(asked_new) is None  # not "the map changed": another server may have told it
+        with monkeypatch.context() as patch:
+            patch.setattr(galleries, "_PATIENCE", 0.01)
+            with pytest.raises(UnavailableError, match="ask again"):
+                gallery.query(asked_new)
+        with ThreadPoolExecutor(1) as threads:
+            answered = threads.submit(gallery.query, asked_new)
+            may_read.set()
+            assert len(Answer.from_bytes(answered.result(60)).ids)
+        assert gallery.map() == gallery.known_map()
+        gallery.close()
+
+
+def test_a_new_map_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Index.open(index_of(tmp_path / "i")._where) as other:
+        gallery = OpenGallery(Index.open(tmp_path / "i"), "birds")
+        gallery.refresh()
+        other.publish(EPSILON, F, n_sets=SETS)
+
+        def refuse(_: Any) -> Published:
+            raise DamagedIndexError("it is broken")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Published, "_read", refuse)
+            for _ in range(2):
+                with pytest.raises(UnavailableError):
+                    gallery.refresh()
+        gallery.refresh()
         gallery.close()
 
 

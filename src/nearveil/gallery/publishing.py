@@ -412,6 +412,9 @@ class _PartReader(io.RawIOBase):
         return bytes(row.data)
 
 
+_SAVING = 20.0  # times as long as usual others are waited for: hours of learning would be lost
+
+
 class MapStore:
     """Maps of one index, newest last; those that were read stay in memory."""
 
@@ -422,7 +425,7 @@ class MapStore:
 
     def save(self, new: Published, keep: int) -> None:
         """Keep a map, and of the older ones as many as shall still be answered."""
-        with self._database.begin_write() as connection:
+        with self._database.begin_write(times=_SAVING) as connection:
             load_head(connection, self._where, lock=True)
             check_open(connection, self._where)  # a map is learned for a while: it may have become private meanwhile
             kept = connection.execute(sa.select(published.c.number, published.c.revision)).all()
@@ -446,9 +449,10 @@ class MapStore:
             raise NotPublishedError(f"index {self._where}: nothing was published yet: call publish(epsilon)")
         return self._load(connection, max(listed))
 
-    def load_all(self, connection: sa.Connection) -> list[Published]:
-        """Return all maps, the newest first."""
-        return [self._load(connection, number) for number in sorted(self._list_maps(connection), reverse=True)]
+    def load_all(self, connection: sa.Connection, *, read: bool = True) -> list[Published]:
+        """Return all maps, the newest first; without `read`, those that are in memory."""
+        numbers, held = sorted(self._list_maps(connection), reverse=True), self._read
+        return [self._load(connection, number) for number in numbers if read or number in held]
 
     def list_numbers(self, connection: sa.Connection) -> set[int]:
         """Return the numbers of all maps."""
@@ -721,10 +725,20 @@ class MapPublisher(ABC):
         self._alive = {**dict(others[-_REMEMBERED:]), key: (stamp.revision, alive)}
         return alive
 
-    def maps(self) -> list[Published]:
-        """Return all maps that are kept, the newest first."""
+    def maps(self, *, read: bool = True) -> list[Published]:
+        """Return all maps that are kept, the newest first.
+
+        Parameters
+        ----------
+        read : bool, default=True
+            Whether maps are read that are not in memory; they are left out otherwise.
+
+        Returns
+        -------
+        list of Published
+        """
         with self._database.begin_read() as connection:
-            return self._store.load_all(connection)
+            return self._store.load_all(connection, read=read)
 
     def _deleted_since(self, connection: sa.Connection, revision: int) -> NDArray[np.int64]:
         """Return what was deleted after a revision; read anew only when something has changed."""

@@ -18,7 +18,7 @@ from nearveil.frames import Kind, WireError
 from nearveil.gallery.answers import EXTRAS, ID_BYTES, Extras
 from nearveil.gallery.errors import IndexStoreError, UnknownItemError
 from nearveil.gallery.index import Index
-from nearveil.gallery.publishing import Stamp
+from nearveil.gallery.publishing import Published, Stamp
 from nearveil.protocol.client import MapChanged, Refusal, RefusalCode, decode_frame
 from nearveil.protocol.home import CodesGroup, CodesSource
 from nearveil.protocol.server import ServedMap, ServerProtocol
@@ -179,7 +179,8 @@ _LOG = logging.getLogger(__name__)
 OFFERS: tuple[Offer, ...] = get_args(Offer)
 _LONGEST_KEY = 4096  # bytes of a query whose answer is remembered: ours have some hundred
 _CACHE = 256 << 20
-_PATIENCE = 25.0  # seconds that a request waits for an index that is being made
+_PATIENCE = 25.0  # seconds that a request waits for an index that is being made, or for the map that it asks
+_GRACE = 2.0  # seconds that all requests wait for a new map; those of large galleries take longer to read
 _ORIGINALS, _NOTHING_ELSE = EXTRAS.index("originals"), bytes([EXTRAS.index("none")])
 
 
@@ -310,6 +311,7 @@ class OpenGallery:
         self._on_wire = cast("tuple[Extras, ...]", tuple(word for word in EXTRAS if word in offers))
         self._lock = threading.Lock()
         self._snapshot = GallerySnapshot(Stamp(-1, ()), (), None, ByteCache(0), {})
+        self._reader = threading.Thread()  # of new maps; this one does nothing
         self._hashing = threading.Lock()
         self._hashed: dict[bytes, CodesGroup] = {}  # groups of codes, by what they hold
         self._source: tuple[ServedMap, CodesSource] | None = None
@@ -391,7 +393,13 @@ class OpenGallery:
         bytes
             The frame of an answer, of word that the map changed, or of a refusal.
         """
-        return self._reply(self._read_snapshot(), data)
+        found = self._reply(self._read_snapshot(), data)
+        if found[KIND] == Kind.MAP_CHANGED and self._is_reading():  # another server may have the new map already
+            self._reader.join(_PATIENCE)
+            if self._is_reading():
+                raise UnavailableError("a new map is being read: ask again later")
+            found = self._reply(self._read_snapshot(), data)
+        return found
 
     def known(self, data: bytes) -> bytes | None:
         """Return what `query` would have when `refresh` was last called, if that takes no waiting.
@@ -406,7 +414,8 @@ class OpenGallery:
             An answer that was made before, or a small one.
         """
         snapshot = self._snapshot
-        if snapshot.small and data[FLAGS : FLAGS + 1] == _NOTHING_ELSE:  # ids and codes lie in memory
+        # Ids and codes lie in memory; a map that is being read may be the one that is asked.
+        if snapshot.small and data[FLAGS : FLAGS + 1] == _NOTHING_ELSE and not self._is_reading():
             return self._reply(snapshot, data)
         return snapshot.answers.get(data)
 
@@ -606,9 +615,10 @@ class OpenGallery:
 
     def _take_snapshot(self, old: GallerySnapshot, stamp: Stamp) -> GallerySnapshot:
         """Return the next snapshot; answers are kept where no item of a map was deleted."""
+        stamp, found = self._find_maps(old, stamp)
         maps = tuple(
             ServedMap(self._index, one, self._name, self._extractor, self._on_wire, self._index.alive(one))
-            for one in self._index.maps()
+            for one in found
         )
         pairs = zip(maps, old.maps, strict=False)
         if len(maps) != len(old.maps) or any(new.published is not was.published for new, was in pairs):
@@ -616,6 +626,29 @@ class OpenGallery:
         if all(new.alive is was.alive for new, was in zip(maps, old.maps, strict=True)):
             return replace(old, stamp=stamp)
         return GallerySnapshot(stamp, maps, ServerProtocol(*maps), ByteCache(self._cache), old.frames)
+
+    def _find_maps(self, old: GallerySnapshot, stamp: Stamp) -> tuple[Stamp, list[Published]]:
+        """Return all maps; where new ones take long to read, those in memory, and a stamp that is not of now."""
+        if old.maps and not set(stamp.maps) <= set(old.stamp.maps):
+            if not self._is_reading():
+                self._reader = threading.Thread(target=self._read_maps, daemon=True)
+                self._reader.start()
+                self._reader.join(_GRACE)
+            if self._is_reading():
+                known = self._index.maps(read=False)
+                if known:
+                    return stamp._replace(maps=()), known
+                self._reader.join()
+        return stamp, self._index.maps()
+
+    def _read_maps(self) -> None:
+        try:
+            self._index.maps()
+        except IndexStoreError as error:  # the next look meets it again, and says so
+            _LOG.warning("a new map cannot be read: %s", type(error).__name__)
+
+    def _is_reading(self) -> bool:
+        return self._reader.is_alive()
 
 
 def check_name(name: str) -> None:

@@ -330,7 +330,7 @@ class TokenStore:
     def _write(self, change: sa.Update, *, wait: bool = True) -> None:
         """Write a change; where the disk is full, with the room that was kept for that."""
         try:
-            with self._database.begin_write(wait=wait) as connection:
+            with self._database.begin_write(times=float(wait)) as connection:
                 connection.execute(change)
         except sa.exc.OperationalError as error:
             if is_transient(error) or not (self._is_file and free_reserve(self._path)):
