@@ -1,11 +1,15 @@
 """``nearveil index`` and ``nearveil query`` of vectors that a user brings, from every kind of file."""
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from nearveil.cli import _index
+from nearveil.cluster import Cluster
 from nearveil.gallery import Index
 from nearveil.ledger import Ledger
 from tests.cli.galleries import fine, refused, told
@@ -94,6 +98,20 @@ def test_what_cannot_be_indexed_is_said_and_makes_nothing() -> None:
         assert not Path("texts").exists()
     fine("index", write("npy"), "--into", "texts", *TERMS)
     assert "dimension" in refused("index", write("npy", ROWS[:, :5]), "--into", "texts")
+
+
+def test_all_that_sealed_questions_need_is_made_on_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography")
+    stages: list[str] = []
+
+    class Watched(Cluster):
+        def map(self, *given: Any, stage: str, **options: Any) -> Iterator[Any]:
+            stages.append(stage)
+            return super().map(*given, stage=stage, **options)
+
+    monkeypatch.setattr(_index, "connect_cluster", lambda _: nullcontext(Watched()))
+    fine("index", write("npy"), "--into", "texts", "--sealed", *TERMS)
+    assert {"reading", "making codes", "making hints"} <= set(stages)
 
 
 def test_a_vector_is_asked_for_and_paid_once(here: Path) -> None:

@@ -5,12 +5,14 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("cryptography")
 
+from nearveil.cluster import Cluster, ClusterError
 from nearveil.gallery import Index, Item
 from nearveil.gallery.errors import PrivateIndexError
 from nearveil.protocol import sealed
@@ -104,6 +106,30 @@ def test_records_that_tell_ids_are_kept_in_step_as_such(index: Index, built: lis
     after = open_sealed_index(serve_maps(index, "birds", offers=("names", "metadata"))[0])
     assert built == [COUNT]
     assert len(after) == COUNT - 1
+
+
+def test_workers_make_the_hints(index: Index) -> None:
+    stages: list[str] = []
+
+    class Watched(Cluster):
+        def map(self, *given: Any, stage: str, **options: Any) -> Iterator[Any]:
+            stages.append(stage)
+            return super().map(*given, stage=stage, **options)
+
+    class Lost(Cluster):
+        def map(self, *_: Any, **__: Any) -> Iterator[Any]:
+            raise ClusterError("cluster: it was lost")
+
+    path = index.sealed_file
+    assert path is not None
+    before = path.read_bytes()
+    path.unlink()
+    with pytest.raises(ClusterError):  # which is no fault of the disk: it is not made here in silence
+        keep_sealed_index(index, Lost())
+    assert not path.exists()
+    keep_sealed_index(index, Watched())
+    assert stages == ["making hints"] * 2
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("damage", [b"", b"not an index", None])

@@ -27,6 +27,7 @@ from nearveil.cli._shared import (
 )
 
 if TYPE_CHECKING:
+    from nearveil.cluster import Cluster
     from nearveil.gallery.folder import FolderReport
     from nearveil.gallery.tables import TableReport
 
@@ -169,28 +170,38 @@ def index(
     columns = {"ids": ids, "names": names, "metadata": tuple(metadata or ()), "vectors": vectors}
     asked = {"epsilon": epsilon, "candidates": candidates, "n_sets": sets}
     terms: dict[str, Any] = {**asked, "code_bytes": code_bytes, "reach": reach}
-    if source is None or delete or _is_table(source):
-        with report_errors(**_OPTIONS):
+    with report_errors(**_OPTIONS):
+        if source is None or delete or _is_table(source):
             if extractor != AUTO or private:
                 raise ValueError("--extractor, --private: they are for images: leave them out")
-        index_vectors(source, into, columns, delete or [], terms, at, as_json=as_json)
-        _keep_sealed(into, wanted=sealed)
-        return
-    with report_errors(**_OPTIONS), connect_cluster(at) as workers, show_bars() as bars:
+            with connect_cluster(at) as workers:
+                index_vectors(source, into, columns, delete or [], terms, workers, as_json=as_json)
+                _keep_sealed(into, workers, wanted=sealed)
+            return
         if any(columns.values()):
             raise ValueError("--ids, --names, --metadata, --vectors: a folder of images has no columns: leave them out")
+        with connect_cluster(at) as workers:
+            index_images(source, into, extractor, terms, workers, private=private, as_json=as_json)
+            _keep_sealed(into, workers, wanted=sealed)
+
+
+def index_images(
+    source: Path,
+    into: str | None,
+    extractor: str,
+    terms: dict[str, Any],
+    workers: "Cluster",
+    *,
+    private: bool,
+    as_json: bool,
+) -> None:
+    """Index a folder of images."""
+    with show_bars() as bars:
         from nearveil.features.backbones import make_extractor
         from nearveil.gallery.folder import sync_folder
 
-        report = sync_folder(
-            source,
-            into,
-            extractor=None if extractor == AUTO else make_extractor(extractor),
-            private=private,
-            progress=bars,
-            cluster=workers,
-            **terms,
-        )
+        tool = None if extractor == AUTO else make_extractor(extractor)
+        report = sync_folder(source, into, extractor=tool, private=private, progress=bars, cluster=workers, **terms)
     figures = _describe(report)
     if as_json:
         print_json(figures)
@@ -198,7 +209,6 @@ def index(
         _show(figures)
     if not figures["private"]:
         _warn_of_few(figures["candidates"], figures["images"])
-    _keep_sealed(into, wanted=sealed)
 
 
 def _warn_of_few(answer: int, items: int) -> None:
@@ -214,27 +224,24 @@ def _warn_of_few(answer: int, items: int) -> None:
         )
 
 
-def _keep_sealed(into: str | None, *, wanted: bool) -> None:
+def _keep_sealed(into: str | None, workers: "Cluster", *, wanted: bool) -> None:
     """Make the index for sealed questions, or bring the one that is there in step."""
-    with report_errors(**_OPTIONS), show_bars() as bars:
-        from nearveil.gallery.folder import find_index
-        from nearveil.gallery.index import Index
+    from nearveil.gallery.folder import find_index
+    from nearveil.gallery.index import Index
 
-        with Index.open(find_index(into)) as held:
-            path = held.sealed_file
-            if not wanted and (path is None or not path.exists()):
-                return
-            if path is None or held.is_private:
-                raise ValueError(
-                    "--sealed: only an open index in a folder has one; a server of PostgreSQL makes its own"
-                )
-            if find_spec("cryptography") is None:
-                raise ValueError('--sealed: this needs cryptography: pip install "nearveil[sealed]"')
-            from nearveil.protocol.sealed import keep_sealed_index
+    with show_bars() as bars, Index.open(find_index(into)) as held:
+        path = held.sealed_file
+        if not wanted and (path is None or not path.exists()):
+            return
+        if path is None or held.is_private:
+            raise ValueError("--sealed: only an open index in a folder has one; a server of PostgreSQL makes its own")
+        if find_spec("cryptography") is None:
+            raise ValueError('--sealed: this needs cryptography: pip install "nearveil[sealed]"')
+        from nearveil.protocol.sealed import keep_sealed_index
 
-            tick = bars("sealed questions", 1)
-            keep_sealed_index(held)
-            tick(1)
+        tick = bars("sealed questions", 1)
+        keep_sealed_index(held, workers)
+        tick(1)
 
 
 def index_vectors(
@@ -243,12 +250,12 @@ def index_vectors(
     columns: dict[str, Any],
     delete: list[str],
     terms: dict[str, Any],
-    at: ClusterOptions,
+    workers: "Cluster",
     *,
     as_json: bool,
 ) -> None:
     """Index the vectors of a file, and delete some."""
-    with report_errors(**_OPTIONS), connect_cluster(at) as workers, show_bars() as bars:
+    with show_bars() as bars:
         from nearveil.features.vectors import VectorFile
         from nearveil.gallery.tables import sync_table
 

@@ -11,6 +11,7 @@ import joblib
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.cluster import LOCAL, Cluster, ClusterError
 from nearveil.gallery.answers import encode_name, read_details
 from nearveil.gallery.errors import PrivateIndexError
 from nearveil.gallery.index import Index
@@ -21,15 +22,16 @@ _LOG = logging.getLogger(__name__)
 _MOST_CHANGED = 0.05  # part of the items; beyond it the index is built anew
 
 
-def open_sealed_index(served: ServedMap) -> SealedIndex:
+def open_sealed_index(served: ServedMap, workers: Cluster = LOCAL) -> SealedIndex:
     """Return an index for sealed questions of all items of a map that are still there.
 
     A record is id, code and name, and the owner's own id where the gallery offers metadata. The index is kept in a file
     that all processes map into memory, and brought in step with the gallery; for PostgreSQL it is built in memory.
+    Workers make the hints where it is built anew.
     """
     path = served.index.sealed_file
     if path is None:
-        return _build(served)
+        return _build(served, workers)
     ids = served.read_alive()[0]
     held = _load(path, served)
     if held is not None and np.array_equal(held.get_items(), ids):
@@ -40,21 +42,23 @@ def open_sealed_index(served: ServedMap) -> SealedIndex:
             if held is not None and np.array_equal(held.get_items(), ids):
                 return held
             made = None if held is None else _change(served, path, held)
-            made = made or _build(served)
+            made = made or _build(served, workers)
             made.save(path)
             _check_open(served, path)
         return _load(path, served) or made
+    except ClusterError:
+        raise
     except OSError as error:
         _LOG.warning("the sealed index cannot be kept in a file, and is held in memory: %s", type(error).__name__)
-        return _build(served)
+        return _build(served, workers)
 
 
-def keep_sealed_index(index: Index) -> None:
+def keep_sealed_index(index: Index, workers: Cluster = LOCAL) -> None:
     """Make the index for sealed questions, or bring the one that is there in step: its records tell what they told."""
     path = index.sealed_file
     assert path is not None
     plain, told = (serve_maps(index, "index", offers=offers)[0] for offers in (("names",), ("names", "metadata")))
-    open_sealed_index(plain if _load(path, told) is None else told)
+    open_sealed_index(plain if _load(path, told) is None else told, workers)
 
 
 def _check_open(served: ServedMap, path: Path) -> None:
@@ -94,10 +98,11 @@ def _change(served: ServedMap, path: Path, held: SealedIndex) -> SealedIndex | N
     return changed
 
 
-def _build(served: ServedMap) -> SealedIndex:
+def _build(served: ServedMap, workers: Cluster) -> SealedIndex:
     ids = served.read_alive()[0]
     rows, records = _read(served, ids)
-    return SealedIndex.build(rows, records=records, items=ids, seed=_make_seed(served), n_jobs=joblib.cpu_count())
+    n_jobs = joblib.cpu_count() if workers is LOCAL else 1  # a worker has a core of its own
+    return SealedIndex.build(rows, records=records, items=ids, seed=_make_seed(served), n_jobs=n_jobs, cluster=workers)
 
 
 def _read(served: ServedMap, wanted: NDArray[np.integer]) -> tuple[NDArray[np.float32], list[bytes]]:
