@@ -273,6 +273,15 @@ def test_features_are_made_on_workers_one_of_which_dies(workers: Any, tmp_path: 
     assert [path for path, _ in found.skipped] == [files[70]]
 
 
+def test_private_images_stay_on_this_machine(workers: Any, tmp_path: Path) -> None:
+    files, extractor = write_images(tmp_path, 3), DyingExtractor(tmp_path)  # which kills nobody
+    with pytest.raises(ValueError, match=r"^cluster: features of private images .* on this machine alone"):
+        gallery_features(files, extractor, row_exact=True, cluster=workers)
+    here = cluster._DaskCluster(workers, is_here=True)  # as of `local`
+    found = gallery_features(files, extractor, row_exact=True, cluster=here)
+    np.testing.assert_array_equal(found.features, gallery_features(files, extractor, row_exact=True).features)
+
+
 def test_the_full_disk_of_a_worker_is_told(workers: Any, tmp_path: Path) -> None:
     from nearveil.features.gallery import FeatureCache
 

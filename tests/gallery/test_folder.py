@@ -1,6 +1,8 @@
 """``sync_folder`` from Python: what it did, and errors that name its own parameters."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ pytest.importorskip("skimage")
 
 from PIL import Image
 
-from nearveil.features import HogColor
+from nearveil.cluster import Cluster
+from nearveil.features import HogColor, gallery_features
 from nearveil.gallery import Index, sync_folder
 
 
@@ -59,6 +62,30 @@ def test_errors_name_the_parameter_and_make_no_index(
     with pytest.raises(ValueError, match=words):
         sync_folder(photos, tmp_path / "index", extractor=HogColor(), **options)  # type: ignore[arg-type]
     assert not (tmp_path / "index").exists()
+
+
+class Elsewhere(Cluster):
+    """Workers of other machines, which are sent what they compute on."""
+
+    def place(self, parts: Sequence[Any]) -> Sequence[Any]:
+        return [object() for _ in parts]
+
+
+def test_private_images_are_refused_on_other_machines(photos: Path, tmp_path: Path) -> None:
+    place, tool = tmp_path / "index", HogColor()
+    with pytest.raises(ValueError, match="cluster: features of private images"):
+        sync_folder(photos, place, extractor=tool, private=True, cluster=Elsewhere())
+    assert sorted(tmp_path.iterdir()) == [photos]
+    sync_folder(photos, place, extractor=tool, private=True, cluster=Cluster())
+    with pytest.raises(ValueError, match="cluster: features of private images"):
+        sync_folder(photos, place, cluster=Elsewhere())  # the index remembers
+
+
+def test_exact_rows_are_refused_on_other_machines(photos: Path) -> None:
+    files, tool = sorted(photos.iterdir()), HogColor()
+    with pytest.raises(ValueError, match="cluster: features of private images"):
+        gallery_features(files, tool, row_exact=True, cluster=Elsewhere())
+    assert len(gallery_features(files, tool, cluster=Elsewhere()).features) == len(files)
 
 
 def test_no_folder(tmp_path: Path) -> None:

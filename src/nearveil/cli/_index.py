@@ -108,7 +108,7 @@ def index(
         typer.Option(
             "--private",
             help="The images are records of a protected gallery: no map is made, the index is never served as an open "
-            "one, and features are row-exact, which takes longer. The index remembers it.",
+            "one, and features are row-exact, which takes longer, and made on this machine. The index remembers it.",
         ),
     ] = False,
     ids: Annotated[

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nearveil.cluster import connect, cut_rows
+from nearveil.cluster import Cluster, StoredPart, connect, cut_rows
 from nearveil.features.extractor import Extractor, FeatureError, Floats, Progress
 from nearveil.features.images import ImageError, Pixels, hash_content, load_image, read_file
 
@@ -169,7 +169,8 @@ def gallery_features(
     progress : callable, optional
         Called with the number of files finished since it was called last.
     cluster : str or dask.distributed.Client, optional
-        Whose workers read the files, under the same paths; see :func:`nearveil.cluster.connect`.
+        Whose workers read the files, under the same paths; see :func:`nearveil.cluster.connect`. Row-exact rows are
+        made by this process or by workers of ``"local"`` or ``"local:N"``.
 
     Returns
     -------
@@ -190,6 +191,8 @@ def gallery_features(
     kept: list[Path] = []
     skipped: list[tuple[Path, str]] = []
     with connect(cluster) as workers:
+        if row_exact:
+            assert_here(workers)
         found = workers.map(_extract_part, parts, extractor, cache, row_exact, stage="making features", names=names)
         for part, (some, order, refused) in zip(parts, found, strict=True):
             rows.append(some)
@@ -198,6 +201,24 @@ def gallery_features(
             if progress is not None:
                 progress(len(part))
     return GalleryFeatures(np.concatenate(rows), tuple(kept), tuple(skipped), row_exact or extractor.row_exact)
+
+
+class _Probe(StoredPart):
+    """A partition that nobody reads."""
+
+    def load(self) -> None:
+        """Read nothing."""
+
+
+def assert_here(workers: Cluster) -> None:
+    """Raise unless workers are processes of this machine: these read a stored partition by themselves."""
+    probe = _Probe()
+    if workers.place([probe])[0] is not probe:
+        raise ValueError(
+            "cluster: features of private images (row-exact ones) are made on this machine alone: others would see "
+            "the images and keep their features, and may compute another last bit. Use local or local:N, or leave it "
+            "out"
+        )
 
 
 def make_exact_key(fingerprint: str) -> str:

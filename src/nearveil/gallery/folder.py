@@ -13,7 +13,7 @@ from sqlalchemy.engine import make_url
 from nearveil.cluster import Cluster, connect
 from nearveil.features import Extractor, ImageError, default_extractor, gallery_features, load_image
 from nearveil.features.backbones import find_extractor
-from nearveil.features.gallery import FeatureCache, GalleryFeatures
+from nearveil.features.gallery import FeatureCache, GalleryFeatures, assert_here
 from nearveil.features.images import thumbnail
 from nearveil.gallery.answers import ID_BYTES
 from nearveil.gallery.errors import NotAnIndexError, NotPublishedError
@@ -144,7 +144,8 @@ def sync_folder(
     extractor : Extractor, optional
         By default the index's own, or the best that is installed.
     private : bool, default=False
-        Whether the images are records of a protected gallery: rows are row-exact, and no map is made.
+        Whether the images are records of a protected gallery: rows are row-exact, and no map is made. They stay on
+        this machine: `cluster` must be ``"local"``, ``"local:N"`` or None.
     epsilon, candidates, n_sets, code_bytes, reach : optional
         As in :meth:`Index.publish`; by default as before, or 4, 0.1, the best number, the whole feature, and 0.
     progress : callable, optional
@@ -173,6 +174,8 @@ def sync_folder(
         if held is not None:
             stack.enter_context(held)
         private = _check_private(held, given, asked=private)
+        if private:
+            assert_here(workers)
         tool = _choose_extractor(extractor, held)
         if index is None:
             make_data_folder()
