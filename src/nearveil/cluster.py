@@ -586,10 +586,6 @@ class SpreadRows:
             found[some] = rows
         return found
 
-    def settle(self, stage: str) -> "SpreadRows":
-        """Return the same rows with nothing left to be done to them; they are held by this process."""
-        return SpreadRows.cut(self.gather(stage), self.cluster)
-
 
 def _apply(rows: Any, steps: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], function: Any, *shared: Any) -> Any:
     for step, given in steps:

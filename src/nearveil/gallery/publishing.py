@@ -118,12 +118,12 @@ class Published:
             raise ValueError("the index must hold at least two items before a map can be learned")
         # Products depend on the number of threads in their last bits; workers have one.
         with threadpool_limits(1, user_api="blas"), connect(cluster) as workers:
-            rows = snapshot.spread(workers)
+            rows = snapshot.spread(LOCAL if snapshot.in_memory else workers)
             mean = _find_mean(rows) if public is None else _read_mean(public, rows.shape[1])
             release = Covers(epsilon, candidates, n_sets=n_sets, reach=reach).fit_mean(mean)
             features = spread_features(release, rows)
             if snapshot.in_memory:
-                features = features.settle("centring rows")
+                features = SpreadRows.cut(features.gather("centring rows"), workers)
             table = make_codes(features, code_bytes)
             release.fit_mean(mean, _hash_public(mean, table))
             release.index_features(features, progress=progress)
