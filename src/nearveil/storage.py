@@ -33,8 +33,8 @@ class Database:
     """One database, for any number of threads, and for processes that fork.
 
     `timeout` is in seconds, for a server or its lock; `busy`, by default the same, for a lock of SQLite. `prepare` is
-    called with every new connection of the driver; `explain` turns an error of the database into one of the library;
-    `ping` tries a connection before it is used again.
+    called with every new connection of the driver; `explain` turns an error of the database into one of the library,
+    and is told whether nothing but reading was under way; `ping` tries a connection before it is used again.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Database:
         timeout: float,
         *,
         prepare: Callable[[Any], None] = lambda _: None,
-        explain: Callable[[BaseException, URL], NearveilError] | None = None,
+        explain: Callable[[BaseException, URL, bool], NearveilError] | None = None,
         busy: float | None = None,
         ping: bool = True,
     ) -> None:
@@ -126,7 +126,7 @@ class Database:
     @contextmanager
     def begin_read(self) -> Iterator[sa.Connection]:
         """Begin a transaction that sees everything at one moment and writes nothing."""
-        with self._explain_errors(), self.engine.connect() as connection:
+        with self._explain_errors(reading=True), self.engine.connect() as connection:
             if self.is_sqlite:
                 connection.exec_driver_sql("BEGIN")
             else:
@@ -150,13 +150,13 @@ class Database:
             connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(1000 * self._busy)}")
 
     @contextmanager
-    def _explain_errors(self) -> Iterator[None]:
+    def _explain_errors(self, *, reading: bool = False) -> Iterator[None]:
         try:
             yield
         except Exception as error:
             # Not `from error`: a driver may quote the row that it could not write.
             if self._explain is not None and is_of_database(error):
-                raise self._explain(getattr(error, "orig", None) or error, self.url) from None
+                raise self._explain(getattr(error, "orig", None) or error, self.url, reading) from None
             raise
 
     def _engine(self) -> sa.Engine:
@@ -169,7 +169,7 @@ class Database:
                 connect_args=self._connect_arguments(),
             )
         except ModuleNotFoundError as missing:
-            raise (missing if self._explain is None else self._explain(missing, self.url)) from None
+            raise (missing if self._explain is None else self._explain(missing, self.url, True)) from None
         sa.event.listen(engine, "connect", self._prepare_connection)
         return engine
 

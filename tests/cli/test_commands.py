@@ -73,7 +73,10 @@ def test_errors_that_have_no_file_are_told_in_their_own_words(monkeypatch: pytes
     words = ("index", "none.npy", "--cluster", "tls://127.0.0.1:1")
     said = refused(*words)
     assert said.startswith("Error: --cluster: tls://127.0.0.1:1 cannot be reached without certificates: give --ca")
+    noted = ValueError("a row is wrong")
+    noted.add_note("nothing was deleted")
     for error, told in (
+        (noted, "Error: a row is wrong; nothing was deleted"),
         (OSError("timed out"), "Error: timed out"),
         (FileNotFoundError(2, "No such file or directory", "a.npy"), "Error: a.npy: No such file or directory"),
     ):

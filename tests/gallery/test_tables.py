@@ -1,11 +1,14 @@
 """``sync_table``: vectors of a table come in, replace and go out by their ids, and the map follows."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from nearveil.features.vectors import VectorTable
+from nearveil.cluster import Cluster, ClusterError
+from nearveil.features.vectors import VectorFile, VectorTable
 from nearveil.gallery import Index
 from nearveil.gallery.tables import sync_table
 
@@ -77,3 +80,40 @@ def test_what_is_wrong_changes_nothing(tmp_path: Path) -> None:
     Index.create(tmp_path / "images", dimension=6, extractor="toy").close()
     with pytest.raises(ValueError, match="this index has features of images"):
         sync_table(VectorTable(ROWS, IDS), tmp_path / "images")
+
+
+def test_a_wrong_row_deletes_nothing(tmp_path: Path) -> None:
+    made = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", n_sets=3, candidates=0.2)
+    wrong = ROWS[:3].copy()
+    wrong[2, 1] = np.nan
+    np.save(tmp_path / "b.npy", wrong)
+    for table in (VectorFile(tmp_path / "b.npy"), VectorTable(wrong, IDS[:3]), VectorTable(ROWS[:2], ["b", "b"])):
+        with pytest.raises(ValueError, match=r"finite|NaN|every id once"):
+            sync_table(table, tmp_path / "i", delete=["a5"])
+    with Index.open(tmp_path / "i") as index:
+        assert (index.revision, len(index)) == (made.revision, 50)
+    # What is deleted and in the table, too, is as the table has it: unchanged, changed.
+    both = VectorTable(np.concatenate([ROWS[:1], -ROWS[1:2]]), ["a0", "a1"])
+    report = sync_table(both, tmp_path / "i", delete=["a0", "a1", "a2"])
+    assert report.items == 49
+    with Index.open(tmp_path / "i") as index:
+        assert {item.external_id for item in index.items(index.ids())} == {*IDS} - {"a2"}
+        assert np.sign(index.features(["a1"])[0, 0]) == -np.sign(ROWS[1, 0])
+
+
+def test_a_failure_after_a_change_says_that_it_stands(tmp_path: Path) -> None:
+    class Lost(Cluster):
+        def map(self, *given: Any, stage: str, **options: Any) -> Iterator[Any]:
+            if stage == "making codes":
+                raise ClusterError("cluster: it was lost")
+            return super().map(*given, stage=stage, **options)
+
+    made = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", n_sets=3, candidates=0.2)
+    with pytest.raises(ClusterError) as caught:
+        sync_table(VectorTable(ROWS[:1], ["b"]), tmp_path / "i", delete=["a5"], epsilon=2.0, cluster=Lost())
+    assert caught.value.__notes__ == ["what was added or deleted until then stays: run it again to finish"]
+    with Index.open(tmp_path / "i") as index:
+        assert {item.external_id for item in index.items(index.ids())} == {*IDS, "b"} - {"a5"}
+        assert index.current().published.public_id == made.published.public_id
+    again = sync_table(VectorTable(ROWS[:1], ["b"]), tmp_path / "i", epsilon=2.0)
+    assert (again.added, again.learned) == (0, True)

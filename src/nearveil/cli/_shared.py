@@ -118,7 +118,7 @@ def report_errors(**options: str) -> Iterator[None]:
     except FileExistsError as error:
         fail(f"{error.filename} exists; nothing is overwritten, give another path")
     except (NearveilError, ValueError, ModuleNotFoundError) as error:  # the last one's text says what to install
-        fail(_name_options(str(error), options))
+        fail(_name_options("; ".join((str(error), *getattr(error, "__notes__", ()))), options))
     except OSError as error:  # after ours, some of which are of this kind too
         where = f"{error.filename}: " if error.filename else ""
         fail(f"{where}{error.strerror or error}")

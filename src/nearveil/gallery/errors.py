@@ -103,8 +103,8 @@ _ERRORS: dict[int | str, tuple[type[IndexStoreError], str]] = {
 }
 
 
-def explain(error: BaseException, url: URL) -> IndexStoreError:
-    """Return a database error as one that says what to do, without what was being written."""
+def explain(error: BaseException, url: URL, reading: bool = False) -> IndexStoreError:
+    """Return a database error as one that says what to do, without what was being written, if not only `reading`."""
     where = f"index {describe_url(url)}"
     if isinstance(error, ModuleNotFoundError):
         return IndexStoreError("PostgreSQL needs psycopg and pgvector: pip install nearveil[postgres]")
@@ -120,7 +120,5 @@ def explain(error: BaseException, url: URL) -> IndexStoreError:
         return IndexStoreError(
             f"{where}: connection refused: no server listens there. Start it, or check host and port"
         )
-    return IndexStoreError(
-        f"{where}: the database did not answer as it should ({type(error).__name__}); a change that was under way may "
-        "stand or not: look at the revision"
-    )
+    state = "it was only read" if reading else "a change that was under way may stand or not: look at the revision"
+    return IndexStoreError(f"{where}: the database did not answer as it should ({type(error).__name__}); {state}")

@@ -1,8 +1,8 @@
 """Keep an index in step with a folder of images: add what is new, delete what is gone, publish the map."""
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,7 @@ import numpy as np
 from sqlalchemy.engine import make_url
 
 from nearveil.cluster import Cluster, connect
+from nearveil.errors import NearveilError
 from nearveil.features import Extractor, ImageError, default_extractor, gallery_features, load_image
 from nearveil.features.backbones import find_extractor
 from nearveil.features.gallery import FeatureCache, GalleryFeatures, assert_here
@@ -134,7 +135,8 @@ def sync_folder(
 
     An image is known by its path and its feature: where both are unchanged, nothing is done. Images of other folders
     in the same index stay. Hidden files are passed over, and links are not followed. Nothing is changed unless all
-    parameters are in order.
+    parameters are in order. Images come 1,024 in a transaction: a run that fails leaves those that are in, and the next
+    one goes on from there.
 
     Parameters
     ----------
@@ -196,7 +198,8 @@ def sync_folder(
             held = stack.enter_context(_create(where, tool))
         if private:
             held.protect()
-        added, deleted, skipped, published, learned = _synchronise(held, root, found, start, given, workers)
+        with note_changes():
+            added, deleted, skipped, published, learned = _synchronise(held, root, found, start, given, workers)
         return FolderReport(
             describe_place(where),
             len(held),
@@ -381,6 +384,16 @@ def _add(held: Index, root: Path, found: GalleryFeatures, new: list[int], skippe
             tick(1)
         added += len(held.add(items, row_exact=found.row_exact))
     return added
+
+
+@contextmanager
+def note_changes() -> Iterator[None]:
+    """Say in an error that changes before it stand."""
+    try:
+        yield
+    except NearveilError as error:
+        error.add_note("what was added or deleted until then stays: run it again to finish")
+        raise
 
 
 def find_terms(held: Index) -> MapTerms:

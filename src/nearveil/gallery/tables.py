@@ -10,7 +10,15 @@ import numpy as np
 from nearveil.cluster import Cluster, connect
 from nearveil.features.vectors import TablePart, VectorFile, VectorTable
 from nearveil.gallery.errors import UnknownItemError
-from nearveil.gallery.folder import MapTerms, describe_place, find_index, find_terms, open_index, publish_map
+from nearveil.gallery.folder import (
+    MapTerms,
+    describe_place,
+    find_index,
+    find_terms,
+    note_changes,
+    open_index,
+    publish_map,
+)
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import Progress, check_part, check_table, name_parts
 from nearveil.gallery.publishing import Published
@@ -43,7 +51,8 @@ def sync_table(
     """Add the vectors of a table to an index, or replace those with the same ids; delete others; publish the map.
 
     The index is made if it is not there. `delete` holds external ids; `given` are arguments of :meth:`Index.publish`,
-    by default those of the map before.
+    by default those of the map before. All vectors come in one transaction: if one is wrong, nothing is changed. What
+    fails later leaves them in, and the map as it was; the error says so.
     """
     start = progress or (lambda _, __: lambda ___: None)
     where = find_index(index)
@@ -63,19 +72,18 @@ def sync_table(
                 raise ValueError("vectors: this index has features of images: use another index")
             terms, before, count = find_terms(held).updated(**given), held.ids(), len(held)
             terms.check_at_most(count - len(set(delete)) + _count_rows(table))
-            if delete:
-                try:
-                    held.delete(list(delete))
-                except UnknownItemError as error:
-                    missing = ", ".join(map(str, error.ids[:5]))
-                    raise ValueError(f"delete: the index does not hold {missing}; nothing was changed") from None
+            gone = _find_gone(held, delete)
+            came = np.empty(0, np.uint32)
             if isinstance(table, VectorFile):
-                held.add_file(table, replace=True, progress=start, cluster=workers)
+                came = held.add_file(table, replace=True, progress=start, cluster=workers)
             elif table is not None:
-                held.add_table(*table, replace=True, progress=start)
-            added = len(np.setdiff1d(held.ids(), before, assume_unique=True))
-            terms.check(len(held), "the index has changed, and its map is as before: publish it on other terms")
-            published, learned = publish_map(held, terms, start, workers)
+                came = held.add_table(*table, replace=True, progress=start)
+            with note_changes():
+                # After the others came: a wrong row deletes nothing. What the table holds stays.
+                held.delete(np.setdiff1d(np.intersect1d(gone, held.ids()), came))
+                added = len(np.setdiff1d(held.ids(), before, assume_unique=True))
+                terms.check(len(held), "the index has changed, and its map is as before: publish it on other terms")
+                published, learned = publish_map(held, terms, start, workers)
             return TableReport(
                 describe_place(where),
                 len(held),
@@ -86,6 +94,15 @@ def sync_table(
                 published,
                 learned,
             )
+
+
+def _find_gone(held: Index, delete: Sequence[str]) -> list[int]:
+    """Return the index's own ids of what shall be deleted."""
+    try:
+        return [item.id for item in held.items(list(delete), originals=False)]
+    except UnknownItemError as error:
+        missing = ", ".join(map(str, error.ids[:5]))
+        raise ValueError(f"delete: the index does not hold {missing}; nothing was changed") from None
 
 
 def _count_rows(table: VectorTable | VectorFile | None) -> int:
