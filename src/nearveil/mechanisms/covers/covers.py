@@ -554,12 +554,12 @@ class MappedRelease(TractableRelease):
             raise ValueError("gallery must hold at least two items")
         return _make_features(given, self)
 
-    @threadpool_limits.wrap(limits=1, user_api="blas")  # products depend on the number of threads in their last bits
     def index_features(self, features: SpreadRows, *, progress: Progress | None) -> Self:
         """Do the work of :meth:`index` on features in partitions."""
         size = candidate_count(self.candidates, len(features))
         tell = progress or (lambda _stage, _done: None)
-        grouping = self._group(features, size, tell)
+        with threadpool_limits(1, user_api="blas"):  # products depend on the number of threads in their last bits
+            grouping = self._group(features, size, tell)
         self._store(
             map_=_make_map(len(features), grouping, size),
             members_=grouping.members,
