@@ -251,7 +251,7 @@ def connect_cluster(options: ClusterOptions) -> "Iterator[Cluster]":
         raise ValueError("ca, cert, key: they are for a --cluster at tls://host:port: leave them out")
     with connect(options.url, ca=options.ca, cert=options.cert, key=options.key, insecure=options.insecure) as cluster:
         if cluster.dashboard is not None:
-            print_lines(f"Dask's dashboard: {cluster.dashboard}", stderr=True)
+            print_lines(f"Dask's dashboard, where the scheduler has one: {cluster.dashboard}", stderr=True)
         yield cluster
 
 
