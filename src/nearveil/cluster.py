@@ -7,15 +7,19 @@ that is why results do not depend on where they were computed.
 
 import importlib
 import ipaddress
+import logging
 import math
 import re
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
@@ -28,12 +32,16 @@ ROWS = 1 << 16  # of a partition
 _ATTEMPTS = 4  # at a partition, where what it needs was lost with a worker or a scheduler
 _PATIENCE = 60.0  # seconds to wait for a worker
 _LOOK = 2.0  # seconds between two looks whether there are workers
+_ANSWER = 10.0  # seconds to wait for a scheduler's answer
+_TRANSFER = 600.0  # seconds to wait until a value is sent or fetched
 _SMALL = 1 << 16  # bytes
 _WARNED = {"distributed.admin.large-graph-warning-threshold": 1 << 30}  # bytes: a partition may travel with its call
 _AHEAD = 2  # partitions for each thread of a worker that are under way at once
 _RUNS = 4  # of partitions for each thread of a worker, at least, whose results are merged before they travel
 
 _MENDED = (NearveilError, ValueError, OSError)  # errors that a user can mend
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
+_LOG = logging.getLogger(__name__)
 
 Tick: TypeAlias = Callable[[int], object]
 Part = TypeVar("Part")
@@ -107,7 +115,7 @@ class Cluster:
         """
         called = _name_parts(parts, names)
         for part, name in zip(parts, called, strict=True):
-            outcome = _run(function, _load(part), *shared)
+            outcome = _run(function, part, *shared)
             yield _read_outcome(outcome, stage, name)
             if tick is not None:
                 tick(1)
@@ -153,22 +161,27 @@ class _Outcome:
         return object.__sizeof__(self) + int(importlib.import_module("dask.sizeof").sizeof(self.value))
 
 
-def _run(function: Callable[..., Any], part: Any, *shared: Any) -> _Outcome:
+def _run(function: Callable[..., Any], part: Any, *shared: Any, held: Mapping[Any, Any] = _NOTHING) -> _Outcome:
     try:
-        return _Outcome(function(_read(part), *shared))
+        return _Outcome(function(_read(part, held), *shared))
     except Exception as error:
         return _Outcome(error=error)
 
 
-def _read(part: Any) -> Any:
-    if isinstance(part, tuple) and any(isinstance(one, StoredPart) for one in part):
-        return tuple(map(_read, part))
+def _read(part: Any, held: Mapping[Any, Any] = _NOTHING) -> Any:
+    """Read a partition; `held`: what workers hold of blocks of Dask arrays."""
+    if isinstance(part, tuple):
+        return tuple(_read(one, held) for one in part) if any(isinstance(one, StoredPart) for one in part) else part
+    if isinstance(part, _Block):
+        return part.load(held)
     return part.load() if isinstance(part, StoredPart) else part
 
 
-def _run_on_worker(name: str, function: Callable[..., Any], part: Any, *shared: Any) -> _Outcome:
+def _run_on_worker(
+    name: str, function: Callable[..., Any], part: Any, *shared: Any, held: Mapping[Any, Any] = _NOTHING
+) -> _Outcome:
     """Run a function where errors must travel: as plain ones, which every process can read."""
-    outcome = _run(function, part, *shared)
+    outcome = _run(function, part, *shared, held=held)
     return outcome if outcome.error is None else _Outcome(error=ValueError(_describe(outcome.error)), name=name)
 
 
@@ -196,12 +209,13 @@ def _fold_on_worker(
     merge: Callable[[Any, Any], Any],
     parts: Sequence[Any],
     *shared: Any,
+    held: Mapping[Any, Any] = _NOTHING,
 ) -> _Outcome:
     """Merge what a function returns for partitions that follow each other."""
 
     def compute() -> Iterator[Any]:
         for name, part in zip(names, parts, strict=True):
-            outcome = _run_on_worker(name, function, part, *shared)
+            outcome = _run_on_worker(name, function, part, *shared, held=held)
             if outcome.error is not None:
                 raise _FailedError(outcome)
             yield outcome.value
@@ -254,36 +268,92 @@ class _Placed:
 
     def find(self, client: Any) -> Any:
         """Return the future of the value; sent (again) where there is none that is good."""
-        if self._future is None or self._future.cancelled():
-            client.wait_for_workers(1, timeout=_PATIENCE)
-            # In a list: an array by itself is one value, a list of one is, too, and comes back as a list.
-            near = self._near if self._near in client.nthreads() else None
-            (self._future,) = client.scatter([_read(self.value)], workers=near, broadcast=self._everywhere, hash=False)
+        if self._future is None or self._future.status in {"cancelled", "error"}:
+            self._future = self._send(client)
         return self._future
+
+    def _send(self, client: Any) -> Any:
+        near = self._near if self._near in _list_workers(client) else None
+        options = {"workers": near, "broadcast": self._everywhere, "hash": False}
+        # In a list: an array by itself is one value, a list of one is, too, and comes back as a list.
+        (future,) = client.sync(client.scatter, [_read(self.value)], callback_timeout=_TRANSFER, **options)
+        return future
 
     def drop(self) -> None:
         """Forget what was sent, and where to."""
         self._future = self._near = None
 
 
+class _Block(StoredPart):
+    """A block of a Dask array, computed within a stage: nobody holds it before or after."""
+
+    def __init__(self, key: Any, graph: dict[Any, Any]) -> None:
+        cull = importlib.import_module("dask.optimization").cull
+        self._key, self._graph = key, dict(cull(graph, [key])[0]) if key in graph else {}
+
+    def list_needed(self) -> set[Any]:
+        """Return the keys of what it is made of and workers hold."""
+        return {self._key}.union(*(task.dependencies for task in self._graph.values())) - self._graph.keys()
+
+    def load(self, held: Mapping[Any, Any] = _NOTHING) -> Any:
+        found = {key: (partial(_pass_on, value),) for key, value in held.items()}
+        try:
+            return importlib.import_module("dask").get({**self._graph, **found}, self._key)
+        except Exception as error:
+            raise _BlockError(_describe_kind(error)) from None
+
+
 class _Lying(_Placed):
-    """A block of a Dask array: computed by workers where its data lies, and never brought to this process."""
+    """A block of a Dask array: computed by workers, and held by them for several stages."""
 
-    def find(self, client: Any) -> Any:
-        if self._future is None or self._future.cancelled():
-            self._future = client.compute(self.value)
-        return self._future
+    def __init__(self, block: _Block, client: Any) -> None:
+        super().__init__(block, everywhere=False)
+        self.held = {key: _load_dask().Future(key, client) for key in block.list_needed()}
 
-
-def _load(part: Any) -> Any:
-    """Return a partition for this process; blocks of Dask arrays are computed one at a time."""
-    if isinstance(part, tuple) and any(map(_is_lazy, part)):
-        return tuple(map(_load, part))
-    return part.compute(scheduler="synchronous") if _is_lazy(part) else part
+    def _send(self, client: Any) -> Any:
+        return client.submit(_read, self.value, self.held, pure=False)
 
 
-def _is_lazy(value: Any) -> bool:
-    return type(value).__module__.startswith("dask.") and hasattr(value, "compute")
+class _PrivateBlock(_Lying):
+    """A block of private rows: computed within each stage, by a worker that has all of what it is made of."""
+
+    def find(self, client: Any) -> Any:  # noqa: ARG002
+        return self.value
+
+
+class _BlockError(ValueError):
+    """A block could not be computed."""
+
+
+def _describe_kind(error: BaseException) -> str:
+    """Return why a block failed: by the kind of the error, since its text may hold private values."""
+    text = error.strerror if isinstance(error, OSError) else error if isinstance(error, ImportError) else None
+    kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"it cannot be computed ({kind}); compute this block by itself to see why"
+
+
+def _list_workers(client: Any) -> dict[str, int]:
+    """Return the threads of each worker; nothing where the scheduler does not answer."""
+    try:
+        return dict(client.sync(client.nthreads, callback_timeout=min(_ANSWER, _PATIENCE)))
+    except OSError:
+        return {}
+
+
+def _wait_for_workers(client: Any, stage: str) -> dict[str, int]:
+    """Return the threads of each worker, as soon as there is one."""
+    end = None
+    while not (found := _list_workers(client)):
+        if end is None:
+            end = time.monotonic() + _PATIENCE
+            _LOG.warning("waiting for workers of the cluster while %s", stage)
+        elif time.monotonic() > end:
+            raise ClusterError(
+                f"cluster: no worker answered for {_PATIENCE:g} s while {stage}: start scheduler and workers, and "
+                "run it again; nothing was published"
+            )
+        time.sleep(_LOOK)
+    return found
 
 
 class _DaskCluster(Cluster):
@@ -348,7 +418,7 @@ class _DaskCluster(Cluster):
 
 def _spread_evenly(client: Any, count: int) -> list[str | None]:
     """Return a worker for each of the partitions: neighbours are at one, so that it can merge what they give."""
-    addresses = sorted(client.nthreads()) or [None]
+    addresses: list[str | None] = [*sorted(_list_workers(client))] or [None]
     return [addresses[number * len(addresses) // count] for number in range(count)]
 
 
@@ -369,34 +439,63 @@ class _Tasks:
         names: Sequence[str],
     ) -> None:
         self._client, self._function, self._parts, self._shared = client, function, parts, shared
-        self._names, self._runs = names, list[slice]()
+        self._names = names
         self._token = f"{getattr(function, '__name__', 'stage').strip('_')}-{uuid.uuid4().hex}"
         self._submitted = 0
+        self._pins = dict[Any, frozenset[str]]()  # futures of private blocks, and the workers that may compute them
 
     def count_threads(self) -> int:
         """Return how many partitions are computed at once."""
-        return sum(self._client.nthreads().values())
+        return sum(_list_workers(self._client).values())
 
     def submit(self, number: int, stage: str) -> Any:
         """Send a partition to a worker, and what it needs."""
-        return self._submit(number, stage, _run_on_worker, self._names[number], self._function, self._parts[number])
+        name = self._names[number]
+        return self._submit(slice(number, number + 1), stage, _run_on_worker, name, self._function, self._parts[number])
 
-    def _submit(self, number: int, stage: str, *call: Any) -> Any:
-        """Send a call to a worker, and what all partitions need; again where that worker died meanwhile."""
+    def _submit(self, run: slice, stage: str, *call: Any) -> Any:
+        """Send a call for some partitions to a worker, and what all need; again where that worker died meanwhile."""
         lost: OSError | None = None
         for _ in range(_ATTEMPTS):
             self._submitted += 1
+            options = {"key": f"{self._token}-{run.start}-{self._submitted}", "pure": False}
             try:
+                _wait_for_workers(self._client, stage)
+                held = {key: one for part in self._parts[run] for key, one in _list_held(part).items()}
+                if held:
+                    pinned = self._find_holders(list(held.values()), stage, self._name_run(run))
+                    options |= {"held": held, "workers": sorted(pinned), "allow_other_workers": False}
                 with importlib.import_module("dask").config.set(_WARNED):
-                    return self._client.submit(
-                        *(self._find(one) for one in (*call, *self._shared)),
-                        key=f"{self._token}-{number}-{self._submitted}",
-                        pure=False,
-                    )
+                    future = self._client.submit(*(self._find(one) for one in (*call, *self._shared)), **options)
+            except ClusterError:
+                raise
             except OSError as error:
                 lost = error
+            else:
+                if held:
+                    self._pins[future.key] = pinned
+                return future
         assert lost is not None
         raise _make_lost_error(stage, lost) from lost
+
+    def _find_holders(self, held: Sequence[Any], stage: str, name: str) -> frozenset[str]:
+        """Return the workers that have all of these: private rows do not leave them."""
+        for future in held:
+            self._watch(stage, future)
+            if future.status == "error":
+                raise _make_failed_error(stage, name, future.exception())
+            if future.cancelled():
+                raise PartitionError(f"{_join(stage, name)}: the worker that held its rows is gone: load them again")
+        places = self._client.sync(self._client.who_has, held, callback_timeout=_ANSWER).values()
+        if not all(places):
+            raise TimeoutError("workers that held rows are gone")
+        found = frozenset[str].intersection(*map(frozenset, places))
+        if not found:
+            raise PartitionError(
+                f"{_join(stage, name)}: its pieces lie on several workers, and private rows do not travel: "
+                "bring each block to one worker first, with `rechunk` and `persist`"
+            )
+        return found
 
     def _find(self, value: Any) -> Any:
         if isinstance(value, list):
@@ -405,15 +504,25 @@ class _Tasks:
             return tuple(map(self._find, value))
         return value.find(self._client) if isinstance(value, _Placed) else value
 
-    def _watch(self, *futures: Any) -> None:
+    def _watch(self, stage: str, *futures: Any) -> None:
         """Wait until one of them is done, as long as there are workers."""
-        idle = 0.0
         while not any(future.done() for future in futures):
             with suppress(TimeoutError), self._client.as_current():
                 _load_dask().wait(futures, timeout=_LOOK, return_when="FIRST_COMPLETED")
-            idle = 0.0 if self._client.nthreads() else idle + _LOOK
-            if idle > _PATIENCE:
-                raise TimeoutError("there is no worker")
+                return
+            there = _wait_for_workers(self._client, stage).keys()
+            if any(there.isdisjoint(self._pins.get(future.key, there)) for future in futures):
+                raise TimeoutError("workers that held rows are gone")
+
+    def _fetch(self, future: Any, stage: str, name: str) -> _Outcome:
+        """Return what a future that is done has; an error of a block is told without its text."""
+        try:
+            found: _Outcome = future.result(timeout=_TRANSFER)
+        except Exception as error:
+            if future.status != "error":
+                raise
+            raise _make_failed_error(stage, name, error) from None
+        return found
 
     def reduce(
         self, merge: Callable[[Any, Any], Any], finish: Callable[[Any], Any], stage: str, tick: Tick
@@ -424,18 +533,18 @@ class _Tasks:
             try:
                 leaves, root = self._submit_tree(merge, finish, stage)
                 while leaves:
-                    self._watch(*leaves)
-                    done = sum(size for leaf, size in leaves.items() if leaf.done())
-                    leaves = {leaf: size for leaf, size in leaves.items() if not leaf.done()}  # others are forgotten
+                    self._watch(stage, *leaves)
+                    done = {leaf: run for leaf, run in leaves.items() if leaf.done()}
+                    leaves = {leaf: run for leaf, run in leaves.items() if leaf not in done}  # others are forgotten
+                    for leaf, run in done.items():
+                        if leaf.status == "error":
+                            raise _make_failed_error(stage, self._name_run(run), leaf.exception())
                     if not attempt:
-                        tick(done)
-                self._watch(root)
-                found: _Outcome = root.result()
-                return found
-            except dask.KilledWorker as error:
-                told = str(error.args[0]).removeprefix(f"{self._token}-").partition("-")[0]
-                name = self._name_run(int(told)) if told.isdigit() else "merging"
-                raise _make_killed_error(stage, name) from None
+                        tick(sum(run.stop - run.start for run in done.values()))
+                self._watch(stage, root)
+                return self._fetch(root, stage, "merging")
+            except ClusterError:
+                raise
             except (dask.CancelledError, dask.TimeoutError, OSError) as error:
                 lost = error
             for number in range(len(self._parts)):
@@ -449,25 +558,25 @@ class _Tasks:
             if isinstance(placed, _Placed):
                 placed.drop()
 
-    def _name_run(self, number: int) -> str:
-        run = self._runs[number]
+    def _name_run(self, run: slice) -> str:
         several = f"partitions {run.start + 1} to {run.stop} of {len(self._parts)}"
         return several if run.stop - run.start > 1 else self._names[run.start]
 
     def _submit_tree(
         self, merge: Callable[[Any, Any], Any], finish: Callable[[Any], Any], stage: str
-    ) -> tuple[dict[Any, int], Any]:
+    ) -> tuple[dict[Any, slice], Any]:
         """Send runs of partitions, and what merges them; return the futures of the runs and of the whole.
 
-        One worker does a run. Its length is a power of two, so the tree is the same for any number of workers.
+        One worker does a run. Its length is a power of two, so the tree is the same for any number of workers. Blocks
+        that workers hold are runs of one: others may lie elsewhere.
         """
         wanted = _RUNS * max(1, self.count_threads())
-        self._runs = cut_rows(len(self._parts), 1 << max(0, (len(self._parts) // wanted).bit_length() - 1))
-        row = []
-        for number, run in enumerate(self._runs):
+        length = 1 if any(map(_list_held, self._parts)) else 1 << max(0, (len(self._parts) // wanted).bit_length() - 1)
+        leaves = dict[Any, slice]()
+        for run in cut_rows(len(self._parts), length):
             call = (_fold_on_worker, self._names[run], self._function, merge, list(self._parts[run]))
-            row.append(self._submit(number, stage, *call))
-        leaves = {leaf: run.stop - run.start for leaf, run in zip(row, self._runs, strict=True)}
+            leaves[self._submit(run, stage, *call)] = run
+        row = list(leaves)
         while len(row) > 1:
             pairs = [
                 self._client.submit(_merge_on_worker, merge, *row[start : start + 2], pure=False, priority=1)
@@ -481,11 +590,10 @@ class _Tasks:
         dask = _load_dask()
         for attempt in range(_ATTEMPTS):
             try:
-                self._watch(future)
-                found: _Outcome = future.result()
-                return found
-            except dask.KilledWorker:
-                raise _make_killed_error(stage, name) from None
+                self._watch(stage, future)
+                return self._fetch(future, stage, name)
+            except ClusterError:
+                raise
             except (dask.CancelledError, dask.TimeoutError, OSError) as error:
                 lost = error
             if attempt:  # what is known to be lost is sent again anyway
@@ -494,8 +602,22 @@ class _Tasks:
         raise _make_lost_error(stage, lost) from lost
 
 
-def _make_killed_error(stage: str, name: str) -> PartitionError:
-    return PartitionError(f"{stage}, {name}: every worker that had it died; look for their memory and their logs")
+def _list_held(part: Any) -> dict[Any, Any]:
+    """Return the futures of what workers hold of private blocks."""
+    several = part if isinstance(part, tuple) else (part,)
+    return {key: one for block in several if isinstance(block, _PrivateBlock) for key, one in block.held.items()}
+
+
+def _join(stage: str, name: str) -> str:
+    return f"{stage}, {name}" if name else stage
+
+
+def _make_failed_error(stage: str, name: str, error: BaseException) -> PartitionError:
+    if isinstance(error, _load_dask().KilledWorker):
+        told = "every worker that had it died; look for their memory and their logs"
+    else:
+        told = str(error) if isinstance(error, _BlockError) else _describe_kind(error)
+    return PartitionError(f"{_join(stage, name)}: {told}")
 
 
 def _make_lost_error(stage: str, error: BaseException) -> ClusterError:
@@ -520,21 +642,29 @@ class SpreadRows:
         return self.shape[0]
 
     @classmethod
-    def of(cls, array: Any, name: str = "X") -> "SpreadRows":
-        """Take the blocks of a Dask array, on the workers of its default client where there is one."""
+    def of(cls, array: Any, name: str = "X", *, private: bool = False) -> "SpreadRows":
+        """Take the blocks of a Dask array, on the workers of its default client where there is one.
+
+        Workers hold blocks for several stages. Private ones are computed anew in each stage, and never leave the worker
+        where they lie.
+        """
         if array.ndim != 2 or not array.shape[1] > 0:
             raise ValueError(f"{name} must be a 2-D array (rows, features) with at least one feature")
         sizes = array.chunks[0]
         if any(map(math.isnan, sizes)):
             raise ValueError(f"{name} is a Dask array whose chunks have no sizes: call its compute_chunk_sizes() first")
-        blocks = array.rechunk({1: -1}).to_delayed()[:, 0].tolist()
+        lazy = array.rechunk({1: -1}).to_delayed()[:, 0].tolist()
+        graph = dict(lazy[0].dask) if lazy else {}
+        blocks = [_Block(one.key, graph) for one in lazy]
         ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
         cuts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         try:
             client = _load_dask().default_client()
         except (ValueError, ModuleNotFoundError):  # nobody started workers
             return cls(LOCAL, blocks, cuts, array.shape, array.dtype)
-        parts = [_Lying(block, everywhere=False) for block in blocks]
+        if private:
+            _check_encrypted(client)
+        parts = [(_PrivateBlock if private else _Lying)(block, client) for block in blocks]
         return cls(_DaskCluster(client), parts, cuts, array.shape, array.dtype)
 
     @classmethod
@@ -718,6 +848,17 @@ def _check_address(address: str, *, insecure: bool) -> None:
             "cluster: tcp:// to another machine is not encrypted: whoever is on the way sees the rows and can run "
             "programs there. Use tls://, or say `insecure`"
         )
+
+
+def _check_encrypted(client: Any) -> None:
+    """Refuse a cluster where private rows, or what is found among them, would travel in the clear."""
+    for address in (client.scheduler.address, *_list_workers(client)):
+        parsed = urlsplit(address)
+        if parsed.scheme not in {"tls", "inproc"} and not _is_loopback(str(parsed.hostname)):
+            raise ValueError(
+                f"cluster: {parsed.scheme}:// to another machine is not encrypted, and these rows are private: start "
+                "scheduler and workers with TLS"
+            )
 
 
 def _is_loopback(host: str) -> bool:

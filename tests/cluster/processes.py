@@ -71,6 +71,14 @@ class Processes:
         where = ("--scheduler-file", str(self._place), "--local-directory", str(self._folder), "--host", "127.0.0.1")
         self._start("worker", *where, "--nworkers", str(count), "--nthreads", "1", "--preload-nanny", _WARM)
 
+    def stop_workers(self) -> None:
+        """End all workers and their nannies, and wait until the scheduler knows."""
+        for child in self._children:
+            if child is not self.scheduler:
+                child.terminate()
+        while self.client.nthreads():
+            time.sleep(0.02)
+
     def _start(self, kind: str, *options: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", *options, *self._tls, "--no-dashboard"]
         log = (self._folder / f"{kind}-{len(self._children)}.log").open("wb")

@@ -1,13 +1,15 @@
 """TLS between all processes of a cluster, a scheduler that is killed, and the topology of deploy/compose.yaml."""
 
+import signal
 import socket
 import socketserver
+import subprocess
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from nearveil import Client
+from nearveil import Client, cluster
 from nearveil.cluster import ClusterError, connect
 from nearveil.gallery import Index
 from nearveil.ledger import Ledger
@@ -55,8 +57,13 @@ def test_tls_between_all_processes(processes: Processes, tmp_path: Path, monkeyp
     assert "60 (60 added, 0 deleted)" in said
 
 
-def test_a_scheduler_that_is_killed(tmp_path: Path) -> None:
-    """What was under way is done again by the next one, or one error says that the cluster was lost."""
+def test_a_scheduler_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was under way is done again by the next one, or one error says that the cluster was lost.
+
+    Where the next one hangs, has no workers or is gone, too, that is told after one wait, not several.
+    """
     with Processes(tmp_path, 1) as processes, connect(processes.client) as found:
         results = found.map(stages.wait_and_add, found.place(PARTS), np.ones(3), stage="adding")
         done = [next(results)]
@@ -69,6 +76,34 @@ def test_a_scheduler_that_is_killed(tmp_path: Path) -> None:
             assert done == TOTALS[: len(done)]
         else:
             assert done == TOTALS
+
+        monkeypatch.setattr(cluster, "_PATIENCE", 0.5)
+        monkeypatch.setattr(cluster, "_LOOK", 0.1)
+        results = found.map(stages.wait_and_add, found.place(PARTS), np.ones(3), stage="adding")
+        assert next(results) == TOTALS[0]
+        with suspended(processes.scheduler):
+            expect_gone(lambda: list(results), caplog)
+        processes.stop_workers()
+        expect_gone(lambda: found.reduce(stages.add, max, found.place(PARTS), np.ones(3), stage="adding"), caplog)
+        processes.scheduler.kill()
+        expect_gone(lambda: list(found.map(stages.add, found.place(PARTS), np.ones(3), stage="adding")), caplog)
+
+
+@contextmanager
+def suspended(child: "subprocess.Popen[bytes]") -> Iterator[None]:
+    child.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        child.send_signal(signal.SIGCONT)
+
+
+def expect_gone(work: Callable[[], object], caplog: pytest.LogCaptureFixture) -> None:
+    """Run what finds no worker: it says that it waits, and raises one error."""
+    caplog.clear()
+    with pytest.raises(ClusterError, match=r"^cluster: no worker answered for 0\.5 s while adding: start scheduler"):
+        work()
+    assert caplog.messages.count("waiting for workers of the cluster while adding") == 1
 
 
 def new_schema(server: Postgres) -> str:

@@ -1,19 +1,27 @@
 """Estimators, evaluation, hints and studies on a cluster: as in one process."""
 
+import operator
+import os
+import signal
+import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from nearveil import PrivateKNeighborsClassifier, SupervisedManifold
-from nearveil.cluster import Cluster, PartitionError
+from nearveil.cluster import Cluster, PartitionError, SpreadRows
 from nearveil.graph import gaussian_graph
 from nearveil.mechanisms import Covers
 from nearveil.search import Retriever, evaluate
 from nearveil.votes.neighbors import NeighborSearch
 from tests.gallery.index_places import unit_rows
+
+from . import stages
 
 dask: Any = pytest.importorskip("dask")
 da: Any = pytest.importorskip("dask.array", reason="Dask is not installed (the extra `cluster`)")
@@ -111,6 +119,110 @@ def test_row_numbers_alone_come_back_from_private_records() -> None:
     search._engine._rows = replace(search._engine._rows, cluster=NoScores())  # type: ignore[attr-defined]
     search.nearest(QUERIES, 5)
     assert [(one.dtype, one.shape) for one in NoScores.seen] == [(np.int32, (len(QUERIES), 5))]
+
+
+def scatter_blocks(client: Any, places: list[str]) -> tuple[Any, set[str]]:
+    """Return the rows as a Dask array whose blocks lie on these workers, and the keys of the blocks."""
+    size = len(ROWS) // len(places)
+    held = [
+        client.scatter(ROWS[number * size : (number + 1) * size], workers=[place], hash=False)
+        for number, place in enumerate(places)
+    ]
+    blocks = [da.from_delayed(dask.delayed(one), (size, 12), ROWS.dtype) for one in held]
+    return da.concatenate(blocks), {one.key for one in held}
+
+
+def list_received(client: Any) -> set[str]:
+    """Return the keys of what workers got from each other."""
+    logs = client.run(lambda dask_worker: [key for one in dask_worker.transfer_incoming_log for key in one["keys"]])
+    return set().union(*logs.values())
+
+
+def test_private_rows_stay_on_the_worker_that_holds_them(current: Any) -> None:
+    current.wait_for_workers(2, timeout=60)
+    places = sorted(current.nthreads())
+    mixed, keys = scatter_blocks(current, places * 12)  # so many that a worker would do several of them in a run
+    found = NeighborSearch(mixed).nearest(QUERIES, 5)
+    np.testing.assert_array_equal(found, NeighborSearch(ROWS).nearest(QUERIES, 5))
+    assert not keys & list_received(current)
+    alone, keys = scatter_blocks(current, places[:1] * 24)  # the other worker is idle, and takes nothing
+    rows = SpreadRows.of(alone, private=True)
+    assert rows.reduce(stages.tell_place, operator.or_, stage="looking") == set(places[:1])
+    assert not keys & list_received(current)
+
+
+def test_private_rows_in_pieces_on_several_workers_are_refused(current: Any) -> None:
+    current.wait_for_workers(2, timeout=60)
+    rows, keys = scatter_blocks(current, sorted(current.nthreads()))
+    with pytest.raises(PartitionError, match=r"^checking private records, partition 1 of 2: its pieces lie on several"):
+        NeighborSearch(rows.rechunk((400, 12)))
+    assert not keys & list_received(current)
+
+
+def test_private_rows_are_found_again_or_missed_when_their_worker_dies(current: Any) -> None:
+    current.wait_for_workers(2, timeout=60)
+    place = min(current.nthreads())
+    lost, _ = scatter_blocks(current, [place] * 4)
+    made = da.from_array(ROWS, chunks=(100, 12)).persist()
+    searches = NeighborSearch(lost), NeighborSearch(made)
+    os.kill(current.run(os.getpid, workers=[place])[place], signal.SIGKILL)
+    while place in current.nthreads():
+        time.sleep(0.02)
+    np.testing.assert_array_equal(searches[1].nearest(QUERIES, 5), NeighborSearch(ROWS).nearest(QUERIES, 5))
+    with pytest.raises(PartitionError, match=r"partition 1 of 4: the worker that held its rows is gone: load them"):
+        searches[0].nearest(QUERIES, 5)
+
+
+def read_blocks(place: Path) -> Any:
+    read = dask.delayed(stages.read_rows)
+    return da.concatenate([da.from_delayed(read(str(place), at), (150, 12), ROWS.dtype) for at in range(0, 600, 150)])
+
+
+def test_private_blocks_are_read_anew_and_held_by_nobody(current: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", ROWS)
+    before = {key for keys in current.has_what().values() for key in keys}
+    search = NeighborSearch(read_blocks(tmp_path / "rows.npy"))
+    for _ in range(2):
+        search.nearest(QUERIES, 5)
+    assert (tmp_path / "rows.npy.read").read_text() == 12 * "x"
+    until = time.monotonic() + 20
+    while {key for keys in current.has_what().values() for key in keys} - before:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_an_error_of_a_block_names_it_and_nothing_of_its_rows(where: str, request: Any, tmp_path: Path) -> None:
+    if where == "there":
+        request.getfixturevalue("current")
+
+    def make(rows: Any, kind: str) -> Any:
+        return NeighborSearch(rows) if kind == "private" else gaussian_graph(rows, 6.0, "series")
+
+    missing = read_blocks(tmp_path / "rows.npy")
+    words = r"partition 1 of 4: it cannot be computed \(FileNotFoundError: No such file or directory\); compute this"
+    graph = make(missing, "graph")
+    with pytest.raises(PartitionError, match=rf"^checking private records, {words}"):
+        make(missing, "private")
+    with pytest.raises(PartitionError, match=rf"^collecting moments, {words}"):
+        _ = graph.degree
+    bad = da.from_delayed(dask.delayed(stages.quote_rows)(0), (300, 12), ROWS.dtype)
+    for kind in ("private", "graph"):
+        with pytest.raises(PartitionError, match=r"partition 2 of 2: it cannot be computed \(ValueError\)") as told:
+            _ = make(da.concatenate([da.from_array(ROWS[:300], chunks=(300, 12)), bad]), kind).degree
+        assert "Smith" not in "".join(traceback.format_exception(told.value))
+    np.save(tmp_path / "rows.npy", ROWS)
+    np.testing.assert_allclose(graph.degree, gaussian_graph(ROWS, 6.0, "series").degree, rtol=1e-10)
+
+
+@pytest.mark.parametrize("worker", ["tcp://127.0.0.1:9", "tcp://198.51.100.7:9"])
+def test_private_rows_go_to_no_worker_in_the_clear(monkeypatch: pytest.MonkeyPatch, worker: str) -> None:
+    here, there = "tcp://127.0.0.1:8786", "tcp://scheduler:8786"
+    client = SimpleNamespace(scheduler=SimpleNamespace(address=here if "198" in worker else there))
+    client.nthreads, client.sync = (lambda: {worker: 1}), (lambda function, **_: function())
+    monkeypatch.setattr("distributed.default_client", lambda: client)
+    with pytest.raises(ValueError, match="tcp:// to another machine is not encrypted, and these rows are private"):
+        NeighborSearch(da.from_array(ROWS, chunks=(150, 12)))
 
 
 def test_private_knn_votes_where_records_lie(current: Any) -> None:

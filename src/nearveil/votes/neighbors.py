@@ -123,7 +123,7 @@ class NeighborSearch:
         self._integers = IntegerRows(self.n_features, feature_norm)
         self.engine = _choose_engine("numpy" if is_dask_array(rows) else engine)
         self._engine: _Engine = (
-            _SpreadEngine(SpreadRows.of(given), self._integers)
+            _SpreadEngine(SpreadRows.of(given, private=True), self._integers)
             if is_dask_array(rows)
             else _ENGINES[self.engine](_make_table(np.asarray(given), self._integers))
         )
