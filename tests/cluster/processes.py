@@ -20,8 +20,8 @@ distributed: Any = pytest.importorskip("distributed", reason="Dask is not instal
 _QUICK = {"DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver"}
 _WARM = """
 import multiprocessing, distributed.utils
-needed = ["distributed", "nearveil.features", "nearveil.gallery.tables", "tests.cluster.stages"]
-multiprocessing.get_context("forkserver").set_forkserver_preload(needed)
+ours = ["nearveil.features", "nearveil.gallery.tables", "nearveil.votes.neighbors", "tests.cluster.stages"]
+multiprocessing.get_context("forkserver").set_forkserver_preload(["distributed", *ours])
 distributed.utils._forkserver_preload_set = True
 """
 

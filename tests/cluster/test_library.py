@@ -5,6 +5,8 @@ import os
 import signal
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,48 +123,53 @@ def test_row_numbers_alone_come_back_from_private_records() -> None:
     assert [(one.dtype, one.shape) for one in NoScores.seen] == [(np.int32, (len(QUERIES), 5))]
 
 
-def scatter_blocks(client: Any, places: list[str]) -> tuple[Any, set[str]]:
-    """Return the rows as a Dask array whose blocks lie on these workers, and the keys of the blocks."""
+def scatter_blocks(client: Any, places: list[str]) -> Any:
+    """Return the rows as a Dask array whose blocks lie on these workers."""
     size = len(ROWS) // len(places)
     held = [
         client.scatter(ROWS[number * size : (number + 1) * size], workers=[place], hash=False)
         for number, place in enumerate(places)
     ]
-    blocks = [da.from_delayed(dask.delayed(one), (size, 12), ROWS.dtype) for one in held]
-    return da.concatenate(blocks), {one.key for one in held}
+    return da.concatenate([da.from_delayed(dask.delayed(one), (size, 12), ROWS.dtype) for one in held])
 
 
-def list_received(client: Any) -> set[str]:
-    """Return the keys of what workers got from each other."""
-    logs = client.run(lambda dask_worker: [key for one in dask_worker.transfer_incoming_log for key in one["keys"]])
-    return set().union(*logs.values())
+@contextmanager
+def nothing_received(client: Any, size: int) -> Iterator[None]:
+    """Check that workers get nothing of so many bytes from each other."""
+
+    def list_received() -> set[Any]:
+        logs = client.run(lambda dask_worker: [one["keys"] for one in dask_worker.transfer_incoming_log])
+        return {key for log in logs.values() for keys in log for key, length in keys.items() if length >= size}
+
+    before = list_received()
+    yield
+    assert list_received() == before
 
 
 def test_private_rows_stay_on_the_worker_that_holds_them(current: Any) -> None:
     current.wait_for_workers(2, timeout=60)
     places = sorted(current.nthreads())
-    mixed, keys = scatter_blocks(current, places * 12)  # so many that a worker would do several of them in a run
-    found = NeighborSearch(mixed).nearest(QUERIES, 5)
-    np.testing.assert_array_equal(found, NeighborSearch(ROWS).nearest(QUERIES, 5))
-    assert not keys & list_received(current)
-    alone, keys = scatter_blocks(current, places[:1] * 24)  # the other worker is idle, and takes nothing
-    rows = SpreadRows.of(alone, private=True)
-    assert rows.reduce(stages.tell_place, operator.or_, stage="looking") == set(places[:1])
-    assert not keys & list_received(current)
+    rows = scatter_blocks(current, places * 12)  # so many that a worker would do several of them in a run
+    with nothing_received(current, ROWS.nbytes // 24):
+        found = NeighborSearch(rows).nearest(QUERIES[:2], 5)
+    np.testing.assert_array_equal(found, NeighborSearch(ROWS).nearest(QUERIES[:2], 5))
+    rows = scatter_blocks(current, places[:1] * 24)  # the other worker is idle, and takes nothing
+    looked = SpreadRows.of(rows, private=True).reduce(stages.tell_place, operator.or_, stage="looking")
+    assert looked == set(places[:1])
 
 
 def test_private_rows_in_pieces_on_several_workers_are_refused(current: Any) -> None:
     current.wait_for_workers(2, timeout=60)
-    rows, keys = scatter_blocks(current, sorted(current.nthreads()))
-    with pytest.raises(PartitionError, match=r"^checking private records, partition 1 of 2: its pieces lie on several"):
-        NeighborSearch(rows.rechunk((400, 12)))
-    assert not keys & list_received(current)
+    rows = scatter_blocks(current, sorted(current.nthreads())).rechunk((400, 12))
+    words = r"^checking private records, partition 1 of 2: its pieces lie on several workers"
+    with nothing_received(current, 100 * ROWS[0].nbytes), pytest.raises(PartitionError, match=words):
+        NeighborSearch(rows)
 
 
 def test_private_rows_are_found_again_or_missed_when_their_worker_dies(current: Any) -> None:
     current.wait_for_workers(2, timeout=60)
     place = min(current.nthreads())
-    lost, _ = scatter_blocks(current, [place] * 4)
+    lost = scatter_blocks(current, [place] * 4)
     made = da.from_array(ROWS, chunks=(100, 12)).persist()
     searches = NeighborSearch(lost), NeighborSearch(made)
     os.kill(current.run(os.getpid, workers=[place])[place], signal.SIGKILL)

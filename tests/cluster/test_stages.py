@@ -18,6 +18,7 @@ from nearveil.gallery import Index, items
 from nearveil.gallery.errors import NotPublishedError
 from nearveil.gallery.tables import sync_table
 from nearveil.mechanisms.covers import learning
+from nearveil.votes.neighbors import NeighborSearch
 from tests.features.files import picture, saved
 from tests.gallery.index_places import unit_rows
 from tests.small_disk import fill, mounted
@@ -51,7 +52,8 @@ def write_parquet(place: Path, rows: NDArray[np.float32], group: int) -> Path:
 
 
 def test_results_do_not_depend_on_workers_or_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    maps, answers, stored = [], [], []
+    maps, answers, stored, near = [], [], [], []
+    blocks = pytest.importorskip("dask.array").from_array(ROWS, chunks=(50, DIMENSION))
 
     def index(where: Any, turn: int, group: int) -> None:
         monkeypatch.setattr(items, "_MOST_ROWS", turn % 2)  # rows are read from where they lie; for 1 and 5, too
@@ -72,6 +74,9 @@ def test_results_do_not_depend_on_workers_or_partitions(tmp_path: Path, monkeypa
             processes.client.wait_for_workers(count, timeout=60)
             assert len(processes.client.nthreads()) == count
             index(processes.client, count, group)
+            with processes.client.as_current():
+                near.append(NeighborSearch(blocks.persist()).nearest(ROWS[:20], 9).tobytes())
+    assert set(near) == {NeighborSearch(ROWS).nearest(ROWS[:20], 9).tobytes()}
     assert len(set(maps)) == len(set(stored)) == 1
     assert answers == [["k0", "k1399"]] * 4
 
