@@ -521,6 +521,7 @@ class _Tasks:
         except Exception as error:
             if future.status != "error":
                 raise
+            self._drop_all()  # blocks that are under way may fail, too: another stage computes them anew
             raise _make_failed_error(stage, name, error) from None
         return found
 
@@ -547,8 +548,7 @@ class _Tasks:
                 raise
             except (dask.CancelledError, dask.TimeoutError, OSError) as error:
                 lost = error
-            for number in range(len(self._parts)):
-                self._drop(number)
+            self._drop_all()
         raise _make_lost_error(stage, lost) from lost
 
     def _drop(self, number: int) -> None:
@@ -557,6 +557,10 @@ class _Tasks:
         for placed in (*(part if isinstance(part, tuple) else (part,)), *self._shared):
             if isinstance(placed, _Placed):
                 placed.drop()
+
+    def _drop_all(self) -> None:
+        for number in range(len(self._parts)):
+            self._drop(number)
 
     def _name_run(self, run: slice) -> str:
         several = f"partitions {run.start + 1} to {run.stop} of {len(self._parts)}"
