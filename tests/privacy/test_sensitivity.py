@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 from scipy.spatial.distance import pdist
@@ -28,7 +28,7 @@ from studies.data import FeatureSet
 from tests.reference import dense_label_weights, dense_step, dense_weights, unit_rows
 
 SLACK = 1 + 1e-7  # rounding of the search, not of the bound
-QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=40, deadline=None)
 PAPERS: dict[str, Any] = {"bandwidth": 6.0, "label_weight": 0.6, "n_classes": 98}
 
 
