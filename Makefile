@@ -6,10 +6,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c requi
 OUT := out
 # One thread a process: more would wait for each other, as there are as many processes as cores.
 # A process takes file after file, the longest first (conftest.py), so that what a file makes for its tests is made once.
-# One process more than cores: tests wait for servers, locks and timeouts.
-PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) + 1))')
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest \
-	-n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+	-n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test quick coverage check mutants bench audit study docs lock containerlock clean
 
