@@ -10,6 +10,7 @@ import ipaddress
 import logging
 import math
 import re
+import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -25,6 +26,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from nearveil.errors import NearveilError
 
@@ -76,6 +78,31 @@ def cut_rows(n_rows: int, rows: int | None = None) -> list[slice]:
     return [slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step)]
 
 
+class _ThreadLimit:
+    """Limits BLAS to one thread as long as anybody wants it: each by himself would restore the limits of others."""
+
+    def __init__(self) -> None:
+        self._lock, self._users = threading.Lock(), 0
+        self._limits: Any = None
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        with self._lock:
+            if not self._users:
+                self._limits = threadpool_limits(1, user_api="blas")
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._limits.restore_original_limits()
+
+
+use_one_thread = _ThreadLimit().hold  # products of matrices depend on the number of threads in their last bits
+
+
 class Cluster:
     """Runs stages in this process, one partition after the other; :func:`connect` makes those that run them on workers.
 
@@ -84,6 +111,8 @@ class Cluster:
     >>> list(Cluster().map(len, ["a", "bcd"], stage="counting letters"))
     [1, 3]
     """
+
+    is_here = True  # whether workers, if there are any, are processes of this machine and user
 
     @property
     def dashboard(self) -> str | None:
@@ -357,10 +386,10 @@ def _wait_for_workers(client: Any, stage: str) -> dict[str, int]:
 
 
 class _DaskCluster(Cluster):
-    """Runs stages on the workers of a client of dask.distributed; `is_here`: they are on this machine, of this user."""
+    """Runs stages on the workers of a client of dask.distributed."""
 
     def __init__(self, client: Any, *, is_here: bool = False) -> None:
-        self._client, self._is_here = client, is_here
+        self._client, self.is_here = client, is_here
 
     @property
     def dashboard(self) -> str | None:
@@ -370,7 +399,7 @@ class _DaskCluster(Cluster):
     def place(self, parts: Sequence[Any]) -> Sequence[Any]:
         near = _spread_evenly(self._client, len(parts))
         return [
-            part if self._is_here and isinstance(part, StoredPart) else _Placed(part, everywhere=False, near=place)
+            part if self.is_here and isinstance(part, StoredPart) else _Placed(part, everywhere=False, near=place)
             for part, place in zip(parts, near, strict=True)
         ]
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from nearveil import cluster
-from nearveil.cluster import LOCAL, ClusterError, PartitionError, connect, cut_rows
+from nearveil.cluster import LOCAL, ClusterError, PartitionError, connect, cut_rows, use_one_thread
 
 from . import stages
 
@@ -136,3 +137,19 @@ def test_without_dask_there_is_this_process(monkeypatch: pytest.MonkeyPatch) -> 
         assert found.dashboard is None
     with pytest.raises(ModuleNotFoundError, match=r"nearveil\[cluster\]"), connect("local"):
         pass
+
+
+def count_threads() -> list[int]:
+    return [one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"]
+
+
+def test_threads_are_limited_until_the_last_one_has_ended() -> None:
+    with threadpool_limits(2, user_api="blas"):
+        before, first, second = count_threads(), use_one_thread(), use_one_thread()
+        first.__enter__()
+        second.__enter__()
+        assert set(count_threads()) == {1}
+        first.__exit__(None, None, None)
+        assert set(count_threads()) == {1}
+        second.__exit__(None, None, None)
+        assert count_threads() == before

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nearveil.cluster import Cluster, StoredPart, connect, cut_rows
+from nearveil.cluster import Cluster, connect, cut_rows
 from nearveil.features.extractor import Extractor, FeatureError, Floats, Progress
 from nearveil.features.images import ImageError, Pixels, hash_content, load_image, read_file
 
@@ -203,17 +203,9 @@ def gallery_features(
     return GalleryFeatures(np.concatenate(rows), tuple(kept), tuple(skipped), row_exact or extractor.row_exact)
 
 
-class _Probe(StoredPart):
-    """A partition that nobody reads."""
-
-    def load(self) -> None:
-        """Read nothing."""
-
-
 def assert_here(workers: Cluster) -> None:
-    """Raise unless workers are processes of this machine: these read a stored partition by themselves."""
-    probe = _Probe()
-    if workers.place([probe])[0] is not probe:
+    """Raise unless workers are processes of this machine."""
+    if not workers.is_here:
         raise ValueError(
             "cluster: features of private images (row-exact ones) are made on this machine alone: others would see "
             "the images and keep their features, and may compute another last bit. Use local or local:N, or leave it "

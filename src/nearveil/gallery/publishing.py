@@ -11,9 +11,8 @@ import numpy as np
 import scipy.sparse
 import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
-from threadpoolctl import threadpool_limits
 
-from nearveil.cluster import LOCAL, SpreadRows, connect, cut_rows
+from nearveil.cluster import LOCAL, SpreadRows, connect, cut_rows, use_one_thread
 from nearveil.gallery.answers import (
     Answer,
     Bytes,
@@ -116,8 +115,7 @@ class Published:
         """
         if len(snapshot) < 2:
             raise ValueError("the index must hold at least two items before a map can be learned")
-        # Products depend on the number of threads in their last bits; workers have one.
-        with threadpool_limits(1, user_api="blas"), connect(cluster) as workers:
+        with use_one_thread(), connect(cluster) as workers:  # workers have one, too
             rows = snapshot.spread(LOCAL if snapshot.in_memory else workers)
             mean = _find_mean(rows) if public is None else _read_mean(public, rows.shape[1])
             release = Covers(epsilon, candidates, n_sets=n_sets, reach=reach).fit_mean(mean)

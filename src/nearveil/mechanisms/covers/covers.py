@@ -16,9 +16,8 @@ import scipy.sparse
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from threadpoolctl import threadpool_limits
 
-from nearveil.cluster import SpreadRows, connect, cut_rows
+from nearveil.cluster import SpreadRows, connect, cut_rows, use_one_thread
 from nearveil.frames import MOST_FEATURES
 from nearveil.mechanisms.base import (
     Floats,
@@ -558,7 +557,7 @@ class MappedRelease(TractableRelease):
         """Do the work of :meth:`index` on features in partitions."""
         size = candidate_count(self.candidates, len(features))
         tell = progress or (lambda _stage, _done: None)
-        with threadpool_limits(1, user_api="blas"):  # products depend on the number of threads in their last bits
+        with use_one_thread():
             grouping = self._group(features, size, tell)
         self._store(
             map_=_make_map(len(features), grouping, size),
