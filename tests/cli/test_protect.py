@@ -172,7 +172,7 @@ def test_what_to_expect_is_told_before_anything_is_paid(indexed: Path, tmp_path:
     assert "2 of 2 classes have fewer than five times as many records as there is noise on their count" in text
 
 
-def test_noise_alone_is_refused_unless_one_insists(tmp_path: Path) -> None:
+def test_noise_alone_is_refused_unless_allowed(tmp_path: Path) -> None:
     photos(tmp_path / "records", 12, labelled=True, seed=0)
     photos(tmp_path / "shown", 12, labelled=False, seed=100)
     fine("index", tmp_path / "records", "--into", tmp_path / "private", "--extractor", "hog", "--private")
@@ -181,6 +181,8 @@ def test_noise_alone_is_refused_unless_one_insists(tmp_path: Path) -> None:
     assert "This would be noise alone" in " ".join(fine("protect", "--config", path).split())
     assert "noise alone" in refused("protect", "--config", path, "--publish")
     assert "has no model yet" in refused("serve", "--config", path)
-    assert "Published: model 1" in fine("protect", "--config", path, "--publish", "--insist")
-    refusal = refused("protect", "--config", config(tmp_path, epsilon=0.001, publications=1, insist=True), "--publish")
+    assert "Published: model 1" in fine("protect", "--config", path, "--publish", "--allow-noise")
+    refusal = refused(
+        "protect", "--config", config(tmp_path, epsilon=0.001, publications=1, allow_noise=True), "--publish"
+    )
     assert "paid for all 1 that it was opened for" in refusal

@@ -179,7 +179,7 @@ def test_much_noise_is_said(made: Path, tmp_path: Path) -> None:
     (tmp_path / "anew").mkdir()
     with protected(make(tmp_path / "anew"), tmp_path, epsilon=0.3, account="noisy") as noisy:
         assert isinstance(noisy.gallery, ProtectedGallery)
-        noisy.gallery.publish(insist=True)
+        noisy.gallery.publish(allow_noise=True)
         said = {noisy.client(account=None)[0].classify(row).caution for row in ROWS}
     (words,) = said
     assert words.startswith("The model has much noise: 3 of its 3 classes have fewer than five times as many records")

@@ -246,7 +246,7 @@ def test_serving_reads_no_record(scans: ProtectedGallery, place: Path, monkeypat
     again.close()
 
 
-def test_noise_alone_is_refused_unless_one_insists(place: Path) -> None:
+def test_noise_alone_is_refused_unless_allowed(place: Path) -> None:
     found = gallery(place, epsilon=0.01, publications=1)
     forecast = found.forecast()
     assert abs(forecast.accuracy - forecast.floor) < 0.1
@@ -258,7 +258,7 @@ def test_noise_alone_is_refused_unless_one_insists(place: Path) -> None:
     assert found.account is None  # nothing was opened, so other terms are still free
     with Index.open(place / "private") as private:
         assert not private.is_private
-    assert found.publish(insist=True).number == 1
+    assert found.publish(allow_noise=True).number == 1
     found.close()
 
 
@@ -308,7 +308,7 @@ def test_one_record_less_changes_sums_by_what_is_charged_with_a_network(
             items = (Item(row, f"{CLASSES[n % 3]}/{n}") for n, row in zip(kept, made, strict=True))
             private.add(items, row_exact=row_exact)
         found = gallery(place)
-        found.publish(insist=True)
+        found.publish(allow_noise=True)
         found.close()
         return exact[-1]
 
@@ -362,7 +362,7 @@ def test_nothing_to_learn_from_is_said(place: Path) -> None:
         public.add(Item(row) for row in rest.features)
         private.delete(private.ids())
     with pytest.raises(ValueError, match="private holds no record"):
-        found.publish(insist=True)
+        found.publish(allow_noise=True)
     found.close()
 
 

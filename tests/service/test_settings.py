@@ -112,11 +112,11 @@ def test_who_may_listen_beyond_this_machine(tmp_path: Path) -> None:
 def test_a_protected_gallery(tmp_path: Path) -> None:
     (gallery,) = Settings.load(galleries=[PROTECTED]).galleries
     assert (gallery.kind, gallery.classes, gallery.publications) == ("protected", ("benign", "malignant"), None)
-    (gallery,) = Settings.load(galleries=[PROTECTED | {"publications": 4, "insist": True}]).galleries
-    assert (gallery.publications, gallery.insist) == (4, True)
+    (gallery,) = Settings.load(galleries=[PROTECTED | {"publications": 4, "allow_noise": True}]).galleries
+    assert (gallery.publications, gallery.allow_noise) == (4, True)
     for gone in ("answers", "answers_per_client"):
         assert f"{gone}: there is no such setting" in refused(galleries=[PROTECTED | {gone: 3}])
-    for useless in ("publications", "insist"):
+    for useless in ("publications", "allow_noise"):
         told = refused(galleries=[{"name": "birds", "index": "x", useless: 1}])
         assert f"{useless}: for protected galleries only" in told
 

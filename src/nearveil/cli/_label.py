@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from nearveil.votes.labelling import LabelReport
 
 _NO_ACCOUNT = "No account was charged: --account NAME keeps count of what is spent."
-_OPTIONS = {name: f"--{name}" for name in ("classes", "features", "out", "force", "account", "epsilon", "insist")}
-_OPTIONS["max_answered"] = "--max-answered"
+_FIELDS = ("classes", "features", "out", "force", "account", "epsilon", "allow_noise", "max_answered")
+_OPTIONS = {name: f"--{name.replace('_', '-')}" for name in _FIELDS}
 
 
 def label(
@@ -62,7 +62,9 @@ def label(
             "person has one row."
         ),
     ] = "record",
-    insist: Annotated[bool, typer.Option("--insist", help="Ask also where noise alone is to be expected.")] = False,
+    allow_noise: Annotated[
+        bool, typer.Option("--allow-noise", help="Ask also where noise alone is to be expected.")
+    ] = False,
     witness: Witness = None,
     as_json: Json = False,
 ) -> None:
@@ -101,7 +103,7 @@ def label(
                 force=force,
                 unit=unit,
                 account=payer,
-                insist=insist,
+                allow_noise=allow_noise,
                 progress=bars,
                 warn=lambda text: print_lines(text, stderr=True),
             )

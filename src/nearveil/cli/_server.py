@@ -334,7 +334,9 @@ def protect(
         Path | None, typer.Option(envvar="NEARVEIL_CONFIG", help="The TOML file of `nearveil serve`.")
     ] = None,
     publish: Annotated[bool, typer.Option("--publish", help="Pay for a publication, and publish the model.")] = False,
-    insist: Annotated[bool, typer.Option("--insist", help="Publish also where noise alone is to be expected.")] = False,
+    allow_noise: Annotated[
+        bool, typer.Option("--allow-noise", help="Publish also where noise alone is to be expected.")
+    ] = False,
 ) -> None:
     """Tell what accuracy the model of a protected gallery would have; with --publish, publish it.
 
@@ -363,7 +365,7 @@ def protect(
         ):
             _show_forecast(found.forecast(), chosen)
             if publish:
-                done = found.publish(insist=insist or bool(chosen.insist))
+                done = found.publish(allow_noise=allow_noise or bool(chosen.allow_noise))
                 typer.echo(f"Published: model {done.number} of {chosen.name}, version {done.version[:16]}.")
             typer.echo(f"Publications left: {found.publications_left}.")
 

@@ -393,7 +393,7 @@ def label_file(
     force: bool = False,
     unit: str = "record",
     account: Account | None = None,
-    insist: bool = False,
+    allow_noise: bool = False,
     progress: Progress | None = None,
     warn: Callable[[str], object] = warnings.warn,
 ) -> LabelReport:
@@ -427,7 +427,7 @@ def label_file(
         What one private row is.
     account : Account, optional
         Who pays.
-    insist : bool
+    allow_noise : bool
         Whether to ask also where the classes have too few records for more than noise.
     progress : callable, optional
         ``progress(text, total)`` returns a function that is called with the number of rows done.
@@ -457,7 +457,7 @@ def label_file(
         unit=unit,
         account=account,
     ).fit(task.records, task.codes)
-    if not insist:
+    if not allow_noise:
         _check_agreement(model.plan_, task.codes)
     _check_budget(account, model.guarantee)
     longest = max(task.classes, key=lambda name: len(encode_text(name)))
@@ -483,7 +483,7 @@ def _check_agreement(plan: VotePlan, codes: NDArray[np.int64]) -> None:
             f"epsilon: only noise is to be expected, and nothing was paid. {plan.n_neighbors:,} records vote on a row, "
             f"so that their votes stand out from noise of {plan.vote_noise:.0f} on each count, and a label needs "
             f"{needed:,} of them. No class has so many records, so nearly every row would be declined. "
-            "What helps: a larger epsilon, fewer rows (`max_answered`), more records. `insist` asks all the same"
+            "What helps: a larger epsilon, fewer rows (`max_answered`), more records. `allow_noise` asks anyway"
         )
 
 

@@ -189,14 +189,14 @@ class ProtectedGallery:
         records = self._read()
         return self._estimator().forecast(records.features, records.labels, self._rows())
 
-    def publish(self, *, insist: bool = False) -> Publication:
+    def publish(self, *, allow_noise: bool = False) -> Publication:
         """Publish a model of the records as they are now. The account pays first, and the ledger keeps the model.
 
         Where another process is publishing at this moment, its model is waited for and returned, and nothing is paid.
 
         Parameters
         ----------
-        insist : bool, default=False
+        allow_noise : bool, default=False
             Whether to publish also where noise alone is to be expected.
 
         Returns
@@ -218,10 +218,11 @@ class ProtectedGallery:
             key = "model:0" if self._publications is None else self._publications.next_key
             records, public = self._read(), self._rows()
             forecast = self._estimator().forecast(records.features, records.labels, public)
-            if forecast.is_noise and not insist:
+            if forecast.is_noise and not allow_noise:
                 raise PublicationError(
                     "the model would be noise alone: the noise hides the records of each class. Gather more records, "
-                    "open the gallery with a larger epsilon or fewer publications, or insist (insist=True, --insist)"
+                    "open the gallery with a larger epsilon or fewer publications, or allow noise (allow_noise=True, "
+                    "--allow-noise)"
                 )
             return self._pay_and_store(key, records, public)
 

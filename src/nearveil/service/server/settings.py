@@ -19,7 +19,7 @@ PREFIX = "NEARVEIL_SERVER_"
 CONFIG = "NEARVEIL_CONFIG"
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _NEEDED = ("public", "classes", "epsilon", "delta", "ledger", "account")  # by protected galleries, and by no others
-_MORE = ("publications", "unit", "insist")
+_MORE = ("publications", "unit", "allow_noise")
 _SPOKEN = {  # by what pydantic calls it
     "extra_forbidden": "there is no such setting",
     "missing": "it must be given",
@@ -63,7 +63,7 @@ class GallerySettings(BaseModel):
         has one record.
     ledger, account : str
         Of a protected gallery: who pays.
-    insist : bool
+    allow_noise : bool
         Of a protected gallery: whether ``nearveil protect`` publishes also where noise alone is to be expected.
     """
 
@@ -82,7 +82,7 @@ class GallerySettings(BaseModel):
     unit: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     ledger: Annotated[str, Field(min_length=1)] | None = None
     account: Annotated[str, Field(min_length=1)] | None = None
-    insist: bool | None = None
+    allow_noise: bool | None = None
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
