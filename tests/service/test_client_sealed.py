@@ -22,8 +22,10 @@ from nearveil.protocol import sealed
 from nearveil.sealed import SealedClient
 from nearveil.service.client.errors import QuestionError, ReplyError
 from nearveil.service.schema import FRAME, KEY_HEADER
+from nearveil.service.server import limits
 from nearveil.service.server.errors import BusyError
 from nearveil.service.server.galleries import OpenGallery
+from nearveil.service.server.limits import Buckets
 from tests.service.asking import COUNT, QUERIES, URL, Scene, framed, make_index, opened, scene
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
@@ -60,6 +62,24 @@ def test_sealed_questions_find_the_nearest_and_pay_nothing(here: Scene) -> None:
     assert len({len(body) for _, _, _, body in wire.posts[::2]}) == 1
     assert len({len(body) for _, _, _, body in wire.posts[1::2]}) == 1
     assert len([url for _, url, _, _ in wire.requests if "/sealed/" in url]) == 2  # hints are fetched once
+
+
+def test_a_sealed_question_takes_more_of_the_rate_than_a_list_of_galleries(
+    here: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, wire = here.client()
+    client.nearest(QUERIES[0], 1, epsilon=0, by="sealed")  # fetches hints, which are large
+    wire.requests.clear()
+    state, pass_bytes = here.server.app.state.nearveil, here.gallery.sealed_pass_bytes
+    state.buckets = Buckets(60, 1000, clock=lambda: 0.0)
+    monkeypatch.setattr(limits, "BYTES_PER_REQUEST", pass_bytes)
+    client.galleries()
+    client.nearest(QUERIES[0], 1, epsilon=0, by="sealed")
+    expected = len(wire.requests) + len(wire.posts) + sum(len(body) for *_, body in wire.posts) / pass_bytes
+    ((level, _),) = state.buckets._held.values()
+    assert pass_bytes == here.gallery._sealed[1].result().index.nbytes > 0  # type: ignore[attr-defined]
+    assert len(wire.posts) == 2
+    assert 1000 - level == pytest.approx(expected)
 
 
 def test_without_a_copy_at_home_epsilon_0_is_a_sealed_question(here: Scene, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -11,10 +12,10 @@ from typing import Any
 import pytest
 
 from nearveil.service.schema import FRAME, KEY_HEADER
-from nearveil.service.server import logs, requests
+from nearveil.service.server import limits, logs, requests
 from nearveil.service.server.errors import BusyError, LengthError, RateError, SlowError, TooLargeError
 from nearveil.service.server.galleries import ByteCache
-from nearveil.service.server.limits import Buckets, Refresher, Workers, read_body
+from nearveil.service.server.limits import BYTES_PER_REQUEST, Buckets, Refresher, Workers, read_body
 from nearveil.service.server.requests import GONE
 
 from ..gallery.index_places import one_thread
@@ -46,6 +47,30 @@ def test_a_bucket_fills_again() -> None:
     free = Buckets(None, 1)
     for _ in range(1000):
         free.take("ann")
+
+
+def test_a_large_request_is_paid_back_before_the_next() -> None:
+    now = [0.0]
+    buckets = Buckets(60, 3, clock=lambda: now[0])
+    buckets.take("ann")
+    buckets.charge("ann", 10 * BYTES_PER_REQUEST)
+    for now[0], seconds in ((0.0, 9), (4.0, 5), (8.9, 1)):
+        with pytest.raises(RateError) as error:
+            buckets.take("ann")
+        assert error.value.retry_after == seconds
+    now[0] = 9.0
+    buckets.take("ann")
+    Buckets(None, 1).charge("ann", 1)
+
+
+def test_large_answers_count_as_several_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BYTES_PER_REQUEST", 1)
+    monkeypatch.setattr(requests, "_SMALL", 100)
+    with serving(tmp_path, rate=1, burst=50) as server:
+        assert [server.get("/v1/galleries").status_code for _ in range(3)] == [200] * 3
+        assert server.ask(server.query()).status_code == 200
+        assert server.get("/v1/galleries").status_code == 429
+        assert server.get("/v1/galleries", server.token("bob")).status_code == 200
 
 
 def test_a_token_that_asks_too_often(tmp_path: Path) -> None:
@@ -90,6 +115,33 @@ def test_those_without_a_good_token_may_not_ask_for_ever(tmp_path: Path, monkeyp
         assert [one["count"] for one in told if one["event"] == "strangers"] == [1]
 
 
+def test_token_store_outage_is_logged_once_and_rate_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(requests, "STRANGERS", (1.0, 5, 10))
+    monkeypatch.setattr(requests, "STRANGERS_WAIT", 0.0)
+    monkeypatch.setattr(logs, "_STRANGERS", (1.0, 7))
+    logger = logging.getLogger("nearveil.service.server.limits")
+    monkeypatch.setattr(logger, "propagate", False)  # servers of other tests may have changed its parents
+    logger.addHandler(caplog.handler)
+    try:
+        with serving(tmp_path) as server:
+            (tmp_path / "tokens.db").rename(tmp_path / "away.db")
+            statuses = [server.get("/v1/galleries").status_code for _ in range(60)]
+            assert statuses == [503] * 5 + [429] * 55
+            assert [record.getMessage() for record in caplog.records] == [
+                "token store is down (TokenStoreError): retrying"
+            ]
+            (tmp_path / "away.db").rename(tmp_path / "tokens.db")
+            assert server.get("/v1/galleries").status_code == 200
+            assert [record.getMessage() for record in caplog.records[1:]] == ["token store is up again"]
+            server.client.app.state.nearveil.lines.flush()
+            events = [json.loads(line)["event"] for line in lines(tmp_path).splitlines()]
+            assert len(events) <= 10
+    finally:
+        logger.removeHandler(caplog.handler)
+
+
 def test_a_look_serves_all_who_came_before_it_began_and_others_while_it_is_believed() -> None:
     begun, go, looks = threading.Event(), threading.Event(), list[int]()
 
@@ -102,7 +154,7 @@ def test_a_look_serves_all_who_came_before_it_began_and_others_while_it_is_belie
         for event in (begun, go):
             event.clear()
         looks.clear()
-        look = Refresher(work, 60.0, believed)
+        look = Refresher("store", work, 60.0, believed)
         first = [asyncio.create_task(look.wait()) for _ in range(8)]
         await asyncio.to_thread(begun.wait, 60)
         later = [asyncio.create_task(look.wait()) for _ in range(8)]
@@ -122,7 +174,7 @@ def test_a_look_that_hangs_takes_one_thread_and_keeps_nobody_waiting() -> None:
         go.wait(60)
 
     async def run() -> None:
-        look = Refresher(hang, 0.05)
+        look = Refresher("store", hang, 0.05)
         for _ in range(5):
             with pytest.raises(BusyError):
                 await look.wait()

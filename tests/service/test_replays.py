@@ -27,7 +27,7 @@ class Host:
 
     def __init__(self, where: str) -> None:
         self.store, self.keys = ReplayStore(where, 5.0), UsedKeys(2, 2)
-        self.look = Refresher(lambda: None, 30.0, store=self.store)
+        self.look = Refresher("keys", lambda: None, 30.0, store=self.store)
 
     async def check(self, *use: str | bytes) -> None:
         await self.keys.check(Use.of(*use), self.look)  # type: ignore[arg-type]

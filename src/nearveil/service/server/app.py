@@ -244,6 +244,7 @@ def _add_asked(app: FastAPI, state: AppState) -> None:
         """Answer a sealed question, which tells nothing: one pass over all codes, or over all records."""
         gallery, data = await state.read_question(request, SEALED, state.settings.max_sealed)
         context = get_context(request)
+        state.charge(context, gallery.sealed_pass_bytes + len(data))
         return state.respond(context, await state.run(context, gallery, lambda: gallery.ask_sealed(data)), FRAME)
 
     app.router.add_api_route(

@@ -224,6 +224,11 @@ class Gallery(Protocol):
         """Return the public layout for sealed questions, or a part of its hints: all, or what changed."""
         ...
 
+    @property
+    def sealed_pass_bytes(self) -> int:
+        """Bytes of codes that a sealed question reads; 0 before their index is loaded."""
+        ...
+
     def ask_sealed(self, data: bytes) -> bytes:
         """Answer a sealed question."""
         ...
@@ -511,6 +516,14 @@ class OpenGallery:
         """
         held = self._read_sealed()
         return held.layout if part is None else held.make_hint(part, since)
+
+    @property
+    def sealed_pass_bytes(self) -> int:
+        """Bytes of codes that a sealed question reads; 0 before their index is loaded."""
+        sealed = self._sealed
+        if sealed is None or not sealed[1].done() or _has_failed(sealed[1]):
+            return 0
+        return sealed[1].result().index.nbytes
 
     def ask_sealed(self, data: bytes) -> bytes:
         """Answer a sealed question; those of threads that wait meanwhile are answered in one pass.

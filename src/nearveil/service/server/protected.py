@@ -255,6 +255,8 @@ class ProtectedGallery:
         del part, since
         raise NotOfferedError(_SHOWN)
 
+    sealed_pass_bytes = 0
+
     def ask_sealed(self, data: bytes) -> NoReturn:
         """Refuse: records are not searched."""
         del data

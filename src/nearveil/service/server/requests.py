@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import ipaddress
-import logging
 import re
 import secrets
 import time
@@ -112,7 +111,6 @@ def raise_unauthorized() -> NoReturn:
 
 T = TypeVar("T")
 
-_LOG = logging.getLogger(__name__)
 _KEY, _FRAME = re.compile(KEY), FRAME.encode()
 _OWN_THREADS = 4
 _LOOK = 2.0  # seconds that a gallery has to show that it can be read
@@ -175,16 +173,21 @@ class AppState:
         self._etags: dict[str, list[tuple[bytes, str]]] = {name: [] for name in self.galleries}
         self._sizes: dict[tuple[str, bytes], int] = {}  # of large answers: what the next one will take
         self._ready, self._looked = False, -_READY
-        self.token_refresher = Refresher(self.tokens.refresh, self.settings.work_timeout, self.tokens.believed)
+        self.token_refresher = Refresher(
+            "token store", self.tokens.refresh, self.settings.work_timeout, self.tokens.believed
+        )
         # Questions have looks of their own: where keys cannot be noted, what everybody may read is read all the same.
         self._refreshers: dict[str, Refresher] = {}
         self._question_refreshers: dict[str, Refresher] = {}
         for name, gallery in self.galleries.items():
             quick, seconds = self._quick[name], self.settings.work_timeout
             is_current = None if quick is None else quick.is_current
-            self._refreshers[name] = Refresher(gallery.refresh, seconds, is_current=is_current)
+            title = f"gallery {name}"
+            self._refreshers[name] = Refresher(title, gallery.refresh, seconds, is_current=is_current)
             work = _nothing if quick is None else gallery.refresh
-            self._question_refreshers[name] = Refresher(work, seconds, store=self.store, is_current=is_current)
+            self._question_refreshers[name] = Refresher(
+                f"{title} (questions)", work, seconds, store=self.store, is_current=is_current
+            )
 
     @classmethod
     def of(cls, galleries: Sequence[Gallery], tokens: TokenStore, settings: Settings) -> "AppState":
@@ -310,6 +313,11 @@ class AppState:
                 self._sizes[kind] = len(reply)
         return self.respond_with_frame(context, reply)
 
+    def charge(self, context: RequestContext, n_bytes: int) -> None:
+        """Let a request with a token count as more than one, by the public size of what it reads or sends."""
+        if context.token is not None:
+            self.buckets.charge(context.token.id, n_bytes)
+
     def respond_with_frame(self, context: RequestContext, reply: bytes) -> Response:
         """Return a frame with the status that belongs to what it says."""
         status = frame_status(reply)
@@ -326,6 +334,8 @@ class AppState:
         """Return an answer; BusyError where it is large, and too much waits for clients to read it."""
         large = len(body) > _SMALL
         context.held = self.sending.hold(context.held, len(body) if large else 0)
+        if large:
+            self.charge(context, len(body))
         return (LargeResponse if large else Response)(body, status, headers, kind)
 
     def respond_once(self, context: RequestContext, body: bytes, kind: str, etag: str, known: str | None) -> Response:
@@ -346,9 +356,9 @@ class AppState:
         return self._ready
 
     async def refresh(self) -> None:
-        """Look whether something new was published."""
-        looks = {"tokens": self.token_refresher, **{f"gallery {name}": one for name, one in self._refreshers.items()}}
-        await asyncio.gather(*(_refresh(words, look) for words, look in looks.items()))
+        """Look whether something new was published; the log is told where a store is down."""
+        refreshers = (self.token_refresher, *self._refreshers.values())
+        await asyncio.gather(*(refresher.wait() for refresher in refreshers), return_exceptions=True)
 
     def close(self) -> None:
         """Let no more work begin, and write what is left to write."""
@@ -381,16 +391,6 @@ class AppState:
 
 def _nothing() -> None:
     """Look at nothing."""
-
-
-async def _refresh(words: str, look: Refresher) -> None:
-    """Look, and tell the log what is wrong."""
-    try:
-        await look.wait()
-    except ServiceError as error:
-        _LOG.warning("%s cannot be read: %s", words, error.code)
-    except Exception as error:  # the others go on; what it says may be private
-        _LOG.error("%s cannot be read: %s", words, type(error).__name__)
 
 
 def get_context(request: Request) -> RequestContext:
@@ -531,9 +531,13 @@ class GuardMiddleware:
             raise UnknownError("there is nothing at this address")
 
     def _limit_stranger(self, context: RequestContext, error: Exception, scope: AsgiScope) -> Exception:
-        """Return what a client is told: one without a good token, that it asks too often, where that is so."""
-        if context.token is None and isinstance(error, ServiceError) and error.status < 500:
-            scope.get(OWNER, _forget)(None)
+        """Return the error to send; RateError to an address that was refused too often without a good token.
+
+        While the token store is down no token is known to be good, and connections keep their owner.
+        """
+        if context.token is None and isinstance(error, ServiceError):
+            if error.status < 500:
+                scope.get(OWNER, _forget)(None)
             try:
                 self._strangers.take(get_network(scope.get("client")))
             except RateError as too_often:
@@ -547,7 +551,6 @@ class GuardMiddleware:
         try:
             await self._state.token_refresher.wait()
         except TokenStoreError:
-            _LOG.warning("the store of tokens does not answer")
             raise UnavailableError("tokens cannot be checked now: ask again later") from None
         token = self._state.tokens.look(text.decode("latin-1"))
         if token is None:
