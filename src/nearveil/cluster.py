@@ -355,10 +355,8 @@ class _BlockError(ValueError):
 
 
 def _describe_kind(error: BaseException) -> str:
-    """Return why a block failed: by the kind of the error, since its text may hold private values."""
-    text = error.strerror if isinstance(error, OSError) else error if isinstance(error, ImportError) else None
-    kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return f"it cannot be computed ({kind}); compute this block by itself to see why"
+    """Return the message for a block that failed: the type of the error alone, since its text may quote a row."""
+    return f"it cannot be computed ({type(error).__name__}); compute this block by itself to see why"
 
 
 def _list_workers(client: Any) -> dict[str, int]:

@@ -75,5 +75,7 @@ def read_rows(place: str, start: int) -> NDArray[Any]:
     return rows[start : start + 150]
 
 
-def quote_rows(start: int) -> NDArray[Any]:
-    raise ValueError(f"could not convert string to float: 'Bob Smith {start}'")
+def quote_rows(kind: type[Exception]) -> NDArray[Any]:
+    """Raise an error that quotes a row; for an OSError the text becomes its `strerror`."""
+    text = "could not convert string to float: 'Bob Smith'"
+    raise kind(5, text) if kind is OSError else kind(text)
