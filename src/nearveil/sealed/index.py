@@ -101,19 +101,29 @@ class SealedIndex:
     [b'item 7']
     """
 
-    def __init__(self, layout: Layout, database: Bytes, hint: Words, **state: Any) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        database: Bytes,
+        hint: Words,
+        *,
+        scale: float,
+        items: NDArray[np.int64],
+        records: Bytes | None = None,
+        record_hint: Words | None = None,
+        changes: Sequence["_Change"] = (),
+        kernel: KernelName = "auto",
+        device: str = "cpu",
+    ) -> None:
         """Use :meth:`build` or :meth:`load`."""
         self.layout = layout
         self._database, self._hint = database, hint
-        self._scale: float = state["scale"]
-        self._items: NDArray[np.int64] = state["items"]
-        self._records: Bytes | None = state.get("records")
-        self._record_hint: Words | None = state.get("record_hint")
+        self._scale, self._items = scale, items
+        self._records, self._record_hint = records, record_hint
         self._waiting: deque[_OpenQuestion] = deque()
         self._turn = threading.Lock()
-        self._changes: list[_Change] = list(state.get("changes", ()))
+        self._changes = list(changes)
         self._touched: dict[str, set[int]] = {"scores": set(), "records": set()}  # rows of hints, since the last change
-        kernel, device = state.get("kernel", "auto"), state.get("device", "cpu")
         self._kernels: dict[str, Kernel] = {"scores": make_kernel(database, kernel, device)}
         if self._records is not None:
             self._kernels["records"] = make_kernel(self._records[None], kernel, device)
