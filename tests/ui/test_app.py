@@ -116,6 +116,13 @@ def test_cookies_of_other_servers_of_this_machine_lock_nobody_out(here: Page, ot
         assert reply.status_code == 200
 
 
+@pytest.mark.parametrize("more", [{"epsilom": 0.1}, {"hid": True}, {"Candidates": 0.2}])
+def test_an_unknown_parameter_is_refused_before_anything_is_paid(here: Page, more: dict[str, Any]) -> None:
+    assert next(iter(more)) in words_of(here.ask(png(1), **more), 422, "question")
+    words_of(here.get("/api/galleries", params=more), 422, "question")
+    assert here.debits == 0
+
+
 def test_another_name_for_this_machine_is_refused(here: Page) -> None:
     names = ("evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", f"[::1]:{PORT}", f"0.0.0.0:{PORT}", "")
     for name in names:

@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 from anyio import from_thread
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
@@ -183,13 +183,26 @@ def create_app(session: PageSession, entry: PageEntry, port: int, *, auditor: Au
         yield
         await run_in_threadpool(auditor.close)
 
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
+    app = FastAPI(
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=life,
+        dependencies=[Depends(_refuse_unknown_parameters)],
+    )
     _add_pages(app, entry, port)
     _add_questions(app, session)
     _add_budgets(app, session)
     _add_audits(app, auditor)
     _add_error_handlers(app)
     return PageGuard(app, entry, port)
+
+
+async def _refuse_unknown_parameters(request: Request) -> None:
+    """Refuse parameters that a route does not have: an epsilon that is misspelt would silently not count."""
+    names = {parameter.alias for parameter in request.scope["route"].dependant.query_params}
+    if unknown := sorted(request.query_params.keys() - names):
+        raise Trouble(422, "question", f"Unknown parameter: {', '.join(unknown)}.")
 
 
 def read_assets() -> dict[str, bytes]:
