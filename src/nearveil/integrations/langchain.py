@@ -1,36 +1,50 @@
 """A retriever for LangChain: documents nearest to a private text. Needs the extra ``langchain``."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
-from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables.config import run_in_executor
-from pydantic import ConfigDict
+from pydantic import ConfigDict, field_validator
+
+from nearveil.ledger import KeyConflictError, KeySpentError, new_key
+from nearveil.service.client.errors import UnansweredError
+from nearveil.service.client.questions import Way
 
 if TYPE_CHECKING:
     from nearveil.service import Nearest
 
 __all__ = ["NearveilRetriever"]
 
+_MAX_UNANSWERED = 1000  # questions for each client
+
+_Question: TypeAlias = tuple[str, float, str | None]  # text, epsilon, gallery
+
 
 class NearveilRetriever(BaseRetriever):
     """Finds documents of an open gallery privately: the text and its vector stay here, a server sees one message.
 
-    Every call is one question: it pays `epsilon` from the client's account. How often a chain or an agent asks is seen
-    by the server; where that depends on the private text, no guarantee covers it.
+    Every answer pays `epsilon` from the client's account. A question that was paid for and has no answer is not paid
+    for twice: the next call with the same text sends the same message again, so ``with_retry`` pays once. How often a
+    chain or an agent asks is seen by the server; where that depends on the private text, no guarantee covers it.
 
     Parameters
     ----------
     client : nearveil.Client
         Of a gallery whose vectors were made by the same `embed`; it must offer metadata for texts to come back.
-    embed : Embeddings or callable
-        What makes a vector of a text: an object of LangChain, or any function.
+    embed : object with `embed_query`, or callable
+        What makes a vector of a text: embeddings of LangChain, or any function.
     k : int, default=4
-    epsilon : float, default=4.0
-        Of each question; 0 to search a copy at home.
+    by : {"auto", "message", "home", "sealed"}, default="auto"
+        The way to ask, as of :meth:`nearveil.Client.nearest`.
+    epsilon : float, optional
+        Of each question. By default 0 for "home" and "sealed", which cost nothing, and 4.0 otherwise.
     gallery : str, optional
         Needed where the server has several.
     where : mapping or callable, optional
@@ -43,30 +57,106 @@ class NearveilRetriever(BaseRetriever):
     ``docs/howto/vectors.md`` indexes sentences and asks for them.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
+    # A misspelt `epsilon` must not be paid for at the default, and errors must not quote a private filter.
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", hide_input_in_errors=True)
 
     client: Any
-    embed: Embeddings | Callable[[str], Any]
+    embed: Any
     k: int = 4
-    epsilon: float = 4.0
+    by: Way = "auto"
+    epsilon: float | None = None
     gallery: str | None = None
     where: Any = None
     text_key: str = "text"
+
+    @field_validator("embed")
+    @classmethod
+    def _check_embed(cls, embed: Any) -> Any:
+        if not callable(getattr(embed, "embed_query", embed)):
+            raise ValueError("embed must be a function of a text, or an object with a method embed_query")
+        return embed
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
         del run_manager  # callbacks are LangChain's own affair: nothing private goes to them from here
-        row = self.embed.embed_query(query) if isinstance(self.embed, Embeddings) else self.embed(query)
-        found: Nearest = self.client.nearest(
-            row, self.k if k is None else k, self.epsilon, gallery=self.gallery, where=self.where
-        )
-        return [_make_document(match, self.text_key) for match in found.matches]
+        with self._choose_key(query) as key:
+            return self._search(query, k, key)
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        return await run_in_executor(None, self._get_relevant_documents, query, run_manager=run_manager.get_sync(), k=k)
+        del run_manager
+        with self._choose_key(query) as key:
+            return await run_in_executor(None, self._search, query, k, key)
+
+    def _search(self, query: str, k: int | None, key: str) -> list[Document]:
+        row = getattr(self.embed, "embed_query", self.embed)(query)
+        result: Nearest = self.client.nearest(
+            row,
+            self.k if k is None else k,
+            self._find_epsilon(),
+            gallery=self.gallery,
+            where=self.where,
+            by=self.by,
+            key=key,
+        )
+        return [_make_document(match, self.text_key) for match in result.matches]
+
+    def _find_epsilon(self) -> float:
+        if self.epsilon is not None:
+            return self.epsilon
+        return 0.0 if self.by in ("home", "sealed") else 4.0
+
+    @contextmanager
+    def _choose_key(self, query: str) -> Iterator[str]:
+        """Yield the key of the same question if it has no answer yet, else a new key; keep it if no answer comes.
+
+        No id of LangChain's runs serves as the key: a chain that is tried again has another run for each attempt, and
+        one run may ask the same text twice.
+        """
+        question = (query, self._find_epsilon(), self.gallery)
+        unanswered = _find_unanswered(self.client)
+        key = unanswered.take(question) or new_key()
+        try:
+            yield key
+        except (KeySpentError, KeyConflictError):  # the key gives no message any more
+            raise
+        except BaseException as error:
+            if not (isinstance(error, UnansweredError) and not error.again):
+                unanswered.add(question, key)
+            raise
+
+
+class _UnansweredKeys:
+    """Idempotency keys of questions that may be paid for and have no answer; the oldest are forgotten first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._keys: deque[tuple[_Question, str]] = deque(maxlen=_MAX_UNANSWERED)
+
+    def add(self, question: _Question, key: str) -> None:
+        with self._lock:
+            self._keys.append((question, key))
+
+    def take(self, question: _Question) -> str | None:
+        """Remove and return a key of a question; two calls at once never get the same."""
+        with self._lock:
+            entry = next((entry for entry in self._keys if entry[0] == question), None)
+            if entry is None:
+                return None
+            self._keys.remove(entry)
+            return entry[1]
+
+
+# By client, not by retriever: LangChain copies retrievers whose fields are configurable, with every call.
+_UNANSWERED: "WeakKeyDictionary[Any, _UnansweredKeys]" = WeakKeyDictionary()
+_UNANSWERED_LOCK = threading.Lock()
+
+
+def _find_unanswered(client: Any) -> _UnansweredKeys:
+    with _UNANSWERED_LOCK:
+        return _UNANSWERED.setdefault(client, _UnansweredKeys())
 
 
 def _make_document(match: Any, text_key: str) -> Document:
