@@ -77,7 +77,7 @@ def test_it_is_paid_for_before_the_count_and_stored_before_it_is_told(
     told = asked.answer_once(QUERY, "one")
     assert order == [("count", 1), ("store", 1)]
     (message,) = (entry.message for entry in ledger.account("digits").history() if entry.message is not None)
-    np.testing.assert_array_equal(decode_votes(message, asked.classes_), told.votes)
+    np.testing.assert_array_equal(decode_votes(message, asked.classes_, 10), told.votes)
 
 
 def test_what_is_released_is_the_count_with_the_noise_of_the_plan(
@@ -176,10 +176,10 @@ def test_another_list_of_classes_does_not_read_old_votes(ledger: Ledger) -> None
         voter(ledger, classes=range(11)).answer_once(QUERY, "a")
     for message in (b"", b"[]", b'{"votes":[1]}', b'{"classes":["0"],"votes":["x"]}', b'{"classes":["0"],"votes":[]}'):
         with pytest.raises(ValueError, match="other classes"):
-            decode_votes(message, np.arange(1))
+            decode_votes(message, np.arange(1), 1)
     kept = np.array([[0.1, -1e-300, 3.0]])
     np.testing.assert_array_equal(
-        decode_votes(encode_votes(np.array(["a", "b", "c"]), kept), np.array(["a", "b", "c"])), kept
+        decode_votes(encode_votes(np.array(["a", "b", "c"]), kept), np.array(["a", "b", "c"]), 3), kept
     )
 
 

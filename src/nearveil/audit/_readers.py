@@ -272,22 +272,35 @@ class LabelReader(VoteReader):
     """Votes on many labels at once, each record's scaled down to a clip."""
 
     labelled = True
-    read = ClassReader.read
+
+    def read(self, answers: Any) -> Read:
+        """Read labels, votes and the sum of the weights, times its scale."""
+        weights = [] if self._scale is None else [answers.weight * self._scale]
+        values = np.column_stack([answers.votes, *weights])
+        return Read(answers.answered, np.nan_to_num(values), np.asarray(answers.labels))
 
     def are_consistent(self, read: Read) -> Bools:
         """Say whether labels are those with enough votes."""
-        expected = np.where(read.answered[:, None], read.values > self._least, -1)
+        expected = np.where(read.answered[:, None], self._compute_surplus(read.values) > 0, -1)
         return np.asarray((read.labels == expected).all(axis=1))
 
     def list_label_coins(self, labels: NDArray[Any], records: VotingRecords) -> list[Coin]:
         """Return how often each label is given."""
-        chances = (ndtr((sums - self._least) / self.plan.vote_noise) for sums in (records.sums, records.without))
+        noise = self.plan.vote_noise * (1.0 if self._scale is None else math.hypot(1.0, 1 / (2 * self._scale)))
+        chances = (ndtr(self._compute_surplus(sums) / noise) for sums in (records.sums, records.without))
         return list(zip((labels == 1).T, self._mix(*chances), strict=True))
 
+    def _compute_surplus(self, values: Floats) -> Floats:
+        """Return the votes of each label less those that it must have."""
+        return values if self._scale is None else values[..., :-1] - values[..., -1:] / (2 * self._scale)
+
     @property
-    def _least(self) -> float:
-        """How many votes a label must have."""
-        return 0.0 if self.own.votes == "signed" else float(self.plan.n_neighbors) / 2
+    def _scale(self) -> float | None:
+        """The factor of the released weights, in whole units of 2^-20; None where none are released."""
+        clip = float(self.own.clip)
+        scales = {"binary": math.sqrt(max(clip, 1.0)), "nonnegative": clip}
+        scale = scales.get(self.own.votes)
+        return None if scale is None else math.floor(scale * 2**20) / 2**20
 
     def _choose_parameters(self, voter: Any) -> dict[str, Any]:
         # As many labels as make the clip matter: one record votes for the first half, another for the second.
@@ -304,7 +317,8 @@ class LabelReader(VoteReader):
         return np.repeat([size, 0.0] if kind else [0.0, size], self._half)
 
     def weigh(self, kind: int) -> Floats:
-        return np.asarray(self.vote(kind) * min(1.0, self.own.clip / np.abs(self.vote(kind)).sum()))
+        weight = min(1.0, self.own.clip / np.abs(self.vote(kind)).sum())
+        return np.append(self.vote(kind) * weight, [] if self._scale is None else weight * self._scale)
 
 
 class MeanReader(VoteReader):

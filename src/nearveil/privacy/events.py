@@ -112,7 +112,8 @@ class ClippedVotes(DpEvent):  # type: ignore[misc]
 
     Squared L2 sensitivity, one neighbour entering and one leaving (``docs/theory/accounting.md``, Lemma 7;
     attacked by ``test_accounting.py``): ``2 clip`` for votes of 0 and 1 (if clip is at least 1, else
-    ``2 clip^2``), ``2 clip^2`` for other votes that are not negative, ``4 clip^2`` for votes of either sign.
+    ``2 clip^2``), ``2 clip^2`` for other votes that are not negative, ``4 clip^2`` for votes of either sign. The same
+    with the sum of the neighbours' weights (``docs/theory/private-knn.md``, Theorem 11).
 
     Parameters
     ----------

@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from nearveil.votes.estimator import (
     MULTILABEL,
+    Answers,
     ClassPoll,
     Labels,
     Poll,
@@ -47,14 +48,17 @@ class NeighborPoll(ClassPoll):
             largest = self.ballots.count(drawn[1]).max(axis=1) * plan.votes.unit if draws == 2 else None
             yield VoteTally(self.ballots.count(drawn[0]), largest)
 
-    def labels(self, votes: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[Any]:
+    def make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> Answers:
         if self.votes not in MULTILABEL:
-            return super().labels(votes, answered)
-        # Of votes that may be negative more than none must be for a label, of the others more than half.
-        least = 0.0 if self.votes == "signed" else self.terms.plan.n_neighbors / 2
-        chosen = np.full(votes.shape, self.abstain_label, dtype=object)
-        chosen[answered] = (votes[answered] > least).astype(int)
-        return chosen.astype(int)
+            return super().make_answers(released, answered)
+        votes, weight, thresholds = np.full((len(answered), len(self.classes)), np.nan), None, np.zeros(len(answered))
+        votes[answered] = released[:, : len(self.classes)]
+        if isinstance(self.ballots, Weights) and self.ballots.weight_scale is not None:
+            weight = np.full(len(answered), np.nan)
+            weight[answered] = released[:, -1] / self.ballots.weight_scale
+            thresholds = weight / 2
+        labels = np.where(answered[:, None], votes > thresholds[:, None], self.abstain_label)
+        return Answers(labels.astype(int), answered, votes, weight)
 
 
 @dataclass(eq=False, repr=False)
@@ -98,7 +102,9 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
         most 1. The others vote on many labels at once, without screening: rows of 0 and 1, of weights, or of weights
         of either sign.
     clip : float, optional
-        For many labels: a record's votes are scaled down to this L1 norm (the supplement's tau).
+        For many labels: a record's votes are scaled down to this L1 norm (the supplement's tau). Choose about as many
+        labels as records have: a record with more counts less. A label is given where the noisy sum of its votes is
+        more than half of the noisy sum of the voters' weights; with signed votes, more than 0.
     classes : array-like, optional
         The public list of classes. Where it is not given, the classes are read from the labels, and the guarantee is
         about a record of a class that occurs anyway.

@@ -1,6 +1,7 @@
 """What all voting estimators share: ballots, and how to pay, screen, pay and vote."""
 
 import json
+import math
 import re
 import warnings
 from abc import ABC, abstractmethod
@@ -80,6 +81,7 @@ def _clean(words: str) -> str:
 Votes = Literal["classes", "soft", "binary", "nonnegative", "signed"]
 MULTILABEL = get_args(Kind)
 _AT_ONCE = 2**22  # votes that are gathered at a time
+_LEAST_CLIP = 0.001  # below which rounding to units would distort the weights
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Weights:
     """A vote of several parts for each record, in units."""
 
     units: NDArray[np.int64] = field(repr=False)  # the last row, of nobody, is zero
+    weight_scale: float | None = None  # factor of the last column, the records' weights; None without that column
 
     def count(self, voters: Voters) -> NDArray[np.int64]:
         """Sum the votes on each query, shape (n_queries, size)."""
@@ -150,17 +153,38 @@ def make_label_votes(
     rows = _check_rows(y)
     if clip is None:
         raise ValueError("clip must be given: how many labels one record may vote for (the supplement's tau)")
-    if check_positive(clip, "clip") > 1 / UNIT:
-        raise ValueError("clip must be at most a million")
+    if not _LEAST_CLIP <= check_positive(clip, "clip") <= 1 / UNIT:
+        raise ValueError("clip must be from 0.001 to a million")
     if kind == "binary" and not np.all((rows == 0) | (rows == 1)):
         raise ValueError('y must hold 0 and 1 alone for votes="binary"')
     if kind == "nonnegative" and np.any(rows < 0):
         raise ValueError('y must not be negative for votes="nonnegative"')
     known = _check_columns(rows, classes)
-    norms = np.abs(rows).sum(axis=1, keepdims=True)
-    rows = rows * (clip / np.maximum(norms, clip))
+    if kind == "signed":
+        norms = np.abs(rows).sum(axis=1, keepdims=True)
+        votes = _make_weights(rows * (clip / np.maximum(norms, clip)))
+    else:
+        votes = _weigh_labels(rows, float(clip), kind)
     event = ClippedSums(float(clip), kind)
-    return known, _make_weights(rows), Ballot(event, len(known), unit=UNIT, whole=False, screened=False)
+    return known, votes, Ballot(event, votes.units.shape[1], unit=UNIT, whole=False, screened=False)
+
+
+def _weigh_labels(rows: NDArray[np.float64], clip: float, kind: Kind) -> Weights:
+    """Multiply each row by its weight, at most 1, and append the weight times a public scale.
+
+    The scale is the largest at which the weights cost nothing: with them, one record in and one out still change the
+    sums by the sensitivity of the votes alone (``docs/theory/private-knn.md``, Theorem 11; attacked by
+    ``tests/votes/test_labels.py``). The weight is rounded first, and the votes are multiplied by the rounded weight.
+    """
+    sizes = rows.sum(axis=1, keepdims=True)
+    if kind == "binary":
+        largest, lengths = math.sqrt(max(clip, 1.0)), np.maximum(sizes, 1.0) / clip
+    else:
+        largest, lengths = clip, np.maximum(sizes / clip, (rows**2).sum(axis=1, keepdims=True) / clip**2)
+    steps = math.floor(largest / UNIT)
+    weights = np.floor(steps / np.maximum(lengths, 1.0))
+    units = np.hstack([_make_weights(rows * (weights / steps)).units, np.append(weights, [[0]], axis=0)])
+    return Weights(units.astype(np.int64), weight_scale=steps * UNIT)
 
 
 def check_classes(classes: ArrayLike) -> NDArray[Any]:
@@ -366,6 +390,9 @@ class Answers:
     answered : ndarray of bool, shape (n_queries,)
     votes : ndarray of shape (n_queries, n_classes)
         The noisy counts that decided; NaN where a query was declined.
+    weight : ndarray of shape (n_queries,), optional
+        The noisy sum of the voters' weights, for votes "binary" and "nonnegative": a label is given where its votes
+        are more than half of it.
 
     Examples
     --------
@@ -376,6 +403,7 @@ class Answers:
     labels: NDArray[Any]
     answered: NDArray[np.bool_]
     votes: NDArray[np.float64]
+    weight: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -388,6 +416,12 @@ class ClassPoll(Poll):
     @property
     def shown(self) -> dict[str, Any]:
         return {**super().shown, "classes_": self.classes}
+
+    def make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> Answers:
+        """Return the answers from noisy sums, shape (n_answered, plan.size)."""
+        votes = np.full((len(answered), self.terms.plan.size), np.nan)
+        votes[answered] = released
+        return Answers(self.labels(votes, answered), answered, votes)
 
     def labels(self, votes: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[Any]:
         """Return the class that won each vote, or the abstain label."""
@@ -477,11 +511,9 @@ class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
         poll = self._poll
         queries = poll.check_queries(X)
         rows, released = poll.ask(queries, progress)
-        votes = np.full((len(queries), len(poll.classes)), np.nan)
-        votes[rows] = released
         answered = np.zeros(len(queries), dtype=np.bool_)
         answered[rows] = True
-        return Answers(poll.labels(votes, answered), answered, votes)
+        return poll.make_answers(released, answered)
 
     def answer_once(self, x: ArrayLike, key: str, *, client: str | None = None) -> Answers:
         """Answer one public query under a key, for good: the same key gives the same votes again, for nothing.
@@ -539,9 +571,8 @@ class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
             if debit.message is None:
                 (tally,) = poll.count_votes(query)
                 debit.store(encode_votes(poll.classes, poll.release(tally.sums)))
-            votes = decode_votes(debit.message or b"", poll.classes)
-        answered = np.ones(1, dtype=np.bool_)
-        return Answers(poll.labels(votes, answered), answered, votes)
+            released = decode_votes(debit.message or b"", poll.classes, poll.terms.plan.size)
+        return poll.make_answers(released, np.ones(1, dtype=np.bool_))
 
     def _find_abstain_label(self, classes: NDArray[Any]) -> int | str:
         """Return what stands for no answer: a label of the classes' kind that is none of them."""
@@ -558,19 +589,21 @@ class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
 
 
 def encode_votes(classes: NDArray[Any], votes: NDArray[np.float64]) -> bytes:
-    """Return the votes on one query, with what they are for, as they are kept: JSON, floats to the last bit."""
+    """Return the noisy sums of one query, with the classes, as they are kept: JSON, floats to the last bit."""
     told = {"classes": [str(name) for name in classes.tolist()], "votes": votes[0].tolist()}
     return json.dumps(told, separators=(",", ":")).encode()
 
 
-def decode_votes(message: bytes, classes: NDArray[Any]) -> NDArray[np.float64]:
-    """Return what :func:`encode_votes` wrote, shape (1, n_classes)."""
+def decode_votes(message: bytes, classes: NDArray[Any], size: int) -> NDArray[np.float64]:
+    """Return what :func:`encode_votes` wrote, shape (1, size)."""
     try:
         told = json.loads(message)
         votes = np.array([told["votes"]], dtype=np.float64)
-        fits = told["classes"] == [str(name) for name in classes.tolist()] and votes.shape == (1, len(classes))
+        fits = told["classes"] == [str(name) for name in classes.tolist()] and votes.ndim == 2
     except (ValueError, TypeError, KeyError):
         fits = False
-    if not fits:
+    if fits and votes.shape == (1, len(classes)) and size > len(classes):
+        raise ValueError("key was answered by an older nearveil, without the sum of the weights: use a new key")
+    if not fits or votes.shape != (1, size):
         raise ValueError("key was answered for other classes: classes must stay as they were")
     return votes
