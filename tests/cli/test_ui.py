@@ -1,10 +1,18 @@
 """``nearveil ui``: what it refuses before a page is there, who pays, and what it prints."""
 
+import os
 import queue
+import stat
+import tempfile
 import threading
 import webbrowser
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 
@@ -14,6 +22,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
 import nearveil.ui
+from nearveil.cli import _asking
 from nearveil.ledger import Ledger
 from nearveil.ui._app import PortError, bind_port
 from nearveil.ui.session import PageSession
@@ -52,6 +61,37 @@ def test_an_index_here_and_the_usual_account(index: Path, desks: list[tuple[Page
     assert "account queries" in fine("ui", "--index", index, "--no-browser", "--port", 9000)
 
 
+@dataclass
+class Seen:
+    """What a browser was given, and the file behind it while the page was there."""
+
+    argument: str
+    text: str
+    modes: tuple[int, int]  # of the file and its folder
+
+
+@pytest.fixture
+def browsers(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
+    """Take the place of the page and of browsers; the page ends when a browser has read its file."""
+    found: list[Seen] = []
+    looked = threading.Event()
+
+    def browse(argument: str) -> None:
+        path = Path(url2pathname(urlsplit(argument).path))
+        modes = stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)
+        found.append(Seen(argument, path.read_text(), modes))
+        looked.set()
+
+    def serve(desk: PageSession, *, port: int, ready: Any, stopping: Any) -> None:
+        del desk, stopping
+        ready(f"http://127.0.0.1:{port}/?t=token")
+        assert looked.wait(30)
+
+    monkeypatch.setattr(webbrowser, "open", browse)
+    monkeypatch.setattr(nearveil.ui, "serve_page", serve)
+    return found
+
+
 def test_the_browser_is_opened_unless_told(
     index: Path, desks: list[tuple[PageSession, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,8 +106,51 @@ def test_the_browser_is_opened_unless_told(
     fine("ui", "--index", index, "--no-browser")
     fine("ui", "--index", index)
     answered.set()
-    assert opened.get(timeout=30) == "http://127.0.0.1:8322/?t=token"
+    assert opened.get(timeout=30).startswith("file:///")
     assert (opened.qsize(), len(desks)) == (0, 2)
+
+
+def test_the_browser_gets_a_private_file_in_place_of_the_token(
+    index: Path, here: Path, browsers: list[Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created: list[tuple[int, int]] = []
+    open_file = os.open
+
+    def record(path: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
+        if str(path).endswith(".html"):
+            created.append((mode, flags & (os.O_CREAT | os.O_EXCL)))
+        return open_file(path, flags, mode, **more)
+
+    monkeypatch.setattr(os, "open", record)
+    umask = os.umask(0)
+    try:
+        fine("ui", "--index", index)
+    finally:
+        os.umask(umask)
+    (seen,) = browsers
+    assert "token" not in seen.argument
+    assert 'content="0;url=http://127.0.0.1:8322/?t=token"' in seen.text
+    assert seen.modes == (0o600, 0o700)
+    assert created == [(0o600, os.O_CREAT | os.O_EXCL)]  # private from the first moment on
+    assert list((here / "data" / "nearveil").glob("*.html")) == []
+
+
+def test_the_file_is_gone_when_the_page_ends_at_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webbrowser, "open", lambda _: None)
+    monkeypatch.setattr(threading, "Timer", Mock())  # it would end this process
+    with ExitStack() as files:
+        _asking._open_browser("http://127.0.0.1:8322/?t=token", files)
+        assert len(list((here / "data" / "nearveil").glob("*.html"))) == 1
+        _asking._end_soon(files)
+        assert list((here / "data" / "nearveil").glob("*.html")) == []
+
+
+def test_without_a_file_no_browser_is_opened(index: Path, desks: Any, here: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(webbrowser, "open", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(tempfile, "mkstemp", Mock(side_effect=OSError(28, "No space left on device")))
+    text = fine("ui", "--index", index)
+    assert "No browser was opened: No space left on device. Open the address yourself." in text
+    assert len(desks) == 1
 
 
 def test_an_account_of_ones_own_and_dummies(index: Path, desks: list[tuple[PageSession, int]], here: Path) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import os
+import queue
 import re
 import shutil
 import signal
@@ -10,8 +11,9 @@ import subprocess
 import sys
 import threading
 import uuid
+import webbrowser
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ import uvicorn
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, expect, sync_playwright
 
 from nearveil import Client
+from nearveil.cli._asking import _open_browser
 from nearveil.features import HogColor, load_image
 from nearveil.features.images import thumbnail
 from nearveil.gallery import Index, Item
@@ -236,6 +239,24 @@ def stripes(folder: Path, made: Path) -> Iterator[Loopback]:
                 running.should_exit = True
                 thread.join(30)
     kinds.close()
+
+
+def test_the_file_that_a_browser_gets_leads_to_the_page(
+    chromium: Browser, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(webbrowser, "open", opened.put)
+    with (
+        Index.open(made) as index,
+        shown(tmp_path, OpenGallery(index, "stripes"), None) as address,
+        looking(chromium, address) as look,
+        ExitStack() as files,
+    ):
+        _open_browser(address, files)
+        look.page.goto(opened.get(timeout=30), wait_until="commit")
+        look.page.wait_for_url(f"{look.origin}/*")
+        expect(look.page.locator("#curve svg").first).to_be_visible()
+        assert address.partition("=")[2] not in look.page.url
 
 
 def test_a_protected_gallery_is_used_at_home(chromium: Browser, made: Path, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """``nearveil ui``, and what `query`, `classify` and `sync` share with it: whom to ask, which token, and who pays."""
 
+import html
 import os
 import re
 import shlex
+import tempfile
 import threading
 import webbrowser
 from collections.abc import Iterator, Sequence
@@ -283,20 +285,59 @@ def ui(
         purse.account = payer
         where = server if server is not None else describe_place(find_index(index))
         session = PageSession(client, purse, book, where, gallery=gallery, dummies=others)
-        serve_page(session, port=port, ready=lambda address: _say(address, payer, browser=browser), stopping=_end_soon)
+        files = stack.enter_context(ExitStack())
+
+        def announce(address: str) -> None:
+            _say(address, payer)
+            if browser:
+                _open_browser(address, files)
+
+        serve_page(session, port=port, ready=announce, stopping=lambda: _end_soon(files))
 
 
-def _say(address: str, payer: "Account", *, browser: bool) -> None:
+def _say(address: str, payer: "Account") -> None:
     """Say where the page is: for people, and for programs that wait for this line."""
     typer.echo(f"{payer.balance()}")
     typer.echo("The page is on this machine alone. Its address works once; Ctrl-C ends it:")
     typer.echo(address)
-    if browser:  # beside the page: some wait until the browser has the page, or until it ends
-        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
-def _end_soon() -> None:
+_REDIRECT = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0;url={address}">
+<title>nearveil: opening the page</title>
+</head>
+<body><p><a href="{address}">Open the page</a></p></body>
+</html>
+"""
+
+
+def _open_browser(address: str, files: ExitStack) -> None:
+    """Open a browser by a private file that leads to the address; `files` removes it.
+
+    All users of the machine can read the command line of the browser, and the address holds the token.
+    """
+    from nearveil.storage import make_data_folder
+
+    try:
+        descriptor, name = tempfile.mkstemp(".html", "ui-", make_data_folder())  # created with mode 0600
+        path = Path(name)
+        files.callback(path.unlink, missing_ok=True)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(_REDIRECT.format(address=html.escape(address)))
+    except OSError as error:
+        typer.echo(f"No browser was opened: {error.strerror}. Open the address yourself.", err=True)
+        return
+    # In another thread: some browsers return when they have the page, or when they end.
+    threading.Thread(target=webbrowser.open, args=(path.as_uri(),), daemon=True).start()
+
+
+def _end_soon(files: ExitStack) -> None:
     """End this process, also where a server never answers: what was paid is on the disk, and can be asked again."""
+    files.close()
     timer = threading.Timer(_END, os._exit, (130,))
     timer.daemon = True
     timer.start()
