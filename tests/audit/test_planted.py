@@ -69,6 +69,12 @@ def attacked_discriminant(make: Any) -> Report:
     return audit(make(4.0, 0.05, publications=2), trials=400, source=unsafe_seeded(1))
 
 
+def run_checks(make: Any) -> dict[str, str]:
+    """Return the details of the checks that a discriminant fails."""
+    checks = [check(unsafe_seeded(1), 1e-9) for check in make_experiment(make(4.0, 0.05, publications=2)).checks]
+    return {check.name: check.detail for check in checks if check.result == "failed"}
+
+
 def test_a_discriminant_without_a_defect_is_not_called_broken() -> None:
     report = attacked_discriminant(PrivateDiscriminant)
     assert report.reasons == ()
@@ -83,6 +89,17 @@ def test_half_the_noise_of_a_discriminant() -> None:
 
 
 def test_a_discriminant_that_does_not_pay() -> None:
-    checks = make_experiment(planted.FreeDiscriminant(4.0, 0.05, publications=2)).checks
-    found = [check(unsafe_seeded(1), 1e-9) for check in checks]
-    assert [one.name for one in found if one.result == "failed"] == ["the account"]
+    assert set(run_checks(planted.FreeDiscriminant)) == {"the account"}
+
+
+def test_the_largest_private_value_in_a_discriminant() -> None:
+    problems = run_checks(planted.ReachingDiscriminant)
+    assert set(problems) == {"the export"}
+    assert "its public part depends on private records" in problems["the export"]
+
+
+def test_four_fifths_of_the_noise_on_counts() -> None:
+    report = attacked_discriminant(planted.QuietCounts)
+    assert report.verdict == "broken"
+    assert "the stated law" in failed(report)
+    assert "number 2 has not the spread that is stated" in str(report)

@@ -332,6 +332,30 @@ class FreeDiscriminant(PrivateDiscriminant):
         return self
 
 
+class ReachingDiscriminant(PrivateDiscriminant):
+    """Publishes the largest private value, as the bound on the values that a projection accepts."""
+
+    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
+        """Fit, and replace the public bound by a private one."""
+        super().fit(X, y, public=public)
+        projection = replace(self._model.projection, reach=float(np.abs(np.asarray(X)).max()))
+        self._model = replace(self._model, projection=projection)
+        return self
+
+
+class QuietCounts(PrivateDiscriminant):
+    """Publishes counts with four fifths of the noise that is charged."""
+
+    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
+        """Fit, and draw the counts to the exact ones."""
+        super().fit(X, y, public=public)
+        exact = (np.asarray(y) == self.classes_[:, None]).sum(axis=1)
+        counts = exact + 0.8 * (self.statistics_.counts - exact)
+        self.statistics_ = replace(self.statistics_, counts=counts)
+        self._model = replace(self._model, counts=counts)
+        return self
+
+
 class HeapMap(PublicMap):
     """A map of any size, searched by a heap of the nearest so far: fast where the first ones are the nearest."""
 

@@ -2,7 +2,8 @@
 
 import math
 import pickle
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,14 +39,24 @@ from nearveil.votes import (
     PrivateDiscriminant,
     PrivateKNeighborsClassifier,
     PrivateKNeighborsRegressor,
+    PublicDiscriminant,
     Student,
+)
+from nearveil.votes.discriminant_model import (
+    SHRINKAGE,
+    NoisyStatistics,
+    PublicMoments,
+    calibrate_scores,
+    estimate_means,
+    fit_discriminant,
 )
 
 _NEAR = 0.05  # of a cluster around its canary
 _LARGEST_CLUSTER = 128
 _PUBLIC = 16  # rows that a student learns from
 _FEATURES, _OTHERS = 3, 4  # of a discriminant: features, and records of each class
-_CLASSES = ("in", "out")
+_CLASSES = tuple(range(8))
+_COPIES = 64  # of a database that has many records
 _ROW, _COUNT = 2364, 591  # integers that a row of norm one and the count of a record are, as its page states
 _FITS = 400  # trials, where every run is a fit
 
@@ -287,8 +298,34 @@ def _join(rounds: tuple[Answers, ...]) -> Answers:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class Publications:
+    """Noisy sums of many fits, and the numbers of their exports."""
+
+    sums: Floats  # of shape (runs, classes, directions)
+    counts: Floats  # as they are exported
+    weights: Floats
+    biases: Floats
+    reach: Floats
+
+    @property
+    def released(self) -> Floats:
+        """The numbers with noise of their own: all sums first, then all counts."""
+        return np.column_stack([self.sums.reshape(len(self.sums), -1), self.counts])
+
+    @property
+    def numbers(self) -> Floats:
+        """What an attacker compares: all numbers of the record's class and of another one, and the bound on values."""
+        parts = (self.sums[:, :2], self.counts[:, :2], self.weights[:, :2], self.biases[:, :2], self.reach)
+        return np.column_stack([part.reshape(len(part), -1) for part in parts])
+
+
 def make_discriminant_experiment(discriminant: PrivateDiscriminant) -> Experiment:
-    """Return the experiment of a discriminant: one record more, near the others or far outside."""
+    """Return the experiment of a discriminant: one record more, near the others or far outside.
+
+    Runs are fitted without public rows, which take most of the time of a fit. An export that was fitted with public
+    rows is checked number by number.
+    """
     game = _DiscriminantGame(discriminant)
     fitted = game.fit(game.pairs[0].first)
     return Experiment(
@@ -298,9 +335,10 @@ def make_discriminant_experiment(discriminant: PrivateDiscriminant) -> Experimen
         run=game.run,
         log_ratio=game.compute_losses,
         exact=True,
+        numbers=lambda seen: seen.numbers,
         law=Law(
-            uniforms=lambda seen, records: list(compute_gaussian_uniforms((seen - records.sums) / game.noise).T),
-            values=lambda seen: seen,
+            uniforms=game.compute_uniforms,
+            values=lambda seen: seen.released,
             largest_value=LARGEST_VALUE,
             largest_row=LARGEST_VALUE**2,
         ),
@@ -319,16 +357,17 @@ class _DiscriminantGame:
     def __init__(self, discriminant: PrivateDiscriminant) -> None:
         rng = np.random.default_rng(5)
         self.own = clone(discriminant).set_params(classes=_CLASSES, ledger=None, account=None, source=None)
-        X = rng.standard_normal((2 * _OTHERS, _FEATURES))
         y = np.repeat(_CLASSES, _OTHERS)
+        X = rng.standard_normal((len(y), _FEATURES))
         fitted = self.own.fit(X, y)
         self.projection = fitted.export().projection
         # What the guarantee states: noise for one record more or less, in units of a record.
         multiplier = fitted.guarantee.events[0].event.noise_multiplier
-        values = 2 * self.projection.n_directions
-        self.noise = multiplier * math.hypot(_ROW, _COUNT) / np.repeat([_ROW, _COUNT], [values, 2])
+        n_classes = len(_CLASSES)
+        values = n_classes * self.projection.n_directions
+        self.noise = multiplier * math.hypot(_ROW, _COUNT) / np.repeat([_ROW, _COUNT], [values, n_classes])
         self.pairs = tuple(
-            Pair(name, self._sum([row, *X], ["in", *y]), self._sum(X, y))
+            Pair(name, self._sum([row, *X], [0, *y]), self._sum(X, y))
             for name, row in (("one record more", X[0]), ("one record more, far outside", 1e6 * X[1]))
         )
 
@@ -336,14 +375,26 @@ class _DiscriminantGame:
         """Fit a discriminant to records."""
         return clone(self.own).set_params(**more).fit(records.X, records.y)
 
-    def run(self, records: VotingRecords, runs: int, source: Source) -> Floats:
-        """Fit so many discriminants, and keep the noisy sums and counts."""
-        found = (self.fit(records, source=source).statistics_ for _ in range(runs))
-        return np.stack([np.concatenate([one.sums.ravel(), one.counts]) for one in found])
+    def run(self, records: VotingRecords, runs: int, source: Source) -> Publications:
+        """Fit so many discriminants, and return what they publish."""
+        fits = [self.fit(records, source=source) for _ in range(runs)]
+        models = [fitted.export() for fitted in fits]
+        return Publications(
+            sums=np.array([fitted.statistics_.sums for fitted in fits]),
+            counts=np.array([model.counts for model in models], dtype=np.float64),
+            weights=np.array([model.weights for model in models]),
+            biases=np.array([model.biases for model in models]),
+            reach=np.array([model.projection.reach for model in models]),
+        )
 
-    def compute_losses(self, seen: Floats, pair: Pair) -> Floats:
+    def compute_uniforms(self, seen: Publications, records: VotingRecords) -> list[Floats]:
+        """Return the stated distribution function at all sums, and at all counts."""
+        uniforms = compute_gaussian_uniforms((seen.released - records.sums) / self.noise)
+        return [part.ravel() for part in np.split(uniforms, [-len(_CLASSES)], axis=1)]
+
+    def compute_losses(self, seen: Publications, pair: Pair) -> Floats:
         """Return the log-likelihood ratio of all numbers of a run."""
-        first, second = (((seen - one.sums) / self.noise) ** 2 for one in (pair.first, pair.second))
+        first, second = (((seen.released - one.sums) / self.noise) ** 2 for one in (pair.first, pair.second))
         return np.asarray((second - first).sum(axis=1) / 2)
 
     def find_unpaid(self) -> str | None:
@@ -362,10 +413,35 @@ class _DiscriminantGame:
             return f"more than {publications} publications were made"
 
     def find_exported(self) -> str | None:
-        """Say what an export holds that must not leave."""
+        """Say what exports hold besides the released numbers and what follows from public rows."""
         with open_ledger() as ledger:
-            held = self.fit(self.pairs[0].first, ledger=ledger, account=ACCOUNT).export().to_bytes()
-        return find_private(held, self.pairs[0].first.X)
+            data = self.fit(self.pairs[0].first, ledger=ledger, account=ACCOUNT).export().to_bytes()
+        problems = [find_private(data, self.pairs[0].first.X)]
+        public, public_parts = np.random.default_rng(7).standard_normal((2 * len(_CLASSES), DIMENSION)), set()
+        for X, y in _draw_databases():
+            fitted = clone(self.own).fit(X, y, public=public)
+            model = fitted.export()
+            zeros = {name: np.zeros_like(getattr(model, name)) for name in ("weights", "biases", "counts")}
+            public_parts.add(replace(model, **zeros).to_bytes())
+            problems.append(find_private(model.to_bytes(), X))
+            if len(public_parts) > 1:
+                problems.append("its public part depends on private records")
+            if not self._follows(model, fitted.statistics_, public):
+                problems.append("its numbers do not follow from the released ones and public rows")
+        return "; ".join(sorted({problem for problem in problems if problem is not None})) or None
+
+    def _follows(self, model: PublicDiscriminant, statistics: NoisyStatistics, public: Floats) -> bool:
+        """Return whether a model is computed from released numbers and public rows alone."""
+        images = model.projection.transform(public)
+        means = estimate_means(statistics, PublicMoments.measure(images))
+        shrinkage = SHRINKAGE if self.own.shrinkage == "auto" else float(self.own.shrinkage)
+        scores = calibrate_scores(fit_discriminant(means, shrinkage), means, images)
+        pairs = (
+            (model.weights, scores.weights),
+            (model.biases, scores.biases),
+            (model.counts, statistics.counts),
+        )
+        return all(np.array_equal(exported, values.astype(np.float32)) for exported, values in pairs)
 
     def _sum(self, rows: Any, labels: Any) -> VotingRecords:
         X, y = np.array(rows), np.array(labels)
@@ -373,3 +449,14 @@ class _DiscriminantGame:
         members = [y == one for one in _CLASSES]
         sums = np.concatenate([*(rounded[own].sum(axis=0) for own in members), [own.sum() for own in members]])
         return VotingRecords(X, y, sums, sums)
+
+
+def _draw_databases() -> Iterator[tuple[Floats, NDArray[np.int64]]]:
+    """Yield private databases: one, then with a record far outside, of a single class, of few records and of many."""
+    y = np.repeat(_CLASSES, _OTHERS)
+    X = np.random.default_rng(6).standard_normal((len(y), DIMENSION))
+    yield X, y
+    yield np.vstack([X, 1e6 * X[:1]]), np.append(y, 0)
+    yield X, np.zeros_like(y)
+    yield X[:2], y[:2]
+    yield np.tile(X, (_COPIES, 1)), np.tile(y, _COPIES)

@@ -209,6 +209,8 @@ def list_specimens() -> list[AuditEntry]:
         "a search by a heap": broken.make_heap_search,
         "half the noise of a discriminant": lambda: broken.QuietDiscriminant(EPSILON, _FEW_DELTA),
         "a discriminant that does not pay": lambda: broken.FreeDiscriminant(EPSILON, _FEW_DELTA),
+        "the largest private value in a discriminant": lambda: broken.ReachingDiscriminant(EPSILON, _FEW_DELTA),
+        "four fifths of the noise on counts": lambda: broken.QuietCounts(EPSILON, _FEW_DELTA),
     }
     if find_spec("httpx") is not None:
         made["a question sent as soon as it is made"] = broken.make_hasty_question
