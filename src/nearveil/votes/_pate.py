@@ -54,7 +54,8 @@ def assign_records(n_records: int, n_teachers: int, source: Source) -> list[NDAr
     """
     teacher = source.words(n_records) % np.uint64(n_teachers)
     parts = [np.flatnonzero(teacher == np.uint64(one)) for one in range(n_teachers)]
-    assert np.bincount(np.concatenate(parts), minlength=n_records).tolist() == [1] * n_records, "parts overlap"
+    if np.bincount(np.concatenate(parts), minlength=n_records).tolist() != [1] * n_records:
+        raise RuntimeError("every record must have one teacher: the coins do not fit the records")
     return parts
 
 

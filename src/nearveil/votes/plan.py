@@ -181,7 +181,8 @@ class NoisySums:
             return LaplaceNoise(sensitivity=self.unit, scale=self.noise, size=size, grid=grid)
         scale = math.hypot(self.noise, math.sqrt(_ROUNDING_VARIANCE) * grid) * (1 + 2.0**-45)
         noise = GaussianNoise(sensitivity=self.unit, scale=scale, size=size, grid=grid)
-        assert noise.effective_scale >= self.noise
+        if noise.effective_scale < self.noise:
+            raise ArithmeticError("vote_noise: the noise would be smaller than its guarantee states; release nothing")
         return noise
 
 
