@@ -417,19 +417,37 @@ def data_folder() -> Path:
 
 def make_data_folder(*inside: str) -> Path:
     """Make that folder, or one inside it, for its owner alone; return it."""
-    folder = data_folder()
-    folder.parent.mkdir(parents=True, exist_ok=True)  # parents would be made for all
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for name in inside:
-        folder = folder / name
-        folder.mkdir(mode=0o700, exist_ok=True)
+    folder = data_folder().joinpath(*inside)
+    make_private_folder(folder)
     return folder
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing, all for their owner alone; leave existing ones as they are.
+
+    ``Path.mkdir(mode, parents=True)`` would make the folders above it for all to read.
+    """
+    try:
+        folder.mkdir(mode=0o700)
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        make_private_folder(folder.parent)
+        make_private_folder(folder)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file, made for its owner alone where there is none: an `opener` of :func:`open`."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def make_private_file(path: Path) -> None:
     """Make a file for its owner alone where there is none: SQLite would make it for all to read."""
     with suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        os.close(open_private(str(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
 
 
 def flush_folder(folder: Path) -> None:

@@ -359,6 +359,7 @@ def test_tls_and_a_sudden_end(tmp_path: Path) -> None:
     make = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
     also = "-addext subjectAltName=DNS:localhost -keyout key.pem -out cert.pem"
     subprocess.run([openssl, *make.split(), *also.split()], cwd=tmp_path, check=True, capture_output=True)  # noqa: S603
+    (tmp_path / "key.pem").chmod(0o644)
     index_of(tmp_path / "My Birds").close()
     trust = ssl.create_default_context(cafile=tmp_path / "cert.pem")
     own = (tmp_path / "cert.pem", tmp_path / "key.pem")  # signed by itself, so it is its own authority
@@ -382,6 +383,7 @@ def test_tls_and_a_sudden_end(tmp_path: Path) -> None:
     finally:
         silent.close()
         process.end()  # kill -9
+    assert "tls_key: every user of this machine can read key.pem" in (tmp_path / "log.jsonl").read_text()
     with Index.open(tmp_path / "My Birds") as index, TokenStore(tmp_path / "tokens.db") as store:
         index.verify()
         assert store.verify(process.secret) is not None

@@ -316,8 +316,10 @@ def _check_log(settings: "Settings") -> None:
     """Raise unless the log can be written: a server that runs would only count the lines that it drops."""
     if settings.log_file is None:
         return
+    from nearveil.storage import open_private
+
     try:
-        with settings.log_file.open("ab"):
+        with open(settings.log_file, "ab", opener=open_private):
             pass
     except OSError as error:
         raise ValueError(f"log_file: {settings.log_file} cannot be written: {error.strerror}") from None

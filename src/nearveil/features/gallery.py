@@ -17,6 +17,7 @@ import numpy as np
 from nearveil.cluster import Cluster, connect, cut_rows
 from nearveil.features.extractor import Extractor, FeatureError, Floats, Progress
 from nearveil.features.images import ImageError, Pixels, hash_content, load_image, read_file
+from nearveil.storage import make_private_folder
 
 NO_FEATURE = "without a feature: the extractor gave zeros, NaN or infinity"
 
@@ -46,7 +47,7 @@ class FeatureCache:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(self.directory)
 
     def _place(self, content: str, fingerprint: str) -> Path:
         return self.directory / fingerprint / content[:2] / content
@@ -65,7 +66,7 @@ class FeatureCache:
     def put(self, content: str, fingerprint: str, row: Floats) -> None:
         """Keep the row of one image, in place of any before."""
         place = self._place(content, fingerprint)
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(place.parent)
         written = row.astype("<f4").tobytes()
         handle, beside = tempfile.mkstemp(dir=place.parent, prefix=".")
         try:

@@ -51,7 +51,14 @@ from nearveil.gallery.items import (
     make_damaged_error,
     metadata,
 )
-from nearveil.storage import Database, flush_folder, is_open_here, make_private_file, prepare_durable
+from nearveil.storage import (
+    Database,
+    flush_folder,
+    is_open_here,
+    make_private_file,
+    make_private_folder,
+    prepare_durable,
+)
 
 Positions = NDArray[np.int64]
 Found = tuple[Positions, Singles]
@@ -267,7 +274,7 @@ class DirectoryIndex(_index.Index):
     def _create(cls, where: str, first: Head, timeout: float) -> "DirectoryIndex":
         folder = Path(where).expanduser().resolve()
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(folder)
             others = [entry for entry in folder.iterdir() if not entry.name.startswith(_FILE)]
         except OSError as error:
             raise IndexStoreError(f"index {folder}: the directory cannot be made: {error.strerror}") from error

@@ -195,7 +195,7 @@ def sync_folder(
         if held is None:
             if not private:
                 MapTerms().updated(**given).check(len(found.paths))
-            held = stack.enter_context(_create(where, tool))
+            held = stack.enter_context(Index.create(where, dimension=tool.dimension, extractor=tool.fingerprint))
         if private:
             held.protect()
         with note_changes():
@@ -281,12 +281,6 @@ def open_index(where: str) -> Index | None:
         return Index.open(where)
     except NotAnIndexError:
         return None
-
-
-def _create(where: str, tool: Extractor) -> Index:
-    if "://" not in where:
-        Path(where).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return Index.create(where, dimension=tool.dimension, extractor=tool.fingerprint)
 
 
 def _check_private(held: Index | None, given: dict[str, Any], *, asked: bool) -> bool:

@@ -27,6 +27,7 @@ from nearveil.frames import DEFAULT_LIMITS, Kind, Reader, WireError, Writer, che
 from nearveil.gallery.answers import Bytes, ItemDetails, Singles, encode_name, read_details
 from nearveil.mechanisms import Covers
 from nearveil.protocol.client import OUT_OF_RANGE, PublicPart, decode_frame, is_in_range, leave_mean
+from nearveil.storage import make_private_folder
 
 GROUP_BITS, BLOCK_BITS = 14, 8  # ids of a group, which is one file and one request; of a block, which is fetched alone
 _BLOCKS = 1 << (GROUP_BITS - BLOCK_BITS)  # of a group
@@ -325,7 +326,7 @@ class HomeCopy:
         """Keep a whole group. It counts when :meth:`commit` names it."""
         if group.blocks.keys() != group.digests.keys():
             raise WireError("a group must have all of its blocks")
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(self._folder)
         _write_file(self._path(group.digest), group.to_bytes())
 
     def commit(self, manifest: CodesManifest, public: PublicPart) -> None:
@@ -335,7 +336,7 @@ class HomeCopy:
             raise HomeError(f"{len(missing)} groups are missing: synchronise again")
         if manifest.public_digest != public.public_digest or manifest.width != public.table.width:
             raise WireError("the codes are of another map than the public part: synchronise again")
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(self._folder)
         with self._lock:
             _write_file(self._folder / _PUBLIC, public.to_bytes())
             _write_file(self._folder / _MANIFEST, manifest.to_bytes())
@@ -347,7 +348,7 @@ class HomeCopy:
 
     def lock(self) -> BinaryIO | None:
         """Keep others from changing the copy until what this returns is closed; None where another does so now."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(self._folder)
         file = (self._folder / _LOCK).open("ab")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -23,6 +23,7 @@ from nearveil.ledger import Account
 from nearveil.service.server.errors import RateError
 from nearveil.service.server.galleries import Gallery, OpenGallery
 from nearveil.service.server.limits import Buckets
+from nearveil.storage import open_private
 
 _ALIVE = b"READY=1\nWATCHDOG=1"
 
@@ -247,7 +248,7 @@ class LineWriter:
                 sys.stderr.write(text)
                 sys.stderr.flush()
             else:
-                with self._path.open("a", encoding="utf-8") as file:
+                with open(self._path, "a", encoding="utf-8", opener=open_private) as file:
                     file.write(text)
             self.failing = False
         except (OSError, ValueError):  # a full disk, a closed stream

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import ssl
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +117,7 @@ def serve_on(
         state: AppState = app.state.nearveil
         state.tell_alive, state.keys = tell_alive, keys or state.keys
         install(state.lines, settings.log_level)
+        _warn_of_readable_key(settings.tls_key)
         server = Server(_config(app, settings), partial(_say_ready, address(settings, sock), ready))
         stack.enter_context(server.signals())
         # What was loaded until now stays: going through all of it for garbage would stop requests for a while.
@@ -122,6 +125,12 @@ def serve_on(
         gc.freeze()
         stack.callback(gc.unfreeze)
         server.run(sockets=[sock])
+
+
+def _warn_of_readable_key(path: Path | None) -> None:
+    """Warn of a TLS key that every user of the machine can read; a group may: that of the server, say."""
+    if path is not None and path.stat().st_mode & stat.S_IROTH:
+        _LOG.warning("tls_key: every user of this machine can read %s: chmod o-rwx it", path)
 
 
 def _say_ready(where: str, ready: Callable[[str], None] | None) -> None:

@@ -31,6 +31,7 @@ from nearveil.storage import (
     find_error,
     is_transient,
     make_private_file,
+    make_private_folder,
     parse_url,
     prepare_durable,
 )
@@ -62,8 +63,7 @@ def store_url(where: str | Path) -> URL:
 def make_file(path: Path) -> None:
     """Make the file for its owner alone, before SQLite would make it for all."""
     try:
-        path.parent.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        make_private_folder(path.parent)
         make_private_file(path)
         if path.stat().st_mode & 0o077:
             raise TokenError(f"tokens {path}: others may read it: chmod 600 it")
