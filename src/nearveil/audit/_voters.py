@@ -299,7 +299,7 @@ def _join(rounds: tuple[Answers, ...]) -> Answers:
 
 
 @dataclass(frozen=True, eq=False)
-class Publications:
+class DiscriminantExports:
     """Noisy sums of many fits, and the numbers of their exports."""
 
     sums: Floats  # of shape (runs, classes, directions)
@@ -375,11 +375,11 @@ class _DiscriminantGame:
         """Fit a discriminant to records."""
         return clone(self.own).set_params(**more).fit(records.X, records.y)
 
-    def run(self, records: VotingRecords, runs: int, source: Source) -> Publications:
+    def run(self, records: VotingRecords, runs: int, source: Source) -> DiscriminantExports:
         """Fit so many discriminants, and return what they publish."""
         fits = [self.fit(records, source=source) for _ in range(runs)]
         models = [fitted.export() for fitted in fits]
-        return Publications(
+        return DiscriminantExports(
             sums=np.array([fitted.statistics_.sums for fitted in fits]),
             counts=np.array([model.counts for model in models], dtype=np.float64),
             weights=np.array([model.weights for model in models]),
@@ -387,12 +387,12 @@ class _DiscriminantGame:
             reach=np.array([model.projection.reach for model in models]),
         )
 
-    def compute_uniforms(self, seen: Publications, records: VotingRecords) -> list[Floats]:
+    def compute_uniforms(self, seen: DiscriminantExports, records: VotingRecords) -> list[Floats]:
         """Return the stated distribution function at all sums, and at all counts."""
         uniforms = compute_gaussian_uniforms((seen.released - records.sums) / self.noise)
         return [part.ravel() for part in np.split(uniforms, [-len(_CLASSES)], axis=1)]
 
-    def compute_losses(self, seen: Publications, pair: Pair) -> Floats:
+    def compute_losses(self, seen: DiscriminantExports, pair: Pair) -> Floats:
         """Return the log-likelihood ratio of all numbers of a run."""
         first, second = (((seen.released - one.sums) / self.noise) ** 2 for one in (pair.first, pair.second))
         return np.asarray((second - first).sum(axis=1) / 2)

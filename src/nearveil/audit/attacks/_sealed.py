@@ -1,31 +1,34 @@
-"""Sealed questions: a distinguisher that knows the two images, and a look at the errors that only their owner can take.
+"""Sealed questions: a distinguisher that knows the two images, and checks of secrets and errors by their owner.
 
-No attack that runs in an audit tells errors of a tenth the width from none at all: the lattice is too large for that.
-So the width of errors and secrets is measured with the secrets in hand, and what a server sees is attacked without.
+No attack that runs in an audit distinguishes errors of a tenth the width from none at all: the lattice is too large for
+that. So secrets and errors are checked with the secrets in hand, and what a server sees is attacked without.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
-from fractions import Fraction
-from functools import lru_cache
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.audit._experiment import DIMENSION, Experiment, Floats, Pair, draw_gallery
-from nearveil.audit.report import Check
-from nearveil.privacy.noise import Source
+from nearveil.audit._conduct import make_check
+from nearveil.audit._experiment import DIMENSION, ROWS, Experiment, Floats, Pair, draw_gallery
+from nearveil.privacy.noise import Source, unsafe_seeded
 from nearveil.sealed import SealedClient, SealedIndex
+from nearveil.sealed.accuracy import BYTE_BITS
 from nearveil.sealed.client import SealedQuestion, make_messages
 from nearveil.sealed.layout import Layout
 from nearveil.sealed.lwe import WORD_BITS, Longs, Words, centre, draw_gaussians, expand_matrix, unpack_question
 from nearveil.sealed.pads import Pad
-from nearveil.sealed.parameters import SCORES, LweParameters
+from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
+from nearveil.sealed.sizes import count_question_bytes
 
 _TRIALS = 400
-_CHECKED = 20  # questions whose errors are measured
+_CHECKED = 20  # questions whose secrets and errors are checked
 _HEADER = 14 + 8  # bytes of a question before its numbers
+_CELLS, _COLOURS, _FETCHED = 48, 12, 12
 
 
 def make_sealed_experiment(kind: type[SealedClient] = SealedClient, *, name: str = "sealed: question") -> Experiment:
@@ -34,112 +37,208 @@ def make_sealed_experiment(kind: type[SealedClient] = SealedClient, *, name: str
     layout, hints = index.layout.to_bytes(), index.get_hints()
     axes = np.eye(DIMENSION)
     pair = Pair("opposite unit vectors", axes[0], -axes[0])
-    candidates = [make_messages(index.layout, one)[0] for one in (pair.first, pair.second)]
+    candidates = [make_messages(index.layout, row)[0] for row in (pair.first, pair.second)]
 
     def run(row: Floats, runs: int, source: Source) -> list[SealedQuestion]:
         client = kind(layout, hints, source=source)
         client.prepare(min(runs, _CHECKED) // 2)  # what is prepared, and what is not
         return [client.ask(row) for _ in range(runs)]
 
-    def look(source: Source, mistake: float) -> Check:
-        return check_errors(index.layout, run(pair.first, _CHECKED, source), candidates[0], mistake)
+    def search(count: int, source: Source) -> list[tuple[SealedQuestion, SealedQuestion]]:
+        client = kind(layout, hints, source=source)
+        client.prepare(count // 2)
+        return [(client.ask(pair.first), client.ask_records(range(_FETCHED))) for _ in range(count)]
+
+    def find_weakness(source: Source, mistake: float) -> str | None:
+        scores, fetches = zip(*search(_CHECKED, source), strict=True)
+        draws = {
+            "scores": _open_questions(index.layout, SCORES, scores, candidates[0]),
+            "records": _open_questions(index.layout, FETCH, fetches, _make_fetch_messages(index.layout)),
+        }
+        return "; ".join([*_list_wrong_widths(draws, mistake / 2), *_list_dependent(draws, mistake / 2)]) or None
+
+    def find_other_source(source: Source, mistake: float) -> str | None:
+        del mistake
+        seed = int(source.words(1)[0])
+        first, second = ([one.data for pair in search(2, unsafe_seeded(seed)) for one in pair] for _ in range(2))
+        return None if first == second else "questions are not made from the words of the source alone"
 
     return Experiment(
         name=name,
         guarantee=SealedClient(layout, hints).guarantee,
         pairs=(pair,),
         run=run,
-        numbers=lambda seen: np.array([_describe(index.layout, one, candidates) for one in seen]),
-        checks=(look,),
+        numbers=lambda seen: np.array([_describe(index.layout, question, candidates) for question in seen]),
+        checks=(make_check("errors and secrets", find_weakness), make_check("the source", find_other_source)),
         trials=_TRIALS,
     )
 
 
-def check_errors(layout: Layout, questions: list[SealedQuestion], message: Longs, mistake: float) -> Check:
-    """Measure errors and secrets of questions about one image, whose messages are known."""
-    matrix = expand_matrix(SCORES, layout.seed, 0, layout.n_samples).astype(np.int64)
-    drop, rounded = SCORES.modulus_bits - WORD_BITS, SCORES.modulus_bits - SCORES.question_bits
-    secrets = np.concatenate([one.pad.secrets for one in questions])
-    sent = np.concatenate([_read(layout, one) for one in questions])
-    messages = np.tile(message, (len(questions), 1))
-    masks = np.asarray(secrets @ matrix.T, dtype=np.int64)
-    errors = centre((sent << drop) - masks - messages, SCORES.modulus_bits)
-    expected = float(SCORES.sigma) ** 2
-    failed = [
-        f"the variance of {word} is {found / wanted:.3g} times what it must be"
-        for word, values, wanted in (("errors", errors, expected + 4.0**rounded / 12), ("secrets", secrets, expected))
-        if abs((found := float(values.var())) / wanted - 1) > 2 * math.sqrt(2 / values.size * 2 * math.log(8 / mistake))
-    ]
-    if len(np.unique(secrets, axis=0)) < len(secrets):
-        failed.append("a secret is used again")
-    return Check("errors and secrets", "failed" if failed else "passed", "; ".join(failed))
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Secrets and errors of many questions: shapes (questions, rows, n) and (questions, rows, C)."""
+
+    secrets: Longs
+    errors: Longs
+
+
+def _open_questions(
+    layout: Layout, parameters: LweParameters, questions: tuple[SealedQuestion, ...], messages: Longs
+) -> Draws:
+    """Return the secrets of questions with these messages, and their errors before rounding.
+
+    Where the numbers that were sent are not those of the pad, the difference counts as the error.
+    """
+    matrix = expand_matrix(parameters, layout.seed, 0, messages.shape[1]).astype(np.float64)
+    drop, half = parameters.modulus_bits - WORD_BITS, 1 << (parameters.modulus_bits - parameters.question_bits - 1)
+    secrets = np.stack([question.pad.secrets for question in questions])
+    zeros = np.stack([question.pad.zeros for question in questions]).astype(np.int64)
+    sent = np.stack([_read(parameters, question, messages.shape) for question in questions]) << drop
+    rounding = centre(sent - zeros - messages, parameters.modulus_bits)
+    products = (secrets.astype(np.float64) @ matrix.T).astype(np.int64)
+    errors = centre(zeros - products, parameters.modulus_bits)
+    return Draws(secrets, np.where(np.abs(rounding) <= half, errors, rounding))
+
+
+def _make_fetch_messages(layout: Layout) -> Longs:
+    """Return the messages of a question for the records of the first positions."""
+    assert layout.records is not None
+    columns = np.arange(_FETCHED) // layout.records.per_column
+    chosen = np.arange(layout.records.n_columns) == columns[:, None]
+    return np.where(chosen, np.int64(1 << (FETCH.modulus_bits - BYTE_BITS)), np.int64(0))
+
+
+def _list_wrong_widths(draws: dict[str, Draws], mistake: float) -> Iterator[str]:
+    for part, drawn in draws.items():
+        for word, values in (("errors", drawn.errors), ("secrets", drawn.secrets)):
+            ratio = float(values.var()) / float(SCORES.sigma) ** 2
+            if abs(ratio - 1) > 2 * math.sqrt(2 / values.size * 2 * math.log(8 / mistake)):
+                yield f"the variance of {word} of {part} is {ratio:.3g} times what it must be"
+        rows = drawn.secrets.reshape(-1, drawn.secrets.shape[2])
+        if len(np.unique(rows, axis=0)) < len(rows):
+            yield f"a secret of {part} is used again"
+
+
+def _list_dependent(draws: dict[str, Draws], mistake: float) -> Iterator[str]:
+    scores, records = draws["scores"], draws["records"]
+    pairs = {
+        "secrets of scores and of records": (scores.secrets, records.secrets),
+        "errors of scores and of records": (scores.errors, records.errors),
+    }
+    for part, drawn in draws.items():
+        secrets, errors = drawn.secrets, drawn.errors
+        pairs |= {
+            f"secrets of {part}": (secrets, secrets),
+            f"errors of {part}": (errors, errors),
+            f"secrets and errors of {part}": (secrets, errors),
+            f"secrets of successive questions for {part}": (secrets[:-1], secrets[1:]),
+            f"errors of successive questions for {part}": (errors[:-1], errors[1:]),
+        }
+    for name, (first, second) in pairs.items():
+        if are_dependent(first, second, mistake / len(pairs)):
+            yield f"{name} are not independent"
+
+
+def are_dependent(first: Longs, second: Longs, mistake: float) -> bool:
+    """Return whether rows of two arrays, shapes (questions, rows, numbers), depend on each other at any offset.
+
+    Signs and parities of independent draws are fair coins. The sum of their products over all questions is a martingale
+    with steps of at most 1, for each pair of rows and each offset: Azuma's inequality bounds it, and independent draws
+    are called dependent with a probability of at most `mistake` (Lemma 10 of ``docs/theory/audit.md``).
+    """
+    length = 1 << (first.shape[2] + second.shape[2] - 1).bit_length()
+    terms = len(first) * min(first.shape[2], second.shape[2])
+    tests = 2 * first.shape[1] * second.shape[1] * length
+    limit = math.sqrt(2 * terms * math.log(2 * tests / mistake))
+    for signs in (tuple(map(np.sign, (first, second))), tuple(1 - 2 * (values & 1) for values in (first, second))):
+        spectra = [np.fft.rfft(values, length) for values in signs]
+        sums = np.fft.irfft(np.einsum("qaf,qbf->abf", spectra[0].conj(), spectra[1], optimize=True), length)
+        if first is second:
+            sums[np.diag_indices(len(sums))] *= np.arange(length) > 0  # each row is equal to itself
+        if np.abs(sums).max() > limit:
+            return True
+    return False
 
 
 def _describe(layout: Layout, question: SealedQuestion, candidates: list[Longs]) -> NDArray[np.float64]:
     """Return what a server sees as numbers: the length, and how well either image explains what colours share."""
-    sent, drop = _read(layout, question), SCORES.modulus_bits - WORD_BITS
+    drop = SCORES.modulus_bits - WORD_BITS
+    sent = _read(SCORES, question, (layout.n_colours, layout.n_samples)) << drop
+    first, second = np.triu_indices(layout.n_colours, 1)
     fits = []
     for message in candidates:
-        rest = (sent << drop) - message
-        apart = centre(rest[:-1] - rest[1:], SCORES.modulus_bits)  # small, if two colours share their secret
+        rest = sent - message
+        apart = centre(rest[first] - rest[second], SCORES.modulus_bits)  # small, if two colours share their secret
         own = centre(rest, SCORES.modulus_bits)
-        fits += [math.log1p(float(np.abs(apart).mean())), float(np.abs(own).mean()), float(own.mean())]
+        fits += [math.log1p(float(np.abs(apart).mean(axis=1).min())), float(np.abs(own).mean()), float(own.mean())]
     return np.array([len(question.data), *fits])
 
 
-def _read(layout: Layout, question: SealedQuestion) -> Longs:
-    """Return the numbers of a question, shape (colours, columns)."""
-    count = layout.n_colours * layout.n_samples
-    packed = question.data[_HEADER : _HEADER + layout.question_bytes]
-    return unpack_question(packed, SCORES.question_bits, count).reshape(layout.n_colours, -1).astype(np.int64)
+def _read(parameters: LweParameters, question: SealedQuestion, shape: tuple[int, ...]) -> Longs:
+    """Return the numbers of a question, which has this shape."""
+    count = math.prod(shape)
+    packed = question.data[_HEADER : _HEADER + count_question_bytes(parameters, count)]
+    return unpack_question(packed, parameters.question_bits, count).reshape(shape).astype(np.int64)
 
 
 @lru_cache(maxsize=1)
 def _make_index() -> SealedIndex:
-    return SealedIndex.build(draw_gallery(), n_cells=24, n_colours=6, kernel="numpy")
+    records = [b"%d" % number for number in range(ROWS)]
+    return SealedIndex.build(
+        draw_gallery(), records=records, n_cells=_CELLS, n_colours=_COLOURS, n_fetched=_FETCHED, kernel="numpy"
+    )
 
 
-_TENTH = Fraction(1, 10)
+Weakness = Callable[[LweParameters, Longs, Longs], tuple[Longs, Longs]]
+"""From the parameters, secrets and errors that a sound client draws to weaker secrets and errors."""
 
 
-def _join(parameters: LweParameters, seed: bytes, secrets: Longs, errors: Longs) -> tuple[Words, Longs]:
-    matrix = expand_matrix(parameters, seed, 0, errors.shape[1]).astype(np.int64)
-    zeros = (secrets @ matrix.T + errors) & ((1 << parameters.modulus_bits) - 1)
-    return zeros.astype(np.uint32), secrets
+def _make_weak_client(weaken: Weakness) -> type[SealedClient]:
+    def encrypt_zeros(
+        parameters: LweParameters, seed: bytes, shape: tuple[int, int], source: Source
+    ) -> tuple[Words, Longs]:
+        drawn = draw_gaussians(parameters, (shape[0], parameters.dimension), source)
+        secrets, errors = weaken(parameters, drawn, draw_gaussians(parameters, shape, source))
+        matrix = expand_matrix(parameters, seed, 0, shape[1]).astype(np.float64)
+        zeros = (secrets.astype(np.float64) @ matrix.T).astype(np.int64) + errors
+        return (zeros & ((1 << parameters.modulus_bits) - 1)).astype(np.uint32), secrets
+
+    return type("WeakClient", (SealedClient,), {"_encrypt_zeros": staticmethod(encrypt_zeros)})
 
 
-def _without_errors(
-    parameters: LweParameters, seed: bytes, shape: tuple[int, int], source: Source
-) -> tuple[Words, Longs]:
-    secrets = draw_gaussians(parameters, (shape[0], parameters.dimension), source)
-    return _join(parameters, seed, secrets, np.zeros(shape, np.int64))
+def _repeat_numbers(parameters: LweParameters, secrets: Longs, errors: Longs) -> tuple[Longs, Longs]:
+    del parameters
+    secrets[:, 300:600] = secrets[:, :300]
+    return secrets, errors
 
 
-def _with_one_secret(
-    parameters: LweParameters, seed: bytes, shape: tuple[int, int], source: Source
-) -> tuple[Words, Longs]:
-    secrets = np.repeat(draw_gaussians(parameters, (1, parameters.dimension), source), shape[0], axis=0)
-    return _join(parameters, seed, secrets, draw_gaussians(parameters, shape, source))
+def _share_secrets(parameters: LweParameters, secrets: Longs, errors: Longs) -> tuple[Longs, Longs]:
+    if parameters is SCORES:
+        secrets[8:] = secrets[: len(secrets) - 8]
+    return secrets, errors
 
 
-def _with_small_errors(
-    parameters: LweParameters, seed: bytes, shape: tuple[int, int], source: Source
-) -> tuple[Words, Longs]:
-    secrets = draw_gaussians(parameters, (shape[0], parameters.dimension), source)
-    wide = draw_gaussians(replace(parameters, sigma=10 * parameters.sigma), shape, source)
-    return _join(parameters, seed, secrets, np.rint(wide * float(_TENTH * _TENTH)).astype(np.int64))
+def _share_errors(parameters: LweParameters, secrets: Longs, errors: Longs) -> tuple[Longs, Longs]:
+    return secrets, np.repeat(errors[:1], len(errors), axis=0) if parameters is FETCH else errors
 
 
-class _Errorless(SealedClient):
-    _encrypt_zeros = staticmethod(_without_errors)
+def _draw_by_clock(parameters: LweParameters, secrets: Longs, errors: Longs) -> tuple[Longs, Longs]:
+    drawn = np.random.default_rng(time.time_ns()).normal(0, float(parameters.sigma), errors.shape)
+    return secrets, np.rint(drawn).astype(np.int64)
 
 
-class _OneSecret(SealedClient):
-    _encrypt_zeros = staticmethod(_with_one_secret)
+def _make_secret_keeper() -> Weakness:
+    """Return a client's weakness: records are asked for under the secrets of the scores before."""
+    last: list[Longs] = []
 
+    def weaken(parameters: LweParameters, secrets: Longs, errors: Longs) -> tuple[Longs, Longs]:
+        if parameters is SCORES:
+            last.append(secrets)
+        else:
+            secrets[:, : SCORES.dimension] = last.pop(0)
+        return secrets, errors
 
-class _Tenth(SealedClient):
-    _encrypt_zeros = staticmethod(_with_small_errors)
+    return weaken
 
 
 class _Repeating(SealedClient):
@@ -157,10 +256,24 @@ class _TellingLength(SealedClient):
         return replace(question, data=question.data + bytes(int(make_messages(self.layout, row)[1][0])))
 
 
+def _make_specimen(make: Callable[[], type[SealedClient]]) -> Experiment:
+    return make_sealed_experiment(make())
+
+
+_WEAK_CLIENTS: dict[str, Callable[[], type[SealedClient]]] = {
+    "no errors": lambda: _make_weak_client(lambda _, secrets, errors: (secrets, 0 * errors)),
+    "one secret for all colours": lambda: _make_weak_client(
+        lambda _, secrets, errors: (0 * secrets + secrets[0], errors)
+    ),
+    "what was prepared is used again": lambda: _Repeating,
+    "errors of a tenth the width": lambda: _make_weak_client(lambda _, secrets, errors: (secrets, errors // 10)),
+    "a length that tells the cell": lambda: _TellingLength,
+    "300 numbers of each secret twice": lambda: _make_weak_client(_repeat_numbers),
+    "secrets that distant colours share": lambda: _make_weak_client(_share_secrets),
+    "one error for all records": lambda: _make_weak_client(_share_errors),
+    "errors of a clock": lambda: _make_weak_client(_draw_by_clock),
+    "records under the secrets of scores": lambda: _make_weak_client(_make_secret_keeper()),
+}
 SPECIMENS: dict[str, Callable[[], Experiment]] = {
-    "no errors": lambda: make_sealed_experiment(_Errorless),
-    "one secret for all colours": lambda: make_sealed_experiment(_OneSecret),
-    "what was prepared is used again": lambda: make_sealed_experiment(_Repeating),
-    "errors of a tenth the width": lambda: make_sealed_experiment(_Tenth),
-    "a length that tells the cell": lambda: make_sealed_experiment(_TellingLength),
+    name: partial(_make_specimen, make) for name, make in _WEAK_CLIENTS.items()
 }
