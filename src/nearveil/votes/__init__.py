@@ -14,6 +14,7 @@ from nearveil.votes._pate import PateClassifier
 from nearveil.votes.discriminant import PrivateDiscriminant, plan_publications
 from nearveil.votes.discriminant_model import PublicDiscriminant
 from nearveil.votes.estimator import Answers
+from nearveil.votes.scaling import ScalingWarning
 from nearveil.votes.spending import ExhaustedError
 from nearveil.votes.student import Student
 
@@ -26,6 +27,7 @@ __all__ = [
     "PrivateKNeighborsClassifier",
     "PrivateKNeighborsRegressor",
     "PublicDiscriminant",
+    "ScalingWarning",
     "Student",
     "plan_publications",
 ]

@@ -111,6 +111,10 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
     feature_norm : float, optional
         Public. None scales every row to norm 1, so that angles are compared. A number compares distances; rows that
         are longer than it are scaled down to it.
+    bounds : tuple (low, high), optional
+        Public bounds of the columns, each a number or a number for each column. Rows and queries are scaled by them to
+        [-1, 1], values beyond are clipped, and distances are compared. They must come from public knowledge, never from
+        the private rows.
     abstain_label : int or str, optional
         Given where a query was declined; -1, or "" where the classes are names. Must be of their kind, and no class.
     unit : str, default="record"
@@ -172,8 +176,8 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
         declined = self._find_abstain_label(np.arange(2) if self.votes in MULTILABEL else classes)
         inferred = self.votes == "classes" and self.classes is None
         plan, guarantee = self._plan(ballot, self._make_wish(), inferred=inferred)
-        search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
-        terms = self._terms(columns, plan, guarantee)
+        search, bounds = self._make_search(X)
+        terms = self._terms(columns, plan, guarantee, bounds)
         return NeighborPoll(terms, classes, declined, ballots, search, self.votes)
 
     def _votes(self, y: ArrayLike) -> tuple[NDArray[Any], Labels | Weights, Ballot]:
@@ -314,6 +318,8 @@ class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimat
         Steps of the bisection; the median is known up to a part 2^-depth of the range.
     feature_norm : float, optional
         Public. None scales every row to norm 1. A number compares distances; longer rows are scaled down to it.
+    bounds : tuple (low, high), optional
+        Public bounds of the columns. See :class:`PrivateKNeighborsClassifier`.
     unit : str, default="record"
         What one row is, and so what is protected; it must be the account's unit. Give "person with all images" only
         where each person has one row.
@@ -363,8 +369,8 @@ class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimat
         asked = ValueQuestion.make(float(self.low), float(self.high), self.method, self.depth)
         plan, guarantee = self._plan(asked.ballot, self._make_wish(max_screened=0))
         values = asked.votes(np.asarray(y, dtype=np.float64))
-        search = NeighborSearch(X, feature_norm=self.feature_norm, engine=self.engine)
-        return ValuePoll(self._terms(columns, plan, guarantee), asked, values, search)
+        search, bounds = self._make_search(X)
+        return ValuePoll(self._terms(columns, plan, guarantee, bounds), asked, values, search)
 
     def predict(self, X: ArrayLike) -> NDArray[np.float64]:
         """Answer public queries. The call is paid for before anything is released.

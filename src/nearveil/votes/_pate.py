@@ -17,6 +17,7 @@ from nearveil.privacy.events import GaussianNoisyMax, LaplaceNoisyMax
 from nearveil.privacy.noise import Source
 from nearveil.votes.estimator import ClassPoll, VoteTally, VotingClassifier, make_hard_votes, run_shielded
 from nearveil.votes.plan import Ballot, Wish
+from nearveil.votes.scaling import warn_of_scaled_rows
 
 _SEEDS = np.uint64(2**31 - 1)
 
@@ -199,6 +200,7 @@ class PateClassifier(VotingClassifier):
     def _make_poll(self, X: ArrayLike, y: ArrayLike) -> TeacherPoll:
         columns = self._columns()
         rows, _ = run_shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)  # hard_votes checks y
+        warn_of_scaled_rows(rows, stacklevel=4)
         classes, labels, _ = make_hard_votes(y, self.classes)
         declined = self._find_abstain_label(classes)
         event = LaplaceNoisyMax if self.mechanism == "lnmax" else GaussianNoisyMax

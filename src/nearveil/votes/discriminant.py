@@ -2,9 +2,9 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self
 
@@ -17,8 +17,10 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nearveil.privacy import Guarantee
+from nearveil.privacy.noise import Source
 from nearveil.votes.discriminant_model import (
     BASIS,
+    CENTRE_SHARE,
     CLEAR,
     COUNT_UNIT,
     MOST_CLASSES,
@@ -37,8 +39,9 @@ from nearveil.votes.discriminant_model import (
     fit_discriminant,
 )
 from nearveil.votes.estimator import make_hard_votes, run_shielded
-from nearveil.votes.neighbors import LONGEST
+from nearveil.votes.neighbors import LONGEST, IntegerRows
 from nearveil.votes.plan import Ballot, GaussianSums, VotePlan, Wish, make_plan
+from nearveil.votes.scaling import ColumnBounds, warn_of_scaled_rows
 from nearveil.votes.spending import ExhaustedError, PayingEstimator, find_account, name_inferred_unit, open_spending
 
 _MOST_UNPROJECTED = 4096  # features of a row
@@ -47,6 +50,7 @@ _LEAST_COMPONENTS = 8
 _COMPONENTS = 10  # directions for a class that has one public row for one unit of noise; they grow like the root
 _FOLDS = 10
 _DRAWS = 20  # of noise, in a forecast
+_CENTRE_NORM = 0.5  # of the longest row within bounds: longer ones are scaled down to it for the mean
 
 
 def plan_publications(epsilon: float, delta: float = 1e-5, publications: int = 1) -> VotePlan:
@@ -154,6 +158,11 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         Principal directions of the public rows.
     shrinkage : float or "auto", default="auto"
         Share of the covariance's trace that is added to its diagonal.
+    bounds : tuple (low, high) or "public", optional
+        Public bounds of the columns, each a number or a number for each column. Columns are scaled by them, and values
+        beyond are clipped. They must come from public knowledge, never from the private rows. "public" takes three
+        standard deviations on either side of the means of the public rows. Without public rows, a fifth of the budget
+        goes to the mean of the scaled rows.
     classes : array-like, optional
         The public list of classes. Where it is not given, the classes are read from the labels, and the guarantee is
         about a record of a class that occurs anyway.
@@ -194,6 +203,7 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         "epsilon": [Interval(Real, 0, None, closed="neither")],
         "n_components": [Interval(Integral, 1, _MOST_UNPROJECTED, closed="both"), StrOptions({"auto"})],
         "shrinkage": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+        "bounds": ["array-like", StrOptions({"public"}), None],
         "classes": ["array-like", range, None],
         "publications": [Interval(Integral, 1, MOST_PUBLICATIONS, closed="both")],
     }
@@ -203,6 +213,7 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
     _: KW_ONLY
     n_components: int | Literal["auto"] = "auto"
     shrinkage: float | Literal["auto"] = "auto"
+    bounds: ArrayLike | Literal["public"] | None = None
     classes: Sequence[Any] | NDArray[Any] | None = None
     publications: int = 1
     classes_: NDArray[Any] = field(init=False)
@@ -235,11 +246,15 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         given = self._snapshot()
         plan = plan_publications(given.epsilon, given.delta, given.publications)
         checked = given._check(X, y, public)
-        problem = given._project(checked, plan.vote_noise)
+        projection = given._learn_projection(checked, plan.vote_noise)
         guarantee = given._guarantee(plan)
         self._warn_of_search()
+        warn_of_scaled_rows(checked.rows)
         given._pay(plan, guarantee)
-        statistics = _read_statistics(plan.votes.release(problem.sums(), given._source), plan.vote_noise)
+        release = partial(_release_share, plan, given._source)
+        problem = given._project(checked, projection, release)
+        sums = release(problem.sums(), problem.projection.sums_share)
+        statistics = _read_statistics(sums, _split_noise(plan.vote_noise, problem.projection.sums_share))
         model = problem.model(statistics, guarantee)
         return self._show(checked.columns, classes_=checked.classes, statistics_=statistics, _model=model)
 
@@ -263,7 +278,9 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         given = self._snapshot()
         plan = plan_publications(given.epsilon, given.delta, given.publications)
         checked = given._check(X, y, public)
-        shares = given._project(checked, plan.vote_noise).cross_validate(plan.vote_noise, _DRAWS)
+        problem = given._project_simulated(checked, plan.vote_noise)
+        noise = _split_noise(plan.vote_noise, problem.projection.sums_share)
+        shares = problem.cross_validate(noise, _DRAWS)
         draws = shares.mean(axis=1)
         low, high = np.quantile(draws, (0.1, 0.9)).tolist()
         labels, counts = checked.classes.tolist(), checked.counts.tolist()
@@ -272,10 +289,10 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
             accuracy=float(draws.mean()),
             accuracy_range=(low, high),
             class_accuracy=dict(zip(present, shares.mean(axis=0).tolist(), strict=True)),
-            without_noise=float(given._project(checked, 0.0).cross_validate(0.0, 1).mean()),
+            without_noise=float(given._project_simulated(checked, 0.0).cross_validate(0.0, 1).mean()),
             floor=1 / len(labels),
             records_per_class=dict(zip(labels, counts, strict=True)),
-            noise_per_class=plan.vote_noise / COUNT_UNIT,
+            noise_per_class=noise / COUNT_UNIT,
         )
 
     def export(self) -> PublicDiscriminant:
@@ -347,7 +364,10 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         if public is None:
             if rows.shape[1] > _MOST_UNPROJECTED:
                 raise ValueError(f"public must be given for rows of more than {_MOST_UNPROJECTED:,} features")
-            return _CheckedRecords(columns, classes, labels.codes[:-1], rows, None)
+            bounds = self._find_bounds(rows.shape[1], None)
+            if bounds is not None and len(classes) >= MOST_CLASSES:  # the mean is one release more, of as many values
+                raise ValueError(f"classes must be fewer than {MOST_CLASSES:,} where bounds are given without public")
+            return _CheckedRecords(columns, classes, labels.codes[:-1], rows, None, bounds)
         known: Rows = check_array(public, dtype=np.float64, input_name="public")
         if known.shape[1] != rows.shape[1]:
             raise ValueError("public must have as many features as X")
@@ -357,20 +377,50 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
                 "public must not be X, or a part of it: what is learned from public rows is published without noise. "
                 "Give rows that anybody may see, or none"
             )
-        return _CheckedRecords(columns, classes, labels.codes[:-1], rows, known)
+        bounds = self._find_bounds(rows.shape[1], known)
+        return _CheckedRecords(columns, classes, labels.codes[:-1], rows, known, bounds)
 
-    def _project(self, checked: "_CheckedRecords", noise: float) -> "_DiscriminantProblem":
-        """Learn the projection from public rows, and map the records."""
-        rows, public = checked.rows, checked.public
+    def _find_bounds(self, n_features: int, public: Rows | None) -> ColumnBounds | None:
+        """Return the bounds that columns are scaled by."""
+        if self.bounds is None:
+            return None
+        if not isinstance(self.bounds, str):
+            return ColumnBounds.make(self.bounds, n_features)
         if public is None:
-            projection, images = ClassProjection.none(rows.shape[1]), np.zeros((0, rows.shape[1]))
-        else:
-            projection = ClassProjection.learn(public, self._components(len(public), len(checked.classes), noise))
-            images = projection.transform(public)
+            raise ValueError('public must be given where bounds="public"')
+        return ColumnBounds.measure(public)
+
+    def _learn_projection(self, checked: "_CheckedRecords", noise: float) -> ClassProjection:
+        """Learn the projection from what is public."""
+        public, bounds = checked.public, checked.bounds
+        if public is None:
+            return ClassProjection.none(checked.rows.shape[1]) if bounds is None else ClassProjection.in_bounds(bounds)
+        scaled = public if bounds is None else bounds.scale(public)
+        n_components = self._components(len(public), len(checked.classes), noise)
+        return replace(ClassProjection.learn(scaled, n_components), bounds=bounds)
+
+    def _project(
+        self, checked: "_CheckedRecords", projection: ClassProjection, release: "_Release"
+    ) -> "_DiscriminantProblem":
+        """Map the records, centred by their noisy mean where no public rows centre them."""
+        if projection.is_centred_by_noise:
+            projection = replace(projection, offset=_release_centre(checked, release))
+        images = np.zeros((0, projection.n_directions))
+        if checked.public is not None:
+            images = projection.transform(checked.public)
         shrinkage = SHRINKAGE if self.shrinkage == "auto" else float(self.shrinkage)
         return _DiscriminantProblem(
-            checked.classes, checked.codes, projection, projection.round(rows), images, shrinkage
+            checked.classes, checked.codes, projection, projection.round(checked.rows), images, shrinkage
         )
+
+    def _project_simulated(self, checked: "_CheckedRecords", noise: float) -> "_DiscriminantProblem":
+        """Map the records with noise from a local simulation, for a forecast."""
+        rng = np.random.default_rng(_DRAWS)
+
+        def simulate(sums: NDArray[np.int64], share: float) -> Rows:
+            return sums + _split_noise(noise, share) * rng.standard_normal(sums.shape)
+
+        return self._project(checked, self._learn_projection(checked, noise), simulate)
 
     def _components(self, n_public: int, n_classes: int, noise: float) -> int:
         """Return how many directions are used: more where there are more rows of a class, and less noise."""
@@ -407,6 +457,7 @@ class _CheckedRecords:
     codes: NDArray[np.int64]  # the number of each record's class
     rows: Rows
     public: Rows | None
+    bounds: ColumnBounds | None
 
     def __repr__(self) -> str:
         return "_Checked(private)"
@@ -478,6 +529,33 @@ def sum_classes(rows: NDArray[np.int16], codes: NDArray[np.int64], n_classes: in
         sums[code, :-1] = own.sum(axis=0, dtype=np.int64)
         sums[code, -1] = COUNT_UNIT * len(own)
     return sums
+
+
+_Release = Callable[[NDArray[np.int64], float], Rows]
+"""Add noise to sums, for a share of the budget of a publication."""
+
+
+def _split_noise(noise: float, share: float) -> float:
+    """Return the noise of a release that takes a share of the budget: shares of 1 / noise^2 add up."""
+    return noise if share == 1 else noise / math.sqrt(share) * (1 + 2.0**-40)
+
+
+def _release_share(plan: VotePlan, source: Source, sums: NDArray[np.int64], share: float) -> Rows:
+    """Release sums with the noise of a share of the plan (docs/theory/private-discriminant.md, Theorem 4)."""
+    noise = _split_noise(plan.vote_noise, share)
+    return replace(plan.votes, noise=noise, mechanism=GaussianSums(SENSITIVITY)(noise)).release(sums, source)
+
+
+def _release_centre(checked: _CheckedRecords, release: _Release) -> Rows:
+    """Return the noisy mean of the rows within their bounds: the sums and the count of a single class."""
+    assert checked.bounds is not None
+    size = checked.rows.shape[1]
+    length = _CENTRE_NORM * math.sqrt(size)
+    rows = IntegerRows(size, length).round(checked.bounds.scale(checked.rows))
+    (released,) = release(sum_classes(rows, np.zeros_like(checked.codes), 1), CENTRE_SHARE)
+    count = max(released[-1] / COUNT_UNIT, 1.0)
+    centre: Rows = np.clip(released[:-1] / LONGEST * length / count, -1, 1)
+    return centre
 
 
 def _read_statistics(released: Rows, noise: float) -> NoisyStatistics:

@@ -6,7 +6,7 @@ The projection depends on the row alone, to the last bit; the model sees no priv
 import json
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +25,7 @@ from nearveil.frames import MOST_FEATURES
 from nearveil.mechanisms.base import Message, MessageError, fingerprint
 from nearveil.privacy import Basis, Guarantee
 from nearveil.votes.neighbors import LONGEST, IntegerRows
+from nearveil.votes.scaling import ColumnBounds
 
 Rows = NDArray[np.float64]
 
@@ -53,6 +54,7 @@ class ClassProjection:
     scale: Rows = field(repr=False)  # what each direction is multiplied by
     reach: float  # larger values are cut off
     n_features: int
+    bounds: ColumnBounds | None = None  # columns are scaled by them before anything else
 
     @classmethod
     def learn(cls, public: Rows, n_components: int) -> Self:
@@ -72,6 +74,21 @@ class ClassProjection:
         """Return the projection without public rows: nothing but norm one."""
         return cls(None, np.zeros(n_features), np.ones(n_features), 1.0, n_features)
 
+    @classmethod
+    def in_bounds(cls, bounds: ColumnBounds) -> Self:
+        """Return the projection by public bounds without public rows; `offset` is then the noisy mean."""
+        return replace(cls.none(len(bounds.low)), bounds=bounds)
+
+    @property
+    def is_centred_by_noise(self) -> bool:
+        """Whether `offset` is a mean of private rows, released with noise for `CENTRE_SHARE` of the budget."""
+        return self.bounds is not None and self.components is None
+
+    @property
+    def sums_share(self) -> float:
+        """Share of the budget that the sums of classes are released for."""
+        return 1 - CENTRE_SHARE if self.is_centred_by_noise else 1.0
+
     @property
     def n_directions(self) -> int:
         """How many numbers the image of a row has."""
@@ -79,6 +96,8 @@ class ClassProjection:
 
     def round(self, rows: Rows, name: str = "X") -> NDArray[np.int16]:
         """Map rows, which errors call `name`, to whole numbers; the length of none is above ``LONGEST``."""
+        if self.bounds is not None:
+            rows = self.bounds.scale(rows) - (self.offset if self.components is None else 0.0)
         if self.components is not None:
             with np.errstate(over="ignore", under="ignore"):  # a warning would tell of a row
                 rows = (self._project(rows) - self.offset) * self.scale
@@ -124,6 +143,8 @@ def _find_directions(public: Rows, n_components: int) -> Rows:
     return chosen
 
 
+CENTRE_SHARE = 0.2
+"""Of the budget, for the mean of rows in public bounds: without it, rows of norm one have much in common."""
 COUNT_UNIT = LONGEST // 4
 """A record adds this to the count of its class: counts get four times the noise of sums, which they can bear."""
 SENSITIVITY = math.hypot(LONGEST, COUNT_UNIT) * (1 + 2.0**-50)
@@ -285,6 +306,7 @@ _LARGEST = {
     "offset": (MOST_FEATURES,),
     "scale": (MOST_FEATURES,),
     "reach": (1,),
+    "bounds": (2, MOST_FEATURES),
     "weights": (MOST_CLASSES, MOST_FEATURES),
     "biases": (MOST_CLASSES,),
     "counts": (MOST_CLASSES,),
@@ -365,7 +387,8 @@ class PublicDiscriminant:
     def noise_per_class(self) -> float:
         """Standard deviation of the noise on each of `counts`, in records: that of the noise in the guarantee."""
         (event,) = self.guarantee.events
-        return float(event.event.noise_multiplier * SENSITIVITY / COUNT_UNIT)
+        noise = event.event.noise_multiplier * SENSITIVITY / math.sqrt(self.projection.sums_share)
+        return float(noise / COUNT_UNIT)
 
     @property
     def noisy_classes(self) -> NDArray[Any]:
@@ -513,6 +536,8 @@ class PublicDiscriminant:
             "biases": self.biases,
             "counts": self.counts,
         }
+        if projection.bounds is not None:
+            arrays["bounds"] = np.stack([projection.bounds.low, projection.bounds.high]).astype("<f8")
         return arrays if projection.components is None else {**arrays, "components": projection.components}
 
 
@@ -581,7 +606,9 @@ def _read_projection(read: Message, n_features: int) -> ClassProjection:
         raise ModelError("projection must have an offset and a scale for each direction, and a reach above 0")
     if shape != (n_features, len(offset)) or (components is None and n_features != len(offset)) or n_features < 1:
         raise ModelError("projection must fit the number of features")
-    return ClassProjection(components, offset, scale, float(reach[0]), n_features)
+    stored = _check_type(read["bounds"], "<f8") if "bounds" in read.arrays else None
+    bounds = None if stored is None else ColumnBounds.make(stored, n_features)
+    return ClassProjection(components, offset, scale, float(reach[0]), n_features, bounds)
 
 
 def _list_guarantee_fields(guarantee: Guarantee) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from nearveil.privacy.events import VoteHistogram
 from nearveil.privacy.noise import Source
 from nearveil.votes.neighbors import Voters
 from nearveil.votes.plan import UNIT, Ballot, ClippedSums, Kind, VotePlan, Wish, make_plan
+from nearveil.votes.scaling import ColumnBounds
 from nearveil.votes.spending import PayingEstimator, Spending, find_account, name_inferred_unit, open_spending
 
 T = TypeVar("T")
@@ -249,6 +250,7 @@ class PollTerms:
     guarantee: Guarantee
     source: Source
     spending: Spending
+    bounds: ColumnBounds | None = None  # queries are scaled by them, as the records were
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,9 +276,9 @@ class Poll(ABC):
         return {"plan_": self.terms.plan}
 
     def check_queries(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Return queries that have the columns of the records."""
+        """Return queries that have the columns of the records, scaled as these are."""
         queries: NDArray[np.float64] = validate_data(self.terms.columns, X, dtype=np.float64, reset=False)
-        return queries
+        return queries if self.terms.bounds is None else self.terms.bounds.scale(queries)
 
     def ask(
         self, queries: NDArray[np.float64], progress: Progress | None
@@ -362,10 +364,12 @@ class VotingEstimator(PayingEstimator, ABC):
         plan, unit = make_plan(wish, ballot), name_inferred_unit(self.unit) if inferred else self.unit
         return plan, plan.guarantee(wish.delta, unit=unit, source=self._source)
 
-    def _terms(self, columns: Self, plan: VotePlan, guarantee: Guarantee) -> PollTerms:
+    def _terms(
+        self, columns: Self, plan: VotePlan, guarantee: Guarantee, bounds: ColumnBounds | None = None
+    ) -> PollTerms:
         """Find who pays, and open the caps there: the last thing of a fit that may fail."""
         account = find_account(self.ledger, self.account, plan, guarantee)
-        return PollTerms(columns, plan, guarantee, self._source, open_spending(account, plan, guarantee))
+        return PollTerms(columns, plan, guarantee, self._source, open_spending(account, plan, guarantee), bounds)
 
     @property
     def guarantee(self) -> Guarantee:

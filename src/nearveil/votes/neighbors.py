@@ -26,6 +26,7 @@ from threadpoolctl import ThreadpoolController
 from nearveil.cluster import SpreadRows, is_dask_array
 from nearveil.privacy.noise import Source
 from nearveil.votes.plan import PoissonSample
+from nearveil.votes.scaling import ColumnBounds, warn_of_scaled_rows
 
 LONGEST = 2364
 """No rounded row is longer. ``3 * LONGEST**2`` is 16,765,488, below ``2**24`` by 11,728."""
@@ -428,13 +429,28 @@ class SearchParameters:
         "n_neighbors": [Interval(Integral, 1, None, closed="left"), None],
         "sampling_rate": [Interval(Real, 0, 1, closed="right")],
         "feature_norm": [Interval(Real, 0, None, closed="neither"), None],
+        "bounds": ["array-like", None],
         "engine": [StrOptions(set(get_args(SearchEngine)))],
     }
 
     n_neighbors: int | None = None
     sampling_rate: float = 1.0
     feature_norm: float | None = None
+    bounds: ArrayLike | None = None
     engine: SearchEngine = "auto"
+
+    def _make_search(self, rows: Any) -> tuple[NeighborSearch, ColumnBounds | None]:
+        """Return a search of the rows, and the bounds that queries are scaled by as the rows are.
+
+        Rows within bounds are compared by distance: none is longer than the corner of the box.
+        """
+        if not is_dask_array(rows):
+            warn_of_scaled_rows(rows, stacklevel=5)
+        bounds, norm = None, self.feature_norm
+        if self.bounds is not None:
+            bounds = ColumnBounds.make(self.bounds, rows.shape[1])
+            rows, norm = bounds.scale(rows), math.sqrt(rows.shape[1]) if norm is None else norm
+        return NeighborSearch(rows, feature_norm=norm, engine=self.engine), bounds
 
 
 def draw_voters(

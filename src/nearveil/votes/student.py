@@ -29,6 +29,7 @@ from nearveil.privacy import Guarantee
 from nearveil.votes._knn import PrivateKNeighborsClassifier
 from nearveil.votes.estimator import Answers, Progress, VotingEstimator
 from nearveil.votes.plan import VotePlan
+from nearveil.votes.scaling import warn_of_scaled_rows
 
 Rows = NDArray[np.float64]
 
@@ -302,6 +303,8 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError("public must have rows of the same shape as X")
         if len(shown) < 2:
             raise ValueError("public must hold at least two rows: the student learns from them")
+        if private.ndim == 2:
+            warn_of_scaled_rows(private, stacklevel=4)
         shares, rng = self._check_parameters(), check_random_state(self.random_state)
         self._takes_images = bool(get_tags(self._make_student(0)).input_tags.three_d_array)
         components = min(max(len(shown) // 40, 8), 64) if self.n_components is None else self.n_components
