@@ -40,7 +40,8 @@ def _lines(name: str, found: Any) -> Iterator[str]:
         yield f"{name}{_signature(found)}"
         return
     is_error = issubclass(found, BaseException)
-    yield f"{name}: error" if is_error else f"{name}{_signature(found)}"
+    kind = "warning" if issubclass(found, Warning) else "error"
+    yield f"{name}: {kind}" if is_error else f"{name}{_signature(found)}"
     for word, member in sorted(inspect.getmembers_static(found)):
         if not is_error and not word.startswith("_") and not word.endswith("_request") and _is_ours(found, word):
             yield f"{name}.{word}{_signature(inspect.unwrap(getattr(found, word, member)))}"
