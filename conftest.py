@@ -1,5 +1,6 @@
 import gc
 import importlib.util
+import signal
 from collections.abc import Generator
 from typing import Any
 
@@ -17,6 +18,15 @@ pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()], pat
 # How long examples take, and how long it takes to draw them, says how busy the machine is.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+def pytest_configure() -> None:
+    """Handle SIGINT even if the parent ignores it (`nohup make test &`, cron): children inherit it, and tests send it.
+
+    Workers of xdist inherit it, too, so this runs before they start.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
