@@ -86,9 +86,10 @@ def test_what_is_wrong_is_named_and_not_shown(tmp_path: Path, monkeypatch: pytes
         text = refused(**told)
         assert said in text, text
         assert "hunter2" not in text
-    monkeypatch.setenv("NEARVEIL_SERVER_RATEE", "1")
-    assert "NEARVEIL_SERVER_RATEE: there is no such setting" in refused()
-    monkeypatch.delenv("NEARVEIL_SERVER_RATEE")
+    for name in ("NEARVEIL_SERVER_RATEE", "nearveil_server_ratee", "NEARVEIL_SERVER_RATE__X"):
+        monkeypatch.setenv(name, "1")
+        assert f"{name}: there is no such setting" in refused()
+        monkeypatch.delenv(name)
     monkeypatch.setenv("NEARVEIL_SERVER_GALLERIES", "{not json")
     assert "galleries" in refused()
     monkeypatch.delenv("NEARVEIL_SERVER_GALLERIES")

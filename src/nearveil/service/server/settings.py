@@ -153,9 +153,7 @@ class Settings(BaseSettings):
     galleries : tuple of GallerySettings
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, validate_default=False
-    )
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, validate_default=False)
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8321
@@ -321,9 +319,8 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def _check_environment(settings: type[BaseSettings]) -> None:
     """Refuse a variable that means nothing: a limit that is misspelt would silently not hold."""
-    for name in os.environ:
-        field = name.removeprefix(PREFIX).lower().split("__")[0]
-        if name.startswith(PREFIX) and field not in settings.model_fields:
+    for name in os.environ:  # their case does not count
+        if name.upper().startswith(PREFIX) and name[len(PREFIX) :].lower() not in settings.model_fields:
             raise SettingsError(f"{name}: there is no such setting")
 
 
