@@ -34,7 +34,8 @@ class Database:
 
     `timeout` is in seconds, for a server or its lock; `busy`, by default the same, for a lock of SQLite. `prepare` is
     called with every new connection of the driver; `explain` turns an error of the database into one of the library,
-    and is told whether nothing but reading was under way; `ping` tries a connection before it is used again.
+    and is told whether nothing but reading was under way; `ping` tries a connection before it is used again. A SQLite
+    file on a read-only volume is opened for reading where `allow_read_only`, without `prepare`.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class Database:
         explain: Callable[[BaseException, URL, bool], NearveilError] | None = None,
         busy: float | None = None,
         ping: bool = True,
+        allow_read_only: bool = False,
     ) -> None:
         self.url, self.timeout, self._ping = url, timeout, ping
+        self._allow_read_only = allow_read_only and self.is_sqlite
         self._prepare, self._explain, self._busy = prepare, explain, timeout if busy is None else busy
         self._process, self._made = os.getpid(), self._engine()
         self._direct: sa.Connection | None = None
@@ -171,7 +174,15 @@ class Database:
         except ModuleNotFoundError as missing:
             raise (missing if self._explain is None else self._explain(missing, self.url, True)) from None
         sa.event.listen(engine, "connect", self._prepare_connection)
+        if self._allow_read_only:
+            sa.event.listen(engine, "do_connect", self._choose_mode)
         return engine
+
+    def _choose_mode(self, _: object, __: object, arguments: list[Any], options: dict[str, Any]) -> None:
+        mode = find_read_only_mode(self.path)
+        if mode is not None:
+            arguments[:] = [f"{self.path.as_uri()}?{mode}"]
+            options["uri"] = True
 
     def _prepare_connection(self, connection: Any, _: object) -> None:
         if self.is_sqlite:
@@ -179,6 +190,8 @@ class Database:
             with suppress(OSError):  # it is gone again: SQLite tells
                 status = self.path.stat()
                 self._files.add((status.st_dev, status.st_ino))
+            if self._allow_read_only and find_read_only_mode(self.path) is not None:
+                return
         self._prepare(connection)
 
     def _connect_arguments(self) -> dict[str, Any]:
@@ -188,6 +201,19 @@ class Database:
         seconds = max(2, round(self.timeout))
         alive = {"keepalives_idle": seconds, "keepalives_interval": max(1, seconds // 3), "keepalives_count": 3}
         return {"connect_timeout": seconds, "tcp_user_timeout": 1000 * seconds, **alive}
+
+
+def find_read_only_mode(path: Path) -> str | None:
+    """Return the options of a URI that open a SQLite file for reading alone; None where it can be written.
+
+    Without its log a file on a read-only volume is opened as one that never changes: SQLite could not make the log's
+    index. Where the log is there, another process writes, or did not close it.
+    """
+    log, shared = (path.with_name(f"{path.name}-{name}") for name in ("wal", "shm"))
+    is_writable = os.access(path, os.W_OK) and (os.access(path.parent, os.W_OK) or shared.exists())
+    if is_writable or not path.exists():
+        return None
+    return "mode=ro" if shared.exists() or (log.exists() and log.stat().st_size) else "mode=ro&immutable=1"
 
 
 def is_open_here(path: Path) -> bool:
@@ -311,10 +337,12 @@ class FileWatch:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._uri = path, f"{path.as_uri()}?mode=rw"
+        self._path = path
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._opening, self._file, self._process = 0, (0, 0), 0
+        self._opening, self._process = 0, 0
+        self._file: tuple[int, ...] = ()
+        self._immutable = False
         self._is_asked = False  # whether `is_at` is used
         self._shared: int | None = None
         self._seen: tuple[Mark, bytes] | None = None
@@ -324,17 +352,19 @@ class FileWatch:
         status = os.stat(self._path)  # noqa: PTH116 - twice as fast, on every request
         with self._lock:
             try:
-                if (status.st_dev, status.st_ino) != self._file or os.getpid() != self._process:
-                    self._open((status.st_dev, status.st_ino))
+                if self._identify(status) != self._file or os.getpid() != self._process:
+                    self._open(status)
                 assert self._connection is not None
                 header = self._read_header()  # before the version: what is committed meanwhile changes it
                 (version,) = self._connection.execute("PRAGMA data_version").fetchone()
             except sqlite3.Error:
-                self._file = (0, 0)  # opened anew by the next
+                self._file = ()  # opened anew by the next
                 return None
             mark = Mark(self._opening, version)
-            self._seen = (mark, header) if len(header) == _LOG_HEADER else None
-            if self._is_asked and self._shared is None:  # now there is a log, if there is one at all
+            self._seen = (mark, header) if len(header) == _LOG_HEADER or self._immutable else None
+            if (
+                self._is_asked and self._shared is None and not self._immutable
+            ):  # now there is a log, if there is one at all
                 self._shared = _open_shared(self._path.with_name(f"{self._path.name}-shm"), self)
             return mark
 
@@ -348,7 +378,7 @@ class FileWatch:
             return False
         try:
             status = os.stat(self._path)  # noqa: PTH116
-            return (status.st_dev, status.st_ino) == self._file and self._read_header() == seen[1]
+            return self._identify(status) == self._file and self._read_header() == seen[1]
         except OSError:
             return False
 
@@ -362,12 +392,19 @@ class FileWatch:
         with self._lock:
             self._drop()
 
-    def _open(self, file: tuple[int, int]) -> None:
+    def _identify(self, status: os.stat_result) -> tuple[int, ...]:
+        """Return what names a file; with its time and size where it has no log that counts commits."""
+        file = (status.st_dev, status.st_ino)
+        return (*file, status.st_mtime_ns, status.st_size) if self._immutable else file
+
+    def _open(self, status: os.stat_result) -> None:
         self._drop()
+        mode = find_read_only_mode(self._path) or "mode=rw"
         self._connection = sqlite3.connect(
-            self._uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False
+            f"{self._path.as_uri()}?{mode}", uri=True, timeout=0, isolation_level=None, check_same_thread=False
         )
-        self._opening, self._file, self._process = self._opening + 1, file, os.getpid()
+        self._immutable = "immutable" in mode
+        self._opening, self._file, self._process = self._opening + 1, self._identify(status), os.getpid()
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -375,7 +412,7 @@ class FileWatch:
                 self._connection.close()
             else:
                 _ABANDONED_WATCHES.append(self._connection)
-        self._connection, self._file = None, (0, 0)
+        self._connection, self._file = None, ()
         self._shared = self._seen = None
         _close_shared(self)
 

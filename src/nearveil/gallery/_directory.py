@@ -473,7 +473,8 @@ def _start_empty(dimension: int) -> tuple[RowMatrix, int, int]:
 
 
 def _open_database(path: Path, timeout: float) -> Database:
-    return Database(URL.create("sqlite", database=str(path)), timeout, prepare=_prepare, explain=explain)
+    url = URL.create("sqlite", database=str(path))
+    return Database(url, timeout, prepare=_prepare, explain=explain, allow_read_only=True)
 
 
 def _prepare(connection: sqlite3.Connection) -> None:

@@ -78,7 +78,10 @@ _DAMAGED = "its file is damaged: put a backup back"
 _ERRORS: dict[int | str, tuple[type[IndexStoreError], str]] = {
     sqlite3.SQLITE_FULL: (IndexStoreError, "the disk is full; nothing was changed: make room, then try again"),
     sqlite3.SQLITE_READONLY: (IndexStoreError, "it is read-only: give this user the right to write"),
-    sqlite3.SQLITE_CANTOPEN: (IndexStoreError, "it cannot be opened: the directory must be writable"),
+    sqlite3.SQLITE_CANTOPEN: (
+        IndexStoreError,
+        "it cannot be opened: the directory must be writable, or a copy that was made after all writers closed it",
+    ),
     sqlite3.SQLITE_PERM: (IndexStoreError, "this user may not open it"),
     sqlite3.SQLITE_NOTADB: (DamagedIndexError, _DAMAGED),
     sqlite3.SQLITE_CORRUPT: (DamagedIndexError, _DAMAGED),
