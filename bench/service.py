@@ -236,7 +236,7 @@ def serve_bare(answer: str, workers: str) -> None:
 def _bare(sock: socket.socket, answer: str) -> None:
     from fastapi import FastAPI, Request, Response
 
-    from nearveil.service.server.connections import Server
+    from nearveil.service.server.listener import Server
     from nearveil.service.server.serving import _config
     from nearveil.service.server.settings import Settings
 

@@ -67,6 +67,7 @@ def serve_on_loopback(index: Path, *options: str) -> Iterator[Loopback]:
         # Settings of the one who runs this are for their own server.
         plain = {name: value for name, value in os.environ.items() if not name.startswith("NEARVEIL_SERVER_")}
         plain.pop("NEARVEIL_CONFIG", None)
+        plain["NEARVEIL_SERVER_SHUTDOWN_DELAY"] = "0"  # nobody else asks it
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=plain) as process:  # noqa: S603
             try:
                 assert process.stdout is not None

@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def test_every_command_that_is_printed_runs(here: Path) -> None:
             names = {"DIR": "all.npy", "GALLERY": way["name"], "IMAGE": "one.npy", "URL": url}
             words = [names.get(word, word) for word in line.split()][1:]
             if words[0] == "serve":
-                server = Program("-m", "nearveil", *words, "--port", "0", cwd=here)
+                variables = {**os.environ, "NEARVEIL_SERVER_SHUTDOWN_DELAY": "0"}
+                server = Program("-m", "nearveil", *words, "--port", "0", cwd=here, env=variables)
                 url = server.stdout.readline().split()[-1]
             elif words[0] == "query":
                 found = told(*words)

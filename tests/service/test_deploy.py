@@ -80,7 +80,7 @@ def test_the_health_check_of_the_container_asks_the_server_and_no_proxy() -> Non
 
     with HTTPServer(("127.0.0.1", 0), Health) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        words = [sys.executable, "-I", "-c", program.replace("8321", str(server.server_port))]
+        words = [sys.executable, "-I", "-c", program.replace("8322", str(server.server_port))]
         proxy = dict.fromkeys(("http_proxy", "HTTP_PROXY", "all_proxy"), "http://127.0.0.1:9")
         for said[0], code in ((200, 0), (503, 1)):
             done = subprocess.run(words, env={**os.environ, **proxy}, check=False, timeout=60)  # noqa: S603

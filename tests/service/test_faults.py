@@ -45,7 +45,7 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        self._process = Program(*self._command)
+        self._process = Program(*self._command, env={**os.environ, "NEARVEIL_SERVER_SHUTDOWN_DELAY": "0"})
         assert self._process.stdout.readline().strip(), "it did not start"
 
     def kill(self) -> None:

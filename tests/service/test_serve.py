@@ -76,7 +76,7 @@ class Process:
 def started(folder: Path, *words: str, program: Sequence[str] = ("-m", "nearveil"), **told: str) -> Process:
     with TokenStore(folder / "tokens.db") as store:
         secret = store.create("ann", scopes=["query", "originals", "metrics"])[1]
-    variables = {f"NEARVEIL_SERVER_{name}": value for name, value in told.items()}
+    variables = {f"NEARVEIL_SERVER_{name}": value for name, value in {"SHUTDOWN_DELAY": "0", **told}.items()}
     line = [*program, "serve", *words, "--port", "0", "--tokens", str(folder / "tokens.db")]
     log = {"NEARVEIL_SERVER_LOG_FILE": str(folder / "log.jsonl")}
     running = Program(*line, cwd=folder, env={**os.environ, **variables, **log}, quiet=True)

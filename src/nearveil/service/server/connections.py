@@ -2,63 +2,18 @@
 
 import asyncio
 import logging
-import signal
-import socket
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from types import FrameType
 from typing import Any, ClassVar
 
-import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from nearveil.service.schema import Problem
 from nearveil.service.server.errors import RateError
 from nearveil.service.server.limits import STRANGERS, STRANGERS_WAIT, Buckets
-from nearveil.service.server.requests import GONE, OWNER, get_network
-
-
-class Server(uvicorn.Server):
-    """A server that stops on SIGTERM and SIGINT, however early they come; the first of them calls `stopping`."""
-
-    def __init__(
-        self, config: uvicorn.Config, ready: Callable[[], None], stopping: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__(config)
-        self._ready, self._stopping = ready, stopping
-
-    @contextmanager
-    def signals(self) -> Iterator[None]:
-        """Stop on a signal that comes before uvicorn listens for it; when uvicorn has stopped, it raises it again."""
-        with ExitStack() as stack:
-            for one in (signal.SIGTERM, signal.SIGINT):
-                stack.callback(signal.signal, one, signal.signal(one, self._stop))
-            yield
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop; at once on a second Ctrl-C."""
-        if not self.should_exit:
-            self._stopping()
-        super().handle_exit(sig, frame)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer."""
-        if self.config.ssl is not None:
-            loop, seconds = asyncio.get_running_loop(), self.config.http.header_seconds  # type: ignore[union-attr]
-            timeouts = {"ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": seconds}
-            loop.create_server = partial(loop.create_server, **timeouts)  # type: ignore[method-assign]
-        await super().startup(sockets=sockets)
-        if self.started:
-            self._ready()
-
-    def _stop(self, *_: object) -> None:
-        if not self.should_exit:
-            self._stopping()
-        self.should_exit = True
-
+from nearveil.service.server.requests import GONE, MANAGEMENT, OWNER, get_network
 
 _LARGEST_HEAD = 32 << 10  # bytes of the request line and the headers
 _MOST_PER_OWNER = 64  # connections of one token, or of strangers at one address
@@ -169,6 +124,7 @@ class Connection(HttpToolsProtocol):
     largest_body = 1 << 16
     larger_bodies: ClassVar[dict[str, int]] = {}  # by the last part of the path
     slots: ClassVar[Slots] = Slots(1000)
+    is_management: ClassVar[bool] = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -250,6 +206,7 @@ class Connection(HttpToolsProtocol):
         self.cycle.keep_alive = False
         self.cycle.scope[GONE] = self.transport.is_closing  # type: ignore[literal-required]
         self.cycle.scope[OWNER] = self.belong_to  # type: ignore[literal-required]
+        self.cycle.scope[MANAGEMENT] = self.is_management  # type: ignore[literal-required]
 
     def belong_to(self, token: str | None) -> None:
         """Note whose good token a request had; None if it had none."""

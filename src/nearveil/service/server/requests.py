@@ -52,6 +52,7 @@ from nearveil.service.server.tokens import Scope, Token, TokenError, TokenStore,
 CONTEXT = "nearveil.context"  # where a scope of ASGI holds what is known of a request
 GONE = "nearveil.gone"  # where it holds a function that says whether the client has gone
 OWNER = "nearveil.owner"  # where it holds a function that is told whose good token the connection's request had
+MANAGEMENT = "nearveil.management"  # where it holds whether the request came to the management port
 _LITTLE = 1 << 16  # bytes that a body is read that is not wanted
 
 
@@ -165,6 +166,7 @@ class AppState:
     metrics: Metrics = field(default_factory=Metrics)
     lines: LineWriter = field(default_factory=LineWriter)
     tell_alive: Callable[[], None] = tell_alive
+    is_stopping: bool = False  # whether every connection is closed after its next answer
 
     def __post_init__(self) -> None:
         self._quick = {
@@ -348,8 +350,14 @@ class AppState:
         """Return whether every pool still has a thread that can begin some work."""
         return not any(workers.is_stuck() for workers in self._all_workers())
 
+    def stop(self) -> None:
+        """Be ready no more, and let clients connect elsewhere: what comes all the same is answered."""
+        self.is_stopping = True
+
     async def is_ready(self) -> bool:
         """Return whether tokens and galleries can be read, each has published something, and the log can be written."""
+        if self.is_stopping:
+            return False
         if time.monotonic() - self._looked >= _READY:
             self._looked = time.monotonic()
             self._ready = await self._check_ready()
@@ -425,6 +433,7 @@ _WATCHERS = 600.0, 600, 4096  # requests a minute of one address for what anybod
 _LINGER = 2.0  # seconds that a body is read that is not wanted
 _GUARDED = ("/v1", "/metrics")
 _OPEN = (_HEALTH, "/ready", "/openapi.json")
+_MANAGED = frozenset((_HEALTH, "/ready", "/metrics"))  # on the management port alone, where there is one
 _BEFORE_NAME = QUESTIONS.partition("{")[0]
 _SECURITY = [
     (b"x-content-type-options", b"nosniff"),
@@ -469,7 +478,7 @@ class GuardMiddleware:
             return
         context, began = RequestContext(scope.get(GONE, _stays)), perf_counter()
         scope[CONTEXT] = context
-        marked = _add_headers(context, send)
+        marked = _add_headers(context, send, self._state)
         self._state.metrics.in_flight.inc()
         try:
             await self._read_headers(context, scope)
@@ -515,18 +524,26 @@ class GuardMiddleware:
             elif name == _KEY_NAME:
                 context.key = value
         known = self._hosts is None or (hosts == 1 and _strip_port(host) in self._hosts)
-        if not known and scope["path"] != _HEALTH:  # who watches over processes knows addresses, not names
+        # Probes know addresses, not names.
+        if not known and scope["path"] != _HEALTH and not scope.get(MANAGEMENT, False):
             raise HostError("the Host header names another machine than this server is told to be")
         await self._admit(context, scope, bearer)
 
     async def _admit(self, context: RequestContext, scope: AsgiScope, bearer: bytes) -> None:
-        """Ask for the token where one is needed; let everybody see what is open, at a rate."""
+        """Ask for the token where one is needed; let everybody see what is open, at a rate.
+
+        Nobody's requests use up what the checks of a proxy need: on the management port there is no rate.
+        """
+        is_management = scope.get(MANAGEMENT, False)
+        if self._state.settings.management_port is not None and (scope["path"] in _MANAGED) != is_management:
+            raise UnknownError("there is nothing at this address")
         if scope["path"].startswith(_GUARDED):
             context.token = await self._check_token(bearer)
             scope.get(OWNER, _forget)(context.token.id)
             self._state.buckets.take(context.token.id)
         elif scope["path"] in _OPEN:
-            self._watchers.take(get_network(scope.get("client")))
+            if not is_management:
+                self._watchers.take(get_network(scope.get("client")))
         else:
             raise UnknownError("there is nothing at this address")
 
@@ -609,13 +626,17 @@ def make_problem(error: ServiceError, *, close: bool = False) -> Response:
     return Response(body, error.status, headers, "application/json")
 
 
-def _add_headers(context: RequestContext, send: Send) -> Callable[[MutableMapping[str, Any]], Awaitable[None]]:
+def _add_headers(
+    context: RequestContext, send: Send, state: AppState
+) -> Callable[[MutableMapping[str, Any]], Awaitable[None]]:
     """Return `send` with our headers, and with a look at what goes out."""
 
     async def marked(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             context.status = message["status"]
             message["headers"] = [*message["headers"], *_SECURITY, (b"nearveil-request", context.id.encode())]
+            if state.is_stopping and (b"connection", b"close") not in message["headers"]:
+                message["headers"].append((b"connection", b"close"))
         else:
             context.sent += len(message.get("body", b""))
         await send(message)

@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection, get_context, parent_process, resource_tracker
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,10 @@ import uvicorn
 
 from nearveil.gallery.index import Index
 from nearveil.service.server.app import BEAT, create_app
-from nearveil.service.server.connections import Connection, Server, Slots
+from nearveil.service.server.connections import Connection, Slots
 from nearveil.service.server.galleries import Gallery, OpenGallery
 from nearveil.service.server.limits import UsedKeys
+from nearveil.service.server.listener import Server
 from nearveil.service.server.logs import forget_process, install, tell_alive
 from nearveil.service.server.publications import check_apart
 from nearveil.service.server.requests import SEALED, AppState
@@ -49,6 +50,7 @@ _SILENT = 30.0  # seconds without a sign of life after which a process is ended
 _STARTING = 300.0  # seconds more until the first: galleries are opened
 _CLOSING = 2.0  # seconds that an index or a store has to be closed
 _BACKLOG = 2048  # connections that wait to be accepted
+_PROBES = 64  # connections to the management port
 
 
 def open_galleries(settings: Settings, *, close: bool = False) -> list[Gallery]:
@@ -91,22 +93,31 @@ def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> 
     """
     if not settings.galleries:
         raise SettingsError("galleries: there is none: name a folder, or give [[galleries]] in the file")
-    with closing(_bound(settings)) as sock:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(closing(_bound(settings)))]
+        if settings.management_port is not None:
+            fields = "management_host, management_port"
+            sock = _listen(settings.management_host, settings.management_port, fields)
+            sockets.append(stack.enter_context(closing(sock)))
         if settings.workers == 1:
-            serve_on(sock, settings, ready=ready)
+            serve_on(sockets, settings, ready=ready)
         else:
-            run_workers(sock, settings, ready=ready)
+            run_workers(sockets, settings, ready=ready)
 
 
 def serve_on(
-    sock: socket.socket,
+    sockets: list[socket.socket],
     settings: Settings,
     *,
     ready: Callable[[str], None] | None = None,
     tell_alive: Callable[[], None] = tell_alive,
     keys: UsedKeys | None = None,
 ) -> None:
-    """Answer requests of a socket in this process until a signal says to stop; other processes share `keys`."""
+    """Answer requests of sockets in this process until a signal says to stop; other processes share `keys`.
+
+    The first socket is for clients; a second one is the management port.
+    """
+    public, *management = sockets
     with ExitStack() as stack:
         tokens = TokenStore(settings.tokens, timeout=settings.database_timeout)
         stack.callback(_close, tokens)
@@ -118,13 +129,21 @@ def serve_on(
         state.tell_alive, state.keys = tell_alive, keys or state.keys
         install(state.lines, settings.log_level)
         _warn_of_readable_key(settings.tls_key)
-        server = Server(_config(app, settings), partial(_say_ready, address(settings, sock), ready))
+        context = tls(settings) if settings.tls_cert else None
+        server = Server(
+            _config(app, settings, context),
+            partial(_say_ready, address(settings, public), ready),
+            state.stop,
+            reload=partial(reload_certificate, context, settings),
+            shutdown_delay=settings.shutdown_delay,
+            management=(management[0], _make_management_class(settings)) if management else None,
+        )
         stack.enter_context(server.signals())
         # What was loaded until now stays: going through all of it for garbage would stop requests for a while.
         gc.collect()
         gc.freeze()
         stack.callback(gc.unfreeze)
-        server.run(sockets=[sock])
+        server.run(sockets=[public])
 
 
 def _warn_of_readable_key(path: Path | None) -> None:
@@ -162,7 +181,9 @@ class Worker:
         self.beat.value, self.began = 0.0, math.inf
 
 
-def run_workers(sock: socket.socket, settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
+def run_workers(
+    sockets: list[socket.socket], settings: Settings, *, ready: Callable[[str], None] | None = None
+) -> None:
     """Let several processes answer requests of a socket until a signal says to stop; start dead or silent ones anew.
 
     systemd hears from this process, while any of the others lives.
@@ -176,30 +197,22 @@ def run_workers(sock: socket.socket, settings: Settings, *, ready: Callable[[str
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = stack.enter_context(TemporaryDirectory(prefix="nearveil-metrics-"))
         stack.callback(os.environ.pop, "PROMETHEUS_MULTIPROC_DIR")
 
-        def start() -> Worker:
-            beat = context.Value("d", lock=False)
-            process = context.Process(target=_work, args=(sock, part, beat, keys), daemon=True)
-            # Ctrl-C reaches all processes of a terminal. These end when this one says so, and inherit what is blocked.
-            # Python's own helper must run before: to start it unblocks the signal again.
-            resource_tracker.ensure_running()
-            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
-            try:
-                process.start()
-            finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
-            return Worker(process, beat)
-
+        start = partial(_start_worker, context, sockets, part, keys)
         for one in (signal.SIGTERM, signal.SIGINT):
             stack.callback(signal.signal, one, signal.signal(one, lambda number, _: stopping.append(number)))
-        workers = [start() for _ in range(settings.workers)]
-        stack.callback(_end, workers, settings.shutdown_grace)
+        workers: list[Worker] = []
+        forward = partial(_forward_signal, workers)
+        stack.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, forward))
+        workers.extend(start() for _ in range(settings.workers))
+        stack.callback(_end, workers, settings.shutdown_delay + settings.shutdown_grace)
+        stack.callback(sockets[0].close)  # then the last process that stops closes it
         told = -math.inf
         while not stopping:
             if not running and all(worker.is_living() for worker in workers):
                 # Not with the first: the others take its processors while they start.
                 running = True
                 if ready is not None:
-                    ready(address(settings, sock))
+                    ready(address(settings, sockets[0]))
             if time.monotonic() - told > BEAT and any(worker.is_living() for worker in workers):
                 tell_alive()
                 told = time.monotonic()
@@ -209,6 +222,26 @@ def run_workers(sock: socket.socket, settings: Settings, *, ready: Callable[[str
                 raise SettingsError("workers: a process ended before it could answer: see the log")
             time.sleep(_PAUSE)  # one that cannot start must not be started without end
             workers[:] = [start() if worker in dead else worker for worker in workers]
+
+
+def _start_worker(context: SpawnContext, sockets: list[socket.socket], settings: Settings, keys: UsedKeys) -> Worker:
+    beat = context.Value("d", lock=False)
+    process = context.Process(target=_work, args=(sockets, settings, beat, keys), daemon=True)
+    # Ctrl-C reaches all processes of a terminal. These end when this one says so, and inherit what is blocked.
+    # They unblock SIGHUP when they can handle it. Python's own helper must run before: to start it unblocks SIGINT.
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP))
+    return Worker(process, beat)
+
+
+def _forward_signal(workers: list[Worker], number: int, _: object) -> None:
+    for worker in workers:
+        if worker.process.pid is not None and worker.process.is_alive():
+            os.kill(worker.process.pid, number)
 
 
 def _find_dead(workers: list[Worker]) -> list[Worker]:
@@ -223,14 +256,14 @@ def _find_dead(workers: list[Worker]) -> list[Worker]:
     return dead
 
 
-def _work(sock: socket.socket, settings: Settings, beat: "Synchronized[float]", keys: UsedKeys) -> None:
+def _work(sockets: list[socket.socket], settings: Settings, beat: "Synchronized[float]", keys: UsedKeys) -> None:
     """Serve in a process of its own, as long as the one that started it lives."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def tell_parent() -> None:
         beat.value = time.monotonic()  # which all processes of a machine share
 
-    serve_on(sock, settings, tell_alive=tell_parent, keys=keys)
+    serve_on(sockets, settings, tell_alive=tell_parent, keys=keys)
     # All is closed and written. What is left is to go through all objects of this process, for a second or more.
     os._exit(0)
 
@@ -260,11 +293,9 @@ def address(settings: Settings, sock: socket.socket) -> str:
     return f"{'https' if settings.tls_cert else 'http'}://{host}:{sock.getsockname()[1]}"
 
 
-def _config(app: Any, settings: Settings) -> uvicorn.Config:
+def _config(app: Any, settings: Settings, context: ssl.SSLContext | None = None) -> uvicorn.Config:
     limits = {
-        "header_seconds": settings.header_timeout,
-        "body_seconds": 2 * settings.body_timeout,  # who reads the body has the first turn, and says why
-        "send_seconds": settings.send_timeout,
+        **_make_timeouts(settings),
         "largest_body": settings.max_body,
         "larger_bodies": {SEALED: settings.max_sealed},
         "slots": Slots(settings.connections),
@@ -280,8 +311,40 @@ def _config(app: Any, settings: Settings) -> uvicorn.Config:
         proxy_headers=False,
         timeout_keep_alive=round(settings.idle_timeout) or 1,
         timeout_graceful_shutdown=round(settings.shutdown_grace),
-        ssl_context_factory=(lambda *_: tls(settings)) if settings.tls_cert else None,
+        ssl_context_factory=(lambda *_: context) if context is not None else None,
     )
+
+
+def _make_timeouts(settings: Settings) -> dict[str, Any]:
+    return {
+        "header_seconds": settings.header_timeout,
+        "body_seconds": 2 * settings.body_timeout,  # who reads the body has the first turn, and says why
+        "send_seconds": settings.send_timeout,
+    }
+
+
+def _make_management_class(settings: Settings) -> type[Connection]:
+    """Return the connections of the management port, with slots of their own: no client takes them."""
+    limits = {**_make_timeouts(settings), "slots": Slots(_PROBES), "is_management": True}
+    return type("ManagementConnection", (Connection,), limits)
+
+
+def reload_certificate(context: ssl.SSLContext | None, settings: Settings) -> None:
+    """Load the certificate and its key again, for connections that are made from now on; keep the old ones if bad.
+
+    Authorities of clients (`tls_client_ca`) are not loaded again: a context cannot forget one.
+    """
+    if context is None or settings.tls_cert is None:
+        _LOG.info("SIGHUP: this server has no certificate to reload")
+        return
+    try:
+        tls(settings)  # in a context of its own: a key that does not fit would break the live one
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except (SettingsError, ssl.SSLError, OSError) as error:
+        reason = str(error) if isinstance(error, SettingsError) else error.strerror
+        _LOG.error("certificate not reloaded, the previous one stays in use: %s", reason)
+    else:
+        _LOG.info("certificate reloaded")
 
 
 def tls(settings: Settings) -> ssl.SSLContext:
@@ -302,16 +365,19 @@ def tls(settings: Settings) -> ssl.SSLContext:
 def _bound(settings: Settings) -> socket.socket:
     if settings.tls_cert is not None:
         tls(settings)  # what is wrong with it shall be told before anything is opened
+    return _listen(settings.host, settings.port, "host, port")
+
+
+def _listen(host: str, port: int, fields: str) -> socket.socket:
     with ExitStack() as stack:
         try:
-            kind, _, _, _, place = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
-            sock = stack.enter_context(socket.socket(kind, socket.SOCK_STREAM))
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            sock = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(place)
+            sock.bind(address)
             sock.listen(_BACKLOG)  # who else listens here is told now
         except OSError as error:
-            where = f"{settings.host}:{settings.port}"
-            raise SettingsError(f"host, port: cannot listen at {where}: {error.strerror}") from None
+            raise SettingsError(f"{fields}: cannot listen at {host}:{port}: {error.strerror}") from None
         stack.pop_all()
         return sock
 

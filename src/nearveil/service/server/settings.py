@@ -118,6 +118,9 @@ class Settings(BaseSettings):
         Clients must show a certificate that this authority signed.
     insecure : bool
         Listen beyond loopback without TLS: behind a proxy that does it.
+    management_host, management_port
+        Where /health, /ready and /metrics are answered, and nowhere else: without TLS, whatever the Host header says,
+        at no rate. No port, the default, leaves them at `port`.
     tokens : str
         A file, or a PostgreSQL URL.
     max_body : int
@@ -139,8 +142,11 @@ class Settings(BaseSettings):
     header_timeout, body_timeout, send_timeout, idle_timeout, work_timeout : float
         Seconds until a client must have sent its headers, its body, read its answer, asked again; and until a request
         that is worked on is given up.
+    shutdown_delay : float
+        Seconds after SIGTERM in which all requests are still answered: /ready says 503, and every answer closes its
+        connection, so that proxies and clients go elsewhere.
     shutdown_grace : float
-        Seconds that requests under way have when the server is told to stop.
+        Seconds that requests in flight have after that.
     log_level, log_file
         Lines of JSON, to a file or to the standard error.
     trusted_hosts : tuple of str
@@ -161,6 +167,8 @@ class Settings(BaseSettings):
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
     insecure: bool = False
+    management_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    management_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     tokens: Annotated[str, Field(min_length=1)] = Field(default_factory=lambda: str(default_place()))
     max_body: Annotated[int, Field(ge=HEADER_BYTES, le=1 << 30)] = DEFAULT_LIMITS.query + HEADER_BYTES
     max_sealed: Annotated[int, Field(ge=HEADER_BYTES, le=1 << 30)] = DEFAULT_LIMITS.sealed_question + HEADER_BYTES
@@ -177,6 +185,7 @@ class Settings(BaseSettings):
     send_timeout: Seconds = 60.0
     idle_timeout: Seconds = 30.0
     work_timeout: Seconds = 30.0
+    shutdown_delay: Annotated[float, Field(ge=0, le=3600)] = 3.0
     shutdown_grace: Annotated[float, Field(ge=0, le=3600)] = 10.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_file: Path | None = None
