@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -193,7 +193,13 @@ Weakness = Callable[[LweParameters, Longs, Longs], tuple[Longs, Longs]]
 """From the parameters, secrets and errors that a sound client draws to weaker secrets and errors."""
 
 
-def _make_weak_client(weaken: Weakness) -> type[SealedClient]:
+def _make_weak_client(make_weakness: Callable[[], Weakness]) -> type[SealedClient]:
+    """Return a class of clients, each of which has a weakness of its own."""
+    encrypt = cached_property(lambda _: _make_encryption(make_weakness()))
+    return type("WeakClient", (SealedClient,), {"_encrypt_zeros": encrypt})
+
+
+def _make_encryption(weaken: Weakness) -> Callable[..., tuple[Words, Longs]]:
     def encrypt_zeros(
         parameters: LweParameters, seed: bytes, shape: tuple[int, int], source: Source
     ) -> tuple[Words, Longs]:
@@ -203,7 +209,7 @@ def _make_weak_client(weaken: Weakness) -> type[SealedClient]:
         zeros = (secrets.astype(np.float64) @ matrix.T).astype(np.int64) + errors
         return (zeros & ((1 << parameters.modulus_bits) - 1)).astype(np.uint32), secrets
 
-    return type("WeakClient", (SealedClient,), {"_encrypt_zeros": staticmethod(encrypt_zeros)})
+    return encrypt_zeros
 
 
 def _repeat_numbers(parameters: LweParameters, secrets: Longs, errors: Longs) -> tuple[Longs, Longs]:
@@ -228,7 +234,7 @@ def _draw_by_clock(parameters: LweParameters, secrets: Longs, errors: Longs) -> 
 
 
 def _make_secret_keeper() -> Weakness:
-    """Return a client's weakness: records are asked for under the secrets of the scores before."""
+    """Return the weakness of a client that asks for records under the secrets of its scores."""
     last: list[Longs] = []
 
     def weaken(parameters: LweParameters, secrets: Longs, errors: Longs) -> tuple[Longs, Longs]:
@@ -256,24 +262,18 @@ class _TellingLength(SealedClient):
         return replace(question, data=question.data + bytes(int(make_messages(self.layout, row)[1][0])))
 
 
-def _make_specimen(make: Callable[[], type[SealedClient]]) -> Experiment:
-    return make_sealed_experiment(make())
-
-
-_WEAK_CLIENTS: dict[str, Callable[[], type[SealedClient]]] = {
-    "no errors": lambda: _make_weak_client(lambda _, secrets, errors: (secrets, 0 * errors)),
-    "one secret for all colours": lambda: _make_weak_client(
-        lambda _, secrets, errors: (0 * secrets + secrets[0], errors)
-    ),
-    "what was prepared is used again": lambda: _Repeating,
-    "errors of a tenth the width": lambda: _make_weak_client(lambda _, secrets, errors: (secrets, errors // 10)),
-    "a length that tells the cell": lambda: _TellingLength,
-    "300 numbers of each secret twice": lambda: _make_weak_client(_repeat_numbers),
-    "secrets that distant colours share": lambda: _make_weak_client(_share_secrets),
-    "one error for all records": lambda: _make_weak_client(_share_errors),
-    "errors of a clock": lambda: _make_weak_client(_draw_by_clock),
-    "records under the secrets of scores": lambda: _make_weak_client(_make_secret_keeper()),
+_WEAKNESSES: dict[str, Callable[[], Weakness]] = {
+    "no errors": lambda: lambda _, secrets, errors: (secrets, 0 * errors),
+    "one secret for all colours": lambda: lambda _, secrets, errors: (0 * secrets + secrets[0], errors),
+    "errors of a tenth the width": lambda: lambda _, secrets, errors: (secrets, errors // 10),
+    "300 numbers of each secret twice": lambda: _repeat_numbers,
+    "secrets that distant colours share": lambda: _share_secrets,
+    "one error for all records": lambda: _share_errors,
+    "errors of a clock": lambda: _draw_by_clock,
+    "records under the secrets of scores": _make_secret_keeper,
 }
 SPECIMENS: dict[str, Callable[[], Experiment]] = {
-    name: partial(_make_specimen, make) for name, make in _WEAK_CLIENTS.items()
+    "what was prepared is used again": partial(make_sealed_experiment, _Repeating),
+    "a length that tells the cell": partial(make_sealed_experiment, _TellingLength),
+    **{name: partial(make_sealed_experiment, _make_weak_client(make)) for name, make in _WEAKNESSES.items()},
 }
