@@ -18,8 +18,11 @@ from nearveil.gallery.errors import PrivateIndexError
 from nearveil.protocol import sealed
 from nearveil.protocol.sealed import keep_sealed_index, open_sealed_index
 from nearveil.protocol.server import serve_maps
-from nearveil.sealed import SealedIndex
+from nearveil.sealed import SealedClient, SealedIndex
+from tests.gallery.index_places import index_server, index_url
 from tests.service.asking import COUNT, make_index
+
+__all__ = ["index_server", "index_url"]  # fixtures
 
 
 @pytest.fixture(scope="module")
@@ -181,3 +184,32 @@ def test_one_of_many_makes_it_and_the_others_wait(index: Index, built: list[int]
     with ThreadPoolExecutor(4) as pool:
         versions = set(pool.map(work, range(4)))
     assert (len(versions), built) == (1, [COUNT])
+
+
+def test_without_a_file_the_previous_index_is_copied_and_changed(index_url: str, made: Path, built: list[int]) -> None:
+    with Index.open(made) as source, Index.create(index_url, dimension=8, extractor="toy") as index:
+        index.add([Item(row, f"bird {number}.png") for number, row in enumerate(source.snapshot().features)])
+        index.publish(4.0, 0.1)
+        first = open_sealed_index(serve_maps(index, "birds", offers=("names",))[0])
+        database, hints = first._database.copy(), first.get_hints()
+        index.delete([5, 17])
+        second = open_sealed_index(serve_maps(index, "birds", offers=("names",))[0], previous=first)
+        assert built == [COUNT]  # once
+        assert sorted(set(range(COUNT)) - {5, 17}) == second.get_items().tolist()
+        assert np.array_equal(first._database, database)
+        assert first.get_hints() == hints
+        assert len(first.get_items()) == COUNT
+        rebuilt = SealedClient(second.layout.to_bytes(), second.get_hints())
+        changed = SealedClient(first.layout.to_bytes(), hints).update(
+            second.layout.to_bytes(), second.get_hints(first.layout.version)
+        )
+        row = source.snapshot().features[40] - source.snapshot().features.mean(0)
+        for client in (rebuilt, changed):
+            best = client.search(row, second.answer, 1)[0].record
+            assert best is not None
+            assert best.endswith(b"bird 40.png")
+        again = open_sealed_index(serve_maps(index, "birds", offers=("names",))[0], previous=second)
+        assert again is second
+        index.publish(4.0, 0.2, public=np.zeros(8))
+        open_sealed_index(serve_maps(index, "birds", offers=("names",))[0], previous=second)
+        assert built == [COUNT, COUNT - 2]  # other codes

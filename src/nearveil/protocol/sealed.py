@@ -3,7 +3,7 @@
 import fcntl
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,26 +22,28 @@ _LOG = logging.getLogger(__name__)
 _MOST_CHANGED = 0.05  # part of the items; beyond it the index is built anew
 
 
-def open_sealed_index(served: ServedMap, workers: Cluster = LOCAL) -> SealedIndex:
+def open_sealed_index(served: ServedMap, workers: Cluster = LOCAL, previous: SealedIndex | None = None) -> SealedIndex:
     """Return an index for sealed questions of all items of a map that are still there.
 
     A record is id, code and name, and the owner's own id where the gallery offers metadata. The index is kept in a file
-    that all processes map into memory, and brought in step with the gallery; for PostgreSQL it is built in memory.
-    Workers make the hints where it is built anew.
+    that all processes map into memory, and brought in step with the gallery; for PostgreSQL it is built in memory, or
+    is a changed copy of the `previous` one. Workers make the hints where it is built anew.
     """
     path = served.index.sealed_file
     if path is None:
-        return _build(served, workers)
-    ids = served.read_alive()[0]
+        previous = None if previous is None else _check_seed(previous, served)
+        if previous is not None and _is_in_step(previous, served):
+            return previous
+        return (_change(served, previous, previous.copy) if previous else None) or _build(served, workers)
     held = _load(path, served)
-    if held is not None and np.array_equal(held.get_items(), ids):
+    if held is not None and _is_in_step(held, served):
         return held
     try:
         with _lock(path):
             held = _load(path, served)  # another process may have been here
-            if held is not None and np.array_equal(held.get_items(), ids):
+            if held is not None and _is_in_step(held, served):
                 return held
-            made = None if held is None else _change(served, path, held)
+            made = held and _change(served, held, lambda: _load(path, served, writable=True))
             made = made or _build(served, workers)
             made.save(path)
             _check_open(served, path)
@@ -76,16 +78,26 @@ def _load(path: Path, served: ServedMap, *, writable: bool = False) -> SealedInd
         held = SealedIndex.load(path, writable=writable)
     except SealedError:
         return None
-    return held if held.layout.seed == hashlib.sha256(_make_seed(served)).digest() else None
+    return _check_seed(held, served)
 
 
-def _change(served: ServedMap, path: Path, held: SealedIndex) -> SealedIndex | None:
-    """Return the index without items that are gone and with those that came; None where it must be built anew."""
+def _check_seed(index: SealedIndex, served: ServedMap) -> SealedIndex | None:
+    """Return an index if its codes and records are made as those of a map, else None."""
+    return index if index.layout.seed == hashlib.sha256(_make_seed(served)).digest() else None
+
+
+def _is_in_step(index: SealedIndex, served: ServedMap) -> bool:
+    """Return whether an index has the items of a map that are still there, and no others."""
+    return np.array_equal(index.get_items(), served.read_alive()[0])
+
+
+def _change(served: ServedMap, held: SealedIndex, copy: Callable[[], SealedIndex | None]) -> SealedIndex | None:
+    """Return a copy without items that are gone and with those that came; None where it must be built anew."""
     ids, stored = served.read_alive()[0], held.get_items()
     gone, came = np.setdiff1d(stored, ids), np.setdiff1d(ids, stored)
     if len(gone) + len(came) > _MOST_CHANGED * len(stored):
         return None
-    changed = _load(path, served, writable=True)
+    changed = copy()
     if changed is None:
         return None
     try:

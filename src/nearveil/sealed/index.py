@@ -124,6 +124,7 @@ class SealedIndex:
         self._turn = threading.Lock()
         self._changes = list(changes)
         self._touched: dict[str, set[int]] = {"scores": set(), "records": set()}  # rows of hints, since the last change
+        self._kernel_choice = kernel, device
         self._kernels: dict[str, Kernel] = {"scores": make_kernel(database, kernel, device)}
         if self._records is not None:
             self._kernels["records"] = make_kernel(self._records[None], kernel, device)
@@ -409,6 +410,22 @@ class SealedIndex:
         self._touched = {part: set() for part in self._touched}
         for kernel in self._kernels.values():
             kernel.refresh()
+
+    def copy(self) -> Self:
+        """Return an index that can be changed while threads ask this one."""
+        kernel, device = self._kernel_choice
+        return type(self)(
+            replace(self.layout, counts=self.layout.counts.copy()),
+            self._database.copy(),
+            self._hint.copy(),
+            scale=self._scale,
+            items=self._items.copy(),
+            records=None if self._records is None else self._records.copy(),
+            record_hint=None if self._record_hint is None else self._record_hint.copy(),
+            changes=self._changes,
+            kernel=kernel,
+            device=device,
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index, its hints included, to one file; one that is there is replaced when all is written."""

@@ -6,11 +6,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.frames import DEFAULT_LIMITS, Kind, Limits, Reader, WireError, Writer, frame, unframe
-from nearveil.sealed.layout import SealedError, open_frame
+from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, Kind, Limits, Reader, WireError, Writer, frame, unframe
+from nearveil.sealed.layout import Layout, SealedError, open_frame
 from nearveil.sealed.lwe import Words, pack, pack_question, unpack
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
-from nearveil.sealed.sizes import ANSWER_BYTES, HINT_BYTES
+from nearveil.sealed.sizes import ANSWER_BYTES, HINT_BYTES, count_question_bytes
 
 _PARTS = ("scores", "records")  # as flags of a frame
 _SETS = {"scores": SCORES, "records": FETCH}
@@ -59,6 +59,14 @@ def write_question(part: str, version: int, ciphertexts: Words) -> bytes:
     body.write_int(version)
     packed = pack_question(ciphertexts.ravel(), get_parameters(part).question_bits)
     return frame(Kind.SEALED_QUESTION, body.to_bytes() + packed, _PARTS.index(part))
+
+
+def measure_questions(layout: Layout) -> dict[str, int]:
+    """Return the length of the frame of a question for each part, in bytes."""
+    numbers = {"scores": layout.n_colours * layout.n_samples}
+    if layout.records is not None:
+        numbers["records"] = layout.records.n_fetched * layout.records.n_columns
+    return {part: HEADER_BYTES + 8 + count_question_bytes(_SETS[part], count) for part, count in numbers.items()}
 
 
 def read_question(data: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[str, int, bytes]:
