@@ -76,16 +76,13 @@ def serve(place: str, make: Callable[[], Any], told: Connection) -> None:
 
     from nearveil.gallery import Index
     from nearveil.service import OpenGallery, Settings, TokenStore, create_app
-    from nearveil.service.server.galleries import SealedAnswers
 
     folder = Path(place).parent
     with Index.open(place) as index, TokenStore(folder / "tokens.db") as tokens:
         gallery = OpenGallery(index, "bench", offers=("names", "sealed"))
         gallery.prepare()
-        sealed = make()
-        held = gallery._read_sealed()
-        answers = SealedAnswers(sealed, sealed.layout.to_bytes(), sealed.get_hints())
-        held.index, held.layout, held.hints = answers.index, answers.layout, answers.hints
+        answers, sealed = gallery._read_sealed(), make()
+        answers.index, answers.layout, answers.hints = sealed, sealed.layout.to_bytes(), sealed.get_hints()
         settings = Settings(tokens=str(folder / "tokens.db"), rate=None, log_file=folder / "log")
         server = uvicorn.Server(uvicorn.Config(create_app([gallery], tokens, settings), log_config=None))
         at = socket.create_server(("127.0.0.1", 0))

@@ -1,10 +1,11 @@
 """Sealed questions over HTTP: what they find, what is sent, and what servers of bad will bring about."""
 
 import asyncio
+import secrets
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,16 @@ pytest.importorskip("cryptography")
 
 from nearveil import Client
 from nearveil.errors import NearveilError
-from nearveil.frames import Kind, frame, unframe
-from nearveil.gallery import Index
+from nearveil.frames import HEADER_BYTES, Kind, frame, unframe
+from nearveil.gallery import Index, Item
+from nearveil.gallery.errors import IndexStoreError
 from nearveil.protocol import sealed
+from nearveil.protocol.server import ServedMap
 from nearveil.sealed import SealedClient
 from nearveil.service.client.errors import QuestionError, ReplyError
 from nearveil.service.schema import FRAME, KEY_HEADER
-from nearveil.service.server import limits
-from nearveil.service.server.errors import BusyError
-from nearveil.service.server.galleries import OpenGallery
+from nearveil.service.server import limits, requests
+from nearveil.service.server.errors import BuildingError, UnavailableError
 from nearveil.service.server.limits import Buckets
 from tests.service.asking import COUNT, QUERIES, URL, Scene, framed, make_index, opened, scene
 
@@ -77,7 +79,7 @@ def test_a_sealed_question_takes_more_of_the_rate_than_a_list_of_galleries(
     client.nearest(QUERIES[0], 1, epsilon=0, by="sealed")
     expected = len(wire.requests) + len(wire.posts) + sum(len(body) for *_, body in wire.posts) / pass_bytes
     ((level, _),) = state.buckets._held.values()
-    assert pass_bytes == here.gallery._sealed[1].result().index.nbytes > 0  # type: ignore[attr-defined]
+    assert pass_bytes == here.gallery._read_sealed().index.nbytes > 0  # type: ignore[attr-defined]
     assert len(wire.posts) == 2
     assert 1000 - level == pytest.approx(expected)
 
@@ -115,11 +117,13 @@ def test_the_owners_ids_come_where_metadata_is_offered(tmp_path: Path, offers: t
 def test_a_gallery_that_changed_is_read_anew(tmp_path: Path) -> None:
     place = make_index(tmp_path / "changing")
     with scene(place, tmp_path, offers=OFFERS) as here:
+        here.gallery.prepare()  # type: ignore[attr-defined]
         client, _ = here.client()
         first = client.nearest(QUERIES[0], 1, epsilon=0, by="sealed").matches[0].id
         with Index.open(place) as index:
             index.delete([first])
             index.publish(4.0, 0.1)
+        here.gallery.prepare()  # type: ignore[attr-defined]
         assert client.nearest(QUERIES[0], 1, epsilon=0, by="sealed").matches[0].id != first
 
 
@@ -176,16 +180,42 @@ def read_body(reply: httpx.Response) -> bytes:
     raise AssertionError("the body is not there yet")
 
 
-@pytest.mark.parametrize("body", [b"nothing", b"NVW" + bytes(40), frame(Kind.SEALED_QUESTION, bytes(8)), b""])
-def test_the_server_refuses_what_is_no_question(here: Scene, body: bytes) -> None:
+def post_sealed(here: Scene, body: bytes | AsyncIterator[bytes]) -> httpx.Response:
     async def post() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(here.server.app), base_url=URL) as client:
-            headers = {"Authorization": f"Bearer {here.server.token}", "Content-Type": FRAME, KEY_HEADER: "k" * 16}
+            key = secrets.token_hex(16)
+            headers = {"Authorization": f"Bearer {here.server.token}", "Content-Type": FRAME, KEY_HEADER: key}
             return await client.post("/v1/galleries/birds/sealed", content=body, headers=headers)
 
-    reply = asyncio.run(post())
-    assert reply.status_code in (400, 409)
-    assert reply.json()["code"] in ("frame", "conflict")
+    return asyncio.run(post())
+
+
+def test_the_server_reads_only_bodies_of_the_lengths_that_the_layout_fixes(
+    here: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, wire = here.client()
+    client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
+    lengths = {len(body) for _, _, _, body in wire.posts}
+    assert here.gallery.sealed_lengths() == lengths
+    assert len(lengths) == 2
+
+    async def send_parts() -> AsyncIterator[bytes]:
+        yield bytes(min(lengths))
+
+    def read(*_: Any) -> Any:
+        raise AssertionError("the body was read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(requests, "read_body", read)
+        wrong = {0, 100, 31_000_000, *(length + change for length in lengths for change in (-1, 1))}
+        for length in sorted(wrong):
+            reply = post_sealed(here, bytes(length))
+            assert (reply.status_code, reply.json()["code"]) == (413, "too_large"), length
+        assert post_sealed(here, send_parts()).status_code == 411
+    for length in lengths:
+        head = frame(Kind.SEALED_QUESTION, bytes(length - HEADER_BYTES))
+        for body, status in ((bytes(length), 400), (b"NVW" + bytes(length - 3), 400), (head, 409)):
+            assert post_sealed(here, body).status_code == status
 
 
 def test_a_feature_that_a_server_takes_as_its_mean_is_asked_about_like_any_other(here: Scene) -> None:
@@ -222,10 +252,12 @@ def test_an_image_that_cannot_be_read_is_refused_before_anything_is_sent(here: S
 def test_only_what_changed_of_the_hints_is_sent_again(tmp_path: Path) -> None:
     place = make_index(tmp_path / "changing")
     with scene(place, tmp_path, offers=OFFERS) as here:
+        here.gallery.prepare()  # type: ignore[attr-defined]
         client, wire = here.client()
         first = client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
         with Index.open(place) as index:
             index.delete([first.matches[0].id])
+        here.gallery.prepare()  # type: ignore[attr-defined]
         second = client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
         assert second.matches[0].id == first.matches[1].id
         assert second.bytes_received < first.bytes_received / 2
@@ -235,23 +267,119 @@ def test_only_what_changed_of_the_hints_is_sent_again(tmp_path: Path) -> None:
         assert [match.id for match in third.matches] == [match.id for match in second.matches]
 
 
-def test_an_index_that_takes_long_is_made_meanwhile(
+@contextmanager
+def slow_builds(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[ServedMap], Callable[[], None]]]:
+    """Yield the maps that indexes were built for, and a function that lets the next build go on."""
+    build, begun, turns = sealed.open_sealed_index, list[ServedMap](), threading.Semaphore(0)
+
+    def open_slowly(served: ServedMap, **options: Any) -> Any:
+        begun.append(served)
+        assert turns.acquire(timeout=60)
+        return build(served, **options)
+
+    monkeypatch.setattr(sealed, "open_sealed_index", open_slowly)
+    yield begun, turns.release
+    turns.release(1000)
+
+
+def await_builds(begun: list[ServedMap], count: int) -> None:
+    """Wait until so many builds have begun."""
+    until = time.monotonic() + 60
+    while len(begun) < count and time.monotonic() < until:
+        time.sleep(0.001)
+    assert len(begun) == count
+
+
+def test_nobody_waits_for_an_index_that_is_being_built(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with slow_builds(monkeypatch) as (begun, go_on), opened(made, offers=OFFERS) as gallery:
+        for _ in range(3):
+            with pytest.raises(BuildingError, match=r"is being built.*`nearveil index --sealed` builds it in advance"):
+                gallery.sealed()
+        for refused in (gallery.sealed_lengths, lambda: gallery.ask_sealed(b""), lambda: gallery.prepare(0.01)):
+            with pytest.raises(BuildingError) as error:
+                refused()
+            assert (error.value.status, error.value.retry_after) == (503, 5)
+        go_on()
+        gallery.prepare()
+        assert gallery.sealed()
+        assert len(begun) == 1
+
+
+def test_requests_during_a_build_take_no_threads_from_messages(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, build = threading.Event(), sealed.open_sealed_index
+    with slow_builds(monkeypatch) as (begun, _), scene(made, tmp_path, offers=OFFERS) as here:
+        with pytest.raises(BuildingError):
+            here.gallery.sealed()
+        await_builds(begun, 1)
+        assert {post_sealed(here, bytes(100)).status_code for _ in range(16)} == {503}
+        state = here.server.app.state.nearveil
+        assert [pool.pending for pool in (state.pools["birds"].answers, state.pools["birds"].sealed)] == [0, 0]
 
-    def slowly(served: Any) -> Any:
-        assert go.wait(60)
-        return build(served)
 
-    monkeypatch.setattr(sealed, "open_sealed_index", slowly)
-    monkeypatch.setattr(OpenGallery._read_sealed, "__defaults__", (0.01,))
-    with opened(made, offers=OFFERS) as gallery:
-        with pytest.raises(BusyError, match="is being made"):
+def test_one_builder_takes_the_newest_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = make_index(tmp_path / "changing")
+    with (
+        slow_builds(monkeypatch) as (begun, go_on),
+        opened(place, offers=OFFERS) as gallery,
+        Index.open(place) as index,
+    ):
+        for number in range(4):
+            with pytest.raises(BuildingError):
+                gallery.sealed()
+            await_builds(begun, 1)
+            index.delete([number])
+        gallery.refresh()
+        for _ in range(2):
+            go_on()
+        gallery.prepare()
+        assert [len(served.read_alive()[0]) for served in begun] == [COUNT, COUNT - 4]
+        assert gallery._read_sealed().index.get_items().tolist() == list(range(4, COUNT))
+
+
+def test_the_previous_index_answers_until_the_next_is_built_unless_an_item_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = make_index(tmp_path / "changing")
+    with (
+        slow_builds(monkeypatch) as (begun, go_on),
+        opened(place, offers=OFFERS) as gallery,
+        Index.open(place) as index,
+    ):
+        gallery.refresh()
+        assert not begun  # nobody asked
+        go_on()
+        gallery.prepare()
+        layout = gallery.sealed()
+        index.add([Item(QUERIES[0], "new.png")])
+        index.republish()
+        gallery.refresh()
+        await_builds(begun, 2)
+        assert gallery.sealed() == layout
+        index.delete([5])
+        with pytest.raises(BuildingError):
             gallery.sealed()
-        with pytest.raises(BusyError, match="`nearveil index --sealed` makes it beforehand"):
-            gallery.prepare(0.01)
-        go.set()
+        with pytest.raises(BuildingError):
+            gallery.ask_sealed(b"")
+        for _ in range(2):
+            go_on()
+        gallery.prepare()
+        assert gallery._read_sealed().index.get_items().tolist() == [*range(5), *range(6, COUNT + 1)]
+
+
+def test_a_build_that_fails_is_tried_again(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = sealed.open_sealed_index
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise IndexStoreError("a private path")
+
+    with opened(made, offers=OFFERS) as gallery:
+        monkeypatch.setattr(sealed, "open_sealed_index", fail)
+        with pytest.raises(UnavailableError):
+            gallery.prepare()
+        with pytest.raises(BuildingError):
+            gallery.sealed_lengths()
+        monkeypatch.setattr(sealed, "open_sealed_index", build)
         gallery.prepare()
         assert gallery.sealed()
 
@@ -261,11 +389,10 @@ def test_a_client_of_an_index_here_waits_until_it_is_made(
 ) -> None:
     build = sealed.open_sealed_index
 
-    def slowly(served: Any) -> Any:
+    def slowly(served: Any, **options: Any) -> Any:
         time.sleep(0.2)
-        return build(served)
+        return build(served, **options)
 
     monkeypatch.setattr(sealed, "open_sealed_index", slowly)
-    monkeypatch.setattr(OpenGallery._read_sealed, "__defaults__", (0.01,))
     with Client(made) as client:
         assert len(client.nearest(QUERIES[0], 3, epsilon=0, by="sealed").matches) == 3

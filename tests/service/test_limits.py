@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,15 @@ from nearveil.service.schema import FRAME, KEY_HEADER
 from nearveil.service.server import limits, logs, requests
 from nearveil.service.server.errors import BusyError, LengthError, RateError, SlowError, TooLargeError
 from nearveil.service.server.galleries import ByteCache
-from nearveil.service.server.limits import BYTES_PER_REQUEST, Buckets, Refresher, Workers, read_body
+from nearveil.service.server.limits import (
+    BYTES_PER_REQUEST,
+    Buckets,
+    Refresher,
+    Use,
+    Workers,
+    check_length,
+    read_body,
+)
 from nearveil.service.server.requests import GONE
 
 from ..gallery.index_places import one_thread
@@ -421,6 +430,7 @@ def test_a_server_that_is_full_says_so(tmp_path: Path) -> None:
             return task
 
         task = server.client.runner.run(hold())
+        assert server.get("/ready", None).status_code == 200  # it has threads of its own
         full = server.get("/v1/galleries")
         assert (full.status_code, full.json()["code"], full.headers["retry-after"]) == (503, "busy", "1")
         assert server.ask(server.query()).status_code == 200  # known: needs no thread
@@ -448,7 +458,7 @@ def body(*parts: bytes, pause: float = 0.0, gone: bool = False) -> Callable[[], 
 
 def test_bodies() -> None:
     def read(length: bytes | None, receive: Callable[[], Any], chunked: bool = False, seconds: float = 5.0) -> bytes:
-        return asyncio.run(read_body(length, chunked, receive, 10, seconds))
+        return bytes(asyncio.run(read_body(receive, check_length(length, chunked, range(11)), seconds)))
 
     assert read(b"6", body(b"abc", b"def")) == b"abcdef"
     assert read(None, body(b"abc", b""), chunked=True) == b"abc"
@@ -465,6 +475,129 @@ def test_bodies() -> None:
         read(b"6", body(b"abc", b"def", pause=0.05), seconds=0.02)
     with pytest.raises(SlowError, match="went away"):
         read(b"6", body(b"abc", gone=True))
+
+
+def test_a_sealed_question_must_have_a_length_of_the_layout() -> None:
+    lengths = frozenset((40, 70))
+    assert [check_length(length, False, lengths) for length in (b"40", b"70")] == [40, 70]
+    for length in (b"0", b"39", b"41", b"69", b"71", b"31000000", b"x"):
+        with pytest.raises(TooLargeError, match="must have 40 or 70 bytes"):
+            check_length(length, False, lengths)
+    for chunked in (False, True):
+        with pytest.raises(LengthError):
+            check_length(None, chunked, lengths)
+
+
+class Sender:
+    """A client whose body comes when the test says so."""
+
+    def __init__(self, server: Server, path: str, length: int, token: str = "") -> None:
+        self._server, self.asked, self.parts = server, asyncio.Event(), asyncio.Queue[bytes]()
+        self._length, self._left, self.said = length, length, list[Any]()
+        headers = {
+            "host": "localhost", "authorization": f"Bearer {token or server.secret}", "content-type": FRAME,
+            "content-length": str(length), KEY_HEADER.lower(): f"sender-{id(self)}",
+        }  # fmt: skip
+        self._scope = {
+            "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()], "http_version": "1.1",
+            "scheme": "http", "client": ("192.0.2.1", 1), "root_path": "",
+        }  # fmt: skip
+
+    async def send(self) -> tuple[int, dict[bytes, bytes]]:
+        """Return status and headers of the reply; `asked` is set when the application wants the body."""
+
+        async def receive() -> dict[str, Any]:
+            self.asked.set()
+            part = await self.parts.get()
+            self._left -= len(part)
+            return {"type": "http.request", "body": part, "more_body": self._left > 0}
+
+        async def send(message: Any) -> None:
+            self.said.append(message)
+
+        await self._server.client.app(self._scope, receive, send)
+        return int(self.said[0]["status"]), dict(self.said[0]["headers"])
+
+
+def test_bodies_in_flight_are_counted_before_they_are_read(tmp_path: Path) -> None:
+    with serving(tmp_path, receiving=100_000, per_token=3) as server:
+        state, path = server.client.app.state.nearveil, "/v1/galleries/birds/query"
+        budget, bob = state.receiving["query"], server.token("bob")
+
+        async def run() -> None:
+            first = Sender(server, path, 65_540)
+            task = asyncio.create_task(first.send())
+            async with asyncio.timeout(5):
+                await first.asked.wait()
+            assert budget.used == 65_540  # nothing of it has come
+            second = Sender(server, path, 65_540, bob)
+            status, headers = await second.send()
+            assert (status, headers[b"retry-after"]) == (503, b"1")
+            assert not second.asked.is_set()
+            small = [Sender(server, path, 50) for _ in range(2)]
+            tasks = [asyncio.create_task(one.send()) for one in small]
+            async with asyncio.timeout(5):
+                await asyncio.gather(*(one.asked.wait() for one in small))
+            fourth = Sender(server, path, 1)  # of a token that has three requests in flight
+            fourth.parts.put_nowait(b"x")  # which is thrown away
+            assert (await fourth.send())[0] == 429
+            for one, length in ((first, 65_540), *((one, 50) for one in small)):
+                one.parts.put_nowait(bytes(length))
+            assert [status for status, _ in await asyncio.gather(task, *tasks)] == [400] * 3
+
+        server.client.runner.run(run())
+        assert (budget.used, state.under_way._counts) == (0, {})
+
+
+def test_the_reservation_of_a_body_ends_with_its_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that does not read its answer keeps nobody from asking."""
+    monkeypatch.setattr(requests, "_SMALL", 100)
+    with serving(tmp_path) as server:
+
+        async def run() -> None:
+            slow = Reader(server, "POST", "/v1/galleries/birds/query", server.query(1, "names"))
+            waiting = asyncio.create_task(slow.ask())
+            await slow.begun()
+            assert server.client.app.state.nearveil.receiving["query"].used == 0
+            slow.reads.set()
+            assert await waiting == 200
+
+        server.client.runner.run(run())
+
+
+def test_large_bodies_are_hashed_by_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[int, str] = {}
+    identify = Use.of
+
+    def watch(key: str, token: str, place: str, data: bytes) -> Use:
+        threads[len(data)] = threading.current_thread().name
+        return identify(key, token, place, data)
+
+    monkeypatch.setattr(Use, "of", watch)
+    with serving(tmp_path, max_body=1 << 20) as server:
+        assert [server.ask(bytes(length)).status_code for length in (1 << 18, 1 << 19)] == [400, 400]
+    assert threads == {1 << 18: threading.main_thread().name, 1 << 19: "nearveil-work"}
+
+
+def test_work_that_is_given_up_keeps_no_body() -> None:
+    async def run() -> None:
+        workers, go = Workers(1, 1, 60.0), threading.Event()
+        busy = asyncio.create_task(workers.run(go.wait))
+        while not workers._began:
+            await asyncio.sleep(0.001)
+        waiting = asyncio.create_task(workers.run(partial(len, bytes(100))))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        job = workers._jobs.get_nowait()
+        assert job is not None
+        assert not hasattr(job, "work")
+        go.set()
+        await busy
+        workers.close()
+
+    asyncio.run(run())
 
 
 def test_a_cache_holds_what_it_may() -> None:

@@ -31,7 +31,7 @@ _WORDS = {
     408: "The body did not come in time.",
     409: "The map has changed (a frame), or the key was used before for another request.",
     411: "The request does not say how long its body is.",
-    413: "The body, or the answer, is too large.",
+    413: "The body, or the answer, is too large, or a sealed question is not of a length that the layout fixes.",
     415: "The body is of another media type.",
     422: "A field is missing or wrong.",
     429: "Asked too often.",
@@ -242,10 +242,11 @@ def _add_asked(app: FastAPI, state: AppState) -> None:
 
     async def ask_sealed(request: Request) -> Response:
         """Answer a sealed question, which tells nothing: one pass over all codes, or over all records."""
-        gallery, data = await state.read_question(request, SEALED, state.settings.max_sealed)
+        gallery, data = await state.read_question(request, SEALED)
         context = get_context(request)
         state.charge(context, gallery.sealed_pass_bytes + len(data))
-        return state.respond(context, await state.run(context, gallery, lambda: gallery.ask_sealed(data)), FRAME)
+        answer = await state.run(context, gallery, lambda: gallery.ask_sealed(data), "sealed")
+        return state.respond(context, answer, FRAME)
 
     app.router.add_api_route(
         f"{QUESTIONS}{SEALED}",
@@ -330,7 +331,7 @@ def _add_looked_up(app: FastAPI, state: AppState) -> None:
         context = get_context(request)
         chosen = state.get_gallery(context, gallery)
         context.require("originals")
-        content = await state.run(context, chosen, lambda: chosen.original(number), files=True)
+        content = await state.run(context, chosen, lambda: chosen.original(number), "files")
         return state.respond(context, content, "application/octet-stream")
 
 
@@ -349,7 +350,7 @@ def _add_codes(app: FastAPI, state: AppState) -> None:
         """List all codes of an open gallery that hands them out, for search at home."""
         context = get_context(request)
         chosen = state.get_gallery(context, gallery)
-        return state.respond(context, await state.run(context, chosen, chosen.codes, files=True), FRAME)
+        return state.respond(context, await state.run(context, chosen, chosen.codes, "files"), FRAME)
 
     @app.get(
         "/v1/galleries/{gallery}/codes/{number}",
@@ -372,7 +373,7 @@ def _add_codes(app: FastAPI, state: AppState) -> None:
         context = get_context(request)
         chosen = state.get_gallery(context, gallery)
         wanted = None if blocks is None else tuple(map(int, filter(str.isdigit, blocks.split(","))))
-        found = await state.run(context, chosen, lambda: chosen.codes_group(number, wanted), files=True)
+        found = await state.run(context, chosen, lambda: chosen.codes_group(number, wanted), "files")
         return state.respond(context, found, FRAME)
 
 
@@ -395,7 +396,7 @@ def _add_sealed(app: FastAPI, state: AppState) -> None:
         """Give the layout of an open gallery that answers sealed questions."""
         context = get_context(request)
         chosen = state.get_gallery(context, gallery)
-        content = await state.run(context, chosen, chosen.sealed, files=True)
+        content = await state.run(context, chosen, chosen.sealed, "sealed")
         etag = state.get_etag(chosen, content)
         return state.respond_once(context, content, FRAME, etag, if_none_match)
 
@@ -418,7 +419,7 @@ def _add_sealed(app: FastAPI, state: AppState) -> None:
         """Give a part of the hints that answers to sealed questions are read with: all, or what changed."""
         context = get_context(request)
         chosen = state.get_gallery(context, gallery)
-        content = await state.run(context, chosen, lambda: chosen.sealed(part, since), files=True)
+        content = await state.run(context, chosen, lambda: chosen.sealed(part, since), "sealed")
         return state.respond(context, content, FRAME)
 
 

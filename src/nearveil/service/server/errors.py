@@ -121,3 +121,9 @@ class UnavailableError(BusyError):
 
     code = "unavailable"
     retry_after = 2
+
+
+class BuildingError(BusyError):
+    """The sealed index of the newest map is not built yet."""
+
+    retry_after = 5

@@ -5,13 +5,12 @@ import math
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NoReturn, Protocol, Self, cast, get_args, runtime_checkable
+from typing import NoReturn, Protocol, cast, get_args, runtime_checkable
 
 from nearveil.features.backbones import name_extractor
 from nearveil.frames import Kind, WireError
@@ -24,16 +23,13 @@ from nearveil.protocol.home import CodesGroup, CodesSource
 from nearveil.protocol.server import ServedMap, ServerProtocol
 from nearveil.service.schema import GALLERY_NAME, MOST_MAPS, GalleryInfo, Offer
 from nearveil.service.server.errors import (
-    BusyError,
     ConflictError,
     FrameError,
     NotOfferedError,
     UnavailableError,
     UnknownError,
 )
-
-if TYPE_CHECKING:
-    from nearveil.sealed import SealedIndex
+from nearveil.service.server.sealed_builds import SealedAnswers, SealedBuilder
 
 _OVERHEAD = 250  # bytes that an entry costs besides its own
 
@@ -78,48 +74,6 @@ class ByteCache:
             while self._held > self._most:
                 gone, bytes_ = self._kept.popitem(last=False)
                 self._held -= len(gone) + len(bytes_) + _OVERHEAD
-
-
-@dataclass(eq=False)
-class SealedAnswers:
-    """The index for sealed questions of a map, and what is sent of it to everybody."""
-
-    index: "SealedIndex"
-    layout: bytes
-    hints: list[bytes]
-
-    @classmethod
-    def open(cls, served: ServedMap) -> Self:
-        """Load the index, or make it."""
-        from nearveil.protocol.sealed import open_sealed_index
-
-        index = open_sealed_index(served)
-        return cls(index, index.layout.to_bytes(), index.get_hints())
-
-    def make_hint(self, part: int, since: int) -> bytes:
-        """Return a part of the hints: whole, or what changed since a version."""
-        found = self.index.get_hints(since) if since else self.hints
-        if part >= len(found):
-            raise UnknownError("there is no such part of the hints")
-        return found[part]
-
-
-def _start(work: Callable[[], SealedAnswers]) -> Future[SealedAnswers]:
-    """Do something in a thread of its own, which nobody waits for when the process ends."""
-    future: Future[SealedAnswers] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # whoever waits is told
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="sealed", daemon=True).start()
-    return future
-
-
-def _has_failed(future: Future[SealedAnswers]) -> bool:
-    return future.done() and future.exception() is not None
 
 
 KIND, FLAGS = 4, 5  # where a frame says what it holds
@@ -179,7 +133,7 @@ _LOG = logging.getLogger(__name__)
 OFFERS: tuple[Offer, ...] = get_args(Offer)
 _LONGEST_KEY = 4096  # bytes of a query whose answer is remembered: ours have some hundred
 _CACHE = 256 << 20
-_PATIENCE = 25.0  # seconds that a request waits for an index that is being made, or for the map that it asks
+_PATIENCE = 25.0  # seconds that a request waits for the map that it asks
 _GRACE = 2.0  # seconds that all requests wait for a new map; those of large galleries take longer to read
 _ORIGINALS, _NOTHING_ELSE = EXTRAS.index("originals"), bytes([EXTRAS.index("none")])
 
@@ -190,6 +144,11 @@ class Gallery(Protocol):
     @property
     def name(self) -> str:
         """Of the gallery, as clients call it."""
+        ...
+
+    @property
+    def is_published(self) -> bool:
+        """Whether there was a map, or a model, when `refresh` was last called. It never waits."""
         ...
 
     def info(self) -> GalleryInfo:
@@ -227,6 +186,10 @@ class Gallery(Protocol):
     @property
     def sealed_pass_bytes(self) -> int:
         """Bytes of codes that a sealed question reads; 0 before their index is loaded."""
+        ...
+
+    def sealed_lengths(self) -> frozenset[int]:
+        """Return the lengths of sealed questions, in bytes. It never waits."""
         ...
 
     def ask_sealed(self, data: bytes) -> bytes:
@@ -320,8 +283,7 @@ class OpenGallery:
         self._hashing = threading.Lock()
         self._hashed: dict[bytes, CodesGroup] = {}  # groups of codes, by what they hold
         self._source: tuple[ServedMap, CodesSource] | None = None
-        self._sealing = threading.Lock()
-        self._sealed: tuple[ServedMap, Future[SealedAnswers]] | None = None
+        self._builder = SealedBuilder()
 
     @property
     def name(self) -> str:
@@ -332,6 +294,11 @@ class OpenGallery:
     def index(self) -> Index:
         """What is behind it."""
         return self._index
+
+    @property
+    def is_published(self) -> bool:
+        """Whether there was a map when `refresh` was last called."""
+        return bool(self._snapshot.maps)
 
     @property
     def stale(self) -> bool:
@@ -489,7 +456,7 @@ class OpenGallery:
         return found
 
     def prepare(self, patience: float | None = None) -> None:
-        """Wait until sealed questions can be answered, if they are offered: until their index is made or loaded.
+        """Wait until the sealed index of the newest map is built or loaded, if sealed questions are offered.
 
         Parameters
         ----------
@@ -497,7 +464,9 @@ class OpenGallery:
             Seconds to wait at most; as long as it takes by default.
         """
         if "sealed" in self._offers and find_spec("cryptography") is not None:
-            self._read_sealed(patience)
+            self._request_sealed()
+            with _in_words():
+                self._builder.wait(patience)
 
     def sealed(self, part: int | None = None, since: int = 0) -> bytes:
         """Return what clients need for sealed questions.
@@ -514,16 +483,24 @@ class OpenGallery:
         -------
         bytes
         """
-        held = self._read_sealed()
-        return held.layout if part is None else held.make_hint(part, since)
+        answers = self._read_sealed()
+        return answers.layout if part is None else answers.make_hint(part, since)
+
+    def sealed_lengths(self) -> frozenset[int]:
+        """Return the lengths of sealed questions for scores and for records.
+
+        Returns
+        -------
+        frozenset of int
+            Bytes of a frame, as the layout fixes them.
+        """
+        self._check_sealed()
+        return self._builder.get().question_lengths
 
     @property
     def sealed_pass_bytes(self) -> int:
         """Bytes of codes that a sealed question reads; 0 before their index is loaded."""
-        sealed = self._sealed
-        if sealed is None or not sealed[1].done() or _has_failed(sealed[1]):
-            return 0
-        return sealed[1].result().index.nbytes
+        return self._builder.pass_bytes
 
     def ask_sealed(self, data: bytes) -> bytes:
         """Answer a sealed question; those of threads that wait meanwhile are answered in one pass.
@@ -546,8 +523,10 @@ class OpenGallery:
             raise FrameError(str(error)) from None
 
     def refresh(self) -> None:
-        """Look whether something new was published."""
-        self._read_snapshot()
+        """Look whether something new was published; begin to build its sealed index where one is used."""
+        maps = self._read_snapshot().maps
+        if maps and self._builder.is_used:
+            self._builder.request(maps[0])
 
     def is_current(self) -> bool:
         """Return whether nothing has changed since `refresh` was last called, if that is known without waiting.
@@ -592,27 +571,24 @@ class OpenGallery:
                 )
             return self._source[1]
 
-    def _read_sealed(self, patience: float | None = _PATIENCE) -> "SealedAnswers":
-        """Return what answers sealed questions about the newest map. A thread makes it; this one waits for a while."""
+    def _check_sealed(self) -> None:
         if "sealed" not in self._offers:
             raise NotOfferedError("this gallery answers no sealed questions: ask it by messages")
         if find_spec("cryptography") is None:
             raise NotOfferedError("this server lacks what sealed questions need: install nearveil[sealed]")
+
+    def _request_sealed(self) -> None:
+        """Let the sealed index of the newest map be built, if it is not."""
         maps = self._read_snapshot().maps
         if not maps:
             raise UnknownError("nothing was published in this gallery yet")
-        with self._sealing:
-            if self._sealed is None or self._sealed[0] is not maps[0] or _has_failed(self._sealed[1]):
-                self._sealed = maps[0], _start(lambda: SealedAnswers.open(maps[0]))
-            found = self._sealed[1]
-        with _in_words():
-            try:
-                return found.result(patience)
-            except TimeoutError:
-                raise BusyError(
-                    "the index for sealed questions is being made: ask again in some minutes; "
-                    "`nearveil index --sealed` makes it beforehand"
-                ) from None
+        self._builder.request(maps[0])
+
+    def _read_sealed(self) -> SealedAnswers:
+        """Return an index that may answer now, without waiting for one that is being built."""
+        self._check_sealed()
+        self._request_sealed()
+        return self._builder.get()
 
     def _read_snapshot(self) -> GallerySnapshot:
         """Return the snapshot of now, after reading what has changed."""

@@ -132,29 +132,29 @@ class UnderWay:
             self._counts[token] = count
 
 
-class Sending:
-    """Counts bytes of answers that wait to be read by clients, at most `most`; a larger answer must be the only one.
+class ByteBudget:
+    """Limits the bytes that all requests of a process hold together; a larger request must be the only one.
 
     Examples
     --------
-    >>> sending = Sending(100)
-    >>> sending.hold(0, 70), sending.hold(70, 120), sending.hold(120, 0), sending.hold(0, 90)
+    >>> budget = ByteBudget(100, "too many bytes are in flight: ask again later")
+    >>> budget.resize(0, 70), budget.resize(70, 120), budget.resize(120, 0), budget.resize(0, 90)
     (70, 120, 0, 90)
-    >>> sending.hold(0, 20)
+    >>> budget.resize(0, 20)
     Traceback (most recent call last):
-    nearveil.service.server.errors.BusyError: too many answers wait to be read by clients: ask again later
+    nearveil.service.server.errors.BusyError: too many bytes are in flight: ask again later
     """
 
-    def __init__(self, most: int) -> None:
-        self._most, self._held = most, 0
+    def __init__(self, limit: int, message: str) -> None:
+        self._limit, self._message, self.used = limit, message, 0
 
-    def hold(self, before: int, now: int) -> int:
-        """Let one request hold so many bytes in place of what it held before; BusyError where it may not."""
-        others = self._held - before
-        if now > before and others and others + now > self._most:
-            raise BusyError("too many answers wait to be read by clients: ask again later")
-        self._held = others + now
-        return now
+    def resize(self, old: int, new: int) -> int:
+        """Let one request hold `new` bytes instead of `old`, and return `new`; BusyError where that is too much."""
+        rest = self.used - old
+        if new > old and rest and rest + new > self._limit:
+            raise BusyError(self._message)
+        self.used = rest + new
+        return new
 
 
 class _Job:
@@ -254,6 +254,7 @@ class Workers:
             if not job.is_taken:
                 job.is_taken = True
                 self._pending -= 1
+                del job.work  # the queue keeps the job, and must not keep a body with it
 
     def _work(self) -> None:
         while job := self._jobs.get():
@@ -275,29 +276,36 @@ class Workers:
             job.loop.call_soon_threadsafe(job.deliver, result, error)
 
 
-async def read_body(length: bytes | None, chunked: bool, receive: Receive, most: int, seconds: float) -> bytes:
-    """Return the body of a request, if it is of at most `most` bytes and all of it comes within `seconds`."""
-    if length is None and not chunked:
-        raise LengthError("the request must say how long its body is")
-    if length is not None and (len(length) > 18 or not length.isdigit() or int(length) > most):
-        raise TooLargeError(f"the body must be at most {most} bytes")
-    parts: list[bytes] = []
-    held = 0
+def check_length(length: bytes | None, chunked: bool, lengths: range | frozenset[int]) -> int:
+    """Return the most bytes that a body will have, from its headers; `lengths` are those that are accepted."""
+    if length is None:
+        if chunked and isinstance(lengths, range):
+            return lengths[-1]
+        raise LengthError("The request must have the header Content-Length.")
+    if len(length) > 18 or not length.isdigit() or int(length) not in lengths:
+        if isinstance(lengths, range):
+            raise TooLargeError(f"the body must be at most {lengths[-1]} bytes")
+        words = " or ".join(map(str, sorted(lengths)))
+        raise TooLargeError(f"A sealed question must have {words} bytes. Fetch the layout again: it may have changed.")
+    return int(length)
+
+
+async def read_body(receive: Receive, limit: int, seconds: float) -> bytearray:
+    """Return a body of at most `limit` bytes, if all of it comes within `seconds`."""
+    body, more = bytearray(), True  # not a list of parts: parts of two bytes would take twenty times as much
     try:
         async with asyncio.timeout(seconds):
-            more = True
             while more:
                 message = await receive()
                 if message["type"] != "http.request":
                     raise SlowError("the client went away before its request was complete")
-                parts.append(message.get("body", b""))
-                held += len(parts[-1])
+                body += message.get("body", b"")
                 more = message.get("more_body", False)
-                if held > most:
-                    raise TooLargeError(f"the body must be at most {most} bytes")
+                if len(body) > limit:
+                    raise TooLargeError(f"the body must be at most {limit} bytes")
     except TimeoutError:
         raise SlowError("the body did not come in time") from None
-    return b"".join(parts)
+    return body
 
 
 _KEPT = 86_400.0  # seconds that PostgreSQL remembers keys
@@ -327,9 +335,10 @@ class Use(NamedTuple):
 
     @classmethod
     def of(cls, key: str, token: str, place: str, data: bytes) -> "Use":
-        """Return the use of a key by a token for some bytes."""
-        what = hashlib.sha256(f"{token} {place} ".encode() + data).digest()
-        return cls(hashlib.sha256(key.encode()).digest(), what)
+        """Return the use of a key by a token for some bytes. Of megabytes, this is work for a thread."""
+        what = hashlib.sha256(f"{token} {place} ".encode())
+        what.update(data)
+        return cls(hashlib.sha256(key.encode()).digest(), what.digest())
 
 
 class ReplayStore:
@@ -405,9 +414,11 @@ class Refresher:
 
     async def wait(self, came: float | None = None) -> None:
         """Return when a look is good that began after a request came (now by default), or not long before it."""
-        if self._is_up and self._is_current is not None and self._is_current():
-            return
-        earliest = (time.monotonic() if came is None else came) - self._believed
+        if not (self._is_up and self._is_current is not None and self._is_current()):
+            await self.look((time.monotonic() if came is None else came) - self._believed)
+
+    async def look(self, earliest: float) -> None:
+        """Return when a look has succeeded that did not begin before `earliest`."""
         while self._began < earliest:
             await asyncio.shield(self._begin())
 

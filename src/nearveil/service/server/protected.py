@@ -136,6 +136,11 @@ class ProtectedGallery:
         return self._name
 
     @property
+    def is_published(self) -> bool:
+        """Whether there was a model when `refresh` was last called."""
+        return self._newest is not None
+
+    @property
     def account(self) -> Account | None:
         """Who pays; None before the first publication."""
         return None if self._publications is None else self._publications.account
@@ -256,6 +261,10 @@ class ProtectedGallery:
         raise NotOfferedError(_SHOWN)
 
     sealed_pass_bytes = 0
+
+    def sealed_lengths(self) -> NoReturn:
+        """Refuse: records are not searched."""
+        raise NotOfferedError(_SHOWN)
 
     def ask_sealed(self, data: bytes) -> NoReturn:
         """Refuse: records are not searched."""

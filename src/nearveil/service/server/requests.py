@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMappi
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from fastapi.routing import APIRoute
 from starlette.requests import Request
@@ -36,13 +36,14 @@ from nearveil.service.server.limits import (
     STRANGERS,
     STRANGERS_WAIT,
     Buckets,
+    ByteBudget,
     Refresher,
     ReplayStore,
-    Sending,
     UnderWay,
     Use,
     UsedKeys,
     Workers,
+    check_length,
     read_body,
 )
 from nearveil.service.server.logs import GalleryFigures, LineWriter, Metrics, described, tell_alive
@@ -60,8 +61,8 @@ class RequestContext:
     """What is known of one request: for its handler, and for the line that is written of it."""
 
     __slots__ = (
-        "came", "chunked", "content_type", "error", "gallery", "gone", "held", "id", "key", "length", "read", "sent",
-        "status", "token", "under_way",
+        "body", "came", "chunked", "content_type", "error", "gallery", "gone", "held", "id", "key", "length", "read",
+        "sent", "status", "token", "under_way",
     )  # fmt: skip
 
     def __init__(self, gone: Callable[[], bool]) -> None:
@@ -71,6 +72,7 @@ class RequestContext:
         self.read = False  # whether its body was read
         self.came: float | None = None  # when that was
         self.under_way: UnderWay | None = None
+        self.body: tuple[ByteBudget, int] | None = None  # the bytes that are reserved for its body
         self.token: Token | None = None
         self.gallery: str | None = None
         self.error: dict[str, str] | None = None
@@ -91,12 +93,24 @@ class RequestContext:
             under_way.enter(self.token.id)
             self.under_way = under_way
 
-    def end(self, sending: Sending) -> None:
+    def reserve_body(self, budget: ByteBudget, length: int) -> None:
+        """Reserve the bytes of the body before any of it is read; BusyError where too many are reserved."""
+        self.body = budget, budget.resize(0, length)
+
+    def release_body(self) -> None:
+        """Release the bytes of the body."""
+        if self.body is not None:
+            budget, length = self.body
+            budget.resize(length, 0)
+            self.body = None
+
+    def end(self, sending: ByteBudget) -> None:
         """Count no more."""
+        self.release_body()
         if self.under_way is not None and self.token is not None:
             self.under_way.leave(self.token.id)
         if self.held:
-            self.held = sending.hold(self.held, 0)
+            self.held = sending.resize(self.held, 0)
 
     def has_a_little_to_read(self) -> bool:
         """Return whether the client is about to send a small body that nobody has read."""
@@ -111,6 +125,7 @@ def raise_unauthorized() -> NoReturn:
 
 
 T = TypeVar("T")
+PoolName = Literal["answers", "files", "sealed"]
 
 _KEY, _FRAME = re.compile(KEY), FRAME.encode()
 _OWN_THREADS = 4
@@ -118,6 +133,10 @@ _LOOK = 2.0  # seconds that a gallery has to show that it can be read
 _READY = 1.0  # seconds that a look at all galleries is believed: anybody may ask for one
 _MAPS = 8  # of a gallery whose digests are remembered
 _SMALL = 1 << 16  # bytes of an answer that a connection takes without waiting, and that are not counted
+_POOLS: dict[str, PoolName] = {"query": "answers", "sealed": "sealed"}
+_HASHED = 1 << 18  # bytes of a body that the event loop hashes: under a millisecond
+_RECEIVING = "The server is receiving too many bytes. Try again later."
+MESSAGE, SEALED = "query", "sealed"  # the last part of the path of a question
 _ORIGINALS = bytes([EXTRAS.index("originals")])
 
 
@@ -134,10 +153,11 @@ class LargeResponse(Response):
 
 @dataclass(frozen=True)
 class Pools:
-    """Threads of one gallery: no other gallery waits for its database, and no answer from codes for its files."""
+    """Threads of one gallery: no other gallery waits for its database, and no message for files or sealed questions."""
 
     answers: Workers
     files: Workers
+    sealed: Workers
 
     @classmethod
     def of(cls, settings: Settings) -> "Pools":
@@ -146,7 +166,13 @@ class Pools:
         return cls(
             Workers(settings.concurrency, settings.queue, settings.work_timeout),
             Workers(few, settings.queue, settings.work_timeout),
+            Workers(settings.concurrency, settings.queue, settings.work_timeout),
         )
+
+    def get(self, name: "PoolName") -> Workers:
+        """Return one of them."""
+        workers: Workers = getattr(self, name)
+        return workers
 
 
 @dataclass(eq=False)
@@ -158,7 +184,8 @@ class AppState:
     settings: Settings
     buckets: Buckets
     under_way: UnderWay
-    sending: Sending
+    sending: ByteBudget
+    receiving: dict[str, ByteBudget]  # for messages and for sealed questions: neither keeps the other out
     workers: Workers  # for what belongs to no gallery
     pools: dict[str, Pools]
     keys: UsedKeys
@@ -205,7 +232,8 @@ class AppState:
             settings,
             Buckets(settings.rate, settings.burst),
             UnderWay(settings.per_token),
-            Sending(settings.sending),
+            ByteBudget(settings.sending, "too many answers wait to be read by clients: ask again later"),
+            {what: ByteBudget(settings.receiving, _RECEIVING) for what in (MESSAGE, SEALED)},
             Workers(_OWN_THREADS, settings.queue, settings.work_timeout),
             {name: Pools.of(settings) for name in named},
             UsedKeys(patience=settings.database_timeout),
@@ -225,15 +253,6 @@ class AppState:
     async def read_infos(self, context: RequestContext) -> list[GalleryInfo]:
         """Return what may be known of all galleries that a token may use; one that does not answer hides no other."""
         token = context.require("query")
-        found = await self.try_infos([gallery for name, gallery in self.galleries.items() if token.may_use(name)])
-        known = [info for info in found if isinstance(info, GalleryInfo)]
-        errors = [error for error in found if isinstance(error, ServiceError)]
-        if errors and not known:
-            raise errors[0]
-        return known
-
-    async def try_infos(self, galleries: Sequence[Gallery]) -> list[GalleryInfo | ServiceError]:
-        """Return what may be known of each gallery, or why it cannot be read now."""
 
         async def info(gallery: Gallery) -> GalleryInfo | ServiceError:
             try:
@@ -241,7 +260,13 @@ class AppState:
             except ServiceError as error:
                 return error
 
-        return await asyncio.gather(*(info(gallery) for gallery in galleries))
+        galleries = [gallery for name, gallery in self.galleries.items() if token.may_use(name)]
+        replies = await asyncio.gather(*(info(gallery) for gallery in galleries))
+        infos = [reply for reply in replies if isinstance(reply, GalleryInfo)]
+        errors = [reply for reply in replies if isinstance(reply, ServiceError)]
+        if errors and not infos:
+            raise errors[0]
+        return infos
 
     async def read_figures(self, gallery: Gallery) -> GalleryFigures:
         """Return the figures of a gallery."""
@@ -250,16 +275,18 @@ class AppState:
         except (ServiceError, LedgerError):
             return GalleryFigures(gallery.name)
 
-    async def run(self, context: RequestContext, gallery: Gallery, work: Callable[[], T], *, files: bool = False) -> T:
+    async def run(
+        self, context: RequestContext, gallery: Gallery, work: Callable[[], T], pool: PoolName = "answers"
+    ) -> T:
         """Do some work of a gallery for a request in a thread, if its client is still there when its turn comes."""
-        pools = self.pools[gallery.name]
-        workers = pools.files if files else pools.answers
-        return await workers.run(work, may_begin=lambda: not context.gone())
+        return await self.pools[gallery.name].get(pool).run(work, may_begin=lambda: not context.gone())
 
-    async def read_question(
-        self, request: Request, what: str = "query", most: int | None = None
-    ) -> tuple[Gallery, bytes]:
-        """Return the gallery and the frame that a question holds, of at most `most` bytes, under a key that fits it."""
+    async def read_question(self, request: Request, what: str = MESSAGE) -> tuple[Gallery, bytes]:
+        """Return the gallery and the frame of a question, under a key that fits it.
+
+        The body is counted before it is read: its length must be one that is accepted, its token must have few requests
+        in flight, and all bodies in flight must leave room for it.
+        """
         context = get_context(request)
         name = request.path_params["gallery"]
         token, gallery = context.require("query"), self.get_gallery(context, name)
@@ -268,14 +295,20 @@ class AppState:
             raise FieldError(f"{KEY_HEADER}: it must be there, and fit {KEY}")
         if context.content_type.partition(b";")[0].strip().lower() != _FRAME:
             raise MediaError(f"the body must be of the type {FRAME}")
-        settings = self.settings
-        limit = settings.max_body if most is None else most
-        data = await read_body(context.length, context.chunked, request.receive, limit, settings.body_timeout)
-        context.read, context.came = True, time.monotonic()
+        lengths = gallery.sealed_lengths() if what == SEALED else range(self.settings.max_body + 1)
+        length = check_length(context.length, context.chunked, lengths)
         context.begin(self.under_way)
+        context.reserve_body(self.receiving[what], length)
+        body = await read_body(request.receive, length, self.settings.body_timeout)
+        context.read, context.came = True, time.monotonic()
+
+        def identify() -> tuple[bytes, Use]:
+            data = bytes(body)
+            return data, Use.of(key, token.id, f"{name}/{what}", data)
+
+        data, use = identify() if len(body) <= _HASHED else await self.run(context, gallery, identify, _POOLS[what])
         if data[FLAGS : FLAGS + 1] == _ORIGINALS:
             context.require("originals")
-        use = Use.of(key, token.id, f"{name}/{what}", data)
         await self.keys.check(use, None if self.store is None else self._question_refreshers[name])
         return gallery, data
 
@@ -307,9 +340,9 @@ class AppState:
             reply = quick.known(data)
         if reply is None:
             kind = gallery.name, data[FLAGS : FLAGS + 1]
-            context.held = self.sending.hold(context.held, self._sizes.get(kind, 0))  # before memory is taken for it
-            files = data[FLAGS : FLAGS + 1] == _ORIGINALS
-            reply = await self.run(context, gallery, lambda: gallery.query(data), files=files)
+            context.held = self.sending.resize(context.held, self._sizes.get(kind, 0))  # before memory is taken for it
+            pool: PoolName = "files" if data[FLAGS : FLAGS + 1] == _ORIGINALS else "answers"
+            reply = await self.run(context, gallery, lambda: gallery.query(data), pool)
             self.metrics.made.inc()
             if len(reply) > _SMALL:
                 self._sizes[kind] = len(reply)
@@ -334,8 +367,9 @@ class AppState:
         headers: Mapping[str, str] | None = None,
     ) -> Response:
         """Return an answer; BusyError where it is large, and too much waits for clients to read it."""
+        context.release_body()
         large = len(body) > _SMALL
-        context.held = self.sending.hold(context.held, len(body) if large else 0)
+        context.held = self.sending.resize(context.held, len(body) if large else 0)
         if large:
             self.charge(context, len(body))
         return (LargeResponse if large else Response)(body, status, headers, kind)
@@ -383,18 +417,20 @@ class AppState:
             for look in (self.token_refresher, *self._refreshers.values(), *self._question_refreshers.values())
         )
         for pools in self.pools.values():
-            yield from (pools.answers, pools.files)
+            yield from (pools.answers, pools.files, pools.sealed)
 
     async def _check_ready(self) -> bool:
+        """Look by the threads that do nothing else: those of requests may all be busy."""
         try:
             async with asyncio.timeout(_LOOK):
                 await self.token_refresher.wait()
+                now, looks = time.monotonic(), (self._refreshers[name] for name, quick in self._quick.items() if quick)
+                await asyncio.gather(*(refresher.look(now) for refresher in looks))
                 if self.lines.failing or not await self.workers.run(self.tokens.has_room):
                     return False
         except (ServiceError, TokenError, TimeoutError):
             return False
-        found = await self.try_infos(list(self.galleries.values()))
-        return all(isinstance(info, GalleryInfo) and info.is_published for info in found)
+        return all(gallery.is_published for gallery in self.galleries.values())
 
 
 def _nothing() -> None:
@@ -424,7 +460,6 @@ def get_network(client: Sequence[Any] | None) -> str:
 
 
 QUESTIONS = "/v1/galleries/{gallery}/"  # where private questions are asked: of the rest, one word is left
-SEALED = "sealed"  # the word of sealed questions
 UNMATCHED = "unmatched"
 _CLOSING = frozenset((408, 411, 413))  # what is left of the body is not read
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))

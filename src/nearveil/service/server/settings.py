@@ -100,7 +100,7 @@ class GallerySettings(BaseModel):
 
 
 _LARGEST_CONFIG = 1 << 20  # bytes
-_DIVIDED = ("burst", "connections", "concurrency", "queue", "sending", "cache")
+_DIVIDED = ("burst", "connections", "concurrency", "queue", "sending", "receiving", "cache")
 
 
 class Settings(BaseSettings):
@@ -126,13 +126,15 @@ class Settings(BaseSettings):
     max_body : int
         Bytes of a request.
     max_sealed : int
-        Bytes of a sealed question.
+        Bytes of a sealed question; only lengths that the layout of a gallery fixes are accepted.
     rate, burst
         Requests a minute that a token may make, none is no limit; and how many at once after a pause.
     per_token : int
         Requests of one token that may be under way: that are worked on, or whose large answers are not read yet.
     sending : int
         Bytes of large answers that clients may still have to read, all together.
+    receiving : int
+        Bytes of the bodies of requests in flight, all together: of messages, and as many of sealed questions.
     concurrency, queue : int
         Requests that are worked on at the same time by threads, and those that may wait for that.
     connections : int
@@ -176,6 +178,7 @@ class Settings(BaseSettings):
     burst: Annotated[int, Field(ge=1)] = 120
     per_token: Annotated[int, Field(ge=1)] = 16
     sending: Annotated[int, Field(ge=1)] = 256 << 20
+    receiving: Annotated[int, Field(ge=1)] = 64 << 20
     concurrency: Annotated[int, Field(ge=1, le=1000)] = 16
     queue: Annotated[int, Field(ge=0, le=100_000)] = 128
     connections: Annotated[int, Field(ge=1, le=100_000)] = 1000
