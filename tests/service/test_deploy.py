@@ -97,6 +97,7 @@ class Exact(BaseModel):
 class Build(Exact):
     context: str
     dockerfile: str
+    args: dict[str, str] = {}
 
 
 class Dependency(Exact):
@@ -135,6 +136,14 @@ class Service(Exact):
     healthcheck: Health | NoHealth | None = None
     read_only: bool = False
     cap_drop: list[str] = []
+    cap_add: list[str] = []
+    user: str | None = Field(default=None, pattern=r"\d+:\d+")
+    group_add: list[str] = []
+    mem_limit: str | None = Field(default=None, pattern=r"\d+[mg]")
+    shm_size: str | None = Field(default=None, pattern=r"\d+[mg]")
+    cpus: int | None = None
+    pids_limit: int | None = None
+    stop_grace_period: str | None = Field(default=None, pattern=r"\d+s")
     security_opt: list[str] = []
     restart: Literal["no", "always", "on-failure", "unless-stopped"] = "no"
 
@@ -215,6 +224,40 @@ def test_every_command_of_the_composition_is_one(monkeypatch: pytest.MonkeyPatch
                 config.get(key.removeprefix("DASK_").lower().replace("__", ".").replace("_", "-"))
 
 
+def check_confinement(name: str, service: dict[str, Any]) -> None:
+    """Check that a container has no right that it does not need, and limits on what it takes."""
+    assert service["read_only"] is True, name
+    assert service["cap_drop"] == ["ALL"], name
+    assert service.get("cap_add", []) == (["NET_BIND_SERVICE"] if name == "proxy" else []), name
+    assert service["security_opt"] == ["no-new-privileges:true"], name
+    assert service["image"] == "nearveil" or not service["user"].startswith("0"), name  # ours has a user of its own
+    for limit in ("mem_limit", "cpus", "pids_limit"):
+        assert service[limit], (name, limit)
+
+
+def test_every_image_can_be_named_by_its_digest() -> None:
+    """Each variable of an image is in the example of `.env`, with the same tag as the default."""
+    composition = (ROOT / "deploy" / "compose.yaml").read_text()
+    defaults = dict(re.findall(r"\$\{(NEARVEIL_\w+_IMAGE):-([^}]+)\}", composition))
+    lines = (ROOT / "deploy" / "env.example").read_text().splitlines()
+    assert defaults == dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    assert set(defaults) == {"NEARVEIL_BASE_IMAGE", "NEARVEIL_POSTGRES_IMAGE", "NEARVEIL_PROXY_IMAGE"}
+    assert f"ARG BASE={defaults['NEARVEIL_BASE_IMAGE']}\n" in (ROOT / "deploy" / "Containerfile").read_text()
+    services = read_composition()["services"]
+    assert {service["image"] for service in services.values()} == {
+        "nearveil", *(f"${{{name}:-{defaults[name]}}}" for name in defaults if "BASE" not in name)
+    }  # fmt: skip
+
+
+def test_the_proxy_looks_more_often_than_a_stopping_server_waits() -> None:
+    (seconds,) = re.findall(r"health_interval (\d+)s", (ROOT / "deploy" / "Caddyfile").read_text())
+    server = read_composition()["services"]["server-1"]
+    delay = float(server["environment"]["NEARVEIL_SERVER_SHUTDOWN_DELAY"])
+    assert 2 * int(seconds) < delay
+    grace = Settings.model_fields["shutdown_grace"].default
+    assert int(server["stop_grace_period"].rstrip("s")) > delay + grace + 5
+
+
 def test_the_composition_is_whole() -> None:
     """Every name that it uses is defined, every file is here or named as one to make, all that is ours is confined."""
     place = ROOT / "deploy" / "compose.yaml"
@@ -235,14 +278,14 @@ def test_the_composition_is_whole() -> None:
                 assert source in told["volumes"], source
         if one["image"] == "nearveil":
             assert (place.parent / one["build"]["context"] / one["build"]["dockerfile"]).exists()
-            assert one["read_only"] is True
-            assert one["cap_drop"] == ["ALL"]
         assert name == "proxy" or "ports" not in one  # nothing else can be reached from outside
+        check_confinement(name, one)
     assert services["worker"]["deploy"]["replicas"] == 2
     spill = services["worker"]["entrypoint"][services["worker"]["entrypoint"].index("--local-directory") + 1]
     assert f"spill:{spill}" in services["worker"]["volumes"]  # a disk, of a folder that the image gives to its user
     assert f"VOLUME {spill}\n" in (place.parent / "Containerfile").read_text()
     for name in ("scheduler", "worker", "index"):
         assert services[name]["environment"]["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "true"
-    assert told["networks"]["work"]["internal"] is told["networks"]["database"]["internal"] is True
+    assert {name for name, network in told["networks"].items() if not (network or {}).get("internal")} == {"edge"}
+    assert {name for name, service in services.items() if "edge" in service["networks"]} == {"proxy"}
     assert set(re.findall(r"server-\d", (place.parent / "Caddyfile").read_text())) == {"server-1", "server-2"}
